@@ -1,0 +1,185 @@
+"""Makes the repository's ``.venv`` and installs the project into it, editable: ``environment.py run|dev``.
+
+``environment.py interop`` installs other people's clients, which tests/interop drives, each into an environment
+of its own below ``.venv/interop``: one of them is a module ``nsq`` too. One that cannot be installed stops
+nothing here; the line that says so is kept for its tests, which fail with it.
+
+Run by the Makefile, which knows when it is needed, with the Python that the environment shall have. Says one
+line when it starts and what is wrong when something is; pip's own words go to ``.venv/install.log``. Uses the
+standard library only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+LOG = VENV / "install.log"
+OWNER = VENV / "made-for"
+"""Holds the path the environment was made for: a copied or moved tree must not use the old tree's code."""
+
+EXTRAS = {"run": "server", "dev": "dev"}
+INTEROP = "interop"
+CLIENTS = VENV / INTEROP
+PINS = ROOT / "tests" / "interop" / "requirements"
+TAIL = 20
+WIDTH = 200
+
+
+class SetupError(Exception):
+    """What is wrong and what to do, in a line."""
+
+
+def clean_environment() -> dict[str, str]:
+    """The caller's environment without what would send pip or Python elsewhere."""
+    strays = {"PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT"}
+    kept = {name: value for name, value in os.environ.items() if name not in strays}
+    if not kept.get("HOME"):
+        # An empty HOME would put pip's cache into /; without one it asks the user database.
+        kept.pop("HOME", None)
+    return kept | {"PIP_USER": "0", "PIP_REQUIRE_VIRTUALENV": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+def logged(*command: str | Path) -> bool:
+    with LOG.open("ab") as log:
+        log.write(f"\n$ {' '.join(map(str, command))}\n".encode())
+        log.flush()
+        return succeeds(command, log)
+
+
+def succeeds(command: Sequence[str | Path], output: IO[bytes] | int = subprocess.DEVNULL) -> bool:
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        check=False,
+    )
+    return done.returncode == 0
+
+
+def log_tail() -> str:
+    # pip lists every version there is in one line.
+    return "\n".join(line[:WIDTH] for line in LOG.read_text(errors="replace").splitlines()[-TAIL:])
+
+
+def works() -> bool:
+    """Whether the environment was made for this tree and its Python still runs."""
+    if not OWNER.is_file() or OWNER.read_text() != str(ROOT):
+        return False
+    try:
+        return succeeds([PYTHON, "-I", "-c", "import pip"])
+    except OSError:
+        return False
+
+
+def made_since(began: int, stamp: Path) -> bool:
+    return stamp.exists() and stamp.stat().st_mtime_ns >= began
+
+
+def make() -> None:
+    if VENV.exists():
+        shutil.rmtree(VENV)
+    VENV.mkdir()
+    tool = "venv" if importlib.util.find_spec("ensurepip") else "virtualenv"
+    if not logged(sys.executable, "-m", tool, VENV):
+        raise SetupError(
+            f"{log_tail()}\n{sys.executable} could not make .venv: see .venv/install.log, its end is above"
+        )
+    OWNER.write_text(str(ROOT))
+
+
+def install(extra: str) -> None:
+    if logged(PYTHON, "-m", "pip", "install", "--editable", f".[{extra},fast]"):
+        return
+    # uvloop has no wheel for some platforms, and nothing here needs it.
+    if logged(PYTHON, "-m", "pip", "install", "--editable", f".[{extra}]"):
+        print("uvloop could not be installed; going on without it (.venv/install.log says why)")
+        return
+    raise SetupError(
+        f"{log_tail()}\npip could not install .[{extra}]: see .venv/install.log, its end is above"
+    )
+
+
+def install_clients() -> bool:
+    """Whether all of them could be installed; what was not is tried again the next time."""
+    CLIENTS.mkdir(exist_ok=True)
+    return all([install_client(pins) for pins in sorted(PINS.glob("*.txt"))])
+
+
+def install_client(pins: Path) -> bool:
+    home, failure = CLIENTS / pins.stem, CLIENTS / f"{pins.stem}.failed"
+    stamp, wanted = home / "installed", f"{sys.version}\n{pins.read_text()}"
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return True
+    if home.exists():
+        shutil.rmtree(home)
+    failure.unlink(missing_ok=True)
+    if make_bare(home) and logged(
+        PYTHON, "-m", "pip", "--python", home / "bin" / "python", "install", "--requirement", pins
+    ):
+        stamp.write_text(wanted)
+        return True
+    line = f"{pins.stem} could not be installed: its tests will fail; {LOG.relative_to(ROOT)} says why"
+    print(line, file=sys.stderr)
+    failure.write_text(line)
+    return False
+
+
+def make_bare(home: Path) -> bool:
+    """An environment without a pip of its own, which takes seconds to install."""
+    if importlib.util.find_spec("venv"):
+        return logged(sys.executable, "-m", "venv", "--without-pip", home)
+    return logged(sys.executable, "-m", "virtualenv", home)
+
+
+def set_up(kind: str) -> None:
+    stamp = VENV / f"installed-{kind}"
+    began = time.time_ns()
+    # One at a time: `make -j` and a second make in another terminal both come by here. The lock is on this
+    # very file, so nothing is left behind, and the kernel drops it however we end.
+    with Path(__file__).open("rb") as own:
+        fcntl.flock(own, fcntl.LOCK_EX)
+        whole = works()
+        if whole and made_since(began, stamp):
+            return  # by the one we waited for
+        version = ".".join(map(str, sys.version_info[:3]))
+        print(f"setting up .venv for '{kind}' with Python {version}; this is done once", flush=True)
+        if not whole:
+            make()
+        if kind == INTEROP:
+            if not install_clients():
+                return
+        else:
+            install(EXTRAS[kind])
+        stamp.touch()
+
+
+def main(arguments: list[str]) -> int:
+    kinds = [*EXTRAS, INTEROP]
+    if len(arguments) != 1 or arguments[0] not in kinds:
+        print(f"usage: environment.py {'|'.join(kinds)}", file=sys.stderr)
+        return 2
+    try:
+        set_up(arguments[0])
+    except SetupError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

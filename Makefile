@@ -1,0 +1,67 @@
+# Every target sets itself up in .venv and can be repeated. `make` alone lists them.
+#   PYTHON=/path/to/python   the Python to make .venv with (default: the first of 3.11 or newer on PATH)
+#   ARGS='-k name -x'        handed to pytest, or to the command that the target runs
+#   SMOKE=1                  make test: the unit tests only
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.SUFFIXES:
+MAKEFLAGS += --no-print-directory
+
+# Nothing of the caller's Python may leak in.
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS VIRTUAL_ENV PYTEST_ADDOPTS MYPYPATH
+# An empty HOME sends caches to the file system's root; without one the user database is asked.
+ifeq ($(HOME),)
+unexport HOME
+endif
+
+python := .venv/bin/python
+pytest := $(python) -m pytest
+inputs := setup.cfg setup.py Makefile .ci/environment.py .ci/python
+# What is linted and typed: of examples and benchmarks, what there is.
+typed := nsq $(patsubst %/,%,$(sort $(dir $(wildcard examples/*.py benchmarks/*.py))))
+sources := $(typed) tests .ci setup.py
+
+# A .venv that was made for another directory (a copied tree), or whose Python is gone, is made anew.
+usable := $(shell test "$$(cat .venv/made-for 2>/dev/null)" = "$$(pwd -P)" && $(python) -I -c '' 2>/dev/null && echo yes)
+ifneq ($(usable),yes)
+anew := anew
+endif
+
+.PHONY: help run test lint types format bench chaos clean anew
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+run: .venv/installed-run ## nsqlookupd, nsqd and a small conversation between them
+	@$(python) examples/demo.py $(ARGS)
+
+test: .venv/installed-dev $(if $(SMOKE),,.venv/installed-interop) ## the tests (SMOKE=1: unit tests only; ARGS='-k name' goes to pytest)
+	@$(pytest) -m 'not chaos' $(if $(SMOKE),tests/unit) $(ARGS)
+
+lint: .venv/installed-dev ## ruff: rules and format
+	@$(python) -m ruff check --quiet $(sources)
+	@$(python) -m ruff format --quiet --check $(sources) || { echo "not formatted: run 'make format'" >&2; exit 1; }
+
+types: .venv/installed-dev ## mypy --strict
+	@$(python) -m mypy --strict $(typed)
+
+format: .venv/installed-dev ## put the code into ruff's format
+	@$(python) -m ruff check --quiet --fix-only $(sources)
+	@$(python) -m ruff format $(sources)
+
+bench: .venv/installed-dev ## the benchmarks
+	@$(python) -m benchmarks $(ARGS)
+
+chaos: .venv/installed-dev ## the tests that cut networks and kill daemons
+	@$(pytest) -m chaos $(ARGS)
+
+clean: ## remove .venv, caches and build products
+	@rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov
+	@find . -path ./.git -prune -o -type d -name __pycache__ -exec rm -rf {} +
+
+# Of .venv itself installed-dev takes care, and of two pips at once.
+.venv/installed-interop: .venv/installed-dev $(wildcard tests/interop/requirements/*.txt)
+
+.venv/installed-%: $(inputs) $(anew)
+	@found=$$(PYTHON='$(PYTHON)' .ci/python) && "$$found" .ci/environment.py $*

@@ -1,0 +1,52 @@
+"""The asyncio sender of HTTP requests, for the daemons: it never blocks their loop.
+
+The only module outside the daemons and the testing tools that may import asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+from nsq.api.http import DEFAULT_MAX_BODY, HttpReply, HttpRequest, ReplyParser
+from nsq.errors import ApiError
+
+
+async def send(
+    request: HttpRequest,
+    *,
+    connect_timeout: float,
+    request_timeout: float,
+    tls: ssl.SSLContext | None = None,
+    max_body: int = DEFAULT_MAX_BODY,
+) -> HttpReply:
+    """Send and return the reply, whatever its status; ApiError says why there is none.
+
+    ``request_timeout`` covers the whole exchange, connecting included.
+    """
+    url = request.url
+    try:
+        async with asyncio.timeout(request_timeout):
+            async with asyncio.timeout(connect_timeout):
+                context = (tls or ssl.create_default_context()) if url.scheme == "https" else None
+                reader, writer = await asyncio.open_connection(url.host, url.port, ssl=context)
+            try:
+                writer.write(request.encode())
+                return await _read(reader, max_body)
+            finally:
+                writer.close()
+    except TimeoutError:
+        raise ApiError(f"{url} did not answer within {request_timeout:g} s") from None
+    except (OSError, ssl.SSLError) as fault:
+        raise ApiError(f"{url} cannot be reached: {fault}") from None
+
+
+async def _read(reader: asyncio.StreamReader, max_body: int) -> HttpReply:
+    parser = ReplyParser(max_body=max_body)
+    while parser.reply is None:
+        data = await reader.read(64 * 1024)
+        if data:
+            parser.feed(data)
+        else:
+            parser.end()
+    return parser.reply

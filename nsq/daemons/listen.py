@@ -1,0 +1,204 @@
+"""Addresses to listen on, in Go's spelling, and the listening itself: TCP, IPv6 and Unix sockets.
+
+Imports no other module of the daemons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import ssl
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nsq.errors import ConfigError, NsqError
+
+BACKLOG = 1024
+
+
+class ListenError(NsqError):
+    """An address cannot be listened on; the message names the address and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class TcpAddress:
+    """``host`` is empty for every interface; ``port`` 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAddress:
+    path: str
+
+    def __str__(self) -> str:
+        return self.path
+
+
+Address = TcpAddress | UnixAddress
+
+
+def parse_address(text: str, default_port: int | None = None) -> Address:
+    """``":4150"``, ``"host:4150"``, ``"[::]:4150"`` or the path of a Unix socket (anything with a slash)."""
+    if "/" in text:
+        return UnixAddress(text)
+    host, port = _split(text)
+    if port is None:
+        if default_port is None:
+            raise ConfigError(f"address {text!r} has no port; write host:port or the path of a Unix socket")
+        return TcpAddress(host, default_port)
+    if not (port.isascii() and port.isdigit() and int(port) <= 65535):
+        raise ConfigError(f"address {text!r} has the port {port!r}, which is not a number from 0 to 65535")
+    return TcpAddress(host, int(port))
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ConfigError(f"address {text!r} has an unfinished [IPv6] host")
+        return host, rest[1:] if rest else None
+    if text.count(":") > 1:
+        raise ConfigError(
+            f"address {text!r} has several colons; an IPv6 host is written in brackets: [host]:port"
+        )
+    host, colon, port = text.partition(":")
+    return host, port if colon else None
+
+
+class Listener:
+    """One bound socket with a server on it. Closing stops accepting; connections are their owner's affair."""
+
+    def __init__(self, server: asyncio.Server, address: Address, inode: int | None) -> None:
+        self._server = server
+        self._inode = inode
+        self.address = address
+
+    def close(self) -> None:
+        self._server.close()
+        inode, self._inode = self._inode, None
+        if inode is not None and isinstance(self.address, UnixAddress):
+            _unlink(self.address.path, inode)
+
+
+async def listen(
+    factory: Callable[[], asyncio.BaseProtocol], address: Address, *, tls: ssl.SSLContext | None = None
+) -> Listener:
+    """Bind and serve; the Listener knows the address that was really bound. ListenError says why not."""
+    try:
+        sock = await _bound(address)
+    except (OSError, UnicodeError) as fault:
+        raise ListenError(f"cannot listen on {address}: {_reason(fault)}") from fault
+    try:
+        loop = asyncio.get_running_loop()
+        timeout = None if tls is None else 10.0
+        if isinstance(address, UnixAddress):
+            inode = os.stat(address.path).st_ino
+            server = await loop.create_unix_server(
+                factory, sock=sock, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=timeout
+            )
+            return Listener(server, address, inode)
+        host, port = sock.getsockname()[:2]
+        server = await loop.create_server(
+            factory, sock=sock, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=timeout
+        )
+        return Listener(server, TcpAddress(host, port), None)
+    except OSError as fault:
+        sock.close()
+        raise ListenError(f"cannot listen on {address}: {_reason(fault)}") from fault
+
+
+def _reason(fault: Exception) -> str:
+    if isinstance(fault, OSError) and fault.errno is not None and not isinstance(fault, socket.gaierror):
+        return os.strerror(fault.errno).lower()
+    return str(fault)
+
+
+async def _bound(address: Address) -> socket.socket:
+    if isinstance(address, UnixAddress):
+        return _bound_unix(address.path)
+    if not address.host:
+        return _bound_everywhere(address.port)
+    try:
+        found = socket.getaddrinfo(
+            address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+    except socket.gaierror:
+        # A name, whose look-up may take its time. It is not tried first: it would start a thread.
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    # Like Go: one socket, and IPv4 where a name has both.
+    found.sort(key=lambda info: info[0] != socket.AF_INET)
+    family, _, _, _, where = found[0]
+    return _bound_tcp(family, where, dual=where[0] == "::")
+
+
+def _bound_everywhere(port: int) -> socket.socket:
+    """One socket for IPv4 and IPv6: two sockets on port 0 would get two different ports."""
+    if socket.has_dualstack_ipv6():
+        try:
+            return _bound_tcp(socket.AF_INET6, ("::", port), dual=True)
+        except OSError as fault:
+            # A kernel can know IPv6 and have it switched off.
+            if fault.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+    return _bound_tcp(socket.AF_INET, ("0.0.0.0", port), dual=False)
+
+
+def _bound_tcp(family: int, where: object, *, dual: bool) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0 if dual else 1)
+        sock.bind(where)  # type: ignore[arg-type]
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _bound_unix(path: str) -> socket.socket:
+    _remove_stale(path)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.bind(path)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _remove_stale(path: str) -> None:
+    """Remove a socket file nobody listens on; asyncio by itself would take a living daemon's place."""
+    try:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+        except OSError:
+            pass
+
+
+def _unlink(path: str, inode: int) -> None:
+    try:
+        if os.stat(path).st_ino == inode:
+            os.unlink(path)
+    except OSError:
+        # Gone already, or its folder is: nothing of ours is left behind.
+        pass

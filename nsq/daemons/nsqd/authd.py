@@ -1,0 +1,87 @@
+"""Asks auth servers over HTTP what a client may do."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from urllib.parse import urlencode
+
+from nsq.api.asynchronous import send
+from nsq.api.http import HttpRequest, parse_url
+from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.session.authorization import AuthError, Credentials, Grant, parse_grant
+from nsq.errors import ApiError
+
+_MAX_ANSWER = 1024 * 1024
+
+
+class AuthServers:
+    """The ``Authority`` of a running nsqd: any one of its auth servers decides, the next if that one
+    fails.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._requests: set[asyncio.Task[None]] = set()
+        for address in options.auth_http_addresses:
+            parse_url(_endpoint(address))
+
+    def ask(self, credentials: Credentials, answer: Callable[[Grant | AuthError], None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._ask_any(credentials, answer))
+        # The loop itself keeps only weak references to tasks.
+        self._requests.add(task)
+        task.add_done_callback(self._requests.discard)
+
+    async def close(self) -> None:
+        for task in list(self._requests):
+            task.cancel()
+        await asyncio.gather(*self._requests, return_exceptions=True)
+
+    async def _ask_any(self, credentials: Credentials, answer: Callable[[Grant | AuthError], None]) -> None:
+        addresses = list(self._options.auth_http_addresses)
+        random.shuffle(addresses)
+        failures = []
+        for address in addresses:
+            try:
+                grant = await self._ask_one(address, credentials)
+            except (ApiError, AuthError) as fault:
+                failures.append(f"failed to auth against {address} - {fault}")
+            else:
+                answer(grant)
+                return
+        answer(AuthError("; ".join(failures)))
+
+    async def _ask_one(self, address: str, credentials: Credentials) -> Grant:
+        reply = await send(
+            self._request(address, credentials),
+            connect_timeout=self._options.http_client_connect_timeout,
+            request_timeout=self._options.http_client_request_timeout,
+            max_body=_MAX_ANSWER,
+        )
+        if reply.status != 200:
+            raise AuthError(f"it answered with status {reply.status}")
+        return parse_grant(reply.body, time.monotonic())
+
+    def _request(self, address: str, credentials: Credentials) -> HttpRequest:
+        fields = urlencode(
+            {
+                "common_name": credentials.common_name,
+                "remote_ip": credentials.remote_ip,
+                "secret": credentials.secret,
+                "tls": "true" if credentials.tls else "false",
+            },
+            errors="surrogateescape",
+        )
+        headers = {"Accept": "application/vnd.nsq; version=1.0"}
+        endpoint = _endpoint(address)
+        if self._options.auth_http_request_method == "post":
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+            return HttpRequest(parse_url(endpoint), "POST", headers, fields.encode())
+        joint = "&" if "?" in endpoint else "?"
+        return HttpRequest(parse_url(endpoint + joint + fields), "GET", headers)
+
+
+def _endpoint(address: str) -> str:
+    return address if "://" in address else f"http://{address}/auth"

@@ -1,0 +1,113 @@
+"""A client's TCP or Unix connection on the event loop: carries bytes between a transport and a
+``Session``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+from nsq.daemons.listen import TcpAddress
+from nsq.daemons.nsqd.session.session import Environment, Session
+
+#: How long a client may take to fetch its last bytes and hang up before it is cut off.
+_LINGER = 1.0
+
+
+class Connection(asyncio.Protocol):
+    """Reading stops while the client does not read: what it is owed then stays bounded by what it was
+    sent.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        opened: Callable[[Connection], None],
+        closed: Callable[[Connection], None],
+    ) -> None:
+        self._environment = environment
+        self._opened = opened
+        self._closed = closed
+        self._transport: asyncio.Transport | None = None
+        self._holds = 0
+        self._finishing = False
+        self._cut_off: asyncio.TimerHandle | None = None
+        self.session: Session | None = None
+        self.congested = False
+
+    # The event loop's side.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not by isinstance: uvloop's transports are no asyncio.Transport.
+        self._transport = cast(asyncio.Transport, transport)
+        peer = self._transport.get_extra_info("peername")
+        address = str(TcpAddress(peer[0], peer[1])) if isinstance(peer, tuple) else "@"
+        self.session = Session(self._environment, self, address)
+        self._environment.log.info("TCP: new client(%s)", address)
+        self._opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._finishing or self.session is None:
+            return
+        try:
+            self.session.receive(data)
+        except Exception as fault:
+            # A fault of ours must not become another client's.
+            self._environment.log.error("client(%s) dropped", self.session.remote_address, exc=fault)
+            self.abort()
+
+    def connection_lost(self, fault: Exception | None) -> None:
+        if self._cut_off is not None:
+            self._cut_off.cancel()
+        if self.session is not None:
+            self.session.lost()
+            self._environment.log.info("client(%s) disconnected", self.session.remote_address)
+        self._closed(self)
+
+    def pause_writing(self) -> None:
+        self.congested = True
+        self.pause_reading()
+
+    def resume_writing(self) -> None:
+        self.congested = False
+        self.resume_reading()
+        if self.session is not None:
+            self.session.writable()
+
+    # The session's side.
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def pause_reading(self) -> None:
+        self._holds += 1
+        if self._holds == 1 and self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self._holds -= 1
+        if self._holds == 0 and self._transport is not None:
+            self._transport.resume_reading()
+
+    def finish(self) -> None:
+        """Half-close, and wait for the client to do the same.
+
+        Closing at once with unread input makes TCP reset the connection, and the reset overtakes the very
+        error that says why.
+        """
+        transport = self._transport
+        if transport is None or self._finishing:
+            return
+        self._finishing = True
+        self._cut_off = asyncio.get_running_loop().call_later(_LINGER, self.abort)
+        if not transport.is_closing():
+            if self._holds:
+                self._holds = 0
+                transport.resume_reading()
+            transport.write_eof()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()

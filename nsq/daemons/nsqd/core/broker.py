@@ -1,0 +1,155 @@
+"""All topics of one nsqd: who publishes and subscribes asks here."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from nsq.daemons.nsqd.core.backlog import Backlog, EphemeralBacklog, MemoryBacklog
+from nsq.daemons.nsqd.core.channel import Channel
+from nsq.daemons.nsqd.core.clock import Clock
+from nsq.daemons.nsqd.core.message import Message, message_ids
+from nsq.daemons.nsqd.core.subscriber import Subscriber
+from nsq.daemons.nsqd.core.topic import Topic
+from nsq.wire.names import is_ephemeral
+
+
+class Observer(Protocol):
+    """Who is told what exists: registration with nsqlookupd."""
+
+    def topic_created(self, topic: Topic) -> None:
+        """A topic is new. Whoever observes starts it, at once or when its channels are known."""
+
+    def topic_deleted(self, topic: Topic) -> None: ...
+
+    def channel_created(self, channel: Channel) -> None: ...
+
+    def channel_deleted(self, channel: Channel) -> None: ...
+
+
+class Unobserved:
+    """The observer of an nsqd that is registered nowhere."""
+
+    def topic_created(self, topic: Topic) -> None:
+        topic.start()
+
+    def topic_deleted(self, topic: Topic) -> None:
+        pass
+
+    def channel_created(self, channel: Channel) -> None:
+        pass
+
+    def channel_deleted(self, channel: Channel) -> None:
+        pass
+
+
+class Broker:
+    """Publishes, subscribes, creates, deletes; the only way in for protocol and HTTP alike."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        node_id: int = 0,
+        mem_queue_size: int = 10_000,
+        max_channel_consumers: int = 0,
+        chance: Callable[[int], int] = random.randrange,
+    ) -> None:
+        self.topics: dict[str, Topic] = {}
+        self.observer: Observer = Unobserved()
+        self._clock = clock
+        self._ids = message_ids(node_id, clock.time_ns)
+        self._mem_queue_size = mem_queue_size
+        self._max_channel_consumers = max_channel_consumers
+        self._chance = chance
+        self._woken: list[Channel] = []
+
+    # Publishing.
+
+    def publish(self, topic_name: str, bodies: list[bytes]) -> None:
+        now, ids = self._clock.time_ns(), self._ids
+        self.topic(topic_name).put([Message(next(ids), body, now) for body in bodies])
+
+    def publish_deferred(self, topic_name: str, body: bytes, delay: float) -> None:
+        due = self._clock.now() + delay
+        message = Message(next(self._ids), body, self._clock.time_ns(), due)
+        self.topic(topic_name).put_deferred(message)
+
+    # What exists.
+
+    def topic(self, name: str) -> Topic:
+        """The topic of that name, made when there is none."""
+        topic = self.topics.get(name)
+        if topic is None:
+            topic = self.topics[name] = Topic(name, self._backlog(name), self._make_channel)
+            self.observer.topic_created(topic)
+        return topic
+
+    def delete_topic(self, name: str) -> None:
+        topic = self.topics.pop(name)
+        for channel_name in list(topic.channels):
+            self._end_channel(topic, channel_name)
+        topic.empty()
+        self.observer.topic_deleted(topic)
+
+    def delete_channel(self, topic: Topic, name: str) -> None:
+        self._end_channel(topic, name)
+        if is_ephemeral(topic.name) and not topic.channels and topic.name in self.topics:
+            self.delete_topic(topic.name)
+
+    def _end_channel(self, topic: Topic, name: str) -> None:
+        channel = topic.remove_channel(name)
+        if channel is not None:
+            channel.close()
+            channel.empty()
+            self.observer.channel_deleted(channel)
+
+    def _make_channel(self, topic_name: str, name: str) -> Channel:
+        channel = Channel(
+            topic_name,
+            name,
+            self._backlog(name),
+            self._clock,
+            wake=self._wake,
+            chance=self._chance,
+            max_consumers=self._max_channel_consumers,
+        )
+        self.observer.channel_created(channel)
+        return channel
+
+    def _backlog(self, name: str) -> Backlog:
+        return EphemeralBacklog(self._mem_queue_size) if is_ephemeral(name) else MemoryBacklog()
+
+    # Subscribing.
+
+    def subscribe(self, topic_name: str, channel_name: str, subscriber: Subscriber) -> Channel:
+        channel = self.topic(topic_name).channel(channel_name)
+        channel.subscribe(subscriber)
+        return channel
+
+    def unsubscribe(self, channel: Channel, subscriber: Subscriber) -> None:
+        channel.unsubscribe(subscriber)
+        if channel.subscribers or not is_ephemeral(channel.name):
+            return
+        topic = self.topics.get(channel.topic_name)
+        if topic is not None and topic.channels.get(channel.name) is channel:
+            self.delete_channel(topic, channel.name)
+
+    # Delivering: one round for all that happened since the last.
+
+    def _wake(self, channel: Channel) -> None:
+        if not self._woken:
+            self._clock.call_soon(self._pump)
+        self._woken.append(channel)
+
+    def _pump(self) -> None:
+        woken, self._woken = self._woken, []
+        for channel in woken:
+            channel.pump()
+
+    def close(self) -> None:
+        """Stop every timer and part with every subscriber."""
+        for topic in self.topics.values():
+            for channel in topic.channels.values():
+                channel.close()

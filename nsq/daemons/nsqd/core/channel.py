@@ -1,0 +1,228 @@
+"""A channel: one queue, balanced over its subscribers; what is in flight, and what is deferred."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+
+from nsq.daemons.nsqd.core.backlog import Backlog
+from nsq.daemons.nsqd.core.clock import Alarm, Clock
+from nsq.daemons.nsqd.core.message import Message
+from nsq.daemons.nsqd.core.subscriber import Subscriber
+
+#: Handed to one subscriber before its output is looked at again: bounds what a slow reader can make us hold.
+_SLICE = 64
+
+
+class NotInFlight(Exception):
+    """The message was finished, requeued or timed out meanwhile, or was never this subscriber's."""
+
+
+class TooManyConsumers(Exception):
+    """The channel has as many consumers as --max-channel-consumers allows."""
+
+
+class Channel:
+    """Every message that comes in goes to exactly one subscriber at a time, until one finishes it."""
+
+    def __init__(
+        self,
+        topic_name: str,
+        name: str,
+        backlog: Backlog,
+        clock: Clock,
+        *,
+        wake: Callable[[Channel], None],
+        chance: Callable[[int], int],
+        max_consumers: int = 0,
+    ) -> None:
+        self.topic_name = topic_name
+        self.name = name
+        self.backlog = backlog
+        self.subscribers: list[Subscriber] = []
+        self.paused = False
+        self.message_count = 0
+        self.delivery_count = 0
+        self.requeue_count = 0
+        self.timeout_count = 0
+        self._clock = clock
+        self._wake = wake
+        self._chance = chance
+        self._max_consumers = max_consumers
+        self._deferred: list[tuple[float, int, Message]] = []
+        self._sequence = itertools.count()
+        self._alarm = Alarm(clock, self._look_at_time)
+        self._awake = False
+        self._turn = 0
+
+    @property
+    def depth(self) -> int:
+        return len(self.backlog)
+
+    @property
+    def in_flight_count(self) -> int:
+        return sum(len(subscriber.in_flight) for subscriber in self.subscribers)
+
+    @property
+    def deferred_count(self) -> int:
+        return len(self._deferred)
+
+    # Messages in.
+
+    def put(self, messages: list[Message]) -> None:
+        self.message_count += len(messages)
+        self.backlog.put(messages)
+        self.wake()
+
+    def put_deferred(self, message: Message) -> None:
+        self.message_count += 1
+        self._defer(message)
+
+    def _defer(self, message: Message) -> None:
+        heapq.heappush(self._deferred, (message.due, next(self._sequence), message))
+        self._alarm.set(message.due)
+
+    def _put_back(self, messages: list[Message]) -> None:
+        if messages:
+            self.backlog.put(messages)
+            self.wake()
+
+    # Messages out.
+
+    def wake(self) -> None:
+        """Ask for a ``pump`` soon: once for all that happens until then."""
+        if not self._awake:
+            self._awake = True
+            self._wake(self)
+
+    def pump(self) -> None:
+        """Hand out what is waiting, in turns, to everyone who has room."""
+        self._awake = False
+        if self.paused or not len(self.backlog):
+            return
+        served: dict[int, Subscriber] = {}
+        now = self._clock.now()
+        while len(self.backlog):
+            ready = self._in_turn()
+            if not ready:
+                break
+            share = -(-len(self.backlog) // len(ready))
+            for subscriber in ready:
+                messages = self.backlog.take(min(share, subscriber.room, _SLICE))
+                if not messages:
+                    break
+                served[id(subscriber)] = subscriber
+                self._turn += 1
+                self._hand_over(subscriber, messages, now)
+        for subscriber in served.values():
+            subscriber.sink.flush()
+
+    def _in_turn(self) -> list[Subscriber]:
+        """Those with room, starting after the one served last."""
+        count = len(self.subscribers)
+        if not count:
+            return []
+        start = self._turn % count
+        return [s for s in self.subscribers[start:] + self.subscribers[:start] if s.room]
+
+    def _hand_over(self, subscriber: Subscriber, messages: list[Message], now: float) -> None:
+        rate = subscriber.sample_rate
+        if rate:
+            # nsqd compares with ">": it keeps one percent more than asked for.
+            messages = [message for message in messages if self._chance(100) <= rate]
+        if messages:
+            self.delivery_count += len(messages)
+            subscriber.hand_over(messages, now)
+            self._alarm.set(now + subscriber.msg_timeout)
+
+    # What subscribers answer.
+
+    def finish(self, subscriber: Subscriber, message_id: bytes) -> None:
+        if subscriber.in_flight.pop(message_id, None) is None:
+            raise self._not_in_flight(message_id)
+        subscriber.finish_count += 1
+        if not self._awake:
+            self.wake()
+
+    def requeue(self, subscriber: Subscriber, message_id: bytes, delay: float) -> None:
+        message = subscriber.in_flight.pop(message_id, None)
+        if message is None:
+            raise self._not_in_flight(message_id)
+        subscriber.requeue_count += 1
+        self.requeue_count += 1
+        if delay > 0:
+            message.due = self._clock.now() + delay
+            self._defer(message)
+            self.wake()
+        else:
+            self._put_back([message])
+
+    def touch(self, subscriber: Subscriber, message_id: bytes) -> None:
+        message = subscriber.in_flight.get(message_id)
+        if message is None:
+            raise self._not_in_flight(message_id)
+        subscriber.touch(message, self._clock.now())
+
+    def _not_in_flight(self, message_id: bytes) -> NotInFlight:
+        if any(message_id in other.in_flight for other in self.subscribers):
+            return NotInFlight("client does not own message")
+        return NotInFlight("ID not in flight")
+
+    # Subscribers come and go.
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        if self._max_consumers and len(self.subscribers) >= self._max_consumers:
+            raise TooManyConsumers(
+                f"channel consumers for {self.topic_name}:{self.name} exceeds limit of {self._max_consumers}"
+            )
+        self.subscribers.append(subscriber)
+        self.wake()
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """Let it go. What it had in flight can no longer be answered and goes to the others at once."""
+        if subscriber not in self.subscribers:
+            return
+        self.subscribers.remove(subscriber)
+        orphans = list(subscriber.in_flight.values())
+        subscriber.in_flight.clear()
+        self.requeue_count += len(orphans)
+        self._put_back(orphans)
+
+    def pause(self, paused: bool) -> None:
+        self.paused = paused
+        self.wake()
+
+    def empty(self) -> None:
+        """Drop every message: waiting, in flight and deferred."""
+        self.backlog.clear()
+        self._deferred.clear()
+        for subscriber in self.subscribers:
+            subscriber.in_flight.clear()
+        self._alarm.cancel()
+        self.wake()
+
+    def close(self) -> None:
+        """End it: subscribers are told, timers stop. Messages stay where they are."""
+        self._alarm.cancel()
+        for subscriber in self.subscribers:
+            subscriber.sink.channel_closed()
+        self.subscribers.clear()
+
+    # Time passes.
+
+    def _look_at_time(self) -> None:
+        now = self._clock.now()
+        for subscriber in self.subscribers:
+            expired = subscriber.take_expired(now)
+            self.timeout_count += len(expired)
+            self._put_back(expired)
+        self._put_back(self._take_due(now))
+        next_deadline = min((s.next_deadline() for s in self.subscribers), default=float("inf"))
+        self._alarm.set(min(next_deadline, self._deferred[0][0] if self._deferred else float("inf")))
+
+    def _take_due(self, now: float) -> list[Message]:
+        due = []
+        while self._deferred and self._deferred[0][0] <= now:
+            due.append(heapq.heappop(self._deferred)[2])
+        return due

@@ -1,0 +1,184 @@
+"""nsqd itself: the broker behind its TCP, HTTP and HTTPS ports."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+
+from nsq.daemons import COMPATIBLE_VERSION
+from nsq.daemons.httpd import HttpServer
+from nsq.daemons.listen import Address, Listener, TcpAddress, listen, parse_address
+from nsq.daemons.logs import DaemonLog
+from nsq.daemons.nsqd.authd import AuthServers
+from nsq.daemons.nsqd.connection import Connection
+from nsq.daemons.nsqd.core.broker import Broker
+from nsq.daemons.nsqd.http.context import Context
+from nsq.daemons.nsqd.http.routes import routes, tls_gate
+from nsq.daemons.nsqd.loop_clock import LoopClock
+from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.registration import Registration
+from nsq.daemons.nsqd.session.session import Environment, Session
+from nsq.daemons.nsqd.tls import server_context
+from nsq.wire.lookup import PeerInfo
+
+#: How long stop() lets clients fetch what was written to them.
+_STOP_SECONDS = 2.0
+
+
+class Nsqd:
+    """Started and stopped once, on one event loop."""
+
+    def __init__(self, options: Options, *, log: DaemonLog | None = None) -> None:
+        self._options = options
+        self._log = log or DaemonLog(options.log_prefix, options.log_level)
+        self._tls = server_context(options)
+        self._connections: set[Connection] = set()
+        self._all_gone: asyncio.Event | None = None
+        self._listener: Listener | None = None
+        self._http: HttpServer | None = None
+        self._https: HttpServer | None = None
+        self._http_bound: Address | None = None
+        self._https_bound: Address | None = None
+        self._broker: Broker | None = None
+        self._registration: Registration | None = None
+        self._auth: AuthServers | None = None
+
+    # Where it really listens: as text, None when it does not.
+
+    @property
+    def tcp_address(self) -> str | None:
+        return str(self._listener.address) if self._listener else None
+
+    @property
+    def http_address(self) -> str | None:
+        return str(self._http_bound) if self._http_bound else None
+
+    @property
+    def https_address(self) -> str | None:
+        return str(self._https_bound) if self._https_bound else None
+
+    # Lifecycle.
+
+    async def start(self) -> None:
+        options, log = self._options, self._log
+        log.info("ID: %d", options.node_id)
+        clock = LoopClock(asyncio.get_running_loop())
+        self._all_gone = asyncio.Event()
+        self._all_gone.set()
+        self._broker = Broker(
+            clock,
+            node_id=options.node_id,
+            mem_queue_size=options.mem_queue_size,
+            max_channel_consumers=options.max_channel_consumers,
+        )
+        self._registration = Registration(self._broker, options, log)
+        self._broker.observer = self._registration
+        self._auth = AuthServers(options) if options.auth_http_addresses else None
+        environment = Environment(options, self._broker, clock, log, tls=self._tls, authority=self._auth)
+        try:
+            await self._listen(environment, self._broker, self._registration)
+            self._registration.start(self._identity(), options.lookupd_tcp_addresses)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _listen(self, environment: Environment, broker: Broker, registration: Registration) -> None:
+        options, log = self._options, self._log
+        self._listener = await listen(
+            lambda: Connection(environment, self._connected, self._disconnected),
+            parse_address(options.tcp_address),
+        )
+        log.info("TCP: listening on %s", self._listener.address)
+        table = routes(
+            Context(
+                options,
+                broker,
+                log,
+                registration,
+                sessions=self._sessions,
+                ports=lambda: (self._tcp_port, self._http_port),
+                start_time=int(time.time()),
+            )
+        )
+        if self._tls is not None and options.https_address:
+            self._https = HttpServer(table, log)
+            self._https_bound = await self._https.listen(parse_address(options.https_address), self._tls)
+            log.info("HTTPS: listening on %s", self._https_bound)
+        if options.http_address:
+            gate = tls_gate(lambda: _port(self._https_bound)) if options.requires_https else None
+            self._http = HttpServer(table, log, gate=gate)
+            self._http_bound = await self._http.listen(parse_address(options.http_address))
+            log.info("HTTP: listening on %s", self._http_bound)
+
+    async def stop(self) -> None:
+        """Stop taking in, part with everyone, and end every task."""
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+            self._log.info("nsqd: stopping")
+        for server in (self._http, self._https):
+            if server is not None:
+                await server.close()
+        self._http = self._https = self._http_bound = self._https_bound = None
+        if self._auth is not None:
+            await self._auth.close()
+        if self._registration is not None:
+            await self._registration.close()
+        await self._part_with_clients()
+        if self._broker is not None:
+            self._broker.close()
+
+    async def _part_with_clients(self) -> None:
+        for session in list(self._sessions()):
+            session.close()
+        if self._all_gone is None:
+            return
+        try:
+            async with asyncio.timeout(_STOP_SECONDS):
+                await self._all_gone.wait()
+        except TimeoutError:
+            for connection in list(self._connections):
+                connection.abort()
+            await self._all_gone.wait()
+
+    # Clients.
+
+    def _connected(self, connection: Connection) -> None:
+        self._connections.add(connection)
+        if self._all_gone is not None:
+            self._all_gone.clear()
+
+    def _disconnected(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections and self._all_gone is not None:
+            self._all_gone.set()
+
+    def _sessions(self) -> Iterator[Session]:
+        return (connection.session for connection in self._connections if connection.session is not None)
+
+    # What others are told of it.
+
+    @property
+    def _tcp_port(self) -> int:
+        return self._options.broadcast_tcp_port or _port(self._listener.address if self._listener else None)
+
+    @property
+    def _http_port(self) -> int:
+        return self._options.broadcast_http_port or _port(self._http_bound)
+
+    def _identity(self) -> PeerInfo:
+        return PeerInfo(
+            version=COMPATIBLE_VERSION,
+            tcp_port=self._tcp_port,
+            http_port=self._http_port,
+            hostname=socket.gethostname(),
+            broadcast_address=self._options.broadcast_address,
+            topology_region=self._options.topology_region,
+            topology_zone=self._options.topology_zone,
+        )
+
+
+def _port(address: Address | None) -> int:
+    return address.port if isinstance(address, TcpAddress) else 0

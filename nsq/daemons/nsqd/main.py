@@ -1,0 +1,33 @@
+"""The program nsqd. aiohttp is imported only once the flags are known to ask for a server."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+
+from nsq import __version__
+from nsq.daemons import COMPATIBLE_VERSION
+from nsq.daemons.logs import DaemonLog
+from nsq.daemons.nsqd.options import Options
+from nsq.daemons.process import Daemon, require_server_extra, run
+from nsq.flags import parse_or_exit
+
+PROGRAM = "nsqd"
+VERSION = f"{PROGRAM} v{COMPATIBLE_VERSION} (nsq-python {__version__}, Python {platform.python_version()})"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parsed = parse_or_exit(Options, argv, prog=PROGRAM, version=VERSION)
+    require_server_extra(PROGRAM)
+    options = parsed.options
+    log = DaemonLog(options.log_prefix, "debug" if options.verbose else options.log_level)
+    for warning in parsed.warnings:
+        log.warning("%s", warning)
+    log.info("%s", VERSION)
+
+    def make_daemon() -> Daemon:
+        from nsq.daemons.nsqd.daemon import Nsqd
+
+        return Nsqd(options, log=log)
+
+    return run(make_daemon, log)

@@ -1,0 +1,160 @@
+"""nsqd's options: every flag, its default, and what may stand together.
+
+Imports no other module of the daemon.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import zlib
+from dataclasses import dataclass
+
+from nsq.errors import ConfigError
+from nsq.flags import check_range, duration, flag, repeated
+
+TLS_VERSIONS = ("tls1.0", "tls1.1", "tls1.2", "tls1.3")
+TLS_POLICIES = ("", "require", "require-verify")
+
+TLS_NOT_REQUIRED = "false"
+TLS_REQUIRED = "true"
+TLS_REQUIRED_EXCEPT_HTTP = "tcp-https"
+
+
+def default_node_id() -> int:
+    """Go's choice: the host name's MD5, its CRC-32, modulo 1024."""
+    digest = hashlib.md5(socket.gethostname().encode(), usedforsecurity=False).digest()
+    return zlib.crc32(digest) % 1024
+
+
+def parse_tls_required(text: str) -> str:
+    if text == TLS_REQUIRED_EXCEPT_HTTP:
+        return text
+    if text in ("1", "t", "T", "TRUE", "true", "True"):
+        return TLS_REQUIRED
+    if text in ("", "0", "f", "F", "FALSE", "false", "False"):
+        return TLS_NOT_REQUIRED
+    raise ValueError("want true, false or tcp-https")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """One field per flag, named like it. Durations are seconds."""
+
+    tcp_address: str = flag("0.0.0.0:4150", "<addr>:<port> or the path of a Unix socket for TCP clients")
+    http_address: str = flag(
+        "0.0.0.0:4151", "<addr>:<port> or a Unix socket for HTTP clients; empty for none"
+    )
+    https_address: str = flag("0.0.0.0:4152", "<addr>:<port> for HTTPS clients, once there is a --tls-cert")
+    broadcast_address: str = flag(socket.gethostname, "address given to nsqlookupd (default: the host name)")
+    broadcast_tcp_port: int = flag(0, "TCP port given to nsqlookupd (default: the port listened on)")
+    broadcast_http_port: int = flag(0, "HTTP port given to nsqlookupd (default: the port listened on)")
+    lookupd_tcp_addresses: tuple[str, ...] = repeated(
+        str,
+        "<addr>:<port> of an nsqlookupd to register with",
+        name="lookupd-tcp-address",
+        key="nsqlookupd_tcp_addresses",
+    )
+    node_id: int = flag(
+        default_node_id, "part of message ids, 0 to 1023 (default: from the host name)", key="id"
+    )
+    data_path: str = flag("", "directory of this nsqd's own files (default: the current directory)")
+
+    log_level: str = flag("info", "debug, info, warning, error or fatal")
+    log_prefix: str = flag("[nsqd] ", "start of every log line")
+    verbose: bool = flag(False, "log debug lines", deprecated="use --log-level=debug")
+    worker_id: int = flag(0, "has no effect", deprecated="use --node-id")
+
+    mem_queue_size: int = flag(10_000, "messages an ephemeral topic or channel holds")
+    msg_timeout: float = duration(60.0, "time a client has to answer a message before it is sent again")
+    max_msg_timeout: float = duration(900.0, "longest a message may stay with a client, TOUCH included")
+    max_msg_size: int = flag(1024 * 1024, "largest message in bytes")
+    max_body_size: int = flag(5 * 1024 * 1024, "largest body of a command in bytes")
+    max_req_timeout: float = duration(3600.0, "longest delay of REQ and DPUB")
+    max_heartbeat_interval: float = duration(60.0, "longest time between heartbeats a client may ask for")
+    max_rdy_count: int = flag(2500, "largest RDY of a client")
+    max_output_buffer_size: int = flag(64 * 1024, "largest output buffer in bytes a client may ask for")
+    output_buffer_timeout: float = duration(0.25, "how long output may wait unless the client says otherwise")
+    min_output_buffer_timeout: float = duration(0.025, "shortest of it a client may ask for")
+    max_output_buffer_timeout: float = duration(30.0, "longest of it a client may ask for")
+    max_channel_consumers: int = flag(0, "consumers of one channel at most (0: any number)")
+
+    auth_http_addresses: tuple[str, ...] = repeated(
+        str,
+        "<addr>:<port> or URL of an auth server; clients must then AUTH",
+        name="auth-http-address",
+        key="auth_http_addresses",
+    )
+    auth_http_request_method: str = flag("get", "how to ask auth servers: get or post")
+    http_client_connect_timeout: float = duration(2.0, "time to connect to an auth server or nsqlookupd")
+    http_client_request_timeout: float = duration(5.0, "time for its answer")
+
+    tls_cert: str = flag("", "path of the certificate file")
+    tls_key: str = flag("", "path of the key file")
+    tls_client_auth_policy: str = flag(
+        "", "client certificates: require or require-verify; implies --tls-required"
+    )
+    tls_root_ca_file: str = flag("", "path of the authorities that sign client certificates")
+    tls_required: str = flag(
+        TLS_NOT_REQUIRED,
+        "require TLS of clients: true, false, or tcp-https (plain HTTP stays open)",
+        parse=parse_tls_required,
+        bare="true",
+    )
+    tls_min_version: str = flag("tls1.0", "oldest TLS accepted: tls1.0, tls1.1, tls1.2 or tls1.3")
+    deflate: bool = flag(True, "let clients negotiate deflate")
+    max_deflate_level: int = flag(6, "highest deflate level a client may ask for")
+    snappy: bool = flag(True, "let clients negotiate snappy")
+
+    topology_region: str = flag("", "region this nsqd stands in")
+    topology_zone: str = flag("", "zone this nsqd stands in")
+
+    def __post_init__(self) -> None:
+        self._check_ranges()
+        self._check_choices()
+        self._check_tls()
+        if self.data_path and not os.path.isdir(self.data_path):
+            raise ConfigError(f"--data-path {self.data_path!r} is not a directory")
+
+    def _check_ranges(self) -> None:
+        check_range("node-id", self.node_id, 0, 1023)
+        check_range("max-deflate-level", self.max_deflate_level, 1, 9)
+        check_range("mem-queue-size", self.mem_queue_size, 0, 2**62)
+        check_range("max-rdy-count", self.max_rdy_count, 1, 2**31)
+        check_range("max-msg-size", self.max_msg_size, 1, 2**31 - 64)
+        check_range("max-body-size", self.max_body_size, 1, 2**31 - 64)
+        check_range("max-channel-consumers", self.max_channel_consumers, 0, 2**31)
+        for name in ("msg_timeout", "max_msg_timeout", "max_heartbeat_interval"):
+            check_range(name.replace("_", "-"), getattr(self, name), 0.001, 10 * 365 * 86400)
+
+    def _check_choices(self) -> None:
+        _check_choice("tls-client-auth-policy", self.tls_client_auth_policy, TLS_POLICIES)
+        _check_choice("tls-min-version", self.tls_min_version, TLS_VERSIONS)
+        _check_choice("auth-http-request-method", self.auth_http_request_method, ("get", "post"))
+        if not self.broadcast_address:
+            raise ConfigError(
+                "--broadcast-address is empty: nsqlookupd needs an address to give to consumers"
+            )
+
+    def _check_tls(self) -> None:
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError("--tls-cert and --tls-key go together: give both or neither")
+        if self.requires_tls and not self.tls_cert:
+            raise ConfigError("--tls-required and --tls-client-auth-policy need --tls-cert and --tls-key")
+
+    @property
+    def requires_tls(self) -> bool:
+        """Of TCP clients."""
+        return self.tls_required != TLS_NOT_REQUIRED or self.tls_client_auth_policy != ""
+
+    @property
+    def requires_https(self) -> bool:
+        """Of HTTP clients too."""
+        return self.requires_tls and self.tls_required != TLS_REQUIRED_EXCEPT_HTTP
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        wanted = ", ".join(choice or "empty" for choice in choices)
+        raise ConfigError(f"--{name} is {value!r}; it can be {wanted}")

@@ -1,0 +1,232 @@
+"""Registers this nsqd's topics and channels with every nsqlookupd, and keeps them registered.
+
+Each nsqlookupd has a task of its own that connects, tells everything, then every change, and begins again
+when the connection fails. New topics ask all of them for channels that exist elsewhere, so that those miss no
+message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Callable, Iterable
+from urllib.parse import quote
+
+from nsq.api.asynchronous import send
+from nsq.api.http import HttpRequest, Url
+from nsq.daemons.listen import TcpAddress, UnixAddress, parse_address
+from nsq.daemons.logs import DaemonLog
+from nsq.daemons.nsqd.core.broker import Broker
+from nsq.daemons.nsqd.core.channel import Channel
+from nsq.daemons.nsqd.core.topic import Topic
+from nsq.daemons.nsqd.options import Options
+from nsq.errors import ApiError, ConfigError, NsqError, WireError
+from nsq.wire import lookup
+from nsq.wire.lookup import PeerInfo
+from nsq.wire.names import is_ephemeral, valid_channel
+
+_PING_EVERY = 15.0
+_ANSWER_WITHIN = 5.0
+_FIRST_RETRY = 0.1
+_LAST_RETRY = 15.0
+
+
+class Registration:
+    """The broker's observer, and one ``Peer`` per nsqlookupd."""
+
+    def __init__(self, broker: Broker, options: Options, log: DaemonLog) -> None:
+        self._broker = broker
+        self._options = options
+        self._log = log
+        self._peers: dict[str, _Peer] = {}
+        self._identity: PeerInfo | None = None
+        self._asking: set[asyncio.Task[None]] = set()
+
+    def start(self, identity: PeerInfo, addresses: Iterable[str]) -> None:
+        self._identity = identity
+        self.set_addresses(addresses)
+
+    def set_addresses(self, addresses: Iterable[str]) -> None:
+        """Register with these and no others from now on. ConfigError for an address that is none."""
+        wanted = {address: _tcp_address(address) for address in addresses}
+        if self._identity is None:
+            return
+        for address in self._peers.keys() - wanted.keys():
+            self._log.info("LOOKUPD(%s): removing peer", address)
+            self._peers.pop(address).cancel()
+        for address in wanted.keys() - self._peers.keys():
+            self._log.info("LOOKUPD(%s): adding peer", address)
+            self._peers[address] = _Peer(wanted[address], self._identity, self._everything, self._log)
+
+    @property
+    def addresses(self) -> list[str]:
+        return list(self._peers)
+
+    async def close(self) -> None:
+        peers = list(self._peers.values())
+        self._peers.clear()
+        for task in [*self._asking, *(peer.task for peer in peers)]:
+            task.cancel()
+        await asyncio.gather(*self._asking, *(peer.task for peer in peers), return_exceptions=True)
+
+    def _everything(self) -> Iterable[bytes]:
+        """The commands that register all there is."""
+        for topic in self._broker.topics.values():
+            yield lookup.register(topic.name)
+            for channel in topic.channels.values():
+                yield lookup.register(topic.name, channel.name)
+
+    def _tell(self, command: bytes) -> None:
+        for peer in self._peers.values():
+            peer.tell(command)
+
+    # The broker's observer.
+
+    def topic_created(self, topic: Topic) -> None:
+        self._log.info("TOPIC(%s): created", topic.name)
+        self._tell(lookup.register(topic.name))
+        apis = [peer.http for peer in self._peers.values() if peer.http is not None]
+        if not apis:
+            topic.start()
+            return
+        task = asyncio.get_running_loop().create_task(self._start_with_channels(topic, apis))
+        self._asking.add(task)
+        task.add_done_callback(self._asking.discard)
+
+    def topic_deleted(self, topic: Topic) -> None:
+        self._log.info("TOPIC(%s): deleted", topic.name)
+        self._tell(lookup.unregister(topic.name))
+
+    def channel_created(self, channel: Channel) -> None:
+        self._log.info("TOPIC(%s): new channel(%s)", channel.topic_name, channel.name)
+        self._tell(lookup.register(channel.topic_name, channel.name))
+
+    def channel_deleted(self, channel: Channel) -> None:
+        self._log.info("TOPIC(%s): deleted channel(%s)", channel.topic_name, channel.name)
+        self._tell(lookup.unregister(channel.topic_name, channel.name))
+
+    async def _start_with_channels(self, topic: Topic, apis: list[tuple[str, int]]) -> None:
+        """Let the topic's messages flow once it has the channels that other nsqds have."""
+        try:
+            answers = await asyncio.gather(*(self._channels_of(topic.name, api) for api in apis))
+            for name in sorted(set().union(*answers)):
+                if valid_channel(name) and not is_ephemeral(name):
+                    topic.channel(name)
+        finally:
+            topic.start()
+
+    async def _channels_of(self, topic: str, api: tuple[str, int]) -> set[str]:
+        host, port = api
+        url = Url("http", host, port, f"/channels?topic={quote(topic, safe='')}")
+        try:
+            reply = await send(
+                HttpRequest(url, headers={"Accept": "application/vnd.nsq; version=1.0"}),
+                connect_timeout=self._options.http_client_connect_timeout,
+                request_timeout=self._options.http_client_request_timeout,
+            )
+            return set(map(str, json.loads(reply.body)["channels"])) if reply.status == 200 else set()
+        except (ApiError, ValueError, KeyError, TypeError) as fault:
+            self._log.warning("LOOKUPD(%s): channels of topic %s unknown - %s", url, topic, fault)
+            return set()
+
+
+class _Peer:
+    """One nsqlookupd: what it must be told next, and the task that tells it."""
+
+    def __init__(
+        self,
+        address: TcpAddress,
+        identity: PeerInfo,
+        everything: Callable[[], Iterable[bytes]],
+        log: DaemonLog,
+    ) -> None:
+        self._address = address
+        self._identity = identity
+        self._everything = everything
+        self._log = log
+        self._news: asyncio.Queue[bytes] = asyncio.Queue()
+        self._connected = False
+        self.http: tuple[str, int] | None = None
+        name = f"nsqd-lookupd-{address}"
+        self.task = asyncio.get_running_loop().create_task(self._stay_registered(), name=name)
+
+    def tell(self, command: bytes) -> None:
+        # While there is no connection nothing is kept: a new one begins with everything there is.
+        if self._connected:
+            self._news.put_nowait(command)
+
+    def cancel(self) -> None:
+        self.task.cancel()
+
+    async def _stay_registered(self) -> None:
+        wait = _FIRST_RETRY
+        while True:
+            try:
+                await self._session()
+            except (OSError, NsqError, EOFError) as fault:
+                self._log.error("LOOKUPD(%s): %s", self._address, str(fault) or type(fault).__name__)
+            wait = _FIRST_RETRY if self._connected else min(wait * 2, _LAST_RETRY)
+            self._connected = False
+            await asyncio.sleep(wait * random.uniform(0.5, 1.0))
+
+    async def _session(self) -> None:
+        """Connect, introduce ourselves, tell everything, then every change; ping when there is none."""
+        self._log.info("LOOKUPD connecting to %s", self._address)
+        async with asyncio.timeout(_ANSWER_WITHIN):
+            reader, writer = await asyncio.open_connection(self._address.host, self._address.port)
+        try:
+            exchange = _Exchange(reader, writer)
+            answer = await exchange.ask(lookup.MAGIC + lookup.identify(self._identity))
+            self._learn(lookup.parse_peer_info(answer))
+            self._connected = True
+            while not self._news.empty():
+                self._news.get_nowait()
+            for command in list(self._everything()):
+                await exchange.confirm(command)
+            while True:
+                await exchange.confirm(await self._next_command())
+        finally:
+            writer.close()
+
+    async def _next_command(self) -> bytes:
+        try:
+            async with asyncio.timeout(_PING_EVERY):
+                return await self._news.get()
+        except TimeoutError:
+            return lookup.ping()
+
+    def _learn(self, peer: PeerInfo) -> None:
+        self._log.info("LOOKUPD(%s): peer info %s", self._address, peer)
+        self.http = (peer.broadcast_address, peer.http_port) if peer.broadcast_address else None
+
+
+class _Exchange:
+    """Commands and their replies over one connection, in order, each within its time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._parser = lookup.ReplyParser()
+
+    async def ask(self, command: bytes) -> bytes:
+        self._writer.write(command)
+        async with asyncio.timeout(_ANSWER_WITHIN):
+            while True:
+                data = await self._reader.read(4096)
+                if not data:
+                    raise EOFError("nsqlookupd closed the connection")
+                if replies := self._parser.feed(data):
+                    return replies[0]
+
+    async def confirm(self, command: bytes) -> None:
+        answer = await self.ask(command)
+        if answer != lookup.OK:
+            raise WireError(f"{command!r} was answered with {answer!r}")
+
+
+def _tcp_address(text: str) -> TcpAddress:
+    address = parse_address(text)
+    if isinstance(address, UnixAddress) or not address.host:
+        raise ConfigError(f"--lookupd-tcp-address {text!r} is not <addr>:<port>")
+    return address

@@ -1,0 +1,135 @@
+"""What IDENTIFY asks for and what nsqd grants: pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nsq.daemons import COMPATIBLE_VERSION
+from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.session.refusals import Refused
+from nsq.wire.identify import IdentifyReply, IdentifyRequest
+
+DEFAULT_HEARTBEAT = 30.0
+DEFAULT_OUTPUT_BUFFER = 16 * 1024
+_DEFAULT_DEFLATE_LEVEL = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """The terms of one connection. Seconds; a heartbeat of 0 is none."""
+
+    msg_timeout: float
+    heartbeat: float = DEFAULT_HEARTBEAT
+    output_buffer_size: int = DEFAULT_OUTPUT_BUFFER
+    output_buffer_timeout: float = 0.25
+    sample_rate: int = 0
+    tls: bool = False
+    snappy: bool = False
+    deflate: bool = False
+    deflate_level: int = _DEFAULT_DEFLATE_LEVEL
+
+    @staticmethod
+    def initial(options: Options) -> Agreement:
+        """The terms of a client that has not said anything yet."""
+        return Agreement(msg_timeout=options.msg_timeout, output_buffer_timeout=options.output_buffer_timeout)
+
+
+def negotiate(request: IdentifyRequest, options: Options) -> Agreement:
+    """What is granted, or ``Refused`` for what no nsqd grants. Checks in nsqd's order: the first
+    fault answers.
+    """
+    heartbeat = _heartbeat(request.heartbeat_interval, options)
+    size, timeout = _output_buffer(request, options)
+    if not 0 <= request.sample_rate <= 99:
+        raise _invalid("sample rate", request.sample_rate)
+    msg_timeout = _msg_timeout(request.msg_timeout, options)
+    if not request.feature_negotiation:
+        return Agreement(
+            heartbeat=heartbeat,
+            output_buffer_size=size,
+            output_buffer_timeout=timeout,
+            sample_rate=request.sample_rate,
+            msg_timeout=msg_timeout,
+        )
+    deflate, snappy = options.deflate and request.deflate, options.snappy and request.snappy
+    if deflate and snappy:
+        raise Refused("E_IDENTIFY_FAILED", "cannot enable both deflate and snappy compression")
+    level = request.deflate_level if deflate and request.deflate_level > 0 else _DEFAULT_DEFLATE_LEVEL
+    return Agreement(
+        heartbeat=heartbeat,
+        output_buffer_size=size,
+        output_buffer_timeout=timeout,
+        sample_rate=request.sample_rate,
+        msg_timeout=msg_timeout,
+        tls=bool(options.tls_cert) and request.tls_v1,
+        deflate=deflate,
+        deflate_level=min(level, options.max_deflate_level),
+        snappy=snappy,
+    )
+
+
+def reply_to(agreement: Agreement, options: Options) -> IdentifyReply:
+    return IdentifyReply(
+        max_rdy_count=options.max_rdy_count,
+        version=COMPATIBLE_VERSION,
+        max_msg_timeout=_milliseconds(options.max_msg_timeout),
+        msg_timeout=_milliseconds(agreement.msg_timeout),
+        tls_v1=agreement.tls,
+        deflate=agreement.deflate,
+        deflate_level=agreement.deflate_level,
+        max_deflate_level=options.max_deflate_level,
+        snappy=agreement.snappy,
+        sample_rate=agreement.sample_rate,
+        auth_required=bool(options.auth_http_addresses),
+        output_buffer_size=agreement.output_buffer_size,
+        output_buffer_timeout=_milliseconds(agreement.output_buffer_timeout),
+        topology_region=options.topology_region,
+        topology_zone=options.topology_zone,
+    )
+
+
+def _heartbeat(asked: int, options: Options) -> float:
+    if asked == -1:
+        return 0.0
+    if asked == 0:
+        return DEFAULT_HEARTBEAT
+    if not 1000 <= asked <= _milliseconds(options.max_heartbeat_interval):
+        raise _invalid("heartbeat interval", asked)
+    return asked / 1000
+
+
+def _output_buffer(request: IdentifyRequest, options: Options) -> tuple[int, float]:
+    """Size and timeout; a size of -1 turns buffering off, and the timeout with it."""
+    size, timeout = DEFAULT_OUTPUT_BUFFER, options.output_buffer_timeout
+    asked = request.output_buffer_size
+    if asked == -1:
+        size, timeout = 1, 0.0
+    elif asked:
+        if not 64 <= asked <= options.max_output_buffer_size:
+            raise _invalid("output buffer size", asked)
+        size = asked
+    asked = request.output_buffer_timeout
+    if asked == -1:
+        timeout = 0.0
+    elif asked:
+        shortest = _milliseconds(options.min_output_buffer_timeout)
+        if not shortest <= asked <= _milliseconds(options.max_output_buffer_timeout):
+            raise _invalid("output buffer timeout", asked)
+        timeout = asked / 1000
+    return size, timeout
+
+
+def _msg_timeout(asked: int, options: Options) -> float:
+    if asked == 0:
+        return options.msg_timeout
+    if not 1000 <= asked <= _milliseconds(options.max_msg_timeout):
+        raise _invalid("msg timeout", asked)
+    return asked / 1000
+
+
+def _milliseconds(seconds: float) -> int:
+    return round(seconds * 1000)
+
+
+def _invalid(what: str, value: int) -> Refused:
+    return Refused("E_BAD_BODY", f"IDENTIFY {what} ({value}) is invalid")

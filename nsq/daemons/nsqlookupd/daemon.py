@@ -1,0 +1,92 @@
+"""nsqlookupd itself: the registry behind its TCP and HTTP ports."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from nsq.daemons import COMPATIBLE_VERSION
+from nsq.daemons.httpd import HttpServer
+from nsq.daemons.listen import Address, Listener, TcpAddress, listen, parse_address
+from nsq.daemons.logs import DaemonLog
+from nsq.daemons.nsqlookupd.connection import Connection
+from nsq.daemons.nsqlookupd.http import routes
+from nsq.daemons.nsqlookupd.options import Options
+from nsq.daemons.nsqlookupd.protocol import Session
+from nsq.daemons.nsqlookupd.registry import Registry
+from nsq.wire.lookup import PeerInfo
+
+# How long stop() lets an answer take to leave.
+STOP_SECONDS = 0.5
+
+
+class Nsqlookupd:
+    """Started and stopped once, on one event loop."""
+
+    def __init__(self, options: Options, *, log: DaemonLog | None = None) -> None:
+        self._options = options
+        self._log = log or DaemonLog(options.log_prefix, options.log_level)
+        self._registry = Registry(
+            inactive_after=options.inactive_producer_timeout, tombstone_lifetime=options.tombstone_lifetime
+        )
+        # A step of the wall clock must not make every nsqd inactive; the registry lives on the monotonic one.
+        epoch = time.time() - time.monotonic()
+        self._http = HttpServer(routes(self._registry, time.monotonic, epoch), self._log)
+        self._tcp: Listener | None = None
+        self._connections: set[Connection] = set()
+        self._tcp_address: Address | None = None
+        self._http_address: Address | None = None
+
+    @property
+    def tcp_address(self) -> str | None:
+        """What was really bound, as host:port or a path; None before start()."""
+        return None if self._tcp_address is None else str(self._tcp_address)
+
+    @property
+    def http_address(self) -> str | None:
+        return None if self._http_address is None else str(self._http_address)
+
+    async def start(self) -> None:
+        """Listen on both ports, or raise ListenError with neither open."""
+        try:
+            self._tcp = await listen(self._connection, parse_address(self._options.tcp_address))
+            self._tcp_address = self._tcp.address
+            self._log.info("TCP: listening on %s", self._tcp_address)
+            self._http_address = await self._http.listen(parse_address(self._options.http_address))
+            self._log.info("HTTP: listening on %s", self._http_address)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Close the ports and every connection. May be called twice, or without start()."""
+        tcp, self._tcp = self._tcp, None
+        if tcp is not None:
+            tcp.close()
+            self._log.info("TCP: closing %s", tcp.address)
+        connections = list(self._connections)
+        for connection in connections:
+            connection.close(within=STOP_SECONDS)
+        await self._http.close()
+        for connection in connections:
+            await connection.wait_closed()
+
+    def _connection(self) -> Connection:
+        return Connection(self._session, self._connections, time.monotonic)
+
+    def _session(self, remote_address: str) -> Session:
+        self._log.info("TCP: new client(%s)", remote_address)
+        return Session(self._registry, remote_address, self._own_info, self._log.info)
+
+    def _own_info(self) -> PeerInfo:
+        return PeerInfo(
+            broadcast_address=self._options.broadcast_address,
+            hostname=socket.gethostname(),
+            http_port=_port(self._http_address),
+            tcp_port=_port(self._tcp_address),
+            version=COMPATIBLE_VERSION,
+        )
+
+
+def _port(address: Address | None) -> int:
+    return address.port if isinstance(address, TcpAddress) else 0

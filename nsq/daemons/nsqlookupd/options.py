@@ -1,0 +1,35 @@
+"""The options of nsqlookupd, as flags and as keys of its config file."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from nsq.daemons.listen import parse_address
+from nsq.daemons.logs import parse_level
+from nsq.flags import check_range, duration, flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Durations are seconds. Wrong values raise ConfigError, naming the flag or what the value should be."""
+
+    tcp_address: str = flag("0.0.0.0:4160", "address:port, or path of a Unix socket, to listen on for nsqds")
+    http_address: str = flag(
+        "0.0.0.0:4161", "address:port, or path of a Unix socket, to listen on for HTTP clients"
+    )
+    broadcast_address: str = flag(socket.gethostname, "address of this nsqlookupd that nsqds are told")
+    inactive_producer_timeout: float = duration(
+        300.0, "how long an nsqd stays in the lists after it was last heard from"
+    )
+    tombstone_lifetime: float = duration(45.0, "how long a tombstoned nsqd is hidden if it stays registered")
+    log_level: str = flag("info", "log verbosity: debug, info, warning, error or fatal")
+    log_prefix: str = flag("[nsqlookupd] ", "what every log line begins with")
+    verbose: bool = flag(False, "", deprecated="use --log-level=debug")
+
+    def __post_init__(self) -> None:
+        parse_address(self.tcp_address)
+        parse_address(self.http_address)
+        parse_level(self.log_level)
+        check_range("--inactive-producer-timeout", self.inactive_producer_timeout, 0, float("inf"))
+        check_range("--tombstone-lifetime", self.tombstone_lifetime, 0, float("inf"))

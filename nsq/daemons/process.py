@@ -1,0 +1,75 @@
+"""Running a daemon as a program: the event loop, signals, exit codes.
+
+Imports nothing of the package but errors and the daemons' log; never aiohttp: ``--version`` works without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import signal
+from collections.abc import Callable
+from typing import Protocol
+
+from nsq.daemons.logs import DaemonLog
+from nsq.errors import NsqError
+
+
+class Daemon(Protocol):
+    async def start(self) -> None:
+        """Listen. Raises when it cannot, leaving nothing open."""
+
+    async def stop(self) -> None:
+        """End everything that start() began; a second call does nothing."""
+
+
+def require_server_extra(program: str) -> None:
+    """Exit with status 1 and one line on stderr when aiohttp is not installed."""
+    if importlib.util.find_spec("aiohttp") is None:
+        raise SystemExit(f"{program} needs the server extra: pip install 'nsq[server]'")
+
+
+def run(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
+    """Run until SIGTERM or SIGINT and return the exit status. A second signal does not wait for the stop."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_serve(make_daemon, log))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+async def _serve(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
+    asked = asyncio.Event()
+    _watch_signals(asked, log)
+    try:
+        daemon = make_daemon()
+        await daemon.start()
+    except (NsqError, OSError) as fault:
+        log.fatal("%s", fault)
+        return 1
+    except Exception as fault:
+        log.error("cannot start", exc=fault)
+        return 1
+    await asked.wait()
+    await daemon.stop()
+    return 0
+
+
+def _watch_signals(asked: asyncio.Event, log: DaemonLog) -> None:
+    def arrived(number: signal.Signals) -> None:
+        if asked.is_set():
+            log.fatal("second signal (%s): exiting without waiting", number.name)
+            os._exit(1)
+        log.info("received %s, stopping", number.name)
+        asked.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, arrived, number)

@@ -1,0 +1,280 @@
+"""Every error this package raises, under one root.
+
+    NsqError
+    ├── UsageError (ValueError)      the caller's fault; nothing was sent
+    │   ├── ConfigError              an option: unknown, or out of its range
+    │   ├── InvalidName              a topic or channel name
+    │   └── InvalidMessage           a body that is empty, too large or not bytes; a delay out of range
+    ├── WireError                    the peer broke the protocol; its connection is lost, nothing else is
+    │   ├── FrameError               a size or type no frame can have
+    │   │   └── NotNsqd              the peer speaks another protocol: usually the HTTP port
+    │   └── LayerError               TLS, deflate or snappy bytes that do not decode
+    ├── ConnectionFailed             no connection to an nsqd, or no longer
+    │   ├── DialFailed               nobody could be reached at the address
+    │   ├── HandshakeFailed          reached, but TLS, IDENTIFY or AUTH came to nothing
+    │   ├── ConnectionLost           it was there and is gone
+    │   └── Unanswered               it is there, and silent beyond its deadline
+    ├── ServerError                  nsqd said no; one class per E_ code, see below
+    ├── PublishFailed                no nsqd took the message; it is stored nowhere
+    │   └── QueueFull                too many publishes are pending already
+    ├── PublishUncertain             it was sent, and the answer never came: it may be stored
+    ├── AlreadyResponded             a message can be finished or requeued once, and only while it is in
+    flight ├── Closed                       the producer, consumer or connection has been closed
+    ├── Forked (Closed)              it belongs to the parent process
+    └── ApiError                     an HTTP API cannot be reached, or its answer cannot be read
+        └── ApiRefused               it answered with an error: status and code
+
+``retry`` says whether the same call can succeed later, ``maybe_stored`` whether a publish that raised this
+may have been stored all the same. This module imports nothing of the package.
+"""
+
+from __future__ import annotations
+
+
+class NsqError(Exception):
+    """The root: ``except nsq.NsqError`` catches everything of ours and nothing else."""
+
+    retry = False
+    maybe_stored = False
+
+
+class UsageError(NsqError, ValueError):
+    """The call was wrong; nothing was sent and repeating it unchanged cannot help."""
+
+
+class ConfigError(UsageError):
+    """An option is unknown, of the wrong type or out of range; the message names option, value and range."""
+
+
+class InvalidName(UsageError):
+    """A topic or channel name that no nsqd would accept."""
+
+
+class InvalidMessage(UsageError):
+    """A message that no nsqd would accept: empty, too large, not bytes, deferred for too long."""
+
+
+class WireError(NsqError):
+    """The bytes of a peer do not follow the protocol."""
+
+
+class FrameError(WireError):
+    """A frame of an impossible or unacceptable size."""
+
+
+class NotNsqd(FrameError):
+    """Whoever answers is no nsqd; the address or the port is wrong."""
+
+
+class LayerError(WireError):
+    """TLS, deflate or snappy data that cannot be decoded, or would explode."""
+
+
+class ConnectionFailed(NsqError):
+    """There is no connection to an nsqd, or it is lost."""
+
+    retry = True
+
+
+class DialFailed(ConnectionFailed):
+    """Nobody could be reached at the address: refused, unknown host, no answer within the dial timeout."""
+
+
+class HandshakeFailed(ConnectionFailed):
+    """An nsqd was reached, but the connection could not be set up as asked: TLS, IDENTIFY or AUTH."""
+
+
+class ConnectionLost(ConnectionFailed):
+    """The connection was there and is gone."""
+
+
+class Unanswered(ConnectionFailed):
+    """The peer did not answer, or did not take our bytes, within the deadline."""
+
+
+class ServerError(NsqError):
+    """nsqd refused a command. ``code`` is its E_ code, ``text`` its explanation."""
+
+    code = ""
+    fatal = True  # nsqd closes the connection behind it
+
+    def __init__(self, text: str, code: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.code = code or type(self).code
+
+
+class InvalidCommand(ServerError):
+    """E_INVALID: a command nsqd does not know, or not in this state."""
+
+    code = "E_INVALID"
+
+
+class BadBody(ServerError):
+    """E_BAD_BODY"""
+
+    code = "E_BAD_BODY"
+
+
+class BadTopic(ServerError):
+    """E_BAD_TOPIC"""
+
+    code = "E_BAD_TOPIC"
+
+
+class BadChannel(ServerError):
+    """E_BAD_CHANNEL"""
+
+    code = "E_BAD_CHANNEL"
+
+
+class BadMessage(ServerError):
+    """E_BAD_MESSAGE: larger than this nsqd accepts, usually."""
+
+    code = "E_BAD_MESSAGE"
+
+
+class PubFailed(ServerError):
+    """E_PUB_FAILED: nsqd could not store the message (it exits, or its disk is full)."""
+
+    code = "E_PUB_FAILED"
+    retry = True
+
+
+class MpubFailed(ServerError):
+    """E_MPUB_FAILED: nsqd could not store the messages; some of them may be."""
+
+    code = "E_MPUB_FAILED"
+    retry = True
+    maybe_stored = True
+
+
+class DpubFailed(ServerError):
+    """E_DPUB_FAILED"""
+
+    code = "E_DPUB_FAILED"
+    retry = True
+
+
+class SubFailed(ServerError):
+    """E_SUB_FAILED: the channel has as many consumers as it may have, usually."""
+
+    code = "E_SUB_FAILED"
+    retry = True
+
+
+class IdentifyFailed(ServerError):
+    """E_IDENTIFY_FAILED"""
+
+    code = "E_IDENTIFY_FAILED"
+
+
+class AuthFirst(ServerError):
+    """E_AUTH_FIRST: this nsqd wants AUTH, and no secret was given."""
+
+    code = "E_AUTH_FIRST"
+
+
+class AuthFailed(ServerError):
+    """E_AUTH_FAILED: nsqd could not ask its auth server."""
+
+    code = "E_AUTH_FAILED"
+    retry = True
+
+
+class AuthDisabled(ServerError):
+    """E_AUTH_DISABLED"""
+
+    code = "E_AUTH_DISABLED"
+
+
+class AuthServerError(ServerError):
+    """E_AUTH_ERROR"""
+
+    code = "E_AUTH_ERROR"
+    retry = True
+
+
+class Unauthorized(ServerError):
+    """E_UNAUTHORIZED: the secret does not allow this."""
+
+    code = "E_UNAUTHORIZED"
+
+
+class FinFailed(ServerError):
+    """E_FIN_FAILED: the message had timed out; someone else has it, or had."""
+
+    code = "E_FIN_FAILED"
+    fatal = False
+
+
+class ReqFailed(ServerError):
+    """E_REQ_FAILED: like E_FIN_FAILED."""
+
+    code = "E_REQ_FAILED"
+    fatal = False
+
+
+class TouchFailed(ServerError):
+    """E_TOUCH_FAILED: like E_FIN_FAILED."""
+
+    code = "E_TOUCH_FAILED"
+    fatal = False
+
+
+def server_error(data: bytes) -> ServerError:
+    """The error of an error frame, of its code's class; ServerError itself for a code we do not know."""
+    text = data.decode("utf-8", "replace")
+    code = text.partition(" ")[0]
+    return _BY_CODE.get(code, ServerError)(text, code)
+
+
+_BY_CODE = {cls.code: cls for cls in ServerError.__subclasses__()}
+
+
+class PublishFailed(NsqError):
+    """No nsqd took the message within the deadline. It is stored nowhere: publishing it again is safe."""
+
+    retry = True
+
+
+class QueueFull(PublishFailed):
+    """As many publishes are pending as ``max_pending`` allows, and none was answered within the deadline."""
+
+
+class PublishUncertain(NsqError):
+    """The message was sent and the answer never came: it may be stored. Publishing again may duplicate it."""
+
+    retry = True
+    maybe_stored = True
+
+
+class AlreadyResponded(NsqError):
+    """The message was finished or requeued already, or is not in flight any more: it timed out, or its
+    connection is gone."""
+
+
+class Closed(NsqError):
+    """It has been closed and cannot be used again."""
+
+
+class Forked(Closed):
+    """It was made in the parent process, whose connections this process must not touch."""
+
+
+class ApiError(NsqError):
+    """An HTTP request got no usable answer. The message names the server, never the query: it may hold
+    secrets."""
+
+    retry = True
+
+
+class ApiRefused(ApiError):
+    """The server answered with an error: ``status``, and ``code`` such as TOPIC_NOT_FOUND."""
+
+    retry = False
+
+    def __init__(self, text: str, status: int, code: str) -> None:
+        super().__init__(text)
+        self.status = status
+        self.code = code

@@ -1,0 +1,346 @@
+"""Nsqd and Nsqlookupd as tests see them: started on free ports, restarted there, stopped by a deadline.
+
+The daemons' own modules are imported when one is made or started: this module needs nothing but the core.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.util
+import os
+import shutil
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self, TextIO
+
+from nsq.errors import UsageError
+
+from .addresses import Addresses, Ports, dial
+from .arguments import read_arguments, to_arguments
+from .errors import AddressTaken, DaemonFailed
+from .http import TIMEOUT, Reply, ask
+from .process import ProcessRun, our_program
+from .thread import Runnable, ThreadRun
+
+START_TIMEOUT = 15.0
+STOP_TIMEOUT = 10.0
+_READY_CHECK_TIMEOUT = 1.0
+_PAUSE = 0.02
+
+
+class Daemon:
+    """What Nsqd and Nsqlookupd share. Options are keyword arguments by their Python names, times in seconds.
+
+    By default the daemon runs in a background thread. ``process=True`` makes it a child process of our own
+    program, ``binary="/path/nsqd"`` one of any program with the same flags; ``flags`` go to it as they are,
+    for those ours does not know. Ports are chosen unless given, and kept from then on: whoever knew the
+    address finds the daemon there again after ``restart()``, or ``stop()`` and ``start()``.
+    """
+
+    program: ClassVar[str]
+    listens: ClassVar[tuple[str, ...]]
+
+    def __init__(
+        self,
+        *,
+        process: bool = False,
+        binary: str | Path | None = None,
+        flags: Sequence[str] = (),
+        start_timeout: float = START_TIMEOUT,
+        stop_timeout: float = STOP_TIMEOUT,
+        **options: object,
+    ) -> None:
+        own = our_program(self.program) if process else None
+        self._command = own if binary is None else [str(binary)]
+        self._start_timeout = start_timeout
+        self._stop_timeout = stop_timeout
+        self._options = options
+        self._flags = tuple(flags)
+        self._ports = Ports(self.listens, options)
+        self._run: ThreadRun | ProcessRun | None = None
+        self._addresses = Addresses(None, None)
+        self._private: Path | None = None
+        self._cleanup: Callable[[], object] = lambda: None
+        self._log_of_earlier_runs = ""
+        to_arguments(self._options_class(), options)  # a wrong name is reported where it was written
+
+    # Lifetime
+
+    def start(self) -> Self:
+        """Return once /ping answers and the TCP port accepts; otherwise DaemonFailed carries the log."""
+        if self.running:
+            raise UsageError(f"this {self.program} is running already")
+        self._retire()
+        try:
+            self._start_on_free_ports(time.monotonic() + self._start_timeout)
+        except BaseException:
+            self._retire()
+            self._remove_private()
+            raise
+        return self
+
+    def stop(self, *, keep_data: bool = False) -> None:
+        """Stop in good order within the deadline and remove the private data; harmless when stopped."""
+        try:
+            if self._run is not None:
+                self._run.stop(self._stop_timeout)
+        finally:
+            self._retire()
+            if not keep_data:
+                self._remove_private()
+
+    def restart(self) -> None:
+        """Stop and start with the same ports and the same data."""
+        self.stop(keep_data=True)
+        self.start()
+
+    def kill(self) -> None:
+        """SIGKILL; ``start()`` brings the daemon back on the same ports with the data it left."""
+        self._child().kill()
+
+    def terminate(self) -> int:
+        """SIGTERM; returns the exit status once the process is gone."""
+        return self._child().stop(self._stop_timeout)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # What there is to know
+
+    @property
+    def running(self) -> bool:
+        return self._run is not None and self._run.alive
+
+    @property
+    def pid(self) -> int:
+        return self._child().pid
+
+    @property
+    def log(self) -> str:
+        """Everything logged so far, in all runs."""
+        return self._log_of_earlier_runs + ("" if self._run is None else self._run.log)
+
+    @property
+    def tcp_address(self) -> str:
+        return self._known(self._addresses.tcp, "tcp_address")
+
+    @property
+    def http_address(self) -> str:
+        return self._known(self._addresses.http, "http_address")
+
+    # HTTP
+
+    def request(
+        self,
+        method: str,
+        target: str,
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        *,
+        timeout: float = TIMEOUT,
+    ) -> Reply:
+        """Ask the HTTP port: ``status, headers, body = nsqd.request("GET", "/stats?format=json")``."""
+        return ask(self.http_address, method, target, body, headers, timeout=timeout)
+
+    def get(self, target: str, *, timeout: float = TIMEOUT) -> Reply:
+        return self.request("GET", target, timeout=timeout)
+
+    def post(self, target: str, body: bytes = b"", *, timeout: float = TIMEOUT) -> Reply:
+        return self.request("POST", target, body, timeout=timeout)
+
+    # How the two differ
+
+    def _options_class(self) -> type[Any]:
+        raise TypeError(f"{type(self).__name__} is no daemon: use Nsqd or Nsqlookupd")
+
+    def _daemon_class(self) -> Callable[..., Runnable]:
+        """Importing it needs aiohttp."""
+        raise TypeError(f"{type(self).__name__} is no daemon: use Nsqd or Nsqlookupd")
+
+    def _all_options(self) -> dict[str, object]:
+        """What the caller set, and what a test wants otherwise than an operator."""
+        return {"broadcast_address": "127.0.0.1", **self._options, **self._ports.options}
+
+    # Starting
+
+    def _start_on_free_ports(self, deadline: float) -> None:
+        keep_ports = self._ports.known
+        while True:
+            try:
+                return self._start_once(deadline)
+            except AddressTaken:
+                if time.monotonic() > deadline or not self._ports.all_fixed_ones_free():
+                    raise
+            self._retire()
+            if not keep_ports:
+                self._ports.forget()
+            time.sleep(_PAUSE)  # nobody tells when a port is free again
+
+    def _start_once(self, deadline: float) -> None:
+        if self._private is None:
+            self._private = Path(tempfile.mkdtemp(prefix=f"{self.program}-"))
+            self._cleanup = weakref.finalize(self, _remove_tree, self._private, os.getpid())
+        run = self._run = self._thread_run() if self._command is None else self._process_run(self._command)
+        try:
+            run.start(deadline - time.monotonic())
+            self._await_ready(run, deadline)
+        except BaseException:
+            run.abandon()
+            raise
+        self._addresses = run.addresses
+        self._ports.keep(run.addresses)
+
+    def _thread_run(self) -> ThreadRun:
+        if importlib.util.find_spec("aiohttp") is None:
+            raise DaemonFailed(f"{self.program} needs aiohttp: pip install 'nsq[server]'")
+        from nsq.daemons.logs import DaemonLog
+
+        arguments = to_arguments(self._options_class(), self._all_options())
+        options = read_arguments(self._options_class(), [*arguments, *self._flags], self.program)
+        daemon_class = self._daemon_class()
+
+        def make(stream: TextIO) -> Runnable:
+            return daemon_class(options, log=DaemonLog(options.log_prefix, options.log_level, stream))
+
+        return ThreadRun(make, self.program)
+
+    def _process_run(self, command: Sequence[str]) -> ProcessRun:
+        if not self._ports.known:
+            self._ports.choose()
+        options = self._all_options()
+        listening = [str(options[name]) or None for name in self.listens]
+        if "tls_cert" not in options:
+            listening = listening[:2]  # without a certificate nobody listens on the HTTPS address
+        arguments = to_arguments(self._options_class(), options)
+        return ProcessRun(
+            [*command, *arguments, *self._flags], Addresses(*listening), self._private_directory / "log"
+        )
+
+    def _await_ready(self, run: ThreadRun | ProcessRun, deadline: float) -> None:
+        while True:
+            answered = _answers(run.addresses)
+            if not run.alive:  # asked last: somebody else may have answered on a port that was taken
+                raise run.failure()
+            if answered:
+                return
+            if time.monotonic() > deadline:
+                raise DaemonFailed(f"{self.program} was not ready within {self._start_timeout:g} s", run.log)
+            time.sleep(_PAUSE)  # a process cannot wake us when it starts to listen
+
+    def _retire(self) -> None:
+        """Keep the log of a run that is over."""
+        if self._run is not None:
+            self._log_of_earlier_runs += self._run.log
+            self._run = None
+
+    @property
+    def _private_directory(self) -> Path:
+        if self._private is None:
+            raise UsageError(f"this {self.program} has no files: it is stopped, or was never started")
+        return self._private
+
+    def _remove_private(self) -> None:
+        self._cleanup()
+        self._private = None
+
+    def _child(self) -> ProcessRun:
+        if isinstance(self._run, ProcessRun):
+            return self._run
+        if self._command is None:
+            raise UsageError(
+                f"this {self.program} runs in a thread; process=True or binary=... has a process"
+            )
+        raise UsageError(f"this {self.program} was not started")
+
+    def _known(self, address: str | None, name: str) -> str:
+        if address is None:
+            raise UsageError(f"this {self.program} has no {name}: never started, or not listening there")
+        return address
+
+
+class Nsqlookupd(Daemon):
+    """An nsqlookupd: ``with Nsqlookupd() as lookupd: lookupd.get("/topics")``."""
+
+    program = "nsqlookupd"
+    listens = ("tcp_address", "http_address")
+
+    def _options_class(self) -> type[Any]:
+        from nsq.daemons.nsqlookupd.options import Options
+
+        return Options
+
+    def _daemon_class(self) -> Callable[..., Runnable]:
+        from nsq.daemons.nsqlookupd.daemon import Nsqlookupd as Program
+
+        return Program
+
+
+class Nsqd(Daemon):
+    """An nsqd: ``with Nsqd(lookupd=[lookupd], msg_timeout=1.0) as nsqd: nsqd.tcp_address``.
+
+    ``lookupd`` names the lookup daemons it registers with: Nsqlookupd objects that are running, or
+    ``host:port`` of their TCP side.
+    """
+
+    program = "nsqd"
+    listens = ("tcp_address", "http_address", "https_address")
+
+    def __init__(self, *, lookupd: Iterable[Nsqlookupd | str] = (), **options: Any) -> None:
+        addresses = tuple(each if isinstance(each, str) else each.tcp_address for each in lookupd)
+        if addresses:
+            options["lookupd_tcp_addresses"] = (*options.get("lookupd_tcp_addresses", ()), *addresses)
+        super().__init__(**options)
+
+    @property
+    def https_address(self) -> str | None:
+        """None without a certificate."""
+        return self._addresses.https
+
+    @property
+    def data_path(self) -> Path:
+        """Where its files are; a private directory unless given."""
+        if "data_path" in self._options:
+            return Path(str(self._options["data_path"]))
+        return self._private_directory / "data"
+
+    def _all_options(self) -> dict[str, object]:
+        if "data_path" not in self._options:
+            self.data_path.mkdir(exist_ok=True)
+        return {**super()._all_options(), "data_path": self.data_path}
+
+    def _options_class(self) -> type[Any]:
+        from nsq.daemons.nsqd.options import Options
+
+        return Options
+
+    def _daemon_class(self) -> Callable[..., Runnable]:
+        from nsq.daemons.nsqd.daemon import Nsqd as Program
+
+        return Program
+
+
+def _answers(addresses: Addresses) -> bool:
+    """Whether the TCP port accepts and /ping says 200."""
+    try:
+        if addresses.tcp is not None:
+            dial(addresses.tcp, _READY_CHECK_TIMEOUT).close()
+        if addresses.http is None:
+            return True
+        return ask(addresses.http, "GET", "/ping", timeout=_READY_CHECK_TIMEOUT).status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def _remove_tree(path: Path, owner: int) -> None:
+    """Also called when a daemon is forgotten and when this process exits, but not when a fork of it does."""
+    if os.getpid() == owner:
+        shutil.rmtree(path, ignore_errors=True)

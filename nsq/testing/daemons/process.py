@@ -1,0 +1,151 @@
+"""A daemon as a child process: our own program or any binary with the same flags.
+
+The child writes its log to a file (no pipe that could fill up), leads its own process group, and is killed
+when this process exits. Imports only the errors and addresses of the harness.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import nsq
+
+from .addresses import Addresses, is_taken
+from .errors import AddressTaken, DaemonFailed
+
+KILL_TIMEOUT = 5.0
+
+
+class ProcessRun:
+    """One life of a child process, from its start to its exit."""
+
+    def __init__(self, command: Sequence[str], addresses: Addresses, log_path: Path) -> None:
+        self.addresses = addresses
+        self._command = list(command)
+        self._log_path = log_path
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        return self._started().pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def log(self) -> str:
+        return self._log_path.read_text("utf-8", errors="replace") if self._log_path.exists() else ""
+
+    def start(self, timeout: float) -> None:
+        """Start the child; it is not ready yet when this returns."""
+        with self._log_path.open("wb") as log_file:
+            try:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log_file,
+                    stderr=subprocess.STDOUT,
+                    env=_environment(),
+                    start_new_session=True,  # its own group: killed as a whole, and no Ctrl-C meant for us
+                )
+            except OSError as error:
+                raise DaemonFailed(f"cannot run {self._command[0]}: {error}") from error
+        _CHILDREN.add(self._process)
+
+    def failure(self) -> DaemonFailed:
+        """Why the child, found dead, did not start."""
+        taken = [address for address in self.addresses if address is not None and is_taken(address)]
+        status = f"{self._command[0]} exited with status {self._started().poll()} before it was ready"
+        if taken:
+            return AddressTaken(f"{status}; in use: {', '.join(taken)}", self.log)
+        return DaemonFailed(status, self.log)
+
+    def stop(self, timeout: float) -> int:
+        """SIGTERM, and SIGKILL for the whole group when that took too long; the exit status."""
+        process = self._started()
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(timeout)
+            except subprocess.TimeoutExpired:
+                self.kill()
+                late = f"pid {process.pid} did not end {timeout:g} s after SIGTERM"
+                raise DaemonFailed(late, self.log) from None
+        return self.kill()
+
+    def abandon(self) -> None:
+        """Get rid of a child that did not become ready."""
+        if self._process is not None:
+            self.kill()
+
+    def kill(self) -> int:
+        """SIGKILL to the child and whatever it started; the exit status."""
+        process = self._started()
+        _kill_group(process)
+        _CHILDREN.discard(process)
+        return process.wait(KILL_TIMEOUT)
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise DaemonFailed(f"{self._command[0]} was never started")
+        return self._process
+
+
+def our_program(name: str) -> list[str]:
+    return [sys.executable, "-m", f"nsq.daemons.{name}"]
+
+
+def _environment() -> dict[str, str]:
+    """Ours, with this very package importable, and a log that is written as it happens."""
+    root = str(Path(nsq.__file__).resolve().parents[1])
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    # Once the child was reaped its number may belong to somebody else; only a living child is signalled.
+    if process.poll() is None:
+        try:
+            os.killpg(process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            process.kill()
+
+
+class _Children:
+    """The children still running; the first one registers the hook that kills the rest at exit."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._owner: int | None = None
+
+    def add(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            if self._owner is None:
+                self._owner = os.getpid()
+                atexit.register(self._kill_all)
+            self._processes.add(process)
+
+    def discard(self, process: subprocess.Popen[bytes]) -> None:
+        with self._lock:
+            self._processes.discard(process)
+
+    def _kill_all(self) -> None:
+        if self._owner != os.getpid():  # a fork of the test process ends: the daemons are its parent's
+            return
+        with self._lock:
+            processes = list(self._processes)
+        for process in processes:
+            _kill_group(process)
+            process.wait(KILL_TIMEOUT)
+
+
+_CHILDREN = _Children()

@@ -1,0 +1,136 @@
+"""A daemon in a background thread of this process, on an event loop of its own.
+
+asyncio and aiohttp are imported when the thread starts: ``import nsq.testing`` must load neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from .addresses import Addresses
+from .errors import AddressTaken, DaemonFailed
+
+if TYPE_CHECKING:
+    import asyncio
+
+_ABANDON_TIMEOUT = 2.0
+
+
+class Runnable(Protocol):
+    """What this module asks of a daemon; ``https_address`` is looked for, as not every daemon has one."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    @property
+    def tcp_address(self) -> str | None: ...
+
+    @property
+    def http_address(self) -> str | None: ...
+
+
+class ThreadRun:
+    """One life of a daemon: a thread from ``start`` to ``stop``."""
+
+    def __init__(self, make: Callable[[TextIO], Runnable], name: str) -> None:
+        self.addresses = Addresses(None, None)
+        self._make = make
+        self._name = name
+        self._log = io.StringIO()
+        self._ready: Future[Addresses] = Future()
+        self._ended: Future[None] = Future()
+        self._ask_to_stop: Callable[[], None] = lambda: None
+        self._cancel: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._run, name=f"{name}-starting", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def log(self) -> str:
+        return self._log.getvalue()
+
+    def start(self, timeout: float) -> None:
+        """Return once the daemon listens."""
+        self._thread.start()
+        try:
+            self.addresses = self._ready.result(timeout)
+        except FutureTimeout:
+            raise DaemonFailed(f"{self._name} did not start within {timeout:g} s", self.log) from None
+        except Exception as error:
+            kind = AddressTaken if _is_address_taken(error) else DaemonFailed
+            raise kind(f"{self._name} did not start: {error!r}", self.log) from error
+
+    def failure(self) -> DaemonFailed:
+        """Why the daemon, found dead, is dead."""
+        error = self._ended.exception(0) if self._ended.done() else None
+        return DaemonFailed(f"{self._name} ended by itself: {error!r}", self.log)
+
+    def stop(self, timeout: float) -> None:
+        self._ask_to_stop()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            raise DaemonFailed(f"{self._name} did not stop within {timeout:g} s", self.log)
+        if self._ended.exception(0) is not None:
+            raise self.failure() from self._ended.exception(0)
+
+    def abandon(self) -> None:
+        """Get rid of a daemon that did not become ready, wherever it hangs."""
+        self._cancel()
+        self._thread.join(_ABANDON_TIMEOUT)
+
+    def _run(self) -> None:
+        import asyncio
+
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if not self._ready.done():
+                self._ready.set_exception(error)
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
+
+    async def _serve(self) -> None:
+        import asyncio
+
+        loop, task, asked = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+        assert task is not None
+        self._ask_to_stop = _from_any_thread(loop, asked.set)
+        self._cancel = _from_any_thread(loop, task.cancel)
+        daemon = self._make(self._log)
+        await daemon.start()  # a daemon that fails to start leaves nothing open
+        try:
+            https = getattr(daemon, "https_address", None)
+            addresses = Addresses(daemon.tcp_address, daemon.http_address, https)
+            threading.current_thread().name = f"{self._name}-{addresses.tcp}"
+            self._ready.set_result(addresses)
+            await asked.wait()
+        finally:
+            await daemon.stop()
+
+
+def _from_any_thread(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> Callable[[], None]:
+    def hand_over() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has ended by itself
+            loop.call_soon_threadsafe(call)
+
+    return hand_over
+
+
+def _is_address_taken(error: BaseException | None) -> bool:
+    """Whether an error, or what it was raised from, says that somebody else has the port."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,86 @@
+"""A pytest plugin: ``nsqd``, ``nsqlookupd`` and a factory for each, all stopped when the test ends.
+
+    pytest_plugins = ["nsq.testing.plugin"]       # unless the installed package has registered it already
+
+    def test_orders(nsqd_factory, nsqlookupd):
+        nsqd = nsqd_factory(lookupd=[nsqlookupd], msg_timeout=1.0)
+
+With NSQ_BIN_DIR in the environment the same tests judge the binaries ``nsqd`` and ``nsqlookupd`` of that
+directory. Must not import the client.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import pytest
+
+from .daemons import Daemon, Nsqd, Nsqlookupd
+
+BIN_DIR = "NSQ_BIN_DIR"
+
+D = TypeVar("D", bound=Daemon)
+
+
+class Factory(Generic[D]):
+    """Called with the options of ``Nsqd`` or ``Nsqlookupd``, returns one that is running."""
+
+    def __init__(self, kind: type[D], stack: ExitStack) -> None:
+        self._kind = kind
+        self._stack = stack
+
+    def __call__(self, **options: Any) -> D:
+        daemon = self.make(**options)
+        self._stack.enter_context(daemon)
+        return daemon
+
+    def make(self, **options: Any) -> D:
+        """One that is not started; starting and stopping it is left to the caller."""
+        binary = external_binary(self._kind.program)
+        if binary is not None and "binary" not in options:
+            options["binary"] = binary
+        return self._kind(**options)
+
+
+def external_binary(program: str) -> Path | None:
+    """The binary that NSQ_BIN_DIR asks for, None without that variable; skips the test when it is missing."""
+    directory = os.environ.get(BIN_DIR)
+    if not directory:
+        return None
+    binary = Path(directory) / program
+    if not os.access(binary, os.X_OK):
+        pytest.skip(f"not run: {BIN_DIR}={directory} holds no program {program}")
+    return binary
+
+
+@contextmanager
+def factory(kind: type[D]) -> Iterator[Factory[D]]:
+    """For fixtures of another scope: ``with factory(Nsqd) as make: yield make(msg_timeout=1.0)``."""
+    with ExitStack() as stack:
+        yield Factory(kind, stack)
+
+
+@pytest.fixture
+def nsqlookupd_factory() -> Iterator[Factory[Nsqlookupd]]:
+    with factory(Nsqlookupd) as make:
+        yield make
+
+
+@pytest.fixture
+def nsqd_factory() -> Iterator[Factory[Nsqd]]:
+    with factory(Nsqd) as make:
+        yield make
+
+
+@pytest.fixture
+def nsqlookupd(nsqlookupd_factory: Factory[Nsqlookupd]) -> Nsqlookupd:
+    return nsqlookupd_factory()
+
+
+@pytest.fixture
+def nsqd(nsqd_factory: Factory[Nsqd]) -> Nsqd:
+    return nsqd_factory()

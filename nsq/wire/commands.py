@@ -1,0 +1,355 @@
+"""The commands of the V2 protocol: an encoder for each, and the parser nsqd uses.
+
+Encoders trust their arguments: names and sizes are checked by whoever takes them from a user. The parser
+trusts nothing. Pure bytes; imports only errors and names.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nsq.wire.names import valid_topic
+
+MAGIC_V2 = b"  V2"
+NOP = b"NOP\n"
+CLS = b"CLS\n"
+
+#: nsqd reads a command line through a buffer of this size and hangs up on longer ones.
+MAX_LINE = 16 * 1024
+
+_SIZE = struct.Struct(">i")
+_SIZES = struct.Struct(">ii")
+
+
+def identify(body: bytes) -> bytes:
+    return b"IDENTIFY\n" + _SIZE.pack(len(body)) + body
+
+
+def auth(secret: bytes) -> bytes:
+    return b"AUTH\n" + _SIZE.pack(len(secret)) + secret
+
+
+def sub(topic: str, channel: str) -> bytes:
+    return f"SUB {topic} {channel}\n".encode()
+
+
+def rdy(count: int) -> bytes:
+    return b"RDY %d\n" % count
+
+
+def fin(message_id: bytes) -> bytes:
+    return b"FIN " + message_id + b"\n"
+
+
+def req(message_id: bytes, delay_ms: int) -> bytes:
+    return b"REQ %s %d\n" % (message_id, delay_ms)
+
+
+def touch(message_id: bytes) -> bytes:
+    return b"TOUCH " + message_id + b"\n"
+
+
+def pub(topic: str, body: bytes) -> bytes:
+    return b"PUB %s\n%s%s" % (topic.encode(), _SIZE.pack(len(body)), body)
+
+
+def dpub(topic: str, defer_ms: int, body: bytes) -> bytes:
+    return b"DPUB %s %d\n%s%s" % (topic.encode(), defer_ms, _SIZE.pack(len(body)), body)
+
+
+def mpub(topic: str, bodies: Iterable[bytes]) -> bytes:
+    packed = pack_bodies(bodies)
+    return b"MPUB %s\n%s%s" % (topic.encode(), _SIZE.pack(len(packed)), packed)
+
+
+def pack_bodies(bodies: Iterable[bytes]) -> bytes:
+    """Many messages as MPUB and HTTP's binary /mpub carry them: their count, then each with its size."""
+    parts = [b""]
+    for body in bodies:
+        parts.append(_SIZE.pack(len(body)))
+        parts.append(body)
+    parts[0] = _SIZE.pack(len(parts) // 2)
+    return b"".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What the parser lets through."""
+
+    max_msg_size: int = 1024 * 1024
+    max_body_size: int = 5 * 1024 * 1024
+    max_req_timeout_ms: int = 3_600_000
+
+
+@dataclass(frozen=True)
+class BadCommand:
+    """What was wrong with a command: the code and text of the error frame that answers it."""
+
+    code: bytes
+    text: bytes
+
+    def __bytes__(self) -> bytes:
+        return self.code + b" " + self.text
+
+
+#: verb, parameters, body. A body is bytes; MPUB's is the list of its messages; most commands have none.
+Command = tuple[bytes, list[bytes], bytes | list[bytes] | None]
+
+
+class _Rejected(Exception):
+    def __init__(self, code: bytes, text: bytes) -> None:
+        super().__init__(code, text)
+        self.reason = BadCommand(code, text)
+
+
+class _Incomplete(Exception):
+    """More bytes are needed; ``total`` counts from the first byte of the command."""
+
+    def __init__(self, total: int) -> None:
+        super().__init__(total)
+        self.total = total
+
+
+class CommandParser:
+    """Cuts a client's byte stream into commands: ``feed`` returns what has become complete.
+
+    Parsing stops at an IDENTIFY, because what follows it may be encrypted or compressed. ``stopped`` is true
+    then: ``feed(b"")`` goes on, ``take_rest()`` hands the bytes to a new layer instead. The first malformed
+    command ends the stream: ``error`` then says why, and applies after the commands returned with it.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._held: list[bytes] = []
+        self._held_size = 0
+        self._needed = 0
+        self._mpub: _PartialMpub | None = None
+        self.error: BadCommand | None = None
+        self.stopped = False
+
+    def feed(self, data: bytes) -> list[Command]:
+        if self.error is not None:
+            return []
+        self.stopped = False
+        if self._held:
+            self._held.append(data)
+            self._held_size += len(data)
+            if self._held_size < self._needed:
+                return []
+            data = b"".join(self._held)
+            self._held.clear()
+        commands: list[Command] = []
+        used = self._cut(data, commands)
+        self._held_size = len(data) - used
+        if self._held_size and self.error is None:
+            self._held.append(data[used:] if used else data)
+        return commands
+
+    def take_rest(self) -> bytes:
+        rest = b"".join(self._held)
+        self._held.clear()
+        self._held_size = self._needed = 0
+        self.stopped = False
+        return rest
+
+    def _cut(self, data: bytes, commands: list[Command]) -> int:
+        """Append every complete command of ``data``; return how many bytes they took."""
+        position = 0
+        try:
+            if self._mpub is not None:
+                command, position = self._mpub.resume(data, 0)
+                self._mpub = None
+                commands.append(command)
+            while True:
+                newline = data.find(b"\n", position)
+                if newline < 0 or newline - position > MAX_LINE:
+                    return self._await_line(len(data), position, newline)
+                line = data[position : newline - 1 if data[newline - 1 : newline] == b"\r" else newline]
+                params = line.split(b" ")
+                verb = params.pop(0)
+                parse_body = _BODIES.get(verb)
+                if parse_body is None:
+                    position = newline + 1
+                    commands.append((verb, params, None))
+                    continue
+                command, position = parse_body(self, params, data, position, newline + 1)
+                commands.append(command)
+                if verb == b"IDENTIFY":
+                    self.stopped = True
+                    self._needed = 0
+                    return position
+        except _Incomplete as more:
+            self._needed = more.total
+            # An MPUB keeps what it has read of itself: its held bytes start at its next message.
+            return self._mpub.position if self._mpub is not None else position
+        except _Rejected as rejected:
+            self.error = rejected.reason
+            return len(data)
+
+    def _await_line(self, end: int, position: int, newline: int) -> int:
+        if (newline if newline >= 0 else end) - position > MAX_LINE:
+            raise _Rejected(b"E_INVALID", b"command line too long")
+        self._needed = 0
+        return position
+
+    def _identify(self, params: list[bytes], data: bytes, start: int, position: int) -> tuple[Command, int]:
+        body, position = self._sized_body(b"IDENTIFY", data, start, position)
+        return (b"IDENTIFY", params, body), position
+
+    def _auth(self, params: list[bytes], data: bytes, start: int, position: int) -> tuple[Command, int]:
+        if params:
+            raise _Rejected(b"E_INVALID", b"AUTH invalid number of parameters")
+        body, position = self._sized_body(b"AUTH", data, start, position)
+        return (b"AUTH", params, body), position
+
+    def _pub(self, params: list[bytes], data: bytes, start: int, position: int) -> tuple[Command, int]:
+        if not params:
+            raise _Rejected(b"E_INVALID", b"PUB insufficient number of parameters")
+        _require_topic(b"PUB", params[0])
+        body, position = self._message_body(b"PUB", data, start, position)
+        return (b"PUB", params, body), position
+
+    def _dpub(self, params: list[bytes], data: bytes, start: int, position: int) -> tuple[Command, int]:
+        if len(params) < 2:
+            raise _Rejected(b"E_INVALID", b"DPUB insufficient number of parameters")
+        _require_topic(b"DPUB", params[0])
+        delay, limit = params[1], self._limits.max_req_timeout_ms
+        if not delay.isdigit():
+            raise _Rejected(b"E_INVALID", b"DPUB could not parse timeout " + delay)
+        if len(delay) > 18 or int(delay) > limit:
+            raise _Rejected(b"E_INVALID", b"DPUB timeout %s out of range 0-%d" % (delay, limit))
+        body, position = self._message_body(b"DPUB", data, start, position)
+        return (b"DPUB", params, body), position
+
+    def _mpub_body(self, params: list[bytes], data: bytes, start: int, position: int) -> tuple[Command, int]:
+        if not params:
+            raise _Rejected(b"E_INVALID", b"MPUB insufficient number of parameters")
+        # The code stands twice in this one answer of nsqd; clients may compare the whole text.
+        _require_topic(b"E_BAD_TOPIC MPUB", params[0])
+        size = self._body_size(b"MPUB", data, start, position)
+        if len(data) < position + 8:
+            raise _Incomplete(position + 8 - start)
+        (count,) = _SIZE.unpack_from(data, position + 4)
+        if count <= 0:
+            raise _Rejected(b"E_BAD_BODY", b"MPUB invalid message count %d" % count)
+        self._mpub = _PartialMpub(params, count, size - 4, self._limits.max_msg_size)
+        command, position = self._mpub.resume(data, position + 8)
+        self._mpub = None
+        return command, position
+
+    def _body_size(self, verb: bytes, data: bytes, start: int, position: int) -> int:
+        if len(data) < position + 4:
+            raise _Incomplete(position + 4 - start)
+        size: int = _SIZE.unpack_from(data, position)[0]
+        if size <= 0:
+            raise _Rejected(b"E_BAD_BODY", b"%s invalid body size %d" % (verb, size))
+        if size > self._limits.max_body_size:
+            limit = self._limits.max_body_size
+            raise _Rejected(b"E_BAD_BODY", b"%s body too big %d > %d" % (verb, size, limit))
+        return size
+
+    def _sized_body(self, verb: bytes, data: bytes, start: int, position: int) -> tuple[bytes, int]:
+        stop = position + 4 + self._body_size(verb, data, start, position)
+        if len(data) < stop:
+            raise _Incomplete(stop - start)
+        return data[position + 4 : stop], stop
+
+    def _message_body(self, verb: bytes, data: bytes, start: int, position: int) -> tuple[bytes, int]:
+        if len(data) < position + 4:
+            raise _Incomplete(position + 4 - start)
+        (size,) = _SIZE.unpack_from(data, position)
+        limit = self._limits.max_msg_size
+        if size <= 0:
+            raise _Rejected(b"E_BAD_MESSAGE", b"%s invalid message body size %d" % (verb, size))
+        if size > limit:
+            raise _Rejected(b"E_BAD_MESSAGE", b"%s message too big %d > %d" % (verb, size, limit))
+        stop = position + 4 + size
+        if len(data) < stop:
+            raise _Incomplete(stop - start)
+        return data[position + 4 : stop], stop
+
+
+class _PartialMpub:
+    """An MPUB that is read message by message, as nsqd does: a bad size is answered before the rest
+    arrives.
+    """
+
+    def __init__(self, params: list[bytes], count: int, budget: int, max_msg_size: int) -> None:
+        self.position = 0
+        self._params = params
+        self._count = count
+        self._budget = budget
+        self._max_msg_size = max_msg_size
+        self._bodies: list[bytes] = []
+
+    def resume(self, data: bytes, position: int) -> tuple[Command, int]:
+        bodies, end = self._bodies, len(data)
+        while len(bodies) < self._count:
+            self.position = position
+            if end < position + 4:
+                raise _Incomplete(4)
+            (size,) = _SIZE.unpack_from(data, position)
+            self._check(size)
+            stop = position + 4 + size
+            if end < stop:
+                raise _Incomplete(4 + size)
+            bodies.append(data[position + 4 : stop])
+            self._budget -= 4 + size
+            position = stop
+        return (b"MPUB", self._params, bodies), position
+
+    def _check(self, size: int) -> None:
+        if size <= 0:
+            text = b"MPUB invalid message(%d) body size %d" % (len(self._bodies), size)
+            raise _Rejected(b"E_BAD_MESSAGE", text)
+        if size > self._max_msg_size:
+            raise _Rejected(b"E_BAD_MESSAGE", b"MPUB message too big %d > %d" % (size, self._max_msg_size))
+        if self._budget < 4 + size:
+            # nsqd waits for ever here; messages beyond the declared body would grow without a bound.
+            raise _Rejected(b"E_BAD_BODY", b"MPUB messages exceed the declared body size")
+
+
+_BODIES = {
+    b"IDENTIFY": CommandParser._identify,
+    b"AUTH": CommandParser._auth,
+    b"PUB": CommandParser._pub,
+    b"DPUB": CommandParser._dpub,
+    b"MPUB": CommandParser._mpub_body,
+}
+
+
+def _require_topic(verb: bytes, topic: bytes) -> None:
+    if not valid_topic(topic):
+        raise _Rejected(b"E_BAD_TOPIC", b'%s topic name "%s" is not valid' % (verb, topic))
+
+
+def unpack_bodies(data: bytes, limits: Limits) -> list[bytes]:
+    """The messages of HTTP's binary /mpub, whose body is MPUB's. Raises ``BadBodies`` with the code
+    nsqd answers.
+    """
+    if len(data) < 4:
+        raise BadBodies("BAD_BODY")
+    (count,) = _SIZE.unpack_from(data)
+    if count <= 0 or count > (len(data) - 4) // 5:
+        raise BadBodies("BAD_BODY" if count <= 0 else "BAD_MESSAGE")
+    bodies, position = [], 4
+    for _ in range(count):
+        if len(data) < position + 4:
+            raise BadBodies("BAD_MESSAGE")
+        (size,) = _SIZE.unpack_from(data, position)
+        stop = position + 4 + size
+        if not 0 < size <= limits.max_msg_size or stop > len(data):
+            raise BadBodies("BAD_MESSAGE")
+        bodies.append(data[position + 4 : stop])
+        position = stop
+    return bodies
+
+
+class BadBodies(ValueError):
+    """A binary batch that does not decode; ``code`` is nsqd's name for it."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code

@@ -1,0 +1,148 @@
+"""What nsqd sends: length-prefixed frames of three types.
+
+Used from both ends: the daemon encodes, the client parses. Pure bytes; imports only errors.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from nsq.errors import FrameError, NotNsqd
+
+FRAME_RESPONSE = 0
+FRAME_ERROR = 1
+FRAME_MESSAGE = 2
+
+HEARTBEAT = b"_heartbeat_"
+OK = b"OK"
+CLOSE_WAIT = b"CLOSE_WAIT"
+
+#: A frame holds a message of at most nsqd's --max-msg-size, 1 MiB unless raised; this leaves room for raised
+#: ones.
+DEFAULT_MAX_FRAME = 64 * 1024 * 1024
+
+_HEAD = struct.Struct(">ii")
+_MESSAGE_HEAD = struct.Struct(">iiqH16s")
+_MESSAGE_FIELDS = struct.Struct(">qH16s")
+_HEAD_SIZE = _HEAD.size
+_MESSAGE_HEAD_SIZE = _MESSAGE_HEAD.size
+_MESSAGE_OVERHEAD = 4 + _MESSAGE_FIELDS.size
+
+M = TypeVar("M")
+
+
+class Response(NamedTuple):
+    """A successful answer, or a heartbeat."""
+
+    data: bytes
+
+
+class ErrorReply(NamedTuple):
+    """An E_ code and its explanation."""
+
+    data: bytes
+
+
+class RawMessage(NamedTuple):
+    """A message as the wire holds it: time in nanoseconds since the epoch, deliveries so far, id, body."""
+
+    timestamp: int
+    attempts: int
+    id: bytes
+    body: bytes
+
+
+def encode_response(data: bytes) -> bytes:
+    return _HEAD.pack(len(data) + 4, FRAME_RESPONSE) + data
+
+
+def encode_error(data: bytes) -> bytes:
+    return _HEAD.pack(len(data) + 4, FRAME_ERROR) + data
+
+
+def encode_message(timestamp: int, attempts: int, message_id: bytes, body: bytes) -> bytes:
+    return _MESSAGE_HEAD.pack(len(body) + 30, FRAME_MESSAGE, timestamp, attempts, message_id) + body
+
+
+#: Responses are few and alike: answering with one shared object spares a producer an allocation a publish.
+_COMMON = {data: Response(data) for data in (OK, HEARTBEAT, CLOSE_WAIT)}
+
+
+class FrameParser(Generic[M]):
+    """Cuts a byte stream into frames: ``feed`` returns what has become complete.
+
+    ``message`` builds the object handed out for a message frame, so that a reader can have its own class
+    built in one step. A frame that cannot be one raises; everything complete before it has then been lost
+    with the connection, which has no future anyway.
+    """
+
+    def __init__(
+        self, message: Callable[[int, int, bytes, bytes], M], *, max_frame: int = DEFAULT_MAX_FRAME
+    ) -> None:
+        self._message = message
+        self._max_frame = max_frame
+        self._held: list[bytes] = []
+        self._held_size = 0
+        self._needed = 0
+
+    def feed(self, data: bytes) -> list[M | Response | ErrorReply]:
+        if self._held:
+            # Joined only when a whole frame is there: a large one arriving in small chunks is copied once.
+            self._held.append(data)
+            self._held_size += len(data)
+            if self._held_size < self._needed:
+                return []
+            data = b"".join(self._held)
+            self._held.clear()
+        frames: list[M | Response | ErrorReply] = []
+        used = self._cut(data, frames)
+        if used < len(data):
+            self._held.append(data[used:] if used else data)
+            self._held_size = len(data) - used
+        return frames
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of an incomplete frame."""
+        return self._held_size if self._held else 0
+
+    def _cut(self, data: bytes, frames: list[M | Response | ErrorReply]) -> int:
+        position, end = 0, len(data)
+        make, append, limit = self._message, frames.append, self._max_frame
+        while end - position >= _HEAD_SIZE:
+            size, kind = _HEAD.unpack_from(data, position)
+            if not 4 <= size <= limit:
+                raise self._impossible(data[position : position + _HEAD_SIZE], size)
+            stop = position + 4 + size
+            if stop > end:
+                self._needed = 4 + size
+                return position
+            if kind == FRAME_MESSAGE:
+                if size < _MESSAGE_OVERHEAD:
+                    raise FrameError(f"a message frame of {size} bytes, shorter than its own header")
+                timestamp, attempts, message_id = _MESSAGE_FIELDS.unpack_from(data, position + 8)
+                append(make(timestamp, attempts, message_id, data[position + _MESSAGE_HEAD_SIZE : stop]))
+            else:
+                append(_reply(kind, data[position + 8 : stop]))
+            position = stop
+        self._needed = _HEAD_SIZE
+        return position
+
+    def _impossible(self, head: bytes, size: int) -> FrameError:
+        if head.startswith(b"HTTP"):
+            return NotNsqd(
+                "the peer answers in HTTP: this is an HTTP port, not nsqd's TCP port (4150 by default)"
+            )
+        if size > self._max_frame:
+            return FrameError(f"a frame of {size} bytes, above this connection's limit of {self._max_frame}")
+        return FrameError(f"a frame size of {size}, which no frame can have: the peer does not speak V2")
+
+
+def _reply(kind: int, data: bytes) -> Response | ErrorReply:
+    if kind == FRAME_RESPONSE:
+        return _COMMON.get(data) or Response(data)
+    if kind == FRAME_ERROR:
+        return ErrorReply(data)
+    raise FrameError(f"a frame of unknown type {kind}")

@@ -1,0 +1,100 @@
+"""The JSON bodies of IDENTIFY and AUTH and of their replies.
+
+Times are milliseconds here, as on the wire: outside this package they are seconds. Decoding is as strict as
+nsqd's: a field of the wrong type spoils the whole body, an unknown one is ignored, a missing one has its
+zero. Pure bytes; imports only errors.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from nsq.errors import WireError
+
+
+class BadJson(WireError):
+    """A body that is not the JSON object it should be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Body:
+    """A JSON object with one typed field per attribute, in the order of the wire."""
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self), separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, body: bytes) -> Self:
+        values = _json_object(body)
+        known: dict[str, Any] = {}
+        for field in fields(cls):
+            value = values.get(field.name)
+            if value is None:
+                continue
+            if type(value).__name__ != field.type:
+                raise BadJson(f"{field.name} is {value!r}, not of type {field.type}")
+            known[field.name] = value
+        return cls(**known)
+
+
+def _json_object(body: bytes) -> dict[str, Any]:
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise BadJson(f"not JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise BadJson(f"a JSON {type(values).__name__}, not an object")
+    return values
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdentifyRequest(_Body):
+    """What a client says of itself and asks for. 0 asks for nsqd's default, -1 turns the thing off."""
+
+    client_id: str = ""
+    hostname: str = ""
+    user_agent: str = ""
+    feature_negotiation: bool = False
+    heartbeat_interval: int = 0
+    output_buffer_size: int = 0
+    output_buffer_timeout: int = 0
+    tls_v1: bool = False
+    deflate: bool = False
+    deflate_level: int = 0
+    snappy: bool = False
+    sample_rate: int = 0
+    msg_timeout: int = 0
+    topology_region: str = ""
+    topology_zone: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdentifyReply(_Body):
+    """What nsqd grants, sent when the client asked for feature negotiation."""
+
+    max_rdy_count: int = 2500
+    version: str = ""
+    max_msg_timeout: int = 0
+    msg_timeout: int = 0
+    tls_v1: bool = False
+    deflate: bool = False
+    deflate_level: int = 0
+    max_deflate_level: int = 0
+    snappy: bool = False
+    sample_rate: int = 0
+    auth_required: bool = False
+    output_buffer_size: int = 0
+    output_buffer_timeout: int = 0
+    topology_region: str = ""
+    topology_zone: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuthReply(_Body):
+    """Who nsqd's auth server says the client is, and how many rules it was given."""
+
+    identity: str = ""
+    identity_url: str = ""
+    permission_count: int = 0

@@ -1,0 +1,239 @@
+"""The V1 protocol between nsqd and nsqlookupd, both sides: bytes in, commands or replies out.
+
+A client sends the magic, then commands: a line of words, that of IDENTIFY followed by a sized JSON body. Each
+is answered with a sized reply which, unlike a frame of V2, carries no type.
+Pure bytes; imports only errors and names.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from nsq.errors import FrameError, WireError
+from nsq.wire.names import check_channel, check_topic
+
+MAGIC = b"  V1"
+OK = b"OK"
+
+MAX_LINE = 4096
+MAX_BODY = 64 * 1024
+MAX_REPLY = 64 * 1024
+
+_SIZE = struct.Struct(">i")
+
+
+# How the two introduce themselves
+
+_TEXTS = ("broadcast_address", "hostname", "version", "topology_region", "topology_zone")
+_PORTS = ("http_port", "tcp_port")
+_INT64 = range(-(2**63), 2**63)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerInfo:
+    """What an nsqd says of itself in IDENTIFY, and an nsqlookupd in its reply."""
+
+    broadcast_address: str = ""
+    hostname: str = ""
+    http_port: int = 0
+    tcp_port: int = 0
+    version: str = ""
+    topology_region: str = ""
+    topology_zone: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is missing that an nsqlookupd insists on."""
+        return bool(self.broadcast_address and self.http_port and self.tcp_port and self.version)
+
+
+def parse_peer_info(body: bytes) -> PeerInfo:
+    """Missing fields and nulls stay empty, unknown ones are skipped; WireError says what is wrong."""
+    try:
+        values = json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as fault:
+        raise WireError(f"peer information is not JSON: {fault}") from None
+    if values is None:
+        return PeerInfo()
+    if not isinstance(values, dict):
+        raise WireError(f"peer information is a JSON {type(values).__name__}, not an object")
+    known: dict[str, Any] = {}
+    for name in (*_TEXTS, *_PORTS):
+        value = values.get(name)
+        if value is None:
+            continue
+        # Not isinstance: to it, true is a number.
+        if type(value) is not (str if name in _TEXTS else int) or (name in _PORTS and value not in _INT64):
+            raise WireError(f"peer information has {name} = {value!r:.100}")
+        known[name] = value
+    return PeerInfo(**known)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} has no place in JSON")
+
+
+def _encoded(info: PeerInfo, names: Iterable[str]) -> bytes:
+    """Keys sorted, as Go writes a map."""
+    return json.dumps({name: getattr(info, name) for name in sorted(names)}, separators=(",", ":")).encode()
+
+
+def identify_reply(info: PeerInfo) -> bytes:
+    """The body in which an nsqlookupd answers IDENTIFY; it does not tell where it stands."""
+    return _encoded(info, ("broadcast_address", "hostname", "http_port", "tcp_port", "version"))
+
+
+# The nsqd's side
+
+
+def identify(info: PeerInfo) -> bytes:
+    return b"IDENTIFY\n" + reply(_encoded(info, (*_TEXTS, *_PORTS)))
+
+
+def register(topic: str, channel: str | None = None) -> bytes:
+    return _about("REGISTER", topic, channel)
+
+
+def unregister(topic: str, channel: str | None = None) -> bytes:
+    return _about("UNREGISTER", topic, channel)
+
+
+def ping() -> bytes:
+    return b"PING\n"
+
+
+def _about(command: str, topic: str, channel: str | None) -> bytes:
+    words = [command, check_topic(topic)]
+    if channel is not None:
+        words.append(check_channel(channel))
+    return " ".join(words).encode() + b"\n"
+
+
+class ReplyParser:
+    """Turns what an nsqlookupd sends into the bodies of its replies. An error is a body beginning ``E_``."""
+
+    def __init__(self, max_size: int = MAX_REPLY) -> None:
+        self._max_size = max_size
+        self._pending = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Raises FrameError for an impossible size; the connection is then of no more use."""
+        data = self._pending + data
+        replies = []
+        at = 0
+        while len(data) - at >= 4:
+            (size,) = _SIZE.unpack_from(data, at)
+            if not 0 <= size <= self._max_size:
+                raise FrameError(
+                    f"nsqlookupd sent a reply of {size} bytes; at most {self._max_size} are taken"
+                )
+            if len(data) - at - 4 < size:
+                break
+            replies.append(data[at + 4 : at + 4 + size])
+            at += 4 + size
+        self._pending = data[at:]
+        return replies
+
+
+# The nsqlookupd's side
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A line's words: ``Command(b"REGISTER", (b"orders", b"archive"))``. After IDENTIFY a Body follows."""
+
+    name: bytes
+    params: tuple[bytes, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The JSON that follows an IDENTIFY line."""
+
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Bytes no command can begin with. ``reply`` is the answer; after it the connection is closed."""
+
+    reply: bytes
+
+
+Event = Command | Body | Violation
+
+
+class CommandParser:
+    """Turns what an nsqd sends into events. A Violation is the last one there is."""
+
+    def __init__(self, max_line: int = MAX_LINE, max_body: int = MAX_BODY) -> None:
+        self._max_line = max_line
+        self._max_body = max_body
+        self._pending = b""
+        self._next = self._magic
+        self._violated = False
+
+    def feed(self, data: bytes) -> list[Event]:
+        if self._violated:
+            return []
+        self._pending += data
+        events: list[Event] = []
+        at = 0
+        while not self._violated:
+            event, taken = self._next(at)
+            at += taken
+            if event is not None:
+                events.append(event)
+            elif not taken:
+                break
+        self._pending = self._pending[at:]
+        return events
+
+    # Each state looks at what is pending from ``at`` on, and gives an event, if there is one, and how many
+    # bytes it took. Neither: more are needed.
+
+    def _magic(self, at: int) -> tuple[Event | None, int]:
+        if len(self._pending) - at < len(MAGIC):
+            return None, 0
+        if not self._pending.startswith(MAGIC, at):
+            return self._violation(b"E_BAD_PROTOCOL")
+        self._next = self._line
+        return None, len(MAGIC)
+
+    def _line(self, at: int) -> tuple[Event | None, int]:
+        end = self._pending.find(b"\n", at)
+        if (len(self._pending) if end < 0 else end) - at > self._max_line:
+            text = b"E_INVALID command line longer than %d bytes"
+            return self._violation(text % self._max_line)
+        if end < 0:
+            return None, 0
+        name, *params = self._pending[at:end].strip().split(b" ")
+        if name == b"IDENTIFY":
+            self._next = self._body
+        return Command(name, tuple(params)), end + 1 - at
+
+    def _body(self, at: int) -> tuple[Event | None, int]:
+        if len(self._pending) - at < 4:
+            return None, 0
+        (size,) = _SIZE.unpack_from(self._pending, at)
+        if not 0 <= size <= self._max_body:
+            text = b"E_BAD_BODY IDENTIFY body size %d is not between 0 and %d"
+            return self._violation(text % (size, self._max_body))
+        end = at + 4 + size
+        if len(self._pending) < end:
+            return None, 0
+        self._next = self._line
+        return Body(self._pending[at + 4 : end]), 4 + size
+
+    def _violation(self, answer: bytes) -> tuple[Event, int]:
+        self._violated = True
+        return Violation(answer), 0
+
+
+def reply(body: bytes) -> bytes:
+    """A sized body: how an nsqlookupd answers, and how IDENTIFY carries its JSON."""
+    return _SIZE.pack(len(body)) + body

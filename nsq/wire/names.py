@@ -1,0 +1,77 @@
+"""Topic and channel names: the one rule both ends of the wire agree on.
+
+Imports nothing of the package but its errors.
+"""
+
+from __future__ import annotations
+
+import re
+
+from nsq.errors import InvalidName
+
+RULE = "1 to 64 characters of a-z A-Z 0-9 . _ - with at most one suffix #ephemeral"
+EPHEMERAL = "#ephemeral"
+
+# Two alternatives instead of a length check: the limit of 64 counts the suffix. fullmatch: "$" lets "\n" by.
+_PATTERN = r"[.a-zA-Z0-9_-]{1,64}|[.a-zA-Z0-9_-]{1,54}#ephemeral"
+_text_match = re.compile(_PATTERN).fullmatch
+_bytes_match = re.compile(_PATTERN.encode()).fullmatch
+
+
+def _valid(name: str | bytes) -> bool:
+    if isinstance(name, str):
+        return _text_match(name) is not None
+    return _bytes_match(name) is not None
+
+
+def valid_topic(name: str | bytes) -> bool:
+    """Whether an nsqd accepts this as the name of a topic."""
+    return _valid(name)
+
+
+def valid_channel(name: str | bytes) -> bool:
+    """Whether an nsqd accepts this as the name of a channel."""
+    return _valid(name)
+
+
+def is_ephemeral(name: str | bytes) -> bool:
+    """Whether the topic or channel goes away with its last user and is never written to disk."""
+    if isinstance(name, str):
+        return name.endswith(EPHEMERAL)
+    return name.endswith(b"#ephemeral")
+
+
+def check_topic(name: str | bytes) -> str:
+    """The name as text, or InvalidName saying what is wrong with it."""
+    return _check("topic", name)
+
+
+def check_channel(name: str | bytes) -> str:
+    """The name as text, or InvalidName saying what is wrong with it."""
+    return _check("channel", name)
+
+
+def _check(kind: str, name: object) -> str:
+    if not isinstance(name, (str, bytes)):
+        raise InvalidName(f"{kind} name must be str, not {type(name).__name__} ({name!r})")
+    if _valid(name):
+        return name if isinstance(name, str) else name.decode("ascii")
+    raise InvalidName(f"{kind} name {_shown(name)} {_fault(name)}; a name is {RULE}")
+
+
+def _shown(name: str | bytes) -> str:
+    shown = repr(name)
+    return shown if len(shown) <= 100 else f"{shown[:100]}…"
+
+
+def _fault(name: str | bytes) -> str:
+    text = name if isinstance(name, str) else name.decode("latin-1")
+    if not text:
+        return "is empty"
+    stem = text.removesuffix(EPHEMERAL)
+    if not stem:
+        return "has nothing before its suffix"
+    wrong = next((char for char in stem if _text_match(char) is None), None)
+    if wrong is not None:
+        return f"contains {wrong!r}"
+    return f"has {len(text)} characters"

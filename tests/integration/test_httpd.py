@@ -1,0 +1,363 @@
+"""The HTTP server of the daemons over real sockets, against clients good and bad."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import io
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+import pytest
+import trustme
+
+from nsq.daemons import httpd
+from nsq.daemons.httpd import HttpServer
+from nsq.daemons.listen import Address, TcpAddress, parse_address
+from nsq.daemons.logs import DaemonLog
+from nsq.daemons.routes import EMPTY, OK, Reply, Request, Route, read_body
+
+LIMIT = 100_000
+
+
+async def echo(request: Request) -> Reply:
+    body = await read_body(request, LIMIT, "MSG_TOO_BIG")
+    return Reply(body, "text/plain; charset=utf-8")
+
+
+def panic(request: Request) -> Reply:
+    raise KeyError("nothing there")
+
+
+async def forever(request: Request) -> Reply:
+    await asyncio.Event().wait()
+    return OK
+
+
+ROUTES = [
+    Route("GET", "/ping", lambda request: OK, plain=True),
+    Route("POST", "/echo", echo, logged=False),
+    Route("POST", "/empty", lambda request: EMPTY),
+    Route("GET", "/panic", panic),
+    Route("GET", "/plain/panic", panic, plain=True),
+    Route("GET", "/forever", forever),
+    Route("GET", "/big", lambda request: Reply(b"x" * 10_000_000)),
+    Route("GET", "/config/:opt", lambda request: Reply.json({**request.params, **request.args})),
+]
+
+
+class Served:
+    def __init__(self, routes: Sequence[Route] = ROUTES) -> None:
+        self._log = io.StringIO()
+        self.server = HttpServer(routes, DaemonLog(level="debug", stream=self._log))
+
+    @property
+    def log(self) -> str:
+        return self._log.getvalue()
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    address: str = "127.0.0.1:0", tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[Served, Address]]:
+    served = Served()
+    bound = await served.server.listen(parse_address(address), tls)
+    try:
+        yield served, bound
+    finally:
+        await served.server.close()
+        assert "Traceback" not in served.log or "panic in HTTP handler" in served.log
+
+
+@contextlib.asynccontextmanager
+async def connected(
+    address: Address, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    if isinstance(address, TcpAddress):
+        name = None if tls is None else "localhost"
+        reader, writer = await asyncio.open_connection(
+            address.host, address.port, ssl=tls, server_hostname=name
+        )
+    else:
+        reader, writer = await asyncio.open_unix_connection(address.path)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            await writer.wait_closed()
+
+
+async def exchange(
+    address: Address, request: bytes, tls: ssl.SSLContext | None = None
+) -> tuple[bytes, dict[str, str], bytes]:
+    """One request on a connection of its own: the status line, the headers but Date, the body."""
+    async with connected(address, tls) as (reader, writer), asyncio.timeout(10):
+        writer.write(request)
+        head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    status, *lines = head.split(b"\r\n")
+    headers = dict(line.decode().split(": ", 1) for line in lines)
+    headers.pop("Date", None)
+    return status, headers, body
+
+
+def request(method: str, target: str, body: bytes = b"", *more: str) -> bytes:
+    lines = [f"{method} {target} HTTP/1.1", "Host: x", "Connection: close", *more]
+    if body:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+JSON = {"X-Nsq-Content-Type": "nsq; version=1.0", "Content-Type": "application/json; charset=utf-8"}
+TEXT = {"Content-Type": "text/plain; charset=utf-8"}
+CLOSE = {"Connection": "close"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "headers", "body"),
+    [
+        (request("GET", "/ping"), b"200 OK", TEXT, b"OK"),
+        (request("POST", "/empty"), b"200 OK", {"X-Nsq-Content-Type": "nsq; version=1.0"}, b""),
+        (request("GET", "/config/a%20b?x=1"), b"200 OK", JSON, b'{"opt":"a b","x":"1"}'),
+        (request("GET", "/config/a?x=%zz"), b"400 Bad Request", JSON, b'{"message":"INVALID_REQUEST"}'),
+        (request("GET", "/nope"), b"404 Not Found", JSON, b'{"message":"NOT_FOUND"}'),
+        (
+            request("GET", "/echo"),
+            b"405 Method Not Allowed",
+            {**JSON, "Allow": "OPTIONS, POST"},
+            b'{"message":"METHOD_NOT_ALLOWED"}',
+        ),
+        (request("OPTIONS", "/ping"), b"200 OK", {"Allow": "GET, OPTIONS"}, b""),
+        (request("GET", "/ping/?a=1"), b"301 Moved Permanently", {"Location": "/ping?a=1"}, b""),
+        (request("POST", "/echo/"), b"308 Permanent Redirect", {"Location": "/echo"}, b""),
+        (request("GET", "/panic"), b"500 Internal Server Error", JSON, b'{"message":"INTERNAL_ERROR"}'),
+        (request("GET", "/plain/panic"), b"500 Internal Server Error", TEXT, b"INTERNAL_ERROR"),
+        (b"\x16\x03\x01\x02\x00 not HTTP\r\n\r\n", b"400 Bad Request", TEXT, b"400 Bad Request"),
+        (
+            request("POST", "/echo", b"", "Transfer-Encoding: chunked") + b"1\r\nx\r\nzz\r\n",
+            b"400 Bad Request",
+            TEXT,
+            b"400 Bad Request",
+        ),
+        (b"  V2", b"400 Bad Request", TEXT, b"400 Bad Request"),
+    ],
+)
+def test_answers(asked: bytes, status: bytes, headers: dict[str, str], body: bytes) -> None:
+    async def scenario() -> None:
+        async with serving() as (_, address):
+            expected = {**headers, **CLOSE, "Content-Length": str(len(body))}
+            assert await exchange(address, asked) == (b"HTTP/1.1 " + status, expected, body)
+
+    asyncio.run(scenario())
+
+
+def test_head_is_told_the_length_of_a_body_it_does_not_get() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, address):
+            status, headers, body = await exchange(address, request("HEAD", "/ping"))
+            assert (status, headers["Content-Length"], body) == (
+                b"HTTP/1.1 405 Method Not Allowed",
+                "32",
+                b"",
+            )
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("size", [1, 5000, LIMIT])
+def test_bodies_of_every_size_arrive_as_they_are(size: int) -> None:
+    body = gzip.compress(b"x") * (size // 21 + 1)
+    body = body[:size]
+
+    async def scenario() -> None:
+        async with serving() as (_, address):
+            for more in ([], ["Content-Encoding: gzip"], ["Expect: 100-continue"]):
+                answer = await exchange(address, request("POST", "/echo", body, *more))
+                assert answer[2].removeprefix(b"HTTP/1.1 200 OK")[-size:] == body
+
+    asyncio.run(scenario())
+
+
+def test_a_body_is_asked_for_only_if_it_is_wanted() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, address):
+            for size, answer in (
+                (5, b"HTTP/1.1 100 Continue\r\n"),
+                (LIMIT + 1, b"HTTP/1.1 413 Request Entity Too Large\r\n"),
+            ):
+                async with connected(address) as (reader, writer):
+                    more = ("Expect: 100-continue", f"Content-Length: {size}")
+                    writer.write(request("POST", "/echo", b"", *more))
+                    assert await reader.readline() == answer
+
+    asyncio.run(scenario())
+
+
+CHUNK = b"2710\r\n" + b"x" * 10_000 + b"\r\n"
+
+
+def test_a_body_of_unknown_length_is_read_no_further_than_the_limit() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, address):
+            head = request("POST", "/echo", b"", "Transfer-Encoding: chunked")
+            assert (await exchange(address, head + CHUNK * 10 + b"0\r\n\r\n"))[2] == b"x" * LIMIT
+            async with connected(address) as (reader, writer):
+                writer.write(head + CHUNK * 11)
+                assert await reader.readline() == b"HTTP/1.1 413 Request Entity Too Large\r\n"
+
+    asyncio.run(scenario())
+
+
+def test_a_body_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httpd, "STALL_SECONDS", 0.05)
+    monkeypatch.setattr(httpd, "LINGER_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        async with serving() as (_, address):
+            status, _, body = await exchange(address, request("POST", "/echo", b"123")[:-1])
+            assert (status, body) == (b"HTTP/1.1 408 Request Timeout", b'{"message":"REQUEST_TIMEOUT"}')
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("start", [b"", b"GET /ping HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+def test_a_head_that_does_not_end(monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
+    monkeypatch.setattr(httpd, "IDLE_SECONDS", 0.1)
+
+    async def scenario() -> None:
+        async with serving() as (_, address), connected(address) as (reader, writer), asyncio.timeout(5):
+            writer.write(start)
+            ended = asyncio.create_task(reader.read())
+            while start and not ended.done():
+                writer.write(b"x")
+                await asyncio.sleep(0.02)
+            with contextlib.suppress(ConnectionError):
+                assert await ended == b""
+
+    asyncio.run(scenario())
+
+
+def test_an_endless_head_is_refused() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, address), connected(address) as (reader, writer):
+            writer.write(b"GET /ping HTTP/1.1\r\nX: " + b"x" * 100_000)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+
+    asyncio.run(scenario())
+
+
+def test_a_client_that_does_not_read_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(httpd, "STALL_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        async with serving() as (_, address), connected(address) as (reader, writer):
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.sleep(0.5)
+            reader._transport.resume_reading()  # type: ignore[attr-defined]
+            with contextlib.suppress(ConnectionError):
+                assert len(await reader.read()) < 10_000_000
+
+    asyncio.run(scenario())
+
+
+def test_a_connection_serves_many_requests_also_sent_ahead() -> None:
+    async def scenario() -> None:
+        async with serving() as (_, address), connected(address) as (reader, writer):
+            one = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
+            writer.write(b"".join(one + b"%05d" % number for number in range(200)))
+            for number in range(200):
+                head = await reader.readuntil(b"\r\n\r\n")
+                assert b"Connection:" not in head
+                assert await reader.readexactly(5) == b"%05d" % number
+            writer.write(b"GET /ping HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+            assert b"Connection: keep-alive\r\n" in await reader.readuntil(b"\r\n\r\n")
+            assert await reader.readexactly(2) == b"OK"
+            writer.write(b"GET /ping HTTP/1.0\r\n\r\n")
+            assert b"Connection: close\r\n" in await reader.readuntil(b"\r\n\r\n")
+            assert await reader.read() == b"OK"
+
+    asyncio.run(scenario())
+
+
+def test_closing_ends_idle_and_busy_connections_soon() -> None:
+    async def scenario() -> None:
+        served = Served()
+        address = await served.server.listen(parse_address("127.0.0.1:0"))
+        async with contextlib.AsyncExitStack() as clients:
+            (idle, idle_writer), (busy, busy_writer), (fresh, _) = [
+                await clients.enter_async_context(connected(address)) for _ in range(3)
+            ]
+            idle_writer.write(b"GET /ping HTTP/1.1\r\nHost: x\r\n\r\n")
+            await idle.readuntil(b"\r\n\r\nOK")
+            busy_writer.write(b"GET /forever HTTP/1.1\r\nHost: x\r\n\r\n")
+            await asyncio.sleep(0.05)
+            async with asyncio.timeout(1):
+                await served.server.close(grace=0.1)
+                assert [await stream.read() for stream in (idle, busy, fresh)] == [b"", b"", b""]
+        await served.server.close()
+        assert "Traceback" not in served.log
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(scenario())
+
+
+def test_the_gate_comes_before_every_route() -> None:
+    async def scenario() -> None:
+        refusal = Reply.json({"message": "TLS_REQUIRED", "https_port": 4152}, 403)
+        gate = {"/ping": None}
+        server = HttpServer(
+            ROUTES, DaemonLog(stream=io.StringIO()), gate=lambda asked: gate.get(asked.path, refusal)
+        )
+        address = await server.listen(parse_address("127.0.0.1:0"))
+        assert (await exchange(address, request("GET", "/ping")))[2] == b"OK"
+        for target in ("/config/x", "/nope", "/ping/"):
+            status, headers, body = await exchange(address, request("GET", target))
+            assert (status, body) == (
+                b"HTTP/1.1 403 Forbidden",
+                b'{"message":"TLS_REQUIRED","https_port":4152}',
+            )
+            assert headers["X-Nsq-Content-Type"] == "nsq; version=1.0"
+        await server.close()
+
+    asyncio.run(scenario())
+
+
+def test_requests_are_logged_as_they_were_sent() -> None:
+    async def scenario() -> None:
+        async with serving() as (served, address):
+            await exchange(address, request("GET", "/config/a%0ab"))
+            await exchange(address, request("POST", "/echo", b"x"))
+            await exchange(address, request("GET", "/panic"))
+        lines = served.log.splitlines()
+        assert " INFO: 200 GET /config/a%0ab (127.0.0.1:" in lines[0]
+        assert lines[1].endswith("ERROR: panic in HTTP handler GET /panic")
+        assert "/echo" not in served.log
+
+    asyncio.run(scenario())
+
+
+def test_a_unix_socket_and_ipv6(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        for where in (str(tmp_path / "http.sock"), "[::1]:0", ":0"):
+            async with serving(where) as (served, address):
+                assert (await exchange(address, request("GET", "/ping")))[2] == b"OK"
+            assert f"({'@' if '/' in where else '['}" in served.log
+
+    asyncio.run(scenario())
+
+
+def test_tls() -> None:
+    authority = trustme.CA()
+    server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(server_side)
+    client_side = ssl.create_default_context()
+    authority.configure_trust(client_side)
+
+    async def scenario() -> None:
+        async with serving(tls=server_side) as (_, address):
+            assert (await exchange(address, request("POST", "/echo", b"sealed"), client_side))[2] == b"sealed"
+
+    asyncio.run(scenario())

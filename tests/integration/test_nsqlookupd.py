@@ -1,0 +1,338 @@
+"""nsqlookupd over real sockets, and as a program."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import io
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from nsq.daemons.listen import ListenError
+from nsq.daemons.logs import DaemonLog
+from nsq.daemons.nsqlookupd import connection
+from nsq.daemons.nsqlookupd.daemon import Nsqlookupd
+from nsq.daemons.nsqlookupd.options import Options
+from nsq.wire import lookup
+from nsq.wire.lookup import PeerInfo, ReplyParser
+
+ROOT = Path(__file__).resolve().parents[2]
+NSQD = PeerInfo(broadcast_address="g1.example", hostname="g1", http_port=4151, tcp_port=4150, version="9.9.9")
+
+
+@asynccontextmanager
+async def running(
+    tcp_address: str = "127.0.0.1:0", http_address: str = "127.0.0.1:0"
+) -> AsyncIterator[Nsqlookupd]:
+    log = DaemonLog(stream=io.StringIO())
+    daemon = Nsqlookupd(
+        Options(tcp_address=tcp_address, http_address=http_address, broadcast_address="lookup.example"),
+        log=log,
+    )
+    await daemon.start()
+    try:
+        yield daemon
+    finally:
+        await daemon.stop()
+
+
+class Client:
+    """The nsqd's side of one connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._parser = ReplyParser()
+
+    async def ask(self, data: bytes) -> list[bytes]:
+        self.writer.write(data)
+        return self._parser.feed(await self.reader.read(65536))
+
+    async def ended(self) -> bool:
+        return await self.reader.read() == b""
+
+
+@asynccontextmanager
+async def connected(address: str | None) -> AsyncIterator[Client]:
+    assert address is not None
+    if "/" in address:
+        reader, writer = await asyncio.open_unix_connection(address)
+    else:
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    try:
+        writer.write(lookup.MAGIC)
+        yield Client(reader, writer)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def get(address: str | None, target: str) -> object:
+    """Over whatever kind of address, without an HTTP library's idea of what an answer should be."""
+    assert address is not None
+    if "/" in address:
+        reader, writer = await asyncio.open_unix_connection(address)
+    else:
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    writer.write(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+    writer.close()
+    await writer.wait_closed()
+    assert head.startswith(b"HTTP/1.1 200 OK\r\n")
+    answer: object = json.loads(body)
+    return answer
+
+
+async def eventually(address: str | None, target: str, answer: object) -> None:
+    """The daemon learns of a closed connection a moment after the client has closed it."""
+    for _ in range(500):
+        if await get(address, target) == answer:
+            return
+        await asyncio.sleep(0.01)
+    assert await get(address, target) == answer
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_an_nsqd_registers_is_found_and_leaves(host: str) -> None:
+    async def scenario() -> None:
+        async with running(f"{host}:0", f"{host}:0") as daemon:
+            async with connected(daemon.tcp_address) as nsqd:
+                (reply,) = await nsqd.ask(lookup.identify(NSQD))
+                own = lookup.parse_peer_info(reply)
+                assert (own.broadcast_address, own.version) == ("lookup.example", "1.3.0")
+                assert f"{host}:{own.tcp_port}" == daemon.tcp_address
+                assert f"{host}:{own.http_port}" == daemon.http_address
+                assert await nsqd.ask(lookup.register("orders", "archive")) == [b"OK"]
+                found = await get(daemon.http_address, "/lookup?topic=orders")
+                local = nsqd.writer.get_extra_info("sockname")
+                assert isinstance(found, dict)
+                assert found["channels"] == ["archive"]
+                assert [one["broadcast_address"] for one in found["producers"]] == ["g1.example"]
+                assert found["producers"][0]["remote_address"] == f"{host}:{local[1]}"
+            await eventually(
+                daemon.http_address, "/lookup?topic=orders", {"channels": ["archive"], "producers": []}
+            )
+
+    asyncio.run(scenario())
+
+
+def test_an_error_is_answered_and_the_connection_closed() -> None:
+    async def scenario() -> None:
+        async with running() as daemon, connected(daemon.tcp_address) as nsqd:
+            assert await nsqd.ask(b"PING\nFOO\nPING\n") == [b"OK", b"E_INVALID invalid command FOO"]
+            assert await nsqd.ended()
+
+    asyncio.run(scenario())
+
+
+def test_stopping_ends_connections_and_frees_the_addresses() -> None:
+    async def scenario() -> None:
+        async with running() as daemon:
+            tcp_address, http_address = daemon.tcp_address, daemon.http_address
+            assert tcp_address is not None
+            assert http_address is not None
+            async with connected(tcp_address) as nsqd, connected(tcp_address) as silent:
+                await nsqd.ask(lookup.identify(NSQD))
+                idle = http.client.HTTPConnection(http_address)
+                await asyncio.to_thread(idle.request, "GET", "/ping")
+                assert (await asyncio.to_thread(idle.getresponse)).read() == b"OK"
+                began = asyncio.get_running_loop().time()
+                await daemon.stop()
+                assert asyncio.get_running_loop().time() - began < 1.0
+                assert await nsqd.ended()
+                assert await silent.ended()
+                idle.close()
+            await daemon.stop()
+        async with running(tcp_address, http_address) as again:
+            assert (again.tcp_address, again.http_address) == (tcp_address, http_address)
+
+    asyncio.run(scenario())
+
+
+def test_unix_sockets(tmp_path: Path) -> None:
+    tcp, web = tmp_path / "tcp.sock", tmp_path / "http.sock"
+
+    async def scenario() -> None:
+        async with running(str(tcp), str(web)) as daemon:
+            assert (daemon.tcp_address, daemon.http_address) == (str(tcp), str(web))
+            async with connected(str(tcp)) as nsqd:
+                await nsqd.ask(lookup.identify(NSQD))
+                await nsqd.ask(lookup.register("orders"))
+                assert await get(str(web), "/topics") == {"topics": ["orders"]}
+            with pytest.raises(ListenError, match=f"cannot listen on {tcp}: address already in use"):
+                async with running(str(tcp)):
+                    pass
+            assert await get(str(web), "/info") == {"version": "1.3.0"}
+        assert not tcp.exists()
+        assert not web.exists()
+
+    asyncio.run(scenario())
+
+
+def test_a_socket_file_nobody_listens_on_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "left.sock"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+    async def scenario() -> None:
+        async with running(http_address=str(path)):
+            assert await get(str(path), "/info") == {"version": "1.3.0"}
+
+    asyncio.run(scenario())
+
+
+def test_a_port_in_use_is_named_and_nothing_stays_open() -> None:
+    async def scenario() -> None:
+        async with running() as first:
+            with pytest.raises(
+                ListenError, match=f"cannot listen on {first.http_address}: address already in use"
+            ):
+                async with running(http_address=str(first.http_address)):
+                    pass
+
+    asyncio.run(scenario())
+
+
+def test_who_never_introduces_itself_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "IDENTIFY_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        async with (
+            running() as daemon,
+            connected(daemon.tcp_address) as nsqd,
+            connected(daemon.tcp_address) as other,
+        ):
+            await nsqd.ask(lookup.identify(NSQD))
+            assert await other.ended()
+            assert await nsqd.ask(lookup.ping()) == [b"OK"]
+
+    asyncio.run(scenario())
+
+
+def flood(address: str) -> None:
+    """Introduce an nsqd and then send without ever reading, until the other side has had enough."""
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as sock:
+        sock.sendall(lookup.MAGIC + lookup.identify(NSQD))
+        while True:
+            sock.sendall(b"PING\n" * 20_000)
+
+
+def test_who_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "UNREAD_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        async with running() as daemon:
+            with pytest.raises(ConnectionError):
+                await asyncio.to_thread(flood, str(daemon.tcp_address))
+            await eventually(daemon.http_address, "/nodes", {"producers": []})
+
+    asyncio.run(scenario())
+
+
+# The program
+
+
+@contextmanager
+def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-W", "error", "-m", "nsq.daemons.nsqlookupd", *arguments]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def listening(process: subprocess.Popen[str]) -> list[str]:
+    """The TCP and the HTTP address, once both are told."""
+    assert process.stderr is not None
+    addresses: list[str] = []
+    for line in process.stderr:
+        told = re.search(r"INFO: (?:TCP|HTTP): listening on (\S+)$", line)
+        addresses += [told[1]] if told else []
+        if len(addresses) == 2:
+            break
+    return addresses
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_program_in_order(number: signal.Signals) -> None:
+    with program("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0") as process:
+        tcp_address, http_address = listening(process)
+        host, port = tcp_address.split(":")
+        client = http.client.HTTPConnection(http_address)
+        client.request("GET", "/ping")
+        assert client.getresponse().read() == b"OK"
+        with socket.create_connection((host, int(port)), timeout=5) as peer:
+            process.send_signal(number)
+            _, log = process.communicate(timeout=10)
+            assert peer.recv(1) == b""
+        client.close()
+        assert process.returncode == 0
+        assert f"received {number.name}, stopping" in log
+        assert re.search("ERROR|FATAL|Traceback|Warning|Unclosed", log) is None
+
+
+def test_a_port_in_use_is_one_fatal_line_and_status_1() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with program(f"--tcp-address={address}", "--http-address=127.0.0.1:0") as process:
+            _, log = process.communicate(timeout=10)
+    assert process.returncode == 1
+    fatal = log.splitlines()[-1]
+    assert fatal.startswith("[nsqlookupd] ")
+    assert fatal.endswith(f"FATAL: cannot listen on {address}: address already in use")
+    assert "Traceback" not in log
+
+
+def test_a_vanished_stderr_does_not_stop_it() -> None:
+    with program("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0") as process:
+        _, http_address = listening(process)
+        assert process.stderr is not None
+        process.stderr.close()
+        client = http.client.HTTPConnection(http_address)
+        for _ in range(3):
+            client.request("GET", "/ping")
+            assert client.getresponse().read() == b"OK"
+        client.close()
+        process.terminate()
+        assert process.wait(timeout=10) == 0
+
+
+def run_without_aiohttp(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """With the standard library and nsq alone to import from."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-S", "-m", "nsq.daemons.nsqlookupd", *arguments],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_without_the_server_extra(tmp_path: Path) -> None:
+    version = run_without_aiohttp(tmp_path, "--version")
+    assert (version.returncode, version.stderr) == (0, "")
+    assert re.fullmatch(r"nsqlookupd v1\.3\.0 \(nsq-python \S+, Python 3\.\S+\)\n", version.stdout)
+    refused = run_without_aiohttp(tmp_path)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == "nsqlookupd needs the server extra: pip install 'nsq[server]'\n"

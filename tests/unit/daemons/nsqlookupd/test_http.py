@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from nsq.daemons.nsqlookupd.http import routes
+from nsq.daemons.nsqlookupd.registry import Peer, Registry
+from nsq.daemons.routes import HttpError, Reply, Request, Router
+from nsq.wire.lookup import PeerInfo
+
+PEER = {
+    "remote_address": "10.0.0.7:5000",
+    "hostname": "g1",
+    "broadcast_address": "g1.example",
+    "tcp_port": 4150,
+    "http_port": 4151,
+    "version": "9.9.9",
+    "topology_zone": "z1",
+    "topology_region": "r1",
+}
+
+
+class Api:
+    """The routes over a registry in which one nsqd registered two topics and a channel."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.registry = Registry(inactive_after=300.0, tombstone_lifetime=45.0)
+        info = PeerInfo(
+            broadcast_address="g1.example",
+            hostname="g1",
+            tcp_port=4150,
+            http_port=4151,
+            version="9.9.9",
+            topology_zone="z1",
+            topology_region="r1",
+        )
+        self.nsqd = Peer(info, "10.0.0.7:5000", 50.0)
+        self.registry.connect(self.nsqd)
+        self.registry.register_channel(self.nsqd, "orders", "archive")
+        self.registry.register_topic(self.nsqd, "clicks")
+        self.router = Router(routes(self.registry, lambda: self.now, epoch=1_000_000.0))
+
+    def ask(self, method: str, target: str) -> Reply:
+        request = Request(method, target)
+        route, _ = self.router.find(method, request.path)
+        assert route is not None
+        reply = route.handler(request)
+        assert isinstance(reply, Reply)
+        return reply
+
+    def get(self, target: str) -> Any:
+        return json.loads(self.ask("GET", target).body)
+
+    def post(self, target: str) -> None:
+        reply = self.ask("POST", target)
+        assert (reply.status, reply.body, reply.content_type) == (200, b"", None)
+
+    def refused(self, method: str, target: str) -> str:
+        with pytest.raises(HttpError) as caught:
+            self.ask(method, target)
+        return str(caught.value)
+
+
+@pytest.fixture
+def api() -> Api:
+    return Api()
+
+
+def test_small_answers(api: Api) -> None:
+    assert api.ask("GET", "/ping").body == b"OK"
+    assert api.get("/info") == {"version": "1.3.0"}
+    assert api.get("/topics") == {"topics": ["orders", "clicks"]}
+    assert api.get("/channels?topic=orders") == {"channels": ["archive"]}
+    assert api.get("/channels?topic=nope") == {"channels": []}
+
+
+def test_lookup(api: Api) -> None:
+    found = api.get("/lookup?topic=orders")
+    assert found == {"channels": ["archive"], "producers": [PEER]}
+    assert list(found["producers"][0]) == list(PEER)
+    api.now = 351.0
+    assert api.get("/lookup?topic=orders") == {"channels": ["archive"], "producers": []}
+
+
+def test_nodes(api: Api) -> None:
+    node = PEER | {"tombstones": [False, False], "topics": ["orders", "clicks"]}
+    assert api.get("/nodes") == {"producers": [node]}
+    assert list(api.get("/nodes")["producers"][0]) == list(node)
+    api.now = 351.0
+    assert api.get("/nodes") == {"producers": []}
+
+
+@pytest.mark.parametrize("path", ["/topic/tombstone", "/tombstone_topic_producer"])
+def test_tombstone(api: Api, path: str) -> None:
+    api.post(f"{path}?topic=orders&node=g1.example:4151")
+    api.post(f"{path}?topic=orders&node=unknown:1")
+    assert api.get("/lookup?topic=orders")["producers"] == []
+    assert api.get("/nodes")["producers"][0]["tombstones"] == [True, False]
+    api.now = 145.0
+    assert api.get("/lookup?topic=orders")["producers"] == [PEER]
+
+
+def test_debug_shows_everything_under_sorted_keys(api: Api) -> None:
+    api.post("/topic/create?topic=empty")
+    api.post("/topic/tombstone?topic=orders&node=g1.example:4151")
+    shown = api.get("/debug")
+    assert list(shown) == ["channel:orders:archive", "client::", "topic:clicks:", "topic:orders:"]
+    assert shown["topic:clicks:"] == [
+        {
+            "broadcast_address": "g1.example",
+            "hostname": "g1",
+            "http_port": 4151,
+            "id": "10.0.0.7:5000",
+            "last_update": 1_000_050_000_000_000,
+            "tcp_port": 4150,
+            "tombstoned": False,
+            "tombstoned_at": -6795364578871345152,
+            "topology_region": "r1",
+            "topology_zone": "z1",
+            "version": "9.9.9",
+        }
+    ]
+    (orders,) = shown["topic:orders:"]
+    assert (orders["tombstoned"], orders["tombstoned_at"]) == (True, 1_000_100_000_000_000)
+    assert list(orders) == sorted(orders)
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_former_names_do_the_same_by_either_method(api: Api, method: str) -> None:
+    api.ask(method, "/create_topic?topic=t")
+    api.ask(method, "/create_channel?topic=u&channel=c")
+    assert api.get("/topics")["topics"] == ["orders", "clicks", "t", "u"]
+    api.ask(method, "/delete_topic?topic=t")
+    api.ask(method, "/delete_channel?topic=u&channel=c")
+    assert api.get("/channels?topic=u") == {"channels": []}
+    assert api.get("/topics")["topics"] == ["orders", "clicks", "u"]
+
+
+def test_create_and_delete(api: Api) -> None:
+    api.post("/channel/create?topic=made&channel=c")
+    assert api.get("/lookup?topic=made") == {"channels": ["c"], "producers": []}
+    api.post("/channel/delete?topic=made&channel=c")
+    assert api.refused("POST", "/channel/delete?topic=made&channel=c") == "404 CHANNEL_NOT_FOUND"
+    api.post("/topic/delete?topic=made")
+    api.post("/topic/delete?topic=made")
+    assert api.refused("GET", "/lookup?topic=made") == "404 TOPIC_NOT_FOUND"
+
+
+@pytest.mark.parametrize(
+    ("request_line", "refusal"),
+    [
+        ("GET /channels", "400 MISSING_ARG_TOPIC"),
+        ("GET /lookup", "400 MISSING_ARG_TOPIC"),
+        ("GET /lookup?topic=%zz", "400 INVALID_REQUEST"),
+        ("GET /lookup?topic=", "404 TOPIC_NOT_FOUND"),
+        ("GET /lookup?topic=*", "404 TOPIC_NOT_FOUND"),
+        ("POST /topic/create", "400 MISSING_ARG_TOPIC"),
+        ("POST /topic/create?topic=b@d", "400 INVALID_ARG_TOPIC"),
+        ("POST /topic/create?topic=", "400 INVALID_ARG_TOPIC"),
+        ("POST /topic/delete", "400 MISSING_ARG_TOPIC"),
+        ("POST /topic/tombstone", "400 MISSING_ARG_TOPIC"),
+        ("POST /topic/tombstone?topic=orders", "400 MISSING_ARG_NODE"),
+        ("POST /channel/create", "400 MISSING_ARG_TOPIC"),
+        ("POST /channel/create?topic=b@d", "400 INVALID_ARG_TOPIC"),
+        ("POST /channel/create?topic=t", "400 MISSING_ARG_CHANNEL"),
+        ("POST /channel/create?topic=t&channel=c@d", "400 INVALID_ARG_CHANNEL"),
+        ("POST /channel/delete?topic=t", "400 MISSING_ARG_CHANNEL"),
+    ],
+)
+def test_refusals(api: Api, request_line: str, refusal: str) -> None:
+    method, target = request_line.split(" ")
+    assert api.refused(method, target) == refusal

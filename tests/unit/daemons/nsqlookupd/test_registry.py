@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from nsq.daemons.nsqlookupd.registry import Peer, Registry
+from nsq.wire.lookup import PeerInfo
+
+INACTIVE, LIFETIME = 300.0, 45.0
+
+
+def peer(number: int = 1, now: float = 0.0) -> Peer:
+    info = PeerInfo(broadcast_address=f"n{number}", http_port=4151, tcp_port=4150, version="1.3.0")
+    return Peer(info, f"127.0.0.1:{number}", now)
+
+
+def registry(*peers: Peer) -> Registry:
+    made = Registry(inactive_after=INACTIVE, tombstone_lifetime=LIFETIME)
+    for one in peers:
+        made.connect(one)
+    return made
+
+
+def test_a_channel_brings_its_topic() -> None:
+    one = peer()
+    made = registry(one)
+    made.register_channel(one, "orders", "archive")
+    assert (made.topics(), made.channels("orders")) == (["orders"], ["archive"])
+    assert made.producers("orders", 0.0) == [one]
+
+
+def test_unknown_and_empty_are_different() -> None:
+    made = registry()
+    made.create_channel("made", "c")
+    assert made.producers("made", 0.0) == []
+    assert made.producers("nope", 0.0) is None
+    assert (made.channels("made"), made.channels("nope")) == (["c"], [])
+
+
+def test_a_silent_peer_is_hidden_until_it_is_heard_from() -> None:
+    one, two = peer(1), peer(2, now=1.0)
+    made = registry(one, two)
+    made.register_topic(one, "t")
+    made.register_topic(two, "t")
+    assert made.producers("t", INACTIVE) == [one, two]
+    assert made.producers("t", INACTIVE + 1) == [two]
+    assert [node.peer for node in made.nodes(INACTIVE + 1)] == [two]
+    one.last_update = INACTIVE
+    assert made.producers("t", INACTIVE + 1) == [one, two]
+
+
+def test_a_tombstone_hides_a_node_from_one_topic_for_its_lifetime() -> None:
+    one, two = peer(1), peer(2)
+    made = registry(one, two)
+    for topic in ("t", "u"):
+        made.register_topic(one, topic)
+        made.register_topic(two, topic)
+    made.tombstone("t", "n1:4151", 10.0)
+    assert made.producers("t", 10.0) == [two]
+    assert made.producers("u", 10.0) == [one, two]
+    assert [node.topics for node in made.nodes(10.0)] == [{"t": True, "u": False}, {"t": False, "u": False}]
+    assert made.producers("t", 10.0 + LIFETIME - 0.001) == [two]
+    assert made.producers("t", 10.0 + LIFETIME) == [one, two]
+
+
+def test_registering_again_does_not_lift_a_tombstone_but_leaving_does() -> None:
+    one = peer()
+    made = registry(one)
+    made.register_topic(one, "t")
+    made.tombstone("t", one.node, 0.0)
+    made.register_channel(one, "t", "c")
+    assert made.producers("t", 1.0) == []
+    made.unregister_topic(one, "t")
+    made.register_topic(one, "t")
+    assert made.producers("t", 1.0) == [one]
+
+
+def test_a_tombstone_for_nobody() -> None:
+    one = peer()
+    made = registry(one)
+    made.register_topic(one, "t")
+    made.tombstone("t", "n1:4152", 0.0)
+    made.tombstone("nope", "n1:4151", 0.0)
+    assert made.producers("t", 0.0) == [one]
+    assert made.topics() == ["t"]
+
+
+def test_only_ephemeral_ones_go_with_their_last_producer() -> None:
+    one, two = peer(1), peer(2)
+    made = registry(one, two)
+    for each in (one, two):
+        made.register_channel(each, "t", "c")
+        made.register_channel(each, "t", "c#ephemeral")
+        made.register_topic(each, "t#ephemeral")
+    made.disconnect(one)
+    assert (made.topics(), made.channels("t")) == (["t", "t#ephemeral"], ["c", "c#ephemeral"])
+    made.unregister_channel(two, "t", "c#ephemeral")
+    assert made.channels("t") == ["c"]
+    made.disconnect(two)
+    assert (made.topics(), made.channels("t")) == (["t"], ["c"])
+    assert made.nodes(0.0) == []
+
+
+def test_a_deleted_topic_may_be_registered_again() -> None:
+    one = peer()
+    made = registry(one)
+    made.register_channel(one, "t", "c")
+    made.delete_topic("t")
+    made.delete_topic("t")
+    assert (made.topics(), made.nodes(0.0)[0].topics) == ([], {})
+    made.unregister_channel(one, "t", "c")
+    made.unregister_topic(one, "t")
+    made.register_topic(one, "t")
+    assert made.producers("t", 0.0) == [one]
+
+
+def test_deleting_a_channel_tells_whether_there_was_one() -> None:
+    one = peer()
+    made = registry(one)
+    made.register_channel(one, "t", "c")
+    assert made.delete_channel("t", "c")
+    assert not made.delete_channel("t", "c")
+    assert not made.delete_channel("nope", "c")
+    made.unregister_channel(one, "t", "c")
+    assert made.producers("t", 0.0) == [one]
+
+
+NAMES = st.sampled_from(["a", "b#ephemeral"])
+NUMBERS = st.sampled_from([1, 2])
+Key = tuple[str, ...]
+
+
+class AgainstAPlainTable(RuleBasedStateMachine):
+    """The registry beside a flat set of keys and one of (peer, key), searched through for every answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.registry = registry()
+        self.peers: dict[int, Peer] = {}
+        self.keys: set[Key] = set()
+        self.rows: set[tuple[int, Key]] = set()
+        self.connect(1)
+
+    def leave(self, number: int, gone: set[Key]) -> None:
+        held = {key for who, key in self.rows if who == number} & gone
+        self.rows -= {(number, key) for key in held}
+        for key in held:
+            if key[-1].endswith("#ephemeral") and not any(other == key for _, other in self.rows):
+                # A topic that goes takes the channels along that nobody produces.
+                self.keys -= {other for other in self.keys if other[: len(key)] == key}
+
+    def below(self, topic: str) -> set[Key]:
+        return {key for key in self.keys if key[0] == topic}
+
+    @rule(number=NUMBERS)
+    def connect(self, number: int) -> None:
+        if number not in self.peers:
+            self.peers[number] = peer(number)
+            self.registry.connect(self.peers[number])
+
+    @rule(number=NUMBERS)
+    def disconnect(self, number: int) -> None:
+        if number in self.peers:
+            self.registry.disconnect(self.peers.pop(number))
+            self.leave(number, set(self.keys))
+
+    @rule(number=NUMBERS, topic=NAMES, channel=st.none() | NAMES)
+    def register(self, number: int, topic: str, channel: str | None) -> None:
+        if number not in self.peers:
+            return
+        keys: set[Key] = {(topic,)}
+        if channel is None:
+            self.registry.register_topic(self.peers[number], topic)
+        else:
+            self.registry.register_channel(self.peers[number], topic, channel)
+            keys.add((topic, channel))
+        self.keys |= keys
+        self.rows |= {(number, key) for key in keys}
+
+    @rule(number=NUMBERS, topic=NAMES, channel=st.none() | NAMES)
+    def unregister(self, number: int, topic: str, channel: str | None) -> None:
+        if number not in self.peers:
+            return
+        if channel is None:
+            self.registry.unregister_topic(self.peers[number], topic)
+            self.leave(number, self.below(topic))
+        else:
+            self.registry.unregister_channel(self.peers[number], topic, channel)
+            self.leave(number, {(topic, channel)})
+
+    @rule(topic=NAMES, channel=st.none() | NAMES)
+    def create(self, topic: str, channel: str | None) -> None:
+        self.keys.add((topic,))
+        if channel is None:
+            self.registry.create_topic(topic)
+        else:
+            self.registry.create_channel(topic, channel)
+            self.keys.add((topic, channel))
+
+    @rule(topic=NAMES, channel=st.none() | NAMES)
+    def delete(self, topic: str, channel: str | None) -> None:
+        if channel is None:
+            self.registry.delete_topic(topic)
+            gone = self.below(topic)
+        else:
+            assert self.registry.delete_channel(topic, channel) is ((topic, channel) in self.keys)
+            gone = {(topic, channel)}
+        self.keys -= gone
+        self.rows = {(who, key) for who, key in self.rows if key not in gone}
+
+    @invariant()
+    def both_tell_the_same(self) -> None:
+        assert sorted(self.registry.topics()) == sorted(key[0] for key in self.keys if len(key) == 1)
+        for topic in self.registry.topics():
+            channels = [key[1] for key in self.below(topic) if len(key) == 2]
+            assert sorted(self.registry.channels(topic)) == sorted(channels)
+            producers = {who for who, key in self.rows if key == (topic,)}
+            assert set(self.registry.producers(topic, 0.0) or []) == {self.peers[who] for who in producers}
+        for node in self.registry.nodes(0.0):
+            topics = {key[0] for who, key in self.rows if self.peers[who] is node.peer and len(key) == 1}
+            assert set(node.topics) == topics
+        assert {node.peer for node in self.registry.nodes(0.0)} == set(self.peers.values())
+
+    @invariant()
+    def every_row_is_shown_once(self) -> None:
+        shown = [
+            (one, key.split(":", 1)[1].rstrip(":"))
+            for key, producers in self.registry.entries()
+            for one in producers
+            if key != "client::"
+        ]
+        rows = [(self.peers[who], ":".join(key)) for who, key in self.rows]
+        assert len(shown) == len(rows)
+        assert set(shown) == set(rows)
+
+
+TestAgainstAPlainTable = AgainstAPlainTable.TestCase
+TestAgainstAPlainTable.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

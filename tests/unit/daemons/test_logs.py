@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import io
+import logging
+import re
+import sys
+
+import pytest
+
+from nsq.daemons.logs import DaemonLog, parse_level
+from nsq.errors import ConfigError
+
+
+def test_a_line_has_the_form_of_the_go_daemons() -> None:
+    stream = io.StringIO()
+    DaemonLog("[nsqd] ", "info", stream).info("TCP: listening on %s", "127.0.0.1:4150")
+    form = r"\[nsqd\] \d{4}/\d\d/\d\d \d\d:\d\d:\d\d\.\d{6} INFO: TCP: listening on 127\.0\.0\.1:4150\n"
+    assert re.fullmatch(form, stream.getvalue())
+
+
+def written(log: DaemonLog, stream: io.StringIO) -> list[str]:
+    log.debug("x")
+    log.info("x")
+    log.warning("x")
+    log.error("x")
+    log.fatal("x")
+    words = re.findall(r" ([A-Z]+): x\n", stream.getvalue())
+    stream.truncate(stream.seek(0))
+    return words
+
+
+def test_every_level_lets_its_own_through_and_may_change() -> None:
+    stream = io.StringIO()
+    log = DaemonLog(level="debug", stream=stream)
+    every = ["DEBUG", "INFO", "WARNING", "ERROR", "FATAL"]
+    for number, name in enumerate(["debug", "info", "warning", "error", "fatal"], start=1):
+        log.level = name
+        assert (log.level, log.level_name) == (number, name)
+        assert written(log, stream) == every[number - 1 :]
+    log.level = 2
+    assert written(log, stream) == every[1:]
+
+
+def test_the_standard_logger_obeys_the_same_level() -> None:
+    stream = io.StringIO()
+    log = DaemonLog("[x] ", "error", stream)
+    log.logger.warning("unheard")
+    log.logger.error("heard %d", 1)
+    assert re.fullmatch(r"\[x\] \S+ \S+ ERROR: heard 1\n", stream.getvalue())
+
+
+def test_spellings_of_levels() -> None:
+    assert parse_level("WARN") == parse_level("warning") == 3
+    with pytest.raises(ConfigError, match=r"'loud' is none of debug, info, warning, error, fatal"):
+        parse_level("loud")
+    with pytest.raises(ConfigError, match="0 is not a number from 1 to 5"):
+        DaemonLog(level=0)
+
+
+def test_a_message_below_the_level_is_not_formatted() -> None:
+    class Costly:
+        def __str__(self) -> str:
+            raise AssertionError("formatted")
+
+    DaemonLog(level="error", stream=io.StringIO()).info("%s", Costly())
+
+
+def test_an_error_brings_its_traceback() -> None:
+    stream = io.StringIO()
+    log = DaemonLog(stream=stream)
+    try:
+        raise KeyError("lost")
+    except KeyError as fault:
+        log.error("handler failed", exc=fault)
+    assert "ERROR: handler failed\nTraceback (most recent call last):\n" in stream.getvalue()
+    assert stream.getvalue().endswith("KeyError: 'lost'\n")
+
+
+def test_a_wrong_format_loses_no_line() -> None:
+    stream = io.StringIO()
+    DaemonLog(stream=stream).info("%d apples", "three")
+    assert "'%d apples' with ('three',)" in stream.getvalue()
+
+
+def test_a_broken_stream_does_no_harm() -> None:
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    closed = io.StringIO()
+    closed.close()
+    for stream in (Broken(), closed):
+        DaemonLog(stream=stream).error("nobody reads this")
+
+
+def test_without_a_stream_it_is_the_stderr_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = DaemonLog()
+    later = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", later)
+    log.info("here")
+    assert later.getvalue().endswith("INFO: here\n")
+    monkeypatch.setattr(sys, "stderr", None)
+    log.info("nowhere")
+    assert later.getvalue().count("\n") == 1
+
+
+def test_several_logs_do_not_meet_nor_touch_the_registry() -> None:
+    known = set(logging.root.manager.loggerDict)
+    first, second = io.StringIO(), io.StringIO()
+    a, b = DaemonLog("[same] ", "error", first), DaemonLog("[same] ", "debug", second)
+    a.info("a")
+    b.info("b")
+    assert (first.getvalue(), second.getvalue().count("\n")) == ("", 1)
+    assert set(logging.root.manager.loggerDict) == known

@@ -1,0 +1,229 @@
+"""Which part of nsq may import what, read from the syntax trees; lazy imports count too."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "nsq"
+
+# Imports run one way. A part (a module or a folder directly below nsq/) may import itself and what stands on
+# a line above its own; parts on one line do not import each other. PUBLIC is nsq/__init__.py: its __version__
+# is there for everybody, its other names only for the parts below it.
+PUBLIC = "nsq"
+ORDER = [
+    ["errors"],
+    ["literals"],
+    ["config", "message"],
+    ["wire"],
+    ["transport", "api", "flags"],
+    ["connection"],
+    ["consumer", "producer"],
+    ["partitioned"],
+    [PUBLIC],
+    ["tools", "spark", "contrib", "daemons", "testing"],
+]
+
+# Narrower or wider than the order above.
+MAY_IMPORT_ONLY = {"daemons": {"errors", "literals", "wire", "api", "flags"}}
+MAY_IMPORT_ANYTHING = {"testing"}
+
+# Parts of one folder that are programs of their own and do not import each other.
+STRANGERS = {"daemons": {"nsqd", "nsqlookupd", "nsqadmin"}}
+
+# A module from outside, and where alone it may be imported: folders end with a slash.
+ONLY_IN = {
+    "socket": ["transport/", "api/", "daemons/", "testing/"],
+    "asyncio": ["daemons/", "testing/", "api/asynchronous.py"],
+    "ssl": ["wire/layers.py", "config.py", "transport/", "api/", "daemons/", "testing/"],
+    "aiohttp": ["daemons/"],
+    "uvloop": ["daemons/"],
+    "snappy": ["wire/"],
+    "certifi": ["config.py", "transport/", "api/", "daemons/"],
+    "pyspark": ["spark/"],
+    "django": ["contrib/"],
+    "celery": ["contrib/"],
+    "pytest": ["testing/"],
+}
+
+# Bytes in, bytes out: time, chance and the world come to these as arguments or not at all.
+NEVER_IN = {
+    "wire/": ["socket", "select", "selectors", "asyncio", "time", "random", "logging", "os", "subprocess"],
+}
+
+# What says nothing about its content is no name.
+NO_NAMES = {"utils", "util", "helpers", "helper", "manager", "managers", "common", "misc"}
+
+# What `import nsq` must not load.
+NOT_LOADED = ["asyncio", "aiohttp", "uvloop", "pyspark", "django", "celery"]
+
+
+RANK = {part: rank for rank, line in enumerate(ORDER) for part in line}
+
+
+def sources() -> list[str]:
+    """Every module, as a path below nsq/."""
+    return sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+
+def part_of(path: str) -> str:
+    """``wire/frames.py`` belongs to wire, ``errors.py`` to errors, ``__init__.py`` is PUBLIC."""
+    head = path.split("/")[0].removesuffix(".py")
+    return PUBLIC if head == "__init__" else head
+
+
+def imported(path: str, source: str) -> Iterator[str]:
+    """Every dotted name a module imports, relative ones made absolute, ``from a import b`` as ``a.b``."""
+    package = ["nsq", *path.split("/")[:-1]]
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names=names):
+                yield from (name.name for name in names)
+            case ast.ImportFrom(module=module, names=names, level=level):
+                base = package[: len(package) - level + 1] if level else []
+                prefix = ".".join([*base, *([module] if module else [])])
+                yield from (f"{prefix}.{name.name}" for name in names)
+            case ast.Call(
+                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield name
+
+
+def lies_in(path: str, place: str) -> bool:
+    return path.startswith(place) if place.endswith("/") else path == place
+
+
+def violations(path: str, source: str) -> list[str]:
+    found: list[str] = []
+    for name in imported(path, source):
+        words = name.split(".")
+        broken = broken_inside(path, words[1:]) if words[0] == "nsq" else broken_outside(path, words[0])
+        if broken:
+            found.append(f"nsq/{path} imports {name}: {broken}")
+    return found
+
+
+def broken_outside(path: str, module: str) -> str | None:
+    for place, modules in NEVER_IN.items():
+        if lies_in(path, place) and module in modules:
+            return f"{place} does without {module}"
+    if module in ONLY_IN:
+        places = ONLY_IN[module]
+        allowed = any(lies_in(path, place) for place in places)
+        return None if allowed else f"{module} belongs to {', '.join(places)}"
+    return None if module in sys.stdlib_module_names else f"{module} is no dependency of this package"
+
+
+def broken_inside(path: str, words: list[str]) -> str | None:
+    """``words`` are the names behind ``nsq.``."""
+    here = part_of(path)
+    there = words[0] if words and words[0] in parts() else PUBLIC
+    if here not in RANK or there not in RANK:
+        return f"{here if here not in RANK else there} has no place in ORDER"
+    if words == ["__version__"]:
+        return None
+    if here == there:
+        return broken_among_strangers(path, words)
+    if here in MAY_IMPORT_ANYTHING:
+        return None
+    if here in MAY_IMPORT_ONLY:
+        allowed = MAY_IMPORT_ONLY[here]
+        return None if there in allowed else f"{here} may import only {', '.join(sorted(allowed))}"
+    return None if RANK[there] < RANK[here] else f"{there} does not stand above {here}"
+
+
+def broken_among_strangers(path: str, words: list[str]) -> str | None:
+    folder, *below = path.split("/")
+    strangers = STRANGERS.get(folder, set())
+    program = below[0] if below else ""
+    other = words[1] if len(words) > 1 else ""
+    if other in strangers and other != program:
+        return f"{other} is a program of its own"
+    return None
+
+
+def parts() -> set[str]:
+    return set(RANK) | {part_of(path) for path in sources()}
+
+
+@pytest.mark.parametrize("path", sources())
+def test_imports_keep_to_the_order(path: str) -> None:
+    assert violations(path, (PACKAGE / path).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("errors.py", "from nsq import wire"),
+        ("wire/frames.py", "from nsq.transport import tcp"),
+        ("wire/frames.py", "from ..daemons.nsqd import main"),
+        ("wire/frames.py", "from .. import api"),
+        ("wire/frames.py", "import time"),
+        ("wire/frames.py", "import ssl"),
+        ("api/requests.py", "import nsq.transport.tcp"),
+        ("api/blocking.py", "import asyncio"),
+        ("consumer/flow.py", "import nsq"),
+        ("consumer/flow.py", "from nsq.producer import Producer"),
+        ("consumer/flow.py", "def later():\n    import socket"),
+        ("consumer/flow.py", "import importlib\nimportlib.import_module('aiohttp')"),
+        ("consumer/flow.py", "if TYPE_CHECKING:\n    from nsq.partitioned import Partition"),
+        ("consumer/flow.py", "import requests"),
+        ("daemons/nsqd/main.py", "from nsq import config"),
+        ("daemons/nsqd/main.py", "from nsq import Consumer"),
+        ("daemons/nsqd/main.py", "from ..nsqlookupd import registry"),
+        ("daemons/nsqd/main.py", "from nsq.testing import leaks"),
+        ("daemons/httpd.py", "from .nsqd.topic import Topic"),
+        ("tools/nsq_tail.py", "from nsq.spark import source"),
+        ("testing/daemon.py", "import aiohttp"),
+        ("unheard_of.py", "from nsq import errors"),
+        ("__init__.py", "from nsq.testing import leaks"),
+    ],
+)
+def test_a_broken_rule_is_seen(path: str, source: str) -> None:
+    assert len(violations(path, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("wire/layers.py", "import ssl, snappy, struct"),
+        (
+            "wire/frames.py",
+            "from nsq.errors import NsqError\nfrom . import names\nfrom nsq import __version__",
+        ),
+        ("api/asynchronous.py", "import asyncio\nfrom nsq.wire.names import check"),
+        ("consumer/consumer.py", "from nsq.connection.conn import Conn\nfrom .flow import Flow"),
+        (
+            "daemons/nsqd/main.py",
+            "import aiohttp\nfrom nsq import __version__, flags\nfrom ..process import run",
+        ),
+        ("tools/nsq_tail.py", "from nsq import Consumer, flags"),
+        ("testing/daemon.py", "import asyncio\nfrom nsq.daemons.nsqd import main\nfrom nsq import Consumer"),
+        ("__init__.py", "from nsq.consumer import Consumer\nfrom .errors import NsqError"),
+    ],
+)
+def test_a_kept_rule_is_left_alone(path: str, source: str) -> None:
+    assert violations(path, source) == []
+
+
+def test_names_say_something() -> None:
+    named = {word.removesuffix(".py") for path in sources() for word in path.split("/")}
+    assert named & NO_NAMES == set()
+
+
+def test_importing_nsq_loads_no_framework_and_starts_no_thread() -> None:
+    program = f"""
+import nsq, sys, threading
+print(sorted(set({NOT_LOADED!r}) & set(sys.modules)), threading.active_count())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.stdout.strip(), done.stderr) == ("[] 1", "")

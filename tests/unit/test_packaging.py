@@ -1,0 +1,101 @@
+"""What setup.cfg promises: one version, the extras, types, and console scripts that exist."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import importlib
+from pathlib import Path
+
+import pytest
+
+import nsq
+
+ROOT = Path(__file__).resolve().parents[2]
+
+EXTRAS = {
+    "server": {"aiohttp"},
+    "fast": {"uvloop"},
+    "test": {"nsq[server]", "pytest", "pytest-timeout", "hypothesis", "trustme"},
+    "dev": {"nsq[test]", "coverage", "ruff", "mypy"},
+}
+SCRIPTS = {"nsqd": "nsq.daemons.nsqd.main:main", "nsqlookupd": "nsq.daemons.nsqlookupd.main:main"}
+
+
+def read_setup() -> configparser.ConfigParser:
+    setup = configparser.ConfigParser(interpolation=None, delimiters=("=",))
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    return setup
+
+
+@pytest.fixture
+def setup() -> configparser.ConfigParser:
+    return read_setup()
+
+
+def lines(value: str) -> list[str]:
+    return [line.strip() for line in value.splitlines() if line.strip()]
+
+
+def names(requirements: str) -> set[str]:
+    """``aiohttp >= 3.11`` is aiohttp."""
+    return {line.split(";")[0].split(">")[0].strip() for line in lines(requirements)}
+
+
+def test_the_version_is_written_in_one_place(setup: configparser.ConfigParser) -> None:
+    assert setup["metadata"]["version"] == "attr: nsq.__version__"
+
+
+def test_the_version_can_be_read_without_importing() -> None:
+    # A build has none of our dependencies: setuptools must find a plain string in the syntax tree.
+    tree = ast.parse((ROOT / "nsq" / "__init__.py").read_text(encoding="utf-8"))
+    written = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        and [target.id for target in node.targets if isinstance(target, ast.Name)] == ["__version__"]
+    ]
+    assert written == [nsq.__version__]
+
+
+def test_the_core_needs_two_packages(setup: configparser.ConfigParser) -> None:
+    assert names(setup["options"]["install_requires"]) == {"python-snappy", "certifi"}
+
+
+def test_every_requirement_has_a_lower_bound(setup: configparser.ConfigParser) -> None:
+    wanted = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
+    unbounded = [line for value in wanted for line in lines(value) if ">=" not in line]
+    assert [line for line in unbounded if not line.startswith("nsq[")] == []
+
+
+def test_the_extras_are_as_promised(setup: configparser.ConfigParser) -> None:
+    assert {extra: names(value) for extra, value in setup["options.extras_require"].items()} == EXTRAS
+
+
+def test_types_are_shipped(setup: configparser.ConfigParser) -> None:
+    assert "py.typed" in setup["options.package_data"]["nsq"].split()
+    assert (ROOT / "nsq" / "py.typed").is_file()
+
+
+def test_every_folder_of_modules_is_a_package() -> None:
+    # One without __init__.py imports fine from the tree and is missing from a wheel.
+    folders = {path.parent for path in (ROOT / "nsq").rglob("*.py")}
+    assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
+
+
+def test_the_console_scripts_are_as_promised(setup: configparser.ConfigParser) -> None:
+    written = lines(setup["options.entry_points"]["console_scripts"])
+    assert dict(line.split(" = ") for line in written) == SCRIPTS
+
+
+def test_the_pytest_plugin_is_registered_and_offers_the_daemons(setup: configparser.ConfigParser) -> None:
+    name, _, module = setup["options.entry_points"]["pytest11"].strip().partition(" = ")
+    # Under any other name pytest fails when a conftest.py asks for the plugin again in pytest_plugins.
+    assert name == module
+    assert {"nsqd", "nsqlookupd"} <= vars(importlib.import_module(module)).keys()
+
+
+@pytest.mark.parametrize("target", SCRIPTS.values(), ids=SCRIPTS)
+def test_a_console_script_is_callable(target: str) -> None:
+    module, _, name = target.partition(":")
+    assert callable(getattr(importlib.import_module(module), name))

@@ -1,0 +1,308 @@
+"""nsq.testing.leaks against real leaks, each cleaned up by its test; and the fixture in tests/conftest.py."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nsq.testing import leaks
+
+Child = subprocess.Popen[bytes]
+CONFTEST = Path(__file__).resolve().parents[2] / "conftest.py"
+WAITS_FOR_THE_END_OF_STDIN = [
+    sys.executable,
+    "-S",
+    "-c",
+    "import sys; print('up', flush=True); sys.stdin.read()",
+]
+
+linux_only = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="read from Linux's /proc")
+
+
+@pytest.fixture
+def before() -> leaks.Snapshot:
+    return leaks.snapshot()
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(
+        WAITS_FOR_THE_END_OF_STDIN, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        # Popen returns in the middle of the exec, when the process has no command line yet.
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"up\n"
+        process.stdout.close()
+        yield process
+
+
+def new_since(before: leaks.Snapshot) -> list[str]:
+    return leaks.describe(leaks.difference(before, leaks.snapshot()))
+
+
+def test_nothing_new_is_falsy_and_has_no_words(before: leaks.Snapshot) -> None:
+    nothing = leaks.difference(before, leaks.snapshot())
+    assert not nothing
+    assert leaks.describe(nothing) == []
+
+
+def test_what_went_away_is_no_leak() -> None:
+    assert not leaks.difference(leaks.Snapshot(files=frozenset({"a"})), leaks.Snapshot())
+
+
+@pytest.mark.parametrize(
+    ("daemon", "words"), [(False, "thread 'left-reader'"), (True, "thread 'left-reader' (daemon)")]
+)
+def test_a_thread_is_named(before: leaks.Snapshot, daemon: bool, words: str) -> None:
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait, name="left-reader", daemon=daemon)
+    thread.start()
+    try:
+        assert new_since(before) == [words]
+    finally:
+        release.set()
+        thread.join()
+    assert new_since(before) == []
+
+
+@linux_only
+def test_a_listening_socket_is_described_by_its_address(before: leaks.Snapshot) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert new_since(before) == [
+            f"descriptor {server.fileno()}: tcp socket 127.0.0.1:{port} -> 0.0.0.0:0 listening"
+        ]
+    assert new_since(before) == []
+
+
+@linux_only
+def test_both_ends_of_a_connection_are_described(before: leaks.Snapshot) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as near,
+        server.accept()[0] as far,
+    ):
+        here, there = (f"127.0.0.1:{end.getsockname()[1]}" for end in (near, far))
+        found = new_since(before)
+        assert f"descriptor {near.fileno()}: tcp socket {here} -> {there} established" in found
+        assert f"descriptor {far.fileno()}: tcp socket {there} -> {here} established" in found
+
+
+@linux_only
+def test_a_unix_socket_is_described_by_its_path(before: leaks.Snapshot, tmp_path: Path) -> None:
+    path = tmp_path / "nsqd.sock"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        assert new_since(before) == [f"descriptor {server.fileno()}: unix socket {path}"]
+
+
+@linux_only
+def test_a_socket_in_no_table_is_still_reported(before: leaks.Snapshot) -> None:
+    with socket.socket() as idle:
+        (words,) = new_since(before)
+        assert words.startswith(f"descriptor {idle.fileno()}: socket ")
+
+
+@linux_only
+def test_an_open_file_is_described_by_its_path(before: leaks.Snapshot, tmp_path: Path) -> None:
+    with (tmp_path / "journal").open("w") as file:
+        assert new_since(before) == [f"descriptor {file.fileno()}: {tmp_path / 'journal'}"]
+
+
+@linux_only
+def test_a_number_given_to_another_file_is_new(tmp_path: Path) -> None:
+    with (tmp_path / "one").open("w") as one:
+        number = one.fileno()
+        before = leaks.snapshot()
+    with (tmp_path / "two").open("w") as two:
+        assert two.fileno() == number
+        assert new_since(before) == [f"descriptor {number}: {tmp_path / 'two'}"]
+
+
+@linux_only
+def test_a_running_child_is_described_by_its_command(before: leaks.Snapshot, child: Child) -> None:
+    found = [words for words in new_since(before) if words.startswith("child")]
+    # The fixture `child` is set up after `before`.
+    assert len(found) == 1
+    assert found[0].startswith(f"child process {child.pid}: {sys.executable} ")
+
+
+@linux_only
+def test_a_child_of_a_thread_that_ended_is_found(before: leaks.Snapshot) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    thread = threading.Thread(
+        target=lambda: started.append(
+            subprocess.Popen(WAITS_FOR_THE_END_OF_STDIN, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        )
+    )
+    thread.start()
+    thread.join()
+    with started[0] as process:
+        assert leaks.difference(before, leaks.snapshot()).children == {process.pid}
+
+
+@linux_only
+def test_a_child_that_ended_unwaited_is_a_leak(before: leaks.Snapshot, child: Child) -> None:
+    assert child.stdin is not None
+    child.stdin.close()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    (words,) = new_since(before)
+    assert words.startswith(f"child process {child.pid}: python")
+    assert words.endswith(", ended but not waited for")
+    child.wait()
+    assert new_since(before) == []
+
+
+@linux_only
+def test_a_child_that_is_gone_meanwhile_is_still_described(child: Child) -> None:
+    left = leaks.Snapshot(children=frozenset({child.pid}))
+    child.communicate()
+    assert leaks.describe(left) == [f"child process {child.pid}, gone by now"]
+
+
+@linux_only
+def test_asking_every_process_for_its_parent_finds_the_same(child: Child) -> None:
+    assert set(leaks._children_by_parent(os.getpid())) == set(leaks._children_by_task()) >= {child.pid}
+
+
+def test_a_file_is_named_and_a_file_below_is_not(tmp_path: Path) -> None:
+    (tmp_path / "below").mkdir()
+    before = leaks.snapshot([tmp_path])
+    (tmp_path / "nsqd.dat").touch()
+    (tmp_path / "below" / "unseen").touch()
+    new = leaks.difference(before, leaks.snapshot([tmp_path]))
+    assert leaks.describe(new) == [f"file {tmp_path / 'nsqd.dat'}"]
+
+
+@pytest.mark.parametrize("name", [".pytest_cache", "__pycache__", "new_module.py", "notes~", "nsq.egg-info"])
+def test_by_products_of_tools_are_no_leaks(tmp_path: Path, name: str) -> None:
+    before = leaks.snapshot([tmp_path])
+    (tmp_path / name).touch()
+    assert not leaks.difference(before, leaks.snapshot([tmp_path]))
+
+
+def test_a_directory_that_is_gone_has_no_files(tmp_path: Path) -> None:
+    assert leaks.snapshot([tmp_path / "gone"]).files == frozenset()
+
+
+class Clock:
+    """Time that passes only by napping."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def now(self) -> float:
+        return self.time
+
+    def nap(self, seconds: float) -> None:
+        self.time += seconds
+
+
+def leftovers_of(sightings: list[leaks.Snapshot], clock: Clock) -> leaks.Snapshot:
+    """Of something seen as in ``sightings``, the last of which stays."""
+    seen = iter(sightings)
+    return leaks.leftovers(
+        leaks.Snapshot(), lambda: next(seen, sightings[-1]), grace=1.0, now=clock.now, nap=clock.nap
+    )
+
+
+def test_no_time_is_spent_when_nothing_is_left() -> None:
+    clock = Clock()
+    assert not leftovers_of([leaks.Snapshot()], clock)
+    assert clock.time == 100.0
+
+
+def test_what_closes_within_the_grace_is_no_leftover() -> None:
+    clock = Clock()
+    closing = leaks.Snapshot(files=frozenset({"a"}))
+    assert not leftovers_of([closing, closing, leaks.Snapshot()], clock)
+    assert clock.time < 100.5
+
+
+def test_what_stays_is_reported_when_the_grace_is_over() -> None:
+    clock = Clock()
+    stays = leaks.Snapshot(files=frozenset({"a"}))
+    assert leftovers_of([stays], clock) == stays
+    assert clock.time == pytest.approx(101.0, abs=0.02)
+
+
+@pytest.mark.skipif(sys.byteorder != "little", reason="the examples are those of a little-endian machine")
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [
+        ("0100007F:1036", "127.0.0.1:4150"),
+        ("00000000000000000000000001000000:1037", "[::1]:4151"),
+    ],
+)
+def test_addresses_of_the_kernels_tables(field: str, words: str) -> None:
+    assert leaks._address(field) == words
+
+
+LEAKING_TESTS = """
+import os, socket, subprocess, sys, threading
+
+import pytest
+
+@pytest.fixture(scope="module")
+def for_the_module():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+@pytest.fixture
+def for_the_test(for_the_module):
+    with socket.create_connection(for_the_module.getsockname()) as stream, for_the_module.accept()[0]:
+        yield stream
+
+def test_clean(for_the_module, for_the_test):
+    thread = threading.Thread(target=int)
+    thread.start()
+    thread.join()
+
+def test_dirty():
+    global server, process
+    threading.Thread(target=threading.Event().wait, name="stray-thread", daemon=True).start()
+    server = socket.create_server(("127.0.0.1", 0))
+    process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    open("stray-file", "w").close()
+
+def test_clean_after_a_dirty_one(for_the_module, for_the_test):
+    pass
+
+def test_without_a_close():
+    socket.socket()
+"""
+
+
+@linux_only
+def test_the_fixture_fails_the_test_that_leaks_and_no_other(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Other distributions, too, install a package called nsq; the inner run must find this one.
+    monkeypatch.setenv("PYTHONPATH", str(CONFTEST.parents[1]))
+    shutil.copy(CONFTEST, pytester.path / "conftest.py")
+    pytester.makeini("[pytest]\nfilterwarnings = error\n")
+    pytester.makepyfile(LEAKING_TESTS)
+    done = pytester.runpytest_subprocess("-v", "-p", "no:cacheprovider", timeout=30)
+    done.stdout.fnmatch_lines(
+        [
+            "*::test_clean PASSED*",
+            "*::test_dirty ERROR*",
+            "*::test_clean_after_a_dirty_one PASSED*",
+            "*::test_without_a_close FAILED*",
+            "*this test left behind:",
+            "*thread 'stray-thread' (daemon)",
+            "*descriptor *: tcp socket 127.0.0.1:* -> 0.0.0.0:0 listening",
+            "*child process *: *python* -S -c input()",
+            "*file */stray-file",
+        ]
+    )
+    done.stdout.fnmatch_lines(["*PytestUnraisableExceptionWarning*"])
+    done.assert_outcomes(passed=3, failed=1, errors=1)
