@@ -1,8 +1,8 @@
 """Makes the repository's ``.venv`` and installs the project into it, editable: ``environment.py run|dev``.
 
-``environment.py interop`` installs other people's clients, which tests/interop drives, each into an environment
-of its own below ``.venv/interop``: one of them is a module ``nsq`` too. One that cannot be installed stops
-nothing here; the line that says so is kept for its tests, which fail with it.
+``environment.py interop`` installs other people's clients, which tests/interop drives, each into an
+environment of its own below ``.venv/interop``: one of them is a module ``nsq`` too. One that cannot be
+installed stops nothing here; the line that says so is kept for its tests, which fail with it.
 
 Run by the Makefile, which knows when it is needed, with the Python that the environment shall have. Says one
 line when it starts and what is wrong when something is; pip's own words go to ``.venv/install.log``. Uses the
@@ -117,7 +117,8 @@ def install(extra: str) -> None:
 def install_clients() -> bool:
     """Whether all of them could be installed; what was not is tried again the next time."""
     CLIENTS.mkdir(exist_ok=True)
-    return all([install_client(pins) for pins in sorted(PINS.glob("*.txt"))])
+    failures = [pins for pins in sorted(PINS.glob("*.txt")) if not install_client(pins)]
+    return not failures
 
 
 def install_client(pins: Path) -> bool:
@@ -161,6 +162,7 @@ def set_up(kind: str) -> None:
         if not whole:
             make()
         if kind == INTEROP:
+            stamp.unlink(missing_ok=True)
             if not install_clients():
                 return
         else:

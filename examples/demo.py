@@ -1,28 +1,64 @@
-"""A whole NSQ in one program: nsqlookupd, two nsqds, a publisher, two channels, and what came of it.
+"""A whole NSQ in one program: nsqlookupd, two nsqds, a shop that publishes orders, two services that consume.
 
-``make run`` starts this. Everything listens on free ports of 127.0.0.1 and is gone at the end.
+``make run`` starts this. Billing fails now and then and is given the order again; the archive writes every
+order to a file. Everything listens on free ports of 127.0.0.1 and is gone at the end, except for the file.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
+import random
 import signal
+import sys
+import tempfile
+import threading
 import time
 from collections import Counter
+from pathlib import Path
 
-from nsq.testing import Nsqd, Nsqlookupd, V2Client
-from nsq.wire import commands
-from nsq.wire.frames import FRAME_MESSAGE
+import nsq
+from nsq.testing import Nsqd, Nsqlookupd
 
 TOPIC = "orders"
 CHANNELS = ("billing", "archive")
 
 
+class Service:
+    """Counts the orders of one channel, and knows when all of them have come."""
+
+    def __init__(self, name: str, expected: int, failing: float = 0.0, file: Path | None = None) -> None:
+        self.name = name
+        self.retries = 0
+        self.seen: Counter[int] = Counter()
+        self.complete = threading.Event()
+        self._expected = expected
+        self._failing = failing
+        self._file = file.open("ab") if file else None
+        self._lock = threading.Lock()
+
+    def handle(self, message: nsq.Message) -> None:
+        if message.attempts == 1 and random.random() < self._failing:
+            self.retries += 1
+            raise nsq.Requeue(delay=0.05, backoff=False)
+        with self._lock:
+            if self._file is not None:
+                self._file.write(message.body + b"\n")
+            self.seen[json.loads(message.body)["order"]] += 1
+            if len(self.seen) == self._expected:
+                self.complete.set()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Publish orders, bill and archive each of them.")
-    parser.add_argument("--messages", type=int, default=20_000)
+    parser = argparse.ArgumentParser(description="Publish orders; bill and archive each of them.")
+    parser.add_argument("--messages", type=int, default=20_000, help="how many orders (default: %(default)s)")
     count: int = parser.parse_args().messages
+    logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with Nsqlookupd() as lookupd, Nsqd(lookupd=[lookupd]) as first, Nsqd(lookupd=[lookupd]) as second:
@@ -35,74 +71,60 @@ def demonstrate(lookupd: Nsqlookupd, nsqds: list[Nsqd], count: int) -> None:
     print(f"nsqlookupd  tcp {lookupd.tcp_address}  http {lookupd.http_address}")
     for nsqd in nsqds:
         print(f"nsqd        tcp {nsqd.tcp_address}  http {nsqd.http_address}")
+        # So that both channels exist before the first order: a channel gets what is published after it.
+        nsqd.post(f"/topic/create?topic={TOPIC}")
         for channel in CHANNELS:
-            nsqd.post(f"/topic/create?topic={TOPIC}")
             nsqd.post(f"/channel/create?topic={TOPIC}&channel={channel}")
-    found = registered(lookupd, len(nsqds))
-    print(f"nsqlookupd knows {len(found)} nsqds with the topic {TOPIC!r}: {', '.join(found)}\n")
-
-    began = time.perf_counter()
-    shares = publish(nsqds, count)
-    published = time.perf_counter()
-    received = {channel: consume(shares, channel) for channel in CHANNELS}
-    done = time.perf_counter()
-
-    print(f"published   {count:>8,} messages  {count / (published - began):>10,.0f} a second")
-    for channel, counter in received.items():
-        lost = sum(1 for number in range(count) if number not in counter)
-        again = sum(counter.values()) - len(counter)
-        print(f"{channel:<11} {sum(counter.values()):>8,} messages  {lost} lost, {again} twice")
-    print(f"delivered at {count * len(CHANNELS) / (done - published):,.0f} messages a second")
-    if any(len(counter) != count for counter in received.values()):
-        raise SystemExit("messages were lost")
-
-
-def registered(lookupd: Nsqlookupd, wanted: int) -> list[str]:
-    """The addresses nsqlookupd gives, once every nsqd has told it of the topic."""
-    deadline = time.monotonic() + 10
-    while True:
-        status, _, body = lookupd.get(f"/lookup?topic={TOPIC}")
-        producers = json.loads(body)["producers"] if status == 200 else []
-        if len(producers) >= wanted:
-            return [f"{found['broadcast_address']}:{found['tcp_port']}" for found in producers]
-        if time.monotonic() > deadline:
-            raise SystemExit(f"nsqlookupd found {len(producers)} of {wanted} nsqds in 10 s")
-        time.sleep(0.05)
-
-
-def publish(nsqds: list[Nsqd], count: int, batch: int = 100) -> Counter[str]:
-    """Every second batch to the other nsqd, each answered before the next is sent; who got how many."""
-    shares: Counter[str] = Counter()
-    clients = [V2Client(nsqd.tcp_address) for nsqd in nsqds]
+    path = Path(tempfile.gettempdir()) / f"orders-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+    services = [Service("billing", count, failing=0.02), Service("archive", count, file=path)]
+    consumers = [consume(lookupd, service) for service in services]
     try:
-        for start in range(0, count, batch):
-            bodies = [b'{"order": %d}' % number for number in range(start, min(start + batch, count))]
-            client = clients[start // batch % len(clients)]
-            client.send(commands.mpub(TOPIC, bodies))
-            client.expect_ok()
-            shares[client.address] += len(bodies)
+        began = time.perf_counter()
+        publish([nsqd.tcp_address for nsqd in nsqds], count)
+        published = time.perf_counter() - began
+        for service in services:
+            service.complete.wait(timeout=60)
+        took = time.perf_counter() - began
     finally:
-        for client in clients:
-            client.close()
-    return shares
+        for consumer, service in zip(consumers, services, strict=True):
+            consumer.stop(timeout=5)
+            service.close()
+    summarize(services, count, published, took, path)
 
 
-def consume(shares: Counter[str], channel: str) -> Counter[int]:
-    """Take each nsqd's share of the channel; which orders came, and how often."""
-    received: Counter[int] = Counter()
-    for address, share in shares.items():
-        with V2Client(address) as client:
-            client.identify(client_id="demo")
-            client.send(commands.sub(TOPIC, channel))
-            client.expect_ok()
-            client.send(commands.rdy(200))
-            while share:
-                frame = client.frame(timeout=10)
-                if frame.type == FRAME_MESSAGE:
-                    client.send(commands.fin(frame.message.id))
-                    received[json.loads(frame.message.body)["order"]] += 1
-                    share -= 1
-    return received
+def consume(lookupd: Nsqlookupd, service: Service) -> nsq.Consumer:
+    consumer = nsq.Consumer(
+        TOPIC, service.name, nsqlookupd=lookupd.http_address, threads=4, max_in_flight=500
+    )
+    consumer.add_handler(service.handle)
+    consumer.start()
+    return consumer
+
+
+def publish(addresses: list[str], count: int, batch: int = 100) -> None:
+    with nsq.Producer(*addresses) as producer:
+        for start in range(0, count, batch):
+            stop = min(start + batch, count)
+            producer.multi_publish(TOPIC, [b'{"order": %d}' % number for number in range(start, stop)])
+            show_progress(stop / count)
+
+
+def show_progress(share: float) -> None:
+    if sys.stdout.isatty():
+        print(f"\rpublishing  [{'#' * round(40 * share):<40}] {share:4.0%}", end="", flush=True)
+
+
+def summarize(services: list[Service], count: int, published: float, took: float, path: Path) -> None:
+    print(f"\n\npublished   {count:>8,} orders in {published:.1f} s, {count / published:,.0f} a second")
+    for service in services:
+        lost, again = count - len(service.seen), sum(service.seen.values()) - len(service.seen)
+        print(
+            f"{service.name:<11} {len(service.seen):>8,} handled, {service.retries} retried, "
+            f"{lost} lost, {again} twice"
+        )
+    print(f"everything was handled {took:.1f} s after the first order; the archive is {path}")
+    if any(len(service.seen) != count for service in services):
+        raise SystemExit("orders were lost")
 
 
 if __name__ == "__main__":

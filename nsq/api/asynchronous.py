@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from nsq.api.http import DEFAULT_MAX_BODY, HttpReply, HttpRequest, ReplyParser
+from nsq.api.http import DEFAULT_MAX_BODY, HttpReply, HttpRequest, ReplyParser, Url
 from nsq.errors import ApiError
 
 
@@ -28,17 +28,26 @@ async def send(
     try:
         async with asyncio.timeout(request_timeout):
             async with asyncio.timeout(connect_timeout):
-                context = (tls or ssl.create_default_context()) if url.scheme == "https" else None
-                reader, writer = await asyncio.open_connection(url.host, url.port, ssl=context)
+                reader, writer = await _open(url, tls)
             try:
                 writer.write(request.encode())
                 return await _read(reader, max_body)
             finally:
                 writer.close()
+    except ApiError as fault:
+        raise ApiError(f"{url}: {fault}") from None
     except TimeoutError:
         raise ApiError(f"{url} did not answer within {request_timeout:g} s") from None
-    except (OSError, ssl.SSLError) as fault:
+    except (OSError, UnicodeError, OverflowError) as fault:
+        # The last two: a host that is no name, a port that is none. TLS errors are OSErrors.
         raise ApiError(f"{url} cannot be reached: {fault}") from None
+
+
+async def _open(url: Url, tls: ssl.SSLContext | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if url.socket_path:
+        return await asyncio.open_unix_connection(url.socket_path)
+    context = (tls or ssl.create_default_context()) if url.scheme == "https" else None
+    return await asyncio.open_connection(url.host, url.port, ssl=context)
 
 
 async def _read(reader: asyncio.StreamReader, max_body: int) -> HttpReply:

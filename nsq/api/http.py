@@ -14,16 +14,21 @@ from nsq.errors import ApiError, UsageError
 #: Head and body of a reply may be this large; the largest real ones are the /stats of big clusters.
 MAX_HEAD = 64 * 1024
 DEFAULT_MAX_BODY = 64 * 1024 * 1024
+_MAX_CHUNK_LINE = 1024
+_VERSION = b"HTTP/1."
 
 
 @dataclass(frozen=True)
 class Url:
-    """Where a request goes. ``target`` is path and query."""
+    """Where a request goes. ``target`` is path and query, and in no repr: queries hold secrets. With
+    ``socket_path`` it goes to that Unix socket, whatever host and port say.
+    """
 
     scheme: str
     host: str
     port: int
-    target: str
+    target: str = field(repr=False)
+    socket_path: str = ""
 
     @property
     def authority(self) -> str:
@@ -32,36 +37,63 @@ class Url:
         return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.authority}{self.target.partition('?')[0]}"
+        path = self.target.partition("?")[0]
+        if self.socket_path:
+            return f"{_UNIX}{self.socket_path}:{path}"
+        return f"{self.scheme}://{self.authority}{path}"
 
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
+_UNIX = "unix:"
 
 
-def parse_url(text: str) -> Url:
-    """``http://host:port/path?query``, or ``host:port/path``, which means http."""
+def parse_url(text: str, default_port: int = 80) -> Url:
+    """``http://host:port/path?query``; ``host:port/path``, which means http; or a Unix socket, ``unix:/path``
+    or ``/path``.
+
+    ``default_port`` is for an address without scheme and port; with a scheme it is the scheme's.
+    """
+    if text.startswith((_UNIX, "/")):
+        return Url("http", "localhost", 80, "/", _socket_path(text.removeprefix(_UNIX)))
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         port = parts.port
     except ValueError as fault:
-        raise UsageError(f"address {text!r} is not a URL: {fault}") from None
+        raise UsageError(f"address {_shown(text)} is not a URL: {fault}") from None
     if parts.scheme not in _DEFAULT_PORTS:
-        raise UsageError(f"address {text!r} has the scheme {parts.scheme!r}; there are http and https")
+        raise UsageError(f"address {_shown(text)} has the scheme {parts.scheme!r}; there are http and https")
     if not parts.hostname:
-        raise UsageError(f"address {text!r} names no host")
+        raise UsageError(f"address {_shown(text)} names no host")
+    if "@" in parts.netloc:
+        raise UsageError(f"address {_shown(text)} holds a user name; those are not sent")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if any(character <= " " or character == "\x7f" for character in target):
-        raise UsageError(f"address {text!r} has a space or control character in its path")
-    port = port if port is not None else _DEFAULT_PORTS[parts.scheme]
+        raise UsageError(f"address {_shown(text)} has a space or control character in its path")
+    if port is None:
+        port = _DEFAULT_PORTS[parts.scheme] if "://" in text else default_port
     return Url(parts.scheme, parts.hostname, port, target)
+
+
+def _socket_path(path: str) -> str:
+    if not path or "\0" in path:
+        raise UsageError(f"address {path!r} is no path of a Unix socket")
+    return path
+
+
+def _shown(text: str) -> str:
+    """An address for an error message: a query or a user part may be secret."""
+    scheme, separator, rest = text.rpartition("://")
+    return repr(scheme + separator + rest.partition("?")[0].rpartition("@")[2])
 
 
 @dataclass(frozen=True)
 class HttpRequest:
+    """``headers`` and ``body`` are in no repr: they hold secrets and messages."""
+
     url: Url
     method: str = "GET"
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    body: bytes = field(default=b"", repr=False)
 
     def encode(self) -> bytes:
         """The whole request, for a connection used once."""
@@ -105,8 +137,8 @@ class ReplyParser:
         if self.reply is not None:
             return
         self._buffer += data
-        if self._headers is None:
-            self._take_head()
+        while self._headers is None and self._take_head():
+            pass
         if self._headers is not None:
             self._take_body()
 
@@ -117,26 +149,24 @@ class ReplyParser:
         if self.reply is None:
             raise ApiError("the connection was closed in the middle of the reply")
 
-    def _take_head(self) -> None:
+    def _take_head(self) -> bool:
+        """Whether a whole head was there. Those of 1xx are only announcements: another one follows."""
         end = self._buffer.find(b"\r\n\r\n")
         if end > MAX_HEAD or (end < 0 and len(self._buffer) > MAX_HEAD):
             raise ApiError(f"the reply's head is larger than {MAX_HEAD} bytes")
         if end < 0:
-            return
+            # A peer that speaks something else need never send the end of a head.
+            if not self._buffer.startswith(_VERSION[: len(self._buffer)]):
+                raise _not_http(self._buffer)
+            return False
         lines = bytes(self._buffer[:end]).decode("latin-1").split("\r\n")
         del self._buffer[: end + 4]
         self._status = _status(lines[0])
-        self._headers = {}
         if 100 <= self._status < 200:
-            self._headers = None
-            self._take_head()
-            return
-        for line in lines[1:]:
-            name, colon, value = line.partition(":")
-            if not colon:
-                raise ApiError(f"the reply has the header line {line[:80]!r}")
-            self._headers[name.strip().lower()] = value.strip()
+            return True
+        self._headers = _headers(lines[1:])
         self._expect_body(self._headers)
+        return True
 
     def _expect_body(self, headers: dict[str, str]) -> None:
         self._chunked = "chunked" in headers.get("transfer-encoding", "").lower()
@@ -144,7 +174,8 @@ class ReplyParser:
         if self._status in (204, 304):
             self._left = 0
         elif not self._chunked and length is not None:
-            if not (length.isascii() and length.isdigit()):
+            # int refuses thousands of digits with an error of its own; no size needs twenty.
+            if not (length.isascii() and length.isdigit() and len(length) < 20):
                 raise ApiError(f"the reply's Content-Length is {length[:80]!r}")
             self._left = int(length)
             self._check_size(self._left)
@@ -163,19 +194,21 @@ class ReplyParser:
     def _take_chunks(self) -> None:
         while True:
             if self._left is None:
-                line, newline, _ = self._buffer[:MAX_HEAD].partition(b"\r\n")
-                if not newline:
-                    if len(line) > 1024:
+                end = self._buffer.find(b"\r\n", 0, _MAX_CHUNK_LINE)
+                if end < 0:
+                    if len(self._buffer) >= _MAX_CHUNK_LINE:
                         raise ApiError("the reply has an endless chunk size")
                     return
-                self._left = _chunk_size(bytes(line))
+                self._left = _chunk_size(bytes(self._buffer[:end]))
                 self._check_size(len(self._body) + self._left)
-                del self._buffer[: len(line) + 2]
+                del self._buffer[: end + 2]
             if self._left == 0:
                 self._complete()  # trailers, if any, say nothing we need
                 return
             if len(self._buffer) < self._left + 2:
                 return
+            if self._buffer[self._left : self._left + 2] != b"\r\n":
+                raise ApiError("the reply has a chunk of another size than it says")
             self._body += self._buffer[: self._left]
             del self._buffer[: self._left + 2]
             self._left = None
@@ -191,13 +224,32 @@ class ReplyParser:
 def _status(line: str) -> int:
     version, _, rest = line.partition(" ")
     code = rest[:3]
-    if not version.startswith("HTTP/1.") or not (code.isascii() and code.isdigit()):
-        raise ApiError(f"the peer does not answer in HTTP but with {line[:80]!r}")
+    if not version.startswith(_VERSION.decode()) or not (code.isascii() and code.isdigit()):
+        raise _not_http(line.encode("latin-1"))
     return int(code)
 
 
+def _not_http(data: bytes | bytearray) -> ApiError:
+    if b"E_BAD_PROTOCOL" in data:
+        return ApiError(
+            "this is a TCP port of NSQ; the HTTP port is another one (4151 for nsqd, 4161 for nsqlookupd)"
+        )
+    return ApiError(f"the peer does not answer in HTTP but with {bytes(data[:80])!r}")
+
+
+def _headers(lines: list[str]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon:
+            raise ApiError(f"the reply has the header line {line[:80]!r}")
+        headers[name.strip().lower()] = value.strip()
+    return headers
+
+
 def _chunk_size(line: bytes) -> int:
-    try:
-        return int(line.partition(b";")[0], 16)
-    except ValueError:
-        raise ApiError(f"the reply has the chunk size {line[:80]!r}") from None
+    digits = line.partition(b";")[0].strip()
+    # int alone would take a sign, underscores and 0x.
+    if not digits or digits.strip(b"0123456789abcdefABCDEF"):
+        raise ApiError(f"the reply has the chunk size {line[:80]!r}")
+    return int(digits, 16)

@@ -63,12 +63,12 @@ class HttpServer:
     async def close(self, grace: float = 0.4) -> None:
         """Stop accepting, end idle connections at once, busy ones after ``grace`` seconds. Again: nothing."""
         listeners, self._listeners = self._listeners, []
-        for listener in listeners:
-            listener.close()
         server, self._server = self._server, None
         if server is not None:
-            # A connection accepted a moment ago gets to start the task that is cancelled here.
-            await asyncio.sleep(0)
+            server.turn_away()
+        for listener in listeners:
+            await listener.close()
+        if server is not None:
             server.pre_shutdown()
             await server.shutdown(grace)
             await asyncio.sleep(0)
@@ -193,6 +193,7 @@ class _Server(web.Server):
             "auto_decompress": False,
         }
 
+        self._turning_away = False
         # aiohttp before 3.14 gives a connection's first request all the time in the world.
         self._unheard: dict[web.RequestHandler, asyncio.TimerHandle] = {}
 
@@ -201,8 +202,15 @@ class _Server(web.Server):
 
     def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
+        if self._turning_away:
+            transport.abort()
+            return
         loop = asyncio.get_running_loop()
         self._unheard[handler] = loop.call_later(IDLE_SECONDS, transport.abort)
+
+    def turn_away(self) -> None:
+        """Have no more connections from here on."""
+        self._turning_away = True
 
     def heard(self, handler: web.RequestHandler) -> None:
         timer = self._unheard.pop(handler, None)

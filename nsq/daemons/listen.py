@@ -18,6 +18,10 @@ from nsq.errors import ConfigError, NsqError
 
 BACKLOG = 1024
 
+# An accepted connection takes two rounds of the loop to reach its protocol. Whoever closed all there were
+# without waiting for that would leave one open for good.
+_ROUNDS = 3
+
 
 class ListenError(NsqError):
     """An address cannot be listened on; the message names the address and the reason."""
@@ -81,11 +85,14 @@ class Listener:
         self._inode = inode
         self.address = address
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Once this returns, every connection that was accepted has shown up at its protocol."""
         self._server.close()
         inode, self._inode = self._inode, None
         if inode is not None and isinstance(self.address, UnixAddress):
             _unlink(self.address.path, inode)
+        for _ in range(_ROUNDS):
+            await asyncio.sleep(0)
 
 
 async def listen(

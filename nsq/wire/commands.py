@@ -6,6 +6,7 @@ trusts nothing. Pure bytes; imports only errors and names.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ CLS = b"CLS\n"
 #: nsqd reads a command line through a buffer of this size and hangs up on longer ones.
 MAX_LINE = 16 * 1024
 
+#: Ids as every nsqd makes them. A line with other bytes may be more than it seems: it is split.
+_FINS = re.compile(rb"(?:FIN [0-9A-Za-z]{16}\n)+")
+_FIN_SIZE = len(b"FIN ") + 16 + 1
 _SIZE = struct.Struct(">i")
 _SIZES = struct.Struct(">ii")
 
@@ -82,6 +86,11 @@ class Limits:
     max_body_size: int = 5 * 1024 * 1024
     max_req_timeout_ms: int = 3_600_000
 
+    @property
+    def max_batch(self) -> int:
+        """How many messages a body can hold at most: each takes a size and at least one byte."""
+        return (self.max_body_size - 4) // 5
+
 
 @dataclass(frozen=True)
 class BadCommand:
@@ -115,6 +124,8 @@ class _Incomplete(Exception):
 class CommandParser:
     """Cuts a client's byte stream into commands: ``feed`` returns what has become complete.
 
+    PUBs to one topic share their list of parameters, so that a run of them can be told by identity.
+
     Parsing stops at an IDENTIFY, because what follows it may be encrypted or compressed. ``stopped`` is true
     then: ``feed(b"")`` goes on, ``take_rest()`` hands the bytes to a new layer instead. The first malformed
     command ends the stream: ``error`` then says why, and applies after the commands returned with it.
@@ -124,8 +135,11 @@ class CommandParser:
         self._limits = limits
         self._held: list[bytes] = []
         self._held_size = 0
+        self._start = 0
         self._needed = 0
         self._mpub: _PartialMpub | None = None
+        self._pub_line = b""
+        self._pub_params: list[bytes] = []
         self.error: BadCommand | None = None
         self.stopped = False
 
@@ -133,36 +147,41 @@ class CommandParser:
         if self.error is not None:
             return []
         self.stopped = False
+        start, self._start = self._start, 0
         if self._held:
-            self._held.append(data)
-            self._held_size += len(data)
+            if data:
+                self._held.append(data)
+                self._held_size += len(data)
             if self._held_size < self._needed:
                 return []
             data = b"".join(self._held)
             self._held.clear()
         commands: list[Command] = []
-        used = self._cut(data, commands)
+        used = self._cut(data, start, commands)
+        if self.stopped:
+            # The rest is not cut off: in a chunk full of IDENTIFYs each would copy all that follow it.
+            self._start, used = used, 0
         self._held_size = len(data) - used
         if self._held_size and self.error is None:
             self._held.append(data[used:] if used else data)
         return commands
 
     def take_rest(self) -> bytes:
-        rest = b"".join(self._held)
+        rest = b"".join(self._held)[self._start :]
         self._held.clear()
-        self._held_size = self._needed = 0
+        self._held_size = self._start = self._needed = 0
         self.stopped = False
         return rest
 
-    def _cut(self, data: bytes, commands: list[Command]) -> int:
-        """Append every complete command of ``data``; return how many bytes they took."""
-        position = 0
+    def _cut(self, data: bytes, position: int, commands: list[Command]) -> int:
+        """Append every complete command of ``data`` from ``position`` on; return where they end."""
         try:
             if self._mpub is not None:
-                command, position = self._mpub.resume(data, 0)
+                command, position = self._mpub.resume(data, position)
                 self._mpub = None
                 commands.append(command)
             while True:
+                position = self._cut_runs(data, position, commands)
                 newline = data.find(b"\n", position)
                 if newline < 0 or newline - position > MAX_LINE:
                     return self._await_line(len(data), position, newline)
@@ -188,6 +207,34 @@ class CommandParser:
             self.error = rejected.reason
             return len(data)
 
+    def _cut_runs(self, data: bytes, position: int, commands: list[Command]) -> int:
+        """Cut what nearly all traffic consists of: FINs, and PUBs to the topic of the last one.
+
+        Whatever is unusual about a command is left to the general way, which takes three times as long.
+        """
+        if data.startswith(b"FIN ", position):
+            run = _FINS.match(data, position)
+            if run is not None:
+                places = range(position + 4, run.end(), _FIN_SIZE)
+                commands += [(b"FIN", [data[place : place + 16]], None) for place in places]
+                position = run.end()
+        elif self._pub_line and data.startswith(self._pub_line, position):
+            position = self._cut_pubs(self._pub_line, data, position, commands)
+        return position
+
+    def _cut_pubs(self, line: bytes, data: bytes, position: int, commands: list[Command]) -> int:
+        """Cut the PUBs that begin with this line: it was split and its topic checked the first time."""
+        params, limit, end = self._pub_params, self._limits.max_msg_size, len(data)
+        unpack, append, head = _SIZE.unpack_from, commands.append, len(line) + 4
+        while data.startswith(line, position) and (start := position + head) <= end:
+            (size,) = unpack(data, start - 4)
+            stop = start + size
+            if not 0 < size <= limit or stop > end:
+                break
+            append((b"PUB", params, data[start:stop]))
+            position = stop
+        return position
+
     def _await_line(self, end: int, position: int, newline: int) -> int:
         if (newline if newline >= 0 else end) - position > MAX_LINE:
             raise _Rejected(b"E_INVALID", b"command line too long")
@@ -208,8 +255,9 @@ class CommandParser:
         if not params:
             raise _Rejected(b"E_INVALID", b"PUB insufficient number of parameters")
         _require_topic(b"PUB", params[0])
-        body, position = self._message_body(b"PUB", data, start, position)
-        return (b"PUB", params, body), position
+        body, stop = self._message_body(b"PUB", data, start, position)
+        self._pub_line, self._pub_params = data[start:position], params
+        return (b"PUB", params, body), stop
 
     def _dpub(self, params: list[bytes], data: bytes, start: int, position: int) -> tuple[Command, int]:
         if len(params) < 2:
@@ -232,7 +280,7 @@ class CommandParser:
         if len(data) < position + 8:
             raise _Incomplete(position + 8 - start)
         (count,) = _SIZE.unpack_from(data, position + 4)
-        if count <= 0:
+        if not 0 < count <= self._limits.max_batch:
             raise _Rejected(b"E_BAD_BODY", b"MPUB invalid message count %d" % count)
         self._mpub = _PartialMpub(params, count, size - 4, self._limits.max_msg_size)
         command, position = self._mpub.resume(data, position + 8)
@@ -285,30 +333,36 @@ class _PartialMpub:
         self._bodies: list[bytes] = []
 
     def resume(self, data: bytes, position: int) -> tuple[Command, int]:
-        bodies, end = self._bodies, len(data)
-        while len(bodies) < self._count:
-            self.position = position
+        bodies, end, limit = self._bodies, len(data), self._max_msg_size
+        unpack, append = _SIZE.unpack_from, bodies.append
+        last = position + self._budget
+        needed = 4
+        # Only comparisons in this loop: a call for each message would be a fifth of its time.
+        for _ in range(self._count - len(bodies)):
             if end < position + 4:
-                raise _Incomplete(4)
-            (size,) = _SIZE.unpack_from(data, position)
-            self._check(size)
+                break
+            (size,) = unpack(data, position)
             stop = position + 4 + size
+            if not 0 < size <= limit or stop > last:
+                raise self._rejection(size)
             if end < stop:
-                raise _Incomplete(4 + size)
-            bodies.append(data[position + 4 : stop])
-            self._budget -= 4 + size
+                needed = 4 + size
+                break
+            append(data[position + 4 : stop])
             position = stop
-        return (b"MPUB", self._params, bodies), position
+        else:
+            return (b"MPUB", self._params, bodies), position
+        self.position, self._budget = position, last - position
+        raise _Incomplete(needed)
 
-    def _check(self, size: int) -> None:
+    def _rejection(self, size: int) -> _Rejected:
         if size <= 0:
             text = b"MPUB invalid message(%d) body size %d" % (len(self._bodies), size)
-            raise _Rejected(b"E_BAD_MESSAGE", text)
+            return _Rejected(b"E_BAD_MESSAGE", text)
         if size > self._max_msg_size:
-            raise _Rejected(b"E_BAD_MESSAGE", b"MPUB message too big %d > %d" % (size, self._max_msg_size))
-        if self._budget < 4 + size:
-            # nsqd waits for ever here; messages beyond the declared body would grow without a bound.
-            raise _Rejected(b"E_BAD_BODY", b"MPUB messages exceed the declared body size")
+            return _Rejected(b"E_BAD_MESSAGE", b"MPUB message too big %d > %d" % (size, self._max_msg_size))
+        # nsqd waits for ever here; messages beyond the declared body would grow without a bound.
+        return _Rejected(b"E_BAD_BODY", b"MPUB messages exceed the declared body size")
 
 
 _BODIES = {
@@ -332,8 +386,8 @@ def unpack_bodies(data: bytes, limits: Limits) -> list[bytes]:
     if len(data) < 4:
         raise BadBodies("BAD_BODY")
     (count,) = _SIZE.unpack_from(data)
-    if count <= 0 or count > (len(data) - 4) // 5:
-        raise BadBodies("BAD_BODY" if count <= 0 else "BAD_MESSAGE")
+    if not 0 < count <= limits.max_batch:
+        raise BadBodies("BAD_BODY")
     bodies, position = [], 4
     for _ in range(count):
         if len(data) < position + 4:

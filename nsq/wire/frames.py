@@ -6,8 +6,8 @@ Used from both ends: the daemon encodes, the client parses. Pure bytes; imports 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from nsq.errors import FrameError, NotNsqd
 
@@ -66,6 +66,25 @@ def encode_message(timestamp: int, attempts: int, message_id: bytes, body: bytes
     return _MESSAGE_HEAD.pack(len(body) + 30, FRAME_MESSAGE, timestamp, attempts, message_id) + body
 
 
+class Encodable(Protocol):
+    """Whatever holds a message's fields under these names."""
+
+    id: bytes
+    timestamp: int
+    attempts: int
+    body: bytes
+
+
+def encode_messages(messages: Iterable[Encodable]) -> list[bytes]:
+    """A frame for each; one call for many, because a call for each takes a third as long again."""
+    pack = _MESSAGE_HEAD.pack
+    return [
+        pack(len(body := message.body) + 30, FRAME_MESSAGE, message.timestamp, message.attempts, message.id)
+        + body
+        for message in messages
+    ]
+
+
 #: Responses are few and alike: answering with one shared object spares a producer an allocation a publish.
 _COMMON = {data: Response(data) for data in (OK, HEARTBEAT, CLOSE_WAIT)}
 
@@ -81,7 +100,7 @@ class FrameParser(Generic[M]):
     def __init__(
         self, message: Callable[[int, int, bytes, bytes], M], *, max_frame: int = DEFAULT_MAX_FRAME
     ) -> None:
-        self._message = message
+        self.message = message
         self._max_frame = max_frame
         self._held: list[bytes] = []
         self._held_size = 0
@@ -110,7 +129,7 @@ class FrameParser(Generic[M]):
 
     def _cut(self, data: bytes, frames: list[M | Response | ErrorReply]) -> int:
         position, end = 0, len(data)
-        make, append, limit = self._message, frames.append, self._max_frame
+        make, append, limit = self.message, frames.append, self._max_frame
         while end - position >= _HEAD_SIZE:
             size, kind = _HEAD.unpack_from(data, position)
             if not 4 <= size <= limit:
@@ -146,3 +165,22 @@ def _reply(kind: int, data: bytes) -> Response | ErrorReply:
     if kind == FRAME_ERROR:
         return ErrorReply(data)
     raise FrameError(f"a frame of unknown type {kind}")
+
+
+def split_reply(
+    data: bytes, *, max_frame: int = DEFAULT_MAX_FRAME
+) -> tuple[Response | ErrorReply, bytes] | None:
+    """The first frame and the bytes behind it; None while it is incomplete.
+
+    For a conversation in which an answer decides how the bytes behind it are to be read.
+    """
+    if len(data) < 4:
+        return None
+    stop = 4 + int(_HEAD.unpack_from(data + bytes(4))[0])
+    parser = FrameParser(RawMessage, max_frame=max_frame)
+    frames = parser.feed(data[: max(stop, _HEAD_SIZE)] if stop > 0 else data[:_HEAD_SIZE])
+    if not frames:
+        return None
+    if isinstance(frames[0], RawMessage):
+        raise FrameError("a message before anything was subscribed")
+    return frames[0], data[stop:]

@@ -39,6 +39,10 @@ _SNAPPY_CHECKSUM = 4  # bytes of it before every block
 _SNAPPY_COMPRESSED_MAX = _SNAPPY_CHECKSUM + 32 + _SNAPPY_BLOCK + _SNAPPY_BLOCK // 6
 
 
+#: What ``Tls`` is made from; named here for those who hand it on and need nothing else of ssl.
+TlsContext = ssl.SSLContext
+
+
 class Layer(Protocol):
     """One transformation of a connection's bytes; the module's docstring has the contract."""
 

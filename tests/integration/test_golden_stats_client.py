@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from nsq.errors import UsageError
 from nsq.testing import Nsqd, V2Client
 from nsq.testing.plugin import factory
 from nsq.wire import commands
@@ -20,7 +19,7 @@ VOLATILE = {"start_time", "connect_ts", "remote_address"}
 @pytest.fixture(scope="module")
 def answers() -> Iterator[web.Answers]:
     with factory(Nsqd) as make:
-        nsqd = make(flags=PERCENTILES if recordings.others_are_judged() else ())
+        nsqd = make(flags=PERCENTILES)
         for request in (
             "/channel/create?topic=clicks&channel=archive",
             "/channel/create?topic=orders&channel=archive",
@@ -40,9 +39,3 @@ def answers() -> Iterator[web.Answers]:
 @pytest.mark.parametrize("number", range(len(EXCHANGES)), ids=[web.request_name(each) for each in EXCHANGES])
 def test_recorded_exchange(number: int, answers: web.Answers) -> None:
     web.check(answers[number], EXCHANGES[number], VOLATILE)
-
-
-def test_the_percentiles_are_still_missing_from_our_nsqd() -> None:
-    """Once they are there, the deviation that excuses them has to go."""
-    with pytest.raises(UsageError, match="e2e-processing-latency-percentile"):
-        Nsqd(flags=PERCENTILES).start()

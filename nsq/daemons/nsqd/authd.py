@@ -29,7 +29,7 @@ class AuthServers:
             parse_url(_endpoint(address))
 
     def ask(self, credentials: Credentials, answer: Callable[[Grant | AuthError], None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._ask_any(credentials, answer))
+        task = asyncio.get_running_loop().create_task(self._ask_any_or_fail(credentials, answer))
         # The loop itself keeps only weak references to tasks.
         self._requests.add(task)
         task.add_done_callback(self._requests.discard)
@@ -38,6 +38,15 @@ class AuthServers:
         for task in list(self._requests):
             task.cancel()
         await asyncio.gather(*self._requests, return_exceptions=True)
+
+    async def _ask_any_or_fail(
+        self, credentials: Credentials, answer: Callable[[Grant | AuthError], None]
+    ) -> None:
+        """The client waits for an answer whatever happens here."""
+        try:
+            await self._ask_any(credentials, answer)
+        except Exception as fault:
+            answer(AuthError(f"asking the auth servers failed: {fault!r}"))
 
     async def _ask_any(self, credentials: Credentials, answer: Callable[[Grant | AuthError], None]) -> None:
         addresses = list(self._options.auth_http_addresses)

@@ -17,9 +17,12 @@ from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.http.context import Context
 from nsq.daemons.nsqd.http.routes import routes, tls_gate
 from nsq.daemons.nsqd.loop_clock import LoopClock
+from nsq.daemons.nsqd.memory import Memory
 from nsq.daemons.nsqd.options import Options
 from nsq.daemons.nsqd.registration import Registration
 from nsq.daemons.nsqd.session.session import Environment, Session
+from nsq.daemons.nsqd.statsd_sender import StatsdSender, statsd_push
+from nsq.daemons.nsqd.storage.storage import Storage
 from nsq.daemons.nsqd.tls import server_context
 from nsq.wire.lookup import PeerInfo
 
@@ -42,8 +45,11 @@ class Nsqd:
         self._http_bound: Address | None = None
         self._https_bound: Address | None = None
         self._broker: Broker | None = None
+        self._storage: Storage | None = None
         self._registration: Registration | None = None
         self._auth: AuthServers | None = None
+        self._memory = Memory()
+        self._statsd: StatsdSender | None = None
 
     # Where it really listens: as text, None when it does not.
 
@@ -67,24 +73,38 @@ class Nsqd:
         clock = LoopClock(asyncio.get_running_loop())
         self._all_gone = asyncio.Event()
         self._all_gone.set()
+        self._storage = Storage(options, log)
         self._broker = Broker(
             clock,
             node_id=options.node_id,
-            mem_queue_size=options.mem_queue_size,
+            backlogs=self._storage,
             max_channel_consumers=options.max_channel_consumers,
+            latency_percentiles=options.e2e_processing_latency_percentiles,
+            latency_window=options.e2e_processing_latency_window_time,
         )
         self._registration = Registration(self._broker, options, log)
         self._broker.observer = self._registration
         self._auth = AuthServers(options) if options.auth_http_addresses else None
-        environment = Environment(options, self._broker, clock, log, tls=self._tls, authority=self._auth)
+        self._memory.start()
         try:
-            await self._listen(environment, self._broker, self._registration)
+            self._storage.start(self._broker)
+            environment = Environment(
+                options,
+                self._broker,
+                clock,
+                log,
+                tls=self._tls,
+                authority=self._auth,
+                lasting=self._storage.waits,
+            )
+            await self._listen(environment, self._registration, self._storage)
             self._registration.start(self._identity(), options.lookupd_tcp_addresses)
+            self._statsd = statsd_push(options, self._http_port, self._broker, self._memory, log)
         except BaseException:
             await self.stop()
             raise
 
-    async def _listen(self, environment: Environment, broker: Broker, registration: Registration) -> None:
+    async def _listen(self, environment: Environment, registration: Registration, storage: Storage) -> None:
         options, log = self._options, self._log
         self._listener = await listen(
             lambda: Connection(environment, self._connected, self._disconnected),
@@ -94,12 +114,14 @@ class Nsqd:
         table = routes(
             Context(
                 options,
-                broker,
+                environment.broker,
                 log,
                 registration,
                 sessions=self._sessions,
                 ports=lambda: (self._tcp_port, self._http_port),
                 start_time=int(time.time()),
+                memory=self._memory,
+                storage=storage,
             )
         )
         if self._tls is not None and options.https_address:
@@ -116,7 +138,7 @@ class Nsqd:
         """Stop taking in, part with everyone, and end every task."""
         listener, self._listener = self._listener, None
         if listener is not None:
-            listener.close()
+            await listener.close()
             self._log.info("nsqd: stopping")
         for server in (self._http, self._https):
             if server is not None:
@@ -126,9 +148,16 @@ class Nsqd:
             await self._auth.close()
         if self._registration is not None:
             await self._registration.close()
+        if self._storage is not None and self._storage.waits is not None:
+            await self._storage.settle()
         await self._part_with_clients()
-        if self._broker is not None:
-            self._broker.close()
+        if self._statsd is not None:
+            await self._statsd.close()
+        self._memory.stop()
+        broker, self._broker = self._broker, None
+        if broker is not None and self._storage is not None:
+            broker.close()
+            await self._storage.stop()
 
     async def _part_with_clients(self) -> None:
         for session in list(self._sessions()):

@@ -11,6 +11,7 @@ import socket
 import zlib
 from dataclasses import dataclass
 
+from nsq.daemons.logs import parse_level
 from nsq.errors import ConfigError
 from nsq.flags import check_range, duration, flag, repeated
 
@@ -20,6 +21,27 @@ TLS_POLICIES = ("", "require", "require-verify")
 TLS_NOT_REQUIRED = "false"
 TLS_REQUIRED = "true"
 TLS_REQUIRED_EXCEPT_HTTP = "tcp-https"
+
+TOPOLOGY_AWARE = "topology-aware-consumption"
+EXPERIMENTS = (TOPOLOGY_AWARE,)
+
+_TEN_YEARS = 10 * 365 * 86400
+_ABOVE_ZERO = (
+    "msg_timeout",
+    "max_msg_timeout",
+    "max_heartbeat_interval",
+    "sync_timeout",
+    "http_client_connect_timeout",
+    "http_client_request_timeout",
+    "statsd_interval",
+    "e2e_processing_latency_window_time",
+)
+_FROM_ZERO = (
+    "max_req_timeout",
+    "output_buffer_timeout",
+    "min_output_buffer_timeout",
+    "max_output_buffer_timeout",
+)
 
 
 def default_node_id() -> int:
@@ -66,7 +88,13 @@ class Options:
     verbose: bool = flag(False, "log debug lines", deprecated="use --log-level=debug")
     worker_id: int = flag(0, "has no effect", deprecated="use --node-id")
 
-    mem_queue_size: int = flag(10_000, "messages an ephemeral topic or channel holds")
+    mem_queue_size: int = flag(10_000, "messages a topic or channel keeps in memory; more go to disk")
+    max_bytes_per_file: int = flag(100 * 1024 * 1024, "bytes of a data file, beyond which a new one begins")
+    sync_every: int = flag(2500, "messages after which what was written is synced to disk")
+    sync_timeout: float = duration(2.0, "time after which it is synced at the latest")
+    durable: bool = flag(
+        False, "confirm a publish only when it is on disk to stay, and forget messages only when finished"
+    )
     msg_timeout: float = duration(60.0, "time a client has to answer a message before it is sent again")
     max_msg_timeout: float = duration(900.0, "longest a message may stay with a client, TOUCH included")
     max_msg_size: int = flag(1024 * 1024, "largest message in bytes")
@@ -90,6 +118,20 @@ class Options:
     http_client_connect_timeout: float = duration(2.0, "time to connect to an auth server or nsqlookupd")
     http_client_request_timeout: float = duration(5.0, "time for its answer")
 
+    statsd_address: str = flag("", "<addr>:<port> of a statsd to push statistics to over UDP")
+    statsd_prefix: str = flag("nsq.%s", "start of every name there; %s becomes this nsqd's address")
+    statsd_interval: float = duration(60.0, "time between pushes")
+    statsd_mem_stats: bool = flag(True, "push memory figures too")
+    statsd_udp_packet_size: int = flag(508, "largest packet in bytes")
+    statsd_exclude_ephemeral: bool = flag(False, "leave ephemeral topics and channels out")
+    e2e_processing_latency_percentiles: tuple[float, ...] = repeated(
+        float,
+        "share of messages (0.99) whose time from publication to FIN is told in the statistics",
+        name="e2e-processing-latency-percentile",
+        separator=",",
+    )
+    e2e_processing_latency_window_time: float = duration(600.0, "how far back those statistics look")
+
     tls_cert: str = flag("", "path of the certificate file")
     tls_key: str = flag("", "path of the key file")
     tls_client_auth_policy: str = flag(
@@ -109,10 +151,20 @@ class Options:
 
     topology_region: str = flag("", "region this nsqd stands in")
     topology_zone: str = flag("", "zone this nsqd stands in")
+    experiments: tuple[str, ...] = repeated(
+        str,
+        f"switch something on that may change: {', '.join(EXPERIMENTS)}",
+        name="enable-experiment",
+        key="enable_experiment",
+    )
+
+    queue_scan_worker_pool_max: int = flag(4, "has no effect", deprecated="nothing is scanned here")
+    queue_scan_selection_count: int = flag(20, "has no effect", deprecated="nothing is scanned here")
 
     def __post_init__(self) -> None:
         self._check_ranges()
         self._check_choices()
+        self._check_percentiles()
         self._check_tls()
         if self.data_path and not os.path.isdir(self.data_path):
             raise ConfigError(f"--data-path {self.data_path!r} is not a directory")
@@ -121,21 +173,40 @@ class Options:
         check_range("node-id", self.node_id, 0, 1023)
         check_range("max-deflate-level", self.max_deflate_level, 1, 9)
         check_range("mem-queue-size", self.mem_queue_size, 0, 2**62)
+        check_range("max-bytes-per-file", self.max_bytes_per_file, 1, 2**62)
+        check_range("sync-every", self.sync_every, 1, 2**62)
         check_range("max-rdy-count", self.max_rdy_count, 1, 2**31)
         check_range("max-msg-size", self.max_msg_size, 1, 2**31 - 64)
         check_range("max-body-size", self.max_body_size, 1, 2**31 - 64)
         check_range("max-channel-consumers", self.max_channel_consumers, 0, 2**31)
-        for name in ("msg_timeout", "max_msg_timeout", "max_heartbeat_interval"):
-            check_range(name.replace("_", "-"), getattr(self, name), 0.001, 10 * 365 * 86400)
+        check_range("statsd-udp-packet-size", self.statsd_udp_packet_size, 1, 65507)
+        for name in _ABOVE_ZERO:
+            check_range(name.replace("_", "-"), getattr(self, name), 0.001, _TEN_YEARS)
+        for name in _FROM_ZERO:
+            check_range(name.replace("_", "-"), getattr(self, name), 0, _TEN_YEARS)
 
     def _check_choices(self) -> None:
+        parse_level(self.log_level)
         _check_choice("tls-client-auth-policy", self.tls_client_auth_policy, TLS_POLICIES)
         _check_choice("tls-min-version", self.tls_min_version, TLS_VERSIONS)
         _check_choice("auth-http-request-method", self.auth_http_request_method, ("get", "post"))
+        for experiment in self.experiments:
+            _check_choice("enable-experiment", experiment, EXPERIMENTS)
         if not self.broadcast_address:
             raise ConfigError(
                 "--broadcast-address is empty: nsqlookupd needs an address to give to consumers"
             )
+
+    def _check_percentiles(self) -> None:
+        """As nsqd shows them: the largest first."""
+        for share in self.e2e_processing_latency_percentiles:
+            if not 0 < share <= 1:
+                raise ConfigError(
+                    f"--e2e-processing-latency-percentile is {share}, but must be above 0 and at most 1 "
+                    "(0.99 for 99 %)"
+                )
+        ordered = tuple(sorted(self.e2e_processing_latency_percentiles, reverse=True))
+        object.__setattr__(self, "e2e_processing_latency_percentiles", ordered)
 
     def _check_tls(self) -> None:
         if bool(self.tls_cert) != bool(self.tls_key):

@@ -110,6 +110,8 @@ class Registration:
         """Let the topic's messages flow once it has the channels that other nsqds have."""
         try:
             answers = await asyncio.gather(*(self._channels_of(topic.name, api) for api in apis))
+            if self._broker.topics.get(topic.name) is not topic:
+                return  # deleted meanwhile; its channels must not be registered again
             for name in sorted(set().union(*answers)):
                 if valid_channel(name) and not is_ephemeral(name):
                     topic.channel(name)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import gc
-import resource
-import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel
+from nsq.daemons.nsqd.core.latency import MeasuredChannel, quantiles
+from nsq.daemons.nsqd.core.subscriber import ANYWHERE, REGION_LOCAL, ZONE_LOCAL
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.session.session import Session
 
 Json = dict[str, Any]
 
-#: Latency percentiles are not collected unless asked for; nsqd then shows the key without values.
-_NO_LATENCY = {"count": 0, "percentiles": None}
+_DELIVERED = (
+    ("zone_local_msg_count", ZONE_LOCAL),
+    ("region_local_msg_count", REGION_LOCAL),
+    ("global_msg_count", ANYWHERE),
+)
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,11 @@ def _topic(topic: Topic, wanted: Filter) -> Json:
         "message_count": topic.message_count,
         "message_bytes": topic.message_bytes,
         "paused": topic.paused,
-        "e2e_processing_latency": _NO_LATENCY,
+        "e2e_processing_latency": _latency(topic.channels.values()),
     }
 
 
 def _channel(channel: Channel, include_clients: bool) -> Json:
-    delivered = {"global_msg_count": channel.delivery_count} if channel.delivery_count else {}
     clients = [subscriber.sink for subscriber in channel.subscribers]
     return {
         "channel_name": channel.name,
@@ -69,17 +70,32 @@ def _channel(channel: Channel, include_clients: bool) -> Json:
         "in_flight_count": channel.in_flight_count,
         "deferred_count": channel.deferred_count,
         "message_count": channel.message_count,
-        **delivered,
+        **{key: count for key, place in _DELIVERED if (count := channel.delivered[place])},
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
         "client_count": len(clients),
         "clients": [client(c) for c in clients if isinstance(c, Session)] if include_clients else None,
         "paused": channel.paused,
-        "e2e_processing_latency": _NO_LATENCY,
+        "e2e_processing_latency": _latency([channel]),
     }
 
 
-def client(session: Session) -> Json:
+def _latency(channels: Iterable[Channel]) -> Json:
+    """Of all channels together. Nothing is measured unless asked for: the key then has no values."""
+    windows = [channel.latency for channel in channels if isinstance(channel, MeasuredChannel)]
+    if not windows:
+        return {"count": 0, "percentiles": None}
+    wanted = windows[0].quantiles
+    count, values = quantiles(windows, wanted)
+    shown = [
+        {"quantile": int(each) if each == 1 else each, "value": value}
+        for each, value in zip(wanted, values, strict=True)
+    ]
+    return {"count": count, "percentiles": shown}
+
+
+def client(session: Session, published_to: str = "") -> Json:
+    """One connection; with ``published_to`` its publications to that topic alone."""
     request, subscriber, tls = session.request, session.subscriber, session.tls
     return {
         "client_id": request.client_id,
@@ -98,7 +114,7 @@ def client(session: Session) -> Json:
         "snappy": session.agreement.snappy,
         "user_agent": request.user_agent,
         **_authentication(session),
-        **_publications(session),
+        **_publications(session, published_to),
         "topology_zone": request.topology_zone,
         "topology_region": request.topology_region,
         "tls": tls is not None,
@@ -117,35 +133,20 @@ def _authentication(session: Session) -> Json:
     return {key: value for key, value in shown.items() if value}
 
 
-def _publications(session: Session) -> Json:
-    if not session.pub_counts:
-        return {}
-    counts = [{"topic": topic, "count": count} for topic, count in session.pub_counts.items()]
-    return {"pub_counts": counts}
+def _publications(session: Session, wanted: str) -> Json:
+    counts = [
+        {"topic": topic, "count": count}
+        for topic, count in session.pub_counts.items()
+        if not wanted or topic == wanted
+    ]
+    return {"pub_counts": counts} if counts else {}
 
 
 def producers(sessions: Iterable[Session], wanted: Filter) -> list[Json] | None:
     """The clients that have published, to the topic asked for; None when there are none."""
     found = [
-        client(session)
+        client(session, wanted.topic)
         for session in sessions
         if session.pub_counts and (not wanted.topic or wanted.topic in session.pub_counts)
     ]
     return found or None
-
-
-def memory() -> Json:
-    """Go's names for what comes nearest in CPython. Values it has no counterpart for are 0."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    return {
-        "heap_objects": sys.getallocatedblocks(),
-        "heap_idle_bytes": 0,
-        "heap_in_use_bytes": peak,
-        "heap_released_bytes": 0,
-        "gc_pause_usec_100": 0,
-        "gc_pause_usec_99": 0,
-        "gc_pause_usec_95": 0,
-        "next_gc_bytes": 0,
-        "gc_total_runs": sum(generation["collections"] for generation in gc.get_stats()),
-    }

@@ -62,7 +62,7 @@ class Nsqlookupd:
         """Close the ports and every connection. May be called twice, or without start()."""
         tcp, self._tcp = self._tcp, None
         if tcp is not None:
-            tcp.close()
+            await tcp.close()
             self._log.info("TCP: closing %s", tcp.address)
         connections = list(self._connections)
         for connection in connections:

@@ -71,7 +71,7 @@ class Daemon:
     # Lifetime
 
     def start(self) -> Self:
-        """Return once /ping answers and the TCP port accepts; otherwise DaemonFailed carries the log."""
+        """Return once HTTP answers and the TCP port accepts; otherwise DaemonFailed carries the log."""
         if self.running:
             raise UsageError(f"this {self.program} is running already")
         self._retire()
@@ -329,15 +329,20 @@ class Nsqd(Daemon):
 
 
 def _answers(addresses: Addresses) -> bool:
-    """Whether the TCP port accepts and /ping says 200."""
+    """Whether the TCP port accepts and /ping is answered by a daemon that is up."""
     try:
         if addresses.tcp is not None:
             dial(addresses.tcp, _READY_CHECK_TIMEOUT).close()
         if addresses.http is None:
             return True
-        return ask(addresses.http, "GET", "/ping", timeout=_READY_CHECK_TIMEOUT).status == 200
+        return _is_up(ask(addresses.http, "GET", "/ping", timeout=_READY_CHECK_TIMEOUT))
     except (OSError, http.client.HTTPException):
         return False
+
+
+def _is_up(reply: Reply) -> bool:
+    # An nsqd that requires TLS sends everybody away from its plain port, once that is open.
+    return reply.status == 200 or (reply.status == 403 and b"TLS_REQUIRED" in reply.body)
 
 
 def _remove_tree(path: Path, owner: int) -> None:

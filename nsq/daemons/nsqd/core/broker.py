@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Protocol
 
-from nsq.daemons.nsqd.core.backlog import Backlog, EphemeralBacklog, MemoryBacklog
+from nsq.daemons.nsqd.core.backlog import Backlogs, InMemory
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.clock import Clock
-from nsq.daemons.nsqd.core.message import Message, message_ids
+from nsq.daemons.nsqd.core.latency import LatencyWindow, MeasuredChannel
+from nsq.daemons.nsqd.core.message import Message, MessageIds
 from nsq.daemons.nsqd.core.subscriber import Subscriber
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.wire.names import is_ephemeral
+
+#: Seconds until a topic tries again to hand its messages to channels whose disk refused them.
+_STORAGE_RETRY = 1.0
 
 
 class Observer(Protocol):
@@ -52,28 +57,32 @@ class Broker:
         clock: Clock,
         *,
         node_id: int = 0,
-        mem_queue_size: int = 10_000,
+        backlogs: Backlogs | None = None,
         max_channel_consumers: int = 0,
+        latency_percentiles: tuple[float, ...] = (),
+        latency_window: float = 600.0,
         chance: Callable[[int], int] = random.randrange,
     ) -> None:
         self.topics: dict[str, Topic] = {}
         self.observer: Observer = Unobserved()
         self._clock = clock
-        self._ids = message_ids(node_id, clock.time_ns)
-        self._mem_queue_size = mem_queue_size
+        self._ids = MessageIds(node_id, clock.time_ns)
+        self._backlogs = backlogs or InMemory()
         self._max_channel_consumers = max_channel_consumers
+        self._latency_percentiles = latency_percentiles
+        self._latency_window = latency_window
         self._chance = chance
         self._woken: list[Channel] = []
 
     # Publishing.
 
     def publish(self, topic_name: str, bodies: list[bytes]) -> None:
-        now, ids = self._clock.time_ns(), self._ids
-        self.topic(topic_name).put([Message(next(ids), body, now) for body in bodies])
+        now = itertools.repeat(self._clock.time_ns())
+        self.topic(topic_name).put(list(map(Message, self._ids.take(len(bodies)), bodies, now)))
 
     def publish_deferred(self, topic_name: str, body: bytes, delay: float) -> None:
         due = self._clock.now() + delay
-        message = Message(next(self._ids), body, self._clock.time_ns(), due)
+        message = Message(self._ids.take(1)[0], body, self._clock.time_ns(), due)
         self.topic(topic_name).put_deferred(message)
 
     # What exists.
@@ -82,7 +91,9 @@ class Broker:
         """The topic of that name, made when there is none."""
         topic = self.topics.get(name)
         if topic is None:
-            topic = self.topics[name] = Topic(name, self._backlog(name), self._make_channel)
+            backlog = self._backlogs.backlog(name)
+            topic = self.topics[name] = Topic(name, backlog, self._make_channel, self._later)
+            self._backlogs.changed()
             self.observer.topic_created(topic)
         return topic
 
@@ -90,7 +101,8 @@ class Broker:
         topic = self.topics.pop(name)
         for channel_name in list(topic.channels):
             self._end_channel(topic, channel_name)
-        topic.empty()
+        topic.backlog.delete()
+        self._backlogs.changed()
         self.observer.topic_deleted(topic)
 
     def delete_channel(self, topic: Topic, name: str) -> None:
@@ -103,23 +115,33 @@ class Broker:
         if channel is not None:
             channel.close()
             channel.empty()
+            channel.backlog.delete()
+            self._backlogs.changed()
             self.observer.channel_deleted(channel)
 
     def _make_channel(self, topic_name: str, name: str) -> Channel:
-        channel = Channel(
+        kind = MeasuredChannel if self._latency_percentiles else Channel
+        channel = kind(
             topic_name,
             name,
-            self._backlog(name),
+            self._backlogs.backlog(topic_name, name),
             self._clock,
             wake=self._wake,
             chance=self._chance,
             max_consumers=self._max_channel_consumers,
         )
+        if isinstance(channel, MeasuredChannel):
+            channel.latency = LatencyWindow(self._clock, self._latency_window, self._latency_percentiles)
+        self._backlogs.changed()
         self.observer.channel_created(channel)
         return channel
 
-    def _backlog(self, name: str) -> Backlog:
-        return EphemeralBacklog(self._mem_queue_size) if is_ephemeral(name) else MemoryBacklog()
+    def pause(self, thing: Topic | Channel, paused: bool) -> None:
+        thing.pause(paused)
+        self._backlogs.changed()
+
+    def _later(self, action: Callable[[], None]) -> object:
+        return self._clock.call_at(self._clock.now() + _STORAGE_RETRY, action)
 
     # Subscribing.
 
@@ -149,7 +171,8 @@ class Broker:
             channel.pump()
 
     def close(self) -> None:
-        """Stop every timer and part with every subscriber."""
+        """Stop every timer, part with every subscriber, and leave all messages to their backlogs."""
         for topic in self.topics.values():
+            topic.backlog.close([])
             for channel in topic.channels.values():
-                channel.close()
+                channel.shelve()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 from collections.abc import Callable
+from operator import itemgetter
 
 from nsq.daemons.nsqd.core.backlog import Backlog
 from nsq.daemons.nsqd.core.clock import Alarm, Clock
 from nsq.daemons.nsqd.core.message import Message
-from nsq.daemons.nsqd.core.subscriber import Subscriber
+from nsq.daemons.nsqd.core.subscriber import ANYWHERE, Subscriber
 
 #: Handed to one subscriber before its output is looked at again: bounds what a slow reader can make us hold.
 _SLICE = 64
@@ -43,7 +45,7 @@ class Channel:
         self.subscribers: list[Subscriber] = []
         self.paused = False
         self.message_count = 0
-        self.delivery_count = 0
+        self.delivered = [0] * (ANYWHERE + 1)  # by the locality of who received
         self.requeue_count = 0
         self.timeout_count = 0
         self._clock = clock
@@ -55,6 +57,7 @@ class Channel:
         self._alarm = Alarm(clock, self._look_at_time)
         self._awake = False
         self._turn = 0
+        self._remembers = backlog.remembers
 
     @property
     def depth(self) -> int:
@@ -68,14 +71,19 @@ class Channel:
     def deferred_count(self) -> int:
         return len(self._deferred)
 
+    @property
+    def delivery_count(self) -> int:
+        return sum(self.delivered)
+
     # Messages in.
 
     def put(self, messages: list[Message]) -> None:
-        self.message_count += len(messages)
         self.backlog.put(messages)
+        self.message_count += len(messages)
         self.wake()
 
     def put_deferred(self, message: Message) -> None:
+        self.backlog.keep(message)
         self.message_count += 1
         self._defer(message)
 
@@ -85,7 +93,7 @@ class Channel:
 
     def _put_back(self, messages: list[Message]) -> None:
         if messages:
-            self.backlog.put(messages)
+            self.backlog.put_back(messages)
             self.wake()
 
     # Messages out.
@@ -108,42 +116,64 @@ class Channel:
             if not ready:
                 break
             share = -(-len(self.backlog) // len(ready))
-            for subscriber in ready:
+            for place, subscriber in ready:
                 messages = self.backlog.take(min(share, subscriber.room, _SLICE))
                 if not messages:
                     break
                 served[id(subscriber)] = subscriber
-                self._turn += 1
+                self._turn = place + 1
                 self._hand_over(subscriber, messages, now)
         for subscriber in served.values():
             subscriber.sink.flush()
 
-    def _in_turn(self) -> list[Subscriber]:
-        """Those with room, starting after the one served last."""
-        count = len(self.subscribers)
-        if not count:
-            return []
-        start = self._turn % count
-        return [s for s in self.subscribers[start:] + self.subscribers[:start] if s.room]
+    def _in_turn(self) -> list[tuple[int, Subscriber]]:
+        """The nearest of those with room and their places, starting after the one served last."""
+        ready = [(place, subscriber) for place, subscriber in enumerate(self.subscribers) if subscriber.room]
+        nearest = min((subscriber.locality for _, subscriber in ready), default=ANYWHERE)
+        if nearest != ANYWHERE:
+            ready = [entry for entry in ready if entry[1].locality == nearest]
+        start = bisect.bisect_left(ready, self._turn, key=itemgetter(0))
+        return ready[start:] + ready[:start]
 
     def _hand_over(self, subscriber: Subscriber, messages: list[Message], now: float) -> None:
-        rate = subscriber.sample_rate
-        if rate:
-            # nsqd compares with ">": it keeps one percent more than asked for.
-            messages = [message for message in messages if self._chance(100) <= rate]
+        if self._remembers:
+            messages = self._without_deferred(messages, now)
+        if subscriber.sample_rate:
+            messages = self._sample(messages, subscriber.sample_rate)
         if messages:
-            self.delivery_count += len(messages)
+            self.delivered[subscriber.locality] += len(messages)
             subscriber.hand_over(messages, now)
             self._alarm.set(now + subscriber.msg_timeout)
 
+    def _without_deferred(self, messages: list[Message], now: float) -> list[Message]:
+        """After a restart a backlog may give what is not due yet."""
+        ready = [message for message in messages if message.due <= now]
+        if len(ready) < len(messages):
+            for message in messages:
+                if message.due > now:
+                    self._defer(message)
+        return ready
+
+    def _sample(self, messages: list[Message], rate: int) -> list[Message]:
+        # nsqd compares with ">": it keeps one percent more than asked for.
+        kept = [message for message in messages if self._chance(100) <= rate]
+        if self._remembers:
+            chosen = set(map(id, kept))
+            self.backlog.finished([message for message in messages if id(message) not in chosen])
+        return kept
+
     # What subscribers answer.
 
-    def finish(self, subscriber: Subscriber, message_id: bytes) -> None:
-        if subscriber.in_flight.pop(message_id, None) is None:
+    def finish(self, subscriber: Subscriber, message_id: bytes) -> Message:
+        message = subscriber.in_flight.pop(message_id, None)
+        if message is None:
             raise self._not_in_flight(message_id)
         subscriber.finish_count += 1
+        if self._remembers:
+            self.backlog.finished([message])
         if not self._awake:
             self.wake()
+        return message
 
     def requeue(self, subscriber: Subscriber, message_id: bytes, delay: float) -> None:
         message = subscriber.in_flight.pop(message_id, None)
@@ -163,6 +193,8 @@ class Channel:
         if message is None:
             raise self._not_in_flight(message_id)
         subscriber.touch(message, self._clock.now())
+        # Usually later than it was; with a msg_timeout above max_msg_timeout it is earlier.
+        self._alarm.set(message.deadline)
 
     def _not_in_flight(self, message_id: bytes) -> NotInFlight:
         if any(message_id in other.in_flight for other in self.subscribers):
@@ -208,6 +240,13 @@ class Channel:
         for subscriber in self.subscribers:
             subscriber.sink.channel_closed()
         self.subscribers.clear()
+
+    def shelve(self) -> None:
+        """nsqd stops: the backlog gets back what it gave away and nobody finished."""
+        self.close()
+        taken = [message for _, _, message in sorted(self._deferred, key=itemgetter(0, 1))]
+        self._deferred.clear()
+        self.backlog.close(taken)
 
     # Time passes.
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from nsq.daemons.nsqd.core.message import Message
+from nsq.daemons.nsqd.core.message import MAX_ATTEMPTS, Message
+
+#: How near a consumer is to this nsqd, nearest first. While nobody asks for that, all are ANYWHERE.
+ZONE_LOCAL, REGION_LOCAL, ANYWHERE = range(3)
 
 
 class Sink(Protocol):
@@ -33,6 +36,7 @@ class Subscriber:
         "deadlines_mixed",
         "finish_count",
         "in_flight",
+        "locality",
         "max_msg_timeout",
         "message_count",
         "msg_timeout",
@@ -43,12 +47,19 @@ class Subscriber:
     )
 
     def __init__(
-        self, sink: Sink, *, msg_timeout: float, max_msg_timeout: float, sample_rate: int = 0
+        self,
+        sink: Sink,
+        *,
+        msg_timeout: float,
+        max_msg_timeout: float,
+        sample_rate: int = 0,
+        locality: int = ANYWHERE,
     ) -> None:
         self.sink = sink
         self.msg_timeout = msg_timeout
         self.max_msg_timeout = max_msg_timeout
         self.sample_rate = sample_rate
+        self.locality = locality
         self.rdy = 0
         self.closing = False
         self.in_flight: dict[bytes, Message] = {}
@@ -69,7 +80,8 @@ class Subscriber:
         deadline = now + self.msg_timeout
         in_flight = self.in_flight
         for message in messages:
-            message.count_attempt()
+            if message.attempts < MAX_ATTEMPTS:
+                message.attempts += 1
             message.delivered_at = now
             message.deadline = deadline
             in_flight[message.id] = message

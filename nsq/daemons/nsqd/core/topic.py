@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from nsq.daemons.nsqd.core.backlog import Backlog
+from nsq.daemons.nsqd.core.backlog import Backlog, StorageFailed
 from nsq.daemons.nsqd.core.message import Message
 
 if TYPE_CHECKING:
     from nsq.daemons.nsqd.core.channel import Channel
+
+#: Messages that are on their way from a topic to its channels at a time.
+_PORTION = 1000
 
 
 class Topic:
@@ -17,7 +20,13 @@ class Topic:
     here.
     """
 
-    def __init__(self, name: str, backlog: Backlog, make_channel: Callable[[str, str], Channel]) -> None:
+    def __init__(
+        self,
+        name: str,
+        backlog: Backlog,
+        make_channel: Callable[[str, str], Channel],
+        try_again: Callable[[Callable[[], None]], object],
+    ) -> None:
         self.name = name
         self.backlog = backlog
         self.channels: dict[str, Channel] = {}
@@ -26,32 +35,32 @@ class Topic:
         self.message_count = 0
         self.message_bytes = 0
         self._make_channel = make_channel
-        self._deferred: list[Message] = []
+        self._try_again = try_again
 
     @property
     def depth(self) -> int:
-        return len(self.backlog) + len(self._deferred)
+        return len(self.backlog)
 
     @property
     def flows(self) -> bool:
         return self.started and not self.paused and bool(self.channels)
 
     def put(self, messages: list[Message]) -> None:
-        self.message_count += len(messages)
-        self.message_bytes += sum(len(message.body) for message in messages)
         if self.flows:
             self._distribute(messages)
         else:
             self.backlog.put(messages)
+        self.message_count += len(messages)
+        self.message_bytes += sum([len(message.body) for message in messages])
 
     def put_deferred(self, message: Message) -> None:
         """Take a message whose ``due`` is set."""
-        self.message_count += 1
-        self.message_bytes += len(message.body)
         if self.flows:
             self._distribute_deferred(message)
         else:
-            self._deferred.append(message)
+            self.backlog.put([message])
+        self.message_count += 1
+        self.message_bytes += len(message.body)
 
     def _distribute(self, messages: list[Message]) -> None:
         for copies, channel in enumerate(self.channels.values()):
@@ -83,13 +92,22 @@ class Topic:
 
     def empty(self) -> None:
         self.backlog.clear()
-        self._deferred.clear()
 
     def _release(self) -> None:
-        if not self.flows:
-            return
-        if waiting := self.backlog.take(len(self.backlog)):
-            self._distribute(waiting)
-        deferred, self._deferred = self._deferred, []
-        for message in deferred:
-            self._distribute_deferred(message)
+        """Hand over what has waited, in portions: it may be more than fits into memory."""
+        while self.flows and (waiting := self.backlog.take(_PORTION)):
+            try:
+                self._hand_over(waiting)
+            except StorageFailed:
+                # What some channels have already may come twice; nothing is lost.
+                self.backlog.put_back(waiting)
+                self._try_again(self._release)
+                return
+            self.backlog.finished(waiting)
+
+    def _hand_over(self, waiting: list[Message]) -> None:
+        if immediate := [message for message in waiting if not message.due]:
+            self._distribute(immediate)
+        for message in waiting:
+            if message.due:
+                self._distribute_deferred(message)

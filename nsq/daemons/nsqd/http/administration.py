@@ -27,11 +27,11 @@ class Administration:
         return EMPTY
 
     def pause_topic(self, request: Request) -> Reply:
-        self._context.existing_topic(request).pause(True)
+        self._broker.pause(self._context.existing_topic(request), True)
         return EMPTY
 
     def unpause_topic(self, request: Request) -> Reply:
-        self._context.existing_topic(request).pause(False)
+        self._broker.pause(self._context.existing_topic(request), False)
         return EMPTY
 
     def create_channel(self, request: Request) -> Reply:
@@ -49,9 +49,9 @@ class Administration:
         return EMPTY
 
     def pause_channel(self, request: Request) -> Reply:
-        self._context.existing_channel(request)[1].pause(True)
+        self._broker.pause(self._context.existing_channel(request)[1], True)
         return EMPTY
 
     def unpause_channel(self, request: Request) -> Reply:
-        self._context.existing_channel(request)[1].pause(False)
+        self._broker.pause(self._context.existing_channel(request)[1], False)
         return EMPTY

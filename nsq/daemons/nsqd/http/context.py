@@ -4,16 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.topic import Topic
+from nsq.daemons.nsqd.memory import Memory
 from nsq.daemons.nsqd.options import Options
 from nsq.daemons.nsqd.registration import Registration
 from nsq.daemons.nsqd.session.session import Session
+from nsq.daemons.nsqd.storage.committer import Committer
 from nsq.daemons.routes import HttpError, Request
 from nsq.wire.names import valid_channel, valid_topic
+
+
+class Persistence(Protocol):
+    """What a handler needs to know of the storage."""
+
+    @property
+    def health(self) -> str:
+        """ "OK", or what is wrong."""
+
+    @property
+    def waits(self) -> Committer | None:
+        """What an answer to a publisher has to wait for, if for anything."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +42,8 @@ class Context:
     sessions: Callable[[], Iterable[Session]]
     ports: Callable[[], tuple[int, int]]
     start_time: int
+    memory: Memory
+    storage: Persistence
 
     def existing_topic(self, request: Request) -> Topic:
         name = argument(request, "topic")

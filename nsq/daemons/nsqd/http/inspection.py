@@ -13,6 +13,7 @@ from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.nsqd import stats
 from nsq.daemons.nsqd.http.context import Context
 from nsq.daemons.nsqd.http.stats_text import Snapshot, render
+from nsq.daemons.nsqd.storage.storage import HEALTHY
 from nsq.daemons.routes import OK, HttpError, Reply, Request, read_body
 from nsq.errors import ConfigError
 from nsq.flags import config_key, is_duration
@@ -26,7 +27,7 @@ class Inspection:
         self._settings = {config_key(field): field for field in dataclasses.fields(context.options)}
 
     def ping(self, request: Request) -> Reply:
-        return OK
+        return OK if self._health == HEALTHY else Reply.text(self._health, 500)
 
     def info(self, request: Request) -> Reply:
         options = self._context.options
@@ -57,10 +58,10 @@ class Inspection:
         )
         snapshot = Snapshot(
             version=COMPATIBLE_VERSION,
-            health="OK",
+            health=self._health,
             start_time=context.start_time,
             topics=stats.topics(context.broker, wanted),
-            memory=stats.memory() if _boolean(args.get("include_mem", "")) else None,
+            memory=context.memory.figures() if _boolean(args.get("include_mem", "")) else None,
             producers=stats.producers(context.sessions(), wanted) if wanted.include_clients else None,
         )
         if args.get("format") != "json":
@@ -70,8 +71,13 @@ class Inspection:
             del shown["memory"]
         return Reply.json(shown)
 
+    @property
+    def _health(self) -> str:
+        health = self._context.storage.health
+        return health if health == HEALTHY else f"NOK - {health}"
+
     def get_setting(self, request: Request) -> Reply:
-        return Reply.json(self._setting(request.params["opt"]))
+        return self._shown(request.params["opt"])
 
     async def put_setting(self, request: Request) -> Reply:
         # A body of the full size counts as too large, and so does none, as nsqd has it.
@@ -88,7 +94,11 @@ class Inspection:
                 raise HttpError(400, "INVALID_OPTION")
         except (ValueError, RecursionError):
             raise HttpError(400, "INVALID_VALUE") from None
-        return Reply.json(self._setting(name))
+        return self._shown(name)
+
+    def _shown(self, name: str) -> Reply:
+        value = self._setting(name)
+        return Reply.text(value) if isinstance(value, str) else Reply.json(value)
 
     def _setting(self, name: str) -> Any:
         field = self._settings.get(name)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from nsq.daemons.nsqd.core.backlog import StorageFailed
 from nsq.daemons.nsqd.http.context import Context, topic_name
 from nsq.daemons.routes import OK, HttpError, Reply, Request, read_body
 from nsq.wire.commands import BadBodies, Limits, unpack_bodies
 
-#: What counts as "no" in binary=; anything else, an unknown word included, counts as yes.
-_NOT_BINARY = ("", "false", "0")
+#: What counts as "no" in binary=; anything else, an unknown word or none included, counts as yes.
+_NOT_BINARY = ("false", "0")
 
 
 class Publishing:
     def __init__(self, context: Context) -> None:
         self._options = context.options
         self._broker = context.broker
+        self._storage = context.storage
         self._limits = Limits(
             max_msg_size=context.options.max_msg_size, max_body_size=context.options.max_body_size
         )
@@ -24,11 +26,19 @@ class Publishing:
             raise HttpError(400, "MSG_EMPTY")
         name = topic_name(request)
         delay = self._defer(request)
-        if delay:
-            self._broker.publish_deferred(name, body, delay)
-        else:
-            self._broker.publish(name, [body])
+        try:
+            if delay:
+                self._broker.publish_deferred(name, body, delay)
+            else:
+                self._broker.publish(name, [body])
+        except StorageFailed:
+            raise HttpError(503, "PUB_FAILED") from None
+        await self._lasting()
         return OK
+
+    async def _lasting(self) -> None:
+        if self._storage.waits is not None:
+            await self._storage.waits.lasting()
 
     def _defer(self, request: Request) -> float:
         text = request.args.get("defer")
@@ -45,12 +55,16 @@ class Publishing:
             raise HttpError(413, "BODY_TOO_BIG")
         name = topic_name(request)
         body = await read_body(request, self._options.max_body_size, "BODY_TOO_BIG")
-        if request.args.get("binary", "") in _NOT_BINARY:
+        if request.args.get("binary", "false") in _NOT_BINARY:
             bodies = self._lines(body)
         else:
             bodies = self._binary(body)
         if bodies:
-            self._broker.publish(name, bodies)
+            try:
+                self._broker.publish(name, bodies)
+            except StorageFailed:
+                raise HttpError(503, "MPUB_FAILED") from None
+            await self._lasting()
         return OK
 
     def _lines(self, body: bytes) -> list[bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nsq.daemons.debug.endpoints import Debugging
 from nsq.daemons.nsqd.http.administration import Administration
 from nsq.daemons.nsqd.http.context import Context
 from nsq.daemons.nsqd.http.inspection import Inspection
@@ -34,6 +35,7 @@ def routes(context: Context) -> list[Route]:
         Route("GET", "/config/:opt", inspection.get_setting),
         Route("PUT", "/config/:opt", inspection.put_setting),
         Route("POST", "/debug/freememory", inspection.free_memory),
+        *Debugging().routes(),
         Route("POST", "/pub", publishing.pub, logged=False),
         Route("POST", "/mpub", publishing.mpub, logged=False),
         *(Route("POST", path, handler) for path, handler in actions.items()),

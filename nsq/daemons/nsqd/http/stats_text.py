@@ -54,6 +54,7 @@ def _topic(topic: Json, now: float) -> Iterator[str]:
     yield (
         f"{_paused(topic, '   ')}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} "
         f"be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: "
+        f"{_latency(topic)}"
     )
     for channel in topic["channels"]:
         yield (
@@ -61,9 +62,22 @@ def _topic(topic: Json, now: float) -> Iterator[str]:
             f"be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4} "
             f"def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5} "
             f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} e2e%: "
+            f"{_latency(channel)}"
         )
         for client in channel["clients"] or ():
             yield f"        {_consumer(client, now)}"
+
+
+def _latency(thing: Json) -> str:
+    percentiles = thing["e2e_processing_latency"]["percentiles"]
+    return ", ".join(_rough_duration(entry["value"]) for entry in percentiles or ())
+
+
+def _rough_duration(nanoseconds: float) -> str:
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if nanoseconds > size:
+            return f"{nanoseconds / size:.1f}{unit}"
+    return f"{nanoseconds:.1f}ns"
 
 
 def _paused(thing: Json, margin: str) -> str:

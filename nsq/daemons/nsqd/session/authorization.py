@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from nsq.errors import NsqError
 
+_MAX_TTL = 2**31
+
 
 class AuthError(NsqError):
     """An auth server could not be asked, or its answer is unusable. The text never holds the secret."""
@@ -78,8 +80,8 @@ def parse_grant(body: bytes, now: float) -> Grant:
     if not isinstance(answer, dict):
         raise AuthError("the auth server's answer is not a JSON object")
     ttl = answer.get("ttl")
-    if not isinstance(ttl, int) or isinstance(ttl, bool) or ttl <= 0:
-        raise AuthError(f"the auth server's ttl is {ttl!r}; it must be a number of seconds above 0")
+    if type(ttl) is not int or not 0 < ttl <= _MAX_TTL:
+        raise AuthError(f"the auth server's ttl is {ttl!r:.100}; it must be 1 to {_MAX_TTL} seconds")
     rules = tuple(_rule(entry) for entry in _list(answer, "authorizations"))
     return Grant(rules, now + ttl, _text(answer, "identity"), _text(answer, "identity_url"))
 
@@ -97,8 +99,8 @@ def _rule(entry: Any) -> Rule:
 def _pattern(source: Any, what: str) -> re.Pattern[str]:
     try:
         return re.compile(source)
-    except (re.error, TypeError) as fault:
-        raise AuthError(f"the {what} pattern {source!r} does not compile: {fault}") from None
+    except (re.error, TypeError, OverflowError, RecursionError) as fault:
+        raise AuthError(f"the {what} pattern {source!r:.100} does not compile: {fault}") from None
 
 
 def _list(entry: dict[str, Any], key: str) -> list[Any]:

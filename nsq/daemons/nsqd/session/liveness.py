@@ -39,6 +39,11 @@ class Liveness:
     def heard(self) -> None:
         self._heard_at = self._clock.now()
 
+    def excuse(self) -> None:
+        """Wait anew: the client was silent because nobody listened."""
+        self.heard()
+        self._silence_alarm.set(self._heard_at + _SILENT_INTERVALS * self._interval)
+
     def stop(self) -> None:
         self._beat_alarm.cancel()
         self._silence_alarm.cancel()
@@ -56,5 +61,6 @@ class Liveness:
             return
         if self._next_beat <= now:
             # Due a moment earlier; two alarms of one millisecond may ring in either order.
+            self._beat_alarm.cancel()
             self._on_beat()
         self._silent()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.core.subscriber import ANYWHERE, REGION_LOCAL, ZONE_LOCAL
+from nsq.daemons.nsqd.options import TOPOLOGY_AWARE, Options
 from nsq.daemons.nsqd.session.refusals import Refused
 from nsq.wire.identify import IdentifyReply, IdentifyRequest
 
@@ -27,6 +28,7 @@ class Agreement:
     snappy: bool = False
     deflate: bool = False
     deflate_level: int = _DEFAULT_DEFLATE_LEVEL
+    locality: int = ANYWHERE
 
     @staticmethod
     def initial(options: Options) -> Agreement:
@@ -50,6 +52,7 @@ def negotiate(request: IdentifyRequest, options: Options) -> Agreement:
             output_buffer_timeout=timeout,
             sample_rate=request.sample_rate,
             msg_timeout=msg_timeout,
+            locality=_locality(request, options),
         )
     deflate, snappy = options.deflate and request.deflate, options.snappy and request.snappy
     if deflate and snappy:
@@ -65,6 +68,7 @@ def negotiate(request: IdentifyRequest, options: Options) -> Agreement:
         deflate=deflate,
         deflate_level=min(level, options.max_deflate_level),
         snappy=snappy,
+        locality=_locality(request, options),
     )
 
 
@@ -101,13 +105,6 @@ def _heartbeat(asked: int, options: Options) -> float:
 def _output_buffer(request: IdentifyRequest, options: Options) -> tuple[int, float]:
     """Size and timeout; a size of -1 turns buffering off, and the timeout with it."""
     size, timeout = DEFAULT_OUTPUT_BUFFER, options.output_buffer_timeout
-    asked = request.output_buffer_size
-    if asked == -1:
-        size, timeout = 1, 0.0
-    elif asked:
-        if not 64 <= asked <= options.max_output_buffer_size:
-            raise _invalid("output buffer size", asked)
-        size = asked
     asked = request.output_buffer_timeout
     if asked == -1:
         timeout = 0.0
@@ -116,6 +113,13 @@ def _output_buffer(request: IdentifyRequest, options: Options) -> tuple[int, flo
         if not shortest <= asked <= _milliseconds(options.max_output_buffer_timeout):
             raise _invalid("output buffer timeout", asked)
         timeout = asked / 1000
+    asked = request.output_buffer_size
+    if asked == -1:
+        size, timeout = 1, 0.0
+    elif asked:
+        if not 64 <= asked <= options.max_output_buffer_size:
+            raise _invalid("output buffer size", asked)
+        size = asked
     return size, timeout
 
 
@@ -125,6 +129,17 @@ def _msg_timeout(asked: int, options: Options) -> float:
     if not 1000 <= asked <= _milliseconds(options.max_msg_timeout):
         raise _invalid("msg timeout", asked)
     return asked / 1000
+
+
+def _locality(request: IdentifyRequest, options: Options) -> int:
+    """What is not named is nowhere: two empty names do not make a zone."""
+    if TOPOLOGY_AWARE not in options.experiments:
+        return ANYWHERE
+    if options.topology_zone and request.topology_zone == options.topology_zone:
+        return ZONE_LOCAL
+    if options.topology_region and request.topology_region == options.topology_region:
+        return REGION_LOCAL
+    return ANYWHERE
 
 
 def _milliseconds(seconds: float) -> int:

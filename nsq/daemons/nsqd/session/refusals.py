@@ -21,5 +21,10 @@ class Failed(Refused):
     fatal = False
 
 
+def readable(raw: bytes) -> str:
+    """As text that turns back into the same bytes."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
 def quoted(name: bytes) -> str:
-    return '"' + name.decode("utf-8", "surrogateescape") + '"'
+    return f'"{readable(name)}"'

@@ -37,6 +37,14 @@ class BadMagic(Exception):
     """The client does not begin as a V2 client does."""
 
 
+class _Held:
+    """Frames that wait, and what for: the ticket is None until that is known."""
+
+    def __init__(self) -> None:
+        self.ticket: int | None = None
+        self.frames: list[bytes] = []
+
+
 class Stream:
     """Yields commands batch by batch, so that a command can change how what follows it is read.
 
@@ -53,22 +61,30 @@ class Stream:
         self._handshake: tuple[Tls, Callable[[Tls], None]] | None = None
         self._paused = False
         self._finished = False
+        self._held: deque[_Held] = deque()
         self._out: list[bytes] = []
         self._out_size = 0
 
     # Bytes in, commands out.
 
     def read(self, data: bytes) -> Iterator[list[Command]]:
-        """The commands that ``data`` completes. While paused it only keeps the data."""
+        """The commands that ``data`` completes. While paused or congested it only keeps the data.
+
+        What layers make of it comes in pieces of bounded size, one per call: ``readable`` then is still true.
+        """
         if data:
             self._arrived.append(data)
-        while self._readable:
+        while self.readable:
             if commands := self._next_batch():
                 yield commands
+            if self._layers.more and not self._parser.stopped:
+                return
 
     @property
-    def _readable(self) -> bool:
-        if self._paused or self._finished:
+    def readable(self) -> bool:
+        """Whether ``read(b"")`` would go on."""
+        # While the client does not take its answers, executing more of what it sent would only pile up more.
+        if self._paused or self._finished or self._link.congested:
             return False
         return bool(self._plain or self._arrived or self._parser.stopped or self._layers.more)
 
@@ -101,18 +117,25 @@ class Stream:
 
     def pause(self) -> None:
         """Yield nothing more until ``resume``."""
-        self._paused = True
-        self._link.pause_reading()
+        if not self._paused:
+            self._paused = True
+            self._link.pause_reading()
 
     def resume(self) -> None:
-        self._paused = False
-        self._link.resume_reading()
+        if self._paused:
+            self._paused = False
+            self._link.resume_reading()
 
     # Layers.
 
     @property
     def layered(self) -> bool:
         return bool(self._layers.layers)
+
+    @property
+    def shaking_hands(self) -> bool:
+        """Whether nothing can be written until a TLS handshake is through."""
+        return self._handshake is not None
 
     def push(self, layer: Layer) -> None:
         """Read and write through the layer from here on.
@@ -144,23 +167,50 @@ class Stream:
         return self._link.congested
 
     def write(self, frame: bytes) -> None:
+        if self._held:
+            self._held[-1].frames.append(frame)
+            return
         self._out.append(frame)
         self._out_size += len(frame)
         if self._out_size >= _WRITE_AT:
             self.flush()
 
     def write_all(self, frames: list[bytes]) -> None:
+        if self._held:
+            self._held[-1].frames += frames
+            return
         self._out += frames
         self._out_size += sum(map(len, frames))
         if self._out_size >= _WRITE_AT:
             self.flush()
 
+    # An answer can depend on what is not done yet: it and all behind it is held, in order, until then.
+
+    def hold(self) -> None:
+        """Hold what is written from here on, until it is sealed and released."""
+        if not self._held or self._held[-1].ticket is not None:
+            self._held.append(_Held())
+
+    @property
+    def unsealed(self) -> bool:
+        return bool(self._held) and self._held[-1].ticket is None
+
+    def seal(self, ticket: int) -> None:
+        """``release`` of this ticket, or a later one, is what the held frames wait for."""
+        self._held[-1].ticket = ticket
+
+    def release(self, ticket: int) -> None:
+        while self._held and self._held[0].ticket is not None and self._held[0].ticket <= ticket:
+            self._out += self._held.popleft().frames
+        self.flush()
+        if self._finished and not self._held:
+            self.finish()
+
     def flush(self) -> None:
         """Send what has been collected: nothing waits once there is nothing more to add."""
         if self._layers.has_pending:
             self._link.write(self._layers.pending())
-        # What a heartbeat adds during a handshake waits for its end.
-        if self._out and self._handshake is None:
+        if self._out and not self.shaking_hands:
             data = b"".join(self._out)
             self._out.clear()
             self._out_size = 0
@@ -169,6 +219,8 @@ class Stream:
     def finish(self) -> None:
         """Send everything, the layers' farewell last, and close. Nothing is read any more."""
         self._finished = True
+        if self._held:
+            return  # the end comes behind what is held
         # A layer that is broken gives no farewell; the end itself must still come.
         with suppress(LayerError):
             self.flush()

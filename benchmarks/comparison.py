@@ -1,0 +1,96 @@
+"""What is compared, what came out, and whether it is enough: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
+
+#: How far below its bar a ratio may fall before the run fails: machines are noisy.
+TOLERANCE = 0.1
+
+
+class Spread(NamedTuple):
+    """The middle of several measurements, and how far they went."""
+
+    median: float
+    low: float
+    high: float
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread:
+        return Spread(median(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number that a measurement gives. An ``aim`` is printed beside it and fails nothing."""
+
+    name: str
+    unit: str
+    aim: float | None = None
+
+
+@dataclass(frozen=True)
+class Bar:
+    """``column`` reaches at least ``ratio`` times what ``reference`` reaches, in the first figure."""
+
+    column: str
+    reference: str
+    ratio: float
+
+
+#: One measurement of one contender: from the scale (1 for all of the load, less for a quick look) to a number
+#: for each figure.
+Measure = Callable[[float], Sequence[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One load and everything that is put under it, by the name of its column."""
+
+    name: str
+    figures: Sequence[Figure]
+    contenders: Mapping[str, Measure]
+    bars: Sequence[Bar] = ()
+    rounds: int | None = None  # None for as many as the run asks for
+    not_run: str = ""  # the reason, when it cannot be run here
+
+
+@dataclass
+class Outcome:
+    """What a comparison measured: for each column one list of numbers a round."""
+
+    comparison: Comparison
+    measured: dict[str, list[Sequence[float]]] = field(default_factory=dict)
+
+    def values(self, column: str, place: int = 0) -> list[float]:
+        return [numbers[place] for numbers in self.measured.get(column, ())]
+
+    def spread(self, column: str, place: int = 0) -> Spread | None:
+        values = self.values(column, place)
+        return Spread.of(values) if values else None
+
+    def judge(self) -> list[Verdict]:
+        return [Verdict(bar, self._ratio(bar)) for bar in self.comparison.bars if not self.comparison.not_run]
+
+    def _ratio(self, bar: Bar) -> Spread:
+        """Round by round: what slows the machine down for a while slows both."""
+        pairs = zip(self.values(bar.column), self.values(bar.reference), strict=True)
+        return Spread.of([own / other for own, other in pairs])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    bar: Bar
+    ratio: Spread
+
+    @property
+    def ok(self) -> bool:
+        return self.ratio.median >= self.bar.ratio
+
+    @property
+    def failed(self) -> bool:
+        """Short by more than noise explains."""
+        return self.ratio.median < self.bar.ratio * (1 - TOLERANCE)

@@ -1,0 +1,70 @@
+"""The servers that take part, as command lines."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from benchmarks.processes import ROOT, Broken, Command, Place
+
+#: More than any load publishes: where memory is not what is measured, everything stays in it.
+_ALL_IN_MEMORY = 10_000_000
+
+OURS = (sys.executable, "-m", "nsq.daemons.nsqd")
+
+
+def nsqd(program: Sequence[str] = OURS, *options: str, mem_queue_size: int = _ALL_IN_MEMORY) -> Command:
+    def command(place: Place) -> Sequence[str]:
+        return [
+            *program,
+            f"--tcp-address=127.0.0.1:{place.port}",
+            f"--http-address=127.0.0.1:{place.http_port}",
+            f"--data-path={place.directory}",
+            f"--mem-queue-size={mem_queue_size}",
+            "--log-level=error",
+            *options,
+        ]
+
+    return command
+
+
+def nsqds(*options: str, mem_queue_size: int = _ALL_IN_MEMORY) -> dict[str, Command]:
+    """Ours, and the one in NSQ_BIN_DIR when that is set."""
+    found = {"nsqd": nsqd(OURS, *options, mem_queue_size=mem_queue_size)}
+    if program := _given():
+        found["NSQ_BIN_DIR"] = nsqd([program], *options, mem_queue_size=mem_queue_size)
+    return found
+
+
+def _given() -> str | None:
+    directory = os.environ.get("NSQ_BIN_DIR")
+    if not directory:
+        return None
+    program = shutil.which("nsqd", path=directory)
+    if program is None:
+        raise Broken(f"NSQ_BIN_DIR is {directory!r}, and there is no program nsqd in it")
+    return program
+
+
+def minimal(place: Place) -> Sequence[str]:
+    return [sys.executable, str(ROOT / "benchmarks/servers/minimal_nsqd.py"), str(place.port)]
+
+
+def raw(load: str, piece: int, window: int = 0, count: int = 0) -> Command:
+    def command(place: Place) -> Sequence[str]:
+        program = str(ROOT / "benchmarks/servers/raw.py")
+        return [sys.executable, program, str(place.port), load, *map(str, (piece, window, count))]
+
+    return command
+
+
+@functools.cache
+def understands(option: str) -> bool:
+    """Whether our nsqd has that option, named without its dashes."""
+    done = subprocess.run([*OURS, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=30)
+    return re.search(rf"^\s*-+{re.escape(option)}\b", done.stdout + done.stderr, re.MULTILINE) is not None

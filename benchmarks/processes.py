@@ -1,0 +1,101 @@
+"""Child processes: servers that are up while a measurement runs, drivers that print what they measured."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_START_SECONDS = 10.0
+_DRIVER_SECONDS = 300.0
+
+
+class Broken(Exception):
+    """A server or driver did not do its part; the text ends with its own last words."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A process that listens; where it keeps files is gone with it."""
+
+    pid: int
+    port: int
+    http_port: int
+
+
+class Place(NamedTuple):
+    """Where a server shall listen and keep its files."""
+
+    port: int
+    http_port: int
+    directory: str
+
+
+#: Makes a server's command line.
+Command = Callable[[Place], Sequence[str]]
+
+
+@contextmanager
+def serving(command: Command) -> Iterator[Server]:
+    port, http_port = _free_ports(2)
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory, tempfile.TemporaryFile() as words:
+        argv = command(Place(port, http_port, directory))
+        process = subprocess.Popen(argv, cwd=ROOT, stdout=words, stderr=words)
+        try:
+            _await_port(process, port, words)
+            yield Server(process.pid, port, http_port)
+            if process.poll() is not None:
+                raise Broken(f"{argv[0]} ended by itself: {_last(words)}")
+        finally:
+            # Not asked to stop: it would save what nobody will ever read.
+            process.kill()
+            process.wait()
+
+
+def drive(driver: str, *arguments: object) -> list[float]:
+    """Run ``benchmarks.drivers.<driver>`` and return the numbers it prints."""
+    argv = [sys.executable, "-m", f"benchmarks.drivers.{driver}", *map(str, arguments)]
+    try:
+        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=_DRIVER_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise Broken(f"the driver {driver} {arguments} took more than {_DRIVER_SECONDS:g} s") from None
+    if done.returncode:
+        raise Broken(f"the driver {driver} {arguments} failed: {done.stderr.strip()[-500:]}")
+    return [float(word) for word in done.stdout.split()]
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in sockets]
+    for listener in sockets:
+        listener.close()
+    return ports
+
+
+def _await_port(process: subprocess.Popen[bytes], port: int, words: IO[bytes]) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            if process.poll() is not None:
+                raise Broken(f"{process.args!r} did not start: {_last(words)}") from None
+            if time.monotonic() > deadline:
+                raise Broken(f"{process.args!r} does not listen on port {port}: {_last(words)}") from None
+            time.sleep(0.02)
+        else:
+            return
+
+
+def _last(words: IO[bytes]) -> str:
+    words.seek(0)
+    return words.read().decode(errors="replace").strip()[-500:]

@@ -1,0 +1,49 @@
+"""Publishing, in all its ways:  python examples/producer.py 127.0.0.1:4150 [127.0.0.1:5150 …]
+
+A producer is made once and shared by all threads. With several nsqds each message goes to one of them, and to
+another when that one cannot take it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import nsq.errors as errors
+from nsq.producer import Producer
+
+
+def publish(producer: Producer) -> None:
+    # Returns when an nsqd has stored it.
+    producer.publish("orders", b'{"order": 1}')
+
+    # Many at once, to one nsqd: much faster than one by one.
+    producer.multi_publish("orders", [b'{"order": %d}' % number for number in range(2, 102)])
+
+    # Delivered after a while; and no more than 2 seconds for the call, whatever happens.
+    producer.publish("orders", b'{"reminder": 1}', defer=30.0, timeout=2.0)
+
+    # Without waiting for each: the futures tell what became of them.
+    futures = [producer.publish_async("orders", b'{"order": %d}' % number) for number in range(102, 202)]
+    for future in futures:
+        future.result()
+
+
+def main(addresses: list[str]) -> int:
+    logging.basicConfig(level=logging.WARNING)
+    with Producer(*addresses) as producer:
+        try:
+            publish(producer)
+        except errors.PublishUncertain as fault:
+            print(f"may be stored, and may not: {fault}")
+            return 2
+        except errors.PublishFailed as fault:
+            print(f"not stored: {fault}")
+            return 1
+        for connection in producer.stats().connections:
+            print(f"{connection.address}: {connection.published} messages")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or ["127.0.0.1:4150"]))

@@ -1,0 +1,225 @@
+"""The blocking sender of HTTP requests: plain sockets, and one deadline for everything a request takes.
+
+Imports no other part of the client, and ssl and certifi only when an address is https.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nsq.api.calls import Call, tls_port
+from nsq.api.http import DEFAULT_MAX_BODY, HttpReply, HttpRequest, ReplyParser, Url
+from nsq.errors import ApiError
+
+if TYPE_CHECKING:
+    import ssl
+
+T = TypeVar("T")
+
+#: Opens a connection to where a URL points, within so many seconds; OSError when it cannot.
+Connect = Callable[[Url, float], socket.socket]
+
+DEFAULT_TIMEOUT = 5.0
+_RECEIVE = 64 * 1024
+
+
+class _Deadline:
+    def __init__(self, seconds: float) -> None:
+        self._at = time.monotonic() + seconds
+
+    def left(self) -> float:
+        """Seconds, more than none; TimeoutError afterwards."""
+        left = self._at - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        return left
+
+
+def send(
+    request: HttpRequest,
+    *,
+    timeout: float,
+    tls: ssl.SSLContext | None = None,
+    connect: Connect | None = None,
+    upgrade: bool = False,
+    max_body: int = DEFAULT_MAX_BODY,
+) -> HttpReply:
+    """Send and return the reply, whatever its status; ApiError says why there is none.
+
+    ``timeout`` covers everything: finding the host, connecting, TLS, sending, and the last byte of the reply.
+    Without ``tls``, https is verified with certifi's authorities. ``upgrade`` sends the request again with
+    TLS when an nsqd insists on it, to the port it names, within the same timeout. ``connect`` replaces
+    ``connected``, which opens sockets. Redirects are not followed.
+    """
+    deadline = _Deadline(timeout)
+    opened = connect or connected
+
+    def exchange(request: HttpRequest) -> HttpReply:
+        try:
+            with _stream(request.url, opened, tls, deadline) as stream:
+                return _exchanged(stream, request.encode(), deadline, max_body)
+        except ApiError as fault:
+            raise ApiError(f"{request.url}: {fault}") from None
+        except TimeoutError:
+            raise ApiError(f"{request.url} did not answer within {timeout:g} s") from None
+        except (OSError, UnicodeError, OverflowError) as fault:
+            # The last two: a host that is no name, a port that is none. TLS errors are OSErrors.
+            raise ApiError(f"{request.url} cannot be reached: {fault}") from None
+
+    reply = exchange(request)
+    port = tls_port(reply) if upgrade and request.url.scheme == "http" else None
+    if port is None:
+        return reply
+    url = dataclasses.replace(request.url, scheme="https", port=port, socket_path="")
+    return exchange(dataclasses.replace(request, url=url))
+
+
+def _exchanged(stream: socket.socket, data: bytes, deadline: _Deadline, max_body: int) -> HttpReply:
+    refused: OSError | None = None
+    try:
+        _send(stream, data, deadline)
+    except (BrokenPipeError, ConnectionResetError) as fault:
+        # A server that refuses a large body answers and closes before it has read all of it.
+        refused = fault
+    parser = ReplyParser(max_body=max_body)
+    try:
+        return _received(stream, parser, deadline)
+    except (ApiError, OSError):
+        if refused is None:
+            raise
+        raise refused from None
+
+
+def _send(stream: socket.socket, data: bytes, deadline: _Deadline) -> None:
+    # Not sendall: with TLS it would grant every piece the whole timeout anew.
+    rest = memoryview(data)
+    while rest:
+        stream.settimeout(deadline.left())
+        rest = rest[stream.send(rest) :]
+
+
+def _received(stream: socket.socket, parser: ReplyParser, deadline: _Deadline) -> HttpReply:
+    while parser.reply is None:
+        stream.settimeout(deadline.left())
+        data = stream.recv(_RECEIVE)
+        if data:
+            parser.feed(data)
+        else:
+            parser.end()
+    return parser.reply
+
+
+# Connecting
+
+
+def _stream(url: Url, connect: Connect, tls: ssl.SSLContext | None, deadline: _Deadline) -> socket.socket:
+    plain = connect(url, deadline.left())
+    if url.scheme != "https":
+        return plain
+    try:
+        plain.settimeout(deadline.left())  # of the whole handshake
+        # A reply that ends without TLS's own end may have been cut short by somebody.
+        return (tls or _public_authorities()).wrap_socket(
+            plain, server_hostname=url.host, suppress_ragged_eofs=False
+        )
+    except BaseException:
+        plain.close()
+        raise
+
+
+@cache
+def _public_authorities() -> ssl.SSLContext:
+    import ssl
+
+    import certifi
+
+    return ssl.create_default_context(cafile=certifi.where())
+
+
+def connected(url: Url, timeout: float) -> socket.socket:
+    """A plain connection to a URL's Unix socket, or to the first of its host's addresses that accepts."""
+    deadline = _Deadline(timeout)
+    if url.socket_path:
+        return _connected_to(socket.AF_UNIX, url.socket_path, deadline.left())
+    found = _addresses(url.host, url.port, deadline)
+    fault: OSError = OSError(f"{url.host} has no address")
+    for tried, (family, _, _, _, where) in enumerate(found):
+        # Shared out, so that an address that swallows everything leaves time for the next.
+        share = deadline.left() / (len(found) - tried)
+        try:
+            return _connected_to(family, where, share)
+        except OSError as failed:
+            fault = failed
+    raise fault
+
+
+def _connected_to(family: int, where: Any, timeout: float) -> socket.socket:
+    stream = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        stream.settimeout(timeout)
+        stream.connect(where)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _addresses(host: str, port: int, deadline: _Deadline) -> list[Any]:
+    with suppress(socket.gaierror):
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    return _looked_up(host, port, deadline)
+
+
+def _looked_up(host: str, port: int, deadline: _Deadline) -> list[Any]:
+    """A name's addresses. The system's resolver knows no deadline, so a thread waits for it."""
+    answers: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except Exception as fault:
+            answers.put(fault)
+
+    # A daemon: nothing can end it before the resolver itself gives up, and nobody waits for it then.
+    thread = threading.Thread(target=ask, name=f"nsq-resolve-{host}", daemon=True)
+    thread.start()
+    try:
+        answer = answers.get(timeout=deadline.left())
+    except queue.Empty:
+        raise TimeoutError from None
+    thread.join()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+class Sender:
+    """How one program talks to its APIs: the arguments of ``send``, given once."""
+
+    def __init__(
+        self,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        tls: ssl.SSLContext | None = None,
+        connect: Connect | None = None,
+        upgrade: bool = False,
+    ) -> None:
+        self._timeout = timeout
+        self._tls = tls
+        self._connect = connect
+        self._upgrade = upgrade
+
+    def ask(self, call: Call[T]) -> T:
+        """Carry out the call: ApiError when it cannot be, ApiRefused when the server says no."""
+        reply = send(
+            call.request, timeout=self._timeout, tls=self._tls, connect=self._connect, upgrade=self._upgrade
+        )
+        return call.answer(reply)

@@ -1,0 +1,404 @@
+"""``Consumer``: what one creates, gives a handler, and runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from nsq.config import Config
+from nsq.connection.forks import abandon_in_children
+from nsq.consumer.backoff import Backoff, Strategy, exponential, full_jitter
+from nsq.consumer.discovery import Discovery
+from nsq.consumer.engine import Engine
+from nsq.consumer.flow import Flow, Pace
+from nsq.consumer.handlers import BatchHandler, Handler
+from nsq.consumer.hooks import ConsumerHooks, HookRunner
+from nsq.consumer.outcomes import RequeueDelay
+from nsq.consumer.reports import ConsumerHealth, ConsumerStats, StopReport
+from nsq.errors import Closed, ConfigError, Forked
+from nsq.message import Message
+from nsq.transport.base import Transport
+from nsq.transport.tcp import AddressTransport, TcpTransport, default_transport
+from nsq.wire.names import check_channel, check_topic
+
+log = logging.getLogger("nsq.consumer")
+
+#: What one handler thread needs to stay busy: a message in work and the next one at hand. More would only age
+#: in the inbox, where its time runs just the same.
+_IN_FLIGHT_PER_THREAD = 2
+#: Seconds; beyond this a message times out before its batch is full.
+_LONGEST_WAIT = 3600.0
+
+Addresses = str | Iterable[str]
+
+
+class Consumer:
+    """Receives a channel's messages and hands them to handlers, each message to one of them.
+
+        consumer = nsq.Consumer("orders", "billing", nsqlookupd=["10.0.0.1:4161"], threads=8)
+        consumer.add_handler(bill)
+        consumer.run()
+
+    Give ``nsqd`` or ``nsqlookupd`` addresses, or both. Options are those of ``Config``, by keyword or in a
+    ``config``. ``threads`` is how many handler threads ``add_handler`` starts unless it is told otherwise.
+    ``max_in_flight``, unless given, is twice the number of handler threads, or what fills every batch handler
+    twice. ``give_up`` is called with a message that has failed more than ``max_attempts`` times, before it is
+    finished; without one such a message is logged and finished.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        nsqd: Addresses = (),
+        nsqlookupd: Addresses = (),
+        threads: int = 1,
+        give_up: Callable[[Message], None] | None = None,
+        hooks: ConsumerHooks | None = None,
+        rewrite_address: Callable[[str], str] | None = None,
+        accept_addresses: Callable[[list[str]], Iterable[str]] | None = None,
+        transport: Transport | None = None,
+        config: Config | None = None,
+        **options: Any,
+    ) -> None:
+        self.topic = check_topic(topic)
+        self.channel = check_channel(channel)
+        self.config = Config.of(config, options)
+        self._threads = _positive("threads", threads)
+        self._nsqds = _addresses(nsqd)
+        self._nsqlookupds = _addresses(nsqlookupd)
+        if not self._nsqds and not self._nsqlookupds:
+            raise ConfigError("a consumer needs nsqd or nsqlookupd addresses, or both")
+        self._rewrite = rewrite_address
+        self._accept = accept_addresses
+        self._room = 0  # messages in flight that the handlers added so far want
+        self._follow_handlers = self.config.max_in_flight is None
+        backoff = Backoff(_strategy(self.config), self.config.max_backoff_duration)
+        pace = Pace(self.config.low_rdy_idle_timeout, self.config.low_rdy_timeout)
+        flow = Flow(self.config.max_in_flight or 0, backoff, random.choice, pace)
+        delay = RequeueDelay(
+            default=self.config.default_requeue_delay,
+            longest=self.config.max_requeue_delay,
+            jitter=self.config.requeue_jitter,
+            chance=random.random,
+        )
+        runner = HookRunner(hooks, f"nsq-{topic}/{channel}")
+        self._engine = Engine(
+            self.topic,
+            self.channel,
+            self.config,
+            flow,
+            transport or _transport_of(self.config),
+            runner,
+            give_up,
+            delay,
+        )
+        self._finder = self._make_discovery()  # made now, so that wrong addresses are told of now
+        self._lock = threading.Lock()  # guards the state
+        self._state = "new"
+        # For ``run``: signals, and None when it has stopped. A SimpleQueue, unlike an Event, may be used from
+        # a signal handler that interrupts its own user.
+        self._news: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+        self._report: StopReport | None = None
+        self._previous: dict[signal.Signals, Any] = {}  # handlers of signals that ``run`` has replaced
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self.topic}/{self.channel} {self._state}>"
+
+    # Handlers.
+
+    def add_handler(
+        self,
+        handler: Handler,
+        *,
+        threads: int | None = None,
+        no_backoff: tuple[type[BaseException], ...] = (),
+    ) -> Self:
+        """Have ``handler(message)`` called for messages, in that many threads of its own.
+
+        Returning finishes the message; raising, or returning False, requeues it and makes the consumer back
+        off, unless the exception is one of ``no_backoff``. Several handlers share the messages.
+        """
+        count = _positive("threads", self._threads if threads is None else threads)
+        self._refuse_started("add_handler")
+        self._engine.pool.add(handler, count, no_backoff)
+        self._room += count * _IN_FLIGHT_PER_THREAD
+        return self
+
+    def add_batch_handler(
+        self,
+        handler: BatchHandler,
+        size: int,
+        wait: float = 1.0,
+        *,
+        threads: int = 1,
+        no_backoff: tuple[type[BaseException], ...] = (),
+    ) -> Self:
+        """Have ``handler(messages)`` called with up to ``size`` of them, collected for up to ``wait``
+        seconds.
+
+        A batch is handed over early when nothing more can come until some of it is answered. The handler's
+        end answers for every message it has not answered itself.
+        """
+        size, threads = _positive("size", size), _positive("threads", threads)
+        if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= _LONGEST_WAIT:
+            raise ConfigError(f"wait is {wait!r}; it must be seconds, from 0 to {_LONGEST_WAIT:g}")
+        self._refuse_started("add_batch_handler")
+        self._engine.pool.add_batch(handler, size, wait, threads, no_backoff)
+        self._room += size * threads * _IN_FLIGHT_PER_THREAD
+        return self
+
+    def _refuse_started(self, what: str) -> None:
+        if self._state != "new":
+            raise Closed(f"{what} comes before start: this consumer is {self._state}")
+
+    # Lifecycle.
+
+    def start(self) -> Self:
+        """Connect and handle, in the background."""
+        self._check_process()
+        # Held to the end: a stop from elsewhere must find everything started, or nothing.
+        with self._lock:
+            self._refuse_started("start")
+            self._state = "running"
+            if self._follow_handlers:
+                self._engine.pacing.set_max_in_flight(self._room)
+            abandon_in_children(self)
+            self._engine.start(self._finder)
+        return self
+
+    def _make_discovery(self) -> Discovery:
+        return Discovery(
+            self.topic,
+            self.config,
+            self._engine,
+            name=self._engine.name,
+            nsqds=self._nsqds,
+            nsqlookupds=self._nsqlookupds,
+            rewrite=self._rewrite,
+            accept=self._accept,
+        )
+
+    def stop(self, timeout: float = 30.0) -> StopReport:
+        """Take no more messages, let handlers finish what they have, then disconnect.
+
+        Blocks for up to ``timeout`` seconds and says what was left; from within a handler or a hook it only
+        asks for the stop, which goes on without it.
+        """
+        self._check_process()
+        deadline = time.monotonic() + timeout
+        own_thread = self._engine.owns_current_thread()
+        if not self._is_first_to_stop():
+            if not own_thread:
+                self._stopped.wait(timeout)
+        elif own_thread:
+            self._stop_in_background(deadline)
+        else:
+            self._stop_now(deadline)
+        if self._report is None:
+            return StopReport(clean=False, in_flight=self._engine.stats().in_flight)
+        return self._report
+
+    def _is_first_to_stop(self) -> bool:
+        """Whether the stop is the caller's to carry out."""
+        with self._lock:
+            if self._state == "new":
+                self._ended(StopReport(clean=True))
+            if self._state != "running":
+                return False
+            self._state = "stopping"
+            return True
+
+    def _stop_in_background(self, deadline: float) -> None:
+        name = f"{self._engine.name}-stop"
+        threading.Thread(target=self._stop_now, args=(deadline,), name=name, daemon=True).start()
+
+    def _stop_now(self, deadline: float) -> StopReport:
+        report = self._engine.stop(deadline)
+        if not report.clean:
+            log.warning("%r did not stop cleanly: %s", self, report)
+        self._ended(report)
+        return report
+
+    def _ended(self, report: StopReport) -> None:
+        if self._report is None:
+            self._report = report
+        self._state = "stopped"
+        self._stopped.set()
+        self._news.put(None)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it has stopped, whoever stops it."""
+        self._check_process()
+        return self._stopped.wait(timeout)
+
+    def run(self, timeout: float = 30.0) -> StopReport:
+        """Start, and stop at SIGTERM or SIGINT, drained within ``timeout``; a second signal does not wait.
+
+        In another thread than the main one signals are left alone: there it ends when ``stop`` is called.
+        """
+        self._check_process()
+        self._take_signals()
+        try:
+            if self._state == "new":
+                self.start()
+            signalled = False
+            while not self._stopped.is_set():
+                number = self._news.get()
+                if number is None:
+                    continue
+                if signalled:
+                    return self._stop_now(time.monotonic())
+                signalled = True
+                if self._is_first_to_stop():
+                    log.info("%s: %r stops", number.name, self)
+                    self._stop_in_background(time.monotonic() + timeout)
+            return self.stop()
+        finally:
+            for number in list(self._previous):
+                self._give_back(number)
+
+    def _take_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._previous[number] = signal.signal(number, self._signalled)
+
+    def _give_back(self, number: signal.Signals) -> None:
+        """None is a handler that was not set from Python; it cannot be set from here either."""
+        previous = self._previous.pop(number)
+        signal.signal(number, signal.SIG_DFL if previous is None else previous)
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:
+            # A child that a handler has forked: nothing of ours to stop, it is to end as if without us.
+            self._give_back(signal.Signals(number))
+            os.kill(os.getpid(), number)
+            return
+        # Nothing is raised: that could happen between any two steps of whatever the main thread does.
+        self._news.put(signal.Signals(number))
+
+    def __enter__(self) -> Self:
+        return self.start() if self._state == "new" else self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._pid == os.getpid():
+            self.stop()
+
+    # While it runs.
+
+    def wait_until_connected(self, timeout: float = 10.0, connections: int = 1) -> bool:
+        """Whether that many nsqds are connected within the time."""
+        self._check_process()
+        return self._engine.wait_until_connected(connections, time.monotonic() + timeout)
+
+    def set_max_in_flight(self, max_in_flight: int) -> None:
+        """Change how many messages may be here at once. What is here already stays."""
+        self._check_process()
+        if max_in_flight < 0:
+            raise ConfigError(f"max_in_flight is {max_in_flight}; it cannot be negative")
+        self._follow_handlers = False
+        self._engine.pacing.set_max_in_flight(max_in_flight)
+
+    def pause(self) -> None:
+        """Take no new messages until ``resume``."""
+        self._check_process()
+        self._engine.pacing.pause(True)
+
+    def resume(self) -> None:
+        self._check_process()
+        self._engine.pacing.pause(False)
+
+    @property
+    def is_starved(self) -> bool:
+        """Whether some connection can hardly bring more before messages that are here are answered."""
+        return self._engine.starved
+
+    def add_nsqd(self, address: str) -> None:
+        self._discovery().add_nsqd(address)
+
+    def remove_nsqd(self, address: str) -> None:
+        self._discovery().remove_nsqd(address)
+
+    def add_nsqlookupd(self, address: str) -> None:
+        self._discovery().add_nsqlookupd(address)
+
+    def remove_nsqlookupd(self, address: str) -> None:
+        self._discovery().remove_nsqlookupd(address)
+
+    def _discovery(self) -> Discovery:
+        self._check_process()
+        if self._engine.discovery is None:
+            raise Closed("the consumer has not been started")
+        return self._engine.discovery
+
+    def stats(self) -> ConsumerStats:
+        return self._engine.stats()
+
+    def health(self) -> ConsumerHealth:
+        """How it is, and for every connection why it has the RDY it has."""
+        return self._engine.health(self._state)
+
+    # Forks.
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise Forked(
+                f"{self!r} belongs to process {self._pid}; process {os.getpid()} needs a consumer of its own"
+            )
+
+    def abandon(self) -> None:
+        """Called in a forked child: what it inherits is inert. The engine, which may outlive this object, is
+        called by itself.
+        """
+        self._lock = threading.Lock()
+        self._state = "inherited from the parent process, inert"
+
+
+def _transport_of(config: Config) -> Transport:
+    if config.local_address is None:
+        return default_transport
+    return AddressTransport(TcpTransport(local_address=config.local_address))
+
+
+def _addresses(given: Addresses) -> list[str]:
+    return [given] if isinstance(given, str) else list(given)
+
+
+def _positive(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(f"{name} is {value!r}; it must be a number from 1 up")
+    return value
+
+
+def _strategy(config: Config) -> Strategy:
+    if callable(config.backoff_strategy):
+        return _guarded(config.backoff_strategy, exponential(config.backoff_multiplier))
+    if config.backoff_strategy == "full_jitter":
+        return full_jitter(config.backoff_multiplier, random.random)
+    return exponential(config.backoff_multiplier)
+
+
+def _guarded(strategy: Strategy, fallback: Strategy) -> Strategy:
+    """The user's strategy: what it raises must not come up where a message is answered."""
+
+    def wait(level: int) -> float:
+        try:
+            return float(strategy(level))
+        except Exception:
+            log.exception("backoff_strategy %r failed at level %d: exponential this time", strategy, level)
+            return fallback(level)
+
+    return wait

@@ -1,0 +1,174 @@
+"""Starting up on whatever files there are: never refuses, never gives up a record that can be read.
+
+The meta file is believed as far as the data bears it out. Data behind the place it gives for writing was
+written after it (the process was killed): those records are counted and kept. Where meta and data contradict
+each other, the records themselves are counted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from .framing import OVERHEAD, Bounds
+from .layout import Layout, Meta, parse_meta
+from .log import Log
+from .reading import Survey, survey
+from .segments import Position, Segment, Segments
+
+
+class Recovered(NamedTuple):
+    segments: Segments
+    committed: Position
+    meta: str | None  # the text of the meta file, as far as there is one
+
+
+class Recovery:
+    """One queue's start-up; ``run`` once."""
+
+    def __init__(self, directory: Path, layout: Layout, sizes: Bounds, log: Log) -> None:
+        self._directory = directory
+        self._layout = layout
+        self._sizes = sizes
+        self._log = log
+        self._lengths: dict[int, int] = {}
+
+    def run(self) -> Recovered:
+        self._take_stock()
+        text = self._meta_text()
+        meta = parse_meta(text) if text is not None else None
+        if meta is None:
+            self._explain_missing_meta(text)
+            meta, believed = self._without_meta(), False
+        else:
+            self._remove_what_was_read(meta)
+            believed = self._is_borne_out(meta)
+        segments = [Segment(number, length) for number, length in sorted(self._lengths.items())]
+        depth = self._count(segments, meta, believed)
+        return self._recovered(segments, meta, depth, text)
+
+    def _recovered(self, segments: list[Segment], meta: Meta, depth: int, text: str | None) -> Recovered:
+        number = self._number_to_write(segments, meta)
+        files = {segment.number: segment for segment in segments}
+        last = files.pop(number, None) or Segment(number, 0, depth)
+        ordered = [*files.values(), last]
+        known = Segments(ordered[0], depth)
+        for segment in ordered[1:]:
+            known.add(segment)
+        return Recovered(known, self._committed(known, meta), text)
+
+    def _committed(self, segments: Segments, meta: Meta) -> Position:
+        first = next(segments.since(meta.read_file))
+        if first.number != meta.read_file:
+            return Position(first.number, 0, 0)
+        return Position(first.number, min(meta.read_end, first.end), 0)
+
+    def _take_stock(self) -> None:
+        for path in self._directory.iterdir():
+            number = self._layout.number(path.name)
+            if number is not None and path.is_file():
+                self._lengths[number] = path.stat().st_size
+            elif self._layout.is_temporary(path.name):
+                self._remove(path, "a meta file that was never finished")
+
+    def _meta_text(self) -> str | None:
+        try:
+            return (self._directory / self._layout.meta).read_bytes().decode("latin-1")
+        except FileNotFoundError:
+            return None
+        except OSError as fault:
+            self._warn("%s cannot be read: %s", self._layout.meta, fault)
+            return ""
+
+    def _explain_missing_meta(self, text: str | None) -> None:
+        if text is not None:
+            self._warn(
+                "%s says %r, which cannot be; looking at the data instead", self._layout.meta, text[:100]
+            )
+        elif self._lengths:
+            self._warn("%s is missing; looking at the data instead", self._layout.meta)
+
+    def _without_meta(self) -> Meta:
+        first, last = min(self._lengths, default=0), max(self._lengths, default=0)
+        return Meta(0, first, 0, last, self._lengths.get(last, 0))
+
+    def _remove_what_was_read(self, meta: Meta) -> None:
+        for number in [number for number in self._lengths if number < meta.read_file]:
+            del self._lengths[number]
+            self._remove(self._directory / self._layout.data(number), "read to its end before")
+
+    def _is_borne_out(self, meta: Meta) -> bool:
+        """Whether all that the meta file speaks of is there; what else is there does not matter."""
+        lengths = self._lengths
+        complete = [lengths[number] for number in lengths if number < meta.write_file]
+        if len(complete) != meta.write_file - meta.read_file:
+            missing = meta.write_file - meta.read_file - len(complete)
+            self._warn("%d files from %d to %d are missing", missing, meta.read_file, meta.write_file - 1)
+            return False
+        if lengths.get(meta.write_file, 0) < meta.write_end or lengths.get(meta.read_file, 0) < meta.read_end:
+            self._warn("%s points behind the end of the data", self._layout.meta)
+            return False
+        size = sum(complete) + meta.write_end - meta.read_end
+        smallest, largest = self._sizes
+        if not meta.depth * (OVERHEAD + smallest) <= size <= meta.depth * (OVERHEAD + largest):
+            self._warn("a depth of %d and %d bytes do not go together", meta.depth, size)
+            return False
+        return True
+
+    def _count(self, segments: list[Segment], meta: Meta, believed: bool) -> int:
+        """The depth. Counts what the meta file does not cover, or everything if it is not believed."""
+        if believed:
+            depth, start = meta.depth, (meta.write_file, meta.write_end)
+        else:
+            depth, start = 0, (meta.read_file, meta.read_end)
+        for segment in segments:
+            if segment.number < start[0]:
+                continue
+            offset = start[1] if segment.number == start[0] else 0
+            if not offset:
+                segment.first = depth
+            depth += self._survey(segment, offset)
+        return depth
+
+    def _survey(self, segment: Segment, offset: int) -> int:
+        if segment.end <= offset:
+            return 0
+        file = self._layout.data(segment.number)
+        try:
+            found = survey(self._directory / file, offset, segment.end, self._sizes)
+        except OSError as fault:
+            self._warn("%s cannot be looked at: %s", file, fault)
+            return 0
+        self._report(segment, offset, found)
+        if found.flaw is not None:
+            segment.spoil(found.end, found.flaw)
+        return found.records
+
+    def _report(self, segment: Segment, offset: int, found: Survey) -> None:
+        file = self._layout.data(segment.number)
+        self._warn("%s has %d records from byte %d on", file, found.records, offset)
+        if found.flaw is not None:
+            self._warn("%s %s; skipping %d bytes", file, found.flaw.text, segment.end - found.end)
+
+    def _number_to_write(self, segments: list[Segment], meta: Meta) -> int:
+        """The file to go on with; a new one unless the data ends well exactly where the meta file says."""
+        last = segments[-1] if segments else Segment(meta.write_file, 0)
+        if last.number < meta.write_file and not meta.write_end:
+            return meta.write_file
+        if last.number == meta.write_file and last.end == meta.write_end and last.flaw is None:
+            return meta.write_file
+        return max(last.number, meta.write_file) + 1
+
+    def _remove(self, path: Path, why: str) -> None:
+        self._log.info("DISKQUEUE(%s): removing %s: %s", self._layout.name, path.name, why)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as fault:
+            self._warn("cannot remove %s: %s", path.name, fault)
+
+    def _warn(self, message: str, *args: object) -> None:
+        self._log.warning(f"DISKQUEUE(%s): {message}", self._layout.name, *args)
+
+
+def recover(directory: Path, layout: Layout, sizes: Bounds, log: Log) -> Recovered:
+    return Recovery(directory, layout, sizes, log).run()

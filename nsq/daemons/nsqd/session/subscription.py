@@ -1,0 +1,146 @@
+"""A client's one subscription: the verbs that work on it, and the state it is in."""
+
+from __future__ import annotations
+
+from nsq.daemons.nsqd.core.broker import Broker
+from nsq.daemons.nsqd.core.channel import Channel, NotInFlight, TooManyConsumers
+from nsq.daemons.nsqd.core.subscriber import Sink, Subscriber
+from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.session.negotiation import Agreement
+from nsq.daemons.nsqd.session.refusals import Failed, Refused, quoted, readable
+from nsq.wire.names import valid_channel, valid_topic
+
+# States as /stats numbers them.
+INIT, SUBSCRIBED, CLOSING = 0, 3, 4
+
+_ID_SIZE = 16
+
+
+class Subscription:
+    """Nothing is written here: what a verb returns without raising, its caller confirms."""
+
+    def __init__(self, broker: Broker, options: Options) -> None:
+        self._broker = broker
+        self._options = options
+        self._channel: Channel | None = None
+        self.subscriber: Subscriber | None = None
+        self.state = INIT
+
+    def check(self, params: list[bytes], agreement: Agreement) -> tuple[bytes, bytes]:
+        """The topic and channel that a SUB names."""
+        self.require_init("SUB")
+        if agreement.heartbeat <= 0:
+            raise Refused("E_INVALID", "cannot SUB with heartbeats disabled")
+        if len(params) < 2:
+            raise Refused("E_INVALID", "SUB insufficient number of parameters")
+        topic, channel = params[0], params[1]
+        if not valid_topic(topic):
+            raise Refused("E_BAD_TOPIC", f"SUB topic name {quoted(topic)} is not valid")
+        if not valid_channel(channel):
+            raise Refused("E_BAD_CHANNEL", f"SUB channel name {quoted(channel)} is not valid")
+        return topic, channel
+
+    def begin(self, topic: str, channel: str, sink: Sink, agreement: Agreement) -> None:
+        subscriber = Subscriber(
+            sink,
+            msg_timeout=agreement.msg_timeout,
+            max_msg_timeout=self._options.max_msg_timeout,
+            sample_rate=agreement.sample_rate,
+            locality=agreement.locality,
+        )
+        try:
+            self._channel = self._broker.subscribe(topic, channel, subscriber)
+        except TooManyConsumers as refused:
+            raise Refused("E_SUB_FAILED", f"SUB failed {refused}") from None
+        self.subscriber = subscriber
+        self.state = SUBSCRIBED
+
+    def end(self) -> None:
+        """The client is gone, or about to be."""
+        channel, self._channel = self._channel, None
+        if channel is not None and self.subscriber is not None:
+            self._broker.unsubscribe(channel, self.subscriber)
+
+    def channel_closed(self) -> None:
+        self._channel = None
+
+    def wake(self) -> None:
+        """The client can take more."""
+        if self._channel is not None:
+            self._channel.wake()
+
+    # The verbs, as a session calls them: with a body that none of them has.
+
+    def rdy(self, params: list[bytes], body: None = None) -> None:
+        if self.state == CLOSING:
+            return
+        channel, subscriber = self._active("RDY")
+        count = _number("RDY", "count", params[0]) if params else 1
+        if count > self._options.max_rdy_count:
+            limit = self._options.max_rdy_count
+            raise Refused("E_INVALID", f"RDY count {count} out of range 0-{limit}")
+        subscriber.rdy = count
+        channel.wake()
+
+    def fin(self, params: list[bytes], body: None = None) -> None:
+        # One for every message: what others leave to functions stands here itself.
+        channel, subscriber = self._channel, self.subscriber
+        if channel is None or subscriber is None:
+            raise Refused("E_INVALID", "cannot FIN in current state")
+        if not params:
+            raise Refused("E_INVALID", "FIN insufficient number of params")
+        message_id = params[0]
+        if len(message_id) != _ID_SIZE:
+            raise Refused("E_INVALID", "invalid message ID")
+        try:
+            channel.finish(subscriber, message_id)
+        except NotInFlight as reason:
+            raise Failed("E_FIN_FAILED", f"FIN {readable(params[0])} failed {reason}") from None
+
+    def req(self, params: list[bytes], body: None = None) -> None:
+        channel, subscriber = self._active("REQ")
+        if len(params) < 2:
+            raise Refused("E_INVALID", "REQ insufficient number of params")
+        message_id = _message_id(params[0])
+        delay = min(_number("REQ", "timeout", params[1]) / 1000, self._options.max_req_timeout)
+        try:
+            channel.requeue(subscriber, message_id, delay)
+        except NotInFlight as reason:
+            raise Failed("E_REQ_FAILED", f"REQ {readable(params[0])} failed {reason}") from None
+
+    def touch(self, params: list[bytes], body: None = None) -> None:
+        channel, subscriber = self._active("TOUCH")
+        if not params:
+            raise Refused("E_INVALID", "TOUCH insufficient number of params")
+        try:
+            channel.touch(subscriber, _message_id(params[0]))
+        except NotInFlight as reason:
+            raise Failed("E_TOUCH_FAILED", f"TOUCH {readable(params[0])} failed {reason}") from None
+
+    def cls(self) -> None:
+        if self.state != SUBSCRIBED or self.subscriber is None:
+            raise Refused("E_INVALID", "cannot CLS in current state")
+        self.state = CLOSING
+        self.subscriber.closing = True
+        self.subscriber.rdy = 0
+
+    def require_init(self, verb: str) -> None:
+        if self.state != INIT:
+            raise Refused("E_INVALID", f"cannot {verb} in current state")
+
+    def _active(self, verb: str) -> tuple[Channel, Subscriber]:
+        if self._channel is None or self.subscriber is None:
+            raise Refused("E_INVALID", f"cannot {verb} in current state")
+        return self._channel, self.subscriber
+
+
+def _message_id(text: bytes) -> bytes:
+    if len(text) != _ID_SIZE:
+        raise Refused("E_INVALID", "invalid message ID")
+    return text
+
+
+def _number(verb: str, what: str, text: bytes) -> int:
+    if not text.isdigit() or len(text) > 18:
+        raise Refused("E_INVALID", f"{verb} could not parse {what} {readable(text)}")
+    return int(text)

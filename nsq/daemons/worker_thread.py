@@ -1,0 +1,39 @@
+"""Work that would block the event loop, in a thread of its own.
+
+Not in the loop's pool: what never comes back must occupy no thread that others need, and hold up no exit, as
+threads of the pool do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
+    """What ``work`` returns or raises. Cancelling the future does not end the work: nobody listens then."""
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[T] = loop.create_future()
+
+    def settle(give: Callable[[], None]) -> None:
+        if not answer.done():
+            give()
+
+    def run() -> None:
+        give: Callable[[], None]
+        try:
+            give = functools.partial(answer.set_result, work())
+        except Exception as fault:
+            give = functools.partial(answer.set_exception, fault)
+        # The loop may have ended meanwhile: nobody wants to know any more.
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, give)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return answer

@@ -1,0 +1,107 @@
+"""The thread that completes futures: what users attach to them never runs on a read loop.
+
+It also keeps the deadlines of those publishes, as nobody else waits for them. It starts with the first of
+them and ends when it is stopped.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import queue
+import threading
+from collections.abc import Callable
+
+from nsq.producer.transaction import State, Transaction
+
+THREAD_NAME = "nsq-producer-answers"
+
+
+class Answers:
+    """``complete`` is called with what is answered, ``expire`` with what has reached its deadline before
+    that.
+    """
+
+    def __init__(
+        self,
+        complete: Callable[[Transaction], None],
+        expire: Callable[[Transaction], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._complete = complete
+        self._expire = expire
+        self._clock = clock
+        self._queue: queue.SimpleQueue[Transaction | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()  # guards all below
+        self._watched: list[tuple[float, int, Transaction]] = []
+        self._order = itertools.count()
+        self._compact_at = 1024
+        self._wakes_at = math.inf
+        self._thread: threading.Thread | None = None
+        self._stopping = False
+
+    def put(self, transaction: Transaction) -> None:
+        self._queue.put(transaction)
+
+    def watch(self, transaction: Transaction) -> None:
+        """See to it that it ends by its deadline."""
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+                self._thread.start()
+            heapq.heappush(self._watched, (transaction.deadline, next(self._order), transaction))
+            if len(self._watched) >= self._compact_at:
+                self._compact()
+            sooner = transaction.deadline < self._wakes_at
+        if sooner:
+            self._queue.put(None)
+
+    def _compact(self) -> None:
+        """Those that ended before their deadline are of no interest any more."""
+        self._watched = [each for each in self._watched if not _ended(each[2])]
+        heapq.heapify(self._watched)
+        self._compact_at = max(1024, 2 * len(self._watched))
+
+    @property
+    def is_current_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def stop(self, timeout: float) -> None:
+        """Complete what is there, and end."""
+        with self._lock:
+            self._stopping = True
+            thread = self._thread
+        self._queue.put(None)
+        if thread is not None:
+            thread.join(timeout)
+
+    def _run(self) -> None:
+        while True:
+            expired, seconds = self._due()
+            for transaction in expired:
+                self._expire(transaction)
+            try:
+                answered = self._queue.get(timeout=seconds)
+            except queue.Empty:
+                continue
+            if answered is not None:
+                self._complete(answered)
+            elif self._stopping and self._queue.empty():
+                return
+
+    def _due(self) -> tuple[list[Transaction], float | None]:
+        """What has expired, and the seconds until something does; None for never."""
+        with self._lock:
+            now = self._clock()
+            expired = []
+            while self._watched and (self._watched[0][0] <= now or _ended(self._watched[0][2])):
+                transaction = heapq.heappop(self._watched)[2]
+                if not _ended(transaction):
+                    expired.append(transaction)
+            self._wakes_at = self._watched[0][0] if self._watched else math.inf
+            return expired, max(0.0, self._wakes_at - now) if self._watched else None
+
+
+def _ended(transaction: Transaction) -> bool:
+    return transaction.state in (State.ANSWERED, State.OVER)

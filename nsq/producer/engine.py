@@ -1,0 +1,242 @@
+"""All that a producer has in one process: connections, threads, and what is under way. A forked child makes
+its own.
+
+publish         the calling thread chooses, sends and waits
+publish_async   the calling thread sends if a connection is open; all else is done by two threads, ``Courier``
+                for what needs a connection, ``Answers`` for what is known
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+
+from nsq.config import Config
+from nsq.errors import NsqError, UsageError
+from nsq.producer import exits
+from nsq.producer.admission import Admission
+from nsq.producer.answers import Answers
+from nsq.producer.courier import Courier
+from nsq.producer.discovery import Discovery
+from nsq.producer.line import Line
+from nsq.producer.pending import Settled
+from nsq.producer.pool import Pool
+from nsq.producer.reports import Acknowledged, ProducerStats
+from nsq.producer.request import Request
+from nsq.producer.transaction import State, Transaction, failure, unanswered
+from nsq.transport.base import Transport
+from nsq.wire.layers import TlsContext
+
+log = logging.getLogger("nsq.producer")
+
+#: For a thread of ours, to end once it is told to.
+_STOPPING_GRACE = 1.0
+
+
+class Engine:
+    """``lookupds`` are asked for nsqds beside ``addresses``."""
+
+    def __init__(
+        self,
+        addresses: Iterable[str],
+        lookupds: Iterable[str],
+        config: Config,
+        transport: Transport,
+        context: TlsContext | None,
+        on_acknowledged: Callable[[Acknowledged], None] | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pid = os.getpid()
+        self._clock = clock
+        self._on_acknowledged = on_acknowledged
+        self._closed_at_exit = False
+        self._admission = Admission(config.max_pending, clock)
+        self._answers = Answers(self._complete, self._expire, clock)
+        self._courier = Courier(self._carry)
+        self.pool = Pool(addresses, config, transport, context, self._deliver, clock=clock)
+        self._discovery = Discovery(lookupds, config, self.pool, fixed=addresses)
+
+    # Publishing.
+
+    def publish(self, request: Request, seconds: float) -> None:
+        started = self._clock()
+        transaction = Transaction(request, started, started + seconds)
+        self._discovery.start()
+        transaction.era = self._admission.enter(
+            transaction.deadline, patient=not self._answers.is_current_thread
+        )
+        try:
+            self._publish(transaction)
+        finally:
+            transaction.give_up()  # it may be under way still: a signal can end the wait with an exception
+            self._admission.settle(transaction.era)
+            if not transaction.left_behind:
+                self._admission.leave()
+
+    def _publish(self, transaction: Transaction) -> None:
+        while True:
+            # Alone: by oneself is quickest. In company, what goes out together is answered together, and who
+            # rushes ahead breaks that up.
+            self._send(transaction, through=self._admission.inside == 1)
+            if (
+                not transaction.wait(transaction.deadline - self._clock())
+                and transaction.give_up() is State.PLACED
+            ):
+                raise self._too_late(transaction)
+            error = transaction.error
+            if error is None:
+                self._acknowledge(transaction)
+                return
+            if not transaction.again:
+                raise error
+            if transaction.over:
+                raise failure(transaction, str(error)) from error
+
+    def publish_async(self, request: Request, seconds: float) -> Future[None]:
+        started = self._clock()
+        future: Future[None] = Future()
+        future.set_running_or_notify_cancel()  # nothing that is sent can be called back
+        transaction = Transaction(request, started, started + seconds, future)
+        self._discovery.start()
+        transaction.era = self._admission.enter(
+            transaction.deadline, patient=not self._answers.is_current_thread
+        )
+        if not self._closed_at_exit:
+            self._closed_at_exit = True
+            exits.close_at_exit(self)
+        self._answers.watch(transaction)
+        # Nobody overtakes those who wait for a connection.
+        line = None if self._courier.busy else self.pool.ready()
+        if line is None or not line.send(transaction, through=False):
+            self._courier.put(transaction)
+        return future
+
+    def _send(self, transaction: Transaction, *, through: bool) -> None:
+        """Over whichever connection is open, or will be."""
+        while True:
+            line = self.pool.line_for(transaction)
+            if line.send(transaction, through=through):
+                return
+            self.pool.discard(line)
+
+    def _too_late(self, transaction: Transaction) -> NsqError:
+        """It was given up while it was on a connection."""
+        line = transaction.holder
+        assert isinstance(line, Line)
+        if line.withdraw(transaction):
+            return failure(transaction, f"{line.address} did not take it in time")
+        self.pool.suspect(line)
+        return unanswered(line.address, transaction.request.topic, "no answer in time")
+
+    def _acknowledge(self, transaction: Transaction) -> None:
+        if self._on_acknowledged is None or transaction.holder is None:
+            return
+        request = transaction.request
+        try:
+            self._on_acknowledged(
+                Acknowledged(
+                    request.topic,
+                    request.messages,
+                    request.size,
+                    transaction.holder.address,
+                    self._clock() - transaction.started,
+                )
+            )
+        except Exception:
+            log.exception("on_acknowledged failed", extra={"topic": request.topic})
+
+    # For those that nobody waits for.
+
+    def _deliver(self, settled: Settled) -> None:
+        """On a read loop. A caller that waits has been woken already."""
+        transaction = settled.transaction
+        if not settled.awaited:
+            self._admission.leave()
+        elif transaction.future is not None:
+            if transaction.again and transaction.error is not None:
+                self._courier.put(transaction)
+            else:
+                self._answers.put(transaction)
+
+    def _carry(self, transaction: Transaction) -> None:
+        """On the courier's thread."""
+        try:
+            self._send(transaction, through=False)
+        except NsqError as error:
+            if transaction.give_up() is State.WAITING:
+                transaction.error = error
+                self._answers.put(transaction)
+
+    def _expire(self, transaction: Transaction) -> None:
+        """On the answers' thread: its deadline has come."""
+        state = transaction.give_up()
+        if state is State.WAITING:
+            transaction.error = failure(transaction, self.pool.explain())
+        elif state is State.PLACED:
+            transaction.error = self._too_late(transaction)
+        else:
+            return
+        self._complete(transaction)
+
+    def _complete(self, transaction: Transaction) -> None:
+        """On the answers' thread."""
+        future = transaction.future
+        assert future is not None
+        if transaction.error is None:
+            self._acknowledge(transaction)
+        if not transaction.left_behind:
+            self._admission.leave()
+        try:
+            if transaction.error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(transaction.error)
+        except BaseException:  # a callback's SystemExit must not end the thread that all others rely on
+            log.exception("a callback of a publish ended with an exception of its own")
+        self._admission.settle(transaction.era)
+
+    # The end, and what there is to know.
+
+    def flush(self, seconds: float) -> int:
+        """How many publishes are left."""
+        self._refuse_on_own_thread("flush")
+        return self._admission.flush(self._clock() + seconds)
+
+    def close(self, seconds: float) -> int:
+        self._refuse_on_own_thread("close")
+        if not self._admission.close():
+            return 0
+        exits.forget(self)
+        deadline = self._clock() + seconds
+        self._discovery.stop()
+        left = 1
+        try:
+            left = self._admission.flush(deadline)
+        finally:  # also when somebody has pressed Ctrl-C once more
+            self.pool.close(self._clock() if left else deadline, gracefully=not left)
+            self._courier.stop(_STOPPING_GRACE)
+            self._answers.stop(_STOPPING_GRACE)
+            self._discovery.join(self._clock() + _STOPPING_GRACE)
+        return left
+
+    def _refuse_on_own_thread(self, verb: str) -> None:
+        if self._answers.is_current_thread:
+            raise UsageError(
+                f"{verb} was called by a future's callback, whose return it would wait for: "
+                "call it from another thread"
+            )
+
+    @property
+    def closed(self) -> bool:
+        return self._admission.closed
+
+    def stats(self) -> ProducerStats:
+        return ProducerStats(pending=self._admission.unsettled, connections=self.pool.stats())
+
+    def abandon(self) -> None:
+        """In a forked child: it is the parent's."""
+        exits.forget(self)
+        self.pool.abandon()

@@ -1,0 +1,46 @@
+"""What a program has published without waiting is still sent when it ends without closing its producers."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from typing import Protocol
+
+log = logging.getLogger("nsq.producer")
+
+#: How long the end of a program is held up at most, for each producer.
+EXIT_TIMEOUT = 5.0
+
+
+class Pending(Protocol):
+    pid: int
+
+    def close(self, seconds: float) -> int: ...
+
+
+# Not weak: a producer that is forgotten has publishes under way all the same.
+_pending: set[Pending] = set()
+_registered = False
+
+
+def close_at_exit(owner: Pending) -> None:
+    """Unless it is forgotten before."""
+    global _registered
+    _pending.add(owner)
+    if not _registered:
+        _registered = True
+        atexit.register(_close_all)
+
+
+def forget(owner: Pending) -> None:
+    _pending.discard(owner)
+
+
+def _close_all() -> None:
+    for owner in list(_pending):
+        if owner.pid != os.getpid():
+            continue  # the parent's
+        left = owner.close(EXIT_TIMEOUT)
+        if left:
+            log.warning("the program ends with %d publishes unanswered", left, extra={"left": left})

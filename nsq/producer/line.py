@@ -1,0 +1,148 @@
+"""One connection that is published over, and what is pending on it.
+
+The callbacks run on the connection's read loop: they only hand over, to callers that wait or to queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from nsq.connection import Conn
+from nsq.errors import Closed, ConnectionLost, NsqError, ServerError, Unanswered, WireError
+from nsq.message import Message
+from nsq.producer.pending import Pending, Settled
+from nsq.producer.transaction import Transaction
+from nsq.wire.frames import OK
+
+if TYPE_CHECKING:
+    from nsq.config import Config
+
+#: More than this goes to the write loop even if nothing is pending: it may not fit into the socket's
+#: buffer, and the caller's deadline may be shorter than what nsqd needs to take it.
+_THROUGH_LIMIT = 16 * 1024
+
+
+class Watcher(Protocol):
+    """Is told what becomes of the line, and of what was sent over it."""
+
+    def proven(self, line: Line) -> None:
+        """It has answered, for the first time, or again after it was overdue."""
+
+    def lost(self, line: Line, cause: NsqError) -> None:
+        """It is gone. What was pending on it is delivered after this."""
+
+    def deliver(self, settled: Settled) -> None:
+        """It was answered, or its connection is gone, or it is never sent: it is off this line."""
+
+
+class Line:
+    """A ConnDelegate. ``conn`` is to be given before anything else is called."""
+
+    conn: Conn
+
+    def __init__(self, address: str, config: Config, watcher: Watcher, clock: Callable[[], float]) -> None:
+        self.address = address
+        self.published = 0
+        self.failed = 0
+        self.was_proven = False
+        self.overdue = False
+        self._patience = config.read_timeout
+        self._watcher = watcher
+        self._clock = clock
+        self._pending = Pending(self, retry_uncertain=config.retry_uncertain)
+        self._fault: NsqError | None = None
+
+    def __repr__(self) -> str:
+        return f"<Line {self.address}, {self.pending} pending>"
+
+    @property
+    def pending(self) -> int:
+        return len(self._pending)
+
+    @property
+    def usable(self) -> bool:
+        return self.conn.open
+
+    # What callers do.
+
+    def send(self, transaction: Transaction, *, through: bool) -> bool:
+        """Place it here; False when the connection is closed. Nothing happens when nobody waits for it any
+        more.
+
+        ``through``: write at once if this is the only one under way, which is quickest for a single caller.
+        With more of them what waits travels together.
+        """
+        now = self._clock()
+        data = transaction.request.data
+        try:
+            self.conn.send(
+                data,
+                through=through and not self._pending and len(data) <= _THROUGH_LIMIT,
+                timeout=max(0.0, transaction.deadline - now),
+                register=lambda ticket: self._pending.add(transaction, ticket, now),
+            )
+        except Closed:
+            return False
+        return True
+
+    def withdraw(self, transaction: Transaction) -> bool:
+        unsent = self.conn.withdraw(transaction.ticket)
+        if unsent and self._pending.remove(transaction):
+            self._watcher.deliver(Settled(transaction, awaited=False))
+        return unsent
+
+    # What the read loop tells.
+
+    def on_response(self, conn: Conn, data: bytes) -> None:
+        if isinstance(self._fault, WireError):
+            return  # what still comes answers nobody knows what
+        settled = self._pending.stored(conn.handed_over) if data == OK else None
+        if settled is None:
+            what = "an OK to nothing" if data == OK else repr(data[:80])
+            self._break(
+                WireError(f"{self.address} answered with {what}: its answers cannot be told apart now")
+            )
+            return
+        self.published += settled.transaction.request.messages
+        if self.overdue or not self.was_proven:
+            self._watcher.proven(self)
+        self._watcher.deliver(settled)
+
+    def on_error(self, conn: Conn, error: ServerError) -> None:
+        settled = self._pending.refused(error, conn.handed_over)
+        if error.fatal and type(error) is not ServerError:
+            # nsqd closes too, and executes nothing more. One with codes of its own may go on.
+            self._break(error)
+        if settled is not None:
+            self.failed += 1
+            self._watcher.deliver(settled)
+
+    def on_heartbeat(self, conn: Conn) -> None:
+        """A sign of life is not an answer."""
+        oldest = self._pending.oldest()
+        if oldest is not None and self._clock() - oldest.placed_at > self._patience:
+            self._break(
+                Unanswered(f"{self.address} sends heartbeats, but has not answered for {self._patience:g} s")
+            )
+
+    def on_close(self, conn: Conn, cause: NsqError | None) -> None:
+        fault = self._fault or cause or ConnectionLost(f"the connection to {self.address} was closed")
+        self.failed += len(self._pending)
+        # First: whoever learns of it next looks for another line.
+        self._watcher.lost(self, fault)
+        for settled in self._pending.ended(fault, conn.handed_over):
+            self._watcher.deliver(settled)
+
+    def on_messages(self, conn: Conn, messages: list[Message]) -> None:
+        self._break(WireError(f"{self.address} sent messages to a connection that only publishes"))
+
+    def on_finished(self, conn: Conn, message: Message) -> None:
+        """There are no messages here."""
+
+    def on_requeued(self, conn: Conn, message: Message, backoff: bool) -> None:
+        """There are no messages here."""
+
+    def _break(self, fault: NsqError) -> None:
+        self._fault = self._fault or fault
+        self.conn.close()

@@ -1,0 +1,97 @@
+"""What was sent over one connection and is not answered yet: nsqd answers in the order of the commands.
+
+Pure. ``add`` is called under the connection's lock, so that this order is that of the wire; whatever takes
+from the head is called by the one thread that reads. A transaction whose caller has gone stays until its
+answer comes, which would otherwise be taken for that of the next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from nsq.errors import ConnectionLost, NsqError, ServerError
+from nsq.producer.transaction import Holder, Transaction, unanswered
+
+
+class Settled(NamedTuple):
+    """A transaction that is off its connection. Not ``awaited``: its caller has gone."""
+
+    transaction: Transaction
+    awaited: bool
+
+
+class Pending:
+    """``retry_uncertain``: what may be stored may be tried elsewhere all the same."""
+
+    def __init__(self, holder: Holder, *, retry_uncertain: bool) -> None:
+        self._holder = holder
+        self._retry_uncertain = retry_uncertain
+        self._queue: deque[Transaction] = deque()
+        self._halted_by: ServerError | None = None
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def add(self, transaction: Transaction, ticket: int, now: float) -> bool:
+        """False when it must not be sent."""
+        if not transaction.place(self._holder, ticket, now):
+            return False
+        self._queue.append(transaction)
+        return True
+
+    def remove(self, transaction: Transaction) -> bool:
+        """Take out what is never sent; False when somebody has done so before."""
+        try:
+            self._queue.remove(transaction)
+        except ValueError:
+            return False
+        return True
+
+    def oldest(self) -> Transaction | None:
+        try:
+            return self._queue[0]
+        except IndexError:
+            return None
+
+    # What nsqd says.
+
+    def stored(self, handed_over: int) -> Settled | None:
+        """nsqd said OK to the oldest; None when there is nothing it can have meant."""
+        transaction = self._take(handed_over)
+        if transaction is None:
+            return None
+        self._halted_by = None  # it goes on after an error: a kind of nsqd we do not know
+        return Settled(transaction, transaction.answer(None))
+
+    def refused(self, error: ServerError, handed_over: int) -> Settled | None:
+        """nsqd said no to the oldest."""
+        transaction = self._take(handed_over)
+        if error.fatal and type(error) is not ServerError:
+            self._halted_by = error
+        if transaction is None:
+            return None
+        again = error.retry and (self._retry_uncertain or not error.maybe_stored)
+        doubt = self._holder.address if error.maybe_stored else ""
+        return Settled(transaction, transaction.answer(error, again=again, doubt=doubt))
+
+    def ended(self, cause: NsqError, handed_over: int) -> list[Settled]:
+        """The connection is gone. Only what was handed over, and not behind a fatal error, may be stored."""
+        transactions = list(self._queue)
+        self._queue.clear()
+        return [Settled(each, self._end(each, cause, handed_over)) for each in transactions]
+
+    def _end(self, transaction: Transaction, cause: NsqError, handed_over: int) -> bool:
+        if transaction.ticket > handed_over or self._halted_by is not None:
+            lost = ConnectionLost(f"{self._holder.address}: not executed: {cause}")
+            lost.__cause__ = cause
+            return transaction.answer(lost, again=True)
+        address = self._holder.address
+        doubt = unanswered(address, transaction.request.topic, str(cause))
+        doubt.__cause__ = cause
+        return transaction.answer(doubt, again=self._retry_uncertain, doubt=address)
+
+    def _take(self, handed_over: int) -> Transaction | None:
+        oldest = self.oldest()
+        # An answer to what has not been sent is none.
+        return None if oldest is None or oldest.ticket > handed_over else self._queue.popleft()

@@ -1,0 +1,33 @@
+"""Moving bytes to and from an nsqd, and the place to plug in another way of doing it.
+
+A Transport has one method, ``connect``, and what it returns is a Stream; ``base`` says what these promise.
+``default_transport`` is TCP for ``host:port`` and a Unix socket for ``unix:/path``. Wrap it, subclass
+WrappedStream, or write both from scratch; test with MemoryTransport.
+"""
+
+from __future__ import annotations
+
+from .base import CHUNK, Stream, Transport
+from .layered import LayeredStream
+from .memory import MemoryPeer, MemoryStream, MemoryTransport
+from .sockets import SocketStream
+from .tcp import AddressTransport, TcpTransport, UnixTransport, default_transport
+from .tls import client_context
+from .wrapped import WrappedStream
+
+__all__ = [
+    "Transport",
+    "Stream",
+    "CHUNK",
+    "default_transport",
+    "AddressTransport",
+    "TcpTransport",
+    "UnixTransport",
+    "SocketStream",
+    "WrappedStream",
+    "LayeredStream",
+    "client_context",
+    "MemoryTransport",
+    "MemoryPeer",
+    "MemoryStream",
+]

@@ -1,0 +1,68 @@
+"""Addresses as text: ``host:port``, ``[::1]:4150``, ``unix:/path`` and ``/path``.
+
+Pure; must not import socket, as no name is looked up here.
+"""
+
+from __future__ import annotations
+
+from nsq.errors import ConfigError
+
+_UNIX = "unix:"
+
+
+def is_unix(address: str) -> bool:
+    return address.startswith((_UNIX, "/"))
+
+
+def unix_path(address: str) -> str:
+    """``/run/nsqd.sock`` of ``unix:/run/nsqd.sock`` or of itself; ConfigError when there is no path."""
+    path = address.removeprefix(_UNIX)
+    if not path or "\0" in path:
+        raise ConfigError(f"address {address!r} names no Unix socket; write unix:/path/to/socket")
+    return path
+
+
+def split(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``, an IPv6 address without its brackets; ConfigError for anything else."""
+    host, _, port = address.rpartition(":")
+    if not host or any(character.isspace() or character == "\0" for character in address):
+        raise ConfigError(f"address {address!r} is not host:port, such as 127.0.0.1:4150")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        if ":" not in host:
+            raise ConfigError(f"address {address!r} has brackets around what is no IPv6 address")
+    elif ":" in host or "[" in host or "]" in host:
+        raise ConfigError(f"address {address!r} is ambiguous; write an IPv6 address in brackets: [::1]:4150")
+    number = _port(port)
+    if not number:
+        raise ConfigError(f"address {address!r} has port {port!r}, must be a number from 1 to 65535")
+    return host, number
+
+
+def split_local(address: str) -> tuple[str, int]:
+    """Host and port of an address to connect from; without a port, or with port 0, any is meant."""
+    text = address
+    if text.startswith("["):
+        host, _, port = text[1:].partition("]")
+        valid = not port or port.startswith(":")
+        port = port.removeprefix(":")
+    else:
+        host, colon, port = text.partition(":") if text.count(":") == 1 else (text, "", "")
+        valid = bool(port) or not colon
+    number = _port(port or "0")
+    if not valid or not host or number is None:
+        raise ConfigError(
+            f"local_address is {address!r}, must be an IP address such as 10.0.0.7 or [fd00::7]:0"
+        )
+    return host, number
+
+
+def join(host: str, port: int) -> str:
+    """``host:port``, with brackets around an IPv6 address; the inverse of ``split``."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _port(text: str) -> int | None:
+    """None when it is no port; int() alone would take signs, spaces, underscores and digits of any script."""
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else -1
+    return number if 0 <= number <= 65535 else None

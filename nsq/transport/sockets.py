@@ -1,0 +1,181 @@
+"""A Stream over a connected socket, TCP or Unix.
+
+Reading is one blocking ``recv`` with SO_RCVTIMEO: one system call for each chunk. Writing is a ``send``
+that does not wait, and ``poll`` only when the peer is slow: SO_SNDTIMEO would count anew for each buffer of
+a Unix socket. ``socket.settimeout`` is not used, as it belongs to the socket and not to a direction; nor is
+``select``, which cannot take descriptors from 1024 on.
+
+Who closes the descriptor: the last thread out. ``close`` shuts the connection, which ends whatever recv,
+send or poll is blocked in it; then whoever leaves last (the reader, the writer or the closer itself)
+closes. Closing earlier would free the number while a thread is about to use it, and the next file or
+connection of this process gets that number.
+"""
+
+from __future__ import annotations
+
+import math
+import select
+import socket
+import struct
+import threading
+import time
+from contextlib import suppress
+
+from nsq.errors import ConfigError, ConnectionLost, Unanswered
+
+from .base import CHUNK
+from .racing import poll_milliseconds
+
+_TIMEVAL = struct.Struct("@ll")
+_LONGEST = 10**9  # seconds; the kernel takes it for "for ever" or nearly so
+# A peer that is gone must raise an error, not a signal, even where a program has restored SIGPIPE.
+_AT_ONCE = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+class SocketStream:
+    """Adopts ``sock``, which must be connected, and closes it in the end."""
+
+    def __init__(self, sock: socket.socket, peer: str) -> None:
+        sock.setblocking(True)
+        self.peer = peer
+        self._socket = sock
+        self._read_timeout: float | None = None
+        # Guards the three below; never held during a call that can block.
+        self._lock = threading.Lock()
+        self._inside = 0  # threads that may be using the descriptor
+        self._woken = False
+        self._closed = False
+
+    @property
+    def read_timeout(self) -> float | None:
+        return self._read_timeout
+
+    @read_timeout.setter
+    def read_timeout(self, seconds: float | None) -> None:
+        if seconds is not None and not seconds > 0:
+            raise ConfigError(
+                f"read_timeout is {seconds}, must be more than 0 seconds, or None to wait for ever"
+            )
+        if not self._enter():
+            return
+        try:
+            self._read_timeout = seconds
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(seconds))
+        except OSError as error:
+            raise self._lost(error) from error
+        finally:
+            self._leave()
+
+    def read(self, limit: int = CHUNK) -> bytes:
+        with self._lock:  # _enter, spelled out: this is the hot path
+            if self._woken:
+                return b""
+            self._inside += 1
+        try:
+            return self._socket.recv(limit)
+        except OSError as error:
+            if self._woken:
+                return b""
+            if isinstance(error, BlockingIOError):
+                waited = self._read_timeout  # or what another thread has just replaced it with
+                words = "its read timeout" if waited is None else f"{waited:.3g} s"
+                raise Unanswered(f"{self.peer}: nothing was received within {words}") from error
+            raise self._lost(error) from error
+        finally:
+            self._leave()
+
+    def write(self, data: bytes, timeout: float) -> None:
+        if not self._enter():
+            raise ConnectionLost(f"{self.peer}: the connection was closed on this side")
+        try:
+            sent = self._at_once(data)
+            if sent != len(data):
+                self._send_rest(data, sent, timeout)
+        except OSError as error:
+            raise self._lost(error) from error
+        finally:
+            self._leave()
+
+    def _at_once(self, data: bytes | memoryview) -> int:
+        """How many bytes fitted into the socket's buffer."""
+        try:
+            return self._socket.send(data, _AT_ONCE)
+        except BlockingIOError:
+            return 0
+
+    def _send_rest(self, data: bytes, sent: int, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        view = memoryview(data)
+        while sent < len(data):
+            left = deadline - time.monotonic()
+            if left <= 0 or not self._writable_within(left):
+                count = f"{len(data) - sent} of {len(data)} bytes"
+                raise Unanswered(f"{self.peer}: {count} were not taken within {timeout:.3g} s")
+            sent += self._at_once(view[sent:])
+
+    def _writable_within(self, seconds: float) -> bool:
+        """Also true when the connection is shut or broken: the next send says so."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLOUT)
+        return bool(poll.poll(poll_milliseconds(seconds)))
+
+    def wake(self) -> None:
+        if not self._enter():
+            return
+        # Set before the shutdown: Linux still hands out what arrives after SHUT_RD, and a peer that never
+        # stops sending would keep the reader.
+        self._woken = True
+        try:
+            self._shut(socket.SHUT_RD)
+        finally:
+            self._leave()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = self._woken = True
+            self._inside += 1
+        try:
+            self._shut(socket.SHUT_RDWR)
+        finally:
+            self._leave()
+
+    def abandon(self) -> None:
+        self._lock = threading.Lock()
+        self._closed = self._woken = True
+        # Threads that were inside at the fork exist in the parent only.
+        self._inside = 0
+        self._socket.close()
+
+    def _shut(self, how: int) -> None:
+        with suppress(OSError):  # not connected any more: nobody is blocked in it then
+            self._socket.shutdown(how)
+
+    def _enter(self) -> bool:
+        with self._lock:
+            if self._closed:
+                return False
+            self._inside += 1
+            return True
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._inside -= 1
+            last = self._closed and not self._inside
+        if last:
+            self._socket.close()
+
+    def _lost(self, error: OSError) -> ConnectionLost:
+        if self._closed:
+            return ConnectionLost(f"{self.peer}: the connection was closed on this side")
+        return ConnectionLost(f"{self.peer}: the connection is lost: {error.strerror or error}")
+
+
+def timeval(seconds: float | None) -> bytes:
+    """For SO_RCVTIMEO and SO_SNDTIMEO, to which zero means for ever; None does here."""
+    if seconds is None:
+        return _TIMEVAL.pack(0, 0)
+    fraction, whole = math.modf(min(seconds, _LONGEST))
+    # Rounded up, so that a tiny timeout does not become none; 999,999.5 µs must not become a million.
+    return _TIMEVAL.pack(int(whole), min(math.ceil(fraction * 1_000_000), 999_999))

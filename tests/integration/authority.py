@@ -1,0 +1,36 @@
+"""A certificate authority with what it signs, in files for nsqd and as contexts for its clients."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import trustme
+
+
+class Authority:
+    """Signs for the server on 127.0.0.1 and for clients by their names."""
+
+    def __init__(self, directory: Path) -> None:
+        self._ca = trustme.CA()
+        self.certificate = directory / "authority.pem"
+        self._server = directory / "server.pem", directory / "server.key"
+        self._ca.cert_pem.write_to_path(str(self.certificate))
+        leaf = self._ca.issue_cert("127.0.0.1")
+        self._server[0].write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
+        leaf.private_key_pem.write_to_path(str(self._server[1]))
+
+    @property
+    def server_options(self) -> dict[str, Path]:
+        """The options that give an nsqd its certificate."""
+        return {"tls_cert": self._server[0], "tls_key": self._server[1]}
+
+    def client_context(self, *, known_by: Authority | None = None, version: str = "") -> ssl.SSLContext:
+        """Trusts this authority; ``known_by`` gives a certificate of its own, ``version`` allows no other."""
+        context = ssl.create_default_context()
+        self._ca.configure_trust(context)
+        if known_by is not None:
+            known_by._ca.issue_cert(common_name="client.example").configure_cert(context)
+        if version:
+            context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
+        return context

@@ -1,0 +1,67 @@
+"""What most tests of nsqd do: publish, consume, and read the statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from nsq.testing import Nsqd, V2Client
+from nsq.testing.v2 import Message
+from nsq.wire import commands
+
+
+def publish(nsqd: Nsqd, topic: str, bodies: Iterable[bytes]) -> None:
+    reply = nsqd.post(f"/mpub?topic={_escaped(topic)}&binary=true", commands.pack_bodies(bodies), timeout=30)
+    assert (reply.status, reply.body) == (200, b"OK")
+
+
+@contextmanager
+def connected(nsqd: Nsqd, **identify: object) -> Iterator[V2Client]:
+    """A client that has introduced itself."""
+    with V2Client(nsqd.tcp_address) as client:
+        client.identify(**identify)
+        yield client
+
+
+@contextmanager
+def consumer(
+    nsqd: Nsqd, topic: str, channel: str = "channel", rdy: int = 1, **identify: object
+) -> Iterator[V2Client]:
+    """A client that has subscribed and is ready for ``rdy`` messages."""
+    with connected(nsqd, **identify) as client:
+        subscribe(client, topic, channel, rdy)
+        yield client
+
+
+def subscribe(client: V2Client, topic: str, channel: str = "channel", rdy: int = 1) -> None:
+    client.send(commands.sub(topic, channel))
+    client.expect_ok()
+    client.send(commands.rdy(rdy))
+
+
+def finish_all(client: V2Client, messages: Iterable[Message]) -> None:
+    client.send(b"".join(commands.fin(message.id) for message in messages))
+
+
+def stats(nsqd: Nsqd, query: str = "") -> dict[str, Any]:
+    reply = nsqd.get(f"/stats?format=json&include_mem=false{query}", timeout=30)
+    assert reply.status == 200
+    answer: dict[str, Any] = reply.json()
+    return answer
+
+
+def topic_stats(nsqd: Nsqd, topic: str) -> dict[str, Any]:
+    """Empty when there is no such topic."""
+    found: list[dict[str, Any]] | None = stats(nsqd, f"&topic={_escaped(topic)}")["topics"]
+    return found[0] if found else {}
+
+
+def channel_stats(nsqd: Nsqd, topic: str, channel: str = "channel") -> dict[str, Any]:
+    """Empty when there is no such channel."""
+    channels = topic_stats(nsqd, topic).get("channels", [])
+    return next((each for each in channels if each["channel_name"] == channel), {})
+
+
+def _escaped(name: str) -> str:
+    return name.replace("#", "%23")

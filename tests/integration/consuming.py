@@ -1,0 +1,221 @@
+"""What tests of the consumer share: topics with messages, handlers that remember, and nsqd's own view.
+
+What a consumer claims of itself is checked against what nsqd says of it. Every wait is for a condition and
+has an end; the ends are generous, as Go's nsqd notices the timeouts of a new channel only after 5 seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from nsq.consumer.consumer import Consumer
+from nsq.message import Message
+from nsq.testing import Nsqd
+
+TOPIC = "orders"
+CHANNEL = "billing"
+PATIENCE = 15.0
+_NAP = 0.01
+
+
+def until(what: str, condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
+    """Wait until the condition holds; its value."""
+    deadline = time.monotonic() + timeout
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{what}: not within {timeout:g} s"
+        time.sleep(_NAP)
+    return value
+
+
+def create(nsqd: Nsqd, topic: str = TOPIC, channel: str = CHANNEL) -> None:
+    """A message published before there is a channel goes to the first one only; so there is one."""
+    assert nsqd.post(f"/topic/create?topic={topic}").status == 200
+    assert nsqd.post(f"/channel/create?topic={topic}&channel={channel}").status == 200
+
+
+def publish(nsqd: Nsqd, bodies: Iterable[bytes], topic: str = TOPIC) -> None:
+    """``bodies`` hold no line breaks."""
+    assert nsqd.post(f"/mpub?topic={topic}", b"\n".join(bodies)).status == 200
+
+
+def numbered(count: int, prefix: str = "message") -> list[bytes]:
+    return [f"{prefix} {number}".encode() for number in range(count)]
+
+
+def channel_of(nsqd: Nsqd, topic: str = TOPIC, channel: str = CHANNEL) -> dict[str, Any]:
+    """nsqd's statistics of the channel; empty while there is none."""
+    for told in nsqd.get(f"/stats?format=json&topic={topic}&channel={channel}").json()["topics"] or []:
+        for found in told["channels"]:
+            if found["channel_name"] == channel:
+                result: dict[str, Any] = found
+                return result
+    return {}
+
+
+def clients_of(nsqd: Nsqd, topic: str = TOPIC, channel: str = CHANNEL) -> list[dict[str, Any]]:
+    return channel_of(nsqd, topic, channel).get("clients") or []
+
+
+def rdys(nsqds: Sequence[Nsqd]) -> list[int]:
+    return [client["ready_count"] for nsqd in nsqds for client in clients_of(nsqd)]
+
+
+def expect_drained(nsqd: Nsqd, *, requeues: int = 0, timeouts: int | None = 0) -> None:
+    """nsqd has nothing left of the channel, waiting or in flight, and counts exactly these deliveries again
+    (with None, any number of timeouts).
+
+    Waited for, as nobody answers a FIN.
+    """
+    wanted = {"depth": 0, "in_flight_count": 0, "deferred_count": 0, "requeue_count": requeues}
+    if timeouts is not None:
+        wanted["timeout_count"] = timeouts
+    seen: dict[str, Any] = {}
+
+    def drained() -> bool:
+        stats = channel_of(nsqd)
+        seen.update({name: stats.get(name) for name in wanted})
+        return seen == wanted
+
+    try:
+        until("drained", drained)
+    except AssertionError:
+        raise AssertionError(f"nsqd has {seen} instead of {wanted}") from None
+
+
+class Recorder:
+    """A handler that keeps what it is given, then does what the test wants."""
+
+    def __init__(self, then: Callable[[Message], object] = lambda message: None) -> None:
+        self._then = then
+        self._changed = threading.Condition()
+        self._messages: list[Message] = []
+
+    def __call__(self, message: Message) -> object:
+        with self._changed:
+            self._messages.append(message)
+            self._changed.notify_all()
+        return self._then(message)
+
+    @property
+    def messages(self) -> list[Message]:
+        with self._changed:
+            return list(self._messages)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.body for message in self.messages]
+
+    @property
+    def attempts(self) -> list[int]:
+        return [message.attempts for message in self.messages]
+
+    def wait_for(self, count: int, timeout: float = PATIENCE) -> list[Message]:
+        """The messages, once there are so many."""
+        with self._changed:
+            enough = self._changed.wait_for(lambda: len(self._messages) >= count, timeout)
+            assert enough, f"{len(self._messages)} of {count} messages came within {timeout:g} s"
+            return list(self._messages)
+
+
+class Gate:
+    """A handler that holds its message until the test lets it go, and knows how many were held at once."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._passes: float = 0
+        self.held = 0
+        self.most_held = 0
+        self.passed = 0
+
+    def __call__(self, message: Message) -> None:
+        with self._changed:
+            self.held += 1
+            self.most_held = max(self.most_held, self.held)
+            self._changed.notify_all()
+            opened = self._changed.wait_for(lambda: self._passes > 0, PATIENCE)
+            self._passes -= 1
+            self.held -= 1
+            self.passed += 1
+            self._changed.notify_all()
+        assert opened, "the test never let it go"
+
+    def let_go(self, count: float = float("inf")) -> None:
+        """As many as that; all there are, and will be, unless told."""
+        with self._changed:
+            self._passes += count
+            self._changed.notify_all()
+
+    def wait_until_held(self, count: int, timeout: float = PATIENCE) -> None:
+        with self._changed:
+            reached = self._changed.wait_for(lambda: self.held == count, timeout)
+            assert reached, f"{self.held} messages held instead of {count}, even after {timeout:g} s"
+
+    def wait_until_passed(self, count: int, timeout: float = PATIENCE) -> None:
+        with self._changed:
+            reached = self._changed.wait_for(lambda: self.passed >= count, timeout)
+            assert reached, f"{self.passed} of {count} messages passed within {timeout:g} s"
+
+
+def make_consumer(nsqd: Nsqd | Iterable[Nsqd] | str = (), **options: Any) -> Consumer:
+    """One of TOPIC/CHANNEL whose requeued messages come back at once, and which does not back off."""
+    if isinstance(nsqd, Nsqd):
+        nsqd = [nsqd]
+    addresses = nsqd if isinstance(nsqd, str) else [each.tcp_address for each in nsqd]
+    quick = {"default_requeue_delay": 0.0, "max_backoff_duration": 0.0, "reconnect_max": 0.5}
+    return Consumer(TOPIC, CHANNEL, nsqd=addresses, **{**quick, **options})
+
+
+@contextmanager
+def running(consumer: Consumer, connections: int = 1) -> Iterator[Consumer]:
+    """Started and connected; at the end it must stop without leaving anything."""
+    consumer.start()
+    try:
+        assert consumer.wait_until_connected(PATIENCE, connections), consumer.health()
+        yield consumer
+    except BaseException:
+        consumer.stop(1.0)
+        raise
+    report = consumer.stop(PATIENCE)
+    assert report.clean, report
+
+
+class LogRecords(logging.Handler):
+    """What ``nsq`` loggers say meanwhile: unlike caplog, from other threads too, and waited for."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.DEBUG)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(f"{record.levelname} {record.getMessage()}")
+
+    def wait_for(self, *parts: str, timeout: float = PATIENCE) -> str:
+        """The first line that has all the parts."""
+
+        def find() -> str:
+            return next((line for line in list(self.lines) if all(part in line for part in parts)), "")
+
+        try:
+            found: str = until("the log line", find, timeout)
+        except AssertionError:
+            raise AssertionError(f"no log line has {parts}; there are {self.lines}") from None
+        return found
+
+
+@contextmanager
+def log_of(name: str = "nsq") -> Iterator[LogRecords]:
+    records = LogRecords()
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.addHandler(records)
+    logger.setLevel(logging.INFO)
+    try:
+        yield records
+    finally:
+        logger.removeHandler(records)
+        logger.setLevel(before)

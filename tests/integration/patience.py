@@ -1,0 +1,25 @@
+"""Waiting for what another process or thread does, with an end to it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+PATIENCE = 10.0
+_PAUSE = 0.01
+
+
+def eventually(look: Callable[[], T], holds: Callable[[T], object] = bool, within: float = PATIENCE) -> T:
+    """Look until what is seen holds, and return it; fails with what was seen last."""
+    pause, deadline = threading.Event(), time.monotonic() + within
+    while True:
+        seen = look()
+        if holds(seen):
+            return seen
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not so within {within:g} s; last seen: {seen!r}")
+        pause.wait(_PAUSE)

@@ -1,0 +1,499 @@
+"""NsqdApi and NsqlookupdApi against our daemons, and the blocking sender against servers that misbehave."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from nsq.api.blocking import connected, send
+from nsq.api.http import HttpRequest, Url, parse_url
+from nsq.api.nsqd import NsqdApi
+from nsq.api.nsqlookupd import NsqlookupdApi
+from nsq.errors import ApiError, ApiRefused, InvalidMessage
+from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing.plugin import Factory
+
+TIMEOUT = 0.4
+"""For what is meant to time out."""
+PATIENCE = 3.0
+"""A call with TIMEOUT has failed when it takes this long, however busy the machine is."""
+
+REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"
+
+Behaviour = Callable[[socket.socket], None]
+
+
+@contextmanager
+def serving(behave: Behaviour, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """The address of a server that does this with every connection, one after the other."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    current: list[socket.socket] = []
+
+    def run() -> None:
+        with suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                current.append(connection)
+                with connection, suppress(OSError):
+                    stream = tls.wrap_socket(connection, server_side=True) if tls else connection
+                    with stream:
+                        current.append(stream)
+                        behave(stream)
+
+    thread = threading.Thread(target=run, name="misbehaving-server")
+    thread.start()
+    try:
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        # shutdown wakes the accept and whatever the behaviour waits for; close alone would not.
+        for each in (listener, *current):
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(5.0)
+
+
+def answering(data: bytes) -> Behaviour:
+    def behave(stream: socket.socket) -> None:
+        stream.recv(65536)
+        stream.sendall(data)
+
+    return behave
+
+
+def repeating(piece: bytes, pause: float = 0.0, first: bytes = b"") -> Behaviour:
+    """Answers and never ends."""
+
+    def behave(stream: socket.socket) -> None:
+        stream.recv(65536)
+        stream.sendall(first)
+        while True:
+            stream.sendall(piece)
+            time.sleep(pause)
+
+    return behave
+
+
+def silent(stream: socket.socket) -> None:
+    while stream.recv(65536):
+        pass
+
+
+def failure(address: str, timeout: float = TIMEOUT, **options: Any) -> str:
+    """The ApiError of a request to a server, which must come in time."""
+    started = time.monotonic()
+    with pytest.raises(ApiError) as caught:
+        send(HttpRequest(parse_url(f"{address}/path?secret=hunter2")), timeout=timeout, **options)
+    assert time.monotonic() - started < PATIENCE
+    assert "hunter2" not in str(caught.value)
+    assert address.removeprefix("http://") in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def client_tls(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+@pytest.fixture
+def tls_options(authority: trustme.CA, tmp_path: Path) -> dict[str, Any]:
+    """Options of an nsqd with a certificate of the authority."""
+    issued = authority.issue_cert("127.0.0.1", "localhost")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    return {"tls_cert": tmp_path / "cert.pem", "tls_key": tmp_path / "key.pem"}
+
+
+@pytest.fixture
+def server_tls(authority: trustme.CA) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    return context
+
+
+class TestNsqd:
+    def test_ping_and_info(self, nsqd: Nsqd) -> None:
+        api = NsqdApi(nsqd.http_address)
+        api.ping()
+        info = api.info()
+        assert f"127.0.0.1:{info.tcp_port}" == nsqd.tcp_address
+        assert (info.broadcast_address, info.max_heartbeat_interval) == ("127.0.0.1", 60.0)
+
+    def test_topics_and_channels_from_making_to_deleting(self, nsqd: Nsqd) -> None:
+        api = NsqdApi(nsqd.http_address)
+        api.create_topic("orders")
+        api.create_channel("orders", "billing")
+        api.pause_topic("orders")
+        api.pause_channel("orders", "billing")
+        (topic,) = api.stats()["topics"]
+        assert (topic["topic_name"], topic["paused"]) == ("orders", True)
+        assert [(c["channel_name"], c["paused"]) for c in topic["channels"]] == [("billing", True)]
+        api.unpause_topic("orders")
+        api.unpause_channel("orders", "billing")
+        (topic,) = api.stats("orders", "billing")["topics"]
+        assert (topic["paused"], topic["channels"][0]["paused"]) == (False, False)
+        api.delete_channel("orders", "billing")
+        assert api.stats("orders")["topics"][0]["channels"] == []
+        api.delete_topic("orders")
+        assert api.stats()["topics"] == api.stats("orders")["topics"] == []
+
+    def test_publishing_and_emptying(self, nsqd: Nsqd) -> None:
+        api = NsqdApi(nsqd.http_address)
+        api.create_topic("t")
+        api.create_channel("t", "c")
+        api.publish("t", b"one")
+        api.multi_publish("t", [b"two\nlines", b"\0\xff"])
+        api.publish("t", b"later", defer=60.0)
+        deadline = time.monotonic() + 5.0
+        while True:  # a topic hands its messages on in its own time
+            (channel,) = api.stats("t", include_clients=False)["topics"][0]["channels"]
+            if (channel["depth"], channel["deferred_count"]) == (3, 1):
+                break
+            assert time.monotonic() < deadline, channel
+            time.sleep(0.01)
+        api.empty_channel("t", "c")
+        api.empty_topic("t")
+        assert api.stats("t")["topics"][0]["channels"][0]["depth"] == 0
+
+    def test_memory_is_told_when_asked_for(self, nsqd: Nsqd) -> None:
+        api = NsqdApi(nsqd.http_address)
+        assert "memory" not in api.stats()
+        assert api.stats(include_mem=True)["memory"]["heap_objects"] >= 0
+
+    def test_settings(self, nsqd: Nsqd) -> None:
+        api = NsqdApi(nsqd.http_address)
+        before = api.get_config("log_level")
+        assert api.set_config("log_level", "error") == api.get_config("log_level") != before
+        assert api.get_config("nsqlookupd_tcp_addresses") == []
+        with pytest.raises(ApiRefused, match="INVALID_OPTION"):
+            api.get_config("no_such_option")
+
+    @pytest.mark.parametrize(
+        ("act", "status", "code"),
+        [
+            (lambda api: api.delete_topic("nope"), 404, "TOPIC_NOT_FOUND"),
+            (lambda api: api.create_channel("nope", "c"), 404, "TOPIC_NOT_FOUND"),
+            (lambda api: api.publish("t", b"x", defer=10_000_000.0), 400, "INVALID_DEFER"),
+            (lambda api: api.set_config("log_level", "loud"), 400, "INVALID_VALUE"),
+            (lambda api: api.delete_topic(""), 400, "MISSING_ARG_TOPIC"),
+        ],
+    )
+    def test_refusals(self, nsqd: Nsqd, act: Callable[[NsqdApi], None], status: int, code: str) -> None:
+        with pytest.raises(ApiRefused) as caught:
+            act(NsqdApi(nsqd.http_address))
+        assert (caught.value.status, caught.value.code) == (status, code)
+
+    def test_a_message_that_is_too_big_is_refused_although_nsqd_reads_only_part_of_it(
+        self, nsqd: Nsqd
+    ) -> None:
+        with pytest.raises(ApiRefused) as caught:
+            NsqdApi(nsqd.http_address).publish("t", b"x" * (32 * 1024 * 1024))
+        assert (caught.value.status, caught.value.code) == (413, "MSG_TOO_BIG")
+
+    def test_what_nsqd_would_refuse_is_not_sent(self) -> None:
+        api = NsqdApi("127.0.0.1:1")  # nobody there: asking would be another error
+        with pytest.raises(InvalidMessage):
+            api.publish("t", b"")
+
+    def test_over_a_unix_socket(self, nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+        path = tmp_path / "http.sock"
+        nsqd_factory(http_address=str(path))
+        for address in (f"unix:{path}", str(path)):
+            api = NsqdApi(address)
+            api.ping()
+            assert str(path) in repr(api)
+
+    def test_over_https(
+        self, nsqd_factory: Factory[Nsqd], tls_options: dict[str, Any], client_tls: ssl.SSLContext
+    ) -> None:
+        nsqd = nsqd_factory(**tls_options)
+        NsqdApi(f"https://{nsqd.https_address}", tls=client_tls).ping()
+
+    def test_https_is_verified_by_default(
+        self, nsqd_factory: Factory[Nsqd], tls_options: dict[str, Any], client_tls: ssl.SSLContext
+    ) -> None:
+        nsqd = nsqd_factory(**tls_options)
+        with pytest.raises(ApiError, match="certificate verify failed"):
+            NsqdApi(f"https://{nsqd.https_address}").ping()
+
+    def test_an_nsqd_that_requires_tls_is_asked_again_with_it(
+        self, nsqd_factory: Factory[Nsqd], tls_options: dict[str, Any], client_tls: ssl.SSLContext
+    ) -> None:
+        nsqd = nsqd_factory(**tls_options)
+        port = int(str(nsqd.https_address).rpartition(":")[2])
+        refusal = json.dumps({"message": "TLS_REQUIRED", "https_port": port}).encode()
+        with serving(answering(b"HTTP/1.1 403 Forbidden\r\n\r\n" + refusal)) as address:
+            api = NsqdApi(address, tls=client_tls)
+            api.publish("t", b"x")
+            assert api.stats()["topics"][0]["message_count"] == 1
+            request = HttpRequest(parse_url(f"{address}/info"))
+            assert send(request, timeout=5.0).status == 403  # not without being told to
+
+
+class TestNsqlookupd:
+    def test_ping_and_info(self, nsqlookupd: Nsqlookupd) -> None:
+        api = NsqlookupdApi(nsqlookupd.http_address)
+        api.ping()
+        assert api.info()[0].isdigit()
+
+    def test_topics_and_channels(self, nsqlookupd: Nsqlookupd) -> None:
+        api = NsqlookupdApi(f"http://{nsqlookupd.http_address}/lookup")
+        api.create_topic("b")
+        api.create_channel("a", "c")
+        assert (api.topics(), api.channels("a"), api.channels("nope")) == (["a", "b"], ["c"], [])
+        assert api.lookup("a") == (found := api.lookup("a"))
+        assert (found.channels, found.producers) == (("c",), ())
+        api.delete_channel("a", "c")
+        api.delete_topic("b")
+        assert (api.topics(), api.channels("a")) == (["a"], [])
+
+    def test_an_unknown_topic(self, nsqlookupd: Nsqlookupd) -> None:
+        with pytest.raises(ApiRefused) as caught:
+            NsqlookupdApi(nsqlookupd.http_address).lookup("nope")
+        assert (caught.value.status, caught.value.code) == (404, "TOPIC_NOT_FOUND")
+
+    def test_an_nsqd_that_registers_and_is_tombstoned(
+        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
+    ) -> None:
+        nsqd = nsqd_factory(lookupd=[nsqlookupd])
+        NsqdApi(nsqd.http_address).create_topic("orders")
+        api = NsqlookupdApi(nsqlookupd.http_address)
+        found = _eventually(lambda: api.lookup("orders").producers)
+        assert [node.tcp_address for node in found] == [nsqd.tcp_address]
+        assert [node.http_address for node in found] == [nsqd.http_address]
+        api.tombstone("orders", found[0].http_address)
+        assert api.lookup("orders").producers == ()
+        (node,) = api.nodes()
+        assert (node.topics, node.tombstoned) == (("orders",), frozenset({"orders"}))
+        assert [entry["tombstoned"] for entry in api.debug()["topic:orders:"]] == [True]
+
+    def test_the_secret_is_sent_when_it_may_be(self) -> None:
+        seen: list[bytes] = []
+
+        def behave(stream: socket.socket) -> None:
+            seen.append(stream.recv(65536))
+            stream.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 13\r\n\r\n" + b'{"topics":[]}')
+
+        with serving(behave) as address:
+            NsqlookupdApi(address, authorization="hunter2").topics()
+            NsqlookupdApi(address, authorization="hunter2", authorize="always").topics()
+        assert [b"Authorization: Bearer hunter2\r\n" in request for request in seen] == [False, True]
+
+    def test_nothing_shows_the_secret(self) -> None:
+        api = NsqlookupdApi("https://h/lookup?access_token=hunter2", authorization="hunter3")
+        assert repr(api) == "NsqlookupdApi('https://h/lookup')"
+
+
+def _eventually(look: Callable[[], Any]) -> Any:
+    """What it gives once that is something; nobody tells when a registration has arrived."""
+    deadline = time.monotonic() + 5.0
+    while True:
+        with suppress(ApiRefused):
+            if found := look():
+                return found
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class TestDeadlines:
+    """One for the whole request: a server cannot stretch it by sending a little now and then."""
+
+    @pytest.mark.parametrize(
+        "behave",
+        [
+            silent,
+            repeating(b"H", 0.05, b"HTTP/1.1 200 OK\r\n"),
+            repeating(b"x", 0.05, b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"),
+            repeating(b"1\r\nx\r\n", 0.05, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"),
+            repeating(b"HTTP/1.1 100 Continue\r\n\r\n", 0.05),
+        ],
+        ids=["silence", "a dripping head", "a dripping body", "dripping chunks", "endless announcements"],
+    )
+    def test_of_receiving(self, behave: Behaviour) -> None:
+        with serving(behave) as address:
+            assert failure(address).endswith(f"did not answer within {TIMEOUT:g} s")
+
+    def test_of_a_tls_handshake(self, client_tls: ssl.SSLContext) -> None:
+        with serving(silent) as address:
+            assert "did not answer" in failure(f"https://{address}", tls=client_tls)
+
+    def test_of_a_dripping_tls_handshake(self, client_tls: ssl.SSLContext) -> None:
+        record = b"\x16\x03\x03\x40\x00"  # the beginning of a handshake record of 16 KiB
+        with serving(repeating(b"\x02", 0.05, record)) as address:
+            failure(f"https://{address}", tls=client_tls)
+
+    def test_of_dripping_over_tls(self, server_tls: ssl.SSLContext, client_tls: ssl.SSLContext) -> None:
+        with serving(repeating(b"x", 0.05, b"HTTP/1.1 200 OK\r\n"), server_tls) as address:
+            assert "did not answer" in failure(f"https://{address}", 1.0, tls=client_tls)
+
+    def test_of_sending(self) -> None:
+        stop = threading.Event()
+
+        def deaf(_: socket.socket) -> None:
+            stop.wait(10.0)
+
+        with serving(deaf) as address:
+            body = b"x" * (64 * 1024 * 1024)
+            started = time.monotonic()
+            with pytest.raises(ApiError, match="did not answer within"):
+                send(HttpRequest(parse_url(address), "POST", body=body), timeout=TIMEOUT)
+            assert time.monotonic() - started < PATIENCE
+            stop.set()
+
+    def test_of_connecting(self) -> None:
+        # A listener whose queue is full leaves the next one waiting.
+        with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+            waiting = [socket.socket() for _ in range(4)]
+            try:
+                for each in waiting:
+                    each.setblocking(False)
+                    each.connect_ex(listener.getsockname())
+                assert "did not answer" in failure(f"127.0.0.1:{listener.getsockname()[1]}")
+            finally:
+                for each in waiting:
+                    each.close()
+
+    def test_of_finding_the_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        hang = threading.Event()
+
+        def slow(*_: Any, flags: int = 0, **__: Any) -> Any:
+            if not flags & socket.AI_NUMERICHOST:
+                hang.wait(10.0)
+            raise socket.gaierror(socket.EAI_NONAME, "unknown")
+
+        monkeypatch.setattr(socket, "getaddrinfo", slow)
+        try:
+            assert "did not answer" in failure("slow.example:4151")
+        finally:
+            hang.set()
+
+    def test_none_left_to_begin_with(self) -> None:
+        assert "within 0 s" in failure("127.0.0.1:1", 0.0)
+
+
+class TestBadServers:
+    def test_an_endless_head(self) -> None:
+        with serving(repeating(b"X-More: " + b"x" * 4096 + b"\r\n", 0.0, b"HTTP/1.1 200 OK\r\n")) as address:
+            assert "head is larger than" in failure(address, 10.0)
+
+    def test_a_body_that_says_it_is_huge(self) -> None:
+        with serving(answering(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000000\r\n\r\n")) as address:
+            assert "body is larger than" in failure(address, 10.0)
+
+    @pytest.mark.parametrize(
+        ("head", "piece"),
+        [
+            (b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 4096),
+            (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1000\r\n" + b"x" * 4096 + b"\r\n"),
+        ],
+        ids=["plain", "chunked"],
+    )
+    def test_a_body_that_does_not_end(self, head: bytes, piece: bytes) -> None:
+        with serving(repeating(piece, 0.0, head)) as address:
+            assert "body is larger than 100000 bytes" in failure(address, 10.0, max_body=100_000)
+
+    def test_another_protocol(self) -> None:
+        with serving(answering(b"SSH-2.0-OpenSSH_9.0\r\n")) as address:
+            assert "does not answer in HTTP but with b'SSH-2.0" in failure(address, 10.0)
+
+    def test_nsqds_tcp_port(self, nsqd: Nsqd) -> None:
+        with pytest.raises(ApiError, match="a TCP port of NSQ"):
+            NsqdApi(nsqd.tcp_address).ping()
+
+    def test_https_where_http_is_spoken(self, nsqd: Nsqd) -> None:
+        with pytest.raises(ApiError, match="cannot be reached"):
+            NsqdApi(f"https://{nsqd.http_address}").ping()
+
+    def test_http_where_https_is_spoken(
+        self, nsqd_factory: Factory[Nsqd], tls_options: dict[str, Any]
+    ) -> None:
+        nsqd = nsqd_factory(**tls_options)
+        with pytest.raises(ApiError):
+            NsqdApi(str(nsqd.https_address)).ping()
+
+    def test_another_json(self) -> None:
+        other = b'HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{"hello":1}'
+        with serving(answering(other)) as address, pytest.raises(ApiError, match="channels is missing"):
+            NsqlookupdApi(address).lookup("t")
+
+    def test_it_closes_at_once(self) -> None:
+        with serving(lambda _: None) as address:
+            failure(address, 10.0)
+
+    def test_it_breaks_off(self) -> None:
+        with serving(answering(REPLY[:-1])) as address:
+            assert "closed in the middle" in failure(address, 10.0)
+
+    def test_an_end_that_tls_did_not_vouch_for(
+        self, server_tls: ssl.SSLContext, client_tls: ssl.SSLContext
+    ) -> None:
+        # Without a length the end of the connection ends the body, and anybody can end a connection.
+        with serving(answering(b"HTTP/1.1 200 OK\r\n\r\ncut sho"), server_tls) as address:
+            assert "EOF" in failure(f"https://{address}", 10.0, tls=client_tls)
+
+    def test_a_redirect_is_not_followed(self) -> None:
+        moved = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/?secret\r\nContent-Length: 0\r\n\r\n"
+        with serving(answering(moved)) as address, pytest.raises(ApiRefused, match="302: a redirect"):
+            NsqdApi(address).ping()
+
+    def test_nobody_there(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            address = f"127.0.0.1:{listener.getsockname()[1]}"
+        assert "cannot be reached" in failure(address)
+
+    @pytest.mark.parametrize("address", ["nobody.invalid:80", f"{'x' * 64}.example:80", "/no/such.sock"])
+    def test_no_such_host(self, address: str) -> None:
+        with pytest.raises(ApiError, match="cannot be reached"):
+            NsqdApi(address).ping()
+
+
+class TestConnecting:
+    def test_the_next_address_is_tried(self, nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch) -> None:
+        host, port = nsqd.http_address.split(":")
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            closed = listener.getsockname()
+        kinds = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+
+        def two(name: str, *_: Any, flags: int = 0, **__: Any) -> Any:
+            if flags & socket.AI_NUMERICHOST:
+                raise socket.gaierror(socket.EAI_NONAME, "not a number")
+            return [(*kinds, closed), (*kinds, (host, int(port)))]
+
+        monkeypatch.setattr(socket, "getaddrinfo", two)
+        NsqdApi(f"two.example:{port}").ping()
+
+    def test_a_connection_of_ones_own(self, nsqd: Nsqd) -> None:
+        asked: list[str] = []
+
+        def connect(url: Url, timeout: float) -> socket.socket:
+            asked.append(url.host)
+            return connected(parse_url(nsqd.http_address), timeout)
+
+        NsqdApi("elsewhere.example", connect=connect).ping()
+        assert asked == ["elsewhere.example"]
+
+    def test_many_threads_may_share_one_api(self, nsqd: Nsqd) -> None:
+        api = NsqdApi(nsqd.http_address)
+        threads = [threading.Thread(target=api.publish, args=("t", b"x")) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10.0)
+        assert api.stats()["topics"][0]["message_count"] == 8

@@ -1,0 +1,571 @@
+"""Servers that are none, are broken, or mean harm.
+
+Each gets a clear error with its address and the cause, costs bounded memory and time, and no other connection
+anything; in its place a good one is welcome.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import resource
+import socket
+import struct
+import threading
+import time
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+import snappy
+
+from nsq import Consumer, ConsumerHooks, Message, NsqError
+from nsq.errors import FrameError, Unanswered, WireError
+from nsq.testing import Nsqd
+from nsq.testing.plugin import Factory
+from nsq.wire.frames import HEARTBEAT, OK, encode_error, encode_message, encode_response
+
+from .consuming import (
+    PATIENCE,
+    Gate,
+    Recorder,
+    create,
+    expect_drained,
+    log_of,
+    make_consumer,
+    publish,
+    running,
+    until,
+)
+
+MIB = 1 << 20
+QUICK = {"reconnect_initial": 0.05, "reconnect_max": 0.2}
+
+
+class Peer:
+    """A bad server's end of a connection."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self._file = sock.makefile("rb")
+        self.commands: list[bytes] = []
+
+    def send(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def read_command(self) -> bytes:
+        """One line, without the magic before the first."""
+        line = self._file.readline().removeprefix(b"  V2").rstrip()
+        self.commands.append(line)
+        return line
+
+    def read_identify(self) -> dict[str, Any]:
+        assert self.read_command() == b"IDENTIFY"
+        (size,) = struct.unpack(">i", self._file.read(4))
+        asked: dict[str, Any] = json.loads(self._file.read(size))
+        return asked
+
+    def grant(self, **granted: object) -> None:
+        """Answer IDENTIFY as nsqd does."""
+        self.read_identify()
+        self.send(encode_response(json.dumps({"max_rdy_count": 2500, "version": "bad", **granted}).encode()))
+
+    def subscribe(self) -> None:
+        """As a good server, up to and including the first RDY."""
+        self.grant()
+        assert self.read_command().startswith(b"SUB")
+        self.send(encode_response(OK))
+        assert self.read_command().startswith(b"RDY")
+
+    def drain(self) -> None:
+        """Take whatever comes until the client leaves."""
+        while self.socket.recv(65536):
+            pass
+
+    def close(self) -> None:
+        self._file.close()
+        self.socket.close()
+
+
+Script = Callable[[Peer], None]
+
+
+class BadServer:
+    """Runs the script on every connection, in a thread each. Then the connection stays open until the client
+    leaves, unless the script has closed it."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # what is not read is soon felt
+        self._peers: list[Peer] = []
+        self._threads = [threading.Thread(target=self._accept, name="bad-server")]
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+
+    @property
+    def connections(self) -> int:
+        return len(self._peers)
+
+    @property
+    def peers(self) -> list[Peer]:
+        return list(self._peers)
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed under our feet: the end
+            while True:
+                peer = Peer(self._listener.accept()[0])
+                self._peers.append(peer)
+                thread = threading.Thread(target=self._serve, args=(peer,), name="bad-server-connection")
+                self._threads.append(thread)
+                thread.start()
+
+    def _serve(self, peer: Peer) -> None:
+        with suppress(OSError, ValueError, AssertionError, struct.error):  # the client left; files closed
+            self._script(peer)
+            peer.drain()
+        peer.close()
+
+    def __enter__(self) -> Self:
+        self._threads[0].start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._threads[0].join(PATIENCE)
+        for peer in self._peers:
+            with suppress(OSError):
+                peer.socket.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+# What bad servers do.
+
+
+def message(number: int, body: bytes = b"unwanted") -> bytes:
+    return encode_message(time.time_ns(), 1, b"%016x" % number, body)
+
+
+def says(data: bytes) -> Script:
+    """Whatever it is asked."""
+    return lambda peer: peer.send(data)
+
+
+def hangs_up(peer: Peer) -> None:
+    peer.read_identify()
+    peer.close()
+
+
+def resets(peer: Peer) -> None:
+    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    peer.close()
+
+
+def is_silent(peer: Peer) -> None:
+    """Never answers."""
+
+
+def answers_identify_with(data: bytes) -> Script:
+    def script(peer: Peer) -> None:
+        peer.read_identify()
+        peer.send(data)
+
+    return script
+
+
+def sends_after_the_handshake(data: bytes, *, then_close: bool = False) -> Script:
+    def script(peer: Peer) -> None:
+        peer.subscribe()
+        peer.send(data)
+        if then_close:
+            peer.close()
+
+    return script
+
+
+def refuses_the_subscription(peer: Peer) -> None:
+    peer.grant()
+    peer.read_command()
+    peer.send(encode_error(b"E_SUB_FAILED the channel is closed to you"))
+    peer.close()
+
+
+def claims_tls_and_goes_on_in_plain_text(peer: Peer) -> None:
+    peer.grant(tls_v1=True)
+    peer.send(encode_response(OK))
+
+
+def injects_plain_text_before_tls(peer: Peer) -> None:
+    peer.read_identify()
+    granted = encode_response(json.dumps({"tls_v1": True}).encode())
+    peer.send(granted + encode_response(OK) + message(1))
+
+
+def compresses(name: str, data: bytes) -> Script:
+    """Grants the compression, then says OK and ``data`` in it."""
+
+    def script(peer: Peer) -> None:
+        peer.grant(**{name: True})
+        peer.send(data)
+
+    return script
+
+
+def deflated(*parts: bytes) -> bytes:
+    deflater = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return b"".join(map(deflater.compress, parts)) + deflater.flush(zlib.Z_SYNC_FLUSH)
+
+
+def snapped(*parts: bytes) -> bytes:
+    framer = snappy.StreamCompressor()
+    return b"".join(map(framer.compress, parts))
+
+
+HTTP = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request"
+TWO_GIB = struct.pack(">ii", 2**31 - 1, 2)
+
+#: Name, what the server does, options of the consumer, words of the error.
+BEFORE: list[tuple[str, Script, dict[str, Any], list[str]]] = [
+    ("http", says(HTTP), {}, ["HTTP", "not nsqd's TCP port"]),
+    ("ssh", says(b"SSH-2.0-OpenSSH_9.2\r\n"), {}, ["above"]),
+    ("zeros", says(bytes(100)), {}, ["which no frame can have"]),
+    ("negative size", says(struct.pack(">ii", -5, 0)), {}, ["-5", "does not speak V2"]),
+    ("2 GiB", says(TWO_GIB), {}, ["2147483647 bytes", "above"]),
+    ("hangs up", hangs_up, {}, ["closed the connection during the handshake"]),
+    ("resets", resets, {}, ["the connection is lost"]),
+    ("half an answer", answers_identify_with(b"\0\0\0"), {"handshake_timeout": 0.3}, ["in time"]),
+    ("silence", is_silent, {"handshake_timeout": 0.3}, ["in time"]),
+    (
+        "no JSON",
+        answers_identify_with(encode_response(b"what?")),
+        {},
+        ["IDENTIFY was answered with what is no"],
+    ),
+    ("JSON, no object", answers_identify_with(encode_response(b"[1]")), {}, ["IDENTIFY was answered with"]),
+    ("a message", answers_identify_with(message(1)), {}, ["a message before anything was subscribed"]),
+    ("an error", answers_identify_with(encode_error(b"E_INVALID go away")), {}, ["E_INVALID go away"]),
+    ("no subscription", refuses_the_subscription, {}, ["E_SUB_FAILED the channel is closed to you"]),
+    ("no TLS", lambda peer: peer.grant(), {"tls": True}, ["TLS was asked for", "does not offer it"]),
+    ("plain TLS", claims_tls_and_goes_on_in_plain_text, {"tls": True}, ["TLS"]),
+    ("plain text before TLS", injects_plain_text_before_tls, {"tls": True}, ["plain text before TLS"]),
+    ("deflate garbage", compresses("deflate", b"\xff" * 100), {"deflate": True}, ["deflate"]),
+    ("snappy garbage", compresses("snappy", b"\xff" * 100), {"snappy": True}, ["snappy"]),
+    (
+        "no snappy header",
+        compresses("snappy", snapped(encode_response(OK))[10:]),
+        {"snappy": True},
+        ["snappy"],
+    ),
+]
+
+
+class Causes(ConsumerHooks):
+    def __init__(self) -> None:
+        self.causes: dict[str, NsqError | None] = {}
+
+    def disconnected(self, nsqd_address: str, cause: NsqError | None) -> None:
+        self.causes.setdefault(nsqd_address, cause)
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "words"), [case[1:] for case in BEFORE], ids=[case[0] for case in BEFORE]
+)
+def test_a_bad_handshake(
+    nsqd_factory: Factory[Nsqd], script: Script, options: dict[str, Any], words: list[str]
+) -> None:
+    seen = Recorder()
+    with BadServer(script) as bad, log_of() as log:
+        consumer = make_consumer(bad.address, **QUICK, **options).add_handler(seen).start()
+        try:
+            line = log.wait_for("WARNING", bad.address, *words)
+            assert "fault of ours" not in line
+            until("health names it", lambda: all(word in str(consumer.health().discovery) for word in words))
+            assert bad.address in str(consumer.health().discovery)
+            assert not consumer.health().ok
+            until("it is tried again", lambda: bad.connections >= 2)
+        finally:
+            assert consumer.stop(5.0).clean
+    assert seen.messages == []
+    assert not [line for line in log.lines if "fault of ours" in line]
+
+
+def ready_for_anything(limit: int = MIB) -> dict[str, Any]:
+    return {"max_frame_size": limit, **QUICK}
+
+
+AFTER: list[tuple[str, Script, type[NsqError], list[str]]] = [
+    ("http", sends_after_the_handshake(HTTP), FrameError, ["HTTP"]),
+    (
+        "2 GiB",
+        sends_after_the_handshake(TWO_GIB + bytes(100_000)),
+        FrameError,
+        ["2147483647 bytes", "1048576"],
+    ),
+    (
+        "unknown type",
+        sends_after_the_handshake(struct.pack(">ii", 6, 9) + b"??"),
+        FrameError,
+        ["unknown type 9"],
+    ),
+    (
+        "short message",
+        sends_after_the_handshake(struct.pack(">ii", 8, 2) + bytes(4)),
+        FrameError,
+        ["8 bytes"],
+    ),
+    ("noise", sends_after_the_handshake(bytes(range(255, 0, -1)) * 400), FrameError, ["does not speak V2"]),
+    (
+        "mid-frame end",
+        sends_after_the_handshake(message(1)[:30], then_close=True),
+        NsqError,
+        ["closed the connection"],
+    ),
+    (
+        "more than RDY",
+        sends_after_the_handshake(b"".join(map(message, range(100_000)))),
+        WireError,
+        ["messages in flight, though RDY was never above"],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("script", "kind", "words"), [case[1:] for case in AFTER], ids=[case[0] for case in AFTER]
+)
+def test_a_server_that_goes_bad(
+    nsqd_factory: Factory[Nsqd], script: Script, kind: type[NsqError], words: list[str]
+) -> None:
+    """The good one beside it does not notice; and a good one in its place is found."""
+    good = nsqd_factory()
+    create(good)
+    seen, hooks = Recorder(), Causes()
+    with log_of() as log, BadServer(script) as bad:
+        consumer = make_consumer(
+            [good], threads=4, max_in_flight=4, hooks=hooks, **ready_for_anything()
+        ).add_handler(seen)
+        with running(consumer):
+            publish(good, [b"before"])
+            seen.wait_for(1)
+            (connection,) = consumer.health().connections
+            # Alone, so that its window is known.
+            consumer.pause()
+            consumer.add_nsqd(bad.address)
+            consumer.resume()
+            line = log.wait_for("WARNING", "connection lost", bad.address, *words)
+            assert "fault of ours" not in line
+            assert isinstance(hooks.causes[bad.address], kind)
+            until("health names it", lambda: all(word in str(consumer.health().discovery) for word in words))
+            publish(good, [b"after"])
+            until("the good one goes on", lambda: b"after" in seen.bodies)
+            healthy = {each.nsqd_address: each for each in consumer.health().connections}
+            assert healthy[good.tcp_address].seconds_connected > connection.seconds_connected
+            bad.close()
+            better = nsqd_factory(tcp_address=bad.address)
+            create(better)
+            publish(better, [b"recovered"])
+            until("recovered", lambda: b"recovered" in seen.bodies)
+            for nsqd in (good, better):
+                expect_drained(nsqd)
+    assert not [line for line in log.lines if "fault of ours" in line]
+
+
+# Resources.
+
+
+def grown(call: Callable[[], None]) -> int:
+    """By how much, at most, Python's memory grew meanwhile."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def lose_connection(script: Script, *words: str, **options: Any) -> Recorder:
+    """Have a consumer meet the server once, and lose it for this reason."""
+    seen = Recorder()
+    with log_of() as log, BadServer(script) as bad:
+        consumer = make_consumer(bad.address, reconnect_initial=60.0, reconnect_max=60.0, **options)
+        consumer.add_handler(seen).start()
+        try:
+            log.wait_for("WARNING", bad.address, *words, timeout=30.0)
+        finally:
+            assert consumer.stop(5.0).clean
+    return seen
+
+
+def test_a_server_that_floods_is_cut_off_with_little_harm() -> None:
+    flood = b"".join(message(number, bytes(1000)) for number in range(50_000))
+
+    def go() -> None:
+        seen = lose_connection(
+            sends_after_the_handshake(flood), "RDY was never above 2", max_in_flight=2, max_attempts=0
+        )
+        # What was complete in the first chunk is not even handed out.
+        assert len(seen.messages) <= 4
+
+    assert grown(go) < 8 * MIB
+
+
+def test_a_deflate_bomb_is_cut_off_with_little_harm() -> None:
+    """A megabyte that inflates to a gigabyte of messages."""
+    bomb = deflated(encode_response(OK), encode_response(OK), *itertools.repeat(bytes(MIB), 256))
+
+    def script(peer: Peer) -> None:
+        peer.grant(deflate=True)
+        peer.send(bomb)
+
+    assert len(bomb) < MIB
+    assert grown(lambda: lose_connection(script, "no frame can have", deflate=True) and None) < 16 * MIB
+
+
+def test_a_snappy_bomb_is_cut_off_with_little_harm() -> None:
+    """Blocks that say they are small and are not, and a frame that never ends."""
+    endless = struct.pack(">ii", 2**30, 2)
+    bomb = snapped(encode_response(OK), encode_response(OK), endless, *itertools.repeat(bytes(MIB), 64))
+
+    def script(peer: Peer) -> None:
+        peer.grant(snappy=True)
+        peer.send(bomb)
+
+    assert grown(lambda: lose_connection(script, "1073741824 bytes", snappy=True) and None) < 16 * MIB
+
+
+def test_a_frame_that_does_not_end_holds_no_more_than_the_limit() -> None:
+    def script(peer: Peer) -> None:
+        peer.subscribe()
+        peer.send(struct.pack(">ii", 4 * MIB, 2))
+        with suppress(OSError):
+            while True:
+                peer.send(bytes(MIB))
+
+    def go() -> None:
+        lose_connection(script, "does not speak V2", max_frame_size=8 * MIB)
+
+    assert grown(go) < 32 * MIB
+
+
+def test_heartbeats_without_end_do_not_pile_up() -> None:
+    """A server that sends them as fast as it can and takes no answer is given up after write_timeout."""
+
+    def script(peer: Peer) -> None:
+        peer.subscribe()
+        beats = encode_response(HEARTBEAT) * 3000
+        while True:
+            peer.send(beats)
+
+    # tracemalloc would make this take seconds; see no_lasting_growth.
+    lose_connection(script, "were not taken within", write_timeout=0.3)
+
+
+# Time.
+
+
+def silent_after_the_handshake(peer: Peer) -> None:
+    peer.subscribe()
+
+
+def test_a_server_that_falls_silent_is_left() -> None:
+    hooks = Causes()
+    with log_of() as log, BadServer(silent_after_the_handshake) as bad:
+        consumer = make_consumer(bad.address, heartbeat_interval=1.0, read_timeout=1.1, hooks=hooks, **QUICK)
+        with running(consumer.add_handler(Recorder())):
+            log.wait_for("WARNING", "connection lost", bad.address, "silent for 1.1 s")
+            until("the hook", lambda: hooks.causes)
+            assert isinstance(hooks.causes[bad.address], Unanswered)
+            until("it is tried again", lambda: bad.connections >= 2)
+
+
+def test_stopping_does_not_wait_for_who_never_answers() -> None:
+    """Neither for a handshake, nor for an answer to CLS."""
+    for script in (is_silent, silent_after_the_handshake):
+        with BadServer(script) as bad:
+            consumer = make_consumer(bad.address).add_handler(Recorder()).start()
+            until("dialled", lambda bad=bad: bad.connections)
+            if script is silent_after_the_handshake:
+                assert consumer.wait_until_connected(PATIENCE)
+            began = time.monotonic()
+            consumer.stop(1.0)
+            assert time.monotonic() - began < 4.0
+
+
+def test_a_slow_handshake_does_not_delay_other_nsqds(nsqd: Nsqd) -> None:
+    create(nsqd)
+    publish(nsqd, [b"m"])
+    seen = Recorder()
+    with BadServer(is_silent) as bad:
+        consumer = Consumer("orders", "billing", nsqd=[bad.address, nsqd.tcp_address]).add_handler(seen)
+        began = time.monotonic()
+        with running(consumer):
+            seen.wait_for(1)
+        assert time.monotonic() - began < 5.0
+
+
+def test_who_accepts_and_hangs_up_is_dialled_less_and_less_often() -> None:
+    with BadServer(hangs_up) as bad:
+        consumer = make_consumer(bad.address, reconnect_initial=0.1, reconnect_max=30.0)
+        consumer.add_handler(Recorder()).start()
+        threading.Event().wait(1.5)
+        assert consumer.stop().clean
+        assert 1 <= bad.connections <= 12
+
+
+def test_handlers_keep_what_they_have_when_the_server_goes_bad() -> None:
+    """The message in a handler's hands is nobody's any more; its answer says so instead of going astray."""
+    go_bad = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.subscribe()
+        peer.send(message(1, b"held"))
+        assert go_bad.wait(PATIENCE)
+        peer.send(HTTP)
+
+    gate, held = Gate(), Recorder()
+
+    def handle(message: Message) -> None:
+        held(message)
+        gate(message)
+
+    with BadServer(script) as bad:
+        consumer = make_consumer(bad.address, reconnect_initial=60.0, reconnect_max=60.0)
+        with running(consumer.add_handler(handle)):
+            gate.wait_until_held(1)
+            go_bad.set()
+            until("noticed", lambda: not consumer.health().connections)
+            assert held.messages[0].responded
+            assert held.messages[0].expired
+            gate.let_go()
+            until("the handler is free", lambda: gate.passed == 1)
+            assert consumer.stats().finished == 0
+
+
+@pytest.fixture(autouse=True)
+def no_lasting_growth() -> Iterator[None]:
+    """The process as a whole stays small, whatever tracemalloc does not see."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 * 1024
+
+
+def test_the_http_port_of_a_good_nsqd(nsqd: Nsqd) -> None:
+    with log_of() as log:
+        consumer = make_consumer(nsqd.http_address).add_handler(Recorder()).start()
+        try:
+            log.wait_for("WARNING", nsqd.http_address, "HTTP port")
+        finally:
+            assert consumer.stop().clean

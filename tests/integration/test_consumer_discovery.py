@@ -1,0 +1,420 @@
+"""How a consumer finds its nsqds and finds them again: restarts, late ones, dead and new nsqlookupds."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from nsq import Consumer, ConsumerHooks, NsqError
+from nsq.errors import Closed, ConfigError, ConnectionLost, UsageError
+from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing.plugin import Factory
+
+from .consuming import (
+    CHANNEL,
+    PATIENCE,
+    TOPIC,
+    Recorder,
+    clients_of,
+    create,
+    expect_drained,
+    log_of,
+    make_consumer,
+    publish,
+    running,
+    until,
+)
+
+QUICK = {
+    "lookupd_poll_interval": 0.1,
+    "lookupd_poll_timeout": 1.0,
+    "reconnect_initial": 0.05,
+    "reconnect_max": 0.2,
+}
+
+
+def listed(lookupd: Nsqlookupd) -> list[str]:
+    """The nsqds that have told it of the topic."""
+    reply = lookupd.get(f"/lookup?topic={TOPIC}")
+    if reply.status != 200:
+        return []
+    return [f"{each['broadcast_address']}:{each['tcp_port']}" for each in reply.json()["producers"]]
+
+
+def looking(*lookupds: Nsqlookupd | str, **options: object) -> Consumer:
+    """A consumer that knows nsqlookupds only."""
+    addresses = [each if isinstance(each, str) else each.http_address for each in lookupds]
+    return make_consumer(nsqlookupd=addresses, **{**QUICK, **options})
+
+
+@pytest.fixture
+def registered(nsqd_factory: Factory[Nsqd]) -> Callable[..., Nsqd]:
+    """Makes nsqds with the topic, which the given nsqlookupds list."""
+
+    def make(*lookupds: Nsqlookupd) -> Nsqd:
+        nsqd = nsqd_factory(lookupd=lookupds)
+        create(nsqd)
+        for lookupd in lookupds:
+            until("registered", lambda lookupd=lookupd: nsqd.tcp_address in listed(lookupd))
+        return nsqd
+
+    return make
+
+
+class Causes(ConsumerHooks):
+    def __init__(self) -> None:
+        self.causes: list[NsqError | None] = []
+
+    def disconnected(self, nsqd_address: str, cause: NsqError | None) -> None:
+        self.causes.append(cause)
+
+
+# nsqds that go and come.
+
+
+def test_a_restarted_nsqd_is_found_again(nsqd: Nsqd) -> None:
+    create(nsqd)
+    seen, hooks = Recorder(), Causes()
+    with log_of() as log, running(make_consumer(nsqd, hooks=hooks, **QUICK).add_handler(seen)) as consumer:
+        publish(nsqd, [b"before"])
+        seen.wait_for(1)
+        expect_drained(nsqd)
+        nsqd.restart()
+        until("there again", lambda: clients_of(nsqd))
+        publish(nsqd, [b"after"])
+        seen.wait_for(2)
+        log.wait_for("WARNING", "connection lost", nsqd.tcp_address)
+        until("healthy", lambda: consumer.health().ok)
+    assert seen.bodies == [b"before", b"after"]
+    assert isinstance(hooks.causes[0], ConnectionLost)
+
+
+def test_a_killed_nsqd_is_found_again(nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(process=True)
+    create(nsqd)
+    seen = Recorder()
+    with running(make_consumer(nsqd, **QUICK).add_handler(seen)) as consumer:
+        nsqd.kill()
+        until("noticed", lambda: not consumer.health().connections)
+        health = consumer.health()
+        assert (health.ok, health.summary) == (False, "no connection to any nsqd")
+        until("says why", lambda: "Connection refused" in consumer.health().discovery[0])
+        nsqd.start()
+        until("there again", lambda: clients_of(nsqd))
+        publish(nsqd, [b"after"])
+        seen.wait_for(1)
+
+
+def test_the_messages_of_a_lost_connection_are_not_answered(nsqd: Nsqd) -> None:
+    create(nsqd)
+    publish(nsqd, [b"m"])
+    lost, sure = threading.Event(), threading.Event()
+
+    def hold_first(message: object) -> None:
+        if not lost.is_set():
+            assert sure.wait(PATIENCE)
+
+    seen = Recorder(hold_first)
+    with running(make_consumer(nsqd, threads=2, **QUICK).add_handler(seen)) as consumer:
+        (message,) = seen.wait_for(1)
+        nsqd.restart()
+        until("noticed", lambda: message.responded)
+        assert message.expired
+        lost.set()
+        sure.set()
+        until("its handler has ended", lambda: consumer.stats().waiting == 0)
+        assert consumer.stats().in_flight <= 1
+
+
+def test_one_nsqd_of_two_may_be_away(nsqd_factory: Factory[Nsqd]) -> None:
+    here, away = nsqd_factory(), nsqd_factory()
+    create(here)
+    away.stop(keep_data=True)
+    seen = Recorder()
+    with running(make_consumer([here, away], **QUICK).add_handler(seen)) as consumer:
+        publish(here, [b"one"])
+        seen.wait_for(1)
+        away.start()
+        assert consumer.wait_until_connected(PATIENCE, connections=2)
+        publish(away, [b"two"])
+        seen.wait_for(2)
+    assert seen.bodies == [b"one", b"two"]
+
+
+def test_nsqds_come_and_go_while_it_runs(nsqd_factory: Factory[Nsqd]) -> None:
+    first, second = nsqd_factory(), nsqd_factory()
+    for nsqd in (first, second):
+        create(nsqd)
+    seen, hooks = Recorder(), Causes()
+    with running(make_consumer(first, hooks=hooks).add_handler(seen)) as consumer:
+        consumer.add_nsqd(second.tcp_address)
+        consumer.add_nsqd(second.tcp_address)
+        assert consumer.wait_until_connected(PATIENCE, connections=2)
+        assert len(clients_of(second)) == 1
+        consumer.remove_nsqd(first.tcp_address)
+        until("left", lambda: not clients_of(first))
+        publish(second, [b"m"])
+        seen.wait_for(1)
+        assert [connection.nsqd_address for connection in consumer.health().connections] == [
+            second.tcp_address
+        ]
+        with pytest.raises(UsageError, match="the last address"):
+            consumer.remove_nsqd(second.tcp_address)
+        with pytest.raises(UsageError, match="never added"):
+            consumer.remove_nsqd(first.tcp_address)
+    assert hooks.causes == [None, None]
+
+
+def test_a_removed_nsqd_gets_the_answers_it_is_owed(nsqd_factory: Factory[Nsqd]) -> None:
+    first, second = nsqd_factory(), nsqd_factory()
+    for nsqd in (first, second):
+        create(nsqd)
+    publish(first, [b"slow"])
+    removed = threading.Event()
+    seen = Recorder(lambda message: removed.wait(PATIENCE))
+    with running(make_consumer([first, second]).add_handler(seen), connections=2) as consumer:
+        seen.wait_for(1)
+        consumer.remove_nsqd(first.tcp_address)
+        until("asked to close", lambda: clients_of(first)[0]["state"] == 4)
+        removed.set()
+        until("left", lambda: not clients_of(first))
+        expect_drained(first)
+
+
+# nsqlookupd.
+
+
+def test_nsqds_are_found_through_nsqlookupd(nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd]) -> None:
+    nsqds = [registered(nsqlookupd), registered(nsqlookupd)]
+    seen = Recorder()
+    with running(looking(nsqlookupd).add_handler(seen), connections=2) as consumer:
+        for nsqd in nsqds:
+            publish(nsqd, [nsqd.tcp_address.encode()])
+        seen.wait_for(2)
+        lines = consumer.health().discovery
+    assert sorted(seen.bodies) == sorted(nsqd.tcp_address.encode() for nsqd in nsqds)
+    assert nsqlookupd.http_address in lines[0]
+    assert "listing 2" in lines[0]
+    assert [line for line in lines[1:] if "(listed): connected" in line] == lines[1:]
+
+
+def test_an_nsqd_that_comes_late_is_found(nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd]) -> None:
+    first = registered(nsqlookupd)
+    seen = Recorder()
+    with running(looking(nsqlookupd).add_handler(seen)) as consumer:
+        late = registered(nsqlookupd)
+        assert consumer.wait_until_connected(PATIENCE, connections=2)
+        publish(late, [b"late"])
+        seen.wait_for(1)
+        assert {connection.nsqd_address for connection in consumer.health().connections} == {
+            first.tcp_address,
+            late.tcp_address,
+        }
+
+
+def test_a_topic_that_is_created_later_is_found(nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(lookupd=[nsqlookupd])
+    seen = Recorder()
+    consumer = looking(nsqlookupd).add_handler(seen).start()
+    try:
+        until("asked", lambda: "listing 0" in consumer.health().discovery[0])
+        publish(nsqd, [b"the first message creates its topic"])
+        seen.wait_for(1)
+        until("nsqlookupd knows the channel", lambda: CHANNEL in channels(nsqlookupd))
+    finally:
+        assert consumer.stop().clean
+
+
+def channels(lookupd: Nsqlookupd) -> list[str]:
+    told: list[str] = lookupd.get(f"/channels?topic={TOPIC}").json()["channels"]
+    return told
+
+
+def test_one_nsqlookupd_of_two_may_be_dead(
+    nsqlookupd_factory: Factory[Nsqlookupd], registered: Callable[..., Nsqd]
+) -> None:
+    alive, dead = nsqlookupd_factory(), nsqlookupd_factory()
+    nsqd = registered(alive)
+    dead.stop()
+    seen = Recorder()
+    with log_of() as log, running(looking(dead, alive).add_handler(seen)) as consumer:
+        publish(nsqd, [b"m"])
+        seen.wait_for(1)
+        log.wait_for("WARNING", "nsqlookupd", dead.http_address)
+        until("both told of", lambda: len(consumer.health().discovery) == 3)
+        (line,) = [line for line in consumer.health().discovery if dead.http_address in line]
+        assert "cannot be reached" in line
+
+
+def test_both_nsqlookupds_name_an_nsqd_and_it_is_dialled_once(
+    nsqlookupd_factory: Factory[Nsqlookupd], registered: Callable[..., Nsqd]
+) -> None:
+    lookupds = [nsqlookupd_factory(), nsqlookupd_factory()]
+    nsqd = registered(*lookupds)
+    with running(looking(*lookupds).add_handler(Recorder())) as consumer:
+        until("both asked", lambda: str(consumer.health().discovery).count("listing 1") == 2)
+        assert len(clients_of(nsqd)) == 1
+
+
+def test_a_dying_nsqlookupd_costs_no_connection(
+    nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd]
+) -> None:
+    nsqd = registered(nsqlookupd)
+    seen = Recorder()
+    with running(looking(nsqlookupd).add_handler(seen)) as consumer:
+        nsqlookupd.stop(keep_data=True)
+        until("noticed", lambda: "cannot be reached" in consumer.health().discovery[0])
+        publish(nsqd, [b"still there"])
+        seen.wait_for(1)
+        nsqlookupd.start()
+        until("recovered", lambda: "cannot be reached" not in consumer.health().discovery[0])
+        assert consumer.stats().connections == 1
+
+
+class Lookup(BaseHTTPRequestHandler):
+    """An nsqlookupd that knows one nsqd."""
+
+    nsqd: Nsqd
+
+    def do_GET(self) -> None:
+        port = int(self.nsqd.tcp_address.rpartition(":")[2])
+        node = {
+            "broadcast_address": "127.0.0.1",
+            "tcp_port": port,
+            "http_port": 1,
+            "hostname": "h",
+            "version": "1",
+        }
+        body = json.dumps({"channels": [CHANNEL], "producers": [node]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Not on stderr."""
+
+
+def test_a_failed_round_is_repeated_sooner_than_the_next_regular_one(nsqd: Nsqd) -> None:
+    create(nsqd)
+    publish(nsqd, [b"m"])
+    seen = Recorder()
+    handler = type("Handler", (Lookup,), {"nsqd": nsqd})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler, bind_and_activate=False) as server:
+        server.server_bind()  # the port is ours, and nobody listens yet
+        address = f"127.0.0.1:{server.server_address[1]}"
+        consumer = looking(address, lookupd_poll_interval=300.0).add_handler(seen).start()
+        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+        try:
+            until("failed", lambda: "cannot be reached" in consumer.health().discovery[0])
+            server.server_activate()
+            serving.start()
+            seen.wait_for(1)
+        finally:
+            assert consumer.stop().clean
+            server.shutdown()
+            serving.join()
+
+
+def test_nsqlookupds_come_and_go_while_it_runs(
+    nsqlookupd_factory: Factory[Nsqlookupd], registered: Callable[..., Nsqd]
+) -> None:
+    first, second = nsqlookupd_factory(), nsqlookupd_factory()
+    known, hidden = registered(first), registered(second)
+    seen = Recorder()
+    with running(looking(first, lookupd_poll_interval=60.0).add_handler(seen)) as consumer:
+        consumer.add_nsqlookupd(second.http_address)
+        assert consumer.wait_until_connected(PATIENCE, connections=2)
+        consumer.remove_nsqlookupd(first.http_address)
+        until("forgotten", lambda: first.http_address not in str(consumer.health().discovery))
+        for nsqd in (known, hidden):
+            publish(nsqd, [b"m"])
+        seen.wait_for(2)
+        with pytest.raises(UsageError, match="the last address"):
+            consumer.remove_nsqlookupd(second.http_address)
+
+
+def test_an_advertised_address_can_be_rewritten(nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(lookupd=[nsqlookupd], broadcast_address="nowhere.invalid")
+    create(nsqd)
+    until("registered", lambda: listed(nsqlookupd))
+    port = nsqd.tcp_address.rpartition(":")[2]
+    seen = Recorder()
+    consumer = looking(
+        nsqlookupd, rewrite_address=lambda address: address.replace("nowhere.invalid", "127.0.0.1")
+    ).add_handler(seen)
+    with running(consumer):
+        publish(nsqd, [b"m"])
+        (message,) = seen.wait_for(1)
+        assert message.nsqd_address == f"127.0.0.1:{port}"
+
+
+def test_an_address_nobody_can_reach_is_named(nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(lookupd=[nsqlookupd], broadcast_address="nowhere.invalid")
+    create(nsqd)
+    until("registered", lambda: listed(nsqlookupd))
+    with log_of() as log:
+        consumer = looking(nsqlookupd).add_handler(Recorder()).start()
+        try:
+            log.wait_for("WARNING", "nowhere.invalid:")
+            until("health says so", lambda: "nowhere.invalid" in str(consumer.health().discovery))
+        finally:
+            assert consumer.stop().clean
+
+
+def test_a_consumer_can_choose_among_the_addresses(
+    nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd]
+) -> None:
+    chosen, other = registered(nsqlookupd), registered(nsqlookupd)
+    accept = {chosen.tcp_address}.intersection
+    with running(looking(nsqlookupd, accept_addresses=accept).add_handler(Recorder())) as consumer:
+        until("asked", lambda: "listing 2" in consumer.health().discovery[0])
+        assert [connection.nsqd_address for connection in consumer.health().connections] == [
+            chosen.tcp_address
+        ]
+        assert not clients_of(other)
+
+
+def test_an_nsqd_that_is_no_longer_listed_is_left_when_asked_to(
+    nsqlookupd: Nsqlookupd, registered: Callable[..., Nsqd]
+) -> None:
+    """nsqlookupd is told to forget it; the nsqd itself is well, and goes on sending to who has not asked."""
+    stays, goes = registered(nsqlookupd), registered(nsqlookupd)
+    node = f"127.0.0.1:{goes.http_address.rpartition(':')[2]}"
+    with (
+        running(looking(nsqlookupd, prune=True).add_handler(Recorder()), connections=2) as pruning,
+        running(looking(nsqlookupd).add_handler(Recorder()), connections=2) as faithful,
+    ):
+        nsqlookupd.post(f"/topic/tombstone?topic={TOPIC}&node={node}")
+        until("left", lambda: pruning.stats().connections == 1)
+        assert [connection.nsqd_address for connection in pruning.health().connections] == [stays.tcp_address]
+        assert faithful.stats().connections == 2
+
+
+# Mistakes.
+
+
+def test_addresses_are_checked_before_anything_starts() -> None:
+    with pytest.raises(ConfigError, match="nsqd or nsqlookupd addresses, or both"):
+        Consumer(TOPIC, CHANNEL)
+    for wrong in ("nohost", "host:port", "host:99999", "::1:4150"):
+        with pytest.raises(ConfigError, match=f"address '{wrong}'"):
+            Consumer(TOPIC, CHANNEL, nsqd=wrong)
+
+
+def test_nothing_is_added_before_the_start(nsqd: Nsqd) -> None:
+    with pytest.raises(Closed, match="has not been started"):
+        make_consumer(nsqd).add_nsqd("127.0.0.1:4150")
+
+
+def test_the_wait_for_a_connection_ends(nsqlookupd: Nsqlookupd) -> None:
+    consumer = looking(nsqlookupd).add_handler(Recorder()).start()
+    began = time.monotonic()
+    assert not consumer.wait_until_connected(0.2)
+    assert 0.2 <= time.monotonic() - began < 2.0
+    assert consumer.stop().clean

@@ -1,0 +1,128 @@
+"""What becomes of messages that fail too often: given up, and kept elsewhere if anybody wants them."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from nsq import Consumer, ConsumerHooks, DeadLetterFile, DeadLetterTopic, Message, Producer
+from nsq.errors import InvalidName
+from nsq.testing import Nsqd
+from nsq.testing.plugin import Factory
+
+from .consuming import (
+    Recorder,
+    channel_of,
+    create,
+    expect_drained,
+    log_of,
+    make_consumer,
+    publish,
+    running,
+    until,
+)
+
+
+def test_a_message_is_given_up_after_its_attempts(nsqd: Nsqd) -> None:
+    create(nsqd)
+    publish(nsqd, [b"hopeless"])
+    seen = Recorder(lambda message: False)
+    kept = Recorder()
+    given_up: list[bytes] = []
+
+    class Hooks(ConsumerHooks):
+        def given_up(self, message: Message) -> None:
+            given_up.append(message.body)
+
+    consumer = make_consumer(nsqd, max_attempts=3, give_up=kept, hooks=Hooks())
+    with log_of() as log, running(consumer.add_handler(seen)):
+        kept.wait_for(1)
+        expect_drained(nsqd, requeues=3)
+        until("counted", lambda: consumer.stats().given_up == 1)
+        log.wait_for("WARNING", "giving up", "attempt 4", nsqd.tcp_address)
+    assert seen.attempts == [1, 2, 3]
+    assert kept.attempts == [4]
+    assert given_up == [b"hopeless"]
+
+
+def test_without_max_attempts_nothing_is_given_up(nsqd: Nsqd) -> None:
+    create(nsqd)
+    publish(nsqd, [b"again and again"])
+    seen = Recorder(lambda message: message.attempts > 10)
+    with running(make_consumer(nsqd, max_attempts=0).add_handler(seen)):
+        seen.wait_for(11)
+        expect_drained(nsqd, requeues=10)
+
+
+def test_what_cannot_be_kept_is_not_given_up(nsqd: Nsqd) -> None:
+    create(nsqd)
+    publish(nsqd, [b"precious"])
+
+    def keep(message: Message) -> None:
+        if message.attempts < 4:
+            raise OSError("disk full")
+
+    kept = Recorder(keep)
+    with (
+        log_of() as log,
+        running(make_consumer(nsqd, max_attempts=1, give_up=kept).add_handler(lambda m: False)),
+    ):
+        kept.wait_for(3)
+        expect_drained(nsqd, requeues=3)
+    assert kept.attempts == [2, 3, 4]
+    log.wait_for("ERROR", "giving up on", "failed; it is requeued")
+
+
+def test_dead_letters_go_to_a_topic(nsqd: Nsqd) -> None:
+    create(nsqd)
+    create(nsqd, "orders.dead", "people")
+    publish(nsqd, [b"hopeless", b"fine"])
+    dead = Recorder()
+    with Producer(nsqd.tcp_address) as producer:
+        consumer = make_consumer(nsqd, max_attempts=2, give_up=DeadLetterTopic(producer, "orders.dead"))
+        consumer.add_handler(lambda message: message.body == b"fine")
+        undertaker = Consumer("orders.dead", "people", nsqd=nsqd.tcp_address).add_handler(dead)
+        with running(consumer), running(undertaker):
+            (message,) = dead.wait_for(1)
+            expect_drained(nsqd, requeues=2)
+    assert message.body == b"hopeless"
+
+
+def test_dead_letters_stay_while_their_topic_cannot_be_reached(nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd, cemetery = nsqd_factory(), nsqd_factory()
+    create(nsqd)
+    publish(nsqd, [b"hopeless"])
+    cemetery.stop(keep_data=True)
+    with Producer(cemetery.tcp_address, publish_timeout=0.2) as producer:
+        consumer = make_consumer(nsqd, max_attempts=1, give_up=DeadLetterTopic(producer, "dead"))
+        with log_of() as log, running(consumer.add_handler(lambda message: False)):
+            log.wait_for("ERROR", "giving up on", "requeued")
+            assert channel_of(nsqd)["message_count"] == 1
+            cemetery.start()
+            until("buried", lambda: consumer.stats().given_up == 1)
+    assert cemetery.get("/stats?format=json&topic=dead").json()["topics"][0]["depth"] == 1
+
+
+def test_dead_letters_go_to_a_file(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    publish(nsqd, ["zu spät".encode(), b"\xff\x00"])
+    path = tmp_path / "dead.jsonl"
+    consumer = make_consumer(nsqd, max_attempts=1, threads=4, give_up=DeadLetterFile(path))
+    with running(consumer.add_handler(lambda message: False)):
+        expect_drained(nsqd, requeues=2)
+    first, second = sorted(
+        map(json.loads, path.read_text().splitlines()), key=lambda letter: "body" in letter
+    )
+    assert base64.b64decode(first["body_base64"]) == b"\xff\x00"
+    assert second["body"] == "zu spät"
+    assert second["attempts"] == 2
+    assert second["nsqd_address"] == nsqd.tcp_address
+    assert len(second["id"]) == 16
+
+
+def test_a_dead_letter_topic_needs_a_name_nsqd_accepts() -> None:
+    with pytest.raises(InvalidName, match="no spaces"):
+        DeadLetterTopic(Producer("127.0.0.1:4150"), "no spaces")

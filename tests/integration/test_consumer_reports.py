@@ -1,0 +1,179 @@
+"""What a consumer tells of itself: hooks, stats, health, log records, names of threads."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from nsq import ConsumerHooks, Message, NsqError
+from nsq.testing import Nsqd
+from nsq.testing.plugin import Factory
+
+from .consuming import (
+    CHANNEL,
+    PATIENCE,
+    TOPIC,
+    Gate,
+    Recorder,
+    clients_of,
+    create,
+    expect_drained,
+    log_of,
+    make_consumer,
+    numbered,
+    publish,
+    rdys,
+    running,
+    until,
+)
+
+
+@pytest.fixture
+def three(nsqd_factory: Factory[Nsqd]) -> list[Nsqd]:
+    """nsqds with twenty messages each."""
+    nsqds = [nsqd_factory() for _ in range(3)]
+    for nsqd in nsqds:
+        create(nsqd)
+        publish(nsqd, numbered(20))
+    return nsqds
+
+
+class Journal(ConsumerHooks):
+    """Every hook, in the order of the calls."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[object, ...]] = []
+        self.threads: set[str] = set()
+
+    def _note(self, *entry: object) -> None:
+        self.entries.append(entry)
+        self.threads.add(threading.current_thread().name)
+
+    def connected(self, nsqd_address: str) -> None:
+        self._note("connected", nsqd_address)
+
+    def disconnected(self, nsqd_address: str, cause: NsqError | None) -> None:
+        self._note("disconnected", nsqd_address, cause)
+
+    def received(self, messages: list[Message]) -> None:
+        self._note("received", *(message.body for message in messages))
+
+    def finished(self, message: Message) -> None:
+        self._note("finished", message.body)
+
+    def requeued(self, message: Message) -> None:
+        self._note("requeued", message.body)
+
+
+def test_hooks_hear_what_happens_in_order(nsqd: Nsqd) -> None:
+    create(nsqd)
+    journal = Journal()
+    seen = Recorder(lambda message: message.attempts > 1)
+    with running(make_consumer(nsqd, hooks=journal).add_handler(seen)):
+        publish(nsqd, [b"m"])
+        seen.wait_for(2)
+        expect_drained(nsqd, requeues=1)
+    assert journal.entries == [
+        ("connected", nsqd.tcp_address),
+        ("received", b"m"),
+        ("requeued", b"m"),
+        ("received", b"m"),
+        ("finished", b"m"),
+        ("disconnected", nsqd.tcp_address, None),
+    ]
+    assert journal.threads == {f"nsq-{TOPIC}/{CHANNEL}-hooks"}
+
+
+def test_a_slow_or_broken_hook_costs_no_message(nsqd: Nsqd) -> None:
+    create(nsqd)
+    release = threading.Event()
+
+    class Slow(ConsumerHooks):
+        def received(self, messages: list[Message]) -> None:
+            release.wait(PATIENCE)
+            raise ValueError("hook bug")
+
+    seen = Recorder()
+    with log_of() as log, running(make_consumer(nsqd, hooks=Slow()).add_handler(seen)):
+        publish(nsqd, numbered(50))
+        seen.wait_for(50)
+        expect_drained(nsqd)
+        release.set()
+        log.wait_for("ERROR", "hook", "received failed")
+
+
+def test_stats_are_totals_over_lost_connections(nsqd: Nsqd) -> None:
+    create(nsqd)
+    seen = Recorder()
+    with running(make_consumer(nsqd, reconnect_initial=0.01).add_handler(seen)) as consumer:
+        publish(nsqd, numbered(5))
+        seen.wait_for(5)
+        expect_drained(nsqd)
+        nsqd.restart()
+        until("there again", lambda: clients_of(nsqd))
+        publish(nsqd, numbered(3))
+        seen.wait_for(8)
+        until("counted", lambda: consumer.stats().finished == 8)
+        stats = consumer.stats()
+        assert (stats.received, stats.in_flight, stats.waiting, stats.connections) == (8, 0, 0, 1)
+    assert consumer.stats().connections == 0
+
+
+def test_health_says_what_there_is(three: list[Nsqd]) -> None:
+    consumer = make_consumer(three, max_in_flight=10).add_handler(Recorder())
+    assert consumer.health().summary == "new"
+    with running(consumer, connections=3):
+        until("all windows", lambda: sum(rdys(three)) == 10)
+        health = consumer.health()
+        assert health.ok
+        assert health.summary == "3 connections, all of which may send"
+        assert sorted(connection.rdy for connection in health.connections) == [3, 3, 4]
+        assert {connection.reason for connection in health.connections} == {"its share of max_in_flight 10"}
+        assert all(connection.seconds_connected >= 0 for connection in health.connections)
+        assert {line.split()[1] for line in health.discovery} == {nsqd.tcp_address for nsqd in three}
+    health = consumer.health()
+    assert (health.ok, health.state, health.connections) == (False, "stopped", [])
+
+
+def test_idle_nsqds_leave_their_window_to_busy_ones(nsqd_factory: Factory[Nsqd]) -> None:
+    busy, idle = nsqd_factory(), nsqd_factory()
+    for nsqd in (busy, idle):
+        create(nsqd)
+    gate = Gate()
+    consumer = make_consumer(
+        [busy, idle], threads=10, max_in_flight=10, low_rdy_idle_timeout=1.0, rdy_redistribute_interval=0.05
+    )
+    with running(consumer.add_handler(gate), connections=2):
+        publish(busy, numbered(50))
+        until("nine for the busy one", lambda: gate.held == 9)
+        assert [connection.reason for connection in consumer.health().connections if connection.rdy == 1] == [
+            "idle: its share is with connections that have messages"
+        ]
+        publish(idle, [b"news"])
+        gate.wait_until_held(10)
+        gate.let_go()
+        for nsqd in (busy, idle):
+            expect_drained(nsqd)
+    assert gate.most_held == 10
+
+
+def test_log_records_have_fields(nsqd: Nsqd, caplog: pytest.LogCaptureFixture) -> None:
+    create(nsqd)
+    with caplog.at_level(logging.INFO, "nsq.consumer"), running(make_consumer(nsqd).add_handler(Recorder())):
+        pass
+    record = next(record for record in caplog.records if "connected to" in record.getMessage())
+    fields = {name: getattr(record, name) for name in ("nsq_topic", "nsq_channel", "nsqd_address")}
+    assert fields == {"nsq_topic": TOPIC, "nsq_channel": CHANNEL, "nsqd_address": nsqd.tcp_address}
+
+
+def test_threads_are_named_after_their_jobs(nsqd: Nsqd) -> None:
+    create(nsqd)
+    name = f"nsq-{TOPIC}/{CHANNEL}"
+    before = {thread.name for thread in threading.enumerate()}
+    with running(make_consumer(nsqd, threads=2, hooks=ConsumerHooks()).add_handler(Recorder())):
+        now = {thread.name for thread in threading.enumerate()} - before
+        jobs = ["handler-0", "handler-1", "hooks", "lookupd", "rdy"]
+        loops = [f"read-{nsqd.tcp_address}", f"write-{nsqd.tcp_address}"]
+        assert {f"{name}-{job}" for job in jobs + loops} <= now

@@ -1,0 +1,416 @@
+"""Discovery against real nsqlookupds and nsqds, healthy and otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import itertools
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from nsq.config import Config
+from nsq.connection.conn import Conn
+from nsq.consumer.discovery import Discovery
+from nsq.consumer.lookups import Lookups
+from nsq.errors import ApiError, NsqError, ServerError
+from nsq.message import Message
+from nsq.testing import Nsqd, Nsqlookupd, V2Client
+from nsq.testing.plugin import Factory
+from nsq.transport.tcp import default_transport
+from nsq.wire import commands
+
+TOPIC, CHANNEL = "orders", "billing"
+PATIENCE = 5.0
+
+
+class Host:
+    """A consumer that connects and handles nothing: real connections, and a note of every dial."""
+
+    def __init__(self, config: Config) -> None:
+        self.discovery: Discovery | None = None
+        self._config = config
+        self._changed = threading.Condition()
+        self.dials: list[str] = []
+        self.conns: dict[str, Conn] = {}
+        self._ended: list[Conn] = []
+
+    def dial(self, address: str) -> None:
+        with self._changed:
+            self.dials.append(address)
+            self._changed.notify_all()
+        conn = Conn(
+            address,
+            self._config,
+            self,
+            transport=default_transport,
+            topic=TOPIC,
+            channel=CHANNEL,
+            name="nsq-test",
+        )
+        conn.connect(time.monotonic() + PATIENCE)
+        with self._changed:
+            assert address not in self.conns
+            self.conns[address] = conn
+            self._changed.notify_all()
+        conn.start()
+
+    def drop(self, address: str) -> None:
+        self.conns[address].start_close()
+
+    def expect(self, connections: int) -> None: ...
+
+    def await_(self, condition: Callable[[], bool], patience: float = PATIENCE) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, patience), (self.dials, self.conns)
+
+    def connected(self, *nsqds: Nsqd, patience: float = PATIENCE) -> None:
+        """Wait until exactly these are."""
+        addresses = {nsqd.tcp_address for nsqd in nsqds}
+        self.await_(lambda: set(self.conns) == addresses, patience)
+
+    def close(self) -> None:
+        for conn in [*self.conns.values(), *self._ended]:
+            conn.close()
+            assert conn.join(time.monotonic() + PATIENCE)
+
+    def on_messages(self, conn: Conn, messages: list[Message]) -> None: ...
+    def on_response(self, conn: Conn, data: bytes) -> None: ...
+    def on_error(self, conn: Conn, error: ServerError) -> None: ...
+    def on_heartbeat(self, conn: Conn) -> None: ...
+    def on_finished(self, conn: Conn, message: Message) -> None: ...
+    def on_requeued(self, conn: Conn, message: Message, backoff: bool) -> None: ...
+
+    def on_close(self, conn: Conn, cause: NsqError | None) -> None:
+        with self._changed:
+            del self.conns[conn.address]
+            self._ended.append(conn)
+            self._changed.notify_all()
+        assert self.discovery is not None
+        self.discovery.lost(conn.address, time.monotonic() - conn.connected_at, cause)
+
+
+@contextmanager
+def discovering(
+    nsqds: list[str] | None = None, lookupds: list[str] | None = None, **options: Any
+) -> Iterator[Host]:
+    """Its chance is fixed, so pauses and intervals are known: half of their ceiling, and as configured."""
+    config = Config(**options)
+    host = Host(config)
+    discovery = Discovery(
+        TOPIC,
+        config,
+        host,
+        name=f"nsq-{TOPIC}/{CHANNEL}",
+        nsqds=nsqds or [],
+        nsqlookupds=lookupds or [],
+        chance=lambda: 0.5,
+    )
+    host.discovery = discovery
+    discovery.start()
+    try:
+        yield host
+    finally:
+        began = time.monotonic()
+        discovery.stop()
+        assert discovery.join(began + PATIENCE)
+        assert time.monotonic() - began < 1.0
+        host.close()
+
+
+@contextmanager
+def black_hole() -> Iterator[str]:
+    """Connects, and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@contextmanager
+def refusing() -> Iterator[str]:
+    """A port that is taken, so nobody else gets it, and where nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@contextmanager
+def hanging_up(hellos: list[float]) -> Iterator[str]:
+    """Accepts, closes at once, and notes when."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # shut down below
+                while True:
+                    server.accept()[0].close()
+                    hellos.append(time.monotonic())
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(PATIENCE)
+
+
+class ScriptedLookupd:
+    """Answers every /lookup with these nsqds, after a delay, and keeps what it was asked."""
+
+    def __init__(self, *nsqds: str, delay: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
+        self.requests: list[tuple[str, str | None]] = []
+        producers = [
+            {"broadcast_address": host.strip("[]"), "tcp_port": int(port)}
+            for host, _, port in (nsqd.rpartition(":") for nsqd in nsqds)
+        ]
+        body = json.dumps({"channels": [], "producers": producers}).encode()
+        requests = self.requests
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                requests.append((self.path, self.headers["Authorization"]))
+                threading.Event().wait(delay)
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None: ...
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
+        self._scheme = "http" if tls is None else "https"
+
+    def __enter__(self) -> ScriptedLookupd:
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(PATIENCE)
+
+    @property
+    def address(self) -> str:
+        return f"{self._scheme}://127.0.0.1:{self._server.server_port}"
+
+
+@pytest.fixture
+def lookupd(nsqlookupd_factory: Factory[Nsqlookupd]) -> Iterator[Nsqlookupd]:
+    made = nsqlookupd_factory()
+    yield made
+    if made.running:
+        # asyncio loses a connection that it accepts while the server stops. Whoever has hung up just now, a
+        # cancelled question for one, has been accepted by the time this is answered.
+        made.get("/ping")
+
+
+@pytest.fixture
+def nsqd(nsqd_factory: Factory[Nsqd], lookupd: Nsqlookupd) -> Iterator[Nsqd]:
+    """With the topic, and known to the nsqlookupd."""
+    made = nsqd_factory(lookupd=[lookupd])
+    create_topic(made, lookupd)
+    yield made
+    made.stop()  # before its nsqlookupd, which it asks things too
+
+
+def create_topic(nsqd: Nsqd, lookupd: Nsqlookupd) -> None:
+    assert nsqd.post(f"/topic/create?topic={TOPIC}").status == 200
+    await_listing(lookupd, nsqd)
+
+
+def await_listing(lookupd: Nsqlookupd, nsqd: Nsqd) -> None:
+    port = nsqd.tcp_address.rpartition(":")[2].encode()
+    deadline = time.monotonic() + PATIENCE
+    while port not in lookupd.get(f"/lookup?topic={TOPIC}").body:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def health(host: Host) -> list[str]:
+    assert host.discovery is not None
+    return host.discovery.health()
+
+
+def await_health(host: Host, words: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not any(words in line for line in health(host)):
+        assert time.monotonic() < deadline, health(host)
+        time.sleep(0.01)
+
+
+class TestFinding:
+    def test_bad_nsqlookupds_do_not_delay_what_a_good_one_says(self, nsqd: Nsqd, lookupd: Nsqlookupd) -> None:
+        with ExitStack() as stack:
+            hole, nobody = stack.enter_context(black_hole()), stack.enter_context(refusing())
+            slow = stack.enter_context(ScriptedLookupd(nsqd.tcp_address, delay=0.6))
+            began = time.monotonic()
+            lookupds = [hole, nobody, slow.address, lookupd.http_address]
+            host = stack.enter_context(discovering([], lookupds, lookupd_poll_timeout=1.0))
+            host.connected(nsqd)
+            assert time.monotonic() - began < 0.5
+            await_health(host, f"nsqlookupd http://{nobody}/: failed")
+            await_health(host, f"nsqlookupd {slow.address}/: answered")
+            await_health(host, "did not answer within 1 s")
+            assert time.monotonic() - began < 1.5
+            assert host.dials == [nsqd.tcp_address]
+
+    def test_the_end_does_not_wait_for_a_black_hole(self) -> None:
+        with black_hole() as hole, discovering([], [hole], lookupd_poll_timeout=60.0):
+            began = time.monotonic()
+            while not any(f"ask-http://{hole}" in thread.name for thread in threading.enumerate()):
+                assert time.monotonic() < began + PATIENCE
+                time.sleep(0.01)
+            # discovering() allows a second for the end.
+
+    def test_a_topic_that_is_created_later_is_found(
+        self, nsqd_factory: Factory[Nsqd], lookupd: Nsqlookupd, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        nsqd = nsqd_factory(lookupd=[lookupd])
+        with discovering([], [lookupd.http_address], lookupd_poll_interval=0.1) as host:
+            await_health(host, "listing 0")
+            assert not caplog.records  # an unknown topic is no failure
+            create_topic(nsqd, lookupd)
+            host.connected(nsqd)
+
+    def test_an_nsqd_that_is_given_and_listed_is_dialled_once(self, nsqd: Nsqd, lookupd: Nsqlookupd) -> None:
+        with discovering([nsqd.tcp_address], [lookupd.http_address], lookupd_poll_interval=0.05) as host:
+            await_health(host, f"nsqd {nsqd.tcp_address} (given and listed): connected")
+            assert host.dials == [nsqd.tcp_address]
+
+    def test_one_that_is_not_there_yet_is_dialled_until_it_is(self, nsqd_factory: Factory[Nsqd]) -> None:
+        nsqd = nsqd_factory()
+        nsqd.stop(keep_data=True)
+        with discovering([nsqd.tcp_address], reconnect_initial=0.05, reconnect_max=0.2) as host:
+            host.await_(lambda: len(host.dials) >= 3)
+            nsqd.start()
+            host.connected(nsqd)
+
+
+class TestLosing:
+    def test_a_restarted_nsqd_is_found_again_long_before_the_next_regular_round(
+        self, nsqd: Nsqd, lookupd: Nsqlookupd
+    ) -> None:
+        with discovering([], [lookupd.http_address], lookupd_poll_interval=60.0) as host:
+            host.connected(nsqd)
+            nsqd.restart()
+            host.await_(lambda: len(host.dials) >= 2)
+            host.connected(nsqd)
+
+    def test_an_outage_of_the_nsqlookupd_does_not_prevent_reconnecting(
+        self, nsqd: Nsqd, lookupd: Nsqlookupd
+    ) -> None:
+        with discovering([], [lookupd.http_address], lookupd_poll_interval=0.2) as host:
+            host.connected(nsqd)
+            lookupd.stop()
+            await_health(host, "failed")
+            nsqd.restart()
+            host.await_(lambda: len(host.dials) >= 2)
+            host.connected(nsqd)
+
+    @pytest.mark.parametrize("listed", [False, True], ids=["given", "listed"])
+    def test_one_that_accepts_and_hangs_up_meets_growing_pauses(self, listed: bool) -> None:
+        hellos: list[float] = []
+        with ExitStack() as stack:
+            address = stack.enter_context(hanging_up(hellos))
+            scripted = stack.enter_context(ScriptedLookupd(address))
+            where: dict[str, Any] = {"lookupds": [scripted.address]} if listed else {"nsqds": [address]}
+            stack.enter_context(discovering(**where, lookupd_poll_interval=0.05))
+            time.sleep(2.0)
+            # Half of 0.25, 0.5, 1, 2 … seconds after each: at 0, 0.125, 0.375, 0.875 and 1.875.
+            assert 4 <= len(hellos) <= 6
+            pauses = [after - before for before, after in itertools.pairwise(hellos)]
+            assert pauses == sorted(pauses)
+
+    def test_one_whose_channel_is_full_meets_them_too_and_says_why(self, nsqd_factory: Factory[Nsqd]) -> None:
+        nsqd = nsqd_factory(max_channel_consumers=1)
+        with V2Client(nsqd.tcp_address) as other:
+            other.send(commands.sub(TOPIC, CHANNEL))
+            other.expect_ok()
+            with discovering([nsqd.tcp_address]) as host:
+                time.sleep(1.0)
+                assert 3 <= len(host.dials) <= 5
+                assert "E_SUB_FAILED" in health(host)[0]
+                other.close()
+                host.connected(nsqd)
+
+    def test_one_that_is_listed_no_more_is_left(self, nsqd: Nsqd, lookupd: Nsqlookupd) -> None:
+        with discovering([], [lookupd.http_address], lookupd_poll_interval=0.1, prune=True) as host:
+            host.connected(nsqd)
+            lookupd.post(f"/topic/tombstone?topic={TOPIC}&node={nsqd.http_address}")
+            host.connected()
+            assert host.dials == [nsqd.tcp_address]
+
+    def test_but_not_while_an_nsqlookupd_fails(self, nsqd: Nsqd, lookupd: Nsqlookupd) -> None:
+        options: dict[str, Any] = {"lookupd_poll_interval": 0.1, "lookupd_poll_timeout": 0.1, "prune": True}
+        with refusing() as nobody, discovering([], [lookupd.http_address, nobody], **options) as host:
+            host.connected(nsqd)
+            lookupd.post(f"/topic/tombstone?topic={TOPIC}&node={nsqd.http_address}")
+            await_health(host, "listing 0")
+            time.sleep(0.6)
+            host.connected(nsqd)
+
+
+class TestLookups:
+    SECRET = "s3cret"
+
+    @pytest.fixture
+    def authority(self) -> trustme.CA:
+        return trustme.CA()
+
+    @pytest.fixture
+    def encrypted(self, authority: trustme.CA) -> Iterator[ScriptedLookupd]:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("127.0.0.1").configure_cert(context)
+        with ScriptedLookupd("n:4150", tls=context) as scripted:
+            yield scripted
+
+    def ask(self, scripted: ScriptedLookupd, path: str = "", **options: Any) -> frozenset[str]:
+        return Lookups(TOPIC, Config(auth_secret=self.SECRET, **options)).ask(scripted.address + path)
+
+    @pytest.mark.parametrize(
+        ("allowed", "sent"), [("https", None), ("never", None), ("always", f"Bearer {SECRET}")]
+    )
+    def test_unencrypted_the_secret_is_sent_only_when_insisted(self, allowed: str, sent: str | None) -> None:
+        with ScriptedLookupd("n:4150", "[::1]:4150") as scripted:
+            assert self.ask(scripted, lookupd_authorization=allowed) == {"n:4150", "[::1]:4150"}
+            assert scripted.requests == [("/lookup?topic=orders", sent)]
+
+    def test_encrypted_it_is_sent_with_the_settings_of_tls(
+        self, encrypted: ScriptedLookupd, authority: trustme.CA, tmp_path: Path
+    ) -> None:
+        authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+        found = self.ask(encrypted, "/behind/proxy?token=1", tls=True, tls_ca_file=str(tmp_path / "ca.pem"))
+        assert found == {"n:4150"}
+        assert encrypted.requests == [("/behind/proxy?token=1&topic=orders", f"Bearer {self.SECRET}")]
+
+    def test_without_such_settings_it_is_verified_with_public_authorities(
+        self, encrypted: ScriptedLookupd
+    ) -> None:
+        with pytest.raises(ApiError, match="certificate verify failed") as refused:
+            self.ask(encrypted, "/lookup?token=t0ken")
+        assert "t0ken" not in str(refused.value)
+        assert encrypted.requests == []
+
+    def test_an_unknown_topic_is_an_empty_answer(self, lookupd: Nsqlookupd) -> None:
+        assert Lookups("nowhere", Config()).ask(lookupd.http_address) == frozenset()
+
+    def test_cancel_ends_questions_under_way_and_to_come(self) -> None:
+        subject = Lookups(TOPIC, Config(lookupd_poll_timeout=60.0))
+        with black_hole() as hole:
+            timer = threading.Timer(0.2, subject.cancel)
+            timer.start()
+            began = time.monotonic()
+            for _ in range(2):
+                with pytest.raises(ApiError):
+                    subject.ask(hole)
+            assert time.monotonic() - began < 2.0
+            timer.join()

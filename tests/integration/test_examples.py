@@ -1,0 +1,231 @@
+"""Every file of examples/ is run as its reader would, against real daemons; what it says is checked."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from nsq import Consumer, Producer
+from nsq.errors import Unauthorized
+from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing.plugin import Factory
+
+from .consuming import PATIENCE, Recorder, channel_of, create, numbered, publish, running, until
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+
+
+class Example:
+    """A running example; its output is read as it comes."""
+
+    def __init__(self, name: str, *arguments: object, **environment: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(EXAMPLES / name), *map(str, arguments)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        )
+        self.lines: list[str] = []
+        self._reader = threading.Thread(target=self._read, name=f"output of {name}")
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line.rstrip())
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        """The first line that has the pattern."""
+        try:
+            found: re.Match[str] = until(
+                pattern,
+                lambda: next(filter(None, (re.search(pattern, line) for line in list(self.lines))), None),
+            )
+        except AssertionError:
+            raise AssertionError(f"no line has {pattern!r}: {self.lines}") from None
+        return found
+
+    def interrupt(self, number: signal.Signals = signal.SIGINT) -> int:
+        self._process.send_signal(number)
+        return self.end()
+
+    def end(self) -> int:
+        status = self._process.wait(PATIENCE)
+        self._reader.join(PATIENCE)
+        return status
+
+    def kill(self) -> None:
+        self._process.kill()
+        self.end()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+@pytest.fixture
+def example() -> Iterator[Callable[..., Example]]:
+    started: list[Example] = []
+
+    def start(name: str, *arguments: object, **environment: str) -> Example:
+        started.append(Example(name, *arguments, **environment))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+
+
+Start = Callable[..., Example]
+
+
+def test_every_example_is_tested() -> None:
+    source = Path(__file__).read_text()
+    missing = [path.name for path in EXAMPLES.glob("*.py") if f'example("{path.name}"' not in source]
+    assert missing == []
+
+
+def test_script_consumer(example: Start, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(lookupd=[nsqlookupd])
+    create(nsqd)
+    until("registered", lambda: nsqlookupd.get("/lookup?topic=orders").status == 200)
+    publish(
+        nsqd, [b'{"order": 1, "amount": 20}', b'{"order": 2, "amount": 2000}', b'{"order": 3, "amount": 5}']
+    )
+    script = example("script_consumer.py", nsqlookupd.http_address)
+    script.wait_for(r"^INFO order 1: 20 \(attempt 1\)$")
+    script.wait_for(r"^INFO order 3: 5 \(attempt 1\)$")
+    until("one waits", lambda: channel_of(nsqd)["deferred_count"] == 1)
+    assert script.interrupt(signal.SIGTERM) == 0
+    assert not [line for line in script.lines if "ERROR" in line or "WARNING" in line]
+
+
+def test_batch_consumer(example: Start, nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd, channel="archive")
+    publish(nsqd, numbered(250))
+    path = tmp_path / "orders.db"
+    script = example("batch_consumer.py", nsqd.tcp_address, path)
+    until("all stored", lambda: sum(int(line.split()[1]) for line in script.lines if "stored" in line) == 250)
+    assert script.interrupt() == 0
+    database = sqlite3.connect(path)
+    bodies = [body for (body,) in database.execute("SELECT body FROM orders")]
+    database.close()
+    assert sorted(bodies) == sorted(numbered(250))
+    assert "stored 100" in script.lines
+
+
+def test_dead_letters(example: Start, nsqd: Nsqd) -> None:
+    script = example("dead_letters.py", nsqd.tcp_address)
+    assert script.end() == 0, script.lines
+    for line in ("INFO 1 / 4 = 0.25", "INFO 1 / 8 = 0.125", "INFO dead: 0"):
+        assert line in script.lines
+    assert sum(line.startswith("ERROR handler failed") for line in script.lines) == 3
+    script.wait_for("^WARNING giving up on")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with authority.pem, server.pem, server.key, client.pem and client.key."""
+    directory = tmp_path_factory.mktemp("certificates")
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(directory / "authority.pem"))
+    for name, identity in (("server", "127.0.0.1"), ("client", "worker@example.org")):
+        made = authority.issue_cert(identity)
+        (directory / f"{name}.pem").write_bytes(b"".join(blob.bytes() for blob in made.cert_chain_pems))
+        made.private_key_pem.write_to_path(str(directory / f"{name}.key"))
+    return directory
+
+
+@pytest.fixture
+def strict_nsqd(nsqd_factory: Factory[Nsqd], files: Path) -> Nsqd:
+    """Wants to see a certificate."""
+    return nsqd_factory(
+        tls_cert=files / "server.pem",
+        tls_key=files / "server.key",
+        tls_required="tcp-https",
+        tls_client_auth_policy="require-verify",
+        tls_root_ca_file=files / "authority.pem",
+    )
+
+
+def test_tls_consumer(example: Start, strict_nsqd: Nsqd, files: Path) -> None:
+    address = strict_nsqd.tcp_address
+    certificates = [files / name for name in ("authority.pem", "client.pem", "client.key")]
+    script = example("tls_consumer.py", address, *certificates)
+    assert script.end() == 0, script.lines
+    assert script.lines == [f"received the combination is 4711 from {address}"]
+
+
+def test_auth_server(example: Start, nsqd_factory: Factory[Nsqd]) -> None:
+    server = example("auth_server.py", "127.0.0.1:0")
+    address = server.wait_for(r"listening on (.*)")[1]
+    nsqd = nsqd_factory(auth_http_addresses=[address])
+    create(nsqd)
+    seen = Recorder()
+    consumer = Consumer("orders", "billing", nsqd=nsqd.tcp_address, auth_secret="billing-secret")
+    with (
+        Producer(nsqd.tcp_address, auth_secret="producer-secret") as producer,
+        running(consumer.add_handler(seen)),
+    ):
+        producer.publish("orders", b"hello")
+        seen.wait_for(1)
+        with pytest.raises(Unauthorized):
+            producer.publish("salaries", b"hello")
+    with Producer(nsqd.tcp_address, auth_secret="guess") as stranger, pytest.raises(Unauthorized):
+        stranger.ping()
+    for identity in ("shop", "billing", "nobody"):
+        server.wait_for(f"127.0.0.1 is {identity}$")
+    assert "secret" not in "\n".join(server.lines)
+    assert server.interrupt() == 0
+
+
+def test_producer(example: Start, nsqd_factory: Factory[Nsqd]) -> None:
+    nsqds = [nsqd_factory(), nsqd_factory()]
+    script = example("producer.py", *(nsqd.tcp_address for nsqd in nsqds))
+    assert script.end() == 0, script.lines
+    counts = {
+        address: int(count)
+        for address, count in re.findall(r"(\S+): (\d+) messages", "\n".join(script.lines))
+    }
+    assert sum(counts.values()) == 202
+    for nsqd in nsqds:
+        (topic,) = nsqd.get("/stats?format=json&topic=orders").json()["topics"] or [{"message_count": 0}]
+        assert topic["message_count"] == counts.get(nsqd.tcp_address, 0)
+
+
+def test_custom_transport(example: Start, nsqd: Nsqd) -> None:
+    script = example("custom_transport.py", nsqd.tcp_address)
+    assert script.end() == 0, script.lines
+    script.wait_for("nsqd says .*max_rdy_count")
+    script.wait_for(rf"{nsqd.tcp_address}: [1-9]\d* bytes received")
+    script.wait_for(rf"{nsqd.tcp_address}: [1-9]\d* bytes sent")
+
+
+def test_demo(example: Start, tmp_path: Path) -> None:
+    """It brings its own daemons, and leaves a file."""
+    script = example("demo.py", "--messages", "500", TMPDIR=str(tmp_path))
+    assert script.end() == 0, script.lines
+    script.wait_for(r"published\s+500 orders")
+    for channel in ("billing", "archive"):
+        script.wait_for(rf"{channel}\s+500 handled, .* 0 lost, 0 twice")
+    (archive,) = tmp_path.iterdir()
+    assert len(archive.read_text().splitlines()) == 500
+
+
+@pytest.mark.parametrize(
+    "name", ["batch_consumer.py", "dead_letters.py", "tls_consumer.py", "custom_transport.py"]
+)
+def test_without_arguments_an_example_says_what_it_wants(example: Start, name: str) -> None:
+    script = example(name)
+    assert script.end() == 1, script.lines
+    script.wait_for("usage: ")

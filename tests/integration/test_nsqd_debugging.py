@@ -1,0 +1,153 @@
+"""Looking into a running nsqd over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from nsq.daemons.worker_thread import in_thread
+from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing.plugin import Factory
+from tests.integration.judged import only_ours
+from tests.integration.patience import eventually
+
+pytestmark = only_ours("these endpoints are Python's")
+
+
+def test_stacks_of_threads_and_tasks(nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd) -> None:
+    nsqd = nsqd_factory(lookupd_tcp_addresses=nsqlookupd.tcp_address)
+    reply = nsqd.get("/debug/threads")
+    assert (reply.status, reply.headers["Content-Type"]) == (200, "text/plain; charset=utf-8")
+    assert re.search(r"^thread \d+ \"MainThread\"$", reply.text, re.MULTILINE)
+    assert re.search(r"stacks\.py:\d+ describe$", reply.text, re.MULTILINE)
+    # Followed through what it awaits, innermost first.
+    asleep = r"1 x nsqd-lookupd-\S+\n(  \S+:\d+ .*\n)+  \S+registration\.py:\d+ _Peer\._stay_registered\n"
+    assert re.search(asleep, reply.text)
+    assert nsqd.get("/debug/pprof/goroutine").status == 200
+
+
+def test_a_profile_of_the_event_loop_while_it_serves(nsqd: Nsqd) -> None:
+    for number in range(200):
+        nsqd.post(f"/channel/create?topic=busy&channel=c{number}" if number else "/topic/create?topic=busy")
+    profile: list[str] = []
+    asking = threading.Thread(target=lambda: profile.append(nsqd.get("/debug/profile?seconds=0.7").text))
+    asking.start()
+    longest = 0.0
+    while asking.is_alive():
+        began = time.monotonic()
+        assert nsqd.get("/stats").status == 200
+        longest = max(longest, time.monotonic() - began)
+    asking.join()
+    assert longest < 0.6
+    assert re.match(r"\d\d+ samples in 0\.\d+s\n", profile[0])
+    assert "nsq.daemons.nsqd.stats:topics" in profile[0]
+
+
+def test_a_profile_for_flame_graphs(nsqd: Nsqd) -> None:
+    text = nsqd.get("/debug/profile?seconds=0.1&format=collapsed").text
+    assert text
+    assert all(re.fullmatch(r"[^; ]+(;[^;]+)* \d+", line) for line in text.splitlines())
+
+
+def test_allocations(nsqd: Nsqd) -> None:
+    found: list[str] = []
+    target = "/debug/tracemalloc?seconds=0.7&limit=3"
+    asking = threading.Thread(target=lambda: found.append(nsqd.get(target).text))
+    asking.start()
+    while asking.is_alive():
+        nsqd.post("/pub?topic=kept", b"x" * 1000)
+    asking.join()
+    lines = found[0].splitlines()[3:]
+    assert len(lines) == 4
+    assert int(lines[0].split()[0]) > 10_000
+
+
+def test_one_looks_at_a_time(nsqd: Nsqd) -> None:
+    asking = threading.Thread(target=nsqd.get, args=("/debug/profile?seconds=0.5",))
+    asking.start()
+    names = lambda: [thread.name for thread in threading.enumerate()]  # noqa: E731
+    eventually(lambda: "debug-profile" in names())
+    refused = nsqd.get("/debug/tracemalloc?seconds=1")
+    assert (refused.status, refused.text) == (409, "BUSY")
+    assert nsqd.get("/debug/threads").status == 200
+    asking.join()
+    eventually(lambda: "debug-profile" not in names())
+    assert nsqd.get("/debug/profile?seconds=0.01").status == 200
+
+
+def test_a_stop_does_not_wait_for_who_looks(nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory()
+    outcome: list[object] = []
+
+    def ask() -> None:
+        try:
+            outcome.append(nsqd.get("/debug/profile?seconds=30", timeout=30).status)
+        except OSError as fault:
+            outcome.append(fault)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    eventually(lambda: any(thread.name == "debug-profile" for thread in threading.enumerate()))
+    began = time.monotonic()
+    nsqd.stop()
+    assert time.monotonic() - began < 5
+    asking.join()
+    assert isinstance(outcome[0], OSError)
+    eventually(lambda: all(thread.name != "debug-profile" for thread in threading.enumerate()))
+
+
+def test_the_index_and_what_go_calls_it(nsqd: Nsqd) -> None:
+    assert nsqd.get("/debug/pprof").headers["Location"] == "/debug/pprof/"
+    assert "/debug/tracemalloc" in nsqd.get("/debug/pprof/").text
+    assert nsqd.get("/debug/pprof/heap?seconds=0.01").status == 200
+    assert nsqd.get("/debug/pprof/block").status == 404
+    assert nsqd.request("PUT", "/debug/setblockrate?rate=1").status == 404
+    assert nsqd.request("PUT", "/debug/setblockrate?rate=x").status == 400
+
+
+def test_over_a_unix_socket(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+    nsqd = nsqd_factory(http_address=str(tmp_path / "http"))
+    assert nsqd.get("/debug/threads").status == 200
+
+
+def test_memory_figures_follow_the_process(nsqd: Nsqd) -> None:
+    memory = json.loads(nsqd.get("/stats?format=json").body)["memory"]
+    assert memory["heap_objects"] > 10_000
+    assert memory["heap_in_use_bytes"] > 10_000_000
+    nsqd.post("/debug/freememory")
+    later = json.loads(nsqd.get("/stats?format=json").body)["memory"]
+    assert later["gc_total_runs"] > memory["gc_total_runs"]
+    assert later["gc_pause_usec_100"] > 0
+
+
+class TestWorkerThread:
+    def test_an_answer(self) -> None:
+        async def ask() -> str:
+            return await in_thread(lambda: threading.current_thread().name, "aside")
+
+        assert asyncio.run(ask()) == "aside"
+
+    def test_a_fault(self) -> None:
+        async def ask() -> None:
+            await in_thread(lambda: 1 // 0, "aside")
+
+        with pytest.raises(ZeroDivisionError):
+            asyncio.run(ask())
+
+    def test_one_that_nobody_waits_for_holds_up_neither_the_loop_nor_its_end(self) -> None:
+        go = threading.Event()
+
+        async def ask() -> None:
+            answer = in_thread(lambda: go.wait(20), "aside")
+            answer.cancel()
+
+        began = time.monotonic()
+        asyncio.run(ask())
+        assert time.monotonic() - began < 5
+        go.set()

@@ -1,0 +1,331 @@
+"""nsqd as a program: flags, config file, exit statuses, signals, and the first minutes with it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from nsq.testing import Nsqd, Nsqlookupd, V2Client
+from nsq.testing.plugin import Factory
+from nsq.testing.v2 import PeerClosed
+from nsq.wire import commands
+from tests.integration.clients import consumer, finish_all, subscribe
+from tests.integration.judged import command, only_ours
+from tests.integration.patience import eventually
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def process(nsqd_factory: Factory[Nsqd]) -> Callable[..., Nsqd]:
+    """Makes nsqds that run as programs."""
+    return functools.partial(nsqd_factory, process=True)
+
+
+def run(*arguments: str, cwd: Path, timeout: float = 20) -> subprocess.CompletedProcess[str]:
+    """A run of nsqd that is to end by itself."""
+    return subprocess.run(
+        [*command("nsqd"), *arguments],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+def setting(nsqd: Nsqd, key: str) -> str:
+    """An option as the running nsqd has it, by its key in the config file."""
+    reply = nsqd.get(f"/config/{key}")
+    assert reply.status == 200
+    return reply.text
+
+
+def config(directory: Path, text: str) -> str:
+    path = directory / "nsqd.cfg"
+    path.write_text(text)
+    return f"--config={path}"
+
+
+class TestFlags:
+    @pytest.mark.parametrize(
+        "flags",
+        [
+            ["--max-rdy-count=7", "--msg-timeout=1500ms", "--snappy=false"],
+            ["-max-rdy-count=7", "-msg-timeout=1500ms", "-snappy=false"],
+            ["--max-rdy-count", "7", "--msg-timeout", "1500ms", "--snappy=0"],
+            ["-max-rdy-count", "7", "-msg-timeout", "1.5s", "-snappy=f"],
+        ],
+        ids=lambda flags: " ".join(flags[:2]),
+    )
+    def test_every_way_to_write_them(self, process: Callable[..., Nsqd], flags: list[str]) -> None:
+        nsqd = process(flags=flags)
+        shown = [setting(nsqd, key) for key in ("max_rdy_count", "msg_timeout", "snappy")]
+        assert shown == ["7", "1500000000", "false"]
+
+    def test_the_last_one_counts_and_lists_grow(self, process: Callable[..., Nsqd]) -> None:
+        addresses = ["127.0.0.1:1", "127.0.0.1:2"]
+        lists = [f"--lookupd-tcp-address={address}" for address in addresses]
+        nsqd = process(flags=["--max-rdy-count=7", "--max-rdy-count=8", *lists])
+        assert setting(nsqd, "max_rdy_count") == "8"
+        reply = nsqd.get("/config/nsqlookupd_tcp_addresses")
+        assert sorted(reply.json()) == addresses
+
+    @pytest.mark.parametrize("flag", ["-h", "--help"])
+    def test_help_names_every_flag(self, tmp_path: Path, flag: str) -> None:
+        done = run(flag, cwd=tmp_path)
+        assert done.returncode == 0
+        for name in ("tcp-address", "lookupd-tcp-address", "msg-timeout", "tls-required", "config"):
+            assert re.search(rf"^ +-{name}\b", done.stdout + done.stderr, re.MULTILINE)
+
+    @pytest.mark.parametrize("flag", ["--version", "-version", "--version=true"])
+    def test_version(self, tmp_path: Path, flag: str) -> None:
+        done = run(flag, cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert re.fullmatch(r"nsqd v1\.3\.\d+ \(.+\)\n", done.stdout)
+
+    @pytest.mark.parametrize(
+        ("flag", "said"),
+        [
+            ("--no-such-flag", "flag provided but not defined: -no-such-flag"),
+            ("--max-rdy-count=many", 'invalid value "many" for flag -max-rdy-count: parse error'),
+            ("--msg-timeout=60", 'invalid value "60" for flag -msg-timeout: parse error'),
+            ("--snappy=perhaps", 'invalid boolean value "perhaps" for -snappy: parse error'),
+            ("--max-rdy-count", "flag needs an argument: -max-rdy-count"),
+            ("---max-rdy-count=1", "bad flag syntax: ---max-rdy-count=1"),
+        ],
+    )
+    def test_what_cannot_be_read_is_status_2_and_the_usage(
+        self, tmp_path: Path, flag: str, said: str
+    ) -> None:
+        done = run(flag, cwd=tmp_path)
+        first, second, *_ = done.stderr.splitlines()
+        assert (done.returncode, done.stdout) == (2, "")
+        assert first.startswith(said)
+        assert second.startswith("Usage of ")
+
+    @pytest.mark.parametrize(
+        ("flags", "named"),
+        [
+            (["--node-id=1024"], "node-id"),
+            (["--node-id=-1"], "node-id"),
+            (["--max-deflate-level=10"], "max-deflate-level"),
+            (["--max-deflate-level=0"], "max-deflate-level"),
+            (["--tls-required"], "TLS|tls"),
+            (["--tls-cert=/nowhere/cert", "--tls-key=/nowhere/key"], "/nowhere/cert"),
+            (["--config=/nowhere/nsqd.cfg"], "/nowhere/nsqd.cfg"),
+        ],
+        ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    )
+    def test_what_cannot_be_meant_is_status_1_and_one_line(
+        self, tmp_path: Path, flags: list[str], named: str
+    ) -> None:
+        done = run(*ANY_PORTS, *flags, cwd=tmp_path)
+        assert done.returncode == 1
+        assert re.search(named, last_line(done.stderr))
+        assert "Traceback" not in done.stderr
+
+    @only_ours("Go's nsqd starts with it and fails, or lets its clients fail, later")
+    @pytest.mark.parametrize(
+        "flag",
+        ["--msg-timeout=0s", "--max-rdy-count=0", "--max-msg-size=0", "--data-path=/nowhere",
+         "--tcp-address=nowhere", "--http-address=127.0.0.1:99999"],
+    )  # fmt: skip
+    def test_other_nonsense_is_refused_as_well(self, tmp_path: Path, flag: str) -> None:
+        done = run(*ANY_PORTS, flag, cwd=tmp_path)
+        assert done.returncode == 1
+        assert flag.partition("=")[2].removesuffix("s") in last_line(done.stderr)
+        assert "Traceback" not in done.stderr
+
+
+ANY_PORTS = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0")
+
+
+def last_line(text: str) -> str:
+    return text.rstrip("\n").rpartition("\n")[2]
+
+
+class TestConfigFile:
+    def test_a_flag_beats_the_file_and_the_file_the_default(
+        self, process: Callable[..., Nsqd], tmp_path: Path
+    ) -> None:
+        file = config(tmp_path, 'max_rdy_count = 7\nmsg_timeout = "3s"\nsnappy = false\n')
+        nsqd = process(flags=[file, "--max-rdy-count=9"])
+        shown = [setting(nsqd, key) for key in ("max_rdy_count", "msg_timeout", "snappy", "max_msg_timeout")]
+        assert shown == ["9", "3000000000", "false", "900000000000"]
+
+    def test_durations_may_be_milliseconds(self, process: Callable[..., Nsqd], tmp_path: Path) -> None:
+        assert (
+            setting(process(flags=[config(tmp_path, "msg_timeout = 2500\n")]), "msg_timeout") == "2500000000"
+        )
+
+    def test_keys_that_differ_from_their_flags(self, process: Callable[..., Nsqd], tmp_path: Path) -> None:
+        file = config(tmp_path, 'id = 17\nnsqlookupd_tcp_addresses = ["127.0.0.1:1", "127.0.0.1:2"]\n')
+        nsqd = process(flags=[file])
+        assert setting(nsqd, "id") == "17"
+        assert sorted(nsqd.get("/config/nsqlookupd_tcp_addresses").json()) == ["127.0.0.1:1", "127.0.0.1:2"]
+
+    @pytest.mark.parametrize("text", ["max_rdy_count = \n", "node_id", "= 1\n"])
+    def test_what_is_no_toml_is_status_1_and_names_the_file(self, tmp_path: Path, text: str) -> None:
+        done = run(config(tmp_path, text), *ANY_PORTS, cwd=tmp_path)
+        assert done.returncode == 1
+        assert "nsqd.cfg" in last_line(done.stderr)
+
+    @only_ours("Go's nsqd ignores what it does not know")
+    def test_an_unknown_key_is_warned_about(self, process: Callable[..., Nsqd], tmp_path: Path) -> None:
+        nsqd = process(flags=[config(tmp_path, "max_rdy_cuont = 7\n")])
+        assert re.search('unknown key "max_rdy_cuont".*did you mean "max_rdy_count"', nsqd.log)
+
+
+class TestPorts:
+    @pytest.mark.parametrize("which", ["tcp", "http"])
+    def test_one_in_use_is_status_1_and_named(self, tmp_path: Path, which: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            done = run(*ANY_PORTS, f"--{which}-address={address}", cwd=tmp_path)
+        assert done.returncode == 1
+        assert address in last_line(done.stderr)
+        assert "address already in use" in last_line(done.stderr)
+        assert "Traceback" not in done.stderr
+
+    def test_unix_sockets(self, process: Callable[..., Nsqd], tmp_path: Path) -> None:
+        tcp, web = tmp_path / "tcp.sock", tmp_path / "http.sock"
+        nsqd = process(tcp_address=str(tcp), http_address=str(web))
+        assert nsqd.post("/pub?topic=t", b"body").status == 200
+        with consumer(nsqd, "t") as client:
+            assert client.expect_message().body == b"body"
+        assert nsqd.terminate() == 0
+        assert not tcp.exists()
+        assert not web.exists()
+
+
+class TestEnd:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_a_signal_ends_it_in_good_order_whatever_its_clients_do(
+        self, process: Callable[..., Nsqd], number: signal.Signals
+    ) -> None:
+        nsqd = process()
+        with consumer(nsqd, "t", rdy=100) as busy, consumer(nsqd, "t", "idle", rdy=0), publishing(nsqd, "t"):
+            for _ in range(50):
+                finish_all(busy, [busy.expect_message()])
+            os.kill(nsqd.pid, number)
+            assert status(nsqd) == 0
+            read_until_closed(busy)
+        assert not re.search("Traceback|panic:|never retrieved|never awaited", nsqd.log)
+
+    def test_its_ports_are_free_at_once(self, process: Callable[..., Nsqd]) -> None:
+        nsqd = process()
+        with consumer(nsqd, "t"):
+            assert nsqd.terminate() == 0
+        nsqd.start()
+        assert nsqd.get("/ping").status == 200
+
+
+def read_until_closed(client: V2Client) -> None:
+    with contextlib.suppress(PeerClosed):
+        while True:
+            client.frame()
+
+
+def status(nsqd: Nsqd) -> int:
+    """The exit status of one that was told to end, within the deadline of its stop."""
+    eventually(lambda: not nsqd.running)
+    return nsqd.terminate()
+
+
+@contextlib.contextmanager
+def publishing(nsqd: Nsqd, topic: str) -> Iterator[None]:
+    """Somebody publishes without a pause until nsqd hangs up."""
+
+    def publish() -> None:
+        with V2Client(nsqd.tcp_address) as client, contextlib.suppress(PeerClosed):
+            while True:
+                client.send(commands.pub(topic, b"x" * 100))
+                client.expect_ok()
+
+    publisher = threading.Thread(target=publish, name="publisher", daemon=True)
+    publisher.start()
+    try:
+        yield
+    finally:
+        publisher.join(10)
+        assert not publisher.is_alive()
+
+
+@only_ours("they have an extra")
+class TestWithoutTheServerExtra:
+    def test_the_version_is_told(self, tmp_path: Path) -> None:
+        done = run_without_aiohttp(tmp_path, "--version")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("nsqd v1.3.0 (nsq-python ")
+
+    def test_help_is_given(self, tmp_path: Path) -> None:
+        done = run_without_aiohttp(tmp_path, "--help")
+        assert done.returncode == 0
+        assert done.stderr.startswith("Usage of nsqd:\n")
+
+    def test_mistakes_are_told_first(self, tmp_path: Path) -> None:
+        done = run_without_aiohttp(tmp_path, "--no-such-flag")
+        assert done.returncode == 2
+        assert done.stderr.startswith("flag provided but not defined: -no-such-flag\n")
+
+    def test_a_start_tells_how_to_install_it(self, tmp_path: Path) -> None:
+        done = run_without_aiohttp(tmp_path)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == "nsqd needs the server extra: pip install 'nsq[server]'\n"
+
+
+def run_without_aiohttp(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """With the standard library and nsq alone to import from."""
+    return subprocess.run(
+        [sys.executable, "-S", "-m", "nsq.daemons.nsqd", *arguments],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+
+
+class TestQuickStart:
+    """What somebody does who reads about NSQ for the first time."""
+
+    @pytest.mark.parametrize(
+        "path",
+        ["/pub", pytest.param("/put", marks=only_ours("the name that the oldest guides have for /pub"))],
+    )
+    def test_publish_by_http_find_by_lookup_and_consume(
+        self, process: Callable[..., Nsqd], nsqlookupd_factory: Factory[Nsqlookupd], path: str
+    ) -> None:
+        lookupd = nsqlookupd_factory(process=True)
+        nsqd = process(lookupd=[lookupd])
+        curl = {
+            "User-Agent": "curl/8.0",
+            "Accept": "*/*",
+            "Content-Type": "application/x-www-form-urlencoded",
+        }
+        reply = nsqd.request("POST", f"{path}?topic=test", b"hello world 1", curl)
+        assert (reply.status, reply.body) == (200, b"OK")
+
+        found = eventually(lambda: lookupd.get("/lookup?topic=test"), lambda reply: reply.status == 200)
+        (node,) = found.json()["producers"]
+        with V2Client(f"{node['broadcast_address']}:{node['tcp_port']}") as client:
+            subscribe(client, "test", "nsq_to_file")
+            message = client.expect_message()
+            assert (message.body, message.attempts) == (b"hello world 1", 1)
+            finish_all(client, [message])
+        assert "test" in nsqd.get("/stats").text

@@ -1,0 +1,267 @@
+"""nsqd and its nsqlookupds: what is registered, what survives which upheavals, what new topics learn."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+
+from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing.plugin import Factory
+from tests.integration.clients import channel_stats, consumer, finish_all, publish, topic_stats
+from tests.integration.judged import LATE
+from tests.integration.lookup_peers import Mute, black_hole
+from tests.integration.patience import eventually
+
+#: Go's nsqd looks after a lost nsqlookupd every 15 seconds, and may need a second look.
+UNTIL_REGISTERED_AGAIN = 40.0
+
+
+def nodes(lookupd: Nsqlookupd, topic: str) -> set[str]:
+    """Where the topic is to be had, as its consumers are told."""
+    reply = lookupd.get(f"/lookup?topic={topic.replace('#', '%23')}")
+    producers = reply.json()["producers"] if reply.status == 200 else []
+    return {f"{each['broadcast_address']}:{each['tcp_port']}" for each in producers}
+
+
+def registered(lookupd: Nsqlookupd) -> set[str]:
+    """What somebody has registered right now: ``topic:orders:``, ``channel:orders:archive``."""
+    return {key for key in lookupd.get("/debug").json() if not key.startswith("client:")}
+
+
+def keys(topic: str, channels: Iterable[str] = ()) -> set[str]:
+    return {f"topic:{topic}:", *(f"channel:{topic}:{channel}" for channel in channels)}
+
+
+def until_registered(
+    lookupd: Nsqlookupd, wanted: Collection[str], within: float = 10.0, *, exactly: bool = True
+) -> None:
+    def seen() -> set[str]:
+        return registered(lookupd) if exactly else registered(lookupd) & set(wanted)
+
+    eventually(seen, lambda found: found == set(wanted), within)
+
+
+def create(nsqd: Nsqd, topic: str, *channels: str) -> None:
+    assert nsqd.post(f"/topic/create?topic={topic}").status == 200
+    for channel in channels:
+        assert nsqd.post(f"/channel/create?topic={topic}&channel={channel}").status == 200
+
+
+def set_nsqlookupds(nsqd: Nsqd, *addresses: str) -> Any:
+    body = json.dumps(addresses).encode()
+    reply = nsqd.request("PUT", "/config/nsqlookupd_tcp_addresses", body)
+    assert reply.status == 200
+    return reply.json()
+
+
+def until_depth(nsqd: Nsqd, channel: str, depth: int) -> None:
+    eventually(
+        lambda: channel_stats(nsqd, "orders", channel), lambda found: found and found["depth"] == depth
+    )
+
+
+class TestWhatIsRegistered:
+    def test_every_nsqlookupd_hears_of_every_topic_and_channel(
+        self, nsqlookupd_factory: Factory[Nsqlookupd], nsqd_factory: Factory[Nsqd]
+    ) -> None:
+        lookupds = [nsqlookupd_factory(), nsqlookupd_factory()]
+        nsqd = nsqd_factory(lookupd=lookupds)
+        create(nsqd, "orders", "archive", "billing")
+        create(nsqd, "returns")
+        for lookupd in lookupds:
+            until_registered(lookupd, keys("orders", ["archive", "billing"]) | keys("returns"))
+            assert nodes(lookupd, "orders") == {nsqd.tcp_address}
+            channels = lookupd.get("/channels?topic=orders").json()["channels"]
+            assert sorted(channels) == ["archive", "billing"]
+
+    def test_the_addresses_it_is_to_be_reached_at_are_what_it_tells(
+        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
+    ) -> None:
+        own = {"broadcast_address": "nsqd.example", "broadcast_tcp_port": 7, "broadcast_http_port": 8}
+        create(nsqd_factory(lookupd=[nsqlookupd], **own), "orders")
+        until_registered(nsqlookupd, keys("orders"))
+        (node,) = nsqlookupd.get("/lookup?topic=orders").json()["producers"]
+        told = {name: node[name] for name in ("broadcast_address", "tcp_port", "http_port", "version")}
+        wanted = {"broadcast_address": "nsqd.example", "tcp_port": 7, "http_port": 8, "version": "1.3.0"}
+        assert told == wanted
+
+    def test_what_is_created_shows_up_and_what_is_deleted_vanishes(
+        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
+    ) -> None:
+        nsqd = nsqd_factory(lookupd=[nsqlookupd])
+        publish(nsqd, "published", [b"x"])
+        with consumer(nsqd, "consumed", "archive"):
+            create(nsqd, "created", "archive", "billing")
+            everything = keys("published") | keys("consumed", ["archive"])
+            until_registered(nsqlookupd, everything | keys("created", ["archive", "billing"]))
+            assert nsqd.post("/channel/delete?topic=created&channel=archive").status == 200
+            until_registered(nsqlookupd, everything | keys("created", ["billing"]))
+            assert nsqd.post("/topic/delete?topic=created").status == 200
+            until_registered(nsqlookupd, everything)
+            assert nodes(nsqlookupd, "created") == set()
+
+    def test_what_is_ephemeral_vanishes_with_its_last_consumer(
+        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
+    ) -> None:
+        nsqd = nsqd_factory(lookupd=[nsqlookupd])
+        with consumer(nsqd, "orders", "tail#ephemeral"), consumer(nsqd, "log#ephemeral", "tail#ephemeral"):
+            both = keys("orders", ["tail#ephemeral"]) | keys("log#ephemeral", ["tail#ephemeral"])
+            until_registered(nsqlookupd, both)
+        until_registered(nsqlookupd, keys("orders"))
+        assert nsqlookupd.get("/topics").json()["topics"] == ["orders"]
+        assert nsqlookupd.get("/channels?topic=orders").json()["channels"] == []
+
+    def test_an_nsqd_that_ends_is_gone_at_once(
+        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
+    ) -> None:
+        staying, leaving = nsqd_factory(lookupd=[nsqlookupd]), nsqd_factory(lookupd=[nsqlookupd])
+        create(staying, "orders")
+        create(leaving, "orders")
+        both = {staying.tcp_address, leaving.tcp_address}
+        eventually(lambda: nodes(nsqlookupd, "orders"), lambda found: found == both)
+        leaving.stop()
+        eventually(lambda: nodes(nsqlookupd, "orders"), lambda found: found == {staying.tcp_address})
+
+
+class TestUpheavals:
+    def test_all_is_registered_again_after_a_restart(
+        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
+    ) -> None:
+        nsqd = nsqd_factory(lookupd=[nsqlookupd])
+        create(nsqd, "orders", "archive")
+        until_registered(nsqlookupd, keys("orders", ["archive"]))
+        nsqlookupd.stop()
+        create(nsqd, "meanwhile", "archive")
+        assert nsqd.post("/channel/delete?topic=orders&channel=archive").status == 200
+        nsqlookupd.start()
+        wanted = keys("orders") | keys("meanwhile", ["archive"])
+        until_registered(nsqlookupd, wanted, UNTIL_REGISTERED_AGAIN)
+
+    def test_an_nsqlookupd_may_be_started_last(
+        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
+    ) -> None:
+        address = nsqlookupd.tcp_address
+        nsqlookupd.stop()
+        nsqd = nsqd_factory(lookupd=[address])
+        create(nsqd, "orders", "archive")
+        nsqlookupd.start()
+        until_registered(nsqlookupd, keys("orders", ["archive"]), UNTIL_REGISTERED_AGAIN)
+
+    def test_the_list_can_be_changed_while_it_runs(
+        self, nsqlookupd_factory: Factory[Nsqlookupd], nsqd_factory: Factory[Nsqd]
+    ) -> None:
+        old, kept, new = (nsqlookupd_factory() for _ in range(3))
+        nsqd = nsqd_factory(lookupd=[old, kept])
+        create(nsqd, "orders", "archive")
+        for lookupd in (old, kept):
+            until_registered(lookupd, keys("orders", ["archive"]))
+        wanted = [kept.tcp_address, new.tcp_address]
+        assert set_nsqlookupds(nsqd, *wanted) == wanted
+        until_registered(new, keys("orders", ["archive"]))
+        until_registered(old, set())
+        create(nsqd, "later")
+        for lookupd in (kept, new):
+            until_registered(lookupd, keys("orders", ["archive"]) | keys("later"))
+        assert registered(old) == set()
+        assert sorted(nsqd.get("/config/nsqlookupd_tcp_addresses").json()) == sorted(wanted)
+
+    def test_the_list_can_be_emptied_and_filled_again(
+        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
+    ) -> None:
+        nsqd = nsqd_factory(lookupd=[nsqlookupd])
+        create(nsqd, "orders")
+        until_registered(nsqlookupd, keys("orders"))
+        set_nsqlookupds(nsqd)
+        until_registered(nsqlookupd, set())
+        set_nsqlookupds(nsqd, nsqlookupd.tcp_address)
+        until_registered(nsqlookupd, keys("orders"))
+
+    @pytest.mark.parametrize("body", [b"127.0.0.1:4160", b'"127.0.0.1:4160"', b"[1]", b"["])
+    def test_what_is_no_list_of_addresses_changes_nothing(
+        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], body: bytes
+    ) -> None:
+        nsqd = nsqd_factory(lookupd=[nsqlookupd])
+        reply = nsqd.request("PUT", "/config/nsqlookupd_tcp_addresses", body)
+        assert (reply.status, reply.json()) == (400, {"message": "INVALID_VALUE"})
+        create(nsqd, "orders")
+        until_registered(nsqlookupd, keys("orders"))
+
+    def test_one_that_never_answers_disturbs_nobody(
+        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
+    ) -> None:
+        with black_hole() as silent:
+            nsqd = nsqd_factory(lookupd=[silent, nsqlookupd])
+            began = time.monotonic()
+            publish(nsqd, "orders", [b"body"])
+            with consumer(nsqd, "orders", "archive") as client:
+                assert client.expect_message().body == b"body"
+            assert time.monotonic() - began < LATE
+            until_registered(nsqlookupd, keys("orders", ["archive"]), 30.0)
+            nsqd.stop()
+
+
+class TestChannelsOfOthers:
+    """A new topic begins with the channels that it has elsewhere, so that those miss nothing of it."""
+
+    @pytest.fixture
+    def newcomer(self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]) -> Nsqd:
+        """Registered next to an nsqd that has the topic orders, and has been told where to ask."""
+        veteran, newcomer = (nsqd_factory(lookupd=[nsqlookupd]) for _ in range(2))
+        create(veteran, "orders", "archive", "billing")
+        create(newcomer, "known")
+        known = keys("orders", ["archive", "billing"]) | keys("known")
+        until_registered(nsqlookupd, known)
+        return newcomer
+
+    def test_all_get_every_message_from_the_first(self, nsqlookupd: Nsqlookupd, newcomer: Nsqd) -> None:
+        publish(newcomer, "orders", [b"1", b"2"])
+        for channel in ("archive", "billing"):
+            until_depth(newcomer, channel, 2)
+            with consumer(newcomer, "orders", channel, rdy=2) as client:
+                assert {client.expect_message().body for _ in range(2)} == {b"1", b"2"}
+        eventually(lambda: len(nodes(nsqlookupd, "orders")), lambda count: count == 2)
+
+    def test_so_do_those_that_subscribe_here_first(self, newcomer: Nsqd) -> None:
+        with consumer(newcomer, "orders", "own") as client:
+            publish(newcomer, "orders", [b"body"])
+            message = client.expect_message()
+            finish_all(client, [message])
+        assert message.body == b"body"
+        for channel in ("archive", "billing"):
+            until_depth(newcomer, channel, 1)
+
+    def test_ephemeral_ones_stay_where_their_consumers_are(
+        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
+    ) -> None:
+        veteran, newcomer = (nsqd_factory(lookupd=[nsqlookupd]) for _ in range(2))
+        create(newcomer, "known")
+        with consumer(veteran, "orders", "tail#ephemeral"):
+            create(veteran, "orders", "archive")
+            wanted = keys("orders", ["archive", "tail#ephemeral"]) | keys("known")
+            until_registered(nsqlookupd, wanted)
+            publish(newcomer, "orders", [b"x"])
+            found = eventually(lambda: topic_stats(newcomer, "orders"), lambda found: found.get("channels"))
+            assert [channel["channel_name"] for channel in found["channels"]] == ["archive"]
+
+    def test_messages_wait_for_an_nsqlookupd_that_does_not_answer(
+        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
+    ) -> None:
+        with Mute() as mute:
+            veteran = nsqd_factory(lookupd=[nsqlookupd])
+            newcomer = nsqd_factory(lookupd=[mute.address, nsqlookupd], http_client_request_timeout=1.0)
+            create(veteran, "orders", "archive")
+            create(newcomer, "known")
+            until_registered(nsqlookupd, keys("orders", ["archive"]) | keys("known"))
+            mute.wait_until_registered(10)
+            began = time.monotonic()
+            publish(newcomer, "orders", [b"body"])
+            mute.wait_until_asked(10)
+            with consumer(newcomer, "orders", "own") as client:
+                assert client.expect_message(timeout=10).body == b"body"
+            with consumer(newcomer, "orders", "archive") as client:
+                assert client.expect_message(timeout=10).body == b"body"
+            assert time.monotonic() - began < 1.0 + 2 * LATE

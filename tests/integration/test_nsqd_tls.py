@@ -1,0 +1,332 @@
+"""nsqd with certificates: TCP and HTTPS, who must use them, and what happens to those who do it wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import socket
+import ssl
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nsq.errors import LayerError
+from nsq.testing import Nsqd, V2Client
+from nsq.testing.plugin import Factory, factory
+from nsq.testing.v2 import PeerClosed
+from nsq.wire import commands
+from tests.integration.authority import Authority
+from tests.integration.clients import channel_stats, connected, finish_all, subscribe
+from tests.integration.judged import only_ours
+
+HOST = "127.0.0.1"
+REFUSED = (LayerError, PeerClosed)
+"""How a client learns of it: an alert, or the end of the connection if that came first."""
+
+VERSIONS = pytest.mark.parametrize("version", ["TLSv1_2", "TLSv1_3"])
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    """An authority nobody here trusts."""
+    return Authority(tmp_path_factory.mktemp("stranger"))
+
+
+@pytest.fixture(scope="module")
+def nsqd(authority: Authority) -> Iterator[Nsqd]:
+    """With a certificate, and content with clients that do not care."""
+    with factory(Nsqd) as make:
+        yield make(**authority.server_options)
+
+
+@pytest.fixture(scope="module")
+def demanding(authority: Authority) -> Iterator[dict[str, Nsqd]]:
+    """By what --tls-required says."""
+    with factory(Nsqd) as make:
+        yield {
+            required: make(**authority.server_options, tls_required=required)
+            for required in ("true", "tcp-https")
+        }
+
+
+@pytest.fixture(scope="module")
+def strict(authority: Authority) -> Iterator[dict[str, Nsqd]]:
+    """By what --tls-client-auth-policy says."""
+    with factory(Nsqd) as make:
+        yield {
+            policy: make(
+                **authority.server_options,
+                tls_client_auth_policy=policy,
+                tls_root_ca_file=authority.certificate,
+            )
+            for policy in ("require", "require-verify")
+        }
+
+
+@contextlib.contextmanager
+def encrypted(nsqd: Nsqd, context: ssl.SSLContext, **identify: object) -> Iterator[V2Client]:
+    with connected(nsqd, tls_v1=True, **identify) as client:
+        client.start_tls(context, HOST)
+        yield client
+
+
+def https(
+    nsqd: Nsqd, context: ssl.SSLContext, method: str, target: str, body: bytes | None = None
+) -> tuple[int, bytes]:
+    assert nsqd.https_address is not None
+    connection = http.client.HTTPSConnection(nsqd.https_address, context=context, timeout=5)
+    with contextlib.closing(connection):
+        connection.request(method, target, body)
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+def consume_one(client: V2Client, topic: str) -> bytes:
+    subscribe(client, topic)
+    message = client.expect_message()
+    finish_all(client, [message])
+    return message.body
+
+
+class TestBothPorts:
+    @VERSIONS
+    def test_messages_pass_over_tcp(self, nsqd: Nsqd, authority: Authority, version: str) -> None:
+        with encrypted(nsqd, authority.client_context(version=version)) as client:
+            client.send(commands.pub(f"tcp-{version}", b"body"))
+            client.expect_ok()
+            assert consume_one(client, f"tcp-{version}") == b"body"
+
+    @VERSIONS
+    def test_messages_pass_over_https(self, nsqd: Nsqd, authority: Authority, version: str) -> None:
+        context = authority.client_context(version=version)
+        assert https(nsqd, context, "POST", f"/pub?topic=https-{version}", b"body") == (200, b"OK")
+        with connected(nsqd) as client:
+            assert consume_one(client, f"https-{version}") == b"body"
+
+    def test_without_tls_as_well(self, nsqd: Nsqd) -> None:
+        assert nsqd.get("/ping").status == 200
+        with connected(nsqd) as client:
+            client.send(commands.pub("plain", b"body"))
+            client.expect_ok()
+
+    @pytest.mark.parametrize("layer", ["snappy", "deflate"])
+    def test_compression_over_tls(self, nsqd: Nsqd, authority: Authority, layer: str) -> None:
+        incompressible, topic = os.urandom(100_000), f"compressed-{layer}"
+        with encrypted(nsqd, authority.client_context(), **{layer: True}) as client:
+            client.start_snappy() if layer == "snappy" else client.start_deflate()
+            for body in (b"a" * 300_000, incompressible):
+                client.send(commands.pub(topic, body))
+                client.expect_ok()
+            subscribe(client, topic, rdy=2)
+            assert {client.expect_message().body for _ in range(2)} == {b"a" * 300_000, incompressible}
+
+    def test_a_client_that_does_not_trust_the_server_leaves(self, nsqd: Nsqd, stranger: Authority) -> None:
+        with pytest.raises(LayerError, match="certificate"), encrypted(nsqd, stranger.client_context()):
+            pass
+        assert nsqd.get("/ping").status == 200
+
+    @VERSIONS
+    def test_the_statistics_show_it(self, nsqd: Nsqd, authority: Authority, version: str) -> None:
+        topic = f"shown-{version}"
+        with encrypted(nsqd, authority.client_context(version=version), client_id="safe") as client:
+            subscribe(client, topic)
+            with connected(nsqd, client_id="open") as other:
+                subscribe(other, topic)
+                shown = clients(nsqd, topic)
+        assert shown["safe"]["tls"] is True
+        assert shown["safe"]["tls_version"] == version.replace("v", "").replace("_", ".")
+        assert shown["safe"]["tls_cipher_suite"]
+        assert shown["open"]["tls"] is False
+        assert shown["open"]["tls_version"] == shown["open"]["tls_cipher_suite"] == ""
+
+    def test_a_server_without_a_certificate_grants_none(self, nsqd_factory: Factory[Nsqd]) -> None:
+        nsqd = nsqd_factory()
+        with V2Client(nsqd.tcp_address) as client:
+            assert client.identify(tls_v1=True)["tls_v1"] is False
+            client.send(commands.pub("plain", b"body"))
+            client.expect_ok()
+        assert nsqd.https_address is None
+
+
+def clients(nsqd: Nsqd, topic: str) -> dict[str, dict[str, Any]]:
+    channel = channel_stats(nsqd, topic)
+    return {client["client_id"]: client for client in channel["clients"]}
+
+
+REQUIRED = pytest.mark.parametrize("required", ["true", "tcp-https"])
+
+
+class TestRequired:
+    @REQUIRED
+    @pytest.mark.parametrize(
+        "command",
+        [
+            commands.pub("t", b"x"),
+            commands.mpub("t", [b"x"]),
+            commands.dpub("t", 1, b"x"),
+            commands.sub("t", "c"),
+        ],
+        ids=lambda command: command[:4].decode().strip(),
+    )
+    def test_commands_without_tls_are_refused(
+        self, demanding: dict[str, Nsqd], required: str, command: bytes
+    ) -> None:
+        with connected(demanding[required]) as client:
+            client.send(command)
+            frame = client.expect_error("E_INVALID")
+            client.expect_closed()
+        verb = command.split()[0]
+        assert frame.data == b"E_INVALID cannot %s in current state (TLS required)" % verb
+
+    @REQUIRED
+    def test_commands_before_identify_are_refused(self, demanding: dict[str, Nsqd], required: str) -> None:
+        with V2Client(demanding[required].tcp_address) as client:
+            client.send(commands.NOP)
+            client.expect_error("E_INVALID")
+            client.expect_closed()
+
+    @REQUIRED
+    def test_tls_is_served(self, demanding: dict[str, Nsqd], authority: Authority, required: str) -> None:
+        nsqd, context = demanding[required], authority.client_context()
+        assert https(nsqd, context, "POST", "/pub?topic=t", b"body") == (200, b"OK")
+        with encrypted(nsqd, context) as client:
+            assert consume_one(client, "t") == b"body"
+
+    @pytest.mark.parametrize("target", ["GET /ping", "POST /pub?topic=t", "GET /stats", "GET /nothing"])
+    def test_plain_http_is_told_where_to_go(self, demanding: dict[str, Nsqd], target: str) -> None:
+        nsqd = demanding["true"]
+        method, path = target.split()
+        reply = nsqd.request(method, path, b"x" if method == "POST" else None)
+        assert nsqd.https_address is not None
+        port = int(nsqd.https_address.rpartition(":")[2])
+        assert (reply.status, reply.json()) == (403, {"message": "TLS_REQUIRED", "https_port": port})
+        assert reply.headers["Content-Type"] == "application/json; charset=utf-8"
+        assert reply.headers["X-NSQ-Content-Type"] == "nsq; version=1.0"
+
+    def test_plain_http_stays_open_if_asked(self, demanding: dict[str, Nsqd]) -> None:
+        nsqd = demanding["tcp-https"]
+        assert nsqd.get("/ping")[::2] == (200, b"OK")
+        assert nsqd.post("/pub?topic=open", b"x")[::2] == (200, b"OK")
+
+
+POLICY = pytest.mark.parametrize("policy", ["require", "require-verify"])
+
+
+class TestClientCertificates:
+    @POLICY
+    @VERSIONS
+    def test_a_client_with_a_certificate_is_welcome(
+        self, strict: dict[str, Nsqd], authority: Authority, policy: str, version: str
+    ) -> None:
+        nsqd, topic = strict[policy], f"known-{version}"
+        context = authority.client_context(known_by=authority, version=version)
+        assert https(nsqd, context, "POST", f"/pub?topic={topic}", b"body") == (200, b"OK")
+        with encrypted(nsqd, context) as client:
+            assert consume_one(client, topic) == b"body"
+
+    @POLICY
+    @VERSIONS
+    def test_a_client_without_one_is_refused(
+        self, strict: dict[str, Nsqd], authority: Authority, policy: str, version: str
+    ) -> None:
+        self._refuses(strict[policy], authority.client_context(version=version))
+
+    @VERSIONS
+    def test_a_certificate_of_another_authority_is_refused(
+        self, strict: dict[str, Nsqd], authority: Authority, stranger: Authority, version: str
+    ) -> None:
+        context = authority.client_context(known_by=stranger, version=version)
+        self._refuses(strict["require-verify"], context)
+
+    @only_ours("Python's TLS cannot demand a certificate without verifying it")
+    def test_even_if_it_need_only_be_there(
+        self, strict: dict[str, Nsqd], authority: Authority, stranger: Authority
+    ) -> None:
+        self._refuses(strict["require"], authority.client_context(known_by=stranger))
+
+    @POLICY
+    def test_a_policy_implies_that_tls_is_required(self, strict: dict[str, Nsqd], policy: str) -> None:
+        assert strict[policy].get("/ping").status == 403
+        with connected(strict[policy]) as client:
+            client.send(commands.pub("t", b"x"))
+            client.expect_error("E_INVALID")
+
+    def _refuses(self, nsqd: Nsqd, context: ssl.SSLContext) -> None:
+        with pytest.raises(REFUSED), encrypted(nsqd, context):
+            pass
+        with pytest.raises(OSError):  # noqa: PT011 - an alert, a reset or an end, as the race may have it
+            https(nsqd, context, "GET", "/ping")
+
+
+class TestVersion:
+    def test_an_older_one_than_the_least_is_refused(
+        self, nsqd_factory: Factory[Nsqd], authority: Authority
+    ) -> None:
+        nsqd = nsqd_factory(**authority.server_options, tls_min_version="tls1.3")
+        old, new = (authority.client_context(version=each) for each in ("TLSv1_2", "TLSv1_3"))
+        with pytest.raises(REFUSED), encrypted(nsqd, old):
+            pass
+        with pytest.raises(ssl.SSLError):
+            https(nsqd, old, "GET", "/ping")
+        assert https(nsqd, new, "GET", "/ping") == (200, b"OK")
+        with encrypted(nsqd, new) as client:
+            client.send(commands.pub("t", b"x"))
+            client.expect_ok()
+
+
+class TestNoHandshake:
+    @pytest.mark.parametrize(
+        "instead",
+        [b"GET / HTTP/1.1\r\nHost: nsqd\r\n\r\n", commands.pub("t", b"x"), b"\x16\x03\x01\x00\x05AAAAA"],
+        ids=["HTTP", "a command", "a broken record"],
+    )
+    def test_what_is_no_handshake_ends_the_connection(self, nsqd: Nsqd, instead: bytes) -> None:
+        with asked_for_tls(nsqd) as sock:
+            sock.sendall(instead)
+            until_closed(sock)
+        assert nsqd.get("/ping").status == 200
+
+    def test_what_is_no_handshake_ends_an_https_connection(self, nsqd: Nsqd) -> None:
+        assert nsqd.https_address is not None
+        with socket.create_connection(address(nsqd.https_address), timeout=5) as sock:
+            sock.sendall(b"GET /ping HTTP/1.1\r\nHost: nsqd\r\n\r\n" * 10)
+            until_closed(sock)
+        assert nsqd.get("/ping").status == 200
+
+    def test_who_leaves_halfway_disturbs_nobody(self, nsqd: Nsqd, authority: Authority) -> None:
+        with asked_for_tls(nsqd) as sock:
+            sock.sendall(b"\x16\x03\x01")
+        with encrypted(nsqd, authority.client_context()) as client:
+            client.send(commands.pub("t", b"x"))
+            client.expect_ok()
+
+
+@contextlib.contextmanager
+def asked_for_tls(nsqd: Nsqd) -> Iterator[socket.socket]:
+    """A connection on which nsqd expects a handshake."""
+    with socket.create_connection(address(nsqd.tcp_address), timeout=10) as sock:
+        wish = json.dumps({"feature_negotiation": True, "tls_v1": True}).encode()
+        sock.sendall(commands.MAGIC_V2 + commands.identify(wish))
+        granted = sock.recv(4096)
+        assert json.loads(granted[8:])["tls_v1"] is True
+        yield sock
+
+
+def until_closed(sock: socket.socket) -> None:
+    """Read whatever comes (an alert, an error) until the other side hangs up."""
+    with contextlib.suppress(ConnectionResetError):
+        while sock.recv(4096):
+            pass
+
+
+def address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)

@@ -1,0 +1,593 @@
+"""The producer and real nsqds: killed, restarted, frozen, behind TLS and AUTH, and shared with forked
+children.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from nsq.errors import (
+    AuthFirst,
+    BadMessage,
+    ConnectionFailed,
+    HandshakeFailed,
+    NsqError,
+    PublishUncertain,
+    QueueFull,
+    Unauthorized,
+)
+from nsq.producer import Acknowledged, Producer
+from nsq.testing import Nsqd, Nsqlookupd, V2Client
+from nsq.testing.plugin import Factory, factory
+from nsq.wire import commands
+
+from ..interop.auth_server import running_auth_server
+from ..interop.certificates import Certificate, issue
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 10.0
+QUICK = {"reconnect_initial": 0.01, "reconnect_max": 0.1}
+
+# From 3.12 on Python warns of what these tests are about.
+forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Nsqd]:
+    """For tests that do nothing to it; each has topics of its own."""
+    with factory(Nsqd) as make:
+        yield make(process=True)
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name).partition("[")[0].removeprefix("test_")[:64]
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return issue(tmp_path_factory.mktemp("certificate"))
+
+
+def depth(nsqd: Nsqd, topic: str) -> int:
+    topics = nsqd.get(f"/stats?format=json&topic={topic}").json()["topics"] or []
+    return sum(each["depth"] for each in topics)
+
+
+def drain(nsqd: Nsqd, topic: str) -> list[bytes]:
+    """All messages that the topic holds; no channel may have had them before."""
+    count = depth(nsqd, topic)
+    bodies = []
+    with V2Client(nsqd.tcp_address) as client:
+        client.identify(output_buffer_timeout=25)
+        client.send(commands.sub(topic, "drain"))
+        client.expect_ok()
+        client.send(commands.rdy(2500))
+        for _ in range(count):
+            message = client.expect_message()
+            bodies.append(message.body)
+            client.send(commands.fin(message.id))
+        client.expect_silence(0.05)
+    return bodies
+
+
+class Publishers:
+    """Threads that publish numbered bodies, one after the other, until they are told to stop."""
+
+    def __init__(self, producer: Producer, topic: str, count: int, name: str = "parent") -> None:
+        self._producer = producer
+        self._topic = topic
+        self._stop = threading.Event()
+        self.acknowledged: list[bytes] = []
+        self.uncertain: list[bytes] = []
+        self.faults: list[BaseException] = []
+        self._threads = [
+            threading.Thread(target=self._run, args=(f"{name}-{number}",), name=f"publisher-{number}")
+            for number in range(count)
+        ]
+
+    def _run(self, prefix: str) -> None:
+        number = 0
+        while not self._stop.is_set():
+            body = f"{prefix}-{number}".encode()
+            number += 1
+            try:
+                self._producer.publish(self._topic, body, timeout=PATIENCE)
+            except PublishUncertain:
+                self.uncertain.append(body)
+            except BaseException as fault:
+                self.faults.append(fault)
+                return
+            else:
+                self.acknowledged.append(body)
+
+    def __enter__(self) -> Publishers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(2 * PATIENCE)
+
+    def wait_for(self, more: int) -> None:
+        """Until so many more are acknowledged."""
+        wanted, deadline = len(self.acknowledged) + more, time.monotonic() + PATIENCE
+        while len(self.acknowledged) < wanted and not self.faults:
+            assert time.monotonic() < deadline, "publishing has come to a halt"
+            time.sleep(0.005)
+
+    def expect_nothing_lost(self, stored: list[bytes]) -> None:
+        assert self.faults == []
+        counts = Counter(stored)
+        assert [body for body in self.acknowledged if counts[body] != 1] == []
+        assert set(counts) - set(self.acknowledged) <= set(self.uncertain)
+
+
+class Relay:
+    """Passes on what it gets to an nsqd and back; ``cut`` ends the connections as a broken network does."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.cuts = 0
+        self._lock = threading.Lock()
+        self._sockets: list[socket.socket] = []
+        self._left: list[socket.socket] = []  # cut, and not closed while a thread may be in it
+        self._threads = [threading.Thread(target=self._accept, name="relay")]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            far = socket.create_connection(self._target)
+            with self._lock:
+                self._sockets += [near, far]
+                for ends in ((near, far), (far, near)):
+                    thread = threading.Thread(target=self._pass_on, args=ends, name="relay")
+                    self._threads.append(thread)
+                    thread.start()
+
+    @staticmethod
+    def _pass_on(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(65536):
+                target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def cut(self) -> None:
+        with self._lock:
+            sockets, self._sockets = self._sockets, []
+        for each in sockets:
+            with suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+                self.cuts += 1
+        self._left += sockets
+
+    def __enter__(self) -> Relay:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self.cut()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        for each in self._left:
+            each.close()
+
+
+# One nsqd
+
+
+def test_every_verb_is_stored(shared: Nsqd, topic: str) -> None:
+    told: list[Acknowledged] = []
+    with Producer(shared.tcp_address, on_acknowledged=told.append) as producer:
+        producer.publish(topic, b"one")
+        producer.multi_publish(topic, [b"two", b"three"])
+        producer.publish_async(topic, b"four").result(PATIENCE)
+        producer.publish(topic, b"later", defer=0.2)
+        producer.ping()
+        assert producer.stats().published == 5
+        assert producer.health().healthy
+
+    assert sum(each.messages for each in told) == 5
+    assert {each.nsqd_address for each in told} == {shared.tcp_address}
+    assert sorted(drain(shared, topic)) == [b"four", b"later", b"one", b"three", b"two"]
+
+
+def test_sixteen_callers(shared: Nsqd, topic: str) -> None:
+    with Producer(shared.tcp_address) as producer:
+        with Publishers(producer, topic, 16) as publishers:
+            publishers.wait_for(2000)
+        assert len(producer.stats().connections) == 1
+    assert publishers.uncertain == []
+    publishers.expect_nothing_lost(drain(shared, topic))
+
+
+def test_a_flood_of_futures_within_its_bound_and_in_order(shared: Nsqd, topic: str) -> None:
+    bodies = [b"%d" % number for number in range(3000)]
+    with Producer(shared.tcp_address, max_pending=100) as producer:
+        futures = []
+        for body in bodies:
+            futures.append(producer.publish_async(topic, body))
+            assert producer.stats().pending <= 100
+    for future in futures:
+        assert future.result(0) is None
+    assert drain(shared, topic) == bodies
+
+
+def test_what_nsqd_refuses_does_not_disturb_others(nsqd_factory: Factory[Nsqd], topic: str) -> None:
+    nsqd = nsqd_factory(max_msg_size=1000)
+    with Producer(nsqd.tcp_address, **QUICK) as producer, Publishers(producer, topic, 4) as publishers:
+        for _ in range(5):
+            publishers.wait_for(20)
+            with pytest.raises(BadMessage, match="too big"):
+                producer.publish(topic, b"x" * 1001)
+        publishers.wait_for(20)
+    assert publishers.uncertain == []
+    publishers.expect_nothing_lost(drain(nsqd, topic))
+
+
+def test_a_restart_loses_nothing_that_was_acknowledged(nsqd_factory: Factory[Nsqd], topic: str) -> None:
+    nsqd = nsqd_factory(process=True)
+    with Producer(nsqd.tcp_address, **QUICK) as producer, Publishers(producer, topic, 4) as publishers:
+        publishers.wait_for(100)
+        nsqd.restart()
+        before = len(publishers.acknowledged)
+        publishers.wait_for(100)
+    acknowledged = publishers.acknowledged[before:]
+    assert publishers.faults == []
+    # Ours forgets at a restart what it had in memory, Go's writes it to disk: either will do.
+    stored = drain(nsqd, topic)
+    assert len(stored) == len(set(stored))
+    assert set(acknowledged) <= set(stored) <= {*publishers.acknowledged, *publishers.uncertain}
+
+
+def test_one_that_comes_up_late_is_waited_for(nsqd_factory: Factory[Nsqd], topic: str) -> None:
+    nsqd = nsqd_factory()
+    nsqd.stop(keep_data=True)
+    with Producer(nsqd.tcp_address, **QUICK) as producer:
+        with pytest.raises(NsqError, match=nsqd.tcp_address):
+            producer.publish(topic, b"nobody there", timeout=0.1)
+        with pytest.raises(ConnectionFailed, match=nsqd.tcp_address):
+            producer.ping()
+        future = producer.publish_async(topic, b"waits", timeout=PATIENCE)
+        nsqd.start()
+        future.result(PATIENCE)
+    assert drain(nsqd, topic) == [b"waits"]
+
+
+def test_a_frozen_nsqd(nsqd_factory: Factory[Nsqd], topic: str) -> None:
+    nsqd = nsqd_factory(process=True)
+    with Producer(nsqd.tcp_address, max_pending=3) as producer:
+        producer.publish(topic, b"before")
+        os.kill(nsqd.pid, signal.SIGSTOP)
+        try:
+            began = time.monotonic()
+            with pytest.raises(PublishUncertain, match=nsqd.tcp_address):
+                producer.publish(topic, b"uncertain", timeout=0.2)
+            futures = [producer.publish_async(topic, b"patient", timeout=PATIENCE) for _ in range(2)]
+            with pytest.raises(QueueFull):
+                producer.publish(topic, b"full", timeout=0.1)
+            assert producer.flush(0.1) == 2
+            assert time.monotonic() - began < PATIENCE / 2
+        finally:
+            os.kill(nsqd.pid, signal.SIGCONT)
+        for future in futures:
+            future.result(PATIENCE)
+        producer.publish(topic, b"after")
+    assert drain(nsqd, topic) == [b"before", b"uncertain", b"patient", b"patient", b"after"]
+
+
+def test_close_flushes(shared: Nsqd, topic: str) -> None:
+    producer = Producer(shared.tcp_address)
+    futures = [producer.publish_async(topic, b"x" * 100) for _ in range(1000)]
+    assert producer.close() == 0
+    assert all(future.done() and future.exception() is None for future in futures)
+    assert depth(shared, topic) == 1000
+
+
+# Several nsqds
+
+
+def test_when_one_is_killed_the_other_takes_over(nsqd_factory: Factory[Nsqd], topic: str) -> None:
+    killed, other = nsqds = [nsqd_factory(process=True) for _ in range(2)]
+    with Producer(*(nsqd.tcp_address for nsqd in nsqds), **QUICK) as producer:
+        with Publishers(producer, topic, 8) as publishers:
+            publishers.wait_for(100)
+            killed.kill()
+            publishers.wait_for(100)
+            assert set(producer.health().problems) == {killed.tcp_address}
+            killed.start()
+            deadline = time.monotonic() + PATIENCE
+            while producer.health().problems:
+                assert time.monotonic() < deadline
+                publishers.wait_for(20)
+            publishers.wait_for(100)
+        published = {each.address: each.published for each in producer.stats().connections}
+    assert publishers.faults == []
+    assert len(publishers.uncertain) <= 8  # what was on its way to the killed one
+    assert sum(published.values()) == len(publishers.acknowledged)
+    # What the killed one had in its memory is gone with it; the other one has all that it ever acknowledged.
+    stored = drain(other, topic)
+    assert len(stored) == len(set(stored)) == published[other.tcp_address] > 100
+    assert 0 < depth(killed, topic) < published[killed.tcp_address]
+
+
+@pytest.mark.parametrize("retry_uncertain", [False, True], ids=["certain", "retried"])
+def test_when_connections_are_cut_nothing_acknowledged_is_lost(
+    retry_uncertain: bool, nsqd_factory: Factory[Nsqd], topic: str
+) -> None:
+    nsqds = [nsqd_factory() for _ in range(2)]
+    with (
+        Relay(nsqds[0].tcp_address) as first,
+        Relay(nsqds[1].tcp_address) as second,
+        Producer(first.address, second.address, retry_uncertain=retry_uncertain, **QUICK) as producer,
+        Publishers(producer, topic, 8) as publishers,
+    ):
+        for _ in range(10):
+            for relay in (first, second):
+                publishers.wait_for(20)
+                relay.cut()
+        publishers.wait_for(20)
+    assert producer.stats().pending == 0
+    assert producer._engine._admission.inside == 0  # every place was given back, and once
+    assert first.cuts + second.cuts >= 10
+    stored = [body for nsqd in nsqds for body in drain(nsqd, topic)]
+    if retry_uncertain:
+        assert publishers.uncertain == []
+        assert set(publishers.acknowledged) == set(stored)  # some of them twice
+    else:
+        publishers.expect_nothing_lost(stored)
+
+
+def test_nsqds_are_found_through_nsqlookupd(
+    nsqd_factory: Factory[Nsqd], nsqlookupd_factory: Factory[Nsqlookupd], topic: str
+) -> None:
+    nsqlookupd = nsqlookupd_factory(process=True)
+    first = nsqd_factory(lookupd=[nsqlookupd])
+    with Producer(nsqlookupd=[nsqlookupd.http_address], lookupd_poll_interval=0.05, **QUICK) as producer:
+        producer.publish(topic, b"one", timeout=PATIENCE)
+        assert depth(first, topic) == 1
+
+        second = nsqd_factory(lookupd=[nsqlookupd])
+        deadline = time.monotonic() + PATIENCE
+        while not depth(second, topic):
+            assert time.monotonic() < deadline
+            producer.publish(topic, b"more")
+        assert len(producer.stats().connections) == 2
+
+        nsqlookupd.stop()  # which forgets nothing
+        producer.publish(topic, b"without")
+        assert len(producer.stats().connections) == 2
+        producer.ping()
+
+
+def test_without_any_nsqd_known_the_reason_is_told(nsqlookupd: Nsqlookupd) -> None:
+    with (
+        Producer(nsqlookupd=[nsqlookupd.http_address], **QUICK) as producer,
+        pytest.raises(NsqError, match="no nsqd is known"),
+    ):
+        producer.publish("orders", b"body", timeout=0.3)
+
+
+# TLS, compression, AUTH
+
+
+@pytest.mark.parametrize(
+    "options", [{"snappy": True}, {"deflate": True}, {}], ids=["snappy", "deflate", "plain"]
+)
+@pytest.mark.parametrize("tls", [True, False], ids=["tls", "tcp"])
+def test_layers(
+    tls: bool, options: dict[str, bool], nsqd_factory: Factory[Nsqd], certificate: Certificate, topic: str
+) -> None:
+    nsqd = nsqd_factory(tls_cert=certificate.chain, tls_key=certificate.key)
+    security = {"tls": True, "tls_ca_file": str(certificate.authority)} if tls else {}
+    large = os.urandom(400_000)
+    with Producer(nsqd.tcp_address, **security, **options) as producer:
+        with Publishers(producer, topic, 4) as publishers:
+            publishers.wait_for(50)
+            producer.publish(topic, large)
+            producer.multi_publish(topic, [b"a" * 200_000, b"b" * 200_000])
+        producer.ping()
+    stored = drain(nsqd, topic)
+    for body in (large, b"a" * 200_000, b"b" * 200_000):
+        stored.remove(body)
+    publishers.expect_nothing_lost(stored)
+
+
+def test_tls_that_is_not_offered_is_told_at_once(shared: Nsqd, certificate: Certificate) -> None:
+    with (
+        Producer(shared.tcp_address, tls=True, tls_ca_file=str(certificate.authority)) as producer,
+        pytest.raises((HandshakeFailed, NsqError), match="TLS"),
+    ):
+        producer.publish("orders", b"body", timeout=0.5)
+
+
+def test_auth(nsqd_factory: Factory[Nsqd]) -> None:
+    rules = [{"topic": "^allowed$", "channels": [".*"], "permissions": ["subscribe", "publish"]}]
+    with running_auth_server({"sesame": rules}) as server:
+        nsqd = nsqd_factory(auth_http_addresses=(server,))
+        with Producer(nsqd.tcp_address, auth_secret="sesame") as producer:
+            producer.publish("allowed", b"body")
+            with pytest.raises(Unauthorized):
+                producer.publish("forbidden", b"body")
+            producer.publish("allowed", b"body")
+        with Producer(nsqd.tcp_address) as producer:
+            began = time.monotonic()
+            with pytest.raises(AuthFirst):
+                producer.publish("allowed", b"body")
+            assert time.monotonic() - began < PATIENCE / 2
+        assert depth(nsqd, "allowed") == 2
+
+
+# Forks
+
+
+@contextmanager
+def forked(run: Callable[[], object]) -> Iterator[None]:
+    """A child that does this, while the parent does what is inside; it must succeed."""
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            run()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    yield
+    deadline = time.monotonic() + 2 * PATIENCE
+    while not (done := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise AssertionError("the child hangs")
+        time.sleep(0.01)
+    assert done[1] == 0, "the child failed, see its traceback"
+
+
+@forks
+def test_children_that_are_forked_in_the_middle_of_publishing(shared: Nsqd, topic: str) -> None:
+    producer = Producer(shared.tcp_address)
+
+    def child(number: int) -> None:
+        assert producer.stats().pending == 0
+        for count in range(20):
+            producer.publish(topic, f"child-{number}-{count}".encode())
+        producer.publish_async(topic, f"child-{number}-async".encode()).result(PATIENCE)
+        assert producer.close() == 0
+
+    with producer, Publishers(producer, topic, 4) as publishers:
+        for number in range(6):
+            publishers.wait_for(20)
+            with forked(lambda number=number: child(number)):  # type: ignore[misc]
+                publishers.wait_for(20)
+    stored = drain(shared, topic)
+    childrens = [body for body in stored if body.startswith(b"child")]
+    assert len(childrens) == len(set(childrens)) == 6 * 21
+    assert publishers.uncertain == []
+    publishers.expect_nothing_lost([body for body in stored if not body.startswith(b"child")])
+
+
+@forks
+def test_a_child_that_leaves_the_with_block_ends_nothing_of_the_parents(shared: Nsqd, topic: str) -> None:
+    with Producer(shared.tcp_address) as producer:
+        producer.publish(topic, b"before")
+
+        def child() -> None:
+            with producer:
+                pass
+
+        with forked(child):
+            pass
+        producer.publish(topic, b"after")
+        assert producer.stats().published == 2  # over the same connection: it was not lost
+        assert producer.stats().failed == 0
+    assert drain(shared, topic) == [b"before", b"after"]
+
+
+def _publish_in_a_worker(producer: Producer, topic: str, body: bytes) -> None:
+    producer.publish(topic, body)
+
+
+@forks
+def test_multiprocessing_with_fork(shared: Nsqd, topic: str) -> None:
+    with Producer(shared.tcp_address) as producer:
+        producer.publish(topic, b"parent")
+        context = multiprocessing.get_context("fork")
+        workers = [
+            context.Process(target=_publish_in_a_worker, args=(producer, topic, b"worker-%d" % number))
+            for number in range(3)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(PATIENCE)
+            assert worker.exitcode == 0
+            worker.close()
+        producer.publish(topic, b"parent again")
+    bodies = [b"parent", b"parent again", b"worker-0", b"worker-1", b"worker-2"]
+    assert sorted(drain(shared, topic)) == bodies
+
+
+PROGRAM = """
+import os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)
+from nsq.producer import Producer
+producer = Producer(sys.argv[1])
+producer.publish(sys.argv[2], b"published")
+for number in range(100):
+    producer.publish_async(sys.argv[2], b"%d" % number)
+if not os.fork():
+    sys.exit()  # with all that is done at exit
+os.wait()
+"""
+
+
+def test_a_program_that_ends_without_closing_has_published_all(shared: Nsqd, topic: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, shared.tcp_address, topic],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert Counter(drain(shared, topic)) == Counter([b"published", *(b"%d" % n for n in range(100))])
+
+
+def test_a_program_that_ends_without_an_nsqd_does_not_hang() -> None:
+    program = """
+from nsq.producer import Producer
+Producer("127.0.0.1:1", publish_timeout=0.5).publish_async("orders", b"body")
+"""
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.returncode == 0
+    assert "127.0.0.1:1" in done.stderr
+    assert time.monotonic() - began < PATIENCE
+
+
+# The example
+
+
+def test_the_example(shared: Nsqd) -> None:
+    done = subprocess.run(
+        [sys.executable, "examples/producer.py", shared.tcp_address],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert depth(shared, "orders") >= 1

@@ -1,0 +1,718 @@
+"""The socket transports against real sockets: what they promise about deadlines, threads, forks and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import resource
+import signal
+import socket
+import ssl
+import struct
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import trustme
+
+from nsq.errors import ConfigError, ConnectionLost, DialFailed, Unanswered
+from nsq.testing import Nsqd
+from nsq.testing.plugin import Factory
+from nsq.transport import LayeredStream, SocketStream, Stream, TcpTransport, UnixTransport, default_transport
+from nsq.transport.racing import NobodyAnswered, race
+from nsq.transport.resolving import Target
+from nsq.wire import commands
+from nsq.wire.frames import encode_response
+from nsq.wire.identify import IdentifyRequest
+from nsq.wire.layers import Deflate, Tls
+
+ROOT = Path(__file__).resolve().parents[2]
+SHORT = 0.2
+LONG = 10.0
+HUGE = bytes(64 << 20)  # more than any socket buffers
+
+
+class Ends:
+    """Our stream and the raw socket of its peer."""
+
+    def __init__(self, stream: SocketStream, peer: socket.socket) -> None:
+        self.stream = stream
+        self.peer = peer
+        peer.settimeout(LONG)
+
+    def received(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            chunk = self.peer.recv(count - len(data))
+            if not chunk:
+                break
+            data += chunk
+        return data
+
+
+class Listener:
+    """Accepts connections for a test and closes everything in the end."""
+
+    def __init__(self, family: int, address: object, *, backlog: int = 16) -> None:
+        self._stack = ExitStack()
+        self._socket = self._stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        self._socket.bind(address)  # type: ignore[arg-type]
+        self._socket.listen(backlog)
+        self._socket.settimeout(LONG)
+        self.target = Target(family, 0, self._socket.getsockname())
+        self.address = f"unix:{address}" if family == socket.AF_UNIX else self.target.words
+
+    def connect(self, timeout: float = LONG) -> Ends:
+        stream = default_transport.connect(self.address, timeout=timeout)
+        assert isinstance(stream, SocketStream)
+        return self.accept(stream)
+
+    def accept(self, stream: SocketStream) -> Ends:
+        self._stack.callback(stream.close)
+        peer, _ = self._socket.accept()
+        return Ends(stream, self._stack.enter_context(peer))
+
+    def fill(self) -> None:
+        """Makes it a black hole: the system takes no further connection for it, and refuses none."""
+        for _ in range(4):
+            sock = self._stack.enter_context(socket.socket(self._socket.family, socket.SOCK_STREAM))
+            sock.setblocking(False)
+            sock.connect_ex(self._socket.getsockname())
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def listening() -> Iterator[Callable[..., Listener]]:
+    with ExitStack() as stack:
+
+        def listen(
+            family: int = socket.AF_INET, address: object = ("127.0.0.1", 0), **options: int
+        ) -> Listener:
+            listener = Listener(family, address, **options)
+            stack.callback(listener.close)
+            return listener
+
+        yield listen
+
+
+@pytest.fixture(params=["tcp", "unix"])
+def listener(request: pytest.FixtureRequest, listening: Callable[..., Listener], tmp_path: Path) -> Listener:
+    if request.param == "tcp":
+        return listening()
+    return listening(socket.AF_UNIX, str(tmp_path / "nsqd.sock"))
+
+
+@pytest.fixture
+def ends(listener: Listener) -> Ends:
+    return listener.connect()
+
+
+class Running:
+    """Something blocking on a thread of its own; its result or its error comes out of ``result``."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._future: Future[object] = Future()
+        self.thread = threading.Thread(target=self._run, args=(function,), daemon=True)
+        self.thread.start()
+
+    def _run(self, function: Callable[[], object]) -> None:
+        try:
+            self._future.set_result(function())
+        except BaseException as error:
+            self._future.set_exception(error)
+
+    def result(self) -> object:
+        self.thread.join(LONG)
+        return self._future.result(0)
+
+    def blocked(self) -> Running:
+        """Once the thread sleeps in the kernel, which is what this test is about."""
+        state = Path(f"/proc/self/task/{self.thread.native_id}/stat")
+        deadline = time.monotonic() + LONG
+        while sleeping(state) is False and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(0.02)  # a thread that waits for the GIL sleeps as well, but not for long
+        assert self.thread.is_alive()
+        return self
+
+
+def sleeping(state: Path) -> bool | None:
+    """What Linux says of a thread; None where nobody says anything."""
+    try:
+        return state.read_text().rpartition(")")[2].split()[0] == "S"
+    except OSError:
+        return None
+
+
+class Clock:
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._start
+
+
+# Reading
+
+
+def test_bytes_go_both_ways(ends: Ends) -> None:
+    ends.stream.write(b"ping", LONG)
+    assert ends.received(4) == b"ping"
+    ends.peer.sendall(b"pong")
+    assert (ends.stream.read(3), ends.stream.read()) == (b"pon", b"g")
+
+
+def test_a_read_has_a_timeout_and_reading_goes_on_after_it(ends: Ends) -> None:
+    ends.stream.read_timeout = SHORT
+    assert ends.stream.read_timeout == SHORT
+    clock = Clock()
+    with pytest.raises(Unanswered, match=r": nothing was received within 0\.2 s") as caught:
+        ends.stream.read()
+    assert SHORT * 0.9 < clock.elapsed < LONG / 2
+    assert isinstance(caught.value.__cause__, BlockingIOError)
+    assert str(caught.value).startswith(ends.stream.peer)
+    ends.peer.sendall(b"late")
+    assert ends.stream.read() == b"late"
+
+
+def test_a_read_timeout_can_be_taken_back(ends: Ends) -> None:
+    ends.stream.read_timeout = SHORT
+    ends.stream.read_timeout = None
+    reading = Running(ends.stream.read).blocked()
+    reading.thread.join(2 * SHORT)
+    assert reading.thread.is_alive()
+    ends.peer.sendall(b"late")
+    assert reading.result() == b"late"
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+def test_a_read_timeout_that_is_none_is_refused(ends: Ends, seconds: float) -> None:
+    with pytest.raises(ConfigError, match=f"read_timeout is {seconds}"):
+        ends.stream.read_timeout = seconds
+
+
+def test_a_read_timeout_is_not_the_writers(ends: Ends) -> None:
+    """Reading runs into its timeout again and again while one write takes longer than all of them."""
+    ends.stream.read_timeout = 0.02
+    writing = Running(lambda: ends.stream.write(HUGE, LONG))
+    for _ in range(5):
+        with pytest.raises(Unanswered):
+            ends.stream.read()
+    assert writing.thread.is_alive()
+    reading = Running(lambda: sum(len(ends.received(1 << 20)) for _ in range(len(HUGE) >> 20)))
+    writing.result()
+    assert reading.result() == len(HUGE)
+
+
+@pytest.mark.parametrize("end", ["wake", "close"])
+def test_a_blocked_read_is_ended_by_another_thread(ends: Ends, end: str) -> None:
+    reading = Running(ends.stream.read).blocked()
+    getattr(ends.stream, end)()
+    assert reading.result() == b""
+    assert ends.stream.read() == b""
+
+
+def test_a_peer_that_never_stops_sending_does_not_keep_a_woken_reader(
+    listening: Callable[..., Listener],
+) -> None:
+    ends = listening().connect()
+    ends.peer.sendall(b"x" * 1000)
+    ends.stream.wake()
+    ends.peer.sendall(b"x" * 1000)
+    assert ends.stream.read() == b""
+
+
+def test_writing_goes_on_after_a_wake(ends: Ends) -> None:
+    ends.stream.wake()
+    ends.stream.write(b"FIN", LONG)
+    assert ends.received(3) == b"FIN"
+
+
+def test_a_peer_that_says_no_more_still_listens(ends: Ends) -> None:
+    ends.peer.sendall(b"last")
+    ends.peer.shutdown(socket.SHUT_WR)
+    assert (ends.stream.read(), ends.stream.read()) == (b"last", b"")
+    ends.stream.write(b"still here", LONG)
+    assert ends.received(10) == b"still here"
+
+
+def test_a_reset_is_a_lost_connection(listening: Callable[..., Listener]) -> None:
+    ends = listening().connect()
+    reading = Running(ends.stream.read).blocked()
+    ends.peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    ends.peer.close()
+    with pytest.raises(
+        ConnectionLost, match=r"127.*: the connection is lost: Connection reset by peer"
+    ) as caught:
+        reading.result()
+    assert isinstance(caught.value.__cause__, ConnectionResetError)
+    with pytest.raises(ConnectionLost, match="the connection is lost: Broken pipe"):
+        ends.stream.write(b"x", LONG)
+
+
+# Writing
+
+
+def test_a_large_write_arrives_whole(ends: Ends) -> None:
+    data = os.urandom(8 << 20)
+    reading = Running(lambda: ends.received(len(data)))
+    ends.stream.write(data, LONG)
+    assert reading.result() == data
+
+
+def test_writing_nothing_is_nothing(ends: Ends) -> None:
+    ends.stream.write(b"", 0.0)
+    ends.stream.write(b"x", 0.0)
+    assert ends.received(1) == b"x"
+
+
+def test_a_peer_that_never_reads_meets_the_deadline(ends: Ends) -> None:
+    clock = Clock()
+    with pytest.raises(Unanswered, match=r"[1-9]\d* of 67108864 bytes were not taken within 0\.2 s"):
+        ends.stream.write(HUGE, SHORT)
+    assert SHORT * 0.9 < clock.elapsed < LONG / 2
+
+
+def test_a_peer_that_reads_drop_by_drop_does_not_move_the_deadline(ends: Ends) -> None:
+    stop = threading.Event()
+
+    def sip() -> None:
+        while not stop.wait(SHORT / 4):
+            ends.peer.recv(1 << 20)
+
+    sipping = Running(sip)
+    clock = Clock()
+    try:
+        with pytest.raises(Unanswered):
+            ends.stream.write(HUGE, 2 * SHORT)
+        assert clock.elapsed < 8 * SHORT
+    finally:
+        stop.set()
+        sipping.result()
+
+
+def test_a_blocked_write_is_ended_by_a_close(ends: Ends) -> None:
+    writing = Running(lambda: ends.stream.write(HUGE, LONG)).blocked()
+    ends.stream.close()
+    with pytest.raises(ConnectionLost, match="the connection was closed on this side"):
+        writing.result()
+
+
+def test_a_peer_that_hangs_up_ends_a_blocked_write(ends: Ends) -> None:
+    writing = Running(lambda: ends.stream.write(HUGE, LONG)).blocked()
+    ends.peer.close()
+    with pytest.raises(ConnectionLost, match="the connection is lost"):
+        writing.result()
+
+
+# Closing
+
+
+def test_a_closed_stream_stays_closed(ends: Ends) -> None:
+    ends.stream.close()
+    ends.stream.close()
+    ends.stream.wake()
+    ends.stream.read_timeout = 1.0
+    assert ends.stream.read() == b""
+    with pytest.raises(ConnectionLost, match="closed on this side"):
+        ends.stream.write(b"x", LONG)
+    assert ends.received(1) == b""
+
+
+class Gate(socket.socket):
+    """Stops a thread on its way into ``recv``, where it has the descriptor's number and does not use it
+    yet.
+    """
+
+    def __init__(self, fileno: int) -> None:
+        super().__init__(fileno=fileno)
+        self.entered = threading.Event()
+        self.pass_on = threading.Event()
+
+    def recv(self, *arguments: int) -> bytes:
+        self.entered.set()
+        assert self.pass_on.wait(LONG)
+        return super().recv(*arguments)
+
+
+def test_the_last_thread_out_closes_the_descriptor() -> None:
+    """Otherwise the number could belong to another connection by the time it is used."""
+    ours, theirs = socket.socketpair()
+    gate = Gate(fileno=ours.detach())
+    stream = SocketStream(gate, "gate")
+    with theirs:
+        reading = Running(stream.read)
+        assert gate.entered.wait(LONG)
+        stream.close()
+        assert gate.fileno() >= 0
+        gate.pass_on.set()
+        assert reading.result() == b""
+        assert gate.fileno() == -1
+
+
+class Resets(Gate):
+    """The peer resets the connection at the moment it is closed on this side."""
+
+    def recv(self, *arguments: int) -> bytes:
+        super().recv(*arguments)
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+
+def test_an_error_that_meets_our_own_close_is_an_end() -> None:
+    ours, theirs = socket.socketpair()
+    gate = Resets(fileno=ours.detach())
+    stream = SocketStream(gate, "gate")
+    with theirs:
+        reading = Running(stream.read)
+        assert gate.entered.wait(LONG)
+        stream.close()
+        gate.pass_on.set()
+        assert reading.result() == b""
+
+
+def test_closing_under_fire_never_touches_another_connection(listening: Callable[..., Listener]) -> None:
+    """Numbers are reused at once: whoever reads, writes or closes too late would hit the next connection."""
+    tcp = listening()
+    for _ in range(100):
+        doomed, bystander = tcp.connect(), tcp.connect()
+        reading = Running(lambda doomed=doomed: drain(doomed.stream))  # type: ignore[misc]
+        writing = Running(lambda doomed=doomed: flood(doomed.stream))  # type: ignore[misc]
+        closing = [Running(doomed.stream.close) for _ in range(2)]
+        successor = tcp.connect()
+        for thread in [reading, writing, *closing]:
+            thread.result()
+        for ends in (bystander, successor):
+            ends.stream.write(b"mine", LONG)
+            assert ends.received(4) == b"mine"
+            ends.stream.close()
+            assert ends.received(1) == b""
+        doomed.peer.close()
+
+
+def drain(stream: Stream) -> None:
+    while stream.read():
+        pass
+
+
+def flood(stream: Stream) -> None:
+    with contextlib.suppress(ConnectionLost, Unanswered):
+        while True:
+            stream.write(b"theirs" * 1000, SHORT)
+
+
+def test_descriptors_above_1024_are_no_matter(listening: Callable[..., Listener]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 1200:
+        pytest.skip(f"this process may open only {hard} files")
+    with ExitStack() as stack:
+        if soft < 1200:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (1200, hard))
+            stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        null = os.open(os.devnull, os.O_RDONLY)
+        stack.callback(os.close, null)
+        while null < 1024:
+            null = os.dup(null)
+            stack.callback(os.close, null)
+        ends = listening().connect()
+        stack.callback(ends.stream.close)
+        assert ends.stream._socket.fileno() > 1024
+        with pytest.raises(Unanswered):
+            ends.stream.write(HUGE, SHORT)  # this one waits in poll
+        ends.stream.close()
+
+
+# Forking
+
+
+def in_a_child(function: Callable[[], object]) -> int:
+    """The exit status of a forked process that has run ``function``: 0 when it returned."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forking a process with threads, from 3.12 on
+        child = os.fork()
+    if not child:
+        status = 1
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(int(LONG))  # a child that hangs must not outlive the test
+        try:
+            function()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def test_a_child_that_abandons_leaves_the_parents_connection_alone(ends: Ends) -> None:
+    reading = Running(ends.stream.read).blocked()
+
+    def child() -> None:
+        ends.stream.abandon()
+        ends.stream.close()
+        assert ends.stream.read() == b""
+        with pytest.raises(ConnectionLost):
+            ends.stream.write(b"from the child", SHORT)
+        assert ends.stream._socket.fileno() == -1
+
+    assert in_a_child(child) == 0
+    ends.peer.sendall(b"to the parent")
+    assert reading.result() == b"to the parent"
+    ends.stream.write(b"from the parent", LONG)
+    assert ends.received(15) == b"from the parent"
+
+
+def test_a_child_abandons_even_if_the_lock_was_held_at_the_fork(ends: Ends) -> None:
+    with ends.stream._lock:
+        assert in_a_child(ends.stream.abandon) == 0
+
+
+def test_a_child_that_closes_ends_the_parents_connection(listening: Callable[..., Listener]) -> None:
+    """Why ``abandon`` exists."""
+    ends = listening().connect()
+    assert in_a_child(ends.stream.close) == 0
+    assert ends.received(1) == b""
+
+
+# Dialling
+
+
+def test_a_connection_is_set_up_for_small_messages_and_dead_peers(listening: Callable[..., Listener]) -> None:
+    sock = listening().connect().stream._socket
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
+    assert sock.gettimeout() is None
+    assert not sock.get_inheritable()
+
+
+def test_ipv6_works_where_the_system_has_it(listening: Callable[..., Listener]) -> None:
+    try:
+        ipv6 = listening(socket.AF_INET6, ("::1", 0))
+    except OSError as error:
+        pytest.skip(f"no IPv6 here: {error}")
+    assert ipv6.address.startswith("[::1]:")
+    ends = ipv6.connect()
+    ends.stream.write(b"x", LONG)
+    assert ends.received(1) == b"x"
+
+
+def test_a_name_is_looked_up(listening: Callable[..., Listener]) -> None:
+    tcp = listening()
+    address = f"localhost:{tcp.target.address[1]}"
+    stream = default_transport.connect(address, timeout=LONG)
+    assert isinstance(stream, SocketStream)
+    ends = tcp.accept(stream)
+    assert ends.stream.peer == address
+
+
+def test_the_local_address_is_where_connections_come_from(listening: Callable[..., Listener]) -> None:
+    tcp = listening()
+    stream = TcpTransport(local_address="127.0.0.2").connect(tcp.address, timeout=LONG)
+    assert isinstance(stream, SocketStream)
+    assert tcp.accept(stream).peer.getpeername()[0] == "127.0.0.2"
+
+
+def test_a_local_address_of_another_machine_is_named(listening: Callable[..., Listener]) -> None:
+    transport = TcpTransport(local_address="192.0.2.1")  # reserved for documentation
+    with pytest.raises(DialFailed, match=r"local_address 192\.0\.2\.1: Cannot assign requested address"):
+        transport.connect(listening().address, timeout=LONG)
+
+
+def test_a_local_address_of_the_other_kind_is_named(listening: Callable[..., Listener]) -> None:
+    with pytest.raises(DialFailed, match="no address of the kind of local_address ::1"):
+        TcpTransport(local_address="::1").connect(listening().address, timeout=LONG)
+
+
+def unused_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_refused_dial_is_named() -> None:
+    address = unused_address()
+    with pytest.raises(DialFailed) as caught:
+        default_transport.connect(address, timeout=LONG)
+    assert str(caught.value) == f"cannot connect to {address}: Connection refused"
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_a_name_that_nobody_has_is_named() -> None:
+    with pytest.raises(DialFailed, match=r"cannot connect to nsqd\.invalid:4150: .+") as caught:
+        default_transport.connect("nsqd.invalid:4150", timeout=LONG)
+    assert isinstance(caught.value.__cause__, OSError)
+    for thread in threading.enumerate():
+        if thread.name.startswith("nsq-resolve-"):  # where no name server answers, it outlives the dial
+            thread.join(LONG)
+
+
+@pytest.mark.parametrize("host", ["nsqd..example", "x" * 64 + ".example"])
+def test_a_name_that_nobody_can_have_is_named(host: str) -> None:
+    with pytest.raises(DialFailed, match=f"cannot connect to {host}:4150: .+"):
+        default_transport.connect(f"{host}:4150", timeout=LONG)
+
+
+def test_a_unix_socket_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "nobody.sock"
+    with pytest.raises(DialFailed, match=f"cannot connect to unix:{path}: No such file") as caught:
+        default_transport.connect(f"unix:{path}", timeout=LONG)
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_a_path_that_is_too_long_is_named() -> None:
+    with pytest.raises(DialFailed, match="too long"):
+        UnixTransport().connect("/" + "x" * 200, timeout=LONG)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "unix"])
+def test_a_black_hole_meets_the_deadline(
+    kind: str, listening: Callable[..., Listener], tmp_path: Path
+) -> None:
+    if kind == "tcp":
+        hole = listening(backlog=0)
+    else:
+        hole = listening(socket.AF_UNIX, str(tmp_path / "hole.sock"), backlog=0)
+    hole.fill()
+    clock = Clock()
+    with pytest.raises(
+        DialFailed, match=rf"cannot connect to {re.escape(hole.address)}: no answer within 0\.2 s"
+    ):
+        default_transport.connect(hole.address, timeout=SHORT)
+    assert SHORT * 0.9 < clock.elapsed < LONG / 2
+
+
+def opened(target: Target) -> socket.socket:
+    return socket.socket(target.family, socket.SOCK_STREAM)
+
+
+def test_a_black_hole_in_front_costs_a_moment_and_not_the_deadline(
+    listening: Callable[..., Listener],
+) -> None:
+    hole, open_door = listening(backlog=0), listening()
+    hole.fill()
+    clock = Clock()
+    with race([hole.target, open_door.target], opened, LONG) as winner:
+        assert winner.getpeername() == open_door.target.address
+        assert winner.gettimeout() is None
+    assert clock.elapsed < LONG / 2
+
+
+def test_the_first_address_is_preferred(listening: Callable[..., Listener]) -> None:
+    first, second = listening(), listening()
+    tried: list[Target] = []
+
+    def noted(target: Target) -> socket.socket:
+        tried.append(target)
+        return opened(target)
+
+    with race([first.target, second.target], noted, LONG) as winner:
+        assert winner.getpeername() == first.target.address
+    assert tried == [first.target]
+
+
+def test_a_refusal_lets_the_next_address_start_at_once(listening: Callable[..., Listener]) -> None:
+    nobody = Target(socket.AF_INET, 0, ("127.0.0.1", int(unused_address().rpartition(":")[2])))
+    open_door = listening()
+    with race([nobody, open_door.target], opened, LONG) as winner:
+        assert winner.getpeername() == open_door.target.address
+
+
+def test_an_address_that_answers_late_still_wins(listening: Callable[..., Listener]) -> None:
+    """The next one is refused meanwhile; the system repeats a connection request after about a second."""
+    late = listening(backlog=0)
+    late.fill()
+    nobody = Target(socket.AF_INET, 0, ("127.0.0.1", int(unused_address().rpartition(":")[2])))
+    racing = Running(lambda: race([late.target, nobody], opened, LONG))
+    racing.blocked()
+    accepted = [late._socket.accept()[0] for _ in range(2)]
+    winner = racing.result()
+    assert isinstance(winner, socket.socket)
+    assert winner.getpeername() == late.target.address
+    for sock in (winner, *accepted):
+        sock.close()
+
+
+def test_a_race_without_a_winner_names_every_address(listening: Callable[..., Listener]) -> None:
+    hole = listening(backlog=0)
+    hole.fill()
+    nobody = Target(socket.AF_INET, 0, ("127.0.0.1", int(unused_address().rpartition(":")[2])))
+    with pytest.raises(NobodyAnswered) as caught:
+        race([hole.target, nobody], opened, SHORT)
+    text = f"{nobody.words}: Connection refused; {hole.target.words}: no answer within 0.2 s"
+    assert str(caught.value) == text
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno == errno.ECONNREFUSED
+
+
+def test_a_dial_does_not_reach_itself() -> None:
+    """A source port that happens to be the port dialled connects to itself, and nobody is there."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        target = Target(socket.AF_INET, 0, holder.getsockname())
+
+    def bound(target: Target) -> socket.socket:
+        sock = opened(target)
+        sock.bind(target.address)
+        return sock
+
+    with pytest.raises(NobodyAnswered, match="Connection refused"):
+        race([target], bound, LONG)
+
+
+# With an nsqd
+
+
+def test_an_nsqd_is_talked_to_through_tls_and_deflate(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    (tmp_path / "cert.pem").write_bytes(issued.cert_chain_pems[0].bytes())
+    (tmp_path / "key.pem").write_bytes(issued.private_key_pem.bytes())
+    nsqd = nsqd_factory(tls_cert=str(tmp_path / "cert.pem"), tls_key=str(tmp_path / "key.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.configure_trust(context)
+
+    stream = LayeredStream(default_transport.connect(nsqd.tcp_address, timeout=LONG))
+    try:
+        stream.read_timeout = LONG
+        hello = IdentifyRequest(feature_negotiation=True, tls_v1=True, deflate=True).encode()
+        stream.write(commands.MAGIC_V2 + commands.identify(hello), LONG)
+        assert b'"tls_v1":true' in stream.read()
+        stream.push(Tls(context, server_side=False, server_hostname="127.0.0.1"))
+        stream.handshake(LONG)
+        ok = encode_response(b"OK")
+        received = stream.read()
+        while len(received) < len(ok):
+            received += stream.read()
+        stream.push(Deflate(), received[len(ok) :])
+        assert stream.read() == ok
+        stream.write(commands.pub("orders", b"body"), LONG)
+        assert stream.read() == ok
+        assert not stream.truncated
+    finally:
+        stream.close(farewell=LONG)
+
+
+def test_the_example_runs(nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory()
+    done = subprocess.run(
+        [sys.executable, "examples/custom_transport.py", nsqd.tcp_address],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(rf"{nsqd.tcp_address}: [1-9]\d* bytes received\n", done.stdout)
+    assert re.search(rf"{nsqd.tcp_address}: [1-9]\d* bytes sent\n", done.stdout)

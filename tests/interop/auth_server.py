@@ -1,0 +1,39 @@
+"""An auth server for nsqd that knows one secret, and what that may."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+
+@contextmanager
+def running_auth_server(allowed: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
+    """Its address. ``allowed`` has the authorizations of each secret; any other has none."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            secret = parse_qs(urlsplit(self.path).query).get("secret", [""])[0]
+            grant = {"ttl": 3600, "identity": "tester", "authorizations": allowed.get(secret, [])}
+            body = json.dumps(grant).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class names it so
+            """Not on stderr."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), name="auth-server")
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,83 @@
+"""Other people's clients, each in a driver of its own, and the daemons they share.
+
+The daemons are processes: a thread of ours would compete with the clients' tests for one interpreter, and
+its connections would be ours.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing.plugin import factory
+
+from . import installed
+from .certificates import Certificate, issue
+from .driver import Driver, required
+from .nsqds import trouble
+
+_NUMBERS = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Driver]]:
+    """All of them, started together; a client that cannot be had is not among them."""
+    directory = tmp_path_factory.mktemp("drivers")
+    with ExitStack() as stack:
+        started = {}
+        for client in installed.CLIENTS:
+            if installed.hindrance(client) is None:
+                started[client] = Driver(client, directory)
+                stack.callback(started[client].stop)
+        for driver in started.values():
+            driver.ask("about")  # it has imported its client, and answers
+        yield started
+
+
+@pytest.fixture(params=installed.CLIENTS)
+def driver(request: pytest.FixtureRequest, drivers: dict[str, Driver]) -> Driver:
+    """Each client in turn."""
+    return required(drivers, request.param)
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return issue(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="session")
+def shared_nsqlookupd() -> Iterator[Nsqlookupd]:
+    with factory(Nsqlookupd) as make:
+        yield make(process=True)
+
+
+@pytest.fixture(scope="session")
+def session_nsqd(shared_nsqlookupd: Nsqlookupd, certificate: Certificate) -> Iterator[Nsqd]:
+    with factory(Nsqd) as make:
+        yield make(
+            process=True,
+            lookupd=[shared_nsqlookupd],
+            tls_cert=certificate.chain,
+            tls_key=certificate.key,
+            log_level="debug",  # ours tells of a failed FIN there
+        )
+
+
+@pytest.fixture
+def shared_nsqd(session_nsqd: Nsqd) -> Iterator[Nsqd]:
+    """Knows the shared nsqlookupd, and TLS. What a test does to it must not trouble it."""
+    before = len(session_nsqd.log)
+    yield session_nsqd
+    assert trouble(session_nsqd.log[before:]) == []
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """One of its own for every test."""
+    name = re.sub(r"\W+", "-", request.node.name)[:50]
+    return f"{name}-{next(_NUMBERS)}"

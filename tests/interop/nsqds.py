@@ -1,0 +1,70 @@
+"""What nsqd itself tells about a topic and its clients, and waiting for it.
+
+Nothing here asks a client: the point is that both sides agree.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nsq.testing import Nsqd, Nsqlookupd
+
+_NAP = 0.02
+# A command about a message that is not in flight, or a fault of nsqd's own.
+_TROUBLE = re.compile(r"E_\w+_FAILED|Traceback| dropped")
+
+
+def eventually(look: Callable[[], Any], wanted: Any, timeout: float = 10.0) -> None:
+    """``look()`` becomes what is wanted; a FIN, for one, is answered by nobody."""
+    deadline = time.monotonic() + timeout
+    while (seen := look()) != wanted:
+        assert time.monotonic() < deadline, f"{seen} instead of {wanted}, even after {timeout:g} s"
+        time.sleep(_NAP)
+
+
+def trouble(log: str) -> list[str]:
+    return [line for line in log.splitlines() if _TROUBLE.search(line)]
+
+
+def topic_stats(nsqd: Nsqd, topic: str) -> dict[str, Any]:
+    topics = nsqd.get(f"/stats?format=json&topic={topic}").json()["topics"]
+    return topics[0] if topics else {"channels": [], "message_count": 0}
+
+
+def consumers(nsqd: Nsqd, topic: str) -> list[dict[str, Any]]:
+    return [client for channel in topic_stats(nsqd, topic)["channels"] for client in channel["clients"] or []]
+
+
+def producers(nsqd: Nsqd, topic: str) -> list[dict[str, Any]]:
+    """Clients that have published to the topic and are still there."""
+    told = nsqd.get(f"/stats?format=json&topic={topic}").json()["producers"] or []
+    return [client for client in told if any(each["topic"] == topic for each in client["pub_counts"])]
+
+
+def expect_drained(nsqd: Nsqd, topic: str, count: int, *, requeues: int = 0, timeouts: int = 0) -> None:
+    """As many messages out as in: all went to the one channel there is, and none is left there."""
+
+    def look() -> dict[str, Any]:
+        stats = topic_stats(nsqd, topic)
+        (channel,) = stats["channels"]
+        counts = ("message_count", "depth", "in_flight_count", "deferred_count", "requeue_count")
+        return {"published": stats["message_count"]} | {
+            name: channel[name] for name in (*counts, "timeout_count")
+        }
+
+    left = dict.fromkeys(("depth", "in_flight_count", "deferred_count"), 0)
+    told = {"published": count, "message_count": count, "requeue_count": requeues, "timeout_count": timeouts}
+    eventually(look, told | left)
+
+
+def expect_listed(lookupd: Nsqlookupd, topic: str, count: int = 1) -> None:
+    """So many nsqds have told nsqlookupd that they have the topic."""
+
+    def look() -> int:
+        reply = lookupd.get(f"/lookup?topic={topic}")
+        return len(reply.json()["producers"]) if reply.status == 200 else 0
+
+    eventually(look, count)

@@ -1,0 +1,65 @@
+"""Other people's clients against an nsqd that wants AUTH."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nsq.testing import Nsqd
+from nsq.testing.plugin import factory
+
+from . import nsqds
+from .auth_server import running_auth_server
+from .driver import Driver, DriverFailed, required
+
+CAN = ["pynsq", "gnsq"]
+
+#: Not tested, because it does not work with any nsqd.
+CANNOT = {"ansq": "its auth() never notes that it succeeded: every later command raises NSQUnauthorized"}
+
+SECRET = "open sesame"
+RULES = [{"topic": "^allowed", "channels": [".*"], "permissions": ["subscribe", "publish"]}]
+BODIES = [b"one", b"two"]
+
+
+@pytest.fixture(scope="module")
+def guarded_nsqd() -> Iterator[Nsqd]:
+    with running_auth_server({SECRET: RULES}) as address, factory(Nsqd) as make:
+        yield make(process=True, auth_http_addresses=(address,), log_level="debug")
+
+
+@pytest.mark.parametrize("client", CAN)
+def test_the_secret_opens(client: str, drivers: dict[str, Driver], guarded_nsqd: Nsqd, topic: str) -> None:
+    driver, address, topic = required(drivers, client), guarded_nsqd.tcp_address, f"allowed-{topic}"
+    with (
+        driver.producer(address, auth_secret=SECRET) as producer,
+        driver.consumer(topic, nsqd=address, auth_secret=SECRET) as consumer,
+    ):
+        producer.multi_publish(topic, BODIES)
+        assert consumer.bodies(len(BODIES)) == BODIES
+        (subscribed,) = nsqds.consumers(guarded_nsqd, topic)
+        assert (subscribed["authed"], subscribed["auth_identity"]) == (True, "tester")
+        nsqds.expect_drained(guarded_nsqd, topic, len(BODIES))
+    assert nsqds.trouble(guarded_nsqd.log) == []
+
+
+@pytest.mark.parametrize("client", CAN)
+def test_what_is_not_allowed_is_refused(
+    client: str, drivers: dict[str, Driver], guarded_nsqd: Nsqd, topic: str
+) -> None:
+    with (
+        required(drivers, client).producer(guarded_nsqd.tcp_address, auth_secret=SECRET) as producer,
+        pytest.raises(DriverFailed, match="AUTH failed for MPUB"),
+    ):
+        producer.multi_publish(f"forbidden-{topic}", BODIES)
+
+
+@pytest.mark.parametrize("client", CAN)
+def test_another_secret_does_not_open(
+    client: str, drivers: dict[str, Driver], guarded_nsqd: Nsqd, topic: str
+) -> None:
+    topic = f"allowed-{topic}"
+    with required(drivers, client).consumer(topic, nsqd=guarded_nsqd.tcp_address, auth_secret="wrong"):
+        nsqds.eventually(lambda: "AUTH no authorizations found" in guarded_nsqd.log, True)
+        assert nsqds.consumers(guarded_nsqd, topic) == []

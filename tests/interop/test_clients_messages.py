@@ -1,0 +1,161 @@
+"""Other people's clients publish to nsqd and consume from it: every command, body and window of theirs.
+
+What a client cannot do is listed where it would be tested, with the reason; nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from nsq.testing import Nsqd
+from nsq.testing.plugin import factory
+
+from . import installed, nsqds
+from .driver import Driver, DriverFailed
+
+#: Text, bytes that are no text, what the protocol itself is made of, and the shortest there is.
+BODIES = sorted([b"text", bytes(range(256)), b"\n", b"FIN 0123456789abcdef\n", b"\0\0\0\0", "ö".encode()])
+
+MEGABYTE = 1 << 20  # what nsqd takes at most
+
+DELAY = 0.4
+MSG_TIMEOUT = 1.0
+# MPUB of a single message is what ansq cannot do: it writes neither the number of messages nor the inner
+# size.
+
+
+class TestAboutTheClient:
+    def test_it_is_the_pinned_one_from_its_own_environment(self, driver: Driver) -> None:
+        about = driver.ask("about")
+        assert f"=={about['version']}" == str(installed.pin(driver.client).specifier)
+        assert about["module"].startswith(str(installed.ENVIRONMENTS / driver.client))
+
+
+class TestPublishing:
+    def test_pub(self, driver: Driver, shared_nsqd: Nsqd, topic: str) -> None:
+        address = shared_nsqd.tcp_address
+        with driver.producer(address) as producer, driver.consumer(topic, nsqd=address) as consumer:
+            producer.publish(topic, BODIES)
+            assert consumer.bodies(len(BODIES)) == BODIES
+            nsqds.expect_drained(shared_nsqd, topic, len(BODIES))
+
+    def test_mpub(self, driver: Driver, shared_nsqd: Nsqd, topic: str) -> None:
+        address = shared_nsqd.tcp_address
+        with driver.producer(address) as producer, driver.consumer(topic, nsqd=address) as consumer:
+            producer.multi_publish(topic, BODIES)
+            assert consumer.bodies(len(BODIES)) == BODIES
+            nsqds.expect_drained(shared_nsqd, topic, len(BODIES))
+
+    def test_dpub_comes_after_its_delay(self, driver: Driver, shared_nsqd: Nsqd, topic: str) -> None:
+        address = shared_nsqd.tcp_address
+        with driver.producer(address) as producer, driver.consumer(topic, nsqd=address) as consumer:
+            sent = time.monotonic()
+            producer.defer(topic, [b"later", b"too"], DELAY)
+            received = consumer.received(2)
+            assert {each.body for each in received} == {b"later", b"too"}
+            assert all(each.at - sent >= DELAY for each in received)
+            nsqds.expect_drained(shared_nsqd, topic, 2)
+
+    def test_a_megabyte(self, driver: Driver, shared_nsqd: Nsqd, topic: str) -> None:
+        address = shared_nsqd.tcp_address
+        large = [bytes([number]) + os.urandom(MEGABYTE - 1) for number in range(6)]
+        with driver.producer(address) as producer, driver.consumer(topic, nsqd=address) as consumer:
+            producer.publish(topic, large[:3])
+            producer.multi_publish(topic, large[3:])
+            assert consumer.bodies(len(large)) == large
+            nsqds.expect_drained(shared_nsqd, topic, len(large))
+
+    def test_a_byte_more_is_refused_and_the_client_learns_why(
+        self, driver: Driver, shared_nsqd: Nsqd, topic: str
+    ) -> None:
+        with (
+            driver.producer(shared_nsqd.tcp_address) as producer,
+            pytest.raises(DriverFailed, match="message too big"),
+        ):
+            producer.publish(topic, [bytes(MEGABYTE + 1)])
+
+
+class TestAnswering:
+    def test_a_requeued_message_comes_again_after_its_delay(
+        self, driver: Driver, shared_nsqd: Nsqd, topic: str
+    ) -> None:
+        address, requeue = shared_nsqd.tcp_address, {"requeue_ms": round(DELAY * 1000)}
+        with (
+            driver.producer(address) as producer,
+            driver.consumer(topic, nsqd=address, treatment=requeue) as consumer,
+        ):
+            producer.publish(topic, [b"again"])
+            first, second = consumer.received(2)
+            assert (first.body, first.attempts) == (b"again", 1)
+            assert (second.body, second.attempts) == (b"again", 2)
+            assert second.at - first.at >= DELAY
+            nsqds.expect_drained(shared_nsqd, topic, 1, requeues=1)
+
+    def test_touch_keeps_a_message_beyond_its_timeout(
+        self, driver: Driver, impatient_nsqd: Nsqd, topic: str
+    ) -> None:
+        """The other message shows that the timeout is in force: it is not touched, and comes again."""
+        address = impatient_nsqd.tcp_address
+        with (
+            driver.producer(address) as producer,
+            driver.consumer(
+                topic,
+                nsqd=address,
+                treatment={"touch": (MSG_TIMEOUT * 0.3, 5), "ignore": True},
+                **MSG_TIMEOUT_OPTION[driver.client],
+            ) as consumer,
+        ):
+            producer.multi_publish(topic, [b"ignored once", b"touched"])
+            attempts = sorted((each.body, each.attempts) for each in consumer.received(3))
+            assert attempts == [(b"ignored once", 1), (b"ignored once", 2), (b"touched", 1)]
+            nsqds.expect_drained(impatient_nsqd, topic, 2, timeouts=1)
+        assert nsqds.trouble(impatient_nsqd.log) == []
+
+
+#: ansq always asks for one, a minute unless told.
+MSG_TIMEOUT_OPTION: dict[str, dict[str, Any]] = {
+    "pynsq": {"msg_timeout": MSG_TIMEOUT},
+    "gnsq": {},
+    "ansq": {"msg_timeout": round(MSG_TIMEOUT * 1000)},
+}
+
+
+@pytest.fixture(scope="module")
+def impatient_nsqd() -> Iterator[Nsqd]:
+    with factory(Nsqd) as make:
+        yield make(process=True, msg_timeout=MSG_TIMEOUT, log_level="debug")
+
+
+class TestManyMessages:
+    @pytest.mark.parametrize(("max_in_flight", "count"), [(1, 500), (200, 5000)])
+    def test_never_more_in_flight_than_asked_for_and_all_arrive(
+        self, driver: Driver, shared_nsqd: Nsqd, topic: str, max_in_flight: int, count: int
+    ) -> None:
+        address = shared_nsqd.tcp_address
+        wanted = sorted(b"message %d" % number for number in range(count))
+        with (
+            driver.producer(address) as producer,
+            driver.consumer(
+                topic, nsqd=address, max_in_flight=max_in_flight, treatment={"hold": True}
+            ) as consumer,
+        ):
+            producer.publish(topic, wanted[: count // 2])
+            producer.multi_publish(topic, wanted[count // 2 :])
+            # The first message is answered at once: pynsq and gnsq begin with RDY 1, to try the connection.
+            held = consumer.received(1 + max_in_flight)
+            nsqds.eventually(
+                lambda: [
+                    (each["ready_count"], each["in_flight_count"])
+                    for each in nsqds.consumers(shared_nsqd, topic)
+                ],
+                [(max_in_flight, max_in_flight)],
+            )
+            assert len(consumer.received(0)) == len(held) == 1 + max_in_flight
+            consumer.release()
+            assert consumer.bodies(count) == wanted
+            nsqds.expect_drained(shared_nsqd, topic, count)

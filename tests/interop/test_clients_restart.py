@@ -1,0 +1,89 @@
+"""nsqd goes away and comes back; other people's clients return by themselves, and nothing is lost or doubled.
+
+One restart serves all clients: how soon each returns is its own affair. A gnsq or ansq connection is dialled
+again within seconds. A pynsq Reader with fixed addresses would wait 15 s, one with nsqlookupd waits 10 s
+since it last dialled; the latter is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import NamedTuple
+
+import pytest
+
+from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing.plugin import factory
+
+from . import installed, nsqds
+from .driver import Consumer, Driver, Producer, required
+
+BEFORE = [b"before %d" % number for number in range(50)]
+AFTER = [b"after %d" % number for number in range(50)]
+RETURN = 25.0
+"""Seconds in which every client is back: what the slowest waits, and time to spare for slow machines."""
+
+
+class Pair(NamedTuple):
+    producer: Producer
+    consumer: Consumer
+    topic: str
+
+
+@pytest.fixture(scope="module")
+def own_nsqd(shared_nsqlookupd: Nsqlookupd) -> Iterator[Nsqd]:
+    with factory(Nsqd) as make:
+        yield make(process=True, lookupd=[shared_nsqlookupd], log_level="debug")
+
+
+@pytest.fixture(scope="module")
+def survivors(
+    drivers: dict[str, Driver], own_nsqd: Nsqd, shared_nsqlookupd: Nsqlookupd
+) -> Iterator[dict[str, Pair]]:
+    """Each client's pair, after it has brought messages through and nsqd has been restarted."""
+    with ExitStack() as stack:
+        pairs = {}
+        for client, driver in drivers.items():
+            topic = f"survivor-{client}"
+            producer = stack.enter_context(driver.producer(own_nsqd.tcp_address))
+            producer.publish(topic, BEFORE)
+            nsqds.expect_listed(shared_nsqlookupd, topic)
+            consumer = stack.enter_context(consumer_of(driver, topic, own_nsqd, shared_nsqlookupd))
+            pairs[client] = Pair(producer, consumer, topic)
+        for pair in pairs.values():
+            assert pair.consumer.bodies(len(BEFORE)) == sorted(BEFORE)
+            nsqds.expect_drained(own_nsqd, pair.topic, len(BEFORE))
+        own_nsqd.stop(keep_data=True)
+        for pair in pairs.values():
+            # ansq notices after a second; what is published before that never gets an answer.
+            nsqds.eventually(partial(is_connected, pair.producer), False)
+        own_nsqd.start()
+        yield pairs
+
+
+def consumer_of(
+    driver: Driver, topic: str, nsqd: Nsqd, lookupd: Nsqlookupd
+) -> AbstractContextManager[Consumer]:
+    if driver.client == "pynsq":
+        return driver.consumer(topic, lookupd=lookupd.http_address)
+    return driver.consumer(topic, nsqd=nsqd.tcp_address)
+
+
+def is_connected(producer: Producer) -> bool:
+    return producer.connected
+
+
+@pytest.mark.parametrize("client", installed.CLIENTS)
+def test_producer_and_consumer_return(
+    client: str, survivors: dict[str, Pair], drivers: dict[str, Driver], own_nsqd: Nsqd
+) -> None:
+    required(drivers, client)
+    pair = survivors[client]
+    nsqds.eventually(partial(is_connected, pair.producer), True, RETURN)
+    pair.producer.publish(pair.topic, AFTER)
+    assert pair.consumer.bodies(len(BEFORE) + len(AFTER), RETURN) == sorted(BEFORE + AFTER)
+    nsqds.eventually(lambda: len(nsqds.consumers(own_nsqd, pair.topic)), 1)
+    assert all(each.attempts == 1 for each in pair.consumer.received(0))
+    assert nsqds.trouble(own_nsqd.log) == []

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import pytest
+
+from nsq.api.calls import Call, authorized, endpoint, get, json_value, nothing, ok, tls_port
+from nsq.api.http import HttpReply, HttpRequest, parse_url
+from nsq.errors import ApiError, ApiRefused, UsageError
+
+BASE = parse_url("http://nsq.example:4151/?access_token=hunter2")
+
+
+def reply(status: int, body: object = b"", headers: Mapping[str, str] | None = None) -> HttpReply:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return HttpReply(status, headers or {}, raw)
+
+
+def refusal(answered: HttpReply) -> ApiRefused:
+    with pytest.raises(ApiRefused) as caught:
+        get(BASE, "/x", {}, nothing).answer(answered)
+    return caught.value
+
+
+class TestEndpoint:
+    @pytest.mark.parametrize(
+        ("base", "path", "args", "target"),
+        [
+            ("h", "/stats", {}, "/stats"),
+            ("h", "/stats", {"topic": "a#b c&d"}, "/stats?topic=a%23b%20c%26d"),
+            ("http://h/nsq/", "/stats", {"a": "1", "b": "2"}, "/nsq/stats?a=1&b=2"),
+            ("http://h/?k=v", "/stats", {"a": "1"}, "/stats?k=v&a=1"),
+            ("http://h/own/path/", "", {"a": "1"}, "/own/path/?a=1"),
+            ("unix:/run/x.sock", "/stats", {"a": "1"}, "/stats?a=1"),
+        ],
+    )
+    def test_target(self, base: str, path: str, args: dict[str, str], target: str) -> None:
+        url = parse_url(base)
+        made = endpoint(url, path, args)
+        assert made.target == target
+        assert (made.host, made.port, made.socket_path) == (url.host, url.port, url.socket_path)
+
+
+class TestAnswer:
+    def test_is_what_parse_makes_of_it(self) -> None:
+        assert get(BASE, "/x", {}, json_value).answer(reply(200, [1])) == [1]
+
+    @pytest.mark.parametrize(
+        ("answered", "status", "code", "text"),
+        [
+            (reply(404, {"message": "TOPIC_NOT_FOUND"}), 404, "TOPIC_NOT_FOUND", "404 TOPIC_NOT_FOUND"),
+            (
+                reply(500, {"status_code": 500, "status_txt": "MISSING_ARG_TOPIC", "data": None}),
+                500,
+                "MISSING_ARG_TOPIC",
+                "500 MISSING_ARG_TOPIC",
+            ),
+            (reply(500, b"NOK - disk full\n"), 500, "", "500 'NOK - disk full'"),
+            (reply(502), 502, "", "502 an empty body"),
+            (reply(400, ["x"]), 400, "", """400 '["x"]'"""),
+            (reply(400, {"message": 3}), 400, "", """400 '{"message": 3}'"""),
+            (
+                reply(301, b"", {"location": "http://x/?secret"}),
+                301,
+                "",
+                "301: a redirect, which is not followed",
+            ),
+        ],
+    )
+    def test_an_error_status_is_a_refusal(
+        self, answered: HttpReply, status: int, code: str, text: str
+    ) -> None:
+        refused = refusal(answered)
+        assert (refused.status, refused.code) == (status, code)
+        assert str(refused) == f"http://nsq.example:4151/x answered {text}"
+
+    def test_an_error_page_that_repeats_the_query_is_not_shown(self) -> None:
+        page = reply(404, b"<p>no /x?access_token=hunter2</p>", {"content-type": "text/html; charset=utf-8"})
+        assert str(refusal(page)).endswith("404 a body of type text/html")
+
+    def test_a_long_body_is_cut(self) -> None:
+        assert len(str(refusal(reply(500, b"x" * 10_000)))) < 300
+
+    def test_what_cannot_be_read_names_the_server(self) -> None:
+        with pytest.raises(ApiError) as caught:
+            get(BASE, "/x", {}, json_value).answer(reply(200, b"hello"))
+        assert str(caught.value) == (
+            "http://nsq.example:4151/x answered with what is none of its answers: 'hello' is not JSON"
+        )
+        assert not isinstance(caught.value, ApiRefused)
+
+
+class TestReading:
+    def test_ok(self) -> None:
+        ok(reply(200, b"OK"))
+        with pytest.raises(ApiError, match="instead of OK"):
+            ok(reply(200, b"hello"))
+
+    def test_the_envelope_of_old_versions_is_taken_off(self) -> None:
+        enveloped = {"status_code": 200, "status_txt": "OK", "data": {"channels": []}}
+        assert json_value(reply(200, enveloped)) == {"channels": []}
+
+    def test_an_error_in_an_envelope(self) -> None:
+        with pytest.raises(ApiRefused) as caught:
+            json_value(reply(200, {"status_code": 500, "status_txt": "INVALID_ARG_TOPIC", "data": None}))
+        assert (caught.value.status, caught.value.code) == (500, "INVALID_ARG_TOPIC")
+
+    @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100_000, {"status_code": "x", "data": 1}])
+    def test_no_json(self, body: object) -> None:
+        with pytest.raises(ApiError):
+            json_value(reply(200, body))
+
+
+class TestAuthorized:
+    @pytest.mark.parametrize(
+        ("address", "when", "sent"),
+        [
+            ("https://h", "https", True),
+            ("http://h", "https", False),
+            ("h", "https", False),
+            ("unix:/run/x", "https", False),
+            ("http://h", "always", True),
+            ("https://h", "always", True),
+            ("https://h", "never", False),
+        ],
+    )
+    def test_when(self, address: str, when: str, sent: bool) -> None:
+        call = authorized(get(parse_url(address), "/x", {}, nothing), "hunter2", when)
+        assert call.request.headers.get("Authorization") == ("Bearer hunter2" if sent else None)
+        assert "Accept" in call.request.headers
+
+    def test_no_secret_no_header(self) -> None:
+        call = get(parse_url("https://h"), "/x", {}, nothing)
+        assert authorized(call, "", "always") is call
+
+    def test_no_repr_shows_it(self) -> None:
+        call = authorized(get(BASE, "/x", {}, nothing), "hunter3", "always")
+        assert "hunter" not in repr(call)
+        assert "hunter" not in str(call.request.url)
+
+    def test_a_line_break_is_refused_without_showing_it(self) -> None:
+        call = authorized(get(BASE, "/x", {}, nothing), "hunter2\r\nX: y", "always")
+        with pytest.raises(UsageError) as caught:
+            call.request.encode()
+        assert "hunter2" not in str(caught.value)
+
+
+class TestTlsPort:
+    def test_of_an_nsqd_that_insists_on_tls(self) -> None:
+        assert tls_port(reply(403, {"message": "TLS_REQUIRED", "https_port": 4152})) == 4152
+
+    @pytest.mark.parametrize(
+        "answered",
+        [
+            reply(200, {"message": "TLS_REQUIRED", "https_port": 4152}),
+            reply(403, {"message": "FORBIDDEN", "https_port": 4152}),
+            reply(403, {"message": "TLS_REQUIRED"}),
+            reply(403, {"message": "TLS_REQUIRED", "https_port": 0}),
+            reply(403, {"message": "TLS_REQUIRED", "https_port": 65536}),
+            reply(403, {"message": "TLS_REQUIRED", "https_port": "4152"}),
+            reply(403, b"TLS_REQUIRED"),
+            reply(403, ["TLS_REQUIRED"]),
+        ],
+    )
+    def test_of_nobody_else(self, answered: HttpReply) -> None:
+        assert tls_port(answered) is None
+
+
+def test_a_call_can_be_made_of_any_request() -> None:
+    call = Call(HttpRequest(BASE, "PURGE"), lambda answered: answered.status)
+    assert call.answer(reply(204)) == 204
+
+
+class TestAddresses:
+    def test_a_unix_socket(self) -> None:
+        for text in ("unix:/run/nsqd.sock", "/run/nsqd.sock"):
+            url = endpoint(parse_url(text), "/stats", {"secret": "x"})
+            assert (url.scheme, url.socket_path, url.authority) == ("http", "/run/nsqd.sock", "localhost")
+            assert str(url) == "unix:/run/nsqd.sock:/stats"
+
+    def test_the_default_port_is_for_a_bare_host(self) -> None:
+        ports = [
+            parse_url(text, 4161).port for text in ("h", "h:1", "http://h", "https://h", "[::1]", "h/path")
+        ]
+        assert ports == [4161, 1, 80, 443, 4161, 4161]
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "http://h:port/?k=hunter2",
+            "ftp://h/?k=hunter2",
+            "http:///?k=hunter2",
+            "http://user:hunter2@h/",
+            "http://h/a b?k=hunter2",
+            "unix:",
+            "unix:/a\0b",
+        ],
+    )
+    def test_what_is_none_is_refused_without_its_secrets(self, text: str) -> None:
+        with pytest.raises(UsageError) as caught:
+            parse_url(text)
+        assert str(caught.value).startswith("address ")
+        assert "hunter2" not in str(caught.value)

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from nsq.api import nsqlookupd_calls as calls
+from nsq.api.calls import Call
+from nsq.api.http import HttpReply
+from nsq.api.nsqlookupd_calls import NsqdNode, RegisteredNode, nsqlookupd_address
+from nsq.errors import ApiError, InvalidName
+
+LOOKUPD = nsqlookupd_address("lookupd.example")
+NODE = {
+    "remote_address": "127.0.0.1:47222",
+    "hostname": "vm",
+    "broadcast_address": "10.0.0.7",
+    "tcp_port": 4150,
+    "http_port": 4151,
+    "version": "1.3.0",
+    "topology_zone": "z",
+    "topology_region": "r",
+}
+
+
+def target(call: Call[Any]) -> str:
+    return call.request.url.target
+
+
+def answer(call: Call[Any], value: object) -> Any:
+    return call.answer(HttpReply(200, {}, json.dumps(value).encode()))
+
+
+@pytest.mark.parametrize(
+    ("address", "url", "sent"),
+    [
+        ("h", "http://h:4161/lookup", "/lookup?topic=t"),
+        ("h:4161", "http://h:4161/lookup", "/lookup?topic=t"),
+        ("http://h:4161/", "http://h:4161/lookup", "/lookup?topic=t"),
+        ("http://h:4161/lookup", "http://h:4161/lookup", "/lookup?topic=t"),
+        ("https://h/nsq/lookup?k=v", "https://h/nsq/lookup", "/nsq/lookup?k=v&topic=t"),
+        ("https://h/own/path/?k=v", "https://h/own/path/", "/own/path/?k=v&topic=t"),
+        ("http://h:1?k=v", "http://h:1/lookup", "/lookup?k=v&topic=t"),
+        ("[::1]:4161", "http://[::1]:4161/lookup", "/lookup?topic=t"),
+        ("unix:/run/l.sock", "unix:/run/l.sock:/lookup", "/lookup?topic=t"),
+    ],
+)
+def test_where_a_lookup_goes(address: str, url: str, sent: str) -> None:
+    call = calls.lookup(nsqlookupd_address(address), "t")
+    assert (str(call.request.url), target(call)) == (url, sent)
+
+
+@pytest.mark.parametrize(
+    ("address", "sent"),
+    [
+        ("h", "/nodes"),
+        ("http://h:4161/lookup", "/nodes"),
+        ("https://h/nsq/lookup?k=v", "/nsq/nodes?k=v"),
+        ("https://h/nsq?k=v", "/nsq/nodes?k=v"),
+    ],
+)
+def test_where_everything_else_goes(address: str, sent: str) -> None:
+    assert target(calls.nodes(nsqlookupd_address(address))) == sent
+
+
+@pytest.mark.parametrize(
+    ("call", "method", "sent"),
+    [
+        (calls.ping(LOOKUPD), "GET", "/ping"),
+        (calls.info(LOOKUPD), "GET", "/info"),
+        (calls.topics(LOOKUPD), "GET", "/topics"),
+        (calls.channels(LOOKUPD, "t"), "GET", "/channels?topic=t"),
+        (calls.debug(LOOKUPD), "GET", "/debug"),
+        (calls.create_topic(LOOKUPD, "t"), "POST", "/topic/create?topic=t"),
+        (calls.delete_topic(LOOKUPD, "t"), "POST", "/topic/delete?topic=t"),
+        (calls.create_channel(LOOKUPD, "t", "c"), "POST", "/channel/create?topic=t&channel=c"),
+        (calls.delete_channel(LOOKUPD, "t", "c"), "POST", "/channel/delete?topic=t&channel=c"),
+        (calls.tombstone(LOOKUPD, "t", "h:4151"), "POST", "/topic/tombstone?topic=t&node=h%3A4151"),
+    ],
+)
+def test_requests(call: Call[Any], method: str, sent: str) -> None:
+    assert (call.request.method, target(call)) == (method, sent)
+    assert call.request.headers["Accept"] == "application/vnd.nsq; version=1.0"
+
+
+class TestLookup:
+    CALL = calls.lookup(LOOKUPD, "t")
+
+    def test_channels_and_producers(self) -> None:
+        found = answer(self.CALL, {"channels": ["c"], "producers": [NODE]})
+        assert found.channels == ("c",)
+        assert found.producers == (NsqdNode(**NODE),)  # type: ignore[arg-type]
+        assert found.producers[0].tcp_address == "10.0.0.7:4150"
+        assert found.producers[0].http_address == "10.0.0.7:4151"
+
+    def test_the_old_envelope(self) -> None:
+        data = {"channels": ["c"], "producers": [NODE]}
+        enveloped = answer(self.CALL, {"status_code": 200, "status_txt": "OK", "data": data})
+        assert enveloped == answer(self.CALL, data)
+
+    def test_nobody(self) -> None:
+        found = answer(self.CALL, {"channels": None, "producers": None})
+        assert (found.channels, found.producers) == ((), ())
+
+    def test_an_old_or_newer_nsqlookupd(self) -> None:
+        node = {"broadcast_address": "h", "tcp_port": 1, "address": "h", "newer": {}}
+        found = answer(self.CALL, {"channels": [], "producers": [node], "newer": 1})
+        assert found.producers == (NsqdNode(broadcast_address="h", tcp_port=1),)
+
+    def test_ipv6(self) -> None:
+        assert NsqdNode(broadcast_address="::1", tcp_port=4150).tcp_address == "[::1]:4150"
+
+    @pytest.mark.parametrize(
+        ("value", "text"),
+        [
+            ({"producers": []}, "channels is missing"),
+            ({"channels": []}, "producers is missing"),
+            (
+                {"channels": [], "producers": [{"tcp_port": 1}]},
+                r"producers\[0\]\.broadcast_address is missing",
+            ),
+            (
+                {"channels": [], "producers": [{"broadcast_address": "h", "tcp_port": "1"}]},
+                r"producers\[0\]\.tcp_port is str, not int",
+            ),
+            ({"channels": [3], "producers": []}, r"channels\[0\] is int, not str"),
+            ([], "the answer is list, not dict"),
+        ],
+    )
+    def test_a_wrong_shape_is_named(self, value: object, text: str) -> None:
+        with pytest.raises(ApiError, match=rf"http://lookupd\.example:4161/lookup .*{text}$"):
+            answer(self.CALL, value)
+
+    def test_a_wrong_name_is_not_asked_for(self) -> None:
+        with pytest.raises(InvalidName):
+            calls.lookup(LOOKUPD, "b@d")
+
+
+class TestNodes:
+    CALL = calls.nodes(LOOKUPD)
+
+    def test_topics_and_tombstones_belong_together(self) -> None:
+        node = NODE | {"topics": ["a", "b"], "tombstones": [False, True]}
+        (found,) = answer(self.CALL, {"producers": [node]})
+        assert (found.topics, found.tombstoned) == (("a", "b"), frozenset({"b"}))
+        assert found.tcp_address == "10.0.0.7:4150"
+
+    def test_without_tombstones(self) -> None:
+        node = {"broadcast_address": "h", "tcp_port": 1, "topics": ["a"]}
+        expected = RegisteredNode(broadcast_address="h", tcp_port=1, topics=("a",))
+        assert answer(self.CALL, {"producers": [node]}) == [expected]
+
+    def test_tombstones_of_another_number(self) -> None:
+        node = NODE | {"topics": ["a", "b"], "tombstones": [False]}
+        with pytest.raises(ApiError, match=r"producers\[0\] has 2 topics but 1 tombstones"):
+            answer(self.CALL, {"producers": [node]})
+
+
+def test_names_are_sorted() -> None:
+    assert answer(calls.topics(LOOKUPD), {"topics": ["b", "a"]}) == ["a", "b"]
+    assert answer(calls.channels(LOOKUPD, "t"), {"channels": ["b", "a"]}) == ["a", "b"]
+
+
+def test_version() -> None:
+    assert answer(calls.info(LOOKUPD), {"version": "1.3.0"}) == "1.3.0"
+
+
+def test_debug() -> None:
+    entry = {"id": "x", "broadcast_address": "h", "tcp_port": 1, "last_update": 5, "tombstoned": False}
+    assert answer(calls.debug(LOOKUPD), {"topic:t:": [entry]}) == {"topic:t:": [entry]}
+    with pytest.raises(ApiError, match=r"topic:t:\[0\]\.broadcast_address is missing"):
+        answer(calls.debug(LOOKUPD), {"topic:t:": [{}]})

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from typing import Any, TypedDict
+
+import pytest
+
+from nsq.api.shapes import Misshapen, conform
+from nsq.errors import ApiError
+
+
+class Inner(TypedDict):
+    name: str
+    size: float
+
+
+class Outer(TypedDict, total=False):
+    inner: list[Inner]
+    count: int
+    by_name: dict[str, Inner]
+    maybe: int | None
+    anything: Any
+
+
+def complaint(value: object, shape: Any = Outer) -> str:
+    with pytest.raises(Misshapen) as caught:
+        conform(value, shape)
+    assert isinstance(caught.value, ApiError)
+    return str(caught.value)
+
+
+def test_what_fits_is_returned() -> None:
+    value = {"inner": [{"name": "a", "size": 1.5}], "count": 3, "by_name": {"x": {"name": "x", "size": 0}}}
+    assert conform(value, Outer) == value
+
+
+def test_unknown_keys_stay() -> None:
+    assert conform({"count": 1, "newer": [None]}, Outer) == {"count": 1, "newer": [None]}
+
+
+def test_a_list_that_is_null_is_empty() -> None:
+    assert conform({"inner": None}, Outer) == {"inner": []}
+    assert conform(None, list[int]) == []
+
+
+def test_null_where_it_may_be_and_anything_where_it_may_be() -> None:
+    value = {"maybe": None, "anything": {"x": [1]}}
+    assert conform(value, Outer) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"inner": [{"name": "a", "size": 1}, {"name": "b"}]}, "inner[1].size is missing"),
+        ({"inner": [{"name": None, "size": 1}]}, "inner[0].name is null, not str"),
+        ({"inner": {}}, "inner is dict, not list"),
+        ({"count": True}, "count is bool, not int"),
+        ({"count": 1.0}, "count is float, not int"),
+        ({"count": "1"}, "count is str, not int"),
+        ({"inner": [{"name": "a", "size": True}]}, "inner[0].size is bool, not float"),
+        ({"by_name": {"x": {"name": 1, "size": 1}}}, "by_name.x.name is int, not str"),
+        ({"maybe": "x"}, "maybe is str, not int"),
+        ([], "the answer is list, not dict"),
+        (None, "the answer is null, not dict"),
+    ],
+)
+def test_the_first_place_that_differs_is_named(value: object, text: str) -> None:
+    assert complaint(value) == text

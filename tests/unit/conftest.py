@@ -1,0 +1,19 @@
+"""``NSQ_TEST_SWITCH_INTERVAL=1e-6 pytest tests/unit`` has threads take turns thousands of times as often as
+usual: races that would show once in a month show within minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def switch_interval() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(float(os.environ.get("NSQ_TEST_SWITCH_INTERVAL", before)))
+    yield
+    sys.setswitchinterval(before)

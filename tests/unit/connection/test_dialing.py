@@ -1,0 +1,443 @@
+"""Dialling a scripted nsqd. The test is the nsqd, in a thread of its own where it has to answer in turn."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import trustme
+
+from nsq.config import Config
+from nsq.connection.dialing import Ready, describe, dial, identify_request
+from nsq.errors import (
+    BadBody,
+    ConfigError,
+    ConnectionLost,
+    DialFailed,
+    FrameError,
+    HandshakeFailed,
+    LayerError,
+    NotNsqd,
+    NsqError,
+    Unanswered,
+)
+from nsq.transport import MemoryPeer, MemoryTransport
+from nsq.transport.layered import LayeredStream
+from nsq.transport.tls import context_of
+from nsq.wire import commands
+from nsq.wire.frames import HEARTBEAT, OK, encode_error, encode_response
+from nsq.wire.layers import Deflate, Layer, Snappy, Tls
+
+from ..scripted import CHANNEL, TOPIC, hear_identify, message
+
+ADDRESS = "nsqd.example:4150"
+PATIENCE = 10.0
+FINE = encode_response(OK)
+SECRET = "s3cret"
+
+
+def granting(**granted: Any) -> bytes:
+    return encode_response(json.dumps({"max_rdy_count": 2500, **granted}).encode())
+
+
+@contextmanager
+def played_by(play: Callable[[MemoryPeer], None], transport: MemoryTransport) -> Iterator[None]:
+    """An nsqd that plays its part with every connection; what it complains about fails the test."""
+    outcome: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            play(transport.accept())
+            outcome.set_result(None)
+        except BaseException as fault:
+            outcome.set_exception(fault)
+
+    thread = threading.Thread(target=run, name="nsqd", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join(PATIENCE)
+    outcome.result(0)
+
+
+def dialled(
+    transport: MemoryTransport,
+    config: Config | None = None,
+    *,
+    address: str = ADDRESS,
+    timeout: float = PATIENCE,
+    opened: Callable[[LayeredStream], None] = lambda _: None,
+) -> Ready:
+    config = config or Config()
+    return dial(
+        address,
+        config,
+        transport,
+        context_of(config),
+        topic=TOPIC,
+        channel=CHANNEL,
+        deadline=time.monotonic() + timeout,
+        opened=opened,
+    )
+
+
+def answering(*answers: bytes) -> tuple[MemoryTransport, Callable[[MemoryPeer], None]]:
+    """An nsqd that answers IDENTIFY and SUB with these."""
+
+    def play(peer: MemoryPeer) -> None:
+        hear_identify(peer)
+        peer.send(answers[0])
+        for answer in answers[1:]:
+            peer.expect(commands.sub(TOPIC, CHANNEL))
+            peer.send(answer)
+
+    return MemoryTransport(), play
+
+
+class TestIdentifyRequest:
+    def test_says_what_the_config_says_in_milliseconds(self) -> None:
+        config = Config(
+            client_id="me",
+            hostname="here",
+            user_agent="test/1",
+            heartbeat_interval=2.5,
+            output_buffer_size=4096,
+            output_buffer_timeout=0.05,
+            sample_rate=10,
+            msg_timeout=90.0,
+            topology_region="r",
+            topology_zone="z",
+            deflate=True,
+            deflate_level=3,
+        )
+        request = identify_request(config)
+        assert request.feature_negotiation
+        assert (request.client_id, request.hostname, request.user_agent) == ("me", "here", "test/1")
+        assert (request.heartbeat_interval, request.msg_timeout, request.sample_rate) == (2500, 90_000, 10)
+        assert (request.output_buffer_size, request.output_buffer_timeout) == (4096, 50)
+        assert (request.topology_region, request.topology_zone) == ("r", "z")
+        assert (request.deflate, request.deflate_level) == (True, 3)
+        assert not request.snappy
+        assert not request.tls_v1
+
+    def test_asks_for_a_short_buffer_timeout_by_default(self) -> None:
+        request = identify_request(Config())
+        assert (request.output_buffer_size, request.output_buffer_timeout) == (0, 25)
+
+    def test_low_latency_turns_buffering_off(self) -> None:
+        request = identify_request(Config(low_latency=True))
+        assert (request.output_buffer_size, request.output_buffer_timeout) == (-1, 0)
+
+
+class TestPlain:
+    def test_a_conversation(self) -> None:
+        transport, play = answering(granting(msg_timeout=1000), FINE)
+        with played_by(play, transport):
+            ready = dialled(transport)
+        assert ready.granted.reply.msg_timeout == 1000
+        assert ready.rest == b""
+        assert transport.dials == [ADDRESS]
+
+    def test_what_comes_behind_the_last_answer_is_kept(self) -> None:
+        transport, play = answering(granting(), FINE + message(1)[:10])
+        with played_by(play, transport):
+            assert dialled(transport).rest == message(1)[:10]
+
+    def test_answers_may_come_byte_by_byte(self) -> None:
+        transport, play = answering(granting(), FINE + b"x")
+        transport._chunk_size = 1
+        with played_by(play, transport):
+            ready = dialled(transport)
+        assert ready.rest + ready.stream.read() == b"x"
+
+    def test_a_heartbeat_in_the_middle_is_answered(self) -> None:
+        transport = MemoryTransport()
+
+        def play(peer: MemoryPeer) -> None:
+            hear_identify(peer)
+            peer.send(encode_response(HEARTBEAT))
+            peer.expect(commands.NOP)
+            peer.send(granting())
+            peer.expect(commands.sub(TOPIC, CHANNEL))
+            peer.send(encode_response(HEARTBEAT) + FINE)
+            peer.expect(commands.NOP)
+
+        with played_by(play, transport):
+            dialled(transport)
+
+    @pytest.mark.parametrize(
+        ("wire", "error"),
+        [
+            (b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\n\r\n", NotNsqd),
+            (message(1), FrameError),
+            (b"\x00\x00\x00\x01\x00\x00\x00\x00", FrameError),
+            (b"\xff\xff\xff\xff\x00\x00\x00\x00", FrameError),
+            (encode_response(b"{"), HandshakeFailed),
+        ],
+    )
+    def test_an_answer_that_is_none(self, wire: bytes, error: type[NsqError]) -> None:
+        transport, play = answering(wire)
+        with played_by(play, transport), pytest.raises(error):
+            dialled(transport)
+        assert transport.peers[0].closed
+
+
+class TestEndings:
+    def test_nobody_there(self) -> None:
+        transport = MemoryTransport()
+        transport.refuse()
+        with pytest.raises(DialFailed):
+            dialled(transport)
+
+    def test_hung_up_on(self) -> None:
+        transport = MemoryTransport()
+        with (
+            played_by(lambda peer: peer.end(), transport),
+            pytest.raises(ConnectionLost, match="closed the connection during the handshake"),
+        ):
+            dialled(transport)
+        assert transport.peers[0].closed
+
+    def test_silence_ends_at_the_deadline(self) -> None:
+        transport = MemoryTransport()
+        with pytest.raises(Unanswered):
+            dialled(transport, timeout=0.02)
+        assert transport.peers[0].closed
+
+    def test_no_time_left(self) -> None:
+        transport = MemoryTransport()
+        with pytest.raises(Unanswered, match="did not complete the handshake in time"):
+            dialled(transport, timeout=-1.0)
+        assert transport.dials == []
+
+    def test_who_closes_the_stream_ends_it_early(self) -> None:
+        transport = MemoryTransport()
+        streams: list[LayeredStream] = []
+
+        def hang_up(peer: MemoryPeer) -> None:
+            hear_identify(peer)
+            streams[0].close()
+
+        with played_by(hang_up, transport), pytest.raises(ConnectionLost):
+            dialled(transport, opened=streams.append)
+
+    def test_a_stream_that_is_unwanted_at_once_says_nothing(self) -> None:
+        transport = MemoryTransport()
+        with pytest.raises(ConnectionLost):
+            dialled(transport, opened=LayeredStream.close)
+        assert transport.peers[0].received == b""
+
+
+class TestOutputBuffer:
+    """An nsqd whose least output_buffer_timeout is above what we ask for refuses IDENTIFY."""
+
+    REFUSAL = encode_error(b"E_BAD_BODY IDENTIFY output buffer timeout (25) is invalid")
+
+    def test_asks_again_for_nsqds_own_default(self) -> None:
+        transport = MemoryTransport()
+
+        def play(peer: MemoryPeer) -> None:
+            assert hear_identify(peer)["output_buffer_timeout"] == 25
+            peer.send(self.REFUSAL)
+            second = transport.accept()
+            assert hear_identify(second)["output_buffer_timeout"] == 0
+            second.send(granting())
+            second.expect(commands.sub(TOPIC, CHANNEL))
+            second.send(FINE)
+
+        with played_by(play, transport):
+            ready = dialled(transport)
+        first, second = transport.peers
+        assert first.closed
+        assert not second.closed
+        ready.stream.close()
+
+    def test_and_not_a_third_time(self) -> None:
+        transport = MemoryTransport()
+
+        def play(peer: MemoryPeer) -> None:
+            peer.send(self.REFUSAL)
+            transport.accept().send(self.REFUSAL)
+
+        with played_by(play, transport), pytest.raises(BadBody):
+            dialled(transport)
+        assert len(transport.dials) == 2
+
+    def test_nor_when_that_cannot_be_the_reason(self) -> None:
+        transport, play = answering(self.REFUSAL)
+        with played_by(play, transport), pytest.raises(BadBody):
+            dialled(transport, Config(output_buffer_timeout=0.0))
+        assert len(transport.dials) == 1
+
+
+class Server:
+    """nsqd's side of a connection under layers."""
+
+    def __init__(self, peer: MemoryPeer) -> None:
+        self.peer = peer
+        self.layers: list[Layer] = []
+        self.heard = b""
+        self._read = 0
+
+    def say(self, data: bytes) -> None:
+        for layer in reversed(self.layers):
+            data = layer.wrap(data)
+        self.peer.send(data)
+
+    def listen(self, until: Callable[[], bool]) -> None:
+        while not until():
+            received = self.peer.wait_until(lambda got: len(got) > self._read)
+            data, self._read = received[self._read :], len(received)
+            for layer in self.layers:
+                data = layer.unwrap(data)
+                if layer.has_pending:
+                    self.peer.send(layer.pending())
+            self.heard += data
+
+    def expect(self, data: bytes) -> None:
+        self.listen(lambda: len(self.heard) >= len(data))
+        assert self.heard.startswith(data)
+        self.heard = self.heard[len(data) :]
+
+    def hear_identify(self) -> None:
+        hear_identify(self.peer)
+        self._read = len(self.peer.received)
+
+    def start_tls(self, tls: Tls) -> None:
+        self.layers.append(tls)
+        self.listen(lambda: tls.handshake_done)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def server_tls(authority: trustme.CA, *, name: str = "nsqd.example") -> Tls:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(name).configure_cert(context)
+    return Tls(context, server_side=True, server_hostname=None)
+
+
+@pytest.fixture
+def trusting(authority: trustme.CA, tmp_path: Any) -> dict[str, Any]:
+    path = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(path))
+    return {"tls": True, "tls_ca_file": path}
+
+
+class TestLayers:
+    @pytest.mark.parametrize(("name", "layer"), [("snappy", Snappy), ("deflate", Deflate)])
+    @pytest.mark.parametrize("together", [False, True])
+    def test_compression(self, name: str, layer: Callable[[], Layer], together: bool) -> None:
+        """The server's first word through the layer may share a chunk with the announcement."""
+        transport = MemoryTransport()
+
+        def play(peer: MemoryPeer) -> None:
+            server = Server(peer)
+            server.hear_identify()
+            server.layers.append(layer())
+            first = server.layers[0].wrap(FINE)
+            if together:
+                peer.send(granting(**{name: True}) + first)
+            else:
+                peer.send(granting(**{name: True}))
+                peer.send(first)
+            server.expect(commands.sub(TOPIC, CHANNEL))
+            server.say(FINE + b"rest")
+
+        with played_by(play, transport):
+            ready = dialled(transport, Config(**{name: True}))
+        assert ready.rest == b"rest"
+
+    @pytest.mark.parametrize("compression", [None, "snappy", "deflate"])
+    def test_tls_and_then_auth_inside_it(
+        self, authority: trustme.CA, trusting: dict[str, Any], compression: str | None
+    ) -> None:
+        transport = MemoryTransport()
+        wanted = {compression: True} if compression else {}
+
+        def play(peer: MemoryPeer) -> None:
+            server = Server(peer)
+            server.hear_identify()
+            peer.send(granting(tls_v1=True, auth_required=True, **wanted))
+            server.start_tls(server_tls(authority))
+            server.say(FINE)
+            if compression:
+                server.layers.append(Snappy() if compression == "snappy" else Deflate())
+                server.say(FINE)
+            server.expect(commands.auth(SECRET.encode()))
+            server.say(encode_response(b'{"identity":"alice"}'))
+            server.expect(commands.sub(TOPIC, CHANNEL))
+            server.say(FINE)
+
+        with played_by(play, transport):
+            ready = dialled(transport, Config(auth_secret=SECRET, **trusting, **wanted))
+        assert ready.granted.auth is not None
+        assert SECRET.encode() not in transport.peers[0].received
+
+    def test_plain_text_before_tls_is_not_taken_for_an_answer(self, trusting: dict[str, Any]) -> None:
+        transport, play = answering(granting(tls_v1=True, auth_required=True) + FINE + FINE)
+        with (
+            played_by(play, transport),
+            pytest.raises(HandshakeFailed, match=r"sent 20 bytes of plain text before TLS"),
+        ):
+            dialled(transport, Config(auth_secret=SECRET, **trusting))
+        assert SECRET.encode() not in transport.peers[0].received
+
+    def test_a_certificate_for_somebody_else_ends_it(
+        self, authority: trustme.CA, trusting: dict[str, Any]
+    ) -> None:
+        transport = MemoryTransport()
+
+        def play(peer: MemoryPeer) -> None:
+            server = Server(peer)
+            server.hear_identify()
+            peer.send(granting(tls_v1=True, auth_required=True))
+            with pytest.raises(LayerError):
+                server.start_tls(server_tls(authority, name="other.example"))
+
+        with played_by(play, transport), pytest.raises(HandshakeFailed, match=r"nsqd.example:4150: tls"):
+            dialled(transport, Config(auth_secret=SECRET, **trusting))
+        assert SECRET.encode() not in transport.peers[0].received
+        assert transport.peers[0].closed
+
+    def test_the_name_to_expect_can_be_given(self, authority: trustme.CA, trusting: dict[str, Any]) -> None:
+        transport = MemoryTransport()
+
+        def play(peer: MemoryPeer) -> None:
+            server = Server(peer)
+            server.hear_identify()
+            peer.send(granting(tls_v1=True))
+            server.start_tls(server_tls(authority, name="other.example"))
+            server.say(FINE)
+            server.expect(commands.sub(TOPIC, CHANNEL))
+            server.say(FINE)
+
+        with played_by(play, transport):
+            dialled(transport, Config(tls_server_name="other.example", **trusting))
+
+    def test_a_socket_in_the_file_system_has_no_name(self, trusting: dict[str, Any]) -> None:
+        transport, play = answering(granting(tls_v1=True))
+        with played_by(play, transport), pytest.raises(ConfigError, match="server_hostname"):
+            dialled(transport, Config(**trusting), address="unix:/run/nsqd.sock")
+        assert transport.peers[0].closed
+
+    def test_tls_that_hangs_ends_at_the_deadline(self, trusting: dict[str, Any]) -> None:
+        transport, play = answering(granting(tls_v1=True))
+        with played_by(play, transport), pytest.raises(Unanswered):
+            dialled(transport, Config(**trusting), timeout=0.3)
+        assert transport.peers[0].closed
+
+
+def test_a_description_names_the_address_once() -> None:
+    assert describe("a:1", ConnectionLost("a:1 is gone")) == "a:1 is gone"
+    assert describe("a:1", ConnectionLost("gone")) == "a:1: gone"

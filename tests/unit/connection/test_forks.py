@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import gc
+import os
+import warnings
+
+import pytest
+
+from nsq.connection import forks
+
+
+class Owner:
+    def __init__(self, name: str, fault: Exception | None = None) -> None:
+        self.name = name
+        self.fault = fault
+        self.abandoned = 0
+
+    def __repr__(self) -> str:
+        return f"<{self.name}>"
+
+    def abandon(self) -> None:
+        self.abandoned += 1
+        if self.fault is not None:
+            raise self.fault
+
+
+def test_in_a_child_everybody_is_told_and_in_the_parent_nobody() -> None:
+    owners = [Owner("one"), Owner("other")]
+    for owner in owners:
+        forks.abandon_in_children(owner)
+        forks.abandon_in_children(owner)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on, where a process has threads
+        pid = os.fork()
+    if not pid:
+        os._exit(sum(owner.abandoned for owner in owners))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 2
+    assert [owner.abandoned for owner in owners] == [0, 0]
+
+
+def test_one_that_fails_does_not_keep_the_others(caplog: pytest.LogCaptureFixture) -> None:
+    owners = [Owner("one", KeyError("x")), Owner("other", KeyError("x"))]
+    for owner in owners:
+        forks.abandon_in_children(owner)
+    forks._in_child()
+    assert [owner.abandoned for owner in owners] == [1, 1]
+    assert "<one> of the parent process could not be let go of" in caplog.text
+    assert "<other>" in caplog.text
+
+
+def test_whoever_is_gone_is_forgotten() -> None:
+    owner = Owner("short-lived")
+    forks.abandon_in_children(owner)
+    assert "<short-lived>" in map(repr, forks._everyone)
+    del owner
+    gc.collect()
+    assert "<short-lived>" not in map(repr, forks._everyone)
+
+
+def test_the_lock_may_have_been_held_at_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forks, "_lock", forks._lock)
+    forks._lock.acquire()
+    held = forks._lock
+    try:
+        forks._in_child()
+        forks.abandon_in_children(Owner("new"))
+    finally:
+        held.release()

@@ -1,0 +1,403 @@
+"""The handler threads, with messages nobody sent and an overseer that takes notes."""
+
+from __future__ import annotations
+
+import functools
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from nsq.consumer.handlers import HandlerPool, Inbox
+from nsq.consumer.outcomes import Requeue
+from nsq.errors import AlreadyResponded, ConfigError
+from nsq.message import Message
+
+from ..scripted import A, id_of
+
+PATIENCE = 5.0
+
+
+class Desk:
+    """Where messages come from, answers go to, and decisions are made: delegate and overseer in one."""
+
+    address = A
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.max_attempts = 5
+        self.starved = False
+        self.notes: list[tuple[Any, ...]] = []
+        self.answered: set[bytes] = set()
+        self.trouble: BaseException | None = None
+
+    def note(self, *note: Any) -> None:
+        with self._changed:
+            self.notes.append(note)
+            self._changed.notify_all()
+
+    def _answer(self, message: Message, *note: Any) -> None:
+        if message.id in self.answered:
+            raise AlreadyResponded("again")
+        self.answered.add(message.id)
+        self.note(*note)
+
+    def finish(self, message: Message) -> None:
+        self._answer(message, "finish", int(message.id))
+
+    def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
+        self._answer(message, "requeue", int(message.id), delay, backoff)
+
+    def touch(self, message: Message) -> None: ...
+
+    def holds(self, message: Message) -> bool:
+        return message.id not in self.answered
+
+    def give_up(self, message: Message) -> None:
+        self.note("give up", int(message.id))
+        if self.trouble is not None:
+            raise self.trouble
+
+    def expired(self, message: Message) -> None:
+        self.note("expired", int(message.id))
+        if self.trouble is not None:
+            raise self.trouble
+
+    def wait_for(self, *notes: tuple[Any, ...]) -> None:
+        """Until these are noted, in any order."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: all(note in self.notes for note in notes), PATIENCE), (
+                self.notes
+            )
+
+    def message(self, number: int, *, attempts: int = 1, expires_at: float = math.inf) -> Message:
+        return Message(self, 0.0, expires_at, 0, attempts, id_of(number), b"body")
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+@pytest.fixture
+def pool(desk: Desk) -> Iterator[HandlerPool]:
+    pool = HandlerPool("nsq-test", desk)
+    yield pool
+    assert pool.stop(time.monotonic() + PATIENCE) == []
+
+
+def work(pool: HandlerPool, *messages: Message) -> None:
+    pool.start()
+    pool.inbox.put(list(messages))
+
+
+class TestInbox:
+    def test_in_order_and_then_nothing(self, desk: Desk) -> None:
+        inbox = Inbox()
+        messages = [desk.message(number) for number in range(3)]
+        inbox.put(messages)
+        inbox.close(1)
+        assert len(inbox) == 4
+        assert [inbox.get() for _ in range(4)] == [*messages, None]
+
+    def test_with_a_timeout(self) -> None:
+        with pytest.raises(queue.Empty):
+            Inbox().get(timeout=0.0)
+
+    def test_what_has_expired_is_swept_out_and_the_rest_stays(self, desk: Desk) -> None:
+        inbox = Inbox()
+        messages = [desk.message(number, expires_at=10.0 * number) for number in range(4)]
+        inbox.put(messages)
+        inbox.close(1)
+        inbox.sweep(15.0)
+        assert [inbox.get() for _ in range(3)] == [messages[2], messages[3], None]
+
+
+class TestAnswers:
+    @pytest.mark.parametrize(
+        ("result", "note"),
+        [
+            (None, ("finish", 1)),
+            (True, ("finish", 1)),
+            (0, ("finish", 1)),
+            (False, ("requeue", 1, None, True)),
+        ],
+    )
+    def test_for_what_is_returned(
+        self, pool: HandlerPool, desk: Desk, result: object, note: tuple[Any, ...]
+    ) -> None:
+        pool.add(lambda message: result, 1)
+        work(pool, desk.message(1))
+        desk.wait_for(note)
+
+    @pytest.mark.parametrize(
+        ("fault", "note", "logged"),
+        [
+            (ValueError("x"), ("requeue", 1, None, True), True),
+            (KeyError("x"), ("requeue", 1, None, False), True),
+            (SystemExit(1), ("requeue", 1, None, True), True),
+            (KeyboardInterrupt(), ("requeue", 1, None, True), True),
+            (Requeue(2.0), ("requeue", 1, 2.0, True), False),
+            (Requeue(backoff=False), ("requeue", 1, None, False), False),
+        ],
+    )
+    def test_for_what_is_raised_and_the_thread_goes_on(
+        self,
+        pool: HandlerPool,
+        desk: Desk,
+        caplog: pytest.LogCaptureFixture,
+        fault: BaseException,
+        note: tuple[Any, ...],
+        logged: bool,
+    ) -> None:
+        def handle(message: Message) -> None:
+            if int(message.id) == 1:
+                raise fault
+
+        pool.add(handle, 1, no_backoff=(LookupError,))
+        work(pool, desk.message(1), desk.message(2))
+        desk.wait_for(note, ("finish", 2))
+        assert ("handler failed on" in caplog.text) == logged
+
+    def test_a_coroutine_that_is_returned_is_a_failure(
+        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        async def handle(message: Message) -> None: ...
+
+        pool.add(lambda message: handle(message), 1)
+        work(pool, desk.message(1))
+        desk.wait_for(("requeue", 1, None, True))
+        assert "returned a coroutine" in caplog.text
+
+    def test_no_second_one(self, pool: HandlerPool, desk: Desk) -> None:
+        pool.add(lambda message: message.requeue(1.0), 1)
+        work(pool, desk.message(1), desk.message(2))
+        desk.wait_for(("requeue", 2, 1.0, True))
+        assert desk.notes == [("requeue", 1, 1.0, True), ("requeue", 2, 1.0, True)]
+
+    def test_none_where_somebody_else_gives_it(self, pool: HandlerPool, desk: Desk) -> None:
+        pool.add(lambda message: message.disable_auto_response() if int(message.id) == 1 else None, 1)
+        work(pool, desk.message(1), desk.message(2))
+        desk.wait_for(("finish", 2))
+        assert desk.notes == [("finish", 2)]
+
+
+class TestBeforeTheHandler:
+    def test_what_has_expired_is_dropped(self, pool: HandlerPool, desk: Desk) -> None:
+        handled: list[Message] = []
+        pool.add(handled.append, 1)
+        work(pool, desk.message(1, expires_at=0.0), desk.message(2))
+        desk.wait_for(("expired", 1), ("finish", 2))
+        assert [int(message.id) for message in handled] == [2]
+
+    def test_what_failed_too_often_is_given_up_and_finished(self, pool: HandlerPool, desk: Desk) -> None:
+        handled: list[Message] = []
+        pool.add(handled.append, 1)
+        work(pool, desk.message(1, attempts=6), desk.message(2, attempts=5))
+        desk.wait_for(("finish", 2))
+        assert desk.notes == [("give up", 1), ("finish", 1), ("finish", 2)]
+        assert [int(message.id) for message in handled] == [2]
+
+    def test_what_cannot_be_given_up_is_requeued(self, pool: HandlerPool, desk: Desk) -> None:
+        desk.trouble = SystemExit()
+        pool.add(lambda message: None, 1)
+        work(pool, desk.message(1, attempts=6))
+        desk.wait_for(("requeue", 1, None, False))
+
+    def test_any_number_of_attempts_where_they_are_not_limited(self, pool: HandlerPool, desk: Desk) -> None:
+        desk.max_attempts = 0
+        pool.add(lambda message: None, 1)
+        work(pool, desk.message(1, attempts=65535))
+        desk.wait_for(("finish", 1))
+
+    def test_a_fault_of_ours_does_not_end_the_thread(
+        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        desk.trouble = RuntimeError("ours")
+        pool.add(lambda message: None, 1)
+        work(pool, desk.message(1, expires_at=0.0), desk.message(2))
+        desk.wait_for(("finish", 2))
+        assert "by a fault of ours" in caplog.text
+
+
+class TestThreads:
+    def test_as_many_at_once_as_there_are(self, pool: HandlerPool, desk: Desk) -> None:
+        together = threading.Barrier(4)
+        pool.add(lambda message: together.wait(PATIENCE) and None, 4)
+        assert len(pool) == 4
+        work(pool, *map(desk.message, range(8)))
+        desk.wait_for(*[("finish", number) for number in range(8)])
+
+    def test_several_handlers_share_the_messages(self, pool: HandlerPool, desk: Desk) -> None:
+        together = threading.Barrier(2)
+        seen: list[str] = []
+        for name in ("one", "other"):
+
+            def handle(message: Message, name: str = name) -> None:
+                together.wait(PATIENCE)
+                seen.append(name)
+
+            pool.add(handle, 1)
+        work(pool, desk.message(1), desk.message(2))
+        desk.wait_for(("finish", 1), ("finish", 2))
+        assert sorted(seen) == ["one", "other"]
+
+    def test_their_names_and_who_is_one(self, pool: HandlerPool, desk: Desk) -> None:
+        seen: list[object] = []
+        pool.add(
+            lambda message: seen.extend([threading.current_thread().name, pool.owns_current_thread()]), 1
+        )
+        work(pool, desk.message(1))
+        desk.wait_for(("finish", 1))
+        assert seen == ["nsq-test-handler-0", True]
+        assert not pool.owns_current_thread()
+
+    def test_what_is_in_work(self, pool: HandlerPool, desk: Desk) -> None:
+        entered, gate = threading.Event(), threading.Event()
+
+        def handle(message: Message) -> None:
+            entered.set()
+            gate.wait(PATIENCE)
+
+        pool.add(handle, 1)
+        one, two = desk.message(1), desk.message(2)
+        work(pool, one)
+        assert entered.wait(PATIENCE)
+        assert pool.in_work() == [one]
+        gate.set()
+        work(pool, two)
+        desk.wait_for(("finish", 2))
+        assert pool.stop(time.monotonic() + PATIENCE) == []
+        assert pool.in_work() == []
+
+    def test_giving_up_is_work_too(
+        self, pool: HandlerPool, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[list[Message]] = []
+        monkeypatch.setattr(desk, "give_up", lambda message: seen.append(pool.in_work()))
+        pool.add(lambda message: None, 1)
+        dead = desk.message(1, attempts=6)
+        work(pool, dead)
+        desk.wait_for(("finish", 1))
+        assert seen == [[dead]]
+
+    def test_a_stop_lets_the_inbox_run_empty(self, pool: HandlerPool, desk: Desk) -> None:
+        pool.add(lambda message: None, 2)
+        work(pool, *map(desk.message, range(50)))
+        assert pool.stop(time.monotonic() + PATIENCE) == []
+        assert sorted(desk.notes) == [("finish", number) for number in range(50)]
+
+    def test_who_is_still_busy_at_the_deadline_is_named(self, pool: HandlerPool, desk: Desk) -> None:
+        entered, gate = threading.Event(), threading.Event()
+
+        def handle(message: Message) -> None:
+            entered.set()
+            gate.wait(PATIENCE)
+
+        pool.add(handle, 1)
+        work(pool, desk.message(1))
+        assert entered.wait(PATIENCE)
+        assert pool.stop(time.monotonic()) == ["nsq-test-handler-0"]
+        gate.set()
+
+    def test_a_stop_without_a_start_from_nowhere(self, pool: HandlerPool) -> None:
+        pool.add(lambda message: None, 1)
+        assert pool.stop(time.monotonic()) == []
+
+
+class TestBatches:
+    def add(self, pool: HandlerPool, handler: Callable[[list[Message]], Any], **options: Any) -> None:
+        pool.add_batch(handler, **{"size": 3, "wait": PATIENCE, "threads": 1, **options})
+
+    def test_are_handed_over_when_they_are_full(self, pool: HandlerPool, desk: Desk) -> None:
+        sizes: list[int] = []
+        self.add(pool, lambda messages: sizes.append(len(messages)))
+        work(pool, *map(desk.message, range(6)))
+        desk.wait_for(*[("finish", number) for number in range(6)])
+        assert sizes == [3, 3]
+
+    def test_or_when_nothing_more_can_come(self, pool: HandlerPool, desk: Desk) -> None:
+        desk.starved = True
+        self.add(pool, lambda messages: None, size=100)
+        work(pool, *map(desk.message, range(2)))
+        desk.wait_for(("finish", 0), ("finish", 1))
+
+    def test_or_when_their_time_is_up(self, pool: HandlerPool, desk: Desk) -> None:
+        self.add(pool, lambda messages: None, size=100, wait=0.01)
+        work(pool, desk.message(1))
+        desk.wait_for(("finish", 1))
+
+    def test_or_at_the_end(self, pool: HandlerPool, desk: Desk) -> None:
+        sizes: list[int] = []
+        self.add(pool, lambda messages: sizes.append(len(messages)), size=100)
+        work(pool, *map(desk.message, range(2)))
+        assert pool.stop(time.monotonic() + PATIENCE) == []
+        assert sizes == [2]
+
+    def test_a_failure_is_one_of_them_all(
+        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def handle(messages: list[Message]) -> None:
+            raise KeyError("x")
+
+        self.add(pool, handle, no_backoff=(KeyError,))
+        work(pool, *map(desk.message, range(3)))
+        desk.wait_for(*[("requeue", number, None, False) for number in range(3)])
+        assert "batch handler failed on 3 messages" in caplog.text
+
+    def test_what_the_handler_answered_or_keeps_is_left_alone(self, pool: HandlerPool, desk: Desk) -> None:
+        def handle(messages: list[Message]) -> None:
+            messages[0].requeue(1.0)
+            messages[1].disable_auto_response()
+
+        self.add(pool, handle)
+        work(pool, *map(desk.message, range(3)))
+        desk.wait_for(("finish", 2))
+        assert pool.stop(time.monotonic() + PATIENCE) == []
+        assert desk.notes == [("requeue", 0, 1.0, True), ("finish", 2)]
+
+    def test_what_has_expired_or_failed_too_often_is_not_in_them(self, pool: HandlerPool, desk: Desk) -> None:
+        batches: list[list[int]] = []
+        self.add(pool, lambda messages: batches.append([int(message.id) for message in messages]))
+        work(pool, desk.message(1, expires_at=0.0), desk.message(2, attempts=6), desk.message(3))
+        desk.wait_for(("expired", 1), ("give up", 2), ("finish", 2), ("finish", 3))
+        assert batches == [[3]]
+
+    def test_a_handler_is_not_called_for_nothing(self, pool: HandlerPool, desk: Desk) -> None:
+        batches: list[list[Message]] = []
+        self.add(pool, batches.append, size=1)
+        work(pool, desk.message(1, expires_at=0.0), desk.message(2))
+        desk.wait_for(("finish", 2))
+        assert [len(batch) for batch in batches] == [1]
+
+    def test_a_fault_of_ours_does_not_end_the_thread(
+        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        desk.trouble = RuntimeError("ours")
+        self.add(pool, lambda messages: None, size=1)
+        work(pool, desk.message(1, expires_at=0.0), desk.message(2))
+        desk.wait_for(("finish", 2))
+        assert "by a fault of ours" in caplog.text
+
+
+class TestWhatIsNoHandler:
+    @pytest.mark.parametrize("kind", ["add", "add_batch"])
+    def test_is_refused(self, pool: HandlerPool, kind: str) -> None:
+        async def coroutine(message: Message) -> None: ...
+
+        class Awaitable:
+            async def __call__(self, message: Message) -> None: ...
+
+        size = {"size": 1, "wait": 1.0} if kind == "add_batch" else {}
+        add = functools.partial(getattr(pool, kind), threads=1, **size)
+        for handler in (coroutine, functools.partial(coroutine), Awaitable(), "name", None):
+            with pytest.raises(ConfigError, match="handler"):
+                add(handler)
+        for exceptions in ([ValueError], ValueError, (ValueError("x"),), "x"):
+            with pytest.raises(ConfigError, match="tuple of exception classes"):
+                add(print, no_backoff=exceptions)
+        assert len(pool) == 0

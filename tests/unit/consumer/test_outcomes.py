@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nsq.consumer.outcomes import FINISH, REQUEUE, Requeue, RequeueDelay, Verdict, of_exception, of_result
+from nsq.errors import InvalidMessage, UsageError
+
+
+@pytest.mark.parametrize("result", [None, True, 0, "", [], object()])
+def test_whatever_is_returned_is_a_success(result: object) -> None:
+    assert of_result(result) is FINISH
+
+
+def test_but_false() -> None:
+    assert of_result(False) is REQUEUE
+
+
+def test_a_coroutine_would_be_work_that_is_never_done() -> None:
+    async def handler() -> None: ...
+
+    with pytest.raises(UsageError, match="coroutine"):
+        of_result(handler())
+
+
+class TestExceptions:
+    def test_back_off_and_are_worth_a_line(self) -> None:
+        verdict = of_exception(KeyError("x"), ())
+        assert verdict == Verdict(finish=False, delay=None, backoff=True, worth_logging=True)
+
+    def test_unless_they_are_exempt_from_it(self) -> None:
+        assert not of_exception(KeyError("x"), (LookupError,)).backoff
+        assert of_exception(ValueError("x"), (LookupError,)).backoff
+
+    @pytest.mark.parametrize(("delay", "backoff"), [(None, True), (2.5, True), (0, False)])
+    def test_requeue_says_how_and_is_no_error(self, delay: float | None, backoff: bool) -> None:
+        verdict = of_exception(Requeue(delay, backoff=backoff), ())
+        assert verdict == Verdict(finish=False, delay=delay, backoff=backoff, worth_logging=False)
+
+    @pytest.mark.parametrize("delay", ["soon", float("inf"), float("nan")])
+    def test_a_delay_that_is_none_is_found_where_it_is_given(self, delay: Any) -> None:
+        with pytest.raises(InvalidMessage, match="delay"):
+            Requeue(delay)
+
+
+class TestDelay:
+    def delay(self, *, jitter: float = 0.0, chance: float = 0.0) -> RequeueDelay:
+        return RequeueDelay(default=90.0, longest=900.0, jitter=jitter, chance=lambda: chance)
+
+    def test_grows_with_the_attempts_up_to_the_longest(self) -> None:
+        delay = self.delay()
+        assert [delay(attempts) for attempts in (1, 2, 10, 11)] == [90.0, 180.0, 900.0, 900.0]
+
+    def test_spreads(self) -> None:
+        assert self.delay(jitter=0.5, chance=0.5)(1) == 112.5
+        assert self.delay(jitter=0.5, chance=0.999)(10) == 900.0

@@ -1,0 +1,641 @@
+"""A consumer and its nsqds, scene by scene; after each, all that was on the wire has been accounted for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from nsq.consumer import engine
+from nsq.consumer.consumer import Consumer
+from nsq.consumer.hooks import ConsumerHooks
+from nsq.consumer.outcomes import Requeue
+from nsq.consumer.reports import StopReport
+from nsq.message import Message
+from nsq.transport import MemoryTransport
+
+from ..scripted import CHANNEL, CLS, NOP, TOPIC, A, B, Nsqd, accept, accept_all, fin, id_of, rdy, req
+
+PATIENCE = 5.0
+#: Backs off for 20 ms at level 1, 40 ms at level 2.
+BRISK = {"backoff_multiplier": 0.01, "reconnect_initial": 0.001, "reconnect_max": 0.01}
+#: Backs off for longer than any scene lasts.
+FOR_EVER = {**BRISK, "backoff_multiplier": 60.0}
+
+GOOD, BAD, LATER = b"good", b"bad", b"later"
+
+
+def handle(message: Message) -> None:
+    """What becomes of a message is written in it."""
+    if message.body == BAD:
+        raise Requeue(0.0)
+    if message.body == LATER:
+        raise Requeue(0.0, backoff=False)
+
+
+class Levels(ConsumerHooks):
+    """Notes how far the consumer backs off."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.seen: list[int] = []
+
+    def backing_off(self, level: int) -> None:
+        with self._changed:
+            self.seen.append(level)
+            self._changed.notify_all()
+
+    def expect(self, *levels: int) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.seen) >= len(levels), PATIENCE)
+            assert self.seen == list(levels)
+
+
+class Stage:
+    """Consumers and their nsqds; at the end of a scene they leave as they should."""
+
+    def __init__(self, ends: ExitStack) -> None:
+        self._ends = ends
+        self.transport = MemoryTransport()
+
+    def consumer(
+        self, handler: Callable[[Message], Any] = handle, *, threads: int = 1, **options: Any
+    ) -> Consumer:
+        options = {"nsqd": A, "max_in_flight": 5, "transport": self.transport, **BRISK, **options}
+        consumer = Consumer(TOPIC, CHANNEL, **options)
+        consumer.add_handler(handler, threads=threads)
+        self._ends.callback(consumer.stop, 0.0)
+        return consumer.start()
+
+    def nsqd(self, **granted: Any) -> Nsqd:
+        return accept(self.transport, **granted)
+
+
+@pytest.fixture
+def stage() -> Iterator[Stage]:
+    with ExitStack() as ends:
+        yield Stage(ends)
+
+
+class Stopping:
+    """A stop on a thread of its own."""
+
+    def __init__(self, consumer: Consumer, timeout: float = PATIENCE) -> None:
+        self._reports: list[StopReport] = []
+        self._thread = threading.Thread(target=lambda: self._reports.append(consumer.stop(timeout)))
+        self._thread.start()
+
+    @property
+    def report(self) -> StopReport:
+        self._thread.join(2 * PATIENCE)
+        return self._reports[0]
+
+
+def leave(consumer: Consumer, *nsqds: Nsqd) -> None:
+    """The consumer stops with nothing in flight."""
+    stopping = Stopping(consumer)
+    for nsqd in nsqds:
+        nsqd.see_off()
+    assert stopping.report == StopReport(clean=True)
+
+
+class TestBackoff:
+    def test_enter_and_exit_at_one_level(self, stage: Stage) -> None:
+        levels = Levels()
+        consumer = stage.consumer(hooks=levels)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        for number in (1, 2):
+            nsqd.deliver(number, body=GOOD)
+            nsqd.expect(fin(number))
+        nsqd.deliver(3, body=BAD)
+        nsqd.expect(rdy(0), req(3, 0), rdy(1))
+        nsqd.deliver(3, body=GOOD, attempts=2)
+        nsqd.expect(rdy(5), fin(3))
+        levels.expect(1, 0)
+        leave(consumer, nsqd)
+
+    def test_three_levels_up_and_down(self, stage: Stage) -> None:
+        """RDY 0, and after every wait RDY 1 for one message; the last success brings everything back."""
+        levels = Levels()
+        consumer = stage.consumer(hooks=levels)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, body=BAD)
+        nsqd.expect(rdy(0), req(1, 0))
+        for number in (2, 3):
+            nsqd.expect(rdy(1))
+            nsqd.deliver(number, body=BAD)
+            nsqd.expect(rdy(0), req(number, 0))
+        for number in (4, 5):
+            nsqd.expect(rdy(1))
+            nsqd.deliver(number, body=GOOD)
+            nsqd.expect(rdy(0), fin(number))
+        nsqd.expect(rdy(1))
+        nsqd.deliver(6, body=GOOD)
+        nsqd.expect(rdy(5), fin(6))
+        levels.expect(1, 2, 3, 2, 1, 0)
+        leave(consumer, nsqd)
+
+    def test_many_failures_at_once_are_one_step(self, stage: Stage) -> None:
+        levels = Levels()
+        consumer = stage.consumer(hooks=levels, **FOR_EVER)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, 2, 3, body=BAD)
+        nsqd.expect(rdy(0), req(1, 0), req(2, 0), req(3, 0))
+        levels.expect(1)
+        leave(consumer, nsqd)
+
+    def test_what_is_in_flight_already_does_not_end_it(self, stage: Stage) -> None:
+        consumer = stage.consumer(**FOR_EVER)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, body=BAD)
+        nsqd.expect(rdy(0), req(1, 0))
+        nsqd.deliver(2, body=GOOD)
+        nsqd.expect(fin(2))
+        assert consumer.health().backoff_level == 1
+        leave(consumer, nsqd)
+
+    def test_a_requeue_without_backoff_changes_nothing(self, stage: Stage) -> None:
+        levels = Levels()
+        consumer = stage.consumer(hooks=levels)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, body=LATER)
+        nsqd.expect(req(1, 0))
+        nsqd.deliver(1, body=GOOD, attempts=2)
+        nsqd.expect(fin(1))
+        leave(consumer, nsqd)
+        levels.expect()
+
+    def test_a_requeue_without_backoff_as_the_test_repeats_it(self, stage: Stage) -> None:
+        levels = Levels()
+        consumer = stage.consumer(hooks=levels)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, body=BAD)
+        nsqd.expect(rdy(0), req(1, 0), rdy(1))
+        nsqd.deliver(1, body=LATER, attempts=2)
+        nsqd.expect(rdy(0), req(1, 0), rdy(1))
+        nsqd.deliver(1, body=GOOD, attempts=3)
+        nsqd.expect(rdy(5), fin(1))
+        levels.expect(1, 1, 0)
+        leave(consumer, nsqd)
+
+    def test_exceptions_may_be_exempt(self, stage: Stage) -> None:
+        def fail(message: Message) -> None:
+            raise KeyError("x")
+
+        consumer = Consumer(
+            TOPIC, CHANNEL, nsqd=A, transport=stage.transport, max_in_flight=5, default_requeue_delay=2.0
+        )
+        consumer.add_handler(fail, no_backoff=(LookupError,)).start()
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, attempts=2)
+        nsqd.expect(req(1, 4000))
+        leave(consumer, nsqd)
+
+    def test_it_can_be_switched_off(self, stage: Stage) -> None:
+        consumer = stage.consumer(max_backoff_duration=0.0)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        for number in range(5):
+            nsqd.deliver(number, body=BAD)
+            nsqd.expect(req(number, 0))
+        leave(consumer, nsqd)
+
+    def test_across_a_reconnect(self, stage: Stage) -> None:
+        """A connection that is new does not know of the failure, the consumer does."""
+        levels = Levels()
+        consumer = stage.consumer(hooks=levels)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, body=BAD)
+        nsqd.expect(rdy(0), req(1, 0))
+        nsqd.peer.end()
+        nsqd.peer.wait_closed()
+        second = stage.nsqd()
+        second.expect(rdy(1))
+        second.deliver(1, body=GOOD, attempts=2)
+        second.expect(rdy(5), fin(1))
+        levels.expect(1, 0)
+        leave(consumer, second)
+
+    def test_a_reconnect_does_not_end_the_wait(self, stage: Stage) -> None:
+        consumer = stage.consumer(**FOR_EVER)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, body=BAD)
+        nsqd.expect(rdy(0), req(1, 0))
+        nsqd.peer.end()
+        nsqd.peer.wait_closed()
+        second = stage.nsqd()
+        second.heartbeat()
+        second.expect(NOP)
+        leave(consumer, second)
+
+    def test_the_connection_that_tests_the_waters_may_be_lost(self, stage: Stage) -> None:
+        consumer = stage.consumer()
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, body=BAD)
+        nsqd.expect(rdy(0), req(1, 0), rdy(1))
+        nsqd.peer.end()
+        second = stage.nsqd()
+        second.expect(rdy(1))
+        second.deliver(1, body=GOOD, attempts=2)
+        second.expect(rdy(5), fin(1))
+        leave(consumer, second)
+
+    def test_one_of_two_connections_tests_the_waters(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("random.choice", lambda conns: max(conns, key=lambda conn: conn.address))
+        consumer = stage.consumer(nsqd=[A, B], max_in_flight=6)
+        nsqds = accept_all(stage.transport, 2)
+        a, b = nsqds[A], nsqds[B]
+        a.expect(rdy(3))
+        b.expect(rdy(3))
+        a.deliver(1, body=BAD)
+        a.expect(rdy(0), req(1, 0))
+        b.expect(rdy(0), rdy(1))
+        b.deliver(2, body=GOOD)
+        b.expect(rdy(3), fin(2))
+        a.expect(rdy(3))
+        leave(consumer, a, b)
+
+    def test_full_jitter_may_mean_no_wait_at_all(self, stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("random.random", lambda: 0.0)
+        consumer = stage.consumer(backoff_strategy="full_jitter", backoff_multiplier=3600.0)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, body=BAD)
+        nsqd.expect(rdy(0), req(1, 0), rdy(1))
+        nsqd.deliver(1, body=GOOD)
+        nsqd.expect(rdy(5), fin(1))
+        leave(consumer, nsqd)
+
+    def test_a_strategy_of_ones_own(self, stage: Stage) -> None:
+        steps: list[int] = []
+
+        def strategy(step: int) -> float:
+            steps.append(step)
+            return 0.001
+
+        consumer = stage.consumer(backoff_strategy=strategy)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, body=BAD)
+        nsqd.expect(rdy(0), req(1, 0), rdy(1))
+        nsqd.deliver(2, body=BAD)
+        nsqd.expect(rdy(0), req(2, 0), rdy(1))
+        assert (steps[0], steps[-1]) == (1, 2)
+        leave(consumer, nsqd)
+
+    def test_a_strategy_that_fails_costs_no_message_and_no_thread(
+        self, stage: Stage, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def strategy(step: int) -> float:
+            raise ZeroDivisionError("oh")
+
+        consumer = stage.consumer(backoff_strategy=strategy)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, body=BAD)
+        nsqd.expect(rdy(0), req(1, 0), rdy(1))
+        nsqd.deliver(1, body=GOOD)
+        nsqd.expect(rdy(5), fin(1))
+        assert "exponential this time" in caplog.text
+        leave(consumer, nsqd)
+
+
+class TestPause:
+    def test_pause_and_resume(self, stage: Stage) -> None:
+        consumer = stage.consumer()
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, body=GOOD)
+        nsqd.expect(fin(1))
+        consumer.pause()
+        nsqd.expect(rdy(0))
+        assert consumer.health().summary == "no nsqd may send: paused"
+        nsqd.deliver(2, body=GOOD)
+        nsqd.expect(fin(2))
+        consumer.resume()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(3, body=GOOD)
+        nsqd.expect(fin(3))
+        leave(consumer, nsqd)
+
+    def test_what_is_said_twice_is_sent_once(self, stage: Stage) -> None:
+        consumer = stage.consumer()
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        for _ in range(2):
+            consumer.pause()
+        nsqd.expect(rdy(0))
+        for _ in range(2):
+            consumer.resume()
+        nsqd.expect(rdy(5))
+        leave(consumer, nsqd)
+
+    def test_a_change_of_max_in_flight_is_a_change_of_rdy(self, stage: Stage) -> None:
+        consumer = stage.consumer()
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        for count in (2, 0, 7):
+            consumer.set_max_in_flight(count)
+            nsqd.expect(rdy(count))
+        leave(consumer, nsqd)
+
+    def test_a_pause_during_backoff_outlasts_it(self, stage: Stage) -> None:
+        levels = Levels()
+        consumer = stage.consumer(hooks=levels)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, body=BAD)
+        nsqd.expect(rdy(0), req(1, 0))
+        consumer.pause()
+        consumer.resume()
+        nsqd.expect(rdy(1))
+        nsqd.deliver(1, body=GOOD)
+        nsqd.expect(rdy(5), fin(1))
+        leave(consumer, nsqd)
+
+
+class TestShares:
+    def test_each_nsqd_gets_its_part_at_once(self, stage: Stage) -> None:
+        consumer = stage.consumer(nsqd=[A, B], max_in_flight=6)
+        nsqds = accept_all(stage.transport, 2)
+        for nsqd in nsqds.values():
+            nsqd.expect(rdy(3))
+        leave(consumer, *nsqds.values())
+
+    def test_who_stays_takes_over_from_who_goes(self, stage: Stage) -> None:
+        consumer = stage.consumer(
+            nsqd=[A, B], max_in_flight=6, reconnect_initial=3600.0, reconnect_max=3600.0
+        )
+        nsqds = accept_all(stage.transport, 2)
+        for nsqd in nsqds.values():
+            nsqd.expect(rdy(3))
+        nsqds[B].peer.end()
+        nsqds[A].expect(rdy(6))
+        leave(consumer, nsqds[A])
+
+    def test_a_removed_nsqd_is_seen_off(self, stage: Stage) -> None:
+        consumer = stage.consumer(nsqd=[A, B], max_in_flight=6)
+        nsqds = accept_all(stage.transport, 2)
+        for nsqd in nsqds.values():
+            nsqd.expect(rdy(3))
+        consumer.remove_nsqd(B)
+        nsqds[B].see_off()
+        nsqds[A].expect(rdy(6))
+        leave(consumer, nsqds[A])
+
+    def test_nsqds_own_limit(self, stage: Stage) -> None:
+        consumer = stage.consumer()
+        nsqd = stage.nsqd(max_rdy_count=2)
+        nsqd.expect(rdy(2))
+        leave(consumer, nsqd)
+
+    def test_without_a_handler_nothing_is_asked_for(self, stage: Stage) -> None:
+        consumer = Consumer(TOPIC, CHANNEL, nsqd=A, transport=stage.transport).start()
+        nsqd = stage.nsqd()
+        nsqd.heartbeat()
+        nsqd.expect(NOP)
+        leave(consumer, nsqd)
+
+    def test_by_default_handlers_have_one_message_and_the_next(self, stage: Stage) -> None:
+        consumer = stage.consumer(threads=3, max_in_flight=None)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(6))
+        leave(consumer, nsqd)
+
+
+class TestGivingUp:
+    def test_a_message_that_failed_too_often_is_finished_unhandled(self, stage: Stage) -> None:
+        given_up: list[Message] = []
+        handled: list[int] = []
+
+        def note(message: Message) -> None:
+            handled.append(message.attempts)
+
+        consumer = stage.consumer(note, max_attempts=2, give_up=given_up.append)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, attempts=2)
+        nsqd.expect(fin(1))
+        nsqd.deliver(2, attempts=3)
+        nsqd.expect(fin(2))
+        leave(consumer, nsqd)
+        assert handled == [2]
+        assert [message.id for message in given_up] == [id_of(2)]
+        assert consumer.stats().given_up == 1
+
+    def test_never_if_attempts_are_not_limited(self, stage: Stage) -> None:
+        given_up: list[Message] = []
+        consumer = stage.consumer(max_attempts=0, give_up=given_up.append)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, attempts=65535, body=LATER)
+        nsqd.expect(req(1, 0))
+        leave(consumer, nsqd)
+        assert given_up == []
+
+    def test_what_cannot_be_kept_is_requeued(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+        def fail(message: Message) -> None:
+            raise OSError("disk full")
+
+        consumer = stage.consumer(max_attempts=1, give_up=fail, default_requeue_delay=1.0)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, attempts=2)
+        nsqd.expect(req(1, 2000))
+        assert "giving up on" in caplog.text
+        leave(consumer, nsqd)
+        assert consumer.stats().given_up == 0
+
+
+class Gate:
+    """A handler that holds its messages until it is opened."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.open = threading.Event()
+
+    def __call__(self, message: Message) -> None:
+        self.entered.release()
+        assert self.open.wait(2 * PATIENCE)
+
+
+class TestBusyHandlers:
+    def test_heartbeats_are_answered(self, stage: Stage) -> None:
+        gate = Gate()
+        consumer = stage.consumer(gate, threads=2)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, 2, 3, 4, 5)
+        assert gate.entered.acquire(timeout=PATIENCE)
+        assert gate.entered.acquire(timeout=PATIENCE)
+        for _ in range(3):
+            nsqd.heartbeat()
+            nsqd.expect(NOP)
+        assert consumer.is_starved
+        gate.open.set()
+        nsqd.expect_in_any_order(*map(fin, range(1, 6)))
+        leave(consumer, nsqd)
+
+    def test_a_message_whose_time_ran_out_in_the_inbox_is_not_handled(self, stage: Stage) -> None:
+        gate = Gate()
+        handled: list[bytes] = []
+        timed_out = threading.Semaphore(0)
+
+        class Hooks(ConsumerHooks):
+            def timed_out(self, message: Message) -> None:
+                timed_out.release()
+
+        def handle(message: Message) -> None:
+            handled.append(message.id)
+            gate(message)
+
+        consumer = stage.consumer(handle, hooks=Hooks(), rdy_redistribute_interval=0.005)
+        nsqd = stage.nsqd(msg_timeout=20)
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, 2)
+        for _ in range(2):
+            assert timed_out.acquire(timeout=PATIENCE)
+        gate.open.set()
+        leave(consumer, nsqd)
+        assert id_of(2) not in handled
+        assert consumer.stats().timed_out == 2
+
+    def test_a_handler_may_answer_by_itself(self, stage: Stage) -> None:
+        def answer(message: Message) -> None:
+            message.requeue(1.0, backoff=False)
+
+        consumer = stage.consumer(answer)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1)
+        nsqd.expect(req(1, 1000))
+        nsqd.heartbeat()
+        nsqd.expect(NOP)
+        leave(consumer, nsqd)
+
+    def test_or_leave_it_to_somebody_else(self, stage: Stage) -> None:
+        taken: list[Message] = []
+        entered = threading.Event()
+
+        def take(message: Message) -> None:
+            message.disable_auto_response()
+            taken.append(message)
+            entered.set()
+
+        consumer = stage.consumer(take)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1)
+        assert entered.wait(PATIENCE)
+        nsqd.heartbeat()
+        nsqd.expect(NOP)
+        taken[0].finish()
+        nsqd.expect(fin(1))
+        leave(consumer, nsqd)
+
+
+def _has_its_turn(consumer: Consumer, nsqd: Nsqd) -> bool:
+    return any(each.rdy for each in consumer.health().connections if each.nsqd_address == nsqd.address)
+
+
+class TestStop:
+    def test_the_steps_of_it(self, stage: Stage) -> None:
+        """CLS, CLOSE_WAIT, the answers of what is in flight, the end: nothing else, and no RDY any more."""
+        gate = Gate()
+        consumer = stage.consumer(gate)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, 2)
+        assert gate.entered.acquire(timeout=PATIENCE)
+        stopping = Stopping(consumer)
+        nsqd.expect(CLS)
+        nsqd.heartbeat()
+        nsqd.expect(NOP)
+        nsqd.close_wait()
+        gate.open.set()
+        nsqd.expect(fin(1), fin(2))
+        nsqd.peer.wait_closed()
+        assert stopping.report == StopReport(clean=True)
+        nsqd.expect_no_more()
+        assert repr(consumer) == "<Consumer orders/billing stopped>"
+
+    def test_two_nsqds_hear_cls_and_nothing_of_each_others_share(self, stage: Stage) -> None:
+        consumer = stage.consumer(nsqd=[A, B], max_in_flight=6)
+        nsqds = accept_all(stage.transport, 2)
+        for nsqd in nsqds.values():
+            nsqd.expect(rdy(3))
+        leave(consumer, *nsqds.values())
+
+    def test_nor_of_each_others_turn(self, stage: Stage) -> None:
+        consumer = stage.consumer(nsqd=[A, B], max_in_flight=1)
+        first, second = accept_all(stage.transport, 2).values()
+        assert consumer.wait_until_connected(PATIENCE, connections=2)
+        (chosen,) = [nsqd for nsqd in (first, second) if _has_its_turn(consumer, nsqd)]
+        chosen.expect(rdy(1))
+        leave(consumer, first, second)
+
+    def test_failures_at_the_end_are_requeued_without_a_word_of_rdy(self, stage: Stage) -> None:
+        gate = Gate()
+
+        def fail(message: Message) -> None:
+            gate(message)
+            raise Requeue(0.0)
+
+        consumer = stage.consumer(fail)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1)
+        assert gate.entered.acquire(timeout=PATIENCE)
+        stopping = Stopping(consumer)
+        nsqd.expect(CLS)
+        nsqd.close_wait()
+        gate.open.set()
+        nsqd.expect(req(1, 0))
+        nsqd.peer.wait_closed()
+        assert stopping.report
+        nsqd.expect_no_more()
+
+    def test_what_is_in_flight_at_the_deadline_is_reported(
+        self, stage: Stage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(engine, "_LAST_MOMENTS", 0.05)
+        gate = Gate()
+        consumer = stage.consumer(gate)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, 2, 3)
+        assert gate.entered.acquire(timeout=PATIENCE)
+        report = consumer.stop(timeout=0.05)
+        assert not report
+        assert report.in_flight == 3
+        assert report.unfinished_threads == ["nsq-orders/billing-handler-0"]
+        nsqd.expect(CLS)
+        nsqd.peer.wait_closed()
+        nsqd.expect_no_more()
+        assert "did not stop cleanly" in caplog.text
+        gate.open.set()
+
+    def test_an_nsqd_that_hangs_up_at_cls_is_let_go(self, stage: Stage) -> None:
+        consumer = stage.consumer()
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        stopping = Stopping(consumer)
+        nsqd.expect(CLS)
+        nsqd.peer.end()
+        assert stopping.report == StopReport(clean=True)
+        assert len(stage.transport.dials) == 1

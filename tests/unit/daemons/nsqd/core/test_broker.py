@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import pytest
+
+from nsq.daemons.nsqd.core.backlog import InMemory
+from nsq.daemons.nsqd.core.broker import Broker
+from nsq.daemons.nsqd.core.channel import Channel, TooManyConsumers
+from nsq.daemons.nsqd.core.topic import Topic
+from tests.unit.daemons.nsqd.clock import EPOCH_NS, FakeClock
+from tests.unit.daemons.nsqd.core.consumer import Consumer
+
+
+class Witness:
+    """An observer that remembers, and starts topics only when told to."""
+
+    def __init__(self, *, starts: bool = True) -> None:
+        self.events: list[str] = []
+        self._starts = starts
+
+    def topic_created(self, topic: Topic) -> None:
+        self.events.append(f"+{topic.name}")
+        if self._starts:
+            topic.start()
+
+    def topic_deleted(self, topic: Topic) -> None:
+        self.events.append(f"-{topic.name}")
+
+    def channel_created(self, channel: Channel) -> None:
+        self.events.append(f"+{channel.topic_name}/{channel.name}")
+
+    def channel_deleted(self, channel: Channel) -> None:
+        self.events.append(f"-{channel.topic_name}/{channel.name}")
+
+
+class Setup:
+    def __init__(self, *, starts: bool = True, mem_queue_size: int = 10_000, max_consumers: int = 0) -> None:
+        self.clock = FakeClock()
+        self.broker = Broker(
+            self.clock,
+            node_id=7,
+            backlogs=InMemory(mem_queue_size),
+            max_channel_consumers=max_consumers,
+        )
+        self.witness = Witness(starts=starts)
+        self.broker.observer = self.witness
+
+    def consumer(self, topic: str, channel: str, rdy: int = 10) -> tuple[Consumer, Channel]:
+        consumer = Consumer(rdy=rdy)
+        return consumer, self.broker.subscribe(topic, channel, consumer.subscriber)
+
+
+def test_what_is_published_arrives_in_every_channel_with_its_time_and_an_id() -> None:
+    setup = Setup()
+    one, _ = setup.consumer("t", "one")
+    two, _ = setup.consumer("t", "two")
+    setup.broker.publish("t", [b"a", b"b"])
+    setup.clock.settle()
+    assert one.bodies == two.bodies == [b"a", b"b"]
+    assert [message.timestamp for message in one.delivered] == [EPOCH_NS] * 2
+    ids = [message.id for message in one.delivered]
+    assert ids == [message.id for message in two.delivered]
+    assert ids[0] < ids[1]
+    assert int(ids[0], 16) >> 12 & 1023 == 7
+
+
+def test_channels_answer_for_themselves() -> None:
+    setup = Setup()
+    one, channel_one = setup.consumer("t", "one")
+    two, _ = setup.consumer("t", "two")
+    setup.broker.publish("t", [b"a"])
+    setup.clock.settle()
+    channel_one.finish(one.subscriber, one.id_of(b"a"))
+    assert (one.held, two.held) == ([], [b"a"])
+
+
+def test_deferred_publishing() -> None:
+    setup = Setup()
+    consumer, channel = setup.consumer("t", "c")
+    setup.broker.publish_deferred("t", b"a", 2.5)
+    setup.clock.advance(2.499)
+    assert consumer.delivered == []
+    assert channel.deferred_count == 1
+    setup.clock.advance(0.001)
+    assert consumer.bodies == [b"a"]
+
+
+def test_everything_is_observed_and_deleted_once() -> None:
+    setup = Setup()
+    setup.broker.publish("t", [b"a"])
+    consumer, channel = setup.consumer("t", "c")
+    setup.consumer("t", "d")
+    setup.broker.delete_topic("t")
+    assert setup.witness.events == ["+t", "+t/c", "+t/d", "-t/c", "-t/d", "-t"]
+    assert consumer.closed == 1
+    setup.broker.unsubscribe(channel, consumer.subscriber)
+    setup.clock.advance(100.0)
+    assert setup.broker.topics == {}
+    assert setup.clock.idle
+    with pytest.raises(KeyError):
+        setup.broker.delete_topic("t")
+
+
+def test_a_deleted_channel_leaves_its_topic() -> None:
+    setup = Setup()
+    consumer, _ = setup.consumer("t", "c")
+    setup.broker.delete_channel(setup.broker.topic("t"), "c")
+    setup.broker.publish("t", [b"a"])
+    setup.clock.settle()
+    assert consumer.closed == 1
+    assert consumer.delivered == []
+    assert setup.broker.topic("t").depth == 1
+
+
+def test_a_new_topic_keeps_its_messages_until_its_observer_starts_it() -> None:
+    setup = Setup(starts=False)
+    consumer, _ = setup.consumer("t", "c")
+    setup.broker.publish("t", [b"a"])
+    setup.clock.settle()
+    assert consumer.delivered == []
+    setup.broker.topic("t").start()
+    setup.clock.settle()
+    assert consumer.bodies == [b"a"]
+
+
+def test_an_ephemeral_channel_goes_with_its_last_consumer() -> None:
+    setup = Setup()
+    first, channel = setup.consumer("t", "c#ephemeral")
+    second, _ = setup.consumer("t", "c#ephemeral")
+    setup.broker.publish("t", [b"a"])
+    setup.clock.settle()
+    setup.broker.unsubscribe(channel, first.subscriber)
+    assert "c#ephemeral" in setup.broker.topic("t").channels
+    setup.broker.unsubscribe(channel, second.subscriber)
+    assert setup.broker.topic("t").channels == {}
+    assert first.closed == second.closed == 0
+    setup.clock.advance(1000.0)
+    assert setup.clock.idle
+
+
+def test_a_late_farewell_does_not_delete_a_channels_successor() -> None:
+    setup = Setup()
+    old, old_channel = setup.consumer("t", "c#ephemeral")
+    setup.broker.delete_channel(setup.broker.topic("t"), "c#ephemeral")
+    new, new_channel = setup.consumer("t", "c#ephemeral")
+    setup.broker.unsubscribe(old_channel, old.subscriber)
+    assert setup.broker.topic("t").channels == {"c#ephemeral": new_channel}
+    assert new.closed == 0
+
+
+def test_an_ephemeral_topic_goes_with_its_last_channel() -> None:
+    setup = Setup()
+    consumer, channel = setup.consumer("t#ephemeral", "c#ephemeral")
+    setup.broker.unsubscribe(channel, consumer.subscriber)
+    assert setup.broker.topics == {}
+    assert setup.witness.events[-2:] == ["-t#ephemeral/c#ephemeral", "-t#ephemeral"]
+
+
+def test_a_lasting_channel_keeps_its_messages_without_consumers() -> None:
+    setup = Setup()
+    consumer, channel = setup.consumer("t#ephemeral", "c")
+    setup.broker.unsubscribe(channel, consumer.subscriber)
+    setup.broker.publish("t#ephemeral", [b"a"])
+    assert channel.depth == 1
+
+
+def test_ephemeral_ones_hold_the_memory_queue_and_no_more() -> None:
+    setup = Setup(mem_queue_size=2)
+    setup.broker.publish("t#ephemeral", [b"a", b"b", b"c"])
+    setup.broker.topic("t").channel("c#ephemeral")
+    setup.broker.topic("t").channel("c")
+    setup.broker.publish("t", [b"a", b"b", b"c"])
+    channels = setup.broker.topic("t").channels
+    assert setup.broker.topic("t#ephemeral").depth == 2
+    assert {name: channel.depth for name, channel in channels.items()} == {"c#ephemeral": 2, "c": 3}
+
+
+def test_the_limit_of_consumers_holds_for_every_channel() -> None:
+    setup = Setup(max_consumers=1)
+    setup.consumer("t", "c")
+    setup.consumer("t", "d")
+    with pytest.raises(TooManyConsumers):
+        setup.consumer("t", "c")
+
+
+def test_a_consumer_that_breaks_an_ephemeral_channel_while_it_is_served() -> None:
+    """The channel, its topic and all that waited are gone in the middle of a round."""
+    setup = Setup()
+
+    class Breaks(Consumer):
+        def deliver(self, messages: list) -> None:  # type: ignore[type-arg]
+            super().deliver(messages)
+            setup.broker.unsubscribe(channel, self.subscriber)
+
+    consumer = Breaks(rdy=1)
+    channel = setup.broker.subscribe("t#ephemeral", "c#ephemeral", consumer.subscriber)
+    sound, _ = setup.consumer("t", "c")
+    setup.broker.publish("t#ephemeral", [b"a", b"b"])
+    setup.broker.publish("t", [b"x"])
+    setup.clock.advance(1000.0)
+    assert list(setup.broker.topics) == ["t"]
+    assert sound.bodies[0] == b"x"
+
+
+def test_closing_parts_with_everyone_and_keeps_the_messages() -> None:
+    setup = Setup()
+    consumer, channel = setup.consumer("t", "c", rdy=0)
+    setup.broker.publish("t", [b"a"])
+    setup.broker.publish_deferred("t", b"b", 5.0)
+    setup.clock.settle()
+    setup.broker.close()
+    assert consumer.closed == 1
+    assert (channel.depth, channel.deferred_count) == (1, 0)  # what was deferred is the backlog's now
+    assert setup.clock.idle

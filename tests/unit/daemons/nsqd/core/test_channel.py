@@ -1,0 +1,482 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nsq.daemons.nsqd.core.backlog import MemoryBacklog
+from nsq.daemons.nsqd.core.channel import Channel, NotInFlight, TooManyConsumers
+from nsq.daemons.nsqd.core.message import Message
+from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.unit.daemons.nsqd.core.consumer import Consumer
+
+UNKNOWN = b"f" * 16
+
+
+class Setup:
+    """One channel and its clock; ``settle`` lets it hand out what waits."""
+
+    def __init__(self, *, max_consumers: int = 0, chance: Callable[[int], int] = lambda limit: 0) -> None:
+        self.clock = FakeClock()
+        self.pumps = 0
+        self._number = 0
+        self.channel = Channel(
+            "t",
+            "c",
+            MemoryBacklog(),
+            self.clock,
+            wake=self._wake,
+            chance=chance,
+            max_consumers=max_consumers,
+        )
+
+    def _wake(self, channel: Channel) -> None:
+        self.clock.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self.pumps += 1
+        self.channel.pump()
+
+    def put(self, *bodies: bytes) -> None:
+        self.channel.put([self._message(body) for body in bodies])
+
+    def defer(self, body: bytes, delay: float) -> None:
+        self.channel.put_deferred(self._message(body, self.clock.now() + delay))
+
+    def _message(self, body: bytes, due: float = 0.0) -> Message:
+        self._number += 1
+        return Message(b"%016x" % self._number, body, self.clock.time_ns(), due)
+
+    def consumer(self, rdy: int, *, msg_timeout: float = 60.0, max_msg_timeout: float = 900.0) -> Consumer:
+        return self.join(Consumer(rdy=rdy, msg_timeout=msg_timeout, max_msg_timeout=max_msg_timeout))
+
+    def join(self, consumer: Consumer) -> Consumer:
+        self.channel.subscribe(consumer.subscriber)
+        self.settle()
+        return consumer
+
+    def settle(self) -> None:
+        self.clock.settle()
+
+
+# Handing out
+
+
+def test_a_consumer_that_comes_ready_gets_what_waits() -> None:
+    setup = Setup()
+    setup.put(b"a")
+    setup.settle()
+    assert setup.consumer(1).bodies == [b"a"]
+
+
+def test_messages_go_out_in_order_up_to_rdy_and_are_flushed() -> None:
+    setup = Setup()
+    consumer = setup.consumer(2)
+    setup.put(b"a", b"b", b"c")
+    assert consumer.delivered == []
+    setup.settle()
+    assert consumer.bodies == [b"a", b"b"]
+    assert consumer.flushed == 2
+    assert setup.channel.depth == 1
+    assert setup.channel.in_flight_count == consumer.subscriber.message_count == 2
+    assert all(message.attempts == 1 for message in consumer.delivered)
+
+
+def test_finishing_makes_room_for_the_next() -> None:
+    setup = Setup()
+    consumer = setup.consumer(1)
+    setup.put(b"a", b"b")
+    setup.settle()
+    setup.channel.finish(consumer.subscriber, consumer.id_of(b"a"))
+    setup.settle()
+    assert consumer.held == [b"b"]
+    assert consumer.subscriber.finish_count == 1
+
+
+def test_lowered_rdy_delivers_nothing_until_enough_is_answered() -> None:
+    setup = Setup()
+    consumer = setup.consumer(3)
+    setup.put(b"a", b"b", b"c", b"d")
+    setup.settle()
+    consumer.subscriber.rdy = 1
+    for body in (b"a", b"b"):
+        setup.channel.finish(consumer.subscriber, consumer.id_of(body))
+        setup.settle()
+        assert b"d" not in consumer.bodies
+    setup.channel.finish(consumer.subscriber, consumer.id_of(b"c"))
+    setup.settle()
+    assert consumer.held == [b"d"]
+
+
+def test_many_events_are_one_pump() -> None:
+    setup = Setup()
+    setup.consumer(100)
+    before = setup.pumps
+    for _ in range(50):
+        setup.put(b"x")
+    setup.settle()
+    assert setup.pumps == before + 1
+
+
+def test_a_backlog_is_shared_evenly() -> None:
+    setup = Setup()
+    consumers = [setup.consumer(1000) for _ in range(3)]
+    setup.put(*[b"x"] * 300)
+    setup.settle()
+    assert [len(consumer.delivered) for consumer in consumers] == [100, 100, 100]
+
+
+def test_single_messages_go_round() -> None:
+    setup = Setup()
+    consumers = [setup.consumer(1000) for _ in range(3)]
+    for _ in range(9):
+        setup.put(b"x")
+        setup.settle()
+    assert [len(consumer.delivered) for consumer in consumers] == [3, 3, 3]
+
+
+def test_a_busy_consumers_turns_are_shared_by_all_the_others() -> None:
+    setup = Setup()
+    consumers = [setup.consumer(0), setup.consumer(1000), setup.consumer(1000), setup.consumer(1000)]
+    for _ in range(9):
+        setup.put(b"x")
+        setup.settle()
+    assert [len(consumer.delivered) for consumer in consumers] == [0, 3, 3, 3]
+
+
+def test_turns_survive_consumers_that_leave() -> None:
+    setup = Setup()
+    consumers = [setup.consumer(1000) for _ in range(3)]
+    setup.put(b"x", b"x", b"x")
+    setup.settle()
+    for consumer in consumers[:2]:
+        setup.channel.unsubscribe(consumer.subscriber)
+    setup.settle()
+    assert len(consumers[2].held) == 3
+
+
+def test_a_full_consumer_gets_nothing_while_others_do() -> None:
+    setup = Setup()
+    slow, fast = setup.consumer(100), setup.consumer(100)
+    slow.full = True
+    setup.put(*[b"x"] * 10)
+    setup.settle()
+    assert (len(slow.delivered), len(fast.delivered)) == (0, 10)
+
+
+def test_one_that_fills_up_is_given_a_bounded_slice() -> None:
+    setup = Setup()
+
+    class Fills(Consumer):
+        def deliver(self, messages: list[Message]) -> None:
+            super().deliver(messages)
+            self.full = True
+
+    slow = setup.join(Fills(rdy=2500))
+    setup.put(*[b"x"] * 1000)
+    setup.settle()
+    assert len(slow.delivered) == 64
+    assert setup.channel.depth == 936
+
+
+def test_a_closing_consumer_gets_nothing_and_can_still_answer() -> None:
+    setup = Setup()
+    consumer = setup.consumer(1)
+    setup.put(b"a", b"b")
+    setup.settle()
+    consumer.subscriber.closing = True
+    setup.channel.finish(consumer.subscriber, consumer.id_of(b"a"))
+    setup.settle()
+    assert consumer.bodies == [b"a"]
+    assert setup.channel.depth == 1
+
+
+def test_a_consumer_that_leaves_while_it_is_served_loses_nothing() -> None:
+    """A connection can break in the very moment it is written to."""
+    setup = Setup()
+
+    class Breaks(Consumer):
+        def deliver(self, messages: list[Message]) -> None:
+            super().deliver(messages)
+            setup.channel.unsubscribe(self.subscriber)
+
+    broken = setup.join(Breaks(rdy=10))
+    sound = setup.consumer(10)
+    setup.put(b"a", b"b", b"c", b"d")
+    setup.settle()
+    assert sorted(sound.held) == [b"a", b"b", b"c", b"d"]
+    assert setup.channel.subscribers == [sound.subscriber]
+    assert len(broken.delivered) == 2
+
+
+def test_sampling_keeps_one_percent_more_than_asked_for() -> None:
+    chances = iter([0, 25, 26, 99])
+    setup = Setup(chance=lambda limit: next(chances))
+    consumer = setup.join(Consumer(rdy=10, sample_rate=25))
+    setup.put(b"a", b"b", b"c", b"d")
+    setup.settle()
+    assert consumer.bodies == [b"a", b"b"]
+    assert (setup.channel.depth, setup.channel.in_flight_count, setup.channel.delivery_count) == (0, 2, 2)
+
+
+def test_a_batch_that_is_sampled_away_entirely_is_no_delivery() -> None:
+    setup = Setup(chance=lambda limit: 99)
+    consumer = setup.join(Consumer(rdy=10, sample_rate=1))
+    setup.put(*[b"x"] * 200)
+    setup.settle()
+    assert consumer.delivered == []
+    assert setup.channel.depth == 0
+
+
+# Pausing
+
+
+def test_a_paused_channel_keeps_everything_until_it_is_unpaused() -> None:
+    setup = Setup()
+    consumer = setup.consumer(10)
+    setup.channel.pause(True)
+    setup.put(b"a")
+    setup.settle()
+    assert consumer.delivered == []
+    setup.channel.pause(False)
+    setup.settle()
+    assert consumer.bodies == [b"a"]
+
+
+def test_messages_of_a_paused_channel_still_time_out_and_can_be_answered() -> None:
+    setup = Setup()
+    consumer = setup.consumer(10, msg_timeout=5.0)
+    setup.put(b"a", b"b")
+    setup.settle()
+    setup.channel.pause(True)
+    setup.channel.finish(consumer.subscriber, consumer.id_of(b"a"))
+    setup.clock.advance(5.0)
+    assert setup.channel.timeout_count == 1
+    assert (setup.channel.depth, consumer.held) == (1, [])
+
+
+# Time
+
+
+def test_a_message_left_alone_comes_back_at_its_deadline_and_not_before() -> None:
+    setup = Setup()
+    consumer = setup.consumer(1, msg_timeout=5.0)
+    setup.put(b"a")
+    setup.settle()
+    setup.clock.advance(4.999)
+    assert len(consumer.delivered) == 1
+    setup.clock.advance(0.001)
+    assert [message.attempts for message in consumer.delivered] == [2, 2]  # the same object twice
+    assert setup.channel.timeout_count == 1
+    assert setup.channel.requeue_count == 0
+
+
+def test_every_consumer_has_its_own_timeout() -> None:
+    setup = Setup()
+    short, long = setup.consumer(1, msg_timeout=2.0), setup.consumer(1, msg_timeout=9.0)
+    setup.put(b"a", b"b")
+    setup.settle()
+    short.subscriber.rdy = 0
+    setup.clock.advance(2.0)
+    assert (short.held, long.held) == ([], [b"b"])
+    setup.clock.advance(7.0)
+    assert setup.channel.timeout_count == 2
+
+
+def test_touch_begins_the_time_again() -> None:
+    setup = Setup()
+    consumer = setup.consumer(2, msg_timeout=5.0)
+    setup.put(b"a", b"b")
+    setup.settle()
+    setup.clock.advance(4.0)
+    consumer.subscriber.rdy = 0
+    setup.channel.touch(consumer.subscriber, consumer.id_of(b"a"))
+    setup.clock.advance(1.0)
+    assert consumer.held == [b"a"]
+    setup.clock.advance(3.999)
+    assert consumer.held == [b"a"]
+    setup.clock.advance(0.001)
+    assert consumer.held == []
+
+
+def test_touch_cannot_go_beyond_the_longest_time_there_is() -> None:
+    setup = Setup()
+    consumer = setup.consumer(3, msg_timeout=5.0, max_msg_timeout=8.0)
+    setup.put(b"a", b"b", b"c")
+    setup.settle()
+    consumer.subscriber.rdy = 0
+    for _ in range(2):
+        setup.clock.advance(4.0 - 0.5)
+        for body in (b"b", b"a"):
+            setup.channel.touch(consumer.subscriber, consumer.id_of(body))
+    assert sorted(consumer.held) == [b"a", b"b"]  # c was left alone
+    setup.clock.advance(0.999)
+    assert sorted(consumer.held) == [b"a", b"b"]
+    setup.clock.advance(0.001)
+    assert consumer.held == []
+    assert setup.channel.timeout_count == 3
+
+
+def test_a_touch_cut_short_expires_before_an_earlier_one_that_was_not() -> None:
+    setup = Setup()
+    consumer = setup.consumer(2, msg_timeout=5.0, max_msg_timeout=8.0)
+    setup.put(b"a")
+    setup.clock.advance(2.0)
+    setup.put(b"b")
+    setup.clock.advance(2.0)
+    consumer.subscriber.rdy = 0
+    for body in (b"b", b"a"):
+        setup.channel.touch(consumer.subscriber, consumer.id_of(body))
+    setup.clock.advance(4.0)
+    assert consumer.held == [b"b"]
+    setup.clock.advance(1.0)
+    assert consumer.held == []
+
+
+def test_a_touch_that_shortens_is_kept_too() -> None:
+    """Only with a --msg-timeout above --max-msg-timeout."""
+    setup = Setup()
+    consumer = setup.consumer(1, msg_timeout=60.0, max_msg_timeout=10.0)
+    setup.put(b"a")
+    setup.settle()
+    consumer.subscriber.rdy = 0
+    setup.channel.touch(consumer.subscriber, consumer.id_of(b"a"))
+    setup.clock.advance(10.0)
+    assert consumer.held == []
+
+
+def test_a_deferred_message_comes_when_it_is_due() -> None:
+    setup = Setup()
+    consumer = setup.consumer(10)
+    setup.defer(b"late", 7.0)
+    setup.defer(b"soon", 3.0)
+    assert (setup.channel.deferred_count, setup.channel.message_count) == (2, 2)
+    setup.clock.advance(2.999)
+    assert consumer.delivered == []
+    setup.clock.advance(0.001)
+    assert consumer.bodies == [b"soon"]
+    setup.clock.advance(4.0)
+    assert consumer.bodies == [b"soon", b"late"]
+    assert setup.channel.deferred_count == 0
+
+
+def test_messages_due_together_keep_their_order() -> None:
+    setup = Setup()
+    consumer = setup.consumer(10)
+    for body in (b"a", b"b", b"c"):
+        setup.defer(body, 1.0)
+    setup.clock.advance(1.0)
+    assert consumer.bodies == [b"a", b"b", b"c"]
+
+
+def test_requeue_at_once_and_with_a_delay() -> None:
+    setup = Setup()
+    consumer = setup.consumer(1)
+    setup.put(b"a", b"b")
+    setup.settle()
+    setup.channel.requeue(consumer.subscriber, consumer.id_of(b"a"), 5.0)
+    setup.settle()
+    assert consumer.held == [b"b"]
+    setup.channel.requeue(consumer.subscriber, consumer.id_of(b"b"), 0.0)
+    setup.settle()
+    assert consumer.held == [b"b"]
+    setup.channel.finish(consumer.subscriber, consumer.id_of(b"b"))
+    setup.clock.advance(4.0)
+    assert consumer.held == []
+    setup.clock.advance(1.0)
+    assert consumer.held == [b"a"]
+    assert consumer.delivered[-1].attempts == 2
+    assert (setup.channel.requeue_count, consumer.subscriber.requeue_count) == (2, 2)
+    assert setup.channel.timeout_count == 0
+
+
+# Answers that come too late, or from the wrong one
+
+
+@pytest.mark.parametrize("verb", ["finish", "requeue", "touch"])
+def test_answers_for_what_is_not_in_flight(verb: str) -> None:
+    setup = Setup()
+    owner, other = setup.consumer(1), setup.consumer(0)
+    setup.put(b"a")
+    setup.settle()
+
+    def answer(consumer: Consumer, message_id: bytes) -> None:
+        delay = [0.0] if verb == "requeue" else []
+        getattr(setup.channel, verb)(consumer.subscriber, message_id, *delay)
+
+    with pytest.raises(NotInFlight, match=r"^ID not in flight$"):
+        answer(owner, UNKNOWN)
+    with pytest.raises(NotInFlight, match=r"^client does not own message$"):
+        answer(other, owner.id_of(b"a"))
+    assert owner.held == [b"a"]
+    setup.channel.finish(owner.subscriber, owner.id_of(b"a"))
+    with pytest.raises(NotInFlight, match=r"^ID not in flight$"):
+        answer(owner, owner.id_of(b"a"))
+    assert other.subscriber.finish_count == other.subscriber.requeue_count == 0
+
+
+def test_an_expired_message_can_no_longer_be_answered() -> None:
+    setup = Setup()
+    consumer = setup.consumer(1, msg_timeout=1.0)
+    setup.put(b"a")
+    setup.settle()
+    consumer.subscriber.rdy = 0
+    setup.clock.advance(1.0)
+    with pytest.raises(NotInFlight):
+        setup.channel.finish(consumer.subscriber, consumer.id_of(b"a"))
+
+
+# Coming and going
+
+
+def test_what_a_leaving_consumer_held_goes_to_the_others_at_once() -> None:
+    setup = Setup()
+    leaver, stayer = setup.consumer(2), setup.consumer(0)
+    setup.put(b"a", b"b")
+    setup.settle()
+    stayer.subscriber.rdy = 5
+    setup.channel.unsubscribe(leaver.subscriber)
+    setup.settle()
+    assert (leaver.held, stayer.held) == ([], [b"a", b"b"])
+    assert all(message.attempts == 2 for message in stayer.delivered)
+    setup.channel.unsubscribe(leaver.subscriber)
+    assert setup.channel.requeue_count == 2
+
+
+def test_no_more_consumers_than_allowed() -> None:
+    setup = Setup(max_consumers=1)
+    first = setup.consumer(0)
+    with pytest.raises(TooManyConsumers, match="t:c exceeds limit of 1"):
+        setup.consumer(0)
+    setup.channel.unsubscribe(first.subscriber)
+    setup.consumer(0)
+
+
+def test_emptying_drops_what_waits_what_is_deferred_and_what_is_in_flight() -> None:
+    setup = Setup()
+    consumer = setup.consumer(1)
+    setup.put(b"a", b"b")
+    setup.defer(b"c", 5.0)
+    setup.settle()
+    setup.channel.empty()
+    setup.settle()
+    counts = (setup.channel.depth, setup.channel.deferred_count, setup.channel.in_flight_count)
+    assert counts == (0, 0, 0)
+    assert setup.clock.idle
+    setup.put(b"d")
+    setup.settle()
+    assert consumer.held == [b"d"]
+    with pytest.raises(NotInFlight):
+        setup.channel.finish(consumer.subscriber, consumer.id_of(b"a"))
+
+
+def test_closing_tells_every_consumer_once_and_stops_the_time() -> None:
+    setup = Setup()
+    consumers = [setup.consumer(1) for _ in range(3)]
+    setup.put(b"a")
+    setup.settle()
+    setup.channel.close()
+    setup.clock.advance(1000.0)
+    assert [consumer.closed for consumer in consumers] == [1, 1, 1]
+    assert setup.channel.subscribers == []
+    assert setup.clock.idle

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from nsq.daemons.nsqd.core.clock import Alarm
+from tests.unit.daemons.nsqd.clock import FakeClock
+
+
+class Rings:
+    def __init__(self) -> None:
+        self.clock = FakeClock(now=0.0)
+        self.times: list[float] = []
+        self.alarm = Alarm(self.clock, lambda: self.times.append(self.clock.now()))
+
+
+def test_it_rings_once_at_the_earliest_moment_asked_for() -> None:
+    rings = Rings()
+    for when in (5.0, 3.0, 4.0, 3.0):
+        rings.alarm.set(when)
+    rings.clock.advance(10.0)
+    assert rings.times == [3.0]
+    assert rings.clock.idle
+
+
+def test_it_can_be_set_again_after_ringing_even_from_within() -> None:
+    rings = Rings()
+
+    def again() -> None:
+        rings.times.append(rings.clock.now())
+        if len(rings.times) < 3:
+            alarm.set(rings.clock.now() + 1.0)
+
+    alarm = Alarm(rings.clock, again)
+    alarm.set(1.0)
+    rings.clock.advance(10.0)
+    assert rings.times == [1.0, 2.0, 3.0]
+
+
+def test_a_cancelled_one_is_silent_until_set_again() -> None:
+    rings = Rings()
+    rings.alarm.set(1.0)
+    rings.alarm.cancel()
+    rings.alarm.cancel()
+    assert rings.clock.idle
+    rings.alarm.set(2.0)
+    rings.clock.advance(5.0)
+    assert rings.times == [2.0]
+
+
+def test_never_is_not_set_and_the_past_rings_at_once() -> None:
+    rings = Rings()
+    rings.alarm.set(float("inf"))
+    assert rings.clock.idle
+    rings.alarm.set(-1.0)
+    rings.clock.settle()
+    assert rings.times == [0.0]

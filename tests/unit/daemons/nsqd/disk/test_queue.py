@@ -1,0 +1,331 @@
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from nsq.daemons.nsqd.disk.queue import DiskQueue
+from nsq.daemons.nsqd.disk.segments import Position
+from nsq.errors import Closed, UsageError
+from tests.unit.daemons.nsqd.disk.files import (
+    GOLDEN,
+    Lines,
+    data,
+    drain,
+    meta,
+    names,
+    open_queue,
+    records,
+)
+
+TEN = [bytes([65 + number]) * 16 for number in range(10)]  # 20 bytes each in a file, 100 bytes a file
+
+
+def golden_records(tmp_path: Path) -> list[bytes]:
+    source = tmp_path / "source"
+    shutil.copytree(GOLDEN, source)
+    queue = golden_queue(source, "dq:ch")
+    found = records(queue)
+    queue.close()
+    return found
+
+
+def golden_queue(directory: Path, name: str) -> DiskQueue:
+    return open_queue(directory, name, max_bytes_per_file=200, min_record=26, max_record=1024 * 1024 + 26)
+
+
+def test_the_recorded_files_are_written_byte_for_byte(tmp_path: Path) -> None:
+    ours = tmp_path / "ours"
+    ours.mkdir()
+    batch = golden_records(tmp_path)
+    channel, topic = golden_queue(ours, "dq:ch"), golden_queue(ours, "dq")
+    channel.append(batch)
+    for record in batch:  # Go's nsqd had passed each message on before the next one came
+        topic.append([record])
+        assert drain(topic) == [record]
+    channel.close()
+    topic.close()
+    # Go takes the end of a file it reads while it is written for a fault, and keeps it as bad.
+    recorded = [name for name in names(GOLDEN) if not name.endswith(".bad") and name != "nsqd.dat"]
+    assert names(ours) == recorded
+    for name in recorded:
+        assert (ours / name).read_bytes() == (GOLDEN / name).read_bytes(), name
+
+
+def test_reading_does_not_forget_and_committing_does(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    positions = queue.append(TEN)
+    assert records(queue, 7) == TEN[:7]
+    assert (queue.depth, queue.unread, queue.size) == (10, 3, 200)
+    queue.commit(positions[1])
+    assert (queue.depth, queue.unread, queue.size) == (8, 3, 160)
+    assert queue.committed == positions[1]
+    queue.commit(positions[0])
+    assert queue.depth == 8
+    queue.close()
+    again = open_queue(tmp_path)
+    assert (again.depth, records(again)) == (8, TEN[2:])
+    again.close()
+
+
+def test_positions_read_are_the_positions_written(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    written = queue.append(TEN)
+    assert [position for position, _ in queue.read(4) + queue.read(100)] == written
+    assert queue.written == written[-1]
+    queue.close()
+
+
+def test_committing_what_was_not_read_passes_over_it(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    positions = queue.append(TEN)
+    queue.commit(positions[5])
+    assert records(queue) == TEN[6:]
+    queue.close()
+
+
+def test_what_the_caller_has_already_is_not_read(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    queue.skip(queue.append(TEN[:7])[-1])
+    queue.append(TEN[7:])
+    assert (queue.depth, queue.unread) == (10, 3)
+    assert records(queue) == TEN[7:]
+    queue.skip(Position(0, 20, 1))
+    assert (records(queue), queue.unread) == ([], 0)
+    queue.close()
+    again = open_queue(tmp_path)
+    assert records(again) == TEN
+    again.close()
+
+
+@pytest.mark.parametrize("place", [(1, 101, 11), (2, 0, 10)])
+def test_a_position_of_another_queue_is_refused(tmp_path: Path, place: tuple[int, int, int]) -> None:
+    queue = open_queue(tmp_path)
+    queue.append(TEN)
+    with pytest.raises(UsageError, match="from another queue"):
+        queue.commit(Position(*place))
+    queue.close()
+
+
+def test_records_come_as_soon_as_they_are_written(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    for record in TEN * 3:
+        assert records(queue) == []
+        queue.append([record])
+        assert records(queue) == [record]
+    queue.close()
+
+
+def test_reading_never_reads_a_byte_twice(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path, max_bytes_per_file=10_000)
+    size = 0
+    with patch("os.pread", side_effect=os.pread) as pread:
+        for _ in range(5):
+            queue.append(TEN)
+            while records(queue, 3):
+                pass
+    size = sum(call.args[1] for call in pread.call_args_list)
+    assert (size, pread.call_count) == (1000, 5)
+    queue.close()
+
+
+def test_a_file_goes_with_the_sync_after_nothing_in_it_is_wanted(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    positions = queue.append(TEN)
+    queue.read(10)
+    queue.commit(positions[3])
+    queue.sync()
+    assert names(tmp_path) == ["q.diskqueue.000000.dat", "q.diskqueue.000001.dat", "q.diskqueue.meta.dat"]
+    queue.commit(positions[4])
+    assert queue.committed == (1, 0, 5)
+    queue.sync()
+    assert names(tmp_path) == ["q.diskqueue.000001.dat", "q.diskqueue.meta.dat"]
+    queue.commit(positions[9])
+    queue.sync()
+    assert meta(tmp_path).read_text() == "0\n1,100\n1,100\n"
+    queue.append([b"next"])
+    queue.sync()
+    assert names(tmp_path) == ["q.diskqueue.000002.dat", "q.diskqueue.meta.dat"]
+    queue.close()
+
+
+def test_a_file_that_cannot_be_removed_is_removed_by_the_next_start(tmp_path: Path) -> None:
+    log = Lines()
+    queue = open_queue(tmp_path, log=log)
+    queue.append(TEN)
+    drain(queue, 6)
+    with patch.object(Path, "unlink", side_effect=OSError(errno.EBUSY, "busy")):
+        queue.sync()
+    assert "cannot remove q.diskqueue.000000.dat" in log.complaints[0]
+    queue.close()
+    again = open_queue(tmp_path)
+    assert records(again) == TEN[6:]
+    assert not data(tmp_path, 0).exists()
+    again.close()
+
+
+def test_emptying_removes_everything_and_numbers_on(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    positions = queue.append(TEN)
+    queue.read(3)
+    queue.sync()
+    queue.empty()
+    assert names(tmp_path) == []
+    assert (queue.depth, queue.unread, queue.size) == (0, 0, 0)
+    queue.commit(positions[-1])  # handed out before; means nothing any more
+    queue.append([b"new"])
+    assert records(queue) == [b"new"]
+    queue.close()
+    assert meta(tmp_path).read_text() == "1\n2,0\n2,7\n"
+
+
+def test_emptying_what_is_empty(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    queue.empty()
+    queue.empty()
+    queue.close()
+    assert meta(tmp_path).read_text() == "0\n0,0\n0,0\n"
+
+
+def test_deleting_leaves_only_what_was_kept_as_bad(tmp_path: Path) -> None:
+    (tmp_path / "q.diskqueue.000000.dat.bad").touch()
+    queue = open_queue(tmp_path)
+    queue.append(TEN)
+    queue.sync()
+    queue.delete()
+    assert names(tmp_path) == ["q.diskqueue.000000.dat.bad"]
+
+
+def test_a_closed_queue_says_so(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    position = queue.append(TEN)[0]
+    queue.close()
+    queue.close()
+    for call in (
+        lambda: queue.append(TEN),
+        lambda: queue.read(1),
+        lambda: queue.commit(position),
+        lambda: queue.skip(position),
+        queue.sync,
+        queue.empty,
+    ):
+        with pytest.raises(Closed, match="disk queue q is closed"):
+            call()
+    queue.delete()
+    assert len(names(tmp_path)) == 3
+
+
+def test_a_queue_closes_even_if_it_cannot_be_synced(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    queue.append(TEN)
+    with patch("os.fsync", side_effect=OSError(errno.EIO, "broken")), pytest.raises(OSError, match="broken"):
+        queue.close()
+    with pytest.raises(Closed):
+        queue.append(TEN)
+    again = open_queue(tmp_path)
+    assert (again.depth, records(again)) == (10, TEN)
+    again.close()
+
+
+def spoil(path: Path, offset: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(content)
+
+
+@pytest.mark.parametrize("number", range(15))
+def test_a_bad_record_costs_the_rest_of_its_file_and_the_file_is_kept(tmp_path: Path, number: int) -> None:
+    log = Lines()
+    queue = open_queue(tmp_path, log=log)
+    batch = [b"%02d" % index * 8 for index in range(15)]
+    queue.append(batch)
+    file, index = divmod(number, 5)
+    spoil(data(tmp_path, file), index * 20, b"\xff")
+    kept = batch[:number] + batch[(file + 1) * 5 :]
+    assert drain(queue) == kept
+    assert (queue.depth, queue.unread, queue.size) == (0, 0, 0)
+    queue.append([b"new"])
+    assert (queue.depth, drain(queue)) == (1, [b"new"])
+    queue.close()
+    bad = f"q.diskqueue.{file:06d}.dat.bad"
+    assert [name for name in names(tmp_path) if name.endswith("bad")] == [bad]
+    assert (tmp_path / bad).stat().st_size == 100
+    assert f"skipping {100 - 20 * index} bytes" in log.complaints[0]
+    assert f"as {bad}" in log.complaints[-1]
+
+
+def test_a_bad_file_stays_until_what_was_read_of_it_is_committed(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    positions = queue.append(TEN)
+    spoil(data(tmp_path, 0), 40, b"\xff")
+    assert records(queue) == [*TEN[:2], *TEN[5:]]
+    queue.commit(positions[0])
+    queue.close()
+    queue = open_queue(tmp_path)
+    found = queue.read(100)
+    assert [record for _, record in found] == [TEN[1], *TEN[5:]]
+    queue.commit(found[0][0])
+    queue.sync()
+    assert "q.diskqueue.000000.dat.bad" in names(tmp_path)
+    queue.close()
+
+
+def test_records_behind_a_flaw_can_still_be_committed(tmp_path: Path) -> None:
+    """A caller may have them from the time they were written."""
+    queue = open_queue(tmp_path)
+    positions = queue.append(TEN[:4])
+    spoil(data(tmp_path, 0), 20, b"\xff")
+    assert records(queue) == TEN[:1]
+    queue.commit(positions[3])
+    assert (queue.depth, queue.committed.place) == (0, (1, 0))
+    queue.append([b"new"])
+    assert drain(queue) == [b"new"]
+    queue.close()
+
+
+def test_the_depth_stays_right_across_a_flaw_in_an_inherited_file(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    queue.append(TEN * 2)
+    queue.close()
+    spoil(data(tmp_path, 0), 20, b"\xff")
+    queue = open_queue(tmp_path)
+    queue.append([b"new"])
+    assert queue.depth == 21
+    assert drain(queue, 1) == TEN[:1]
+    assert drain(queue, 1) == TEN[5:6]
+    assert queue.depth == 15
+    assert len(drain(queue)) == 15
+    queue.close()
+
+
+def test_a_file_that_disappears_is_passed_over(tmp_path: Path) -> None:
+    log = Lines()
+    queue = open_queue(tmp_path, log=log)
+    queue.append(TEN * 2)
+    data(tmp_path, 1).unlink()
+    assert drain(queue) == [*TEN[:5], *TEN]
+    assert queue.depth == 0
+    assert log.complaints == ["DISKQUEUE(q): q.diskqueue.000001.dat is gone; skipping 100 bytes"]
+    queue.close()
+
+
+def test_a_fault_that_may_pass_loses_nothing(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    queue.append(TEN)
+    real = os.open
+
+    def only_the_first_file(path: Path, flags: int, mode: int = 0o777) -> int:
+        if path == data(tmp_path, 1):
+            raise OSError(errno.EMFILE, "too many")
+        return real(path, flags, mode)
+
+    with patch("os.open", only_the_first_file):
+        assert records(queue) == TEN[:5]
+        with pytest.raises(OSError, match="too many"):
+            queue.read(10)
+    assert records(queue) == TEN[5:]
+    queue.close()

@@ -1,0 +1,91 @@
+"""nsqd's HTTP API without a network: requests go from the table of routes straight to the handlers."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+from nsq.daemons.nsqd.http.context import Context
+from nsq.daemons.nsqd.http.routes import routes
+from nsq.daemons.nsqd.memory import Memory
+from nsq.daemons.nsqd.registration import Registration
+from nsq.daemons.routes import HttpError, Reply, Request, Router
+from nsq.errors import ConfigError
+from tests.unit.daemons.nsqd.session.peer import Client, World
+
+
+class FakeRegistration:
+    """Remembers which nsqlookupds it was told to use."""
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = ["lookup.example:4160"]
+
+    def set_addresses(self, addresses: Iterable[str]) -> None:
+        wanted = list(addresses)
+        if any(":" not in address for address in wanted):
+            raise ConfigError("not an address")
+        self.addresses = wanted
+
+
+class FakeStorage:
+    """A disk that works, and that nobody waits for."""
+
+    health = "OK"
+    waits = None
+
+
+class Api:
+    def __init__(self, **options: Any) -> None:
+        self.world = World(**options)
+        self.clients: list[Client] = []
+        context = Context(
+            self.world.options,
+            self.world.broker,
+            self.world.environment.log,
+            cast(Registration, FakeRegistration()),
+            sessions=lambda: (client.session for client in self.clients),
+            ports=lambda: (4150, 4151),
+            start_time=1_700_000_000,
+            memory=Memory(),
+            storage=FakeStorage(),
+        )
+        self.router = Router(routes(context))
+
+    def client(self, **client: Any) -> Client:
+        self.clients.append(self.world.client(**client))
+        return self.clients[-1]
+
+    def ask(
+        self, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        request = Request(method, target, body=body, headers=headers or {"Content-Length": str(len(body))})
+        route, request.params = self.router.find(method, request.path)
+        assert route is not None, f"no route for {method} {request.path}"
+        answer = route.handler(request)
+        if isinstance(answer, Reply):
+            return answer
+        assert inspect.iscoroutine(answer)
+        try:
+            answer.send(None)  # nothing in it waits for anything, so no event loop is needed
+        except StopIteration as end:
+            return cast(Reply, end.value)
+        raise AssertionError("the handler waits for something")
+
+    def refused(self, method: str, target: str, body: bytes = b"") -> tuple[int, str]:
+        try:
+            reply = self.ask(method, target, body)
+        except HttpError as refusal:
+            return refusal.status, refusal.code
+        raise AssertionError(f"{method} {target} was answered with {reply}")
+
+    def json(self, target: str) -> Any:
+        reply = self.ask("GET", target)
+        assert reply.content_type == "application/json; charset=utf-8"
+        return json.loads(reply.body)
+
+    def text(self, target: str) -> str:
+        reply = self.ask("GET", target)
+        assert reply.content_type == "text/plain; charset=utf-8"
+        return reply.body.decode()

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+
+from nsq.daemons.routes import EMPTY
+from nsq.wire import commands
+from tests.unit.daemons.nsqd.http.api import Api
+
+TOPIC_VERBS = ("create", "delete", "empty", "pause", "unpause")
+
+
+@pytest.mark.parametrize("path", ["/{0}/{1}", "/{1}_{0}"])
+def test_the_life_of_topics_and_channels_under_both_names(path: str) -> None:
+    api = Api()
+
+    def do(noun: str, verb: str) -> None:
+        assert api.ask("POST", path.format(noun, verb) + "?topic=t&channel=c") == EMPTY
+
+    do("topic", "create")
+    do("topic", "create")
+    topic = api.world.broker.topics["t"]
+    do("channel", "create")
+    do("channel", "create")
+    channel = topic.channels["c"]
+    for noun, thing in (("topic", topic), ("channel", channel)):
+        do(noun, "pause")
+        assert thing.paused
+        do(noun, "unpause")
+        assert not thing.paused
+    api.world.broker.publish("t", [b"a"])
+    do("channel", "empty")
+    assert channel.depth == 0
+    do("topic", "pause")
+    api.world.broker.publish("t", [b"b"])
+    do("topic", "empty")
+    assert topic.depth == 0
+    do("channel", "delete")
+    assert topic.channels == {}
+    do("topic", "delete")
+    assert api.world.broker.topics == {}
+
+
+def test_deleting_ends_consumers() -> None:
+    api = Api()
+    clients = [api.client(), api.client()]
+    for client, name in zip(clients, "cd", strict=True):
+        client.send(commands.sub("t", name))
+    api.ask("POST", "/channel/delete?topic=t&channel=c")
+    assert [client.link.finished for client in clients] == [True, False]
+    api.ask("POST", "/topic/delete?topic=t")
+    assert [client.link.finished for client in clients] == [True, True]
+
+
+def test_deleting_the_last_channel_of_an_ephemeral_topic() -> None:
+    api = Api()
+    api.ask("POST", "/topic/create?topic=t%23ephemeral")
+    api.ask("POST", "/channel/create?topic=t%23ephemeral&channel=c")
+    api.ask("POST", "/channel/delete?topic=t%23ephemeral&channel=c")
+    assert api.world.broker.topics == {}
+
+
+@pytest.mark.parametrize("verb", TOPIC_VERBS)
+def test_topic_refusals(verb: str) -> None:
+    api = Api()
+    assert api.refused("POST", f"/topic/{verb}") == (400, "MISSING_ARG_TOPIC")
+    assert api.refused("POST", f"/topic/{verb}?topic=%") == (400, "INVALID_REQUEST")
+    checked = verb in ("create", "empty")
+    wanted = (400, "INVALID_TOPIC") if checked else (404, "TOPIC_NOT_FOUND")
+    assert api.refused("POST", f"/topic/{verb}?topic=b@d") == wanted
+    if verb != "create":
+        assert api.refused("POST", f"/topic/{verb}?topic=t") == (404, "TOPIC_NOT_FOUND")
+    assert api.world.broker.topics == {}
+
+
+@pytest.mark.parametrize("verb", TOPIC_VERBS)
+def test_channel_refusals_in_their_order(verb: str) -> None:
+    api = Api()
+    for args, refusal in [
+        ("", (400, "MISSING_ARG_TOPIC")),
+        ("?topic=b@d", (400, "INVALID_ARG_TOPIC")),
+        ("?topic=t", (400, "MISSING_ARG_CHANNEL")),
+        ("?topic=t&channel=b@d", (400, "INVALID_ARG_CHANNEL")),
+        ("?topic=t&channel=c", (404, "TOPIC_NOT_FOUND")),
+    ]:
+        assert api.refused("POST", f"/channel/{verb}{args}") == refusal
+    api.ask("POST", "/topic/create?topic=t")
+    if verb != "create":
+        assert api.refused("POST", f"/channel/{verb}?topic=t&channel=c") == (404, "CHANNEL_NOT_FOUND")
+    assert api.world.broker.topics["t"].channels == {}

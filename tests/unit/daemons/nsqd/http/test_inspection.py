@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import json
+import socket
+from typing import Any
+
+import pytest
+
+from nsq.daemons import COMPATIBLE_VERSION
+from nsq.daemons.nsqd.http.routes import tls_gate
+from nsq.daemons.nsqd.options import TOPOLOGY_AWARE
+from nsq.daemons.routes import OK, Request
+from nsq.wire import commands
+from nsq.wire.frames import RawMessage
+from tests.unit.daemons.nsqd.http.api import Api
+
+QUIET = "&include_mem=false"
+
+
+def stats(api: Api, args: str = "") -> Any:
+    return api.json(f"/stats?format=json{args}{QUIET}")
+
+
+def test_ping() -> None:
+    assert Api().ask("GET", "/ping") == OK
+
+
+def test_info() -> None:
+    api = Api(broadcast_address="here", topology_zone="z", topology_region="r", max_heartbeat_interval=1.5)
+    assert api.json("/info") == {
+        "version": COMPATIBLE_VERSION,
+        "broadcast_address": "here",
+        "hostname": socket.gethostname(),
+        "http_port": 4151,
+        "tcp_port": 4150,
+        "start_time": 1_700_000_000,
+        "max_heartbeat_interval": 1_500_000_000,
+        "max_output_buffer_size": 65536,
+        "max_output_buffer_timeout": 30_000_000_000,
+        "max_deflate_level": 6,
+        "topology_zone": "z",
+        "topology_region": "r",
+    }
+
+
+# /stats
+
+
+def test_an_empty_nsqd() -> None:
+    api = Api()
+    assert list(api.json("/stats?format=json")) == [
+        "version", "health", "start_time", "topics", "memory", "producers"
+    ]  # fmt: skip
+    assert stats(api) == {
+        "version": COMPATIBLE_VERSION,
+        "health": "OK",
+        "start_time": 1_700_000_000,
+        "topics": [],
+        "producers": None,
+    }
+
+
+def test_a_consumer_holding_a_message() -> None:
+    api = Api()
+    client = api.client(address="10.0.0.7:50360")
+    client.identify(client_id="id", hostname="host", user_agent="ua/1", sample_rate=99)
+    client.send(commands.sub("orders", "archive"), commands.rdy(5))
+    api.world.broker.publish("orders", [b"12345678"])
+    client.settle()
+    (topic,) = stats(api)["topics"]
+    off = {"count": 0, "percentiles": None}
+    assert topic == {
+        "topic_name": "orders",
+        "channels": [
+            {
+                "channel_name": "archive",
+                "depth": 0,
+                "backend_depth": 0,
+                "in_flight_count": 1,
+                "deferred_count": 0,
+                "message_count": 1,
+                "global_msg_count": 1,
+                "requeue_count": 0,
+                "timeout_count": 0,
+                "client_count": 1,
+                "clients": [
+                    {
+                        "client_id": "id",
+                        "hostname": "host",
+                        "version": "V2",
+                        "remote_address": "10.0.0.7:50360",
+                        "state": 3,
+                        "ready_count": 5,
+                        "in_flight_count": 1,
+                        "message_count": 1,
+                        "finish_count": 0,
+                        "requeue_count": 0,
+                        "connect_ts": 1_700_000_000,
+                        "sample_rate": 99,
+                        "deflate": False,
+                        "snappy": False,
+                        "user_agent": "ua/1",
+                        "topology_zone": "",
+                        "topology_region": "",
+                        "tls": False,
+                        "tls_cipher_suite": "",
+                        "tls_version": "",
+                        "tls_negotiated_protocol": "",
+                        "tls_negotiated_protocol_is_mutual": False,
+                    }
+                ],
+                "paused": False,
+                "e2e_processing_latency": off,
+            }
+        ],
+        "depth": 0,
+        "backend_depth": 0,
+        "message_count": 1,
+        "message_bytes": 8,
+        "paused": False,
+        "e2e_processing_latency": off,
+    }
+
+
+def test_latencies_of_a_topic_are_those_of_its_channels_together() -> None:
+    api = Api(e2e_processing_latency_percentiles=(0.5, 1.0), e2e_processing_latency_window_time=60.0)
+    for channel, seconds in ("a", 1.0), ("b", 3.0):
+        client = api.client()
+        client.send(commands.sub("t", channel), commands.rdy(1))
+        api.world.broker.publish("t", [b"x"])
+        client.settle()
+        (held,) = (frame for frame in client.frames() if isinstance(frame, RawMessage))
+        api.world.clock.advance(seconds)
+        client.send(commands.fin(held.id))
+    (topic,) = stats(api)["topics"]
+    one, other = (channel["e2e_processing_latency"] for channel in topic["channels"])
+    assert topic["e2e_processing_latency"] == {
+        "count": 2,
+        "percentiles": [
+            {"quantile": 1, "value": pytest.approx(3e9, rel=0.005)},
+            {"quantile": 0.5, "value": pytest.approx(1e9, rel=0.005)},
+        ],
+    }
+    assert (one["count"], other["count"]) == (1, 1)
+    assert '"quantile":1,' in api.ask("GET", "/stats?format=json").body.decode()
+    assert "e2e%: 3.0s, 1.0s\n" in api.text("/stats")
+
+
+def test_messages_are_counted_by_how_near_their_consumers_are() -> None:
+    api = Api(topology_zone="z", topology_region="r", experiments=(TOPOLOGY_AWARE,))
+    for zone, region in ("z", "r"), ("y", "r"), ("y", "q"):
+        client = api.client()
+        client.identify(topology_zone=zone, topology_region=region)
+        client.send(commands.sub("t", "c"), commands.rdy(1))
+    api.world.broker.publish("t", [b"x"] * 3)
+    client.settle()
+    (channel,) = stats(api)["topics"][0]["channels"]
+    counts = ["zone_local_msg_count", "region_local_msg_count", "global_msg_count"]
+    assert [key for key in channel if key.endswith("msg_count")] == counts
+    assert [channel[key] for key in counts] == [1, 1, 1]
+
+
+def test_layers_and_terms_of_a_client() -> None:
+    api = Api(tls=True)
+    client = api.client()
+    client.upgrade(["tls_v1", "snappy"])
+    client.send(commands.sub("t", "c"))
+    client.settle()
+    (shown,) = stats(api)["topics"][0]["channels"][0]["clients"]
+    assert (shown["tls"], shown["snappy"], shown["deflate"]) == (True, True, False)
+    assert shown["tls_version"].startswith("TLS1.")
+    assert shown["tls_cipher_suite"].startswith("TLS_")
+
+
+def test_topics_and_channels_are_sorted_and_can_be_chosen() -> None:
+    api = Api()
+    for topic in "bac":
+        for channel in "yx":
+            api.world.broker.topic(topic).channel(channel)
+    del api.world.broker.topics["c"].channels["x"]
+
+    def shown(args: str) -> Any:
+        topics = stats(api, args)["topics"]
+        return topics and {t["topic_name"]: [c["channel_name"] for c in t["channels"]] for t in topics}
+
+    assert list(shown("").items()) == [("a", ["x", "y"]), ("b", ["x", "y"]), ("c", ["y"])]
+    assert shown("&topic=b") == {"b": ["x", "y"]}
+    assert shown("&topic=b&channel=x") == {"b": ["x"]}
+    assert shown("&channel=x") == {"a": ["x"], "b": ["x"]}
+    assert shown("&topic=nope") is None
+    assert shown("&topic=c&channel=x") == []
+
+
+def test_clients_can_be_left_out() -> None:
+    api = Api()
+    client = api.client()
+    client.send(commands.sub("t", "c"), commands.pub("t", b"x"))
+    (channel,) = stats(api, "&include_clients=false")["topics"][0]["channels"]
+    assert (channel["clients"], channel["client_count"]) == (None, 1)
+    assert stats(api, "&include_clients=0")["producers"] is None
+    assert len(stats(api, "&include_clients=true")["producers"]) == 1
+
+
+def test_producers_are_those_who_published_to_the_topic_asked_for() -> None:
+    api = Api()
+    both, one, _silent = api.client(), api.client(), api.client()
+    both.send(commands.pub("t", b"x"), commands.mpub("u", [b"x", b"y"]))
+    one.send(commands.pub("u", b"x"))
+
+    def counts(args: str) -> Any:
+        producers = stats(api, args)["producers"]
+        return producers and [{c["topic"]: c["count"] for c in p["pub_counts"]} for p in producers]
+
+    assert counts("") == [{"t": 1, "u": 2}, {"u": 1}]
+    assert counts("&topic=u") == [{"u": 2}, {"u": 1}]
+    assert counts("&topic=t") == [{"t": 1}]
+    assert counts("&topic=v") is None
+
+
+@pytest.mark.parametrize("args", ["include_clients=maybe", "include_mem=2", "topic=%zz", "a;b"])
+def test_arguments_that_cannot_be_understood(args: str) -> None:
+    assert Api().refused("GET", f"/stats?{args}") == (400, "INVALID_REQUEST")
+
+
+def test_strange_names_of_clients_do_no_harm() -> None:
+    api = Api()
+    client = api.client()
+    client.send(
+        commands.identify(b'{"client_id":"<\\ud800>","hostname":"\\u0000\\n"}'), commands.sub("t", "c")
+    )
+    client.settle()
+    (shown,) = stats(api)["topics"][0]["channels"][0]["clients"]
+    assert shown["client_id"] == "<?>"
+    assert "state: 3" in api.text("/stats")
+
+
+# /config
+
+
+def test_settings() -> None:
+    api = Api(broadcast_address="here", lookupd_tcp_addresses=("elsewhere:1",))
+    assert api.json("/config/max_rdy_count") == 2500
+    assert api.json("/config/snappy") is True
+    assert api.json("/config/msg_timeout") == 60_000_000_000
+    assert api.json("/config/id") == api.world.options.node_id
+    assert api.json("/config/nsqlookupd_tcp_addresses") == ["lookup.example:4160"]
+    assert api.json("/config/log_level") == 1
+    assert api.text("/config/broadcast_address") == "here"
+    assert api.text("/config/tls_cert") == ""
+    assert api.refused("GET", "/config/nope") == (400, "INVALID_OPTION")
+    assert api.refused("GET", "/config/__class__") == (400, "INVALID_OPTION")
+
+
+def test_the_log_level_can_be_changed() -> None:
+    api = Api()
+    assert api.ask("PUT", "/config/log_level", b"warn").body == b"3"
+    assert api.json("/config/log_level") == 3
+
+
+def test_the_nsqlookupds_can_be_changed() -> None:
+    api = Api()
+    wanted = ["a:1", "b:2"]
+    reply = api.ask("PUT", "/config/nsqlookupd_tcp_addresses", json.dumps(wanted).encode())
+    assert json.loads(reply.body) == wanted
+    assert api.json("/config/nsqlookupd_tcp_addresses") == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "refusal"),
+    [
+        ("log_level", b"", (413, "INVALID_VALUE")),
+        ("log_level", b"x" * (1024 * 1024 + 1), (413, "INVALID_VALUE")),
+        ("log_level", b"loud", (400, "INVALID_VALUE")),
+        ("log_level", b"\xff", (400, "INVALID_VALUE")),
+        ("nsqlookupd_tcp_addresses", b"nope", (400, "INVALID_VALUE")),
+        ("nsqlookupd_tcp_addresses", b"\xff\xfe\xff", (400, "INVALID_VALUE")),
+        ("nsqlookupd_tcp_addresses", b"[" * 100_000, (400, "INVALID_VALUE")),
+        ("nsqlookupd_tcp_addresses", b'{"a:1":2}', (400, "INVALID_VALUE")),
+        ("nsqlookupd_tcp_addresses", b"[1]", (400, "INVALID_VALUE")),
+        ("nsqlookupd_tcp_addresses", b'["no port"]', (400, "INVALID_VALUE")),
+        ("max_rdy_count", b"5", (400, "INVALID_OPTION")),
+        ("nope", b"5", (400, "INVALID_OPTION")),
+    ],
+)
+def test_settings_that_cannot_be_made(name: str, body: bytes, refusal: tuple[int, str]) -> None:
+    api = Api()
+    assert api.refused("PUT", f"/config/{name}", body) == refusal
+    assert api.json("/config/log_level") == 1
+
+
+# The rest
+
+
+def test_memory_can_be_freed() -> None:
+    assert Api().ask("POST", "/debug/freememory") == OK
+
+
+def test_the_gate_of_an_nsqd_that_requires_tls() -> None:
+    reply = tls_gate(lambda: 4152)(Request("POST", "/pub"))
+    assert (reply.status, reply.body) == (403, b'{"message":"TLS_REQUIRED","https_port":4152}')
+
+
+def test_everything_that_changes_something_needs_its_verb() -> None:
+    api = Api()
+    assert api.router.find("GET", "/pub") == (None, {})
+    assert api.router.without(Request("GET", "/pub")).status == 405
+    assert api.router.without(Request("HEAD", "/ping")).status == 405

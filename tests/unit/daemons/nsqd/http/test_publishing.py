@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+
+from nsq.daemons.routes import OK
+from nsq.wire.commands import pack_bodies
+from tests.unit.daemons.nsqd.http.api import Api
+
+
+def waiting(api: Api, topic: str = "t") -> list[bytes]:
+    return [message.body for message in api.world.broker.topic(topic).backlog.take(1000)]
+
+
+@pytest.mark.parametrize("path", ["/pub", "/put"])
+def test_pub(path: str) -> None:
+    api = Api()
+    assert api.ask("POST", f"{path}?topic=t", b"\0body\n") == OK
+    assert waiting(api) == [b"\0body\n"]
+
+
+def test_deferred_pub() -> None:
+    api = Api()
+    channel = api.world.broker.topic("t").channel("c")
+    assert api.ask("POST", "/pub?topic=t&defer=1500", b"x") == OK
+    assert api.ask("POST", "/pub?topic=t&defer=0", b"y") == OK
+    assert (channel.depth, channel.deferred_count) == (1, 1)
+    api.world.clock.advance(1.5)
+    assert (channel.depth, channel.deferred_count) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "refusal"),
+    [
+        ("/pub?topic=t", b"", (400, "MSG_EMPTY")),
+        ("/pub?topic=t", b"x" * 11, (413, "MSG_TOO_BIG")),
+        ("/pub?topic=b@d", b"x" * 11, (413, "MSG_TOO_BIG")),
+        ("/pub", b"", (400, "MSG_EMPTY")),
+        ("/pub", b"x", (400, "MISSING_ARG_TOPIC")),
+        ("/pub?topic=%zz", b"x", (400, "INVALID_REQUEST")),
+        ("/pub?topic=", b"x", (400, "INVALID_TOPIC")),
+        ("/pub?topic=b@d&defer=x", b"x", (400, "INVALID_TOPIC")),
+        ("/pub?topic=t&defer=x", b"x", (400, "INVALID_DEFER")),
+        ("/pub?topic=t&defer=", b"x", (400, "INVALID_DEFER")),
+        ("/pub?topic=t&defer=-1", b"x", (400, "INVALID_DEFER")),
+        ("/pub?topic=t&defer=5001", b"x", (400, "INVALID_DEFER")),
+        ("/pub?topic=t&defer=%C2%B2", b"x", (400, "INVALID_DEFER")),
+        ("/pub?topic=t&defer=" + "9" * 5000, b"x", (400, "INVALID_DEFER")),
+        ("/mpub", b"x" * 31, (413, "BODY_TOO_BIG")),
+        ("/mpub", b"x", (400, "MISSING_ARG_TOPIC")),
+        ("/mpub?topic=b@d", b"x" * 11, (400, "INVALID_TOPIC")),
+        ("/mpub?topic=t", b"x\n" + b"y" * 11, (413, "MSG_TOO_BIG")),
+        ("/mpub?topic=t&binary=true", b"x", (413, "BAD_BODY")),
+        ("/mpub?topic=t&binary=1", pack_bodies([b"x"])[:-1], (413, "BAD_MESSAGE")),
+        ("/mpub?topic=t&binary=true", pack_bodies([b"x" * 11]), (413, "BAD_MESSAGE")),
+        ("/mpub?topic=t&binary=maybe", b"a\nb", (413, "BAD_BODY")),
+        ("/mpub?topic=t&binary=", b"a\nb", (413, "BAD_BODY")),
+        ("/mpub?topic=t&binary", b"a\nb", (413, "BAD_BODY")),
+    ],
+)
+def test_refusals_in_their_order(target: str, body: bytes, refusal: tuple[int, str]) -> None:
+    api = Api(max_msg_size=10, max_body_size=30, max_req_timeout=5.0)
+    assert api.refused("POST", target, body) == refusal
+    assert api.world.broker.topics == {}
+
+
+@pytest.mark.parametrize("path", ["/mpub?topic=t", "/mput?topic=t", "/mpub?topic=t&binary=false&x=1"])
+def test_mpub_of_lines(path: str) -> None:
+    api = Api()
+    assert api.ask("POST", path, b"\na\nb\r\n\n\nc") == OK
+    assert waiting(api) == [b"a", b"b\r", b"c"]
+
+
+@pytest.mark.parametrize("binary", ["true", "1", "maybe", ""])
+def test_mpub_in_binary(binary: str) -> None:
+    api = Api()
+    assert api.ask("POST", f"/mpub?topic=t&binary={binary}", pack_bodies([b"a\n", b"b"])) == OK
+    assert waiting(api) == [b"a\n", b"b"]
+
+
+def test_mpub_of_nothing() -> None:
+    api = Api()
+    assert api.ask("POST", "/mpub?topic=t", b"\n\n") == OK
+    assert api.ask("POST", "/mpub?topic=t", b"", headers={"Host": "h"}) == OK
+    assert api.world.broker.topics == {} or waiting(api) == []
+
+
+def test_names_may_be_escaped() -> None:
+    api = Api()
+    api.ask("POST", "/pub?topic=t%23ephemeral", b"x")
+    assert waiting(api, "t#ephemeral") == [b"x"]

@@ -1,0 +1,267 @@
+"""A whole nsqd without a network: its sessions, the links under them, and clients that speak V2 in memory."""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import ssl
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import trustme
+
+from nsq.daemons.logs import DaemonLog
+from nsq.daemons.nsqd.core.broker import Broker
+from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.session.authorization import AuthError, Credentials, Grant
+from nsq.daemons.nsqd.session.session import Environment, Session
+from nsq.wire import commands
+from nsq.wire.frames import ErrorReply, FrameParser, RawMessage, Response
+from nsq.wire.layers import Deflate, Layer, Snappy, Stack, Tls
+from tests.unit.daemons.nsqd.clock import FakeClock
+
+HOST = "nsqd.example"
+OK = Response(b"OK")
+HEARTBEAT = Response(b"_heartbeat_")
+
+Frame = Response | ErrorReply | RawMessage
+Answer = Callable[[Grant | AuthError], None]
+
+
+@functools.cache
+def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Of a server and of a client that trusts it and shows a certificate of its own."""
+    authority = trustme.CA()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.issue_cert(HOST).configure_cert(server)
+    authority.configure_trust(server)
+    server.verify_mode = ssl.CERT_OPTIONAL
+    authority.configure_trust(client)
+    authority.issue_cert("client.example", common_name="orders").configure_cert(client)
+    return server, client
+
+
+class FakeAuthority:
+    """An auth server that answers when the test says so."""
+
+    def __init__(self) -> None:
+        self.asked: list[Credentials] = []
+        self._open: list[Answer] = []
+
+    def ask(self, credentials: Credentials, answer: Answer) -> None:
+        self.asked.append(credentials)
+        self._open.append(answer)
+
+    def answer(self, verdict: Grant | AuthError) -> None:
+        self._open.pop(0)(verdict)
+
+
+class FakeLink:
+    """Remembers what was written and refuses what no connection could do.
+
+    With a ``capacity`` it is congested from that many bytes on until the client takes them.
+    """
+
+    def __init__(self, capacity: int | None = None) -> None:
+        self.capacity = capacity
+        self.written: list[bytes] = []
+        self.congested = False
+        self.reading = True
+        self.finished = False
+
+    def write(self, data: bytes) -> None:
+        assert not self.finished, "written after the end"
+        assert data, "an empty write"
+        self.written.append(data)
+        if self.capacity is not None and sum(map(len, self.written)) >= self.capacity:
+            self.congested = True
+
+    def pause_reading(self) -> None:
+        assert self.reading, "paused twice"
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        assert not self.reading, "resumed without a pause"
+        self.reading = True
+
+    def finish(self) -> None:
+        assert not self.finished, "finished twice"
+        self.finished = True
+
+    def take(self) -> bytes:
+        data = b"".join(self.written)
+        self.written.clear()
+        return data
+
+
+class World:
+    """One nsqd, its clock and its log."""
+
+    def __init__(self, *, authority: FakeAuthority | None = None, tls: bool = False, **options: Any) -> None:
+        if tls:
+            options |= {"tls_cert": "a certificate", "tls_key": "its key"}
+        if authority is not None:
+            options["auth_http_addresses"] = ("auth.example:80",)
+        self.clock = FakeClock()
+        self.options = Options(**options)
+        self.broker = Broker(
+            self.clock,
+            max_channel_consumers=self.options.max_channel_consumers,
+            latency_percentiles=self.options.e2e_processing_latency_percentiles,
+            latency_window=self.options.e2e_processing_latency_window_time,
+        )
+        self.log = io.StringIO()
+        self.environment = Environment(
+            self.options,
+            self.broker,
+            self.clock,
+            DaemonLog("", "debug", self.log),
+            tls=tls_contexts()[0] if tls else None,
+            authority=authority,
+        )
+
+    def client(self, address: str = "10.0.0.7:5000", **client: Any) -> Client:
+        return Client(self, address, **client)
+
+
+class Client:
+    """``send`` wraps, cuts into chunks and waits while the session does not read, as a socket would."""
+
+    def __init__(
+        self,
+        world: World,
+        address: str,
+        *,
+        magic: bytes = commands.MAGIC_V2,
+        chunk: int | None = None,
+        capacity: int | None = None,
+    ) -> None:
+        self._world = world
+        self.chunk = chunk
+        self.link = FakeLink(capacity)
+        self.session = Session(world.environment, self.link, address)
+        self._stack = Stack()
+        self._parser: FrameParser[RawMessage] = FrameParser(RawMessage)
+        self._plain = b""
+        self._unsent = b""
+        if magic:
+            self.send(magic)
+
+    # Towards nsqd.
+
+    def send(self, *data: bytes) -> None:
+        self.send_raw(self._stack.wrap(b"".join(data)))
+
+    def send_raw(self, wire: bytes) -> None:
+        self._unsent += wire
+        self._transmit()
+
+    def overtake(self, *data: bytes) -> None:
+        """Arrive although reading is paused: what a socket had read already."""
+        self.session.receive(self._stack.wrap(b"".join(data)))
+
+    def _transmit(self) -> None:
+        while self._unsent and self.link.reading and not self.link.finished:
+            size = self.chunk or len(self._unsent)
+            piece, self._unsent = self._unsent[:size], self._unsent[size:]
+            self.session.receive(piece)
+
+    def drop(self) -> None:
+        """Be gone without a word."""
+        self.session.lost()
+
+    # From nsqd.
+
+    def settle(self) -> None:
+        """Let both sides go on until neither has anything to do."""
+        while True:
+            self._world.clock.settle()
+            self._transmit()
+            if not self._take() and not self._world.clock.busy:
+                return
+
+    def _take(self) -> bool:
+        wire = self.link.take()
+        self._plain += self._drained(wire)
+        if self._stack.has_pending:
+            self.send_raw(self._stack.pending())
+        if self.link.congested:
+            self.link.congested = False
+            self.session.writable()
+            return True
+        return bool(wire)
+
+    def _drained(self, wire: bytes) -> bytes:
+        plain = [self._stack.unwrap(wire)] if wire else []
+        while self._stack.more:
+            plain.append(self._stack.unwrap(b""))
+        return b"".join(plain)
+
+    def frame(self) -> Frame | None:
+        """The next one, or None when nsqd has nothing more to say."""
+        self.settle()
+        if len(self._plain) < 4:
+            assert not self._plain
+            return None
+        end = 4 + struct.unpack_from(">i", self._plain)[0]
+        assert len(self._plain) >= end, "half a frame"
+        (frame,) = self._parser.feed(self._plain[:end])
+        self._plain = self._plain[end:]
+        return frame
+
+    def frames(self) -> list[Frame]:
+        found = []
+        while (frame := self.frame()) is not None:
+            found.append(frame)
+        return found
+
+    def messages(self) -> list[RawMessage]:
+        found = self.frames()
+        assert all(isinstance(frame, RawMessage) for frame in found), found
+        return found  # type: ignore[return-value]
+
+    def refused(self, *data: bytes) -> bytes:
+        """Send what must be answered by one error and the end."""
+        self.send(*data)
+        (frame,) = self.frames()
+        assert isinstance(frame, ErrorReply)
+        assert self.link.finished
+        return frame.data
+
+    # Introductions.
+
+    def identify(self, behind: bytes = b"", **fields: Any) -> dict[str, Any]:
+        """The answer to IDENTIFY; ``behind`` travels in the same chunk, as it is."""
+        body = json.dumps({"feature_negotiation": True, **fields}).encode()
+        self.send(commands.identify(body) + behind)
+        frame = self.frame()
+        assert isinstance(frame, Response), frame
+        reply: dict[str, Any] = json.loads(frame.data)
+        return reply
+
+    def upgrade(self, layers: Iterable[str] = (), **fields: Any) -> None:
+        """IDENTIFY with ``tls_v1``, ``snappy`` or ``deflate``, and read the OK that comes through each."""
+        layers = tuple(layers)
+        wanted: dict[str, Any] = dict.fromkeys(layers, True)
+        self.identify(**wanted, **fields)
+        for name in layers:
+            self.push(new_layer(name))
+            assert self.frame() == OK
+
+    def push(self, layer: Layer) -> None:
+        """What came behind the answer that announced the layer is the layer's."""
+        self.settle()
+        rest, self._plain = self._plain, b""
+        if rest:
+            self._plain = layer.unwrap(rest)
+        self._stack.push(layer)
+        if layer.has_pending:
+            self.send_raw(self._stack.pending())
+
+
+def new_layer(name: str) -> Any:
+    if name == "tls_v1":
+        return Tls(tls_contexts()[1], server_side=False, server_hostname=HOST)
+    return Snappy() if name == "snappy" else Deflate()

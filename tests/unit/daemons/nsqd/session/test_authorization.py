@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq.daemons.nsqd.session.authorization import AuthError, Credentials, Grant, parse_grant
+
+RULE = {"topic": "^allowed", "channels": ["^ok"], "permissions": ["subscribe", "publish"]}
+
+
+def grant(*rules: dict[str, Any], ttl: Any = 60, **more: Any) -> Grant:
+    return parse_grant(json.dumps({"ttl": ttl, "authorizations": rules, **more}).encode(), now=1000.0)
+
+
+def test_what_an_auth_server_says() -> None:
+    answer = grant(RULE, ttl=5, identity="worker", identity_url="http://id.example")
+    assert (answer.identity, answer.identity_url, answer.expires) == ("worker", "http://id.example", 1005.0)
+    assert len(answer.rules) == 1
+
+
+def test_an_answer_may_be_bare() -> None:
+    assert parse_grant(b'{"ttl": 1}', 0.0) == Grant((), 1.0)
+    assert parse_grant(b'{"ttl": 1, "authorizations": null, "identity": null}', 0.0) == Grant((), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("topic", "channel", "allowed"),
+    [
+        ("allowed1", "ok1", True),
+        ("allowed1", "no", False),
+        ("other", "ok1", False),
+        # Publishing is asked for with an empty channel, which "^ok" does not match.
+        ("allowed1", "", False),
+    ],
+)
+def test_topic_and_channel_must_match(topic: str, channel: str, allowed: bool) -> None:
+    assert grant(RULE).allows(topic, channel) is allowed
+
+
+def test_patterns_match_anywhere_unless_anchored() -> None:
+    rule = {"topic": "b", "channels": ["y|^$"], "permissions": ["subscribe", "publish"]}
+    assert grant(rule).allows("abc", "xyz")
+    assert grant(rule).allows("abc", "")
+    assert not grant(rule).allows("abc", "xz")
+
+
+@pytest.mark.parametrize(("permission", "sub", "pub"), [("subscribe", True, False), ("publish", False, True)])
+def test_permissions_are_separate(permission: str, sub: bool, pub: bool) -> None:
+    answer = grant({"topic": ".*", "channels": [".*"], "permissions": [permission]})
+    assert (answer.allows("t", "c"), answer.allows("t", "")) == (sub, pub)
+
+
+def test_one_rule_must_allow_everything_at_once() -> None:
+    answer = grant(
+        {"topic": "^a$", "channels": [".*"], "permissions": ["publish"]},
+        {"topic": "^b$", "channels": [".*"], "permissions": ["subscribe"]},
+    )
+    assert answer.allows("a", "")
+    assert answer.allows("b", "c")
+    assert not answer.allows("a", "c")
+    assert not answer.allows("b", "")
+
+
+def test_nothing_is_allowed_without_channels_or_permissions() -> None:
+    assert not grant({"topic": ".*", "permissions": ["publish"]}).allows("t", "")
+    assert not grant({"topic": ".*", "channels": [".*"]}).allows("t", "")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"nope", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"[]", "not a JSON object"),
+        (b"{}", "ttl is None"),
+        (b'{"ttl": 0}', "ttl is 0"),
+        (b'{"ttl": -5}', "ttl is -5"),
+        (b'{"ttl": true}', "ttl is True"),
+        (b'{"ttl": 1.5}', "ttl is 1.5"),
+        (b'{"ttl": "60"}', "ttl is '60'"),
+        (b'{"ttl": 1' + b"0" * 400 + b"}", "ttl is 1000"),
+        (b'{"ttl": 1, "authorizations": {}}', "authorizations is {}, not a list"),
+        (b'{"ttl": 1, "authorizations": [7]}', "an authorization is 7"),
+        (b'{"ttl": 1, "authorizations": [{"permissions": ["read"]}]}', "unknown permission 'read'"),
+        (b'{"ttl": 1, "authorizations": [{"permissions": "publish"}]}', "permissions is 'publish'"),
+        (b'{"ttl": 1, "authorizations": [{"topic": "("}]}', "topic pattern"),
+        (b'{"ttl": 1, "authorizations": [{"topic": 7}]}', "topic pattern 7 does not compile"),
+        (b'{"ttl": 1, "authorizations": [{"channels": [["a"]]}]}', "channel pattern"),
+        (b'{"ttl": 1, "authorizations": [{"topic": "a{99999999999999999999}"}]}', "topic pattern"),
+        (b'{"ttl": 1, "authorizations": [{"topic": "' + b"(" * 50_000 + b'"}]}', "topic pattern"),
+    ],
+)
+def test_what_cannot_be_used_is_named(body: bytes, said: str) -> None:
+    with pytest.raises(AuthError) as caught:
+        parse_grant(body, 0.0)
+    assert said in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+some = dict.fromkeys(("topic", "channels", "permissions"), json_values)
+rules = st.fixed_dictionaries({}, optional=some) | json_values
+
+
+@given(
+    st.fixed_dictionaries(
+        {"ttl": st.integers(1, 100) | json_values},
+        optional={
+            "authorizations": st.lists(rules, max_size=3) | json_values,
+            "identity": json_values,
+            "identity_url": json_values,
+        },
+    )
+)
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_any_json_gives_a_grant_or_an_auth_error(answer: dict[str, Any]) -> None:
+    try:
+        found = parse_grant(json.dumps(answer).encode(), 0.0)
+    except AuthError:
+        return
+    assert found.expires > 0
+    assert isinstance(found.identity, str)
+    assert found.allows("t", "c") in (True, False)
+
+
+def test_credentials_never_show_the_secret() -> None:
+    shown = repr(Credentials("swordfish", "10.0.0.7", True, "name"))
+    assert "swordfish" not in shown
+    assert "10.0.0.7" in shown

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from nsq.daemons.nsqd.session.liveness import Liveness
+from tests.unit.daemons.nsqd.clock import FakeClock
+
+
+class Watch:
+    def __init__(self) -> None:
+        self.clock = FakeClock(now=0.0)
+        self.beats: list[float] = []
+        self.silences: list[float] = []
+        self.liveness = Liveness(
+            self.clock,
+            beat=lambda: self.beats.append(self.clock.now()),
+            silent=lambda: self.silences.append(self.clock.now()),
+        )
+
+
+def test_heartbeats_come_at_the_interval_and_silence_after_two() -> None:
+    watch = Watch()
+    watch.liveness.start(10.0)
+    watch.clock.advance(20.0)
+    assert watch.beats == [10.0, 20.0]
+    assert watch.silences == [20.0]
+
+
+def test_whoever_is_heard_has_two_intervals_again() -> None:
+    watch = Watch()
+    watch.liveness.start(10.0)
+    for _ in range(10):
+        watch.clock.advance(19.0)
+        watch.liveness.heard()
+    assert watch.silences == []
+    watch.clock.advance(20.0)
+    assert watch.silences == [210.0]
+    assert watch.beats == [10.0 * number for number in range(1, 22)]
+
+
+def test_starting_anew_forgets_the_old_interval() -> None:
+    watch = Watch()
+    watch.liveness.start(30.0)
+    watch.clock.advance(29.0)
+    watch.liveness.start(1.0)
+    watch.clock.advance(1.5)
+    assert watch.beats == [30.0]
+    assert watch.silences == []
+
+
+def test_no_interval_is_no_watch() -> None:
+    watch = Watch()
+    watch.liveness.start(30.0)
+    watch.liveness.start(0.0)
+    assert watch.clock.idle
+
+
+def test_stopping_is_final_until_started_again() -> None:
+    watch = Watch()
+    watch.liveness.start(10.0)
+    watch.liveness.heard()
+    watch.liveness.stop()
+    watch.clock.advance(100.0)
+    assert watch.beats == watch.silences == []
+    assert watch.clock.idle
+
+
+def test_a_late_beat_does_not_delay_all_that_follow() -> None:
+    watch = Watch()
+    watch.liveness.start(10.0)
+    late = watch.clock._timers[0][2]
+    watch.clock._now = 13.0  # the loop was busy
+    late.cancel()
+    late.action()
+    watch.liveness.heard()
+    watch.clock.advance(7.0)
+    assert watch.beats == [13.0, 20.0]
+
+
+def test_an_excused_silence_begins_anew() -> None:
+    watch = Watch()
+    watch.liveness.start(10.0)
+    watch.clock.advance(20.0)
+    watch.liveness.excuse()
+    watch.clock.advance(19.0)
+    assert watch.silences == [20.0]
+    watch.clock.advance(1.0)
+    assert watch.silences == [20.0, 40.0]
+    assert watch.beats == [10.0, 20.0, 30.0, 40.0]

@@ -1,0 +1,546 @@
+"""A client's conversation: commands, answers, messages, heartbeats and the end."""
+
+from __future__ import annotations
+
+import json
+import time
+import tracemalloc
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsq.daemons.nsqd.session.subscription import CLOSING, SUBSCRIBED
+from nsq.wire import commands
+from nsq.wire.frames import ErrorReply, RawMessage, Response
+from nsq.wire.layers import Deflate
+from tests.unit.daemons.nsqd.session.peer import HEARTBEAT, OK, Client, World
+
+UNKNOWN = b"0123456789abcdef"
+
+
+def consumer(world: World, rdy: int = 0, *, channel: str = "c", **client: Any) -> Client:
+    subscribed = world.client(**client)
+    subscribed.send(commands.sub("t", channel))
+    assert subscribed.frame() == OK
+    if rdy:
+        subscribed.send(commands.rdy(rdy))
+    return subscribed
+
+
+# The magic
+
+
+def test_a_wrong_magic_is_refused_and_ends_it() -> None:
+    client = World().client(magic=b"")
+    assert client.refused(b"  V3") == b"E_BAD_PROTOCOL"
+
+
+def test_one_byte_at_a_time() -> None:
+    world = World()
+    client = world.client(chunk=1)
+    client.send(commands.identify(b"{}"), commands.sub("t", "c"), commands.rdy(1), commands.pub("t", b"body"))
+    *answers, message = client.frames()
+    assert answers == [OK, OK, OK]
+    assert isinstance(message, RawMessage)
+    assert message.body == b"body"
+    client.send(commands.fin(message.id))
+    assert client.frames() == []
+    assert world.broker.topic("t").channels["c"].in_flight_count == 0
+
+
+# Publishing
+
+
+def test_publishing_of_every_kind() -> None:
+    world = World()
+    client = world.client()
+    client.send(
+        commands.pub("t", b"one"),
+        commands.mpub("t", [b"two", b"three"]),
+        commands.dpub("t", 500, b"four"),
+        commands.dpub("t", 0, b"five"),
+        commands.pub("u", b"six"),
+    )
+    assert client.frames() == [OK] * 5
+    assert client.session.pub_counts == {"t": 5, "u": 1}
+    reader = consumer(world, 10)
+    assert [message.body for message in reader.messages()] == [b"one", b"two", b"three", b"five"]
+    world.clock.advance(0.5)
+    assert [message.body for message in reader.messages()] == [b"four"]
+
+
+def test_pubs_in_a_row_are_answered_one_by_one_and_kept_in_order() -> None:
+    world = World()
+    client = world.client()
+    sent = [("t", b"1"), ("t", b"2"), ("u", b"3"), ("t", b"4"), ("t", b"5")]
+    client.send(b"".join(commands.pub(topic, body) for topic, body in sent))
+    assert client.frames() == [OK] * 5
+    assert client.session.pub_counts == {"t": 4, "u": 1}
+    assert [message.body for message in world.broker.topic("t").backlog.take(9)] == [b"1", b"2", b"4", b"5"]
+    assert world.broker.topic("t").message_count == 4
+
+
+def test_pubs_before_a_bad_one_are_published() -> None:
+    world = World()
+    client = world.client()
+    client.send(commands.pub("t", b"x") * 3 + b"PUB t\n\0\0\0\0" + commands.pub("t", b"y"))
+    *answers, error = client.frames()
+    assert answers == [OK] * 3
+    assert isinstance(error, ErrorReply)
+    assert world.broker.topic("t").message_count == 3
+
+
+def test_an_unknown_id_among_fins_fails_alone() -> None:
+    world = World()
+    client = consumer(world, rdy=3)
+    world.broker.publish("t", [b"a", b"b", b"c"])
+    first, second, third = (message.id for message in client.frames())
+    fins = [first, second, UNKNOWN, third]
+    client.send(b"".join(commands.fin(message_id) for message_id in fins))
+    (error,) = client.frames()
+    assert error.data == b"E_FIN_FAILED FIN %s failed ID not in flight" % UNKNOWN
+    assert world.broker.topic("t").channels["c"].in_flight_count == 0
+
+
+def test_a_large_mpub_in_small_chunks() -> None:
+    world = World()
+    client = world.client(chunk=700)
+    bodies = [bytes([number]) * 50_000 for number in range(100)]
+    client.send(commands.mpub("t", bodies))
+    assert client.frames() == [OK]
+    assert [message.body for message in world.broker.topic("t").backlog.take(1000)] == bodies
+
+
+def test_a_malformed_command_is_answered_after_those_before_it_and_ends_the_stream() -> None:
+    world = World()
+    client = world.client()
+    client.send(commands.pub("t", b"x"), b"PUB b@d\n\0\0\0\1x", commands.pub("t", b"y"))
+    assert client.frames() == [OK, ErrorReply(b'E_BAD_TOPIC PUB topic name "b@d" is not valid')]
+    assert client.link.finished
+    client.overtake(commands.pub("t", b"z"))
+    assert world.broker.topic("t").depth == 1
+
+
+@pytest.mark.parametrize(
+    ("wire", "answer"),
+    [
+        (b"FOO\n", b"E_INVALID invalid command FOO"),
+        (b"\n", b"E_INVALID invalid command "),
+        (b"\xff\xfe\n", b"E_INVALID invalid command \xff\xfe"),
+        (b"nop\n", b"E_INVALID invalid command nop"),
+        (b"SUB t\n", b"E_INVALID SUB insufficient number of parameters"),
+        (b"SUB b@d c\n", b'E_BAD_TOPIC SUB topic name "b@d" is not valid'),
+        (b"SUB t c@h\n", b'E_BAD_CHANNEL SUB channel name "c@h" is not valid'),
+        (b"SUB t \xff\n", b'E_BAD_CHANNEL SUB channel name "\xff" is not valid'),
+        (b"RDY 1\n", b"E_INVALID cannot RDY in current state"),
+        (b"FIN " + UNKNOWN + b"\n", b"E_INVALID cannot FIN in current state"),
+        (b"REQ " + UNKNOWN + b" 0\n", b"E_INVALID cannot REQ in current state"),
+        (b"TOUCH " + UNKNOWN + b"\n", b"E_INVALID cannot TOUCH in current state"),
+        (b"CLS\n", b"E_INVALID cannot CLS in current state"),
+        (commands.auth(b"secret"), b"E_AUTH_DISABLED AUTH disabled"),
+        (commands.identify(b"nope"), b"E_BAD_BODY IDENTIFY failed to decode JSON body"),
+        (commands.identify(b'{"sample_rate":100}'), b"E_BAD_BODY IDENTIFY sample rate (100) is invalid"),
+    ],
+)
+def test_refusals_before_sub(wire: bytes, answer: bytes) -> None:
+    assert World().client().refused(wire) == answer
+
+
+@pytest.mark.parametrize(
+    ("wire", "answer"),
+    [
+        (b"SUB t c\n", b"E_INVALID cannot SUB in current state"),
+        (commands.identify(b"{}"), b"E_INVALID cannot IDENTIFY in current state"),
+        (commands.auth(b"x"), b"E_INVALID cannot AUTH in current state"),
+        (b"RDY -1\n", b"E_INVALID RDY could not parse count -1"),
+        (b"RDY x\n", b"E_INVALID RDY could not parse count x"),
+        (b"RDY \n", b"E_INVALID RDY could not parse count "),
+        (b"RDY 2501\n", b"E_INVALID RDY count 2501 out of range 0-2500"),
+        (b"RDY 99999999999999999999\n", b"E_INVALID RDY could not parse count 99999999999999999999"),
+        (b"FIN\n", b"E_INVALID FIN insufficient number of params"),
+        (b"FIN short\n", b"E_INVALID invalid message ID"),
+        (b"REQ " + UNKNOWN + b"\n", b"E_INVALID REQ insufficient number of params"),
+        (b"REQ " + UNKNOWN + b" x\n", b"E_INVALID REQ could not parse timeout x"),
+        (b"REQ short 0\n", b"E_INVALID invalid message ID"),
+        (b"TOUCH\n", b"E_INVALID TOUCH insufficient number of params"),
+        (b"TOUCH short\n", b"E_INVALID invalid message ID"),
+    ],
+)
+def test_refusals_after_sub(wire: bytes, answer: bytes) -> None:
+    world = World()
+    client = consumer(world)
+    assert client.refused(wire) == answer
+    assert world.broker.topic("t").channels["c"].subscribers == []
+
+
+@pytest.mark.parametrize("verb", ["FIN", "REQ", "TOUCH"])
+def test_answers_for_what_is_not_in_flight_fail_without_ending_it(verb: str) -> None:
+    client = consumer(World())
+    client.send(b"%s %s%s\n" % (verb.encode(), UNKNOWN, b" 0" if verb == "REQ" else b""), b"NOP\n")
+    reason = f"E_{verb}_FAILED {verb} {UNKNOWN.decode()} failed ID not in flight"
+    assert client.frames() == [ErrorReply(reason.encode())]
+    client.send(commands.pub("t", b"still alive"))
+    assert client.frames() == [OK]
+
+
+def test_ids_are_opaque_bytes() -> None:
+    client = consumer(World())
+    client.send(commands.fin(b"\xff" * 16))
+    assert client.frames() == [ErrorReply(b"E_FIN_FAILED FIN " + b"\xff" * 16 + b" failed ID not in flight")]
+
+
+# Consuming
+
+
+def test_the_life_of_a_message() -> None:
+    world = World()
+    client = world.client()
+    client.identify(msg_timeout=1000)
+    client.send(commands.pub("t", b"one"), commands.sub("t", "c"), commands.rdy(1))
+    ok, subscribed, first = client.frames()
+    assert (ok, subscribed) == (OK, OK)
+    assert isinstance(first, RawMessage)
+    assert (first.attempts, first.body) == (1, b"one")
+    client.send(commands.touch(first.id), commands.req(first.id, 0))
+    assert [message.attempts for message in client.messages()] == [2]
+    world.clock.advance(1.0)
+    assert [message.attempts for message in client.messages()] == [3]
+    client.send(commands.req(first.id, 999_999_999))
+    assert client.frames() == []
+    world.clock._now += 3599.0 - 0.001  # heartbeats are not the point here
+    client.session._liveness.stop()
+    world.clock.advance(0.0)
+    assert client.frames() == []
+    world.clock.advance(1.001)
+    (last,) = client.messages()
+    assert (last.attempts, last.id, last.timestamp) == (4, first.id, first.timestamp)
+    client.send(commands.fin(last.id), commands.fin(last.id))
+    assert client.frames() == [
+        ErrorReply(b"E_FIN_FAILED FIN " + last.id + b" failed ID not in flight"),
+    ]
+
+
+def test_rdy_without_a_number_is_one() -> None:
+    world = World()
+    client = consumer(world)
+    world.broker.publish("t", [b"a", b"b"])
+    client.send(b"RDY\n")
+    assert [message.body for message in client.messages()] == [b"a"]
+
+
+def test_messages_of_one_round_leave_in_one_write() -> None:
+    world = World()
+    client = consumer(world, 100)
+    world.broker.publish("t", [b"x"] * 50)
+    world.clock.settle()
+    assert len(client.link.written) == 1
+    assert len(client.messages()) == 50
+
+
+def test_cls_stops_deliveries_and_lets_what_is_in_flight_be_answered() -> None:
+    world = World()
+    client = consumer(world, 1)
+    world.broker.publish("t", [b"a", b"b"])
+    (message,) = client.messages()
+    client.send(commands.CLS)
+    assert client.frames() == [Response(b"CLOSE_WAIT")]
+    assert client.session.state == CLOSING
+    assert client.session.subscriber is not None
+    assert client.session.subscriber.rdy == 0
+    client.send(commands.rdy(5), commands.touch(message.id), commands.fin(message.id))
+    assert client.frames() == []
+    assert world.broker.topic("t").channels["c"].depth == 1
+    assert client.refused(commands.CLS) == b"E_INVALID cannot CLS in current state"
+
+
+def test_a_consumer_may_publish_too() -> None:
+    client = consumer(World(), 1)
+    client.send(commands.pub("t", b"x"))
+    ok, message = client.frames()
+    assert ok == OK
+    assert isinstance(message, RawMessage)
+
+
+def test_what_a_lost_client_held_goes_to_another_at_once() -> None:
+    world = World()
+    first, second = consumer(world, 1), consumer(world)
+    world.broker.publish("t", [b"a"])
+    assert len(first.messages()) == 1
+    second.send(commands.rdy(1))
+    first.drop()
+    first.drop()
+    assert [message.attempts for message in second.messages()] == [2]
+    first.overtake(b"FIN whatever\n")
+
+
+def test_the_limit_of_consumers() -> None:
+    world = World(max_channel_consumers=1)
+    consumer(world)
+    reason = b"E_SUB_FAILED SUB failed channel consumers for t:c exceeds limit of 1"
+    assert world.client().refused(commands.sub("t", "c")) == reason
+
+
+def test_without_heartbeats_there_is_no_sub() -> None:
+    client = World().client()
+    client.identify(heartbeat_interval=-1)
+    assert client.refused(commands.sub("t", "c")) == b"E_INVALID cannot SUB with heartbeats disabled"
+
+
+def test_sampling_is_the_clients_choice() -> None:
+    world = World()
+    world.broker._chance = lambda limit: 50
+    client = world.client()
+    client.identify(sample_rate=49)
+    client.send(commands.sub("t", "c"), commands.rdy(10), commands.pub("t", b"x"))
+    assert client.frames() == [OK, OK]
+
+
+# A channel that goes away
+
+
+@pytest.mark.parametrize("what", ["topic", "channel"])
+def test_a_deleted_channel_ends_its_consumers(what: str) -> None:
+    world = World()
+    client, bystander = consumer(world, 1), consumer(world, channel="d")
+    world.broker.publish("t", [b"a"])
+    assert len(client.messages()) == 1
+    if what == "topic":
+        world.broker.delete_topic("t")
+    else:
+        world.broker.delete_channel(world.broker.topic("t"), "c")
+    assert client.frames() == []
+    assert client.link.finished
+    assert bystander.link.finished is (what == "topic")
+    client.overtake(commands.rdy(1))
+    client.drop()
+    world.clock.advance(0.0)
+
+
+def test_an_ephemeral_channel_goes_with_its_client_whatever_ends_it() -> None:
+    for end in (Client.drop, lambda client: client.session.close(), lambda client: client.refused(b"\n")):
+        world = World()
+        client = world.client()
+        client.send(commands.sub("t#ephemeral", "c#ephemeral"))
+        assert client.frames() == [OK]
+        end(client)
+        assert world.broker.topics == {}
+
+
+def test_nsqd_parting_with_a_client_lets_it_read_everything() -> None:
+    world = World()
+    client = world.client()
+    client.send(commands.pub("t", b"x"))
+    client.session.close()
+    client.session.close()
+    assert client.frames() == [OK]
+    assert client.link.finished
+    world.clock.advance(1000.0)
+    assert world.clock.idle
+
+
+# Heartbeats and silence
+
+
+def test_heartbeats_keep_coming_while_they_are_answered() -> None:
+    world = World()
+    client = world.client()
+    client.identify(heartbeat_interval=1000)
+    for _ in range(5):
+        world.clock.advance(1.0)
+        assert client.frames() == [HEARTBEAT]
+        client.send(commands.NOP)
+    world.clock.advance(2.0)
+    assert client.frames() == [HEARTBEAT, HEARTBEAT]
+    assert client.link.finished
+    assert "sent nothing for two heartbeat intervals" in world.log.getvalue()
+    assert world.clock.idle
+
+
+def test_half_a_command_is_silence_too() -> None:
+    world = World()
+    client = world.client()
+    client.identify(heartbeat_interval=1000)
+    for _ in range(20):
+        world.clock.advance(0.1)
+        client.send(b"N")
+    assert client.link.finished
+
+
+def test_who_says_nothing_at_all_is_dropped() -> None:
+    world = World()
+    client = world.client(magic=b"")
+    world.clock.advance(60.0)
+    assert client.link.finished
+    assert world.clock.idle
+
+
+def test_without_heartbeats_silence_is_allowed() -> None:
+    world = World()
+    client = world.client()
+    client.identify(heartbeat_interval=-1)
+    world.clock.advance(10_000.0)
+    assert client.frames() == []
+    client.send(commands.pub("t", b"x"))
+    assert client.frames() == [OK]
+
+
+# Many commands, slow clients, compressed bombs
+
+
+def test_thousands_of_identifies_in_one_chunk() -> None:
+    client = World().client()
+    body = json.dumps({"feature_negotiation": True, "client_id": "last"}).encode()
+    started = time.process_time()
+    client.send(commands.identify(b"{}") * 8_000, commands.identify(body), commands.pub("t", b"x"))
+    *before, last, ok = client.frames()
+    assert before == [OK] * 8_000
+    assert isinstance(last, Response)
+    assert json.loads(last.data)["version"]
+    assert ok == OK
+    assert client.session.request.client_id == "last"
+    assert time.process_time() - started < 5.0
+
+
+def test_a_congested_link_gets_no_messages_until_it_is_writable() -> None:
+    world = World()
+    slow, fast = consumer(world, 2500, capacity=200_000), consumer(world, 2500)
+    world.broker.publish("t", [b"x" * 1000] * 2000)
+    world.clock.settle()
+    assert slow.link.congested
+    held = len(slow.session.subscriber.in_flight)  # type: ignore[union-attr]
+    assert 150 < held < 350
+    world.broker.publish("t", [b"y"])
+    assert len(fast.messages()) + held == 2001
+    world.broker.publish("t", [b"z"] * 600)
+    fast.send(commands.rdy(0))
+    assert len(slow.messages()) == held + 600
+
+
+def test_who_does_not_read_its_answers_is_not_listened_to() -> None:
+    """Otherwise one compressed chunk of failing commands would pile up answers without a bound."""
+    world = World()
+    client = world.client(capacity=2_000)
+    client.upgrade(["deflate"])
+    client.send(commands.sub("t", "c"), commands.fin(UNKNOWN) * 40_000)
+    for _ in range(1_000):
+        world.clock.step()
+    assert client.link.congested
+    assert sum(map(len, client.link.written)) < 3_000
+    frames = client.frames()
+    assert len(frames) == 40_001
+    assert frames[-1].data.startswith(b"E_FIN_FAILED")  # type: ignore[union-attr]
+
+
+def test_a_compressed_chunk_is_executed_in_portions_between_which_others_have_their_turn() -> None:
+    world = World()
+    bomber, other = world.client(), world.client()
+    bomber.upgrade(["deflate"])
+    executed: list[int] = []
+    bomber.session._handlers[b"NOP"] = lambda params, body: executed.append(1)
+    bomber.send(commands.NOP * 300_000)
+    assert 0 < len(executed) <= 20_000
+    assert not bomber.link.reading
+    other.send(commands.pub("t", b"x"))
+    assert other.link.written
+    world.clock.step()
+    assert 20_000 < len(executed) * 2 < 80_000
+    world.clock.settle()
+    assert len(executed) == 300_000
+    assert bomber.link.reading
+
+
+def test_a_bombers_memory_is_bounded() -> None:
+    world = World()
+    client = world.client()
+    client.upgrade(["deflate"])
+    wire = Deflate().wrap(b"NOP\n" * 2_000_000)
+    tracemalloc.start()
+    try:
+        client.send_raw(wire)
+        for _ in range(10):
+            world.clock.step()
+        assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    finally:
+        tracemalloc.stop()
+    client.drop()
+    world.clock.settle()
+
+
+def test_dropped_in_the_middle_of_the_portions() -> None:
+    world = World()
+    client = world.client()
+    client.upgrade(["snappy"])
+    client.send(commands.NOP * 1_000_000)
+    client.drop()
+    world.clock.advance(1000.0)
+    assert world.clock.idle
+
+
+# Who is who
+
+
+def test_a_client_that_does_not_introduce_itself_is_called_by_its_address() -> None:
+    world = World()
+    plain, v6, unix = (world.client(address) for address in ("10.0.0.7:5000", "[::1]:5000", "@"))
+    assert plain.session.request.client_id == plain.session.request.hostname == "10.0.0.7"
+    assert v6.session.request.client_id == "::1"
+    assert unix.session.request.client_id == ""
+
+
+def test_state_is_what_stats_show() -> None:
+    client = consumer(World())
+    assert client.session.state == SUBSCRIBED
+    assert client.session.connected_at == 1_700_000_000
+
+
+# Garbage
+
+pieces = st.one_of(
+    st.sampled_from(
+        [
+            commands.NOP,
+            commands.CLS,
+            commands.sub("t", "c"),
+            commands.sub("t#ephemeral", "c#ephemeral"),
+            commands.rdy(3),
+            commands.fin(UNKNOWN),
+            commands.req(UNKNOWN, 5),
+            commands.pub("t", b"x"),
+            commands.mpub("t", [b"x", b"y"]),
+            commands.dpub("t", 5, b"x"),
+            commands.auth(b"s"),
+            commands.identify(b"{}"),
+            commands.identify(b'{"feature_negotiation":true,"snappy":true}'),
+            commands.identify(b'{"feature_negotiation":true,"deflate":true}'),
+            commands.identify(b'{"feature_negotiation":true,"tls_v1":true}'),
+            Deflate().wrap(b"NOP\n" * 100),
+        ]
+    ),
+    st.binary(max_size=30),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(pieces, max_size=10), st.integers(1, 60), st.integers(0, 500), st.binary(max_size=3))
+def test_garbage_raises_nothing_and_leaves_nothing_behind(
+    wire: list[bytes], chunk: int, place: int, damage: bytes
+) -> None:
+    world = World(tls=True)
+    client = world.client(chunk=chunk, capacity=2_000)
+    bytes_ = bytearray(b"".join(wire))
+    at = place % (len(bytes_) + 1)
+    bytes_[at : at + len(damage)] = damage
+    client.send_raw(bytes(bytes_))
+    while client.link.congested:
+        client.link.take()
+        client.link.congested = False
+        client.session.writable()
+    world.clock.advance(100.0)
+    assert client.link.finished  # refused, or silent for too long
+    client.drop()
+    assert all(not c.subscribers for topic in world.broker.topics.values() for c in topic.channels.values())
+    assert "t#ephemeral" not in world.broker.topics
+    world.broker.close()
+    assert world.clock.idle

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+
+from nsq.api.http import HttpReply, HttpRequest
+from nsq.daemons.nsqd import authd
+from nsq.daemons.nsqd.authd import AuthServers
+from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.session.authorization import AuthError, Credentials, Grant
+from nsq.errors import ApiError, UsageError
+
+WHO = Credentials("s p&c=\udcff", "10.0.0.7", True, "orders")
+GRANTED = HttpReply(200, {}, b'{"ttl": 5, "identity": "worker"}')
+
+
+class Network:
+    """Answers each host as it was told to, and remembers what it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: HttpReply | Exception) -> None:
+        self._answers = answers
+        self.requests: list[HttpRequest] = []
+        monkeypatch.setattr(authd, "send", self._send)
+        monkeypatch.setattr(random, "shuffle", lambda addresses: None)
+
+    async def _send(self, request: HttpRequest, **limits: Any) -> HttpReply:
+        assert (limits["connect_timeout"], limits["request_timeout"]) == (1.0, 3.0)
+        self.requests.append(request)
+        answer = self._answers[request.url.host]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def ask(*addresses: str, method: str = "get") -> Grant | AuthError:
+    options = Options(
+        auth_http_addresses=addresses,
+        auth_http_request_method=method,
+        http_client_connect_timeout=1.0,
+        http_client_request_timeout=3.0,
+    )
+
+    async def wait() -> Grant | AuthError:
+        answer: asyncio.Future[Grant | AuthError] = asyncio.get_running_loop().create_future()
+        servers = AuthServers(options)
+        servers.ask(WHO, answer.set_result)
+        assert not answer.done()  # never from within
+        try:
+            return await answer
+        finally:
+            await servers.close()
+
+    return asyncio.run(wait())
+
+
+def test_a_get_carries_everything_in_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(monkeypatch, a=GRANTED)
+    answer = ask("a:80")
+    assert isinstance(answer, Grant)
+    assert answer.identity == "worker"
+    (request,) = network.requests
+    assert (request.method, request.body) == ("GET", b"")
+    query = "common_name=orders&remote_ip=10.0.0.7&secret=s+p%26c%3D%FF&tls=true"
+    assert request.url.target == f"/auth?{query}"
+    assert request.headers == {"Accept": "application/vnd.nsq; version=1.0"}
+
+
+def test_a_post_carries_it_in_its_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(monkeypatch, a=GRANTED)
+    ask("http://a/own/path?key=1", method="post")
+    (request,) = network.requests
+    assert (request.method, request.url.target) == ("POST", "/own/path?key=1")
+    assert b"secret=s+p%26c%3D%FF" in request.body
+    assert request.headers["Content-Type"] == "application/x-www-form-urlencoded"
+
+
+def test_an_address_may_bring_a_query_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(monkeypatch, a=GRANTED)
+    ask("https://a/auth?key=1")
+    assert network.requests[0].url.target.startswith("/auth?key=1&common_name=")
+
+
+def test_the_next_server_is_asked_when_one_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    network = Network(
+        monkeypatch, a=ApiError("refused"), b=HttpReply(403, {}, b""), c=HttpReply(200, {}, b"?"), d=GRANTED
+    )
+    assert isinstance(ask("a:1", "b:1", "c:1", "d:1", "a:1"), Grant)
+    assert [request.url.host for request in network.requests] == ["a", "b", "c", "d"]
+
+
+def test_when_all_fail_the_error_says_why_and_not_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    Network(monkeypatch, a=ApiError("refused"), b=HttpReply(403, {}, b""))
+    answer = ask("a:1", "b:1")
+    assert isinstance(answer, AuthError)
+    assert "against a:1 - refused" in str(answer)
+    assert "against b:1 - it answered with status 403" in str(answer)
+    assert "s p" not in str(answer)
+    assert "s+p" not in str(answer)
+
+
+def test_an_address_that_is_none_is_refused_at_the_start() -> None:
+    with pytest.raises(UsageError):
+        AuthServers(Options(auth_http_addresses=("ftp://a",)))

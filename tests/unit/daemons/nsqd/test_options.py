@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import dataclasses
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsq.daemons.nsqd.options import TOPOLOGY_AWARE, Options, default_node_id, parse_tls_required
+from nsq.errors import ConfigError
+from nsq.flags import FlagExit, parse
+
+
+def options(*argv: str) -> Options:
+    return parse(Options, argv, prog="nsqd").options
+
+
+def test_defaults_are_those_of_the_go_daemon() -> None:
+    given = options()
+    expected = {
+        "tcp_address": "0.0.0.0:4150",
+        "http_address": "0.0.0.0:4151",
+        "https_address": "0.0.0.0:4152",
+        "broadcast_address": socket.gethostname(),
+        "broadcast_tcp_port": 0,
+        "broadcast_http_port": 0,
+        "lookupd_tcp_addresses": (),
+        "log_level": "info",
+        "log_prefix": "[nsqd] ",
+        "mem_queue_size": 10000,
+        "msg_timeout": 60.0,
+        "max_msg_timeout": 900.0,
+        "max_msg_size": 1048576,
+        "max_body_size": 5242880,
+        "max_req_timeout": 3600.0,
+        "max_heartbeat_interval": 60.0,
+        "max_rdy_count": 2500,
+        "max_output_buffer_size": 65536,
+        "output_buffer_timeout": 0.25,
+        "min_output_buffer_timeout": 0.025,
+        "max_output_buffer_timeout": 30.0,
+        "max_channel_consumers": 0,
+        "auth_http_request_method": "get",
+        "http_client_connect_timeout": 2.0,
+        "http_client_request_timeout": 5.0,
+        "statsd_address": "",
+        "statsd_prefix": "nsq.%s",
+        "statsd_interval": 60.0,
+        "statsd_mem_stats": True,
+        "statsd_udp_packet_size": 508,
+        "statsd_exclude_ephemeral": False,
+        "e2e_processing_latency_percentiles": (),
+        "e2e_processing_latency_window_time": 600.0,
+        "queue_scan_worker_pool_max": 4,
+        "queue_scan_selection_count": 20,
+        "experiments": (),
+        "tls_required": "false",
+        "tls_min_version": "tls1.0",
+        "deflate": True,
+        "max_deflate_level": 6,
+        "snappy": True,
+    }
+    assert {name: getattr(given, name) for name in expected} == expected
+    assert not given.requires_tls
+    assert not given.requires_https
+
+
+def test_the_node_id_is_gos(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "nsqd.example")
+    assert default_node_id() == 752
+    assert options().node_id == 752
+    assert options("--node-id=7").node_id == 7
+
+
+def test_flags() -> None:
+    given = options(
+        "-lookupd-tcp-address=a:1",
+        "--lookupd-tcp-address",
+        "b:2",
+        "-auth-http-address=c:3",
+        "-msg-timeout=1m30s",
+        "-max-rdy-count",
+        "9",
+        "-snappy=false",
+    )
+    assert given.lookupd_tcp_addresses == ("a:1", "b:2")
+    assert given.auth_http_addresses == ("c:3",)
+    assert (given.msg_timeout, given.max_rdy_count, given.snappy) == (90.0, 9, False)
+
+
+def test_a_config_file_has_gos_keys(tmp_path: Path) -> None:
+    file = tmp_path / "nsqd.cfg"
+    file.write_text(
+        'id = 5\nnsqlookupd_tcp_addresses = ["a:1"]\nauth_http_addresses = ["b:2"]\n'
+        'msg_timeout = "5s"\ntls_required = false\n'
+    )
+    parsed = parse(Options, [f"--config={file}"], prog="nsqd")
+    assert parsed.warnings == ()
+    given = parsed.options
+    assert (given.node_id, given.lookupd_tcp_addresses, given.auth_http_addresses) == (5, ("a:1",), ("b:2",))
+    assert (given.msg_timeout, given.tls_required) == (5.0, "false")
+
+
+CERT = {"tls_cert": "c", "tls_key": "k"}
+
+
+@pytest.mark.parametrize(
+    ("given", "tcp", "http"),
+    [
+        (CERT, False, False),
+        (CERT | {"tls_required": "true"}, True, True),
+        (CERT | {"tls_required": "tcp-https"}, True, False),
+        (CERT | {"tls_client_auth_policy": "require"}, True, True),
+        (CERT | {"tls_client_auth_policy": "require-verify", "tls_required": "tcp-https"}, True, False),
+    ],
+)
+def test_who_must_use_tls(given: dict[str, Any], tcp: bool, http: bool) -> None:
+    made = Options(**given)
+    assert (made.requires_tls, made.requires_https) == (tcp, http)
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [("true", "true"), ("1", "true"), ("false", "false"), ("", "false"), ("tcp-https", "tcp-https")],
+)
+def test_tls_required_has_three_values(text: str, meaning: str) -> None:
+    assert parse_tls_required(text) == meaning
+
+
+def test_tls_required_alone_is_yes_and_nonsense_is_refused() -> None:
+    assert options("--tls-required", "--tls-cert=c", "--tls-key=k").tls_required == "true"
+    with pytest.raises(FlagExit):
+        options("--tls-required=maybe")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"node_id": 1024}, "--node-id is 1024"),
+        ({"node_id": -1}, "--node-id is -1"),
+        ({"max_deflate_level": 0}, "--max-deflate-level is 0"),
+        ({"max_deflate_level": 10}, "--max-deflate-level is 10"),
+        ({"mem_queue_size": -1}, "--mem-queue-size is -1"),
+        ({"max_rdy_count": 0}, "--max-rdy-count is 0"),
+        ({"max_msg_size": 0}, "--max-msg-size is 0"),
+        ({"max_body_size": 2**31}, "--max-body-size is 2147483648"),
+        ({"max_channel_consumers": -1}, "--max-channel-consumers is -1"),
+        ({"msg_timeout": 0.0}, "--msg-timeout is 0.0"),
+        ({"max_msg_timeout": float("nan")}, "--max-msg-timeout is nan"),
+        ({"max_heartbeat_interval": -5.0}, "--max-heartbeat-interval is -5.0"),
+        ({"log_level": "loud"}, "log level 'loud'"),
+        ({"tls_client_auth_policy": "maybe"}, "--tls-client-auth-policy is 'maybe'"),
+        ({"tls_min_version": "ssl3"}, "--tls-min-version is 'ssl3'"),
+        ({"auth_http_request_method": "put"}, "--auth-http-request-method is 'put'"),
+        ({"broadcast_address": ""}, "--broadcast-address is empty"),
+        ({"tls_cert": "c"}, "--tls-cert and --tls-key go together"),
+        ({"tls_key": "k"}, "--tls-cert and --tls-key go together"),
+        ({"tls_required": "true"}, "need --tls-cert"),
+        ({"tls_client_auth_policy": "require"}, "need --tls-cert"),
+        ({"statsd_interval": 0.0}, "--statsd-interval is 0.0"),
+        ({"statsd_udp_packet_size": 0}, "--statsd-udp-packet-size is 0"),
+        ({"e2e_processing_latency_window_time": 0.0}, "--e2e-processing-latency-window-time is 0.0"),
+        ({"e2e_processing_latency_percentiles": (0.5, 99.0)}, "--e2e-processing-latency-percentile is 99.0"),
+        ({"e2e_processing_latency_percentiles": (0.0,)}, "--e2e-processing-latency-percentile is 0.0"),
+        ({"experiments": ("flying",)}, "--enable-experiment is 'flying'; it can be topology-aware"),
+        ({"data_path": "/does/not/exist"}, "--data-path '/does/not/exist' is not a directory"),
+    ],
+)
+def test_what_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Options(**given)
+    assert said in str(caught.value)
+
+
+def test_options_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Options().max_rdy_count = 5  # type: ignore[misc]
+
+
+def test_percentiles_are_listed_or_repeated_and_shown_largest_first() -> None:
+    given = options("-e2e-processing-latency-percentile=0.5,0.99", "-e2e-processing-latency-percentile=1")
+    assert given.e2e_processing_latency_percentiles == (1.0, 0.99, 0.5)
+    assert options().e2e_processing_latency_percentiles == ()
+
+
+@pytest.mark.parametrize("flag", ["queue-scan-worker-pool-max", "queue-scan-selection-count"])
+def test_flags_without_a_meaning_here_are_taken_with_a_warning(flag: str) -> None:
+    (warning,) = parse(Options, [f"--{flag}=9"], prog="nsqd").warnings
+    assert warning == f"--{flag} is deprecated: nothing is scanned here"
+
+
+def test_more_keys_of_a_config_file(tmp_path: Path) -> None:
+    file = tmp_path / "nsqd.cfg"
+    file.write_text(
+        'e2e_processing_latency_percentiles = [0.95, 1.0]\ne2e_processing_latency_window_time = "5m"\n'
+        'statsd_address = "a:8125"\nstatsd_mem_stats = false\nstatsd_udp_packet_size = 1400\n'
+        'enable_experiment = ["topology-aware-consumption"]\nqueue_scan_selection_count = 5\n'
+    )
+    parsed = parse(Options, [f"--config={file}"], prog="nsqd")
+    assert len(parsed.warnings) == 1
+    given = parsed.options
+    assert given.e2e_processing_latency_percentiles == (1.0, 0.95)
+    assert given.e2e_processing_latency_window_time == 300.0
+    assert (given.statsd_address, given.statsd_mem_stats, given.statsd_udp_packet_size) == (
+        "a:8125",
+        False,
+        1400,
+    )
+    assert given.experiments == (TOPOLOGY_AWARE,)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from typing import Any
+
+import pytest
+
+from nsq.api.http import HttpReply, HttpRequest
+from nsq.daemons.logs import DaemonLog
+from nsq.daemons.nsqd import registration
+from nsq.daemons.nsqd.core.broker import Broker
+from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.registration import Registration
+from nsq.errors import ApiError, ConfigError
+from tests.unit.daemons.nsqd.clock import FakeClock
+
+
+class Peer:
+    """A connected nsqlookupd as far as the broker's observer knows it: told commands, asked over HTTP."""
+
+    def __init__(self, host: str) -> None:
+        self.http = (host, 4161)
+        self.told: list[bytes] = []
+
+    def tell(self, command: bytes) -> None:
+        self.told.append(command)
+
+
+class Setup:
+    """``channels`` says what each nsqlookupd knows; None is one that cannot be asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **channels: list[str] | None) -> None:
+        self.broker = Broker(FakeClock())
+        self.registration = Registration(self.broker, Options(), DaemonLog("", "info", io.StringIO()))
+        self.broker.observer = self.registration
+        self.peers = {host: Peer(host) for host in channels}
+        self.registration._peers.update(self.peers)  # type: ignore[arg-type]
+        self.requests: list[HttpRequest] = []
+        self._channels = channels
+        self.gate = asyncio.Event()
+        monkeypatch.setattr(registration, "send", self._send)
+
+    async def _send(self, request: HttpRequest, **limits: Any) -> HttpReply:
+        self.requests.append(request)
+        await self.gate.wait()
+        known = self._channels[request.url.host]
+        if known is None:
+            raise ApiError("refused")
+        return HttpReply(200, {}, json.dumps({"channels": known}).encode())
+
+    async def asked(self) -> None:
+        self.gate.set()
+        await asyncio.gather(*self.registration._asking)
+
+
+def test_everything_that_comes_and_goes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        setup = Setup(monkeypatch, a=[])
+        setup.broker.topic("t").channel("c")
+        await setup.asked()
+        setup.broker.delete_topic("t")
+        assert setup.peers["a"].told == [
+            b"REGISTER t\n", b"REGISTER t c\n", b"UNREGISTER t c\n", b"UNREGISTER t\n"
+        ]  # fmt: skip
+
+    asyncio.run(run())
+
+
+def test_a_new_topic_waits_for_the_channels_that_others_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        setup = Setup(monkeypatch, a=["one", "e#ephemeral", "b@d"], b=["two", "one"], c=None)
+        setup.broker.publish("t", [b"x"])
+        await asyncio.sleep(0)
+        topic = setup.broker.topic("t")
+        assert not topic.started
+        assert topic.depth == 1
+        await setup.asked()
+        assert {name: channel.depth for name, channel in topic.channels.items()} == {"one": 1, "two": 1}
+        assert {request.url.target for request in setup.requests} == {"/channels?topic=t"}
+
+    asyncio.run(run())
+
+
+def test_a_topic_deleted_while_its_channels_are_asked_for_is_not_registered_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def run() -> None:
+        setup = Setup(monkeypatch, a=["one"])
+        setup.broker.publish("t", [b"x"])
+        await asyncio.sleep(0)
+        setup.broker.delete_topic("t")
+        await setup.asked()
+        assert setup.peers["a"].told == [b"REGISTER t\n", b"UNREGISTER t\n"]
+
+    asyncio.run(run())
+
+
+def test_without_nsqlookupds_a_topic_starts_at_once() -> None:
+    broker = Broker(FakeClock())
+    broker.observer = Registration(broker, Options(), DaemonLog("", "info", io.StringIO()))
+    assert broker.topic("t").started
+
+
+@pytest.mark.parametrize("address", ["", "4160", "/a/unix/socket", ":4160", "h:x"])
+def test_what_is_no_address_of_an_nsqlookupd(address: str) -> None:
+    broker = Broker(FakeClock())
+    observer = Registration(broker, Options(), DaemonLog("", "info", io.StringIO()))
+    with pytest.raises(ConfigError):
+        observer.set_addresses([address])

@@ -1,0 +1,85 @@
+"""nsqds in memory whose answers the test gives, and producers that publish to them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from nsq.producer import Producer
+from nsq.transport import MemoryPeer, MemoryTransport
+from nsq.wire import commands
+from nsq.wire.frames import HEARTBEAT, OK, encode_error, encode_response
+
+A, B = "nsqd-a:4150", "nsqd-b:4150"
+PATIENCE = 5.0
+
+
+def producer(transport: MemoryTransport, *addresses: str, **options: Any) -> Producer:
+    """One that waits for little, and dials again at once."""
+    fast = {"reconnect_initial": 0.001, "reconnect_max": 0.01, "publish_timeout": PATIENCE}
+    return Producer(*(addresses or (A,)), transport=transport, **{**fast, **options})
+
+
+class Nsqd:
+    """The nsqd's end of one connection, its handshake done."""
+
+    def __init__(self, peer: MemoryPeer, **granted: object) -> None:
+        self.peer = peer
+        self.address = peer.address
+        peer.expect(commands.MAGIC_V2 + b"IDENTIFY\n")
+        size = int.from_bytes(peer.wait_until(lambda got: len(got) >= 17)[13:17], "big")
+        received = peer.wait_until(lambda got: len(got) >= 17 + size)
+        peer.expect(received[13:])
+        peer.send(encode_response(json.dumps({"max_rdy_count": 2500, **granted}).encode()))
+
+    def expect(self, body: bytes, topic: str = "orders") -> None:
+        """The next command is PUB."""
+        self.peer.expect(commands.pub(topic, body))
+
+    def ok(self) -> None:
+        self.peer.send(encode_response(OK))
+
+    def answer(self, body: bytes) -> None:
+        self.expect(body)
+        self.ok()
+
+    def say(self, data: bytes) -> None:
+        self.peer.send(encode_response(data))
+
+    def heartbeat(self) -> None:
+        self.say(HEARTBEAT)
+        self.peer.expect(commands.NOP)
+
+    def refuse(self, text: str) -> None:
+        self.peer.send(encode_error(text.encode()))
+
+    def hang_up(self) -> None:
+        self.peer.end()
+        self.peer.wait_closed()
+
+
+def accept(transport: MemoryTransport, **granted: object) -> Nsqd:
+    return Nsqd(transport.accept(), **granted)
+
+
+def accept_all(transport: MemoryTransport, count: int) -> dict[str, Nsqd]:
+    """The next so many connections, by address."""
+    nsqds = [accept(transport) for _ in range(count)]
+    return {nsqd.address: nsqd for nsqd in nsqds}
+
+
+def in_thread(call: Callable[[], object]) -> Future[object]:
+    """As concurrent.futures would, with a thread that is gone when its call returns."""
+    future: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as fault:
+            future.set_exception(fault)
+
+    threading.Thread(target=run, name="publisher", daemon=True).start()
+    return future

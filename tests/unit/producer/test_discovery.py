@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+import pytest
+
+from nsq.config import Config
+from nsq.errors import ApiError, UsageError
+from nsq.producer.discovery import Discovery
+
+PATIENCE = 5.0
+
+
+class Addresses:
+    """Notes what is set, and lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self.absence = ""
+        self.seen: list[set[str]] = []
+        self._changed = threading.Condition()
+
+    def set_addresses(self, addresses: Iterable[str]) -> None:
+        with self._changed:
+            self.seen.append(set(addresses))
+            self._changed.notify_all()
+
+    def wait_for(self, addresses: set[str]) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: addresses in self.seen, PATIENCE), self.seen
+
+
+def test_answers_of_all_are_merged_with_the_fixed_ones() -> None:
+    found = {"one:4161": ["a:4150", "b:4150"], "two:4161": ["b:4150", "c:4150"]}
+    pool = Addresses()
+    discovery = Discovery(found, Config(), pool, fixed=["f:4150"], nodes=lambda lookupd: found[lookupd])
+
+    assert discovery.ask("one:4161")
+    assert discovery.ask("two:4161")
+
+    assert pool.seen == [{"a:4150", "b:4150", "f:4150"}, {"a:4150", "b:4150", "c:4150", "f:4150"}]
+
+
+def test_what_one_lists_no_more_goes_unless_another_one_lists_it() -> None:
+    found = {"one:4161": ["a:4150", "b:4150"], "two:4161": ["b:4150"]}
+    pool = Addresses()
+    discovery = Discovery(found, Config(), pool, nodes=lambda lookupd: found[lookupd])
+    discovery.ask("one:4161")
+    discovery.ask("two:4161")
+    found["one:4161"] = []
+
+    discovery.ask("one:4161")
+
+    assert pool.seen[-1] == {"b:4150"}
+    assert "one:4161 lists none" in pool.absence
+
+
+def test_one_that_cannot_be_asked_removes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    def nodes(lookupd: str) -> list[str]:
+        raise ApiError(f"http://{lookupd} cannot be reached")
+
+    pool = Addresses()
+
+    assert not Discovery(["one:4161"], Config(), pool, nodes=nodes).ask("one:4161")
+
+    assert pool.seen == []
+    assert pool.absence == "http://one:4161 cannot be reached"
+    assert "one:4161" in caplog.text
+
+
+def test_each_is_asked_on_a_thread_of_its_own_again_and_again() -> None:
+    hanging = threading.Event()
+    answers = iter([["a:4150"], ["a:4150", "b:4150"]])
+
+    def nodes(lookupd: str) -> list[str]:
+        if lookupd == "black-hole:4161":
+            hanging.wait(PATIENCE)
+            return []
+        return next(answers, [])
+
+    pool = Addresses()
+    config = Config(lookupd_poll_interval=0.01)
+    discovery = Discovery(["black-hole:4161", "one:4161"], config, pool, nodes=nodes)
+    discovery.start()
+    discovery.start()
+
+    pool.wait_for({"a:4150"})
+    pool.wait_for({"a:4150", "b:4150"})
+    pool.wait_for(set())
+    hanging.set()
+    discovery.stop()
+    discovery.join(1e8)
+
+
+def test_without_any_there_is_nothing_to_do() -> None:
+    discovery = Discovery([], Config(), Addresses())
+    discovery.start()
+    discovery.stop()
+    discovery.join(0.0)
+    assert not [each for each in threading.enumerate() if "lookupd" in each.name]
+
+
+def test_a_wrong_address_is_told_at_once() -> None:
+    with pytest.raises(UsageError):
+        Discovery(["ftp://one:4161"], Config(), Addresses())

@@ -1,0 +1,437 @@
+from __future__ import annotations
+
+import dataclasses
+import math
+import pickle
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import nsq
+from nsq.config import Config
+from nsq.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = [field.name for field in dataclasses.fields(Config)]
+
+
+def refusal(**options: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Config(**options)
+    return str(caught.value)
+
+
+class TestDefaults:
+    def test_are_the_documented_ones_of_go_nsq(self) -> None:
+        config = Config()
+        shared = {
+            "read_timeout": 60.0,
+            "lookupd_poll_interval": 60.0,
+            "lookupd_poll_jitter": 0.3,
+            "max_requeue_delay": 900.0,
+            "default_requeue_delay": 90.0,
+            "backoff_strategy": "exponential",
+            "max_backoff_duration": 120.0,
+            "backoff_multiplier": 1.0,
+            "max_attempts": 5,
+            "low_rdy_idle_timeout": 10.0,
+            "low_rdy_timeout": 30.0,
+            "rdy_redistribute_interval": 5.0,
+            "heartbeat_interval": 30.0,
+            "sample_rate": 0,
+            "deflate_level": 6,
+            "msg_timeout": 0.0,
+        }
+        assert {name: getattr(config, name) for name in shared} == shared
+
+    def test_differ_where_go_nsqs_hurt(self) -> None:
+        config = Config()
+        assert (config.dial_timeout, config.write_timeout, config.lookupd_poll_timeout) == (5.0, 5.0, 5.0)
+        assert (config.output_buffer_timeout, config.tls_verify) == (0.025, True)
+        assert (config.max_in_flight, config.lookupd_authorization) == (None, "https")
+
+    def test_say_which_host_and_which_program(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("nsq.config._host_name", lambda: "worker-7.example.org")
+        config = Config(hostname="given")
+        assert (config.client_id, config.hostname) == ("worker-7", "given")
+        assert config.user_agent == f"nsq-python/{nsq.__version__}"
+
+    def test_turn_nothing_on_that_was_not_asked_for(self) -> None:
+        switches = {name for name in NAMES if getattr(Config(), name) is True}
+        assert switches == {"tls_verify"}
+
+
+class TestImmutability:
+    def test_an_option_cannot_be_set_later(self) -> None:
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            Config().max_attempts = 7  # type: ignore[misc]
+
+    def test_positional_arguments_are_refused(self) -> None:
+        with pytest.raises(TypeError):
+            Config(5.0)  # type: ignore[call-arg]
+
+    def test_pickles(self) -> None:
+        config = Config(max_in_flight=9, auth_secret="hunter2", backoff_strategy=math.sqrt)
+        assert pickle.loads(pickle.dumps(config)) == config
+
+    def test_does_not_pickle_an_ssl_context(self) -> None:
+        with pytest.raises(TypeError, match="SSLContext"):
+            pickle.dumps(Config(tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)))
+
+    def test_equal_options_make_equal_configs(self) -> None:
+        assert Config(msg_timeout=60) == Config(msg_timeout=60.0) != Config()
+        assert hash(Config(msg_timeout=60)) == hash(Config(msg_timeout=60.0))
+
+
+class TestTypes:
+    def test_whole_seconds_become_floats(self) -> None:
+        kept = Config(dial_timeout=2).dial_timeout
+        assert (kept, type(kept)) == (2.0, float)
+
+    def test_paths_become_text(self) -> None:
+        config = Config(tls=True, tls_ca_file=Path("/etc/ca.pem"))  # type: ignore[arg-type]
+        assert config.tls_ca_file == "/etc/ca.pem"
+
+    @pytest.mark.parametrize(
+        ("option", "value", "wanted"),
+        [
+            ("msg_timeout", "1m30s", "a number of seconds"),
+            ("msg_timeout", True, "a number of seconds"),
+            ("msg_timeout", None, "a number of seconds"),
+            ("max_attempts", 2.5, "a whole number"),
+            ("max_attempts", True, "a whole number"),
+            ("deflate", 1, "True or False"),
+            ("tls", "yes", "ssl.SSLContext"),
+            ("tls_ca_file", 3, "a path"),
+            ("client_id", b"x", "a str"),
+            ("lookupd_poll_jitter", "0.3", "a number"),
+            ("backoff_strategy", 3, "a function"),
+        ],
+    )
+    def test_a_wrong_one_is_named_with_option_and_value(
+        self, option: str, value: object, wanted: str
+    ) -> None:
+        text = refusal(**{option: value})
+        assert text.startswith(f"{option} is {value!r}, but must be ")
+        assert wanted in text
+
+
+class TestRanges:
+    @pytest.mark.parametrize(
+        ("option", "low", "high"),
+        [
+            ("read_timeout", 30.5, 300.0),
+            ("write_timeout", 0.1, 300.0),
+            ("lookupd_poll_interval", 0.01, 300.0),
+            ("lookupd_poll_jitter", 0.0, 1.0),
+            ("max_requeue_delay", 0.0, 3600.0),
+            ("default_requeue_delay", 0.0, 3600.0),
+            ("max_backoff_duration", 0.0, 3600.0),
+            ("backoff_multiplier", 0.0, 3600.0),
+            ("max_attempts", 0, 65535),
+            ("low_rdy_idle_timeout", 1.0, 300.0),
+            ("low_rdy_timeout", 1.0, 300.0),
+            ("rdy_redistribute_interval", 0.001, 5.0),
+            ("sample_rate", 0, 99),
+            ("deflate_level", 1, 9),
+            ("heartbeat_interval", 1.0, 59.0),
+        ],
+    )
+    def test_both_ends_belong_to_them(self, option: str, low: float, high: float) -> None:
+        for value in (low, high):
+            options: dict[str, Any] = {option: value}
+            assert getattr(Config(**options), option) == value
+        assert option in refusal(**{option: -1})
+        assert option in refusal(**{option: high * 1000 if isinstance(high, float) else high + 1})
+
+    def test_the_error_names_option_value_and_range(self) -> None:
+        assert refusal(sample_rate=100) == "sample_rate is 100, but must be 0 to 99"
+        assert refusal(msg_timeout=0.5) == "msg_timeout is 0.5, but must be 0, or at least 1 s"
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    @pytest.mark.parametrize("option", ["msg_timeout", "dial_timeout", "lookupd_poll_jitter"])
+    def test_no_option_is_endless(self, option: str, value: float) -> None:
+        assert refusal(**{option: value}).startswith(f"{option} is {value}")
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"msg_timeout": 0},
+            {"output_buffer_size": -1},
+            {"output_buffer_size": None},
+            {"output_buffer_timeout": 0},
+            {"max_in_flight": 0},
+            {"max_in_flight": None},
+            {"max_attempts": 0},
+            {"max_backoff_duration": 0},
+        ],
+    )
+    def test_values_with_a_meaning_of_their_own(self, options: dict[str, Any]) -> None:
+        for name, value in options.items():
+            assert getattr(Config(**options), name) == value
+
+    @pytest.mark.parametrize("interval", [0, -1, 0.5])
+    def test_heartbeats_cannot_be_switched_off(self, interval: float) -> None:
+        assert "heartbeat_interval" in refusal(heartbeat_interval=interval)
+
+    def test_the_trap_of_an_unlimited_buffer_timeout_is_closed(self) -> None:
+        assert "output_buffer_timeout is -1" in refusal(output_buffer_timeout=-1)
+
+    def test_choices(self) -> None:
+        assert Config(backoff_strategy="full_jitter").backoff_strategy == "full_jitter"
+        assert Config(backoff_strategy=math.sqrt).backoff_strategy is math.sqrt
+        assert refusal(backoff_strategy="linear").endswith("must be one of: exponential, full_jitter")
+        assert "TLSv1.2, TLSv1.3" in refusal(tls=True, tls_min_version="TLSv1.1")
+
+    def test_a_huge_value_is_not_shown_whole(self) -> None:
+        assert len(refusal(client_id=b"x" * 10_000)) < 200
+
+
+class TestCombinations:
+    def test_heartbeats_come_more_often_than_silence_is_tolerated(self) -> None:
+        assert "less than read_timeout, which is 30 s" in refusal(read_timeout=30, heartbeat_interval=30)
+        assert Config(read_timeout=30, heartbeat_interval=29.9).read_timeout == 30
+
+    def test_reconnecting_starts_below_its_limit(self) -> None:
+        assert "reconnect_max" in refusal(reconnect_initial=2, reconnect_max=1)
+
+    def test_one_compression(self) -> None:
+        assert "snappy and deflate" in refusal(snappy=True, deflate=True)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"tls_ca_file": "ca.pem"},
+            {"tls_cert_file": "cert.pem"},
+            {"tls_min_version": "TLSv1.3"},
+            {"tls_verify": False},
+        ],
+    )
+    def test_tls_options_need_tls_and_nobodys_context(self, options: dict[str, Any]) -> None:
+        name = next(iter(options))
+        assert refusal(**options) == f"{name} is given but tls is not: add tls=True"
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        assert f"{name} has no effect" in refusal(tls=context, **options)
+        assert getattr(Config(tls=True, **options), name) == options[name]
+
+    def test_a_key_needs_its_certificate(self) -> None:
+        assert "give tls_cert_file too" in refusal(tls=True, tls_key_file="key.pem")
+
+    def test_low_latency_has_no_buffer_size(self) -> None:
+        assert "low_latency" in refusal(low_latency=True, output_buffer_size=4096)
+        assert Config(low_latency=True).output_buffer_size is None
+        assert Config(low_latency=True, output_buffer_size=-1).low_latency
+
+    def test_low_latency_can_be_turned_off_again(self) -> None:
+        assert Config.of(Config(low_latency=True), {"low_latency": False}) == Config()
+
+    def test_a_server_name_goes_with_tls_of_either_kind(self) -> None:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        for tls in (True, context):
+            assert Config(tls=tls, tls_server_name="nsqd.example").tls_server_name == "nsqd.example"
+        assert refusal(tls_server_name="nsqd.example").endswith("add tls=True")
+
+
+class TestSecrets:
+    def test_are_not_shown(self) -> None:
+        config = Config(auth_secret="hunter2", max_in_flight=3)
+        assert repr(config) == str(config) == "Config(auth_secret=***, max_in_flight=3)"
+
+    def test_are_not_in_errors(self) -> None:
+        texts = [refusal(auth_secret=b"hunter2"), refusal(auth_secret="hunter2\n")]
+        assert not any("hunter2" in text for text in texts)
+        assert "not stripped" in texts[1]
+
+    def test_the_repr_makes_an_equal_config(self) -> None:
+        config = Config(msg_timeout=90, tls=True, tls_ca_file="ca.pem", backoff_strategy="full_jitter")
+        assert eval(repr(config), {"Config": Config}) == config
+
+
+class TestUnknownOptions:
+    @pytest.mark.parametrize(
+        ("name", "hint"),
+        [
+            ("max_inflight", "did you mean max_in_flight?"),
+            ("maxInFlight", "did you mean max_in_flight?"),
+            ("local_addr", "did you mean local_address?"),
+            ("tls_cert", "did you mean tls_cert_file?"),
+            ("tls_v1", "it is called tls=True here"),
+            ("skip_lookupd_authorization", "lookupd_authorization"),
+            ("max_tries", "max_attempts"),
+        ],
+    )
+    def test_the_nearest_is_named(self, name: str, hint: str) -> None:
+        text = refusal(**{name: 1})
+        assert text.startswith(f"there is no option {name!r}")
+        assert hint in text
+
+    def test_nothing_near_nothing_named(self) -> None:
+        assert refusal(zzz=1) == "there is no option 'zzz'"
+
+    def test_the_value_is_not_shown(self) -> None:
+        assert "hunter2" not in refusal(auth_secert="hunter2")
+
+    def test_changing_a_config_refuses_them_too(self) -> None:
+        with pytest.raises(ConfigError, match="did you mean max_in_flight"):
+            Config.of(Config(), {"max_inflight": 1})
+
+
+class TestOf:
+    def test_defaults_alone(self) -> None:
+        assert Config.of(None, {}) == Config()
+
+    def test_options_alone(self) -> None:
+        assert Config.of(None, {"max_attempts": 7}) == Config(max_attempts=7)
+
+    def test_options_change_a_copy(self) -> None:
+        base = Config(max_attempts=7, sample_rate=3)
+        assert Config.of(base, {"max_attempts": 9}) == Config(max_attempts=9, sample_rate=3)
+        assert base.max_attempts == 7
+
+    def test_without_options_it_is_the_same(self) -> None:
+        base = Config()
+        assert Config.of(base, {}) is base
+
+    def test_the_result_is_checked(self) -> None:
+        with pytest.raises(ConfigError, match="snappy and deflate"):
+            Config.of(Config(snappy=True), {"deflate": True})
+
+    def test_something_else_than_a_config(self) -> None:
+        with pytest.raises(ConfigError, match="config is a dict"):
+            Config.of({"max_attempts": 1}, {})  # type: ignore[arg-type]
+
+
+class TestFromStrings:
+    def test_reads_every_kind(self) -> None:
+        texts = {
+            "max_in_flight": "200",
+            "max-attempts": "0",
+            "msg-timeout": "1m30s",
+            "lookupd_poll_jitter": "0.5",
+            "tls": "T",
+            "tls_verify": "false",
+            "backoff_strategy": "full_jitter",
+            "output_buffer_size": "-1",
+            "client_id": "a b",
+        }
+        assert Config.from_strings(texts) == Config(
+            max_in_flight=200,
+            max_attempts=0,
+            msg_timeout=90.0,
+            lookupd_poll_jitter=0.5,
+            tls=True,
+            tls_verify=False,
+            backoff_strategy="full_jitter",
+            output_buffer_size=-1,
+            client_id="a b",
+        )
+
+    def test_nothing_gives_the_defaults(self) -> None:
+        assert Config.from_strings({}) == Config()
+
+    @pytest.mark.parametrize(
+        ("name", "text"),
+        [
+            ("msg_timeout", "60"),
+            ("msg_timeout", "60 s"),
+            ("max_in_flight", "many"),
+            ("tls", "yes"),
+            ("lookupd_poll_jitter", ""),
+        ],
+    )
+    def test_text_that_does_not_read(self, name: str, text: str) -> None:
+        with pytest.raises(ConfigError, match=f"^{name} is {text!r}: "):
+            Config.from_strings({name: text})
+
+    def test_out_of_range(self) -> None:
+        with pytest.raises(ConfigError, match="sample_rate is 100, but must be 0 to 99"):
+            Config.from_strings({"sample-rate": "100"})
+
+    def test_unknown(self) -> None:
+        with pytest.raises(ConfigError, match="did you mean max_in_flight"):
+            Config.from_strings({"max-inflight": "1"})
+
+    def test_given_twice(self) -> None:
+        with pytest.raises(ConfigError, match="given twice"):
+            Config.from_strings({"max-in-flight": "1", "max_in_flight": "1"})
+
+    def test_not_text(self) -> None:
+        with pytest.raises(ConfigError, match="max_in_flight is not text"):
+            Config.from_strings({"max_in_flight": 3})  # type: ignore[dict-item]
+
+    @given(st.sampled_from(NAMES), st.text(max_size=20))
+    def test_any_text_is_read_or_refused(self, name: str, text: str) -> None:
+        try:
+            config = Config.from_strings({name: text})
+        except ConfigError:
+            return  # any other exception fails the test
+        assert dataclasses.replace(config) == config
+
+
+class TestFromEnviron:
+    def test_reads_the_given_environment(self) -> None:
+        environ = {"NSQ_MAX_IN_FLIGHT": "200", "NSQ_MSG_TIMEOUT": "1m", "MAX_ATTEMPTS": "3", "HOME": "/"}
+        assert Config.from_environ(environ=environ) == Config(max_in_flight=200, msg_timeout=60.0)
+
+    def test_reads_the_processs_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("APP_NSQ_MAX_ATTEMPTS", "3")
+        assert Config.from_environ("APP_NSQ_").max_attempts == 3
+
+    def test_nobody_else_reads_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("NSQ_MAX_ATTEMPTS", "3")
+        assert Config().max_attempts == 5
+
+    def test_leaves_foreign_variables_alone(self) -> None:
+        # What Kubernetes sets for services called nsq and nsq-tls, and our own test plugin's.
+        environ = {
+            "NSQ_SERVICE_HOST": "10.0.0.1",
+            "NSQ_PORT": "tcp://10.0.0.1:4150",
+            "NSQ_PORT_4150_TCP_PROTO": "tcp",
+            "NSQ_TLS_SERVICE_PORT": "4150",
+            "NSQ_BIN_DIR": "/opt",
+        }
+        assert Config.from_environ(environ=environ) == Config()
+
+    def test_a_misspelt_one_is_an_error(self) -> None:
+        with pytest.raises(ConfigError, match=r"NSQ_\*: .*did you mean max_in_flight"):
+            Config.from_environ(environ={"NSQ_MAX_INFLIGHT": "1"})
+
+    def test_a_wrong_value_is_an_error(self) -> None:
+        with pytest.raises(ConfigError, match=r"NSQ_\*: max_attempts is 'x'"):
+            Config.from_environ(environ={"NSQ_MAX_ATTEMPTS": "x"})
+
+
+class TestDescribe:
+    def test_every_option_has_its_line(self) -> None:
+        table = Config.describe()
+        assert [line.name for line in table] == NAMES
+        assert all(len(line.help) > 15 and line.help.endswith(".") and line.default for line in table)
+
+    def test_default_and_range_in_words(self) -> None:
+        table = {line.name: line for line in Config.describe()}
+        assert table["max_attempts"][:3] == ("max_attempts", "5", "0 to 65535")
+        assert table["msg_timeout"][:3] == ("msg_timeout", "0", "0, or at least 1 s")
+        assert table["default_requeue_delay"][:3] == ("default_requeue_delay", "90 s", "0 to 3600 s")
+        assert table["tls_min_version"][:3] == ("tls_min_version", "TLSv1.2", "TLSv1.2, TLSv1.3")
+        assert table["output_buffer_size"].range == "None, or -1, or at least 64"
+        assert table["client_id"][:3] == ("client_id", "short host name", "")
+        assert table["tls_ca_file"][1:3] == ("None", "")
+
+
+def test_importing_and_making_one_loads_nothing_heavy() -> None:
+    program = """
+import sys
+from nsq.config import Config
+Config(max_in_flight=3, msg_timeout=60)
+print(sorted({"ssl", "certifi", "socket", "asyncio", "logging"} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")

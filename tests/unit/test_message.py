@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from nsq.errors import AlreadyResponded
+from nsq.message import Message
+
+from .scripted import A, id_of
+
+
+class Delegate:
+    """Notes what it is told; ``held`` says whether the message counts as in flight."""
+
+    address = A
+
+    def __init__(self, held: bool = True) -> None:
+        self.held = held
+        self.too_late = False
+        self.notes: list[tuple[object, ...]] = []
+
+    def _note(self, *note: object) -> None:
+        self.notes.append(note)
+        if self.too_late:
+            raise AlreadyResponded("too late")
+
+    def finish(self, message: Message) -> None:
+        self._note("finish", message)
+
+    def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
+        self._note("requeue", message, delay, backoff)
+
+    def touch(self, message: Message) -> None:
+        self._note("touch", message)
+
+    def holds(self, message: Message) -> bool:
+        return self.held
+
+
+def made(delegate: Delegate | None = None, *, expires_at: float = math.inf) -> Message:
+    return Message(delegate or Delegate(), 1.0, expires_at, 17, 3, id_of(7), b"body")
+
+
+def test_it_is_what_came_over_the_wire() -> None:
+    message = made()
+    assert (message.id, message.body, message.attempts, message.timestamp) == (id_of(7), b"body", 3, 17)
+    assert message.nsqd_address == A
+    assert message.received_at == 1.0
+
+
+def test_its_repr_shows_no_body() -> None:
+    assert repr(made()) == "<Message 0000000000000007 attempt 3, 4 bytes>"
+
+
+@pytest.mark.parametrize(
+    ("call", "note"),
+    [
+        (lambda message: message.finish(), ("finish",)),
+        (lambda message: message.touch(), ("touch",)),
+        (lambda message: message.requeue(), ("requeue", None, True)),
+        (lambda message: message.requeue(2.5), ("requeue", 2.5, True)),
+        (lambda message: message.requeue(0, backoff=False), ("requeue", 0, False)),
+    ],
+)
+def test_answers_go_through_the_delegate(call, note) -> None:  # type: ignore[no-untyped-def]
+    delegate = Delegate()
+    message = made(delegate)
+    call(message)
+    assert delegate.notes == [(note[0], message, *note[1:])]
+
+
+def test_whether_it_needs_an_answer_is_the_delegates_to_know() -> None:
+    assert not made(Delegate(held=True)).responded
+    assert made(Delegate(held=False)).responded
+
+
+def test_its_time() -> None:
+    assert made(expires_at=math.inf).time_left == math.inf
+    assert not made(expires_at=math.inf).expired
+    assert made(expires_at=0.0).time_left == 0.0
+    assert made(expires_at=0.0).expired
+
+
+def test_the_automatic_answer_can_be_switched() -> None:
+    message = made()
+    assert message.auto_response
+    message.disable_auto_response()
+    assert not message.auto_response
+    message.enable_auto_response()
+    assert message.auto_response
+
+
+class TestAsAContext:
+    def test_finishes(self) -> None:
+        delegate = Delegate()
+        with made(delegate) as message:
+            assert delegate.notes == []
+        assert delegate.notes == [("finish", message)]
+
+    def test_requeues_what_raises(self) -> None:
+        delegate = Delegate()
+        message = made(delegate)
+        with pytest.raises(KeyError), message:
+            raise KeyError("x")
+        assert delegate.notes == [("requeue", message, None, True)]
+
+    def test_says_nothing_when_it_was_answered_inside(self) -> None:
+        delegate = Delegate()
+        with made(delegate) as message:
+            message.requeue(1.0)
+            delegate.held = False
+        assert delegate.notes == [("requeue", message, 1.0, True)]
+
+    def test_may_come_too_late(self) -> None:
+        delegate = Delegate()
+        delegate.too_late = True
+        with made(delegate) as message:
+            pass
+        assert delegate.notes == [("finish", message)]
+
+    def test_an_error_inside_is_not_hidden_by_coming_too_late(self) -> None:
+        delegate = Delegate()
+        delegate.too_late = True
+        with pytest.raises(KeyError), made(delegate):
+            raise KeyError("x")

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import pytest
+
+from nsq.errors import ConnectionLost, DialFailed, Unanswered
+from nsq.transport import MemoryPeer, MemoryStream, MemoryTransport, Stream, Transport
+
+SOON = 0.01  # waited in vain
+LONG = 30.0
+
+
+def connected(transport: MemoryTransport | None = None) -> tuple[MemoryStream, MemoryPeer]:
+    transport = transport or MemoryTransport()
+    return transport.connect("nsqd:4150", timeout=1.0), transport.accept()
+
+
+class Running:
+    """Something blocking on a thread of its own; its result or its error comes out of ``result``."""
+
+    def __init__(self, function: Callable[[], object]) -> None:
+        self._future: Future[object] = Future()
+        self._thread = threading.Thread(target=self._run, args=(function,), daemon=True)
+        self._thread.start()
+
+    def _run(self, function: Callable[[], object]) -> None:
+        try:
+            self._future.set_result(function())
+        except BaseException as error:
+            self._future.set_exception(error)
+
+    def result(self) -> object:
+        self._thread.join(LONG)
+        return self._future.result(LONG)
+
+
+def test_it_is_a_transport_of_streams() -> None:
+    transport = MemoryTransport()
+    assert isinstance(transport, Transport)
+    assert isinstance(transport.connect("nsqd:4150", timeout=1.0), Stream)
+
+
+def test_every_byte_is_remembered() -> None:
+    stream, peer = connected()
+    stream.write(b"  V2", 1.0)
+    stream.write(b"NOP\n", 1.0)
+    assert peer.received == b"  V2NOP\n"
+    assert peer.writes == [b"  V2", b"NOP\n"]
+
+
+def test_reads_are_as_large_as_they_are_asked_to_be() -> None:
+    stream, peer = connected()
+    peer.send(b"abcdef")
+    assert stream.read(4) == b"abcd"
+    assert peer.unread == b"ef"
+    peer.chunk_size = 1
+    assert (stream.read(), stream.read()) == (b"e", b"f")
+
+
+def test_a_chunk_size_holds_for_every_connection() -> None:
+    transport = MemoryTransport(chunk_size=2)
+    for _ in range(2):
+        stream, peer = connected(transport)
+        peer.send(b"abc")
+        assert (stream.read(), stream.read()) == (b"ab", b"c")
+
+
+def test_a_read_waits_for_the_peer() -> None:
+    stream, peer = connected()
+    reading = Running(stream.read)
+    peer.send(b"late")
+    assert reading.result() == b"late"
+
+
+def test_a_read_has_a_timeout_and_reading_goes_on_after_it() -> None:
+    stream, peer = connected()
+    stream.read_timeout = SOON
+    with pytest.raises(Unanswered, match=r"nsqd:4150: nothing was received within 0\.01 s"):
+        stream.read()
+    peer.send(b"late")
+    assert stream.read() == b"late"
+
+
+def test_the_end_comes_after_what_was_sent_and_writing_goes_on() -> None:
+    stream, peer = connected()
+    peer.send(b"last")
+    peer.end()
+    assert (stream.read(), stream.read(), stream.read()) == (b"last", b"", b"")
+    stream.write(b"still here", 1.0)
+    peer.expect(b"still here")
+
+
+def test_a_failure_comes_after_what_was_sent_and_ends_writing() -> None:
+    stream, peer = connected()
+    error = ConnectionLost("reset")
+    peer.send(b"last")
+    peer.fail(error)
+    assert stream.read() == b"last"
+    with pytest.raises(ConnectionLost) as caught:
+        stream.read()
+    assert caught.value is error
+    with pytest.raises(ConnectionLost):
+        stream.write(b"x", 1.0)
+    assert peer.received == b""
+
+
+@pytest.mark.parametrize("end", ["wake", "close", "abandon"])
+def test_a_blocked_read_is_ended(end: str) -> None:
+    stream, peer = connected()
+    reading = Running(stream.read)
+    getattr(stream, end)()
+    assert reading.result() == b""
+    peer.send(b"too late")
+    assert stream.read() == b""
+    assert peer.closed == (end != "wake")
+    assert peer.abandoned == (end == "abandon")
+
+
+def test_writing_goes_on_after_a_wake_and_not_after_a_close() -> None:
+    stream, peer = connected()
+    stream.wake()
+    stream.write(b"x", 1.0)
+    stream.close()
+    stream.close()
+    with pytest.raises(ConnectionLost, match="closed on this side"):
+        stream.write(b"y", 1.0)
+    assert peer.received == b"x"
+    peer.wait_closed()
+
+
+def test_a_peer_that_does_not_read_runs_writes_into_their_deadline() -> None:
+    stream, peer = connected()
+    peer.stall(after=3)
+    with pytest.raises(Unanswered, match=r"2 of 5 bytes were not taken within 0\.01 s"):
+        stream.write(b"abcde", SOON)
+    assert peer.received == b"abc"
+
+
+def test_a_stalled_write_goes_on_when_the_peer_reads_again() -> None:
+    stream, peer = connected()
+    peer.stall(after=2)
+    writing = Running(lambda: stream.write(b"abcde", LONG))
+    peer.expect(b"ab")
+    peer.resume()
+    writing.result()
+    assert peer.writes == [b"ab", b"cde"]
+
+
+@pytest.mark.parametrize("end", ["close", "fail"])
+def test_a_stalled_write_ends_with_the_connection(end: str) -> None:
+    stream, peer = connected()
+    peer.stall()
+    writing = Running(lambda: stream.write(b"abc", LONG))
+    if end == "close":
+        stream.close()
+    else:
+        peer.fail(ConnectionLost("reset"))
+    with pytest.raises(ConnectionLost):
+        writing.result()
+
+
+def test_expectations_follow_one_another() -> None:
+    stream, peer = connected()
+    stream.write(b"  V2NOP\n", 1.0)
+    peer.expect(b"  V2")
+    peer.expect(b"NOP\n")
+    with pytest.raises(AssertionError, match="expected b'NOP"):
+        peer.expect(b"NOP\n", SOON)
+
+
+def test_an_expectation_waits_only_while_it_can_come_true() -> None:
+    stream, peer = connected()
+    stream.write(b"NO", 1.0)
+    waiting = Running(lambda: peer.expect(b"NOP\n", LONG))
+    stream.write(b"P\n", 1.0)
+    waiting.result()
+    stream.write(b"CLS\n", 1.0)
+    with pytest.raises(AssertionError, match="received b'CLS"):
+        peer.expect(b"NOP\nNOP\n", LONG)
+
+
+def test_any_condition_on_the_bytes_can_be_waited_for() -> None:
+    stream, peer = connected()
+    waiting = Running(lambda: peer.wait_until(lambda received: received.count(b"FIN") == 2, LONG))
+    stream.write(b"FIN 1\n", 1.0)
+    stream.write(b"FIN 2\n", 1.0)
+    assert waiting.result() == b"FIN 1\nFIN 2\n"
+    with pytest.raises(AssertionError, match="in vain"):
+        peer.wait_until(lambda received: b"REQ" in received, SOON)
+
+
+def test_waiting_for_a_close_that_does_not_come_fails() -> None:
+    _, peer = connected()
+    with pytest.raises(AssertionError, match="did not close nsqd:4150"):
+        peer.wait_closed(SOON)
+
+
+def test_connections_are_accepted_in_their_order() -> None:
+    transport = MemoryTransport()
+    accepting = Running(lambda: [transport.accept(LONG).address, transport.accept(LONG).address])
+    transport.connect("a:1", timeout=1.0)
+    transport.connect("b:2", timeout=1.0)
+    assert accepting.result() == ["a:1", "b:2"]
+    assert [peer.address for peer in transport.peers] == transport.dials == ["a:1", "b:2"]
+    with pytest.raises(AssertionError, match="nobody connected"):
+        transport.accept(SOON)
+
+
+def test_dials_are_refused_on_demand() -> None:
+    transport = MemoryTransport()
+    transport.refuse("a:1", "no route to host")
+    with pytest.raises(DialFailed, match="cannot connect to a:1: no route to host"):
+        transport.connect("a:1", timeout=1.0)
+    transport.connect("b:2", timeout=1.0)
+    transport.refuse()
+    with pytest.raises(DialFailed, match="cannot connect to b:2: connection refused"):
+        transport.connect("b:2", timeout=1.0)
+    transport.admit("a:1")
+    with pytest.raises(DialFailed):
+        transport.connect("a:1", timeout=1.0)
+    transport.admit()
+    transport.connect("a:1", timeout=1.0)
+    assert transport.dials == ["a:1", "b:2", "b:2", "a:1", "a:1"]
+    assert [peer.address for peer in transport.peers] == ["b:2", "a:1"]
+
+
+def test_dials_can_be_waited_for() -> None:
+    transport = MemoryTransport()
+    waiting = Running(lambda: transport.wait_for_dials(2, LONG))
+    transport.connect("a:1", timeout=1.0)
+    transport.connect("a:1", timeout=1.0)
+    waiting.result()
+    with pytest.raises(AssertionError, match="not 3 dials"):
+        transport.wait_for_dials(3, SOON)
+
+
+def test_a_script_answers_every_connection() -> None:
+    transport = MemoryTransport((b"  V2", b""), (b"PING", b"pong"), (b"PING", b"gnop"))
+    for _ in range(2):
+        stream, peer = connected(transport)
+        stream.write(b"  V2PI", 1.0)
+        assert peer.unread == b""
+        stream.write(b"NG", 1.0)
+        assert stream.read() == b"pong"
+        stream.write(b"PINGand anything", 1.0)
+        assert stream.read() == b"gnop"
+        stream.write(b"goes", 1.0)
+        assert peer.unread == b""
+
+
+def test_what_is_not_in_the_script_breaks_the_connection_and_is_named() -> None:
+    stream, _ = connected(MemoryTransport((b"PING", b"pong")))
+    stream.write(b"PUNG", 1.0)
+    with pytest.raises(ConnectionLost, match=r"the script has b'PING' next, but b'PUNG' was written"):
+        stream.read()
+    with pytest.raises(ConnectionLost):
+        stream.write(b"PING", 1.0)

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from nsq.transport.resolving import Resolver, Target, literal
+
+TARGET = Target(socket.AF_INET, 6, ("10.0.0.7", 4150))
+LONG = 30.0
+
+
+class SlowLookup:
+    """A name server that answers when the test lets it."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, int]] = []
+        self.threads: list[threading.Thread] = []
+        self.reached = threading.Semaphore(0)
+        self.answer = threading.Event()
+
+    def __call__(self, host: str, port: int) -> list[Target]:
+        self.asked.append((host, port))
+        self.threads.append(threading.current_thread())
+        self.reached.release()
+        assert self.answer.wait(LONG)
+        return [TARGET]
+
+
+@pytest.fixture
+def slow() -> Iterator[SlowLookup]:
+    lookup = SlowLookup()
+    yield lookup
+    lookup.answer.set()
+    for thread in lookup.threads:
+        thread.join(LONG)
+
+
+def never_asked(host: str, port: int) -> list[Target]:
+    raise AssertionError(f"{host} needs no lookup")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_digits_are_not_looked_up(host: str) -> None:
+    (target,) = Resolver(never_asked).resolve(host, 4150, 0.0)
+    assert target.address[:2] == (host, 4150)
+
+
+def test_a_name_is_no_literal() -> None:
+    assert literal("nsqd.example", 4150) == []
+    assert literal("x" * 100 + ".example", 4150) == []  # a label that no name may have
+
+
+def test_targets_are_written_as_addresses() -> None:
+    assert TARGET.words == "10.0.0.7:4150"
+    assert literal("::1", 4150)[0].words == "[::1]:4150"
+
+
+def test_a_lookup_that_takes_too_long_is_left_behind(slow: SlowLookup) -> None:
+    with pytest.raises(TimeoutError, match="not resolved within"):
+        Resolver(slow).resolve("nsqd.example", 4150, 0.001)
+    assert slow.reached.acquire(timeout=LONG)
+    assert slow.threads[0].name == "nsq-resolve-nsqd.example"
+    assert slow.threads[0].daemon
+
+
+def test_who_asks_meanwhile_shares_the_lookup(slow: SlowLookup) -> None:
+    resolver = Resolver(slow)
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            resolver.resolve("nsqd.example", 4150, 0.001)
+    assert slow.reached.acquire(timeout=LONG)
+    slow.answer.set()
+    slow.threads[0].join(LONG)
+    assert slow.asked == [("nsqd.example", 4150)]
+
+
+def test_an_answer_is_not_kept(slow: SlowLookup) -> None:
+    slow.answer.set()
+    resolver = Resolver(slow)
+    assert resolver.resolve("nsqd.example", 4150, LONG) == [TARGET]
+    assert resolver.resolve("nsqd.example", 4150, LONG) == [TARGET]
+    assert len(slow.asked) == 2
+
+
+@pytest.mark.parametrize("failure", [socket.gaierror(-2, "unknown"), UnicodeError("no name")])
+def test_a_failed_lookup_raises_in_the_caller(failure: OSError | UnicodeError) -> None:
+    def failing(host: str, port: int) -> list[Target]:
+        raise failure
+
+    with pytest.raises(type(failure)) as caught:
+        Resolver(failing).resolve("nsqd.example", 4150, LONG)
+    assert caught.value is failure
+
+
+def test_a_name_without_addresses_is_a_failure() -> None:
+    with pytest.raises(OSError, match="no address"):
+        Resolver(lambda host, port: []).resolve("nsqd.example", 4150, LONG)
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(
+    slow: SlowLookup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolver = Resolver(slow)
+    with pytest.raises(TimeoutError):
+        resolver.resolve("nsqd.example", 4150, 0.001)
+    assert slow.reached.acquire(timeout=LONG)
+    monkeypatch.setattr("nsq.transport.resolving.os.getpid", lambda: -1)
+    with pytest.raises(TimeoutError):
+        resolver.resolve("nsqd.example", 4150, 0.001)
+    assert slow.reached.acquire(timeout=LONG)
+    assert len(slow.asked) == 2

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trustme
+
+from nsq.errors import ConfigError, LayerError
+from nsq.transport import client_context
+from nsq.wire.layers import Tls
+
+HOST = "nsqd.example"
+
+
+class Files:
+    """A CA, a client's certificate and key, and a server that has one of the same CA, as files."""
+
+    def __init__(self, folder: Path) -> None:
+        self._authority = trustme.CA()
+        client = self._authority.issue_cert("client.example")
+        self.ca = self._write(folder / "ca.pem", self._authority.cert_pem.bytes())
+        self.cert = self._write(folder / "cert.pem", client.cert_chain_pems[0].bytes())
+        self.key = self._write(folder / "key.pem", client.private_key_pem.bytes())
+        self.both = self._write(folder / "both.pem", client.private_key_and_cert_chain_pem.bytes())
+        other = self._authority.issue_cert("other.example")
+        self.other_key = self._write(folder / "other.pem", other.private_key_pem.bytes())
+        self.rubbish = self._write(folder / "rubbish.pem", b"top secret rubbish")
+
+    def _write(self, path: Path, data: bytes) -> str:
+        path.write_bytes(data)
+        return str(path)
+
+    def server(self, host: str = HOST, *, demands_certificate: bool = False) -> Tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self._authority.issue_cert(host).configure_cert(context)
+        if demands_certificate:
+            self._authority.configure_trust(context)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return Tls(context, server_side=True, server_hostname=None)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("tls"))
+
+
+def shake(context: ssl.SSLContext, server: Tls) -> Tls:
+    client = Tls(context, server_side=False, server_hostname=HOST)
+    while client.has_pending or server.has_pending:
+        server.unwrap(client.pending())
+        client.unwrap(server.pending())
+    assert client.handshake_done
+    return client
+
+
+def test_a_server_of_the_given_authority_is_trusted(files: Files) -> None:
+    shake(client_context(ca_file=files.ca), files.server())
+
+
+def test_a_server_of_another_name_is_not(files: Files) -> None:
+    with pytest.raises(LayerError, match="Hostname mismatch"):
+        shake(client_context(ca_file=files.ca), files.server("elsewhere.example"))
+
+
+def test_without_an_authority_only_public_ones_are_trusted(files: Files) -> None:
+    context = client_context()
+    assert len(context.get_ca_certs()) > 50
+    with pytest.raises(LayerError, match="certificate verify failed"):
+        shake(context, files.server())
+
+
+def test_the_given_authority_replaces_the_public_ones(files: Files) -> None:
+    assert len(client_context(ca_file=files.ca).get_ca_certs()) == 1
+
+
+def test_not_to_verify_has_to_be_said(files: Files) -> None:
+    shake(client_context(verify=False), files.server("elsewhere.example"))
+
+
+@pytest.mark.parametrize("in_one_file", [False, True])
+def test_the_client_introduces_itself(files: Files, in_one_file: bool) -> None:
+    names = (files.both, None) if in_one_file else (files.cert, files.key)
+    server = files.server(demands_certificate=True)
+    shake(client_context(ca_file=files.ca, cert_file=names[0], key_file=names[1]), server)
+    assert server.peer_certificate is not None
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"), [("TLSv1.2", ssl.TLSVersion.TLSv1_2), ("TLSv1.3", ssl.TLSVersion.TLSv1_3)]
+)
+def test_the_oldest_version_is_chosen(version: str, expected: ssl.TLSVersion) -> None:
+    assert client_context(min_version=version).minimum_version == expected
+
+
+def test_an_older_version_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"min_version is 'TLSv1\.0', must be TLSv1\.2 or TLSv1\.3"):
+        client_context(min_version="TLSv1.0")
+
+
+@pytest.mark.parametrize("option", ["ca_file", "cert_file"])
+def test_a_missing_file_is_named_with_its_option(option: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"tls_{option} '/nowhere/x.pem' cannot be read: No such file"
+    ) as caught:
+        client_context(**{option: "/nowhere/x.pem"})  # type: ignore[arg-type]
+    assert isinstance(caught.value.__cause__, FileNotFoundError)
+
+
+def test_a_missing_key_is_named(files: Files) -> None:
+    with pytest.raises(ConfigError, match=r"tls_key_file '/nowhere/x\.pem' cannot be read"):
+        client_context(cert_file=files.cert, key_file="/nowhere/x.pem")
+
+
+def test_a_key_without_a_certificate_is_refused(files: Files) -> None:
+    with pytest.raises(ConfigError, match="there is no tls_cert_file"):
+        client_context(key_file=files.key)
+
+
+@pytest.mark.parametrize("option", ["ca_file", "cert_file"])
+def test_a_file_with_something_else_is_named_and_not_quoted(files: Files, option: str) -> None:
+    with pytest.raises(ConfigError, match=f"tls_{option} '{files.rubbish}'") as caught:
+        client_context(**{option: files.rubbish})  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value)
+    assert "_ssl.c" not in str(caught.value)
+
+
+def test_a_key_of_another_certificate_is_refused(files: Files) -> None:
+    with pytest.raises(ConfigError, match=r"cert_file .* tls_key_file .*(?i:mismatch)"):
+        client_context(cert_file=files.cert, key_file=files.other_key)
+
+
+def test_an_encrypted_key_is_refused_without_asking_on_the_terminal(files: Files, tmp_path: Path) -> None:
+    from cryptography.hazmat.primitives import serialization as pem
+
+    key = pem.load_pem_private_key(Path(files.key).read_bytes(), None)
+    locked = key.private_bytes(
+        pem.Encoding.PEM, pem.PrivateFormat.PKCS8, pem.BestAvailableEncryption(b"password")
+    )
+    path = tmp_path / "locked.pem"
+    path.write_bytes(locked)
+    with pytest.raises(ConfigError, match="needs a password"):
+        client_context(cert_file=files.cert, key_file=str(path))
+
+
+def test_certifi_is_loaded_only_when_it_is_needed() -> None:
+    program = "import sys, nsq.transport; sys.exit('certifi' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 0

@@ -1,0 +1,322 @@
+from __future__ import annotations
+
+import struct
+import time
+import tracemalloc
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq.wire import commands
+from nsq.wire.commands import BadBodies, BadCommand, Command, CommandParser, Limits, unpack_bodies
+
+SMALL = Limits(max_msg_size=100, max_body_size=300, max_req_timeout_ms=5000)
+ID = b"0123456789abcdef"
+
+
+def size(number: int) -> bytes:
+    return struct.pack(">i", number)
+
+
+def parsed(wire: bytes, limits: Limits = SMALL, cuts: list[int] | None = None) -> tuple[list[Command], Any]:
+    """What a parser makes of the bytes when they come cut at these places; it goes on behind IDENTIFYs."""
+    parser = CommandParser(limits)
+    found: list[Command] = []
+    for piece in cut(wire, cuts or []):
+        found += parser.feed(piece)
+        while parser.stopped:
+            found += parser.feed(b"")
+    return found, parser.error
+
+
+def cut(wire: bytes, cuts: list[int]) -> Iterator[bytes]:
+    places = sorted({0, len(wire), *(place % (len(wire) + 1) for place in cuts)})
+    for start, end in pairwise(places):
+        yield wire[start:end]
+
+
+names = st.from_regex(r"[.a-zA-Z0-9_-]{1,20}(#ephemeral)?", fullmatch=True)
+bodies = st.binary(min_size=1, max_size=100)
+ids = st.binary(min_size=16, max_size=16).filter(lambda raw: not set(raw) & set(b" \r\n"))
+delays = st.integers(0, 5000)
+
+
+def encoded(number: int) -> bytes:
+    return str(number).encode()
+
+
+#: What an encoder wrote and what the parser must give.
+exchanges = st.one_of(
+    bodies.map(lambda body: (commands.identify(body), (b"IDENTIFY", [], body))),
+    bodies.map(lambda body: (commands.auth(body), (b"AUTH", [], body))),
+    st.tuples(names, names).map(lambda p: (commands.sub(*p), (b"SUB", [p[0].encode(), p[1].encode()], None))),
+    delays.map(lambda n: (commands.rdy(n), (b"RDY", [encoded(n)], None))),
+    ids.map(lambda i: (commands.fin(i), (b"FIN", [i], None))),
+    ids.map(lambda i: (commands.touch(i), (b"TOUCH", [i], None))),
+    st.tuples(ids, delays).map(lambda p: (commands.req(*p), (b"REQ", [p[0], encoded(p[1])], None))),
+    st.tuples(names, bodies).map(lambda p: (commands.pub(*p), (b"PUB", [p[0].encode()], p[1]))),
+    st.tuples(names, delays, bodies).map(
+        lambda p: (commands.dpub(*p), (b"DPUB", [p[0].encode(), encoded(p[1])], p[2]))
+    ),
+    st.tuples(names, st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=8)).map(
+        lambda p: (commands.mpub(*p), (b"MPUB", [p[0].encode()], p[1]))
+    ),
+    st.just((commands.NOP, (b"NOP", [], None))),
+    st.just((commands.CLS, (b"CLS", [], None))),
+)
+conversations = st.lists(exchanges, max_size=12)
+cuts = st.lists(st.integers(0, 10_000), max_size=30)
+
+
+@given(conversations, cuts)
+def test_what_was_encoded_is_parsed_however_it_is_cut(conversation: list[Any], cuts: list[int]) -> None:
+    wire = b"".join(sent for sent, _ in conversation)
+    assert parsed(wire, cuts=cuts) == ([expected for _, expected in conversation], None)
+
+
+@given(conversations)
+def test_one_byte_at_a_time(conversation: list[Any]) -> None:
+    wire = b"".join(sent for sent, _ in conversation)
+    assert parsed(wire, cuts=list(range(len(wire)))) == ([expected for _, expected in conversation], None)
+
+
+@given(conversations, cuts, st.lists(st.tuples(st.integers(0, 10_000), st.binary(max_size=5)), max_size=4))
+def test_garbage_gives_the_same_however_it_is_cut(
+    conversation: list[Any], cuts: list[int], damage: list[tuple[int, bytes]]
+) -> None:
+    wire = bytearray(b"".join(sent for sent, _ in conversation))
+    for place, bytes_ in damage:
+        at = place % (len(wire) + 1)
+        wire[at : at + len(bytes_)] = bytes_
+    whole = parsed(bytes(wire))
+    assert parsed(bytes(wire), cuts=cuts) == whole
+    assert whole[1] is None or isinstance(whole[1], BadCommand)
+
+
+#: Runs of what the parser has a quick way for, and what is almost that.
+alike = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(["t", "u"]), st.sampled_from([b"x", b"PUB t\n", b"x" * 100])).map(
+            lambda p: (commands.pub(*p), (b"PUB", [p[0].encode()], p[1]))
+        ),
+        st.sampled_from([ID, b"g" * 16]).map(lambda i: (commands.fin(i), (b"FIN", [i], None))),
+        st.just((commands.fin(ID[:-1]), (b"FIN", [ID[:-1]], None))),
+        st.just((commands.fin(ID[:-1] + b"\r"), (b"FIN", [ID[:-1]], None))),
+        st.just((b"FIN " + ID[:8] + b" " + ID[:7] + b"\n", (b"FIN", [ID[:8], ID[:7]], None))),
+        st.just((b"PUB t\r\n" + size(1) + b"y", (b"PUB", [b"t"], b"y"))),
+        st.just((b"PUB t more\n" + size(1) + b"z", (b"PUB", [b"t", b"more"], b"z"))),
+    ),
+    max_size=30,
+)
+
+
+@given(alike, cuts)
+def test_runs_are_parsed_command_by_command(conversation: list[Any], cuts: list[int]) -> None:
+    wire = b"".join(sent for sent, _ in conversation)
+    assert parsed(wire, cuts=cuts) == ([expected for _, expected in conversation], None)
+
+
+@given(alike, cuts, st.sampled_from([b"PUB t\n" + size(0), b"PUB t\n" + size(101), b"PUB t\n" + size(-1)]))
+def test_what_is_wrong_with_a_pub_in_a_run_is_said(
+    conversation: list[Any], cuts: list[int], wrong: bytes
+) -> None:
+    wire = b"".join(sent for sent, _ in conversation)
+    found, error = parsed(wire + wrong + b"NOP\n", cuts=cuts)
+    assert found == [expected for _, expected in conversation]
+    assert error is not None
+    assert error.code == b"E_BAD_MESSAGE"
+
+
+def test_pubs_to_one_topic_share_their_parameters() -> None:
+    run = parsed(commands.pub("t", b"a") * 3 + commands.pub("u", b"b"))[0]
+    assert run[0][1] is run[1][1] is run[2][1]
+    assert run[3][1] is not run[0][1]
+
+
+@given(st.lists(st.binary(max_size=200), max_size=20))
+def test_random_bytes_never_raise(pieces: list[bytes]) -> None:
+    parser = CommandParser(SMALL)
+    for piece in pieces:
+        for verb, params, body in parser.feed(piece):
+            assert isinstance(verb, bytes)
+            assert all(isinstance(param, bytes) for param in params)
+            assert body is None or isinstance(body, (bytes, list))
+
+
+def test_lines_may_end_with_carriage_return() -> None:
+    assert parsed(b"NOP\r\nRDY 5\r\n\r\n\n")[0] == [
+        (b"NOP", [], None),
+        (b"RDY", [b"5"], None),
+        (b"", [], None),
+        (b"", [], None),
+    ]
+
+
+def test_a_carriage_return_at_the_end_of_a_body_is_no_part_of_the_next_line() -> None:
+    assert parsed(commands.pub("t", b"x\r") + b"\nNOP\n")[0] == [
+        (b"PUB", [b"t"], b"x\r"),
+        (b"", [], None),
+        (b"NOP", [], None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wire", "error"),
+    [
+        (b"PUB\n", b"E_INVALID PUB insufficient number of parameters"),
+        (b"PUB b@d\n", b'E_BAD_TOPIC PUB topic name "b@d" is not valid'),
+        (b"PUB t\n" + size(0), b"E_BAD_MESSAGE PUB invalid message body size 0"),
+        (b"PUB t\n" + size(-5), b"E_BAD_MESSAGE PUB invalid message body size -5"),
+        (b"PUB t\n" + size(101), b"E_BAD_MESSAGE PUB message too big 101 > 100"),
+        (b"DPUB t\n", b"E_INVALID DPUB insufficient number of parameters"),
+        (b"DPUB b@d 1\n", b'E_BAD_TOPIC DPUB topic name "b@d" is not valid'),
+        (b"DPUB t -1\n", b"E_INVALID DPUB could not parse timeout -1"),
+        (b"DPUB t \n", b"E_INVALID DPUB could not parse timeout "),
+        (b"DPUB t 5001\n", b"E_INVALID DPUB timeout 5001 out of range 0-5000"),
+        (b"DPUB t 9999999999999999999\n", b"E_INVALID DPUB timeout 9999999999999999999 out of range 0-5000"),
+        (b"DPUB t 1\n" + size(101), b"E_BAD_MESSAGE DPUB message too big 101 > 100"),
+        (b"MPUB\n", b"E_INVALID MPUB insufficient number of parameters"),
+        (b"MPUB b@d\n", b'E_BAD_TOPIC E_BAD_TOPIC MPUB topic name "b@d" is not valid'),
+        (b"MPUB t\n" + size(0), b"E_BAD_BODY MPUB invalid body size 0"),
+        (b"MPUB t\n" + size(301), b"E_BAD_BODY MPUB body too big 301 > 300"),
+        (b"MPUB t\n" + size(99) + size(0), b"E_BAD_BODY MPUB invalid message count 0"),
+        (b"MPUB t\n" + size(99) + size(-1), b"E_BAD_BODY MPUB invalid message count -1"),
+        # 300 bytes hold 59 messages of one byte at most, whatever this body's size.
+        (b"MPUB t\n" + size(99) + size(60), b"E_BAD_BODY MPUB invalid message count 60"),
+        (b"MPUB t\n" + size(99) + size(1) + size(101), b"E_BAD_MESSAGE MPUB message too big 101 > 100"),
+        (
+            b"MPUB t\n" + size(99) + size(2) + size(1) + b"a" + size(0),
+            b"E_BAD_MESSAGE MPUB invalid message(1) body size 0",
+        ),
+        (
+            b"MPUB t\n" + size(13) + size(2) + size(1) + b"a" + size(1),
+            b"E_BAD_BODY MPUB messages exceed the declared body size",
+        ),
+        (b"IDENTIFY\n" + size(0), b"E_BAD_BODY IDENTIFY invalid body size 0"),
+        (b"IDENTIFY\n" + size(301), b"E_BAD_BODY IDENTIFY body too big 301 > 300"),
+        (b"AUTH x\n", b"E_INVALID AUTH invalid number of parameters"),
+        (b"AUTH\n" + size(-1), b"E_BAD_BODY AUTH invalid body size -1"),
+        (b"A" * (commands.MAX_LINE + 1), b"E_INVALID command line too long"),
+        (b"A" * (commands.MAX_LINE + 1) + b"\n", b"E_INVALID command line too long"),
+    ],
+)
+def test_what_is_malformed_is_named_at_once_and_ends_the_stream(wire: bytes, error: bytes) -> None:
+    parser = CommandParser(SMALL)
+    assert parser.feed(b"NOP\n" + wire) == [(b"NOP", [], None)]
+    assert parser.error is not None
+    assert bytes(parser.error) == error
+    assert parser.feed(b"NOP\n") == []
+
+
+def test_a_count_that_other_bodies_could_hold_waits_for_its_messages() -> None:
+    assert parsed(b"MPUB t\n" + size(9) + size(50) + size(1) + b"a") == ([], None)
+
+
+def test_parsing_stops_behind_an_identify() -> None:
+    parser = CommandParser(SMALL)
+    wire = commands.NOP + commands.identify(b"{}") + commands.NOP + b"\x16\x03\x01 not a command"
+    assert [verb for verb, _, _ in parser.feed(wire)] == [b"NOP", b"IDENTIFY"]
+    assert parser.stopped
+    assert parser.take_rest() == commands.NOP + b"\x16\x03\x01 not a command"
+    assert not parser.stopped
+    assert parser.take_rest() == b""
+    assert parser.feed(b"NOP\n") == [(b"NOP", [], None)]
+
+
+def test_after_stopping_new_bytes_follow_the_held_ones() -> None:
+    parser = CommandParser(SMALL)
+    parser.feed(commands.identify(b"{}") + b"RD")
+    assert parser.feed(b"Y 7\n") == [(b"RDY", [b"7"], None)]
+
+
+def test_an_identify_at_the_very_end_leaves_no_rest() -> None:
+    parser = CommandParser(SMALL)
+    parser.feed(commands.identify(b"{}"))
+    assert parser.stopped
+    assert parser.take_rest() == b""
+
+
+def test_stopping_does_not_copy_what_follows() -> None:
+    """Otherwise a chunk full of IDENTIFYs takes seconds: here 3000 times 4 MB."""
+    tail = b"PUB t\n" + size(5_000_000) + b"x" * 4_000_000
+    started = time.process_time()
+    found, error = parsed(commands.identify(b"{}") * 3_000 + tail, Limits(max_msg_size=5_000_000))
+    assert (len(found), error) == (3_000, None)
+    assert time.process_time() - started < 0.3
+
+
+def test_a_long_body_in_small_chunks_is_joined_once() -> None:
+    limits = Limits()
+    wire = commands.mpub("t", [bytes([number % 256]) * 10_000 for number in range(500)])
+    parser = CommandParser(limits)
+    found: list[Command] = []
+    for start in range(0, len(wire), 1_000):
+        found += parser.feed(wire[start : start + 1_000])
+    assert [(verb, len(body or b"")) for verb, _, body in found] == [(b"MPUB", 500)]
+
+
+def test_memory_stays_within_the_limits() -> None:
+    """A client that announces much and then sends what it likes."""
+    parser = CommandParser(SMALL)
+    tracemalloc.start()
+    try:
+        parser.feed(b"PUB t\n" + size(100))
+        for _ in range(2_000):
+            parser.feed(b"y" * 1_000)
+        assert tracemalloc.get_traced_memory()[1] < 200_000
+    finally:
+        tracemalloc.stop()
+    assert parser.error is not None
+
+
+def test_the_encoders_bytes() -> None:
+    assert commands.identify(b"{}") == b"IDENTIFY\n\0\0\0\2{}"
+    assert commands.auth(b"s") == b"AUTH\n\0\0\0\1s"
+    assert commands.sub("t", "c") == b"SUB t c\n"
+    assert commands.rdy(5) == b"RDY 5\n"
+    assert commands.fin(ID) == b"FIN " + ID + b"\n"
+    assert commands.req(ID, 7) == b"REQ " + ID + b" 7\n"
+    assert commands.touch(ID) == b"TOUCH " + ID + b"\n"
+    assert commands.pub("t", b"x") == b"PUB t\n\0\0\0\1x"
+    assert commands.dpub("t", 9, b"x") == b"DPUB t 9\n\0\0\0\1x"
+    assert commands.mpub("t", iter([b"a", b"bb"])) == b"MPUB t\n\0\0\0\x0f\0\0\0\2\0\0\0\1a\0\0\0\2bb"
+
+
+@given(st.lists(bodies, min_size=1, max_size=20))
+def test_packed_bodies_unpack(batch: list[bytes]) -> None:
+    assert unpack_bodies(commands.pack_bodies(batch), Limits()) == batch
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"", "BAD_BODY"),
+        (b"\0\0\0", "BAD_BODY"),
+        (size(0), "BAD_BODY"),
+        (size(-1), "BAD_BODY"),
+        (size(60) + size(1) + b"a", "BAD_BODY"),
+        (size(5) + b"zz", "BAD_MESSAGE"),
+        (size(1), "BAD_MESSAGE"),
+        (size(1) + size(0), "BAD_MESSAGE"),
+        (size(1) + size(-4) + b"abcd", "BAD_MESSAGE"),
+        (size(1) + size(101) + b"x" * 101, "BAD_MESSAGE"),
+        (size(2) + size(1) + b"a" + size(2) + b"b", "BAD_MESSAGE"),
+    ],
+)
+def test_bodies_that_do_not_unpack(data: bytes, code: str) -> None:
+    with pytest.raises(BadBodies) as caught:
+        unpack_bodies(data, SMALL)
+    assert caught.value.code == code
+
+
+@given(st.binary(max_size=400))
+def test_unpacking_random_bytes_raises_only_what_it_says(data: bytes) -> None:
+    try:
+        batch = unpack_bodies(data, SMALL)
+    except BadBodies:
+        return
+    assert data.startswith(commands.pack_bodies(batch))

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq.wire.identify import AuthReply, BadJson, IdentifyReply, IdentifyRequest
+
+BODIES = [IdentifyRequest, IdentifyReply, AuthReply]
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_defaults_survive_the_wire(kind: Any) -> None:
+    assert kind.decode(kind().encode()) == kind()
+    assert kind.decode(b"{}") == kind()
+
+
+@given(st.builds(IdentifyRequest) | st.builds(IdentifyReply) | st.builds(AuthReply))
+def test_everything_survives_the_wire(body: Any) -> None:
+    assert type(body).decode(body.encode()) == body
+
+
+def test_the_reply_has_the_order_and_form_of_the_wire() -> None:
+    assert IdentifyReply(version="1.3.0", msg_timeout=60000, tls_v1=True).encode() == (
+        b'{"max_rdy_count":2500,"version":"1.3.0","max_msg_timeout":0,"msg_timeout":60000,"tls_v1":true,'
+        b'"deflate":false,"deflate_level":0,"max_deflate_level":0,"snappy":false,"sample_rate":0,'
+        b'"auth_required":false,"output_buffer_size":0,"output_buffer_timeout":0,"topology_region":"",'
+        b'"topology_zone":""}'
+    )
+
+
+def test_unknown_fields_are_ignored_and_null_is_absent() -> None:
+    body = b'{"zzz": [1], "client_id": null, "hostname": "h", "heartbeat_interval": -1}'
+    assert IdentifyRequest.decode(body) == IdentifyRequest(hostname="h", heartbeat_interval=-1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("heartbeat_interval", "1000"),
+        ("heartbeat_interval", 1000.0),
+        ("heartbeat_interval", True),
+        ("tls_v1", 1),
+        ("tls_v1", "true"),
+        ("client_id", 7),
+        ("client_id", ["c"]),
+        ("sample_rate", {}),
+    ],
+)
+def test_a_field_of_the_wrong_type_spoils_the_body(field: str, value: Any) -> None:
+    with pytest.raises(BadJson, match=field):
+        IdentifyRequest.decode(json.dumps({field: value}).encode())
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"nope", b"[]", b"1", b'"x"', b"\xff\xfe\xff", b"{", b"[" * 100_000, b"9" * 10_000]
+)
+def test_what_is_no_json_object(body: bytes) -> None:
+    with pytest.raises(BadJson):
+        IdentifyRequest.decode(body)
+
+
+@given(st.binary(max_size=100))
+def test_random_bytes_raise_nothing_else(body: bytes) -> None:
+    with suppress(BadJson):
+        IdentifyRequest.decode(body)
