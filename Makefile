@@ -2,6 +2,7 @@
 #   PYTHON=/path/to/python   the Python to make .venv with (default: the first of 3.11 or newer on PATH)
 #   ARGS='-k name -x'        handed to pytest, or to the command that the target runs
 #   SMOKE=1                  make test: the unit tests only
+#   KEEP=1                   make run: leave the daemons running at the end, until Ctrl-C
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -9,7 +10,7 @@ SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
 
 # Nothing of the caller's Python may leak in.
-unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP PYTHONWARNINGS VIRTUAL_ENV PYTEST_ADDOPTS MYPYPATH
+unexport PYTHONPATH PYTHONHOME PYTHONSAFEPATH PYTHONSTARTUP PYTHONWARNINGS VIRTUAL_ENV PYTEST_ADDOPTS MYPYPATH
 # An empty HOME sends caches to the file system's root; without one the user database is asked.
 ifeq ($(HOME),)
 unexport HOME
@@ -20,7 +21,7 @@ pytest := $(python) -m pytest
 inputs := setup.cfg setup.py Makefile .ci/environment.py .ci/python
 # What is linted and typed: of examples and benchmarks, what there is.
 typed := nsq $(patsubst %/,%,$(sort $(dir $(wildcard examples/*.py benchmarks/*.py))))
-sources := $(typed) tests .ci setup.py
+sources := $(typed) tests .ci .ci/packaging setup.py
 
 # A .venv that was made for another directory (a copied tree), or whose Python is gone, is made anew.
 usable := $(shell test "$$(cat .venv/made-for 2>/dev/null)" = "$$(pwd -P)" && $(python) -I -c '' 2>/dev/null && echo yes)
@@ -28,13 +29,13 @@ ifneq ($(usable),yes)
 anew := anew
 endif
 
-.PHONY: help run test lint types format bench chaos clean anew
+.PHONY: help run test lint types format docs bench chaos clean anew
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
-run: .venv/installed-run ## nsqlookupd, nsqd and a small conversation between them
-	@$(python) examples/demo.py $(ARGS)
+run: .venv/installed-run ## a web shop on a whole NSQ of its own (KEEP=1: leaves it running)
+	@$(python) -m examples.demo $(if $(KEEP),--keep) $(ARGS)
 
 test: .venv/installed-dev $(if $(SMOKE),,.venv/installed-interop) ## the tests (SMOKE=1: unit tests only; ARGS='-k name' goes to pytest)
 	@$(pytest) -m 'not chaos' $(if $(SMOKE),tests/unit) $(ARGS)
@@ -49,6 +50,10 @@ types: .venv/installed-dev ## mypy --strict
 format: .venv/installed-dev ## put the code into ruff's format
 	@$(python) -m ruff check --quiet --fix-only $(sources)
 	@$(python) -m ruff format $(sources)
+
+docs: .venv/installed-docs ## the pages of docs/ and the reference, as HTML in build/docs
+	@$(python) -m mkdocs --quiet build --strict --clean $(ARGS)
+	@echo build/docs/index.html
 
 bench: .venv/installed-dev ## the benchmarks
 	@$(python) -m benchmarks $(ARGS)

@@ -1,4 +1,4 @@
-"""Makes the repository's ``.venv`` and installs the project into it, editable: ``environment.py run|dev``.
+"""Makes the repository's ``.venv`` and installs the project into it: ``environment.py run|dev|docs``.
 
 ``environment.py interop`` installs other people's clients, which tests/interop drives, each into an
 environment of its own below ``.venv/interop``: one of them is a module ``nsq`` too. One that cannot be
@@ -15,6 +15,7 @@ import fcntl
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -26,10 +27,11 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOG = VENV / "install.log"
+TEMPORARY = VENV / "tmp"
 OWNER = VENV / "made-for"
 """Holds the path the environment was made for: a copied or moved tree must not use the old tree's code."""
 
-EXTRAS = {"run": "server", "dev": "dev"}
+EXTRAS = {"run": "server", "dev": "dev", "docs": "docs"}
 INTEROP = "interop"
 CLIENTS = VENV / INTEROP
 PINS = ROOT / "tests" / "interop" / "requirements"
@@ -52,6 +54,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def logged(*command: str | Path) -> bool:
+    TEMPORARY.mkdir(exist_ok=True)
     with LOG.open("ab") as log:
         log.write(f"\n$ {' '.join(map(str, command))}\n".encode())
         log.flush()
@@ -62,7 +65,8 @@ def succeeds(command: Sequence[str | Path], output: IO[bytes] | int = subprocess
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env=clean_environment(),
+        # A pip that is killed leaves its temporary files: not in everybody's directory, then.
+        env=clean_environment() | {"TMPDIR": str(TEMPORARY)},
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=output,
@@ -168,6 +172,7 @@ def set_up(kind: str) -> None:
         else:
             install(EXTRAS[kind])
         stamp.touch()
+        shutil.rmtree(TEMPORARY, ignore_errors=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -175,8 +180,13 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0] not in kinds:
         print(f"usage: environment.py {'|'.join(kinds)}", file=sys.stderr)
         return 2
+    # So that pip ends with us; Ctrl-C it gets by itself.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         set_up(arguments[0])
+    except KeyboardInterrupt:
+        print("interrupted: the next make goes on from here", file=sys.stderr)
+        return 130
     except SetupError as error:
         print(error, file=sys.stderr)
         return 1

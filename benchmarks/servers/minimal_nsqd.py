@@ -8,6 +8,7 @@ that a chunk leads to. A topic is one queue, whatever the channel.
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import itertools
 import struct
@@ -122,6 +123,7 @@ async def serve(port: int) -> None:
 
 
 if __name__ == "__main__":
+    gc.disable()  # nothing here makes cycles
     loop_factory = None
     with suppress(ImportError):
         loop_factory = importlib.import_module("uvloop").new_event_loop

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import random
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterable
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 from nsq.config import Config
@@ -23,10 +21,11 @@ from nsq.consumer.handlers import BatchHandler, Handler
 from nsq.consumer.hooks import ConsumerHooks, HookRunner
 from nsq.consumer.outcomes import RequeueDelay
 from nsq.consumer.reports import ConsumerHealth, ConsumerStats, StopReport
+from nsq.consumer.signals import SignalWatch
 from nsq.errors import Closed, ConfigError, Forked
 from nsq.message import Message
 from nsq.transport.base import Transport
-from nsq.transport.tcp import AddressTransport, TcpTransport, default_transport
+from nsq.transport.tcp import transport_of
 from nsq.wire.names import check_channel, check_topic
 
 log = logging.getLogger("nsq.consumer")
@@ -97,7 +96,7 @@ class Consumer:
             self.channel,
             self.config,
             flow,
-            transport or _transport_of(self.config),
+            transport or transport_of(self.config),
             runner,
             give_up,
             delay,
@@ -105,12 +104,9 @@ class Consumer:
         self._finder = self._make_discovery()  # made now, so that wrong addresses are told of now
         self._lock = threading.Lock()  # guards the state
         self._state = "new"
-        # For ``run``: signals, and None when it has stopped. A SimpleQueue, unlike an Event, may be used from
-        # a signal handler that interrupts its own user.
-        self._news: queue.SimpleQueue[signal.Signals | None] = queue.SimpleQueue()
+        self._watch: SignalWatch | None = None  # while ``run`` waits
         self._stopped = threading.Event()
         self._report: StopReport | None = None
-        self._previous: dict[signal.Signals, Any] = {}  # handlers of signals that ``run`` has replaced
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -236,7 +232,9 @@ class Consumer:
             self._report = report
         self._state = "stopped"
         self._stopped.set()
-        self._news.put(None)
+        watch = self._watch
+        if watch is not None:
+            watch.wake()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has stopped, whoever stops it."""
@@ -249,44 +247,24 @@ class Consumer:
         In another thread than the main one signals are left alone: there it ends when ``stop`` is called.
         """
         self._check_process()
-        self._take_signals()
-        try:
-            if self._state == "new":
-                self.start()
-            signalled = False
-            while not self._stopped.is_set():
-                number = self._news.get()
-                if number is None:
-                    continue
-                if signalled:
-                    return self._stop_now(time.monotonic())
-                signalled = True
-                if self._is_first_to_stop():
-                    log.info("%s: %r stops", number.name, self)
-                    self._stop_in_background(time.monotonic() + timeout)
-            return self.stop()
-        finally:
-            for number in list(self._previous):
-                self._give_back(number)
-
-    def _take_signals(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._previous[number] = signal.signal(number, self._signalled)
-
-    def _give_back(self, number: signal.Signals) -> None:
-        """None is a handler that was not set from Python; it cannot be set from here either."""
-        previous = self._previous.pop(number)
-        signal.signal(number, signal.SIG_DFL if previous is None else previous)
-
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:
-            # A child that a handler has forked: nothing of ours to stop, it is to end as if without us.
-            self._give_back(signal.Signals(number))
-            os.kill(os.getpid(), number)
-            return
-        # Nothing is raised: that could happen between any two steps of whatever the main thread does.
-        self._news.put(signal.Signals(number))
+        with SignalWatch() as self._watch:
+            try:
+                if self._state == "new":
+                    self.start()
+                signalled = False
+                while not self._stopped.is_set():
+                    number = self._watch.wait()
+                    if number is None:
+                        continue
+                    if signalled:
+                        return self._stop_now(time.monotonic())
+                    signalled = True
+                    if self._is_first_to_stop():
+                        log.info("%s: %r stops", number.name, self)
+                        self._stop_in_background(time.monotonic() + timeout)
+                return self.stop()
+            finally:
+                self._watch = None
 
     def __enter__(self) -> Self:
         return self.start() if self._state == "new" else self
@@ -365,12 +343,9 @@ class Consumer:
         """
         self._lock = threading.Lock()
         self._state = "inherited from the parent process, inert"
-
-
-def _transport_of(config: Config) -> Transport:
-    if config.local_address is None:
-        return default_transport
-    return AddressTransport(TcpTransport(local_address=config.local_address))
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.abandon()
 
 
 def _addresses(given: Addresses) -> list[str]:

@@ -11,10 +11,13 @@ import threading
 import time
 from collections.abc import Callable
 
-from nsq.errors import NsqError, ServerError
+from nsq.errors import ConfigError, NsqError, ServerError
 from nsq.message import Message
 
 log = logging.getLogger("nsq.consumer")
+
+#: Events that may wait for the hooks' thread.
+_MAX_EVENTS = 100_000
 
 
 class ConsumerHooks:
@@ -47,8 +50,11 @@ class HookRunner:
     """Queues events for the thread that calls the hooks; ``active`` is false when nobody listens."""
 
     def __init__(self, hooks: ConsumerHooks | None, name: str) -> None:
+        if hooks is not None and not isinstance(hooks, ConsumerHooks):
+            raise ConfigError(f"hooks is {hooks!r}; it must be an instance of a subclass of ConsumerHooks")
         self.hooks = hooks or ConsumerHooks()
         self.active = hooks is not None
+        self.lost = 0
         self._queue: queue.SimpleQueue[tuple[Callable[..., None], tuple[object, ...]] | None] = (
             queue.SimpleQueue()
         )
@@ -59,8 +65,15 @@ class HookRunner:
             self._thread.start()
 
     def tell(self, hook: Callable[..., None], *args: object) -> None:
-        if self.active:
-            self._queue.put((hook, args))
+        if not self.active:
+            return
+        if self._queue.qsize() >= _MAX_EVENTS:
+            # Rather no metrics than no memory. What is lost is counted, and told of once in a while.
+            self.lost += 1
+            if self.lost & (self.lost - 1) == 0:
+                log.warning("the hooks are too slow: %d events were dropped so far", self.lost)
+            return
+        self._queue.put((hook, args))
 
     def owns_current_thread(self) -> bool:
         return threading.current_thread() is self._thread

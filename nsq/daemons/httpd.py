@@ -292,4 +292,7 @@ def _head(
 
 
 def _phrase(status: int) -> str:
+    """Go's words for a status; Python's change with its versions."""
+    if status == http.HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return "Request Entity Too Large"
     return http.HTTPStatus(status).phrase if status in set(http.HTTPStatus) else ""

@@ -6,6 +6,7 @@ Imports nothing of the package but errors and the daemons' log; never aiohttp: `
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import os
 import signal
@@ -32,8 +33,19 @@ def require_server_extra(program: str) -> None:
 
 def run(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
     """Run until SIGTERM or SIGINT and return the exit status. A second signal does not wait for the stop."""
+    _calm_collector()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(make_daemon, log))
+
+
+def _calm_collector() -> None:
+    """Look for cycles less often: a message makes none, yet every one that waits is looked at.
+
+    With the usual thresholds that took 45 % of the time under a pipelined MPUB, and rates doubled without it.
+    Only a program does this: a daemon in somebody's thread must leave the process as it is.
+    """
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -18,10 +18,9 @@ from nsq.errors import ConnectionFailed, NsqError, Unanswered, UsageError
 from nsq.producer.engine import Engine
 from nsq.producer.reports import Acknowledged, ProducerHealth, ProducerStats
 from nsq.producer.request import checked_timeout, multi_publish_request, publish_request
-from nsq.transport import default_transport
 from nsq.transport.addresses import is_unix, split, unix_path
 from nsq.transport.base import Transport
-from nsq.transport.tcp import AddressTransport, TcpTransport
+from nsq.transport.tcp import transport_of
 from nsq.transport.tls import context_of
 
 log = logging.getLogger("nsq.producer")
@@ -66,7 +65,7 @@ class Producer:
             raise UsageError(
                 'a producer needs an nsqd, such as Producer("127.0.0.1:4150"), or nsqlookupd=[…]'
             )
-        self._transport = transport or _transport_of(self._config)
+        self._transport = transport or transport_of(self._config)
         self._context = context_of(self._config)
         self._on_acknowledged = on_acknowledged
         self._engine = self._new_engine()
@@ -238,9 +237,3 @@ def _checked_lookupds(addresses: Iterable[str]) -> tuple[str, ...]:
     if isinstance(addresses, str):
         raise UsageError(f"nsqlookupd is one str ({addresses!r}), must be a list of addresses")
     return tuple(dict.fromkeys(addresses))
-
-
-def _transport_of(config: Config) -> Transport:
-    if config.local_address is None:
-        return default_transport
-    return AddressTransport(TcpTransport(local_address=config.local_address))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import time
 
+from nsq.config import Config
 from nsq.errors import ConfigError, DialFailed
 
 from . import addresses
@@ -135,3 +136,10 @@ class AddressTransport:
 
 
 default_transport: Transport = AddressTransport()
+
+
+def transport_of(config: Config) -> Transport:
+    """The one that a client's options ask for."""
+    if config.local_address is None:
+        return default_transport
+    return AddressTransport(TcpTransport(local_address=config.local_address))

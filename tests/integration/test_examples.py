@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -31,7 +33,8 @@ class Example:
 
     def __init__(self, name: str, *arguments: object, **environment: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, str(EXAMPLES / name), *map(str, arguments)],
+            [sys.executable, *program(name), *map(str, arguments)],
+            cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -57,6 +60,11 @@ class Example:
             raise AssertionError(f"no line has {pattern!r}: {self.lines}") from None
         return found
 
+    def addresses(self) -> list[str]:
+        """Those that it has told so far, of daemons."""
+        told = [line for line in list(self.lines) if line.startswith("nsq")]
+        return re.findall(r"(?:tcp|http) (\S+)", "\n".join(told))
+
     def interrupt(self, number: signal.Signals = signal.SIGINT) -> int:
         self._process.send_signal(number)
         return self.end()
@@ -71,6 +79,12 @@ class Example:
         self.end()
         assert self._process.stdout is not None
         self._process.stdout.close()
+
+
+def program(name: str) -> list[str]:
+    """How Python is told to run it: a file, or a folder with a ``__main__.py``."""
+    path = EXAMPLES / name
+    return [str(path)] if path.is_file() else ["-m", f"examples.{name}"]
 
 
 @pytest.fixture
@@ -91,7 +105,9 @@ Start = Callable[..., Example]
 
 def test_every_example_is_tested() -> None:
     source = Path(__file__).read_text()
-    missing = [path.name for path in EXAMPLES.glob("*.py") if f'example("{path.name}"' not in source]
+    folders = [path.parent for path in EXAMPLES.glob("*/__main__.py")]
+    examples = [path.name for path in (*EXAMPLES.glob("*.py"), *folders)]
+    missing = [name for name in examples if f'example("{name}"' not in source]
     assert missing == []
 
 
@@ -212,14 +228,48 @@ def test_custom_transport(example: Start, nsqd: Nsqd) -> None:
 
 
 def test_demo(example: Start, tmp_path: Path) -> None:
-    """It brings its own daemons, and leaves a file."""
-    script = example("demo.py", "--messages", "500", TMPDIR=str(tmp_path))
+    """It brings its own daemons, survives the kill of one of them, and leaves a file."""
+    script = example("demo", "--orders", "500", TMPDIR=str(tmp_path))
     assert script.end() == 0, script.lines
-    script.wait_for(r"published\s+500 orders")
+    script.wait_for("^half-way: nsqd .* is killed")
+    script.wait_for("^it is back after")
+    script.wait_for("^2,000 events published in")
     for channel in ("billing", "archive"):
-        script.wait_for(rf"{channel}\s+500 handled, .* 0 lost, 0 twice")
+        script.wait_for(rf"^{channel} +2,000 .* 0$")
+    script.wait_for(r"^0 lost, [\d,]+ twice")
     (archive,) = tmp_path.iterdir()
-    assert len(archive.read_text().splitlines()) == 500
+    assert {json.loads(line)["event"] for line in archive.read_text().splitlines()} == set(range(2000))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("line", ["^nsqd ", "%  ", "^half-way"])
+def test_the_demo_interrupted_leaves_nothing(
+    example: Start, tmp_path: Path, number: signal.Signals, line: str
+) -> None:
+    script = example("demo", TMPDIR=str(tmp_path))
+    script.wait_for(line)
+    addresses = script.addresses()
+    assert script.interrupt(number) == 128 + number, script.lines
+    assert script.lines[-1] == "stopped; nothing is left behind"
+    assert list(tmp_path.iterdir()) == []
+    assert [address for address in addresses if is_listening(address)] == []
+
+
+def test_the_demo_can_be_kept(example: Start, tmp_path: Path) -> None:
+    script = example("demo", "--orders", "100", "--keep", TMPDIR=str(tmp_path))
+    script.wait_for("^all of it goes on running")
+    addresses = script.addresses()
+    until("told again", lambda: len(script.addresses()) == 2 * len(set(addresses)))
+    assert [address for address in addresses if not is_listening(address)] == []
+    assert script.interrupt() == 0
+    assert [address for address in addresses if is_listening(address)] == []
+    assert [path.suffix for path in tmp_path.iterdir()] == [".jsonl"]
+
+
+def is_listening(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as connection:
+        return connection.connect_ex((host, int(port))) == 0
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ EXTRAS = {
     "fast": {"uvloop"},
     "test": {"nsq[server]", "pytest", "pytest-timeout", "hypothesis", "trustme"},
     "dev": {"nsq[test]", "coverage", "ruff", "mypy"},
+    "docs": {"mkdocs", "mkdocstrings[python]"},
 }
 SCRIPTS = {"nsqd": "nsq.daemons.nsqd.main:main", "nsqlookupd": "nsq.daemons.nsqlookupd.main:main"}
 
@@ -56,6 +57,22 @@ def test_the_version_can_be_read_without_importing() -> None:
         and [target.id for target in node.targets if isinstance(target, ast.Name)] == ["__version__"]
     ]
     assert written == [nsq.__version__]
+
+
+def test_the_files_that_the_metadata_names_are_there(setup: configparser.ConfigParser) -> None:
+    metadata = setup["metadata"]
+    named = [metadata["license_files"], metadata["long_description"].removeprefix("file: ")]
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_every_file_beside_the_package_is_shipped() -> None:
+    # setuptools takes these without being told.
+    taken = {"README.md", "LICENSE", "setup.cfg", "setup.py", "MANIFEST.in"}
+    manifest = (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines()
+    included = {name for line in manifest if line.startswith("include ") for name in line.split()[1:]}
+    pages = {path.name for path in ROOT.glob("*.md")}
+    assert pages - taken <= included
+    assert [name for name in included if not (ROOT / name).is_file()] == []
 
 
 def test_the_core_needs_two_packages(setup: configparser.ConfigParser) -> None:

@@ -73,7 +73,7 @@ class Nsqd:
         clock = LoopClock(asyncio.get_running_loop())
         self._all_gone = asyncio.Event()
         self._all_gone.set()
-        self._storage = Storage(options, log)
+        self._storage = Storage(options, clock, log)
         self._broker = Broker(
             clock,
             node_id=options.node_id,
@@ -156,7 +156,8 @@ class Nsqd:
         self._memory.stop()
         broker, self._broker = self._broker, None
         if broker is not None and self._storage is not None:
-            broker.close()
+            for fault in broker.close():
+                self._log.error("%s", fault)
             await self._storage.stop()
 
     async def _part_with_clients(self) -> None:

@@ -48,7 +48,10 @@ class Backlog(Protocol):
     def clear(self) -> None: ...
 
     def close(self, taken: list[Message]) -> None:
-        """nsqd stops. ``taken`` are those that were neither put back nor finished."""
+        """nsqd stops. ``taken`` are those that were neither put back nor finished.
+
+        Raises StorageFailed when not everything can be kept.
+        """
 
     def delete(self) -> None:
         """Leave nothing behind."""

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from nsq.daemons.nsqd.core.backlog import Backlogs, InMemory
+from nsq.daemons.nsqd.core.backlog import Backlogs, InMemory, StorageFailed
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.clock import Clock
 from nsq.daemons.nsqd.core.latency import LatencyWindow, MeasuredChannel
@@ -170,9 +170,23 @@ class Broker:
         for channel in woken:
             channel.pump()
 
-    def close(self) -> None:
-        """Stop every timer, part with every subscriber, and leave all messages to their backlogs."""
+    def resume(self) -> None:
+        """The disk may work again: go on wherever it could not be read."""
         for topic in self.topics.values():
-            topic.backlog.close([])
+            topic.release()
             for channel in topic.channels.values():
-                channel.shelve()
+                channel.wake()
+
+    def close(self) -> list[StorageFailed]:
+        """Stop every timer, part with every subscriber, leave all messages to their backlogs.
+
+        What went wrong is returned: one queue's disk is no reason to give up the others.
+        """
+        faults = []
+        for topic in self.topics.values():
+            for shelve in (topic.shelve, *(channel.shelve for channel in topic.channels.values())):
+                try:
+                    shelve()
+                except StorageFailed as fault:
+                    faults.append(fault)
+        return faults

@@ -123,6 +123,9 @@ class Channel:
                 served[id(subscriber)] = subscriber
                 self._turn = place + 1
                 self._hand_over(subscriber, messages, now)
+            else:
+                continue
+            break  # fewer than were counted, or the disk cannot be read at the moment
         for subscriber in served.values():
             subscriber.sink.flush()
 
@@ -242,9 +245,10 @@ class Channel:
         self.subscribers.clear()
 
     def shelve(self) -> None:
-        """nsqd stops: the backlog gets back what it gave away and nobody finished."""
+        """nsqd stops: the backlog gets back what it gave away and nobody finished. Raises StorageFailed."""
+        taken = [message for subscriber in self.subscribers for message in subscriber.in_flight.values()]
         self.close()
-        taken = [message for _, _, message in sorted(self._deferred, key=itemgetter(0, 1))]
+        taken += [message for _, _, message in sorted(self._deferred, key=itemgetter(0, 1))]
         self._deferred.clear()
         self.backlog.close(taken)
 

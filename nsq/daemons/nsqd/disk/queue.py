@@ -160,6 +160,12 @@ class DiskQueue:
         self._named = max(self._named, job.written.file)
         self._writer.synced(job.numbers, job.written)
 
+    def begin_new_file(self) -> None:
+        """Append to another file from now on: an fsync of this one has failed."""
+        self._insist_on_open()
+        if self._segments.last.end:
+            self._writer.roll()
+
     def synced(self, job: SyncJob) -> None:
         """``job`` was called and did not raise. One that was cancelled meanwhile changes nothing."""
         if job is not self._job:

@@ -31,9 +31,9 @@ class Publishing:
                 self._broker.publish_deferred(name, body, delay)
             else:
                 self._broker.publish(name, [body])
+            await self._lasting()
         except StorageFailed:
             raise HttpError(503, "PUB_FAILED") from None
-        await self._lasting()
         return OK
 
     async def _lasting(self) -> None:
@@ -62,9 +62,9 @@ class Publishing:
         if bodies:
             try:
                 self._broker.publish(name, bodies)
+                await self._lasting()
             except StorageFailed:
                 raise HttpError(503, "MPUB_FAILED") from None
-            await self._lasting()
         return OK
 
     def _lines(self, body: bytes) -> list[bytes]:

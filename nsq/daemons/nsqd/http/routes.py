@@ -9,14 +9,15 @@ from nsq.daemons.nsqd.http.administration import Administration
 from nsq.daemons.nsqd.http.context import Context
 from nsq.daemons.nsqd.http.inspection import Inspection
 from nsq.daemons.nsqd.http.publishing import Publishing
-from nsq.daemons.routes import Reply, Request, Route
+from nsq.daemons.nsqd.storage.committer import Committer
+from nsq.daemons.routes import Handler, Reply, Request, Route
 
 
 def routes(context: Context) -> list[Route]:
     publishing = Publishing(context)
     administration = Administration(context)
     inspection = Inspection(context)
-    actions = {
+    actions: dict[str, Handler] = {
         "/topic/create": administration.create_topic,
         "/topic/delete": administration.delete_topic,
         "/topic/empty": administration.empty_topic,
@@ -28,6 +29,8 @@ def routes(context: Context) -> list[Route]:
         "/channel/pause": administration.pause_channel,
         "/channel/unpause": administration.unpause_channel,
     }
+    if context.storage.waits is not None:
+        actions = {path: _lasting(action, context.storage.waits) for path, action in actions.items()}
     return [
         Route("GET", "/ping", inspection.ping, plain=True),
         Route("GET", "/info", inspection.info),
@@ -48,6 +51,18 @@ def routes(context: Context) -> list[Route]:
             for method in ("GET", "POST")
         ),
     ]
+
+
+def _lasting(action: Handler, committer: Committer) -> Handler:
+    """Answers when what it did is on disk to stay."""
+
+    async def act(request: Request) -> Reply:
+        made = action(request)
+        reply = made if isinstance(made, Reply) else await made
+        await committer.lasting()
+        return reply
+
+    return act
 
 
 def _older_name(path: str) -> str:

@@ -45,7 +45,8 @@ class Lasting(Protocol):
     """Knows when what is written is on disk to stay."""
 
     def when_lasting(self, call: Callable[[int], None], /) -> int:
-        """Call with the ticket returned, or a later one, once all written by now is: never at once."""
+        """Call with the ticket returned, or a later one, once all written by now is: never at once. With a
+        negative one when it may never be."""
 
 
 class Environment:
@@ -140,8 +141,6 @@ class Session:
             for commands in self._stream.read(data):
                 self._liveness.heard()
                 self._execute(commands)
-            if self._stream.unsealed:
-                self._wait_until_lasting()
             if self._stream.error is not None and not self._suspended:
                 self._refuse(bytes(self._stream.error))
             else:
@@ -153,14 +152,26 @@ class Session:
             self._end()
         except LayerError as fault:
             self._broken(fault)
+        self._wait_until_lasting()
+
+    def _hold_until_lasting(self) -> None:
+        """What is written from here on leaves when what was done is on disk to stay."""
+        if self._environment.lasting is not None:
+            self._stream.hold()
 
     def _wait_until_lasting(self) -> None:
-        """The OKs of this chunk's publications leave when these are on disk to stay."""
+        """One wait for all that the commands at hand have done, even if they ended in an error."""
         lasting = self._environment.lasting
-        if lasting is not None:
+        if lasting is not None and self._stream.unsealed:
             self._stream.seal(lasting.when_lasting(self._lasting))
 
     def _lasting(self, ticket: int) -> None:
+        if ticket < 0:
+            # Neither OK nor an error would be true: the client has to find out, or publish again.
+            self._log.error("client(%s) what it published may be lost: disk failure", self.remote_address)
+            self._stream.drop_held()
+            self._end()
+            return
         try:
             self._stream.release(ticket)
         except LayerError as fault:
@@ -280,8 +291,10 @@ class Session:
     def _send_heartbeat(self) -> None:
         # The first that a client reads after a handshake must be the OK that confirms it.
         if not self._stream.shaking_hands:
-            self._stream.write(_HEARTBEAT_FRAME)
-            self.flush()
+            try:
+                self._stream.write_at_once(_HEARTBEAT_FRAME)
+            except LayerError as fault:
+                self._broken(fault)
 
     def _fell_silent(self) -> None:
         if self._suspended:
@@ -299,7 +312,9 @@ class Session:
         except BadJson:
             raise Refused("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
         agreement = negotiate(request, self._options)
-        if self._stream.layered and (agreement.tls or agreement.snappy or agreement.deflate):
+        # What is held would have to leave through the layers of the time it was written at.
+        too_late = self._stream.layered or self._stream.holding
+        if too_late and (agreement.tls or agreement.snappy or agreement.deflate):
             raise Refused("E_INVALID", "cannot IDENTIFY in current state")
         self.request, self.agreement = request, agreement
         self._liveness.start(agreement.heartbeat)
@@ -361,6 +376,7 @@ class Session:
             self._catch_up()
         except LayerError as fault:
             self._broken(fault)
+        self._wait_until_lasting()
 
     def _act_on(self, answer: Grant | AuthError, then: Callable[[Grant], None]) -> None:
         try:
@@ -415,8 +431,7 @@ class Session:
         self._published(topic, 1, 1)
 
     def _published(self, topic: str, messages: int, commands: int) -> None:
-        if self._environment.lasting is not None:
-            self._stream.hold()
+        self._hold_until_lasting()
         self.pub_counts[topic] = self.pub_counts.get(topic, 0) + messages
         self._stream.write(_OK_FRAME * commands)
 
@@ -427,7 +442,11 @@ class Session:
         self._permit.when_allowed("SUB", topic, channel, self._subscribe, topic.decode(), channel.decode())
 
     def _subscribe(self, topic: str, channel: str) -> None:
+        found = self._broker.topics.get(topic)
+        new = found is None or channel not in found.channels
         self._subscription.begin(topic, channel, self, self.agreement)
+        if new:
+            self._hold_until_lasting()
         self._stream.write(_OK_FRAME)
 
     def _cls(self, params: list[bytes], body: _Body) -> None:

@@ -184,12 +184,21 @@ class Stream:
         if self._out_size >= _WRITE_AT:
             self.flush()
 
+    def write_at_once(self, frame: bytes) -> None:
+        """Past what is held, for a frame that answers nothing. Raises LayerError."""
+        self._out.append(frame)
+        self.flush()
+
     # An answer can depend on what is not done yet: it and all behind it is held, in order, until then.
 
     def hold(self) -> None:
         """Hold what is written from here on, until it is sealed and released."""
         if not self._held or self._held[-1].ticket is not None:
             self._held.append(_Held())
+
+    @property
+    def holding(self) -> bool:
+        return bool(self._held)
 
     @property
     def unsealed(self) -> bool:
@@ -199,12 +208,16 @@ class Stream:
         """``release`` of this ticket, or a later one, is what the held frames wait for."""
         self._held[-1].ticket = ticket
 
+    def drop_held(self) -> None:
+        self._held.clear()
+
     def release(self, ticket: int) -> None:
         while self._held and self._held[0].ticket is not None and self._held[0].ticket <= ticket:
             self._out += self._held.popleft().frames
-        self.flush()
         if self._finished and not self._held:
             self.finish()
+        else:
+            self.flush()
 
     def flush(self) -> None:
         """Send what has been collected: nothing waits once there is nothing more to add."""

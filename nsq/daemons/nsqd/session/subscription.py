@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nsq.daemons.nsqd.core.backlog import StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel, NotInFlight, TooManyConsumers
 from nsq.daemons.nsqd.core.subscriber import Sink, Subscriber
@@ -52,6 +53,8 @@ class Subscription:
             self._channel = self._broker.subscribe(topic, channel, subscriber)
         except TooManyConsumers as refused:
             raise Refused("E_SUB_FAILED", f"SUB failed {refused}") from None
+        except StorageFailed as fault:
+            raise Refused("E_SUB_FAILED", f"SUB failed {fault}") from None
         self.subscriber = subscriber
         self.state = SUBSCRIBED
 

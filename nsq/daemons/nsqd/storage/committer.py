@@ -10,7 +10,12 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from nsq.daemons.nsqd.core.backlog import StorageFailed
+
 Job = Callable[[], None]
+
+#: Instead of a ticket: what was waited for may not be on disk.
+LOST = -1
 
 
 class Round:
@@ -30,20 +35,25 @@ class Round:
 
 
 class Committer:
-    """``prepare`` gathers a round on the loop; an OSError is told to ``failed``, and the round repeated."""
+    """``prepare`` gathers a round on the loop; what it or a job raises is told to ``failed``, and the round
+    repeated. ``distrust`` is called when a job has raised: what was written may be on disk or not."""
 
     def __init__(
         self,
         prepare: Callable[[], Round],
-        failed: Callable[[OSError], None],
+        failed: Callable[[Exception], None],
         worked: Callable[[], None],
         *,
+        distrust: Callable[[], None] = lambda: None,
         retry_after: float = 1.0,
     ) -> None:
         self._prepare = prepare
         self._failed = failed
         self._worked = worked
+        self._distrust = distrust
         self._retry_after = retry_after
+        #: Why the last round failed.
+        self.fault: Exception | None = None
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="nsqd-sync")
         self._threads.submit(int)  # starts the thread now, with the daemon, rather than under some request
         self._wanted = asyncio.Event()
@@ -61,18 +71,22 @@ class Committer:
         self._wanted.set()
 
     def when_lasting(self, call: Callable[[int], None]) -> int:
-        """Call with the ticket, once all that is written by now is on disk."""
+        """Call with the ticket, once all that is written by now is on disk; with LOST if it may never be."""
         ticket = self.ticket
         self._waiting.append((ticket, call))
         self._wanted.set()
         return ticket
 
     async def lasting(self) -> None:
-        """Return once all that is written by now is on disk."""
+        """Return once all that is written by now is on disk. Raises StorageFailed if it may never be."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def done(_: int) -> None:
-            if not future.done():
+        def done(answer: int) -> None:
+            if future.done():
+                return
+            if answer == LOST:
+                future.set_exception(StorageFailed("the disk did not take what was written"))
+            else:
                 future.set_result(None)
 
         self.when_lasting(done)
@@ -85,24 +99,35 @@ class Committer:
             self._wanted.clear()
             ticket = self.ticket
             self._begun = ticket
+            began = False
             try:
                 this = self._prepare()
+                began = True
                 if this.jobs:
                     await loop.run_in_executor(self._threads, this.run)
                 this.finish()
-            except OSError as fault:
+            except Exception as fault:
+                # Not OSError alone: whatever it was, without further rounds nobody would ever be answered.
+                self.fault = fault
+                if began:
+                    # Linux drops what a failed fsync could not write, and the next one succeeds: nothing that
+                    # was written before may count as lasting any more.
+                    self._answer(ticket, LOST)
+                    self._distrust()
                 self._failed(fault)
                 self._wanted.set()
                 await asyncio.sleep(self._retry_after)
                 continue
+            self.fault = None
             self._worked()
-            self._answer(ticket)
+            self._answer(ticket, ticket)
 
-    def _answer(self, ticket: int) -> None:
+    def _answer(self, ticket: int, answer: int) -> None:
         ready = [call for covered, call in self._waiting if covered <= ticket]
         self._waiting = [entry for entry in self._waiting if entry[0] > ticket]
+        loop = asyncio.get_running_loop()
         for call in ready:
-            call(ticket)
+            loop.call_soon(call, answer)  # what one of them raises is not for the others
 
     async def close(self) -> None:
         """End the rounds; whoever still waits is not called."""

@@ -1,91 +1,153 @@
-"""When deferred messages are due, kept beside a disk queue: records of Go's format have no place for it.
+"""When deferred messages are due, kept beside a disk queue: the records of Go's format have no place for it.
 
-Go's nsqd does not know the file and ignores it; it would deliver those messages at once, as it does its own.
+Go's nsqd does not know the file and ignores it; it would deliver those messages at once, as it does with its
+own.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
-import time
+from collections.abc import Iterable
 from pathlib import Path
 
+from nsq.daemons.nsqd.core.clock import Clock
+from nsq.daemons.nsqd.core.message import Message
+from nsq.daemons.nsqd.disk.syncing import replace_content, sync_file
+
 _ENTRY = struct.Struct(">16sq")
-#: A file of which nothing is wanted any more is cut back when it has grown beyond this.
-_LARGE = 64 * 1024
+#: In the place of a moment: the message is finished, though its record is still to be read.
+_STRUCK = 0
+#: So many entries nobody needs may be in the file, besides as many as are needed.
+_SPARE = 4096
 
 
-def wall_clock_due(due: float) -> int:
-    """A monotonic moment as nanoseconds since the epoch, which outlive the process."""
-    return time.time_ns() + round((due - time.monotonic()) * 1e9)
+class DueSync:
+    """Makes the entries so far last, in any thread; tell the book by ``synced``."""
 
+    def __init__(self, path: Path, written: int, *, named: bool) -> None:
+        self.written = written
+        self._path = path
+        self._named = named
 
-def monotonic_due(due_ns: int) -> float:
-    return time.monotonic() + (due_ns - time.time_ns()) / 1e9
+    def __call__(self) -> None:
+        try:
+            sync_file(self._path)
+        except FileNotFoundError:
+            return  # deleted meanwhile
+        if not self._named:
+            sync_file(self._path.parent)
 
 
 class DueBook:
-    """An append-only file of ids and moments; of a message that is gone or due the entry means nothing."""
+    """A file of ids and moments, written at its end only. Of a message that is gone or due an entry means
+    nothing.
 
-    def __init__(self, directory: Path, queue_name: str) -> None:
+    Methods that write raise OSError; the book is then as it was.
+    """
+
+    def __init__(self, directory: Path, queue_name: str, clock: Clock) -> None:
         self._path = directory / f"{queue_name}.dues.dat"
-        self._dues = _load(self._path)
+        self._clock = clock
+        self._dues, self._struck, self._size = _load(self._path, clock.time_ns())
         self._file = -1  # opened when there is something to write
+        self._written = self._synced = 0  # entries in this life
+        self._named = False  # whether the file's name is known to be on disk
 
-    def get(self, message_id: bytes) -> int:
-        return self._dues.get(message_id, 0)
+    def get(self, message_id: bytes) -> float:
+        """The moment on the monotonic clock; 0 if there is none."""
+        due = self._dues.get(message_id)
+        return 0.0 if due is None else self._clock.now() + (due - self._clock.time_ns()) / 1e9
 
-    def add(self, message_id: bytes, due_ns: int) -> None:
-        """Raises OSError; a torn entry is ignored by whoever reads the file."""
-        if self._file < 0:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-            self._file = os.open(self._path, flags, 0o600)
-            # Entries are found by counting bytes: a torn one must not shift those behind it.
-            os.truncate(self._file, os.fstat(self._file).st_size // _ENTRY.size * _ENTRY.size)
-        if os.write(self._file, _ENTRY.pack(message_id, due_ns)) != _ENTRY.size:
-            os.truncate(self._file, os.fstat(self._file).st_size // _ENTRY.size * _ENTRY.size)
-            raise OSError(f"{self._path} took only a part of an entry")
-        self._dues[message_id] = due_ns
+    def add(self, messages: Iterable[Message]) -> None:
+        """Those that are due later."""
+        now, now_ns = self._clock.now(), self._clock.time_ns()
+        later = {each.id: now_ns + round((each.due - now) * 1e9) for each in messages if each.due > now}
+        if not later:
+            return
+        self._tidy()
+        self._write(b"".join([_ENTRY.pack(*entry) for entry in later.items()]))
+        self._written += len(later)
+        self._dues |= later
 
     def remove(self, message_id: bytes) -> None:
         self._dues.pop(message_id, None)
-        if not self._dues and self._file >= 0 and os.fstat(self._file).st_size > _LARGE:
-            os.truncate(self._file, 0)
 
-    def sync(self) -> None:
-        """In any thread."""
-        if self._file >= 0:
-            os.fsync(self._file)
+    def is_struck(self, message_id: bytes) -> bool:
+        """Whether the record is of a message that was finished before nsqd stopped; true once."""
+        if message_id not in self._struck:
+            return False
+        self._struck.remove(message_id)
+        return True
+
+    def nothing_unread(self) -> None:
+        """No record is left that could be struck."""
+        self._struck.clear()
+
+    def _write(self, entries: bytes) -> None:
+        if self._file < 0:
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # At a known place: whatever a failed write has left there is written over.
+        end = self._size
+        while entries:
+            written = os.pwrite(self._file, entries, end)
+            if not written:
+                raise OSError(errno.EIO, "nothing was written", str(self._path))
+            end += written
+            entries = entries[written:]
+        self._size = end
+
+    def _tidy(self) -> None:
+        if self._size > _ENTRY.size * (2 * (len(self._dues) + len(self._struck)) + _SPARE):
+            self._rewrite()
+
+    def _rewrite(self) -> None:
+        """Only what is needed; this lasts."""
+        entries = [*self._dues.items(), *((each, _STRUCK) for each in self._struck)]
+        content = b"".join([_ENTRY.pack(*entry) for entry in entries])
+        self._close_file()
+        replace_content(self._path, content)
+        self._size = len(content)
+
+    def sync_job(self) -> DueSync | None:
+        if self._synced == self._written:
+            return None
+        return DueSync(self._path, self._written, named=self._named)
+
+    def synced(self, job: DueSync) -> None:
+        self._synced = max(self._synced, job.written)
+        self._named = True
 
     def clear(self) -> None:
         self._dues.clear()
-        if self._file >= 0:
-            os.truncate(self._file, 0)
+        self._struck.clear()
 
-    def close(self) -> None:
-        if self._file >= 0:
-            file, self._file = self._file, -1
-            try:
-                os.fsync(file)
-            finally:
-                os.close(file)
+    def close(self, struck: Iterable[bytes]) -> None:
+        """Leave what a restart needs; ``struck`` are finished, though their records were not read."""
+        self._struck.update(struck)
+        if self._dues or self._struck:
+            self._rewrite()
+        else:
+            self.delete()
 
     def delete(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
+        self._close_file()
         self._path.unlink(missing_ok=True)
 
+    def _close_file(self) -> None:
+        if self._file >= 0:
+            file, self._file = self._file, -1
+            os.close(file)
 
-def _load(path: Path) -> dict[bytes, int]:
-    """What is still to come. A file without any such entry is removed."""
+
+def _load(path: Path, now: int) -> tuple[dict[bytes, int], set[bytes], int]:
+    """What is still to come, what is struck, and how far the file goes: a torn entry at its end is none."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        return {}
-    whole = len(content) // _ENTRY.size * _ENTRY.size
-    now = time.time_ns()
-    dues = {message_id: due for message_id, due in _ENTRY.iter_unpack(content[:whole]) if due > now}
-    if not dues:
-        path.unlink(missing_ok=True)
-    return dues
+        return {}, set(), 0
+    size = len(content) // _ENTRY.size * _ENTRY.size
+    entries = dict(_ENTRY.iter_unpack(content[:size]))
+    dues = {message_id: due for message_id, due in entries.items() if due > now}
+    return dues, {message_id for message_id, due in entries.items() if due == _STRUCK}, size

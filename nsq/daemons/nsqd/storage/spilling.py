@@ -5,6 +5,7 @@ Killed, it loses what was in memory; stopped, it writes everything down.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable
 
@@ -12,6 +13,9 @@ from nsq.daemons.nsqd.core.backlog import StorageFailed
 from nsq.daemons.nsqd.core.message import Message
 from nsq.daemons.nsqd.disk import record
 from nsq.daemons.nsqd.disk.queue import DiskQueue
+
+#: Messages written at a time when nsqd stops: a disk that fills up takes all but some of these.
+_PORTION = 100
 
 
 class SpillingBacklog:
@@ -23,7 +27,8 @@ class SpillingBacklog:
         self,
         disk: DiskQueue,
         memory_limit: int,
-        failed: Callable[[OSError], None],
+        *,
+        failed: Callable[[Exception], None],
         wrote: Callable[[int], None],
     ) -> None:
         self.disk = disk
@@ -110,7 +115,11 @@ class SpillingBacklog:
         return taken
 
     def _read(self, limit: int) -> list[Message]:
-        found = self.disk.read(limit)
+        try:
+            found = self.disk.read(limit)
+        except OSError as fault:
+            self._failed(fault)
+            return []
         if not found:
             return []
         self.disk.commit(found[-1][0])
@@ -130,16 +139,26 @@ class SpillingBacklog:
         self.disk.empty()
 
     def close(self, taken: list[Message]) -> None:
-        left = [*taken, *self._memory, *self._stuck]
+        left = deque([*taken, *self._memory, *self._stuck])
         try:
-            if left:
-                self.disk.append(map(encode, left))
-        finally:
-            self.disk.close()
+            try:
+                while left:
+                    portion = list(itertools.islice(left, _PORTION))
+                    self.disk.append(map(encode, portion))
+                    for _ in portion:
+                        left.popleft()
+            finally:
+                self.disk.close()
+        except OSError as fault:
+            self._failed(fault)
+            name = self.disk.name
+            what = f"{len(left)} messages of {name} are lost" if left else f"{name} may repeat messages"
+            raise StorageFailed(f"{what}: {fault}") from fault
 
     def delete(self) -> None:
         self._memory.clear()
         self._stuck.clear()
+        self._dues.clear()
         self.disk.delete()
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.logs import DaemonLog
-from nsq.daemons.nsqd.core.backlog import Backlog, EphemeralBacklog
+from nsq.daemons.nsqd.core.backlog import Backlog, EphemeralBacklog, StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
+from nsq.daemons.nsqd.core.clock import Clock
 from nsq.daemons.nsqd.disk import record
 from nsq.daemons.nsqd.disk.directory import DataDirectory
 from nsq.daemons.nsqd.disk.layout import queue_name
@@ -27,23 +28,30 @@ HEALTHY = "OK"
 #: For answers that wait for the disk when nsqd stops.
 _SETTLE_SECONDS = 2.0
 
+#: With --mem-queue-size=0 an ephemeral queue could not even hold what is handed out a moment later.
+_LEAST_EPHEMERAL = 100
+
 OnDisk = SpillingBacklog | DurableBacklog
 
 
 class Storage:
     """Where the broker gets its backlogs. ``start`` and ``stop`` bracket everything else."""
 
-    def __init__(self, options: Options, log: DaemonLog) -> None:
+    def __init__(self, options: Options, clock: Clock, log: DaemonLog) -> None:
         self.health = HEALTHY
         self.committer: Committer | None = None
         self._options = options
+        self._clock = clock
         self._log = log
         self._directory = DataDirectory(Path(options.data_path or "."), log)
         self._backlogs: dict[str, OnDisk] = {}
         self._broker: Broker | None = None
         self._roster_changed = False
         self._unsynced = 0  # messages
+        self._written: set[str] = set()  # names of durable queues, since the last round
         self._whole = True  # sync everything in the next round
+        self._probing = False  # whether the round under way shows if the disk works again
+        self._stalled = False  # whether something failed since the last tick
         self._ticking: asyncio.Task[None] | None = None
 
     # Lifecycle.
@@ -51,7 +59,7 @@ class Storage:
     def start(self, broker: Broker) -> None:
         """Make the directory ours, and the broker what it was when nsqd stopped."""
         self._directory.lock()
-        self.committer = Committer(self._prepare, self.failed, self._worked)
+        self.committer = Committer(self._prepare, self.failed, self._worked, distrust=self._distrust)
         for topic in self._directory.read_roster():
             self._restore(broker, topic)
         self._broker = broker
@@ -59,9 +67,10 @@ class Storage:
 
     def _restore(self, broker: Broker, entry: TopicEntry) -> None:
         topic = broker.topic(entry.name)
-        topic.pause(entry.paused)
+        topic.pause(True)  # what waits is for all of its channels
         for name, paused in entry.channels:
             topic.channel(name).pause(paused)
+        topic.pause(entry.paused)
 
     async def settle(self) -> None:
         """Let those who wait for the disk have their answers, as far as it gives them soon."""
@@ -88,8 +97,18 @@ class Storage:
 
     def backlog(self, topic: str, channel: str = "") -> Backlog:
         if is_ephemeral(channel or topic):
-            return EphemeralBacklog(self._options.mem_queue_size)
+            return EphemeralBacklog(self._options.mem_queue_size or _LEAST_EPHEMERAL)
         name = queue_name(topic, channel or None)
+        try:
+            backlog = self._open(name)
+        except OSError as fault:
+            self.failed(fault)
+            raise StorageFailed(str(fault)) from fault
+        self._backlogs[name] = backlog
+        return backlog
+
+    def _open(self, name: str) -> OnDisk:
+        limit = self._options.mem_queue_size
         disk = DiskQueue(
             self._directory.path,
             name,
@@ -98,15 +117,20 @@ class Storage:
             max_record=self._options.max_msg_size + record.OVERHEAD,
             log=self._log,
         )
-        backlog = self._make(disk, name)
-        self._backlogs[name] = backlog
-        return backlog
-
-    def _make(self, disk: DiskQueue, name: str) -> OnDisk:
-        limit = self._options.mem_queue_size
         if not self._options.durable:
-            return SpillingBacklog(disk, limit, self.failed, self._wrote)
-        return DurableBacklog(disk, DueBook(self._directory.path, name), limit, self.failed, self._ask)
+            return SpillingBacklog(disk, limit, failed=self.failed, wrote=self._wrote)
+        dues = DueBook(self._directory.path, name, self._clock)
+
+        def written() -> None:
+            self._written.add(name)
+            self._ask()
+
+        return DurableBacklog(
+            disk, dues, limit, failed=self.failed, written=written, fault=self._fault_of_syncs
+        )
+
+    def _fault_of_syncs(self) -> Exception | None:
+        return self.committer.fault if self.committer is not None else None
 
     def _wrote(self, messages: int) -> None:
         self._unsynced += messages
@@ -132,14 +156,17 @@ class Storage:
     def _prepare(self) -> Round:
         """Channels first: a topic forgets what it has given to channels only when they have it on disk."""
         this = Round()
-        # Publishers wait for their records alone; a restart may repeat what was finished since.
+        # Publishers wait for their records alone; what was finished since may be repeated by a restart.
         whole, self._whole = self._whole, not self._options.durable
-        if self._roster_changed and self._broker is not None:
+        written, self._written = self._written, set()
+        self._probing = self.health != HEALTHY
+        if self._broker is not None and (self._roster_changed or self._probing):
             self._roster_changed = False
             roster = self._roster()
             this.jobs.append(lambda: self._directory.write_roster(roster, COMPATIBLE_VERSION))
-        for name in sorted(self._backlogs, key=lambda name: ":" not in name):
-            self._add_to(this, self._backlogs[name], whole)
+        for name in sorted(self._backlogs if whole else written, key=lambda name: ":" not in name):
+            if (backlog := self._backlogs.get(name)) is not None:
+                self._add_to(this, backlog, whole)
         return this
 
     def _add_to(self, this: Round, backlog: OnDisk, whole: bool) -> None:
@@ -147,7 +174,7 @@ class Storage:
         if disk.closed:
             return
         if isinstance(backlog, DurableBacklog):
-            this.jobs.append(backlog.dues.sync)
+            _add_dues(this, backlog.dues)
             if not whole:
                 _add_flush(this, disk)
                 return
@@ -165,6 +192,9 @@ class Storage:
             for backlog in self._backlogs.values():
                 if isinstance(backlog, SpillingBacklog):
                     backlog.retry()
+            if self._stalled and self._broker is not None:
+                self._stalled = False
+                self._broker.resume()
             self._whole = True
             self._ask()
 
@@ -184,16 +214,32 @@ class Storage:
 
     # Health.
 
-    def failed(self, fault: OSError) -> None:
+    def failed(self, fault: Exception) -> None:
         if self.health == HEALTHY:
             self._log.error("storage does not work: %s", fault)
-        self.health = str(fault)
+        self.health = str(fault) or repr(fault)
+        self._probing = False
+        self._stalled = self._whole = True
+
+    def _distrust(self) -> None:
+        """What is confirmed from now on must not stand behind bytes that may never have reached the disk."""
+        for backlog in self._backlogs.values():
+            if isinstance(backlog, DurableBacklog) and not backlog.disk.closed:
+                backlog.disk.begin_new_file()
 
     def _worked(self) -> None:
-        stuck = any(isinstance(b, SpillingBacklog) and b.stuck for b in self._backlogs.values())
-        if self.health != HEALTHY and not stuck:
+        if not self._probing:
+            return
+        if not any(isinstance(b, SpillingBacklog) and b.stuck for b in self._backlogs.values()):
             self._log.info("storage works again")
             self.health = HEALTHY
+
+
+def _add_dues(this: Round, dues: DueBook) -> None:
+    job = dues.sync_job()
+    if job is not None:
+        this.jobs.append(job)
+        this.after.append(lambda: dues.synced(job))
 
 
 def _add_flush(this: Round, disk: DiskQueue) -> None:

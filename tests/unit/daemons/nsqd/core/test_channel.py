@@ -480,3 +480,36 @@ def test_closing_tells_every_consumer_once_and_stops_the_time() -> None:
     assert [consumer.closed for consumer in consumers] == [1, 1, 1]
     assert setup.channel.subscribers == []
     assert setup.clock.idle
+
+
+class Unreadable(MemoryBacklog):
+    """Counts its messages, and cannot be read at the moment."""
+
+    def take(self, limit: int) -> list[Message]:
+        return []
+
+
+def test_what_cannot_be_read_now_is_not_waited_for() -> None:
+    setup = Setup()
+    setup.channel.backlog = Unreadable()
+    setup.consumer(rdy=1)
+    setup.consumer(rdy=1)
+    setup.put(b"a")
+    setup.clock.settle()
+    assert (setup.channel.depth, setup.channel.in_flight_count) == (1, 0)
+
+
+def test_a_stop_gives_back_what_is_in_flight_and_deferred() -> None:
+    class Remembering(MemoryBacklog):
+        def close(self, taken: list[Message]) -> None:
+            closed.append([each.body for each in taken])
+
+    closed: list[list[bytes]] = []
+    setup = Setup()
+    setup.channel.backlog = Remembering()
+    setup.consumer(rdy=1)
+    setup.put(b"a", b"b")
+    setup.defer(b"c", 5.0)
+    setup.clock.settle()
+    setup.channel.shelve()
+    assert closed == [[b"a", b"c"]]

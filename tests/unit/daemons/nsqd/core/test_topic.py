@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
-from nsq.daemons.nsqd.core.backlog import EphemeralBacklog, MemoryBacklog
+import pytest
+
+from nsq.daemons.nsqd.core.backlog import EphemeralBacklog, MemoryBacklog, StorageFailed
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.message import Message
 from nsq.daemons.nsqd.core.topic import Topic
@@ -138,3 +141,135 @@ def test_an_ephemeral_topic_bounds_what_waits_deferred_or_not() -> None:
         setup.topic.put_deferred(message(b"b", due=105.0))
     setup.put(b"c")
     assert setup.topic.depth == 2
+
+
+class Full(MemoryBacklog):
+    """A disk that takes so many messages more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.room = 1_000_000
+
+    def put(self, messages: list[Message]) -> None:
+        if len(messages) > self.room:
+            raise StorageFailed("no room")
+        self.room -= len(messages)
+        super().put(messages)
+
+    def keep(self, message: Message) -> None:
+        if not self.room:
+            raise StorageFailed("no room")
+        self.room -= 1
+
+
+class Refusing(Setup):
+    """Two channels, made while the topic was paused; the disk of the second refuses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tries: list[Callable[[], None]] = []
+        self.topic = Topic("t", MemoryBacklog(), self._make, self.tries.append)
+        self.topic.start()
+        self.topic.pause(True)
+        self.put(b"a", b"b")
+        self.topic.put_deferred(message(b"later", due=150.0))
+        for name in ("willing", "full"):
+            self.topic.channel(name).backlog = self.disk = Full()
+        self.disk.room = 0
+
+    def depths(self) -> tuple[int, list[int]]:
+        channels = self.topic.channels.values()
+        return self.topic.depth, [channel.depth + channel.deferred_count for channel in channels]
+
+    def try_again(self) -> None:
+        self.tries.pop()()
+
+
+class TestWhereAChannelsDiskRefuses:
+    def test_nothing_is_dropped_and_nothing_given_twice(self) -> None:
+        setup = Refusing()
+        setup.topic.pause(False)
+        assert setup.depths() == (3, [3, 0])
+        for _ in range(3):
+            setup.try_again()
+        assert setup.depths() == (3, [3, 0])
+        setup.disk.room = 10
+        setup.try_again()
+        assert setup.depths() == (0, [3, 3])
+        assert setup.tries == []
+
+    def test_what_a_channel_has_taken_before_is_not_given_again(self) -> None:
+        setup = Refusing()
+        setup.disk.room = 2  # the deferred one does not fit
+        setup.topic.pause(False)
+        assert setup.depths() == (3, [3, 2])
+        setup.disk.room = 10
+        setup.try_again()
+        assert setup.depths() == (0, [3, 3])
+
+    def test_what_comes_meanwhile_waits_behind_it(self) -> None:
+        setup = Refusing()
+        setup.topic.pause(False)
+        setup.put(b"c")
+        setup.topic.put_deferred(message(b"later still", due=160.0))
+        assert setup.depths() == (5, [3, 0])
+        setup.disk.room = 10
+        setup.try_again()
+        assert setup.depths() == (0, [5, 5])
+        assert bodies(setup.waiting("full")) == [b"a", b"b", b"c"]
+
+    def test_only_one_timer_runs(self) -> None:
+        setup = Refusing()
+        setup.topic.pause(False)
+        setup.topic.channel("third")
+        setup.topic.pause(True)
+        setup.topic.pause(False)
+        assert len(setup.tries) == 1
+
+    def test_without_that_channel_the_rest_goes_on(self) -> None:
+        setup = Refusing()
+        setup.topic.pause(False)
+        setup.topic.remove_channel("full")
+        setup.try_again()
+        assert setup.depths() == (0, [3])
+
+    def test_what_nobody_is_left_to_have_is_for_the_next_channel(self) -> None:
+        setup = Refusing()
+        setup.topic.remove_channel("willing")
+        setup.topic.pause(False)
+        setup.topic.remove_channel("full")
+        setup.try_again()
+        assert setup.depths() == (3, [])
+        setup.topic.channel("new")
+        assert setup.depths() == (0, [3])
+
+    def test_emptying_drops_it_too(self) -> None:
+        setup = Refusing()
+        setup.topic.pause(False)
+        setup.topic.empty()
+        assert setup.depths() == (0, [3, 0])
+        setup.try_again()
+        assert setup.depths() == (0, [3, 0])
+
+    def test_a_stop_gives_it_back_to_the_backlog(self) -> None:
+        class Remembering(MemoryBacklog):
+            def close(self, taken: list[Message]) -> None:
+                closed.append(bodies(taken))
+
+        closed: list[list[bytes]] = []
+        setup = Refusing()
+        setup.topic.backlog, waiting = Remembering(), setup.topic.backlog
+        setup.topic.backlog.put(waiting.take(10))
+        setup.topic.pause(False)
+        setup.topic.shelve()
+        assert closed == [[b"a", b"b", b"later"]]
+        setup.try_again()
+        assert setup.depths()[1] == [3, 0]
+
+    def test_a_publisher_is_refused(self) -> None:
+        setup = Refusing()
+        setup.topic.empty()
+        setup.topic.pause(False)
+        with pytest.raises(StorageFailed):
+            setup.put(b"x")
+        assert setup.topic.message_count == 3

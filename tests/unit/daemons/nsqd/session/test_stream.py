@@ -218,3 +218,81 @@ def test_finishing_over_a_broken_layer_still_finishes() -> None:
     setup.stream.finish()
     assert setup.link.finished
     assert setup.link.written == []
+
+
+# What is held
+
+
+def test_what_is_held_leaves_when_its_ticket_is_released_and_in_order() -> None:
+    setup = Setup()
+    setup.stream.write(b"a")
+    setup.stream.hold()
+    setup.stream.write(b"b")
+    setup.stream.seal(1)
+    setup.stream.write_all([b"c", b"d"])
+    setup.stream.hold()
+    setup.stream.hold()
+    setup.stream.write(b"e")
+    setup.stream.flush()
+    assert setup.link.written == [b"a"]
+    setup.stream.release(1)
+    assert setup.link.written == [b"a", b"bcd"]
+    setup.stream.seal(2)
+    setup.stream.write(b"f")
+    setup.stream.release(3)
+    setup.stream.write(b"g")
+    setup.stream.flush()
+    assert setup.link.written == [b"a", b"bcd", b"ef", b"g"]
+
+
+def test_a_later_ticket_releases_everything_before() -> None:
+    setup = Setup()
+    for ticket in (1, 2, 4):
+        setup.stream.hold()
+        setup.stream.write(b"%d" % ticket)
+        setup.stream.seal(ticket)
+    setup.stream.release(3)
+    assert (setup.link.written, setup.stream.holding) == ([b"12"], True)
+    setup.stream.release(4)
+    assert (setup.link.written, setup.stream.holding) == ([b"12", b"4"], False)
+
+
+def test_what_is_not_sealed_is_not_released() -> None:
+    setup = Setup()
+    setup.stream.hold()
+    setup.stream.write(b"a")
+    setup.stream.release(9)
+    assert (setup.link.written, setup.stream.unsealed) == ([], True)
+
+
+def test_what_answers_nothing_need_not_wait() -> None:
+    setup = Setup()
+    setup.stream.hold()
+    setup.stream.write(b"OK")
+    setup.stream.seal(1)
+    setup.stream.write_at_once(b"heartbeat")
+    assert setup.link.written == [b"heartbeat"]
+
+
+def test_the_end_comes_behind_what_is_held() -> None:
+    setup = Setup()
+    setup.stream.hold()
+    setup.stream.write(b"OK")
+    setup.stream.finish()
+    setup.stream.seal(1)
+    assert (setup.link.finished, setup.read(b"NOP\n")) == (False, [])
+    setup.stream.release(1)
+    assert (setup.link.finished, setup.link.written) == (True, [b"OK"])
+
+
+def test_the_end_comes_even_if_what_is_held_cannot_be_sent() -> None:
+    setup = Setup()
+    setup.stream.push(Snappy())
+    setup.stream.hold()
+    setup.stream.write(b"OK")
+    setup.stream.seal(1)
+    with pytest.raises(LayerError):
+        setup.read(b"garbage")
+    setup.stream.finish()
+    setup.stream.release(1)
+    assert setup.link.finished

@@ -1,0 +1,97 @@
+"""An nsqd with --durable is killed at any moment: what it has confirmed is there afterwards.
+
+make chaos ARGS='-k durable -s'            # prints what happened
+NSQ_CHAOS_SEED=7 NSQ_CHAOS_KILLS=100 make chaos ARGS='-k durable -s'
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from nsq.testing import Nsqd, V2Client
+from nsq.testing.plugin import Factory
+from nsq.wire import commands
+from tests.chaos.crowd import CHANNELS, TOPICS, Administrator, Consumer, Ledger, Producer, Worker, drain
+from tests.integration import go_reader
+from tests.integration.judged import only_ours
+
+pytestmark = only_ours("durability")
+
+
+def run(nsqd: Nsqd, data: Path, seed: str, kills: int) -> Ledger:
+    chance, ledger = random.Random(seed), Ledger()
+    for topic in TOPICS:
+        for channel in CHANNELS:
+            with V2Client(nsqd.tcp_address) as client:
+                client.send(commands.sub(topic, channel))
+                client.expect_ok()
+    workers: list[Worker] = [Producer(nsqd, ledger, f"producer-{number}", seed) for number in range(3)]
+    workers += [
+        Consumer(nsqd, ledger, (topic, channel), number, seed)
+        for topic in TOPICS
+        for channel in CHANNELS
+        for number in range(2 if topic == "orders" else 1)
+    ]
+    administrator = Administrator(nsqd, ledger, seed)
+    workers.append(administrator)
+    try:
+        for _ in range(kills):
+            time.sleep(chance.uniform(0.05, 0.6))
+            nsqd.terminate() if chance.random() < 0.15 else nsqd.kill()
+            nsqd.start()
+    finally:
+        for worker in workers:
+            worker.stop()
+        for worker in workers:
+            worker.join()
+    for topic in TOPICS:
+        for channel in CHANNELS:
+            drain(nsqd, ledger, (topic, channel))
+    nsqd.stop(keep_data=True)
+    left = {
+        f"{topic}:{channel}": go_reader.bodies(data, f"{topic}:{channel}")
+        for topic in TOPICS
+        for channel in CHANNELS
+    }
+    print(
+        f"\nseed {seed}: {kills} kills, {ledger.messages} messages, {len(ledger.losses)} losses, "
+        f"{ledger.duplicates} duplicates in {sum(ledger.deliveries.values())} deliveries, "
+        f"{administrator.actions} changes of topics and channels"
+    )
+    assert ledger.faults == []
+    assert ledger.losses[:5] == [], f"{len(ledger.losses)} confirmed messages are lost; seed {seed}"
+    assert left == {name: [] for name in left}, "finished messages were left after a clean stop"
+    return ledger
+
+
+def start(nsqd_factory: Factory[Nsqd], data: Path) -> Nsqd:
+    return nsqd_factory(
+        process=True,
+        durable=True,
+        mem_queue_size=20,
+        max_bytes_per_file=20_000,
+        sync_timeout=0.1,
+        log_level="warning",
+        data_path=str(data),
+    )
+
+
+def test_nothing_confirmed_is_lost_in_a_few_kills(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+    ledger = run(start(nsqd_factory, tmp_path), tmp_path, "a few", 4)
+    assert ledger.messages > 100
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", os.environ.get("NSQ_CHAOS_SEED", "1 2 3").split())
+def test_nothing_confirmed_is_lost_in_many_kills(
+    nsqd_factory: Factory[Nsqd], tmp_path: Path, seed: str
+) -> None:
+    kills = int(os.environ.get("NSQ_CHAOS_KILLS", "40"))
+    ledger = run(start(nsqd_factory, tmp_path), tmp_path, seed, kills)
+    assert ledger.messages > 30 * kills

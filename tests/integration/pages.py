@@ -1,0 +1,80 @@
+"""The pages people read, and the blocks of code in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: Stands before a block that cannot be run, with the reason.
+_NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
+_SHELL = {"sh", "shell", "bash", "console"}
+
+
+@dataclass(frozen=True)
+class Block:
+    """``language`` is empty for an indented block; ``not_run`` is the reason when there is one."""
+
+    page: Path
+    line: int
+    language: str
+    code: str
+    not_run: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks(page: Path) -> Iterator[Block]:
+    """Fenced blocks, and indented ones that follow an empty line."""
+    lines = page.read_text("utf-8").splitlines()
+    said, at = "", 0
+    while at < len(lines):
+        line = lines[at]
+        fence = re.match(r"^```(\w*)", line)
+        if fence:
+            end = lines.index("```", at + 1)
+            yield Block(page, at + 1, fence[1], "\n".join(lines[at + 1 : end]) + "\n", said)
+            said, at = "", end + 1
+        elif line.startswith("    ") and (at == 0 or not lines[at - 1].strip()):
+            end = at
+            while end < len(lines) and (lines[end].startswith("    ") or not lines[end].strip()):
+                end += 1
+            code = "\n".join(each[4:] for each in lines[at:end]).rstrip() + "\n"
+            yield Block(page, at + 1, "", code, said)
+            said, at = "", end
+        else:
+            if line.strip():
+                found = _NOT_RUN.fullmatch(line.strip())
+                said = found[1] if found else ""
+            at += 1
+
+
+def python_blocks() -> list[Block]:
+    return [block for page in PAGES for block in blocks(page) if block.language == "python"]
+
+
+def shell_blocks() -> list[Block]:
+    return [
+        block for page in PAGES for block in blocks(page) if block.language in _SHELL or not block.language
+    ]
+
+
+def commands(code: str) -> Iterator[list[str]]:
+    """Every command of a block as its words; pipes and lists are taken apart."""
+    for line in code.replace("\\\n", " ").splitlines():
+        command: list[str] = []
+        for word in shlex.split(line.removeprefix("$ "), comments=True):
+            if word in ("|", "&&", "&", ";"):
+                if command:
+                    yield command
+                command = []
+            elif command or not re.match(r"[A-Z_]+=", word):  # settings that precede a command
+                command.append(word)
+        if command:
+            yield command

@@ -1,0 +1,244 @@
+"""Every block of code in README.md and docs/ is run as its reader would run it.
+
+Python runs in a process of its own, as it stands but for the addresses: those of STANDING_FOR become those of
+daemons that the test starts. A block that calls ``run()`` gets a message for each of its consumers and, when
+all are finished, SIGTERM. One that defines tests is run by pytest. Of shell blocks the commands are checked:
+flags and targets exist, and what curl asks is asked.
+"""
+
+from __future__ import annotations
+
+import configparser
+import http.client
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from nsq.daemons.nsqd.options import Options as NsqdOptions
+from nsq.daemons.nsqlookupd.options import Options as NsqlookupdOptions
+from nsq.flags import FlagExit, parse
+from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing.plugin import BIN_DIR, Factory
+from tests.golden.recordings import others_are_judged
+
+from .consuming import channel_of, create, publish, until
+from .pages import PAGES, ROOT, Block, commands, python_blocks, shell_blocks
+
+#: What the pages write, and whom of the test's daemons it stands for.
+STANDING_FOR: dict[str, Callable[[Nsqlookupd, Nsqd, Nsqd], str]] = {
+    "127.0.0.1:4160": lambda lookupd, first, second: lookupd.tcp_address,
+    "127.0.0.1:4161": lambda lookupd, first, second: lookupd.http_address,
+    "10.0.0.1:4160": lambda lookupd, first, second: lookupd.tcp_address,
+    "10.0.0.1:4161": lambda lookupd, first, second: lookupd.http_address,
+    "127.0.0.1:4150": lambda lookupd, first, second: first.tcp_address,
+    "127.0.0.1:4151": lambda lookupd, first, second: first.http_address,
+    "10.0.0.2:4150": lambda lookupd, first, second: first.tcp_address,
+    "10.0.0.2:4151": lambda lookupd, first, second: first.http_address,
+    "10.0.0.3:4150": lambda lookupd, first, second: second.tcp_address,
+}
+A_MESSAGE = b'{"order": 1, "amount": 20}'
+LONGEST = 20.0
+#: Commands of which it is enough that the reader knows them.
+ELSEWHERE = {"source"}
+
+
+class Place:
+    """Daemons, and a directory in which a block runs."""
+
+    def __init__(self, lookupd: Nsqlookupd, first: Nsqd, second: Nsqd, directory: Path) -> None:
+        self.lookupd, self.first, self.second = lookupd, first, second
+        self.directory = directory
+        self.output = directory / "output"
+
+    def substituted(self, text: str) -> str:
+        """In one pass: a port of a daemon may be what a page writes."""
+        pattern = "|".join(re.escape(address) + r"\b" for address in STANDING_FOR)
+        return re.sub(
+            pattern, lambda found: STANDING_FOR[found[0]](self.lookupd, self.first, self.second), text
+        )
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """The pages' own daemons are ours, whoever is judged."""
+        environment = {name: value for name, value in os.environ.items() if name != BIN_DIR}
+        with self.output.open("wb") as output:
+            return subprocess.Popen(
+                [sys.executable, "-W", "error", *arguments],
+                cwd=self.directory,
+                env={**environment, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def expect_end(self, process: subprocess.Popen[bytes]) -> None:
+        """Of itself, with status 0, and nothing that went wrong unseen."""
+        try:
+            status = process.wait(LONGEST)
+        finally:
+            process.kill()
+            process.wait()
+        said = self.output.read_text()
+        assert status == 0, said
+        assert "Traceback" not in said, said
+
+
+@pytest.fixture
+def place(nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], tmp_path: Path) -> Place:
+    return Place(nsqlookupd, nsqd_factory(lookupd=[nsqlookupd]), nsqd_factory(lookupd=[nsqlookupd]), tmp_path)
+
+
+@pytest.mark.parametrize("block", python_blocks(), ids=lambda block: block.name)
+def test_python(block: Block, place: Place) -> None:
+    if block.not_run:
+        pytest.skip(block.not_run)
+    code = place.substituted(block.code)
+    compile(code, block.name, "exec", dont_inherit=True)
+    if re.search(r"^def test_", code, re.MULTILINE):
+        as_tests(code, place)
+    elif re.search(r"\.run\(", code):
+        as_service(code, place)
+    else:
+        as_script(code, place)
+
+
+def as_script(code: str, place: Place) -> None:
+    (place.directory / "block.py").write_text(code)
+    place.expect_end(place.start("block.py"))
+
+
+def as_tests(code: str, place: Place) -> None:
+    (place.directory / "test_block.py").write_text(code)
+    (place.directory / "pytest.ini").write_text("[pytest]\n")
+    process = place.start(
+        "-m", "pytest", "-q", "-p", "nsq.testing.plugin", "-p", "no:cacheprovider", "test_block.py"
+    )
+    place.expect_end(process)
+    assert " passed" in place.output.read_text()
+
+
+def as_service(code: str, place: Place) -> None:
+    consumed = re.findall(r'Consumer\(\s*"([^"]+)",\s*"([^"]+)"', code)
+    assert consumed, "a block that calls run() has a Consumer whose topic and channel are written out"
+    for topic, channel in consumed:
+        create(place.first, topic, channel)
+        publish(place.first, [A_MESSAGE], topic)
+        until("registered", lambda topic=topic: listed(place.lookupd, topic))
+    (place.directory / "block.py").write_text(code)
+    process = place.start("block.py")
+    try:
+        for topic, channel in consumed:
+            until("finished", lambda at=(topic, channel): finished_or_ended(place.first, *at, process))
+        process.send_signal(signal.SIGTERM)
+    except AssertionError:
+        process.kill()
+        process.wait()
+        raise AssertionError(place.output.read_text()) from None
+    place.expect_end(process)
+
+
+def listed(lookupd: Nsqlookupd, topic: str) -> bool:
+    reply = lookupd.get(f"/lookup?topic={topic}")
+    return reply.status == 200 and bool(reply.json()["producers"])
+
+
+def finished_or_ended(nsqd: Nsqd, topic: str, channel: str, process: subprocess.Popen[bytes]) -> bool:
+    assert process.poll() is None, "it ended before it was told to"
+    stats = channel_of(nsqd, topic, channel)
+    left = stats["depth"] + stats["in_flight_count"] + stats["deferred_count"]
+    return bool(stats["message_count"] and stats["clients"] and not left)
+
+
+@pytest.mark.parametrize("block", shell_blocks(), ids=lambda block: block.name)
+def test_shell(block: Block, place: Place) -> None:
+    for command in commands(place.substituted(block.code)):
+        check(command, block, place)
+
+
+def check(command: list[str], block: Block, place: Place) -> None:
+    program, arguments = command[0].removeprefix(".venv/bin/"), command[1:]
+    checks: dict[str, Callable[[], object]] = {
+        "nsqd": lambda: check_flags(NsqdOptions, arguments),
+        "nsqlookupd": lambda: check_flags(NsqlookupdOptions, arguments),
+        "curl": lambda: check_curl(arguments, place),
+        "make": lambda: check_target(arguments),
+        "pip": lambda: check_extras(arguments),
+        "python": lambda: check_program(arguments, block),
+    }
+    if program in checks:
+        checks[program]()
+    else:
+        assert program in ELSEWHERE, f"nobody checks {' '.join(command)}"
+
+
+def check_flags(options: type[NsqdOptions | NsqlookupdOptions], arguments: list[str]) -> None:
+    """A config file is the reader's."""
+    kept = [argument for argument in arguments if not argument.startswith("--config=")]
+    try:
+        parse(options, kept, prog="nsqd", version="nsqd")
+    except FlagExit as ending:
+        if ending.status:
+            pytest.fail(ending.text)
+
+
+def check_curl(arguments: list[str], place: Place) -> None:
+    method, body, url = "", None, ""
+    rest = iter(arguments)
+    for word in rest:
+        if word == "-X":
+            method = next(rest)
+        elif word == "-d":
+            body = next(rest)
+        elif not word.startswith("-"):
+            url = word
+    parts = urlsplit(url)
+    known = [daemon.http_address for daemon in (place.lookupd, place.first)]
+    assert parts.netloc in known, f"{url} is no daemon of the test"
+    if others_are_judged() and parts.path.startswith("/debug/"):
+        return  # a promise of our daemons alone
+    connection = http.client.HTTPConnection(parts.netloc, timeout=LONGEST)
+    try:
+        connection.request(
+            method or ("GET" if body is None else "POST"), parts.path + "?" + parts.query, body
+        )
+        reply = connection.getresponse()
+        assert reply.status == 200, reply.read()
+    finally:
+        connection.close()
+
+
+def check_target(arguments: list[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in (word for word in arguments if "=" not in word):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"there is no target {target}"
+
+
+def check_extras(arguments: list[str]) -> None:
+    setup = configparser.ConfigParser(interpolation=None, delimiters=("=",))
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    for extras in re.findall(r"nsq\[([a-z,]+)\]", " ".join(arguments)):
+        for extra in extras.split(","):
+            assert extra in setup["options.extras_require"], f"there is no extra {extra}"
+
+
+def check_program(arguments: list[str], block: Block) -> None:
+    name = arguments[0]
+    if name == "-m":
+        assert importlib.util.find_spec(arguments[1]), f"there is no module {arguments[1]}"
+    elif name.endswith(".py"):
+        assert (ROOT / name).is_file() or f"`{name}`" in block.page.read_text("utf-8"), f"there is no {name}"
+    else:
+        assert name == "-c", f"nobody checks python {name}"
+        compile(arguments[1], block.name, "exec", dont_inherit=True)
+
+
+def test_there_is_something_to_run() -> None:
+    assert {"README.md", "tutorial.md", "patterns.md"} <= {page.name for page in PAGES}
+    assert len(python_blocks()) > 20

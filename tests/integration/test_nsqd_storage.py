@@ -1,0 +1,415 @@
+"""What nsqd keeps on disk, seen from outside: restarts, kills, full disks, and directories of Go's nsqd."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsq.testing import DaemonFailed, Nsqd, V2Client
+from nsq.testing.plugin import Factory
+from nsq.testing.v2 import Message, PeerClosed
+from nsq.wire import commands
+from tests.integration import go_reader
+from tests.integration.clients import (
+    channel_stats,
+    connected,
+    consumer,
+    finish_all,
+    publish,
+    stats,
+    subscribe,
+    topic_stats,
+)
+from tests.integration.judged import command, only_ours
+from tests.integration.patience import eventually
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "diskqueue"
+ROOT = Path(__file__).resolve().parents[2]
+
+MODES = pytest.mark.parametrize(
+    "durable",
+    [False, pytest.param(True, marks=only_ours("durability"))],
+    ids=["normal", "durable"],
+)
+
+
+def options(durable: bool, **others: Any) -> dict[str, Any]:
+    return {"process": True, "sync_timeout": 0.2, **({"durable": True} if durable else {}), **others}
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"%06d" % number for number in range(start, start + count)]
+
+
+def take(client: V2Client, count: int) -> list[Message]:
+    return [client.expect_message() for _ in range(count)]
+
+
+def finish_and_leave(client: V2Client, messages: list[Message]) -> None:
+    """Once nsqd knows, and without taking others in their place."""
+    client.send(commands.rdy(0))
+    finish_all(client, messages)
+    client.send(b"CLS\n")
+    client.expect(0, b"CLOSE_WAIT")
+
+
+def drain(nsqd: Nsqd, topic: str, count: int, channel: str = "channel") -> list[bytes]:
+    """So many messages, finished; there are no more."""
+    with consumer(nsqd, topic, channel, rdy=min(count, 2500) or 1) as client:
+        found = []
+        for _ in range(count):
+            message = client.expect_message()
+            found.append(message.body)
+            client.send(commands.fin(message.id))
+        client.expect_silence(0.05)
+        client.send(b"CLS\n")
+        client.expect(0, b"CLOSE_WAIT")
+    return found
+
+
+class TestACleanRestart:
+    @MODES
+    @pytest.mark.parametrize("memory", [0, 5, 10_000])
+    def test_keeps_everything_that_was_not_finished(
+        self, nsqd_factory: Factory[Nsqd], durable: bool, memory: int
+    ) -> None:
+        nsqd = nsqd_factory(**options(durable, mem_queue_size=memory, max_bytes_per_file=300))
+        for channel in ("one", "two"):
+            with consumer(nsqd, "t", channel, rdy=0):
+                pass
+        publish(nsqd, "t", numbered(20))
+        publish(nsqd, "no-channel", numbered(20))
+        with consumer(nsqd, "t", "one", rdy=9) as client:
+            held = take(client, 9)
+            # Some in the middle are finished, two come later, the others stay in flight.
+            finish_all(client, held[2:5])
+            client.send(commands.req(held[6].id, 60_000) + commands.req(held[7].id, 0))
+            eventually(lambda: channel_stats(nsqd, "t", "one"), lambda seen: seen["deferred_count"] == 1)
+            nsqd.restart()
+        finished = {message.body for message in held[2:5]}
+        left = [body for body in numbered(20) if body not in finished]
+        expected = [body for body in left if not durable or body != held[6].body]  # the moment is kept there
+        assert sorted(drain(nsqd, "t", len(expected), "one")) == expected
+        assert sorted(drain(nsqd, "t", 20, "two")) == numbered(20)
+        assert sorted(drain(nsqd, "no-channel", 20)) == numbered(20)
+
+    @MODES
+    def test_a_second_one_finds_nothing_that_was_finished_before(
+        self, nsqd_factory: Factory[Nsqd], durable: bool
+    ) -> None:
+        nsqd = nsqd_factory(**options(durable, mem_queue_size=5))
+        publish(nsqd, "t", numbered(40))
+        for start in (0, 10, 20):
+            with consumer(nsqd, "t", rdy=10) as client:
+                found = take(client, 10)
+                finish_and_leave(client, found)
+            assert [message.body for message in found] == numbered(10, start)
+            nsqd.restart()
+        assert drain(nsqd, "t", 10) == numbered(10, 30)
+
+    @MODES
+    def test_leaves_files_that_go_can_read(
+        self, nsqd_factory: Factory[Nsqd], tmp_path: Path, durable: bool
+    ) -> None:
+        nsqd = nsqd_factory(
+            **options(durable, mem_queue_size=3, max_bytes_per_file=200, data_path=str(tmp_path))
+        )
+        with consumer(nsqd, "t", "a", rdy=0):
+            pass
+        with consumer(nsqd, "t", "b", rdy=0):
+            pass
+        publish(nsqd, "t", numbered(12))
+        publish(nsqd, "u", numbered(7))
+        with consumer(nsqd, "t", "a", rdy=5) as client:
+            held = take(client, 5)
+            finish_and_leave(client, held[1:4])
+        publish(nsqd, "t", [b"last"])
+        with connected(nsqd) as client:
+            client.send(commands.dpub("t", 3_600_000, b"deferred"))
+            client.expect_ok()
+        nsqd.stop(keep_data=True)
+        assert go_reader.topics(tmp_path) == {"t": ["a", "b"], "u": []}
+        everything = {*numbered(12), b"deferred", b"last"}
+        finished = {message.body for message in held[1:4]}
+        assert sorted(go_reader.bodies(tmp_path, "t:b")) == sorted(everything)
+        assert sorted(go_reader.bodies(tmp_path, "t:a")) == sorted(everything - finished)
+        assert sorted(go_reader.bodies(tmp_path, "u")) == numbered(7)
+        assert go_reader.bodies(tmp_path, "t") == []
+
+    @only_ours("durability")
+    def test_a_deferred_message_comes_at_its_time(self, nsqd_factory: Factory[Nsqd]) -> None:
+        nsqd = nsqd_factory(**options(True))
+        with consumer(nsqd, "t", rdy=0) as client:
+            client.send(commands.dpub("t", 1500, b"deferred") + commands.dpub("t", 3_600_000, b"much later"))
+            client.expect_ok()
+            client.expect_ok()
+            sent = time.monotonic()
+        nsqd.restart()
+        with consumer(nsqd, "t", rdy=9) as client:
+            message = client.expect_message()
+        assert message.body == b"deferred"
+        assert 1.4 < time.monotonic() - sent < 5
+
+    def test_topics_channels_and_pauses(self, nsqd_factory: Factory[Nsqd]) -> None:
+        nsqd = nsqd_factory(**options(False))
+        for request in (
+            "/topic/create?topic=t",
+            "/channel/create?topic=t&channel=c",
+            "/channel/pause?topic=t&channel=c",
+            "/topic/create?topic=paused",
+            "/channel/create?topic=paused&channel=c",
+            "/topic/pause?topic=paused",
+            "/topic/create?topic=gone",
+            "/topic/delete?topic=gone",
+            "/topic/create?topic=e%23ephemeral",
+        ):
+            assert nsqd.post(request).status == 200
+        nsqd.restart()
+        seen = {
+            topic["topic_name"]: (
+                topic["paused"],
+                [(each["channel_name"], each["paused"]) for each in topic["channels"]],
+            )
+            for topic in stats(nsqd)["topics"]
+        }
+        assert seen == {"t": (False, [("c", True)]), "paused": (True, [("c", False)])}
+
+
+class TestADirectoryOfGo:
+    @MODES
+    def test_is_taken_over_and_can_be_given_back(
+        self, nsqd_factory: Factory[Nsqd], tmp_path: Path, durable: bool
+    ) -> None:
+        data = Path(shutil.copytree(GOLDEN, tmp_path / "data"))
+        expected = go_reader.bodies(data, "dq:ch")
+        assert len(expected) == 8
+        nsqd = nsqd_factory(**options(durable, data_path=str(data)))
+        with consumer(nsqd, "dq", "ch", rdy=3) as client:
+            found = take(client, 3)
+            finish_and_leave(client, found)
+        assert [message.body for message in found] == expected[:3]
+        nsqd.stop(keep_data=True)
+        assert go_reader.bodies(data, "dq:ch") == expected[3:]
+        assert go_reader.topics(data) == {"dq": ["ch"]}
+        assert (data / "dq.diskqueue.000000.dat.bad").exists()
+
+    @MODES
+    def test_comes_out_in_order(self, nsqd_factory: Factory[Nsqd], tmp_path: Path, durable: bool) -> None:
+        data = Path(shutil.copytree(GOLDEN, tmp_path / "data"))
+        expected = go_reader.bodies(data, "dq:ch")
+        nsqd = nsqd_factory(**options(durable, data_path=str(data)))
+        assert drain(nsqd, "dq", 8, "ch") == expected
+
+
+@MODES
+@pytest.mark.parametrize("memory", [0, 100])
+def test_fifty_thousand_spill_to_disk_and_come_back_in_order(
+    nsqd_factory: Factory[Nsqd], durable: bool, memory: int
+) -> None:
+    count = 50_000
+    nsqd = nsqd_factory(**options(durable, mem_queue_size=memory, max_bytes_per_file=1_000_000))
+    with consumer(nsqd, "t", rdy=0):
+        pass
+    for start in range(0, count, 10_000):
+        publish(nsqd, "t", numbered(10_000, start))
+    seen = channel_stats(nsqd, "t")
+    assert seen["depth"] == count
+    assert count - memory <= seen["backend_depth"] <= count
+    files = sorted(nsqd.data_path.glob("t:channel.diskqueue.0*.dat"))
+    assert len(files) >= 2
+    found: list[bytes] = []
+    with consumer(nsqd, "t", rdy=2500) as client:
+        while len(found) < count:
+            batch = take(client, 500)
+            finish_all(client, batch)
+            found += [message.body for message in batch]
+    assert found == numbered(count)
+    eventually(lambda: channel_stats(nsqd, "t")["depth"], lambda depth: depth == 0)
+    eventually(lambda: len(list(nsqd.data_path.glob("t:channel.diskqueue.0*.dat"))), lambda left: left <= 1)
+
+
+class TestTheLock:
+    def test_a_second_nsqd_ends_and_names_the_directory(
+        self, nsqd_factory: Factory[Nsqd], tmp_path: Path
+    ) -> None:
+        first = nsqd_factory(**options(False, data_path=str(tmp_path)))
+        publish(first, "t", [b"a"])
+        second = subprocess.run(
+            [
+                *command("nsqd"),
+                "--tcp-address=127.0.0.1:0",
+                "--http-address=127.0.0.1:0",
+                f"--data-path={tmp_path}",
+            ],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=False,
+        )
+        assert second.returncode == 1
+        assert str(tmp_path) in second.stderr
+        assert first.get("/ping").status == 200
+        assert drain(first, "t", 1) == [b"a"]
+
+    def test_a_killed_one_holds_none(self, nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+        first = nsqd_factory(**options(False, data_path=str(tmp_path)))
+        first.kill()
+        assert nsqd_factory(**options(False, data_path=str(tmp_path))).get("/ping").status == 200
+
+    @only_ours("Go's binary ends with another status")
+    def test_within_one_process_too(self, nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+        nsqd_factory(data_path=str(tmp_path))
+        with pytest.raises(DaemonFailed, match="cannot be locked"):
+            nsqd_factory.make(data_path=str(tmp_path)).start()
+
+
+class TestAKill:
+    def test_never_keeps_it_from_starting(self, nsqd_factory: Factory[Nsqd]) -> None:
+        nsqd = nsqd_factory(**options(False, mem_queue_size=5, max_bytes_per_file=500, sync_every=7))
+        for round_number in range(4):
+            with connected(nsqd) as client:
+                for number in range(40):
+                    client.send(commands.pub(f"t{number % 3}", b"%d" % number) * 5)
+                    if number == 10 * round_number:
+                        nsqd.kill()
+                        break
+            nsqd.start()
+            assert nsqd.get("/ping").status == 200
+        publish(nsqd, "fresh", [b"a"])
+        assert drain(nsqd, "fresh", 1) == [b"a"]
+
+    @only_ours("durability")
+    def test_loses_nothing_that_was_confirmed(self, nsqd_factory: Factory[Nsqd]) -> None:
+        nsqd = nsqd_factory(**options(True, mem_queue_size=5))
+        with connected(nsqd) as client:
+            subscribe(client, "t", rdy=4)
+            client.send(commands.mpub("t", numbered(20)))
+            client.expect_ok()
+            held = take(client, 4)
+            finish_all(client, held[:1])
+            client.send(commands.dpub("t", 3_600_000, b"deferred") + commands.pub("u", b"new topic"))
+            client.expect(2)  # the place of the finished one is taken
+            client.expect_ok()
+            client.expect_ok()
+            assert nsqd.post("/topic/create?topic=v").status == 200
+            assert nsqd.post("/channel/create?topic=v&channel=c").status == 200
+            nsqd.kill()
+        nsqd.start()
+        assert {topic["topic_name"] for topic in stats(nsqd)["topics"]} == {"t", "u", "v"}
+        assert topic_stats(nsqd, "v")["channels"][0]["channel_name"] == "c"
+        missing = set(numbered(20)) - {held[0].body}
+        with consumer(nsqd, "t", rdy=30) as client:
+            while missing:
+                missing.discard(client.expect_message().body)  # the finished one may come again
+        assert channel_stats(nsqd, "t")["deferred_count"] == 1
+        assert drain(nsqd, "u", 1) == [b"new topic"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of its own, with room for little."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("only root can make a small disk")
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"no small disk here: {made.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@only_ours("Go's nsqd drops what its disk refuses")
+class TestAFullDisk:
+    @MODES
+    def test_refuses_publishers_keeps_the_rest_and_recovers(
+        self, nsqd_factory: Factory[Nsqd], small_disk: Path, durable: bool
+    ) -> None:
+        nsqd = nsqd_factory(**options(durable, mem_queue_size=10, data_path=str(small_disk)))
+        with consumer(nsqd, "t", rdy=0):
+            pass
+        (small_disk / "somebody elses file").write_bytes(b"x" * 256 * 1024)
+        taken = self.publish_until_refused(nsqd)
+        assert len(taken) > 30
+        with consumer(nsqd, "t", rdy=5) as client:
+            held = take(client, 5)  # reading goes on
+            self.fill(small_disk)
+            reply = nsqd.post("/pub?topic=t", b"x" * 4000)
+            assert (reply.status, reply.json()) == (503, {"message": "PUB_FAILED"})
+            assert nsqd.post("/mpub?topic=t", b"x" * 4000).status == 503
+            ping = nsqd.get("/ping")
+            assert (ping.status, b"No space left" in ping.body) == (500, True)
+            assert "No space left" in stats(nsqd)["health"]
+        # What was in flight found no room on disk, and waits in memory.
+        assert channel_stats(nsqd, "t")["depth"] == len(taken)
+        for path in small_disk.glob("somebody*"):
+            path.unlink()
+        eventually(lambda: nsqd.get("/ping").status, lambda status: status == 200)
+        publish(nsqd, "t", [b"afterwards"])
+        found = drain(nsqd, "t", len(taken) + 1)
+        assert sorted(found) == sorted([*taken, b"afterwards"])
+        assert {message.body for message in held} <= set(found)
+        assert "storage works again" in nsqd.log
+
+    def publish_until_refused(self, nsqd: Nsqd) -> list[bytes]:
+        """What was confirmed."""
+        taken: list[bytes] = []
+        with V2Client(nsqd.tcp_address) as client:
+            while True:
+                body = b"%06d" % len(taken) + b"x" * 4000
+                client.send(commands.pub("t", body))
+                frame = client.frame()
+                if frame.type == 1:
+                    assert frame.data.startswith(b"E_PUB_FAILED PUB failed")
+                    assert b"No space left" in frame.data
+                    with pytest.raises(PeerClosed):
+                        client.frame()
+                    return taken
+                taken.append(body)
+
+    def fill(self, disk: Path) -> None:
+        with (disk / "somebody elses second file").open("wb", buffering=0) as file:
+            try:
+                while file.write(b"x" * 4096):
+                    pass
+            except OSError:
+                return
+
+    @MODES
+    def test_that_is_drained_makes_room_itself(
+        self, nsqd_factory: Factory[Nsqd], small_disk: Path, durable: bool
+    ) -> None:
+        nsqd = nsqd_factory(
+            **options(durable, mem_queue_size=0, max_bytes_per_file=50_000, data_path=str(small_disk))
+        )
+        with consumer(nsqd, "t", rdy=0):
+            pass
+        taken = self.publish_until_refused(nsqd)
+        self.fill(small_disk)
+        assert drain(nsqd, "t", len(taken)) == taken
+        eventually(lambda: nsqd.get("/ping").status, lambda status: status == 200)
+        publish(nsqd, "t", [b"afterwards"])
+        assert drain(nsqd, "t", 1) == [b"afterwards"]
+
+    @MODES
+    def test_at_a_stop_is_an_error_in_the_log_and_no_hang(
+        self, nsqd_factory: Factory[Nsqd], small_disk: Path, durable: bool
+    ) -> None:
+        nsqd = nsqd_factory(**options(durable, mem_queue_size=10, data_path=str(small_disk)))
+        with consumer(nsqd, "t", rdy=0):
+            pass
+        publish(nsqd, "t", numbered(5))
+        self.fill(small_disk)
+        assert nsqd.terminate() == 0
+        assert ("5 messages of t:channel are lost" in nsqd.log) is not durable

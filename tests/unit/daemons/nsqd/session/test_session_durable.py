@@ -1,0 +1,184 @@
+"""Where an OK means that the message is on disk to stay: what waits for that, and what does not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from nsq.daemons.nsqd.core.backlog import StorageFailed
+from nsq.daemons.nsqd.session.authorization import Grant, Rule
+from nsq.wire import commands
+from nsq.wire.frames import ErrorReply, RawMessage, Response
+from tests.unit.daemons.nsqd.session.peer import HEARTBEAT, OK, Client, FakeAuthority, World
+
+
+class FakeLasting:
+    """A disk that makes things last when the test says so."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self._waiting: list[tuple[int, Callable[[int], None]]] = []
+
+    def when_lasting(self, call: Callable[[int], None], /) -> int:
+        self._waiting.append((self.rounds + 1, call))
+        return self.rounds + 1
+
+    @property
+    def waiters(self) -> int:
+        return len(self._waiting)
+
+    def sync(self) -> None:
+        self.rounds += 1
+        waiting, self._waiting = self._waiting, []
+        for ticket, call in waiting:
+            call(ticket)
+
+
+class Durable(World):
+    def __init__(self, *, authority: FakeAuthority | None = None, **options: object) -> None:
+        super().__init__(authority=authority, **options)
+        self.lasting = FakeLasting()
+        self.environment.lasting = self.lasting
+
+    def subscribed(self, topic: str = "t", rdy: int = 9) -> Client:
+        client = self.client()
+        client.send(commands.sub(topic, "c"))
+        self.lasting.sync()
+        assert client.frames() == [OK]
+        client.send(commands.rdy(rdy))
+        return client
+
+
+PUBLICATIONS = [
+    commands.pub("t", b"a"),
+    commands.mpub("t", [b"a", b"b"]),
+    commands.dpub("t", 1000, b"a"),
+    commands.dpub("t", 0, b"a"),
+    commands.sub("t", "c"),
+]
+
+
+@pytest.mark.parametrize("command", PUBLICATIONS, ids=lambda command: str(command[:6]))
+def test_the_ok_waits_for_the_disk(command: bytes) -> None:
+    world = Durable()
+    client = world.client()
+    client.send(command)
+    assert client.frames() == []
+    world.lasting.sync()
+    assert client.frames() == [OK]
+    assert world.lasting.waiters == 0
+
+
+def test_one_chunk_waits_once_and_everything_stays_in_order() -> None:
+    world = Durable()
+    client = world.client()
+    client.send(commands.pub("t", b"a") * 3, commands.sub("t", "c"), commands.rdy(9), b"CLS\n")
+    assert world.lasting.waiters == 1
+    assert client.frames() == []
+    world.lasting.sync()
+    found = client.frames()
+    assert found[:5] == [OK] * 4 + [Response(b"CLOSE_WAIT")]
+
+
+def test_messages_do_not_overtake_the_ok_they_follow() -> None:
+    world = Durable()
+    client = world.subscribed()
+    client.send(commands.pub("t", b"a"))
+    assert client.frames() == []
+    world.lasting.sync()
+    first, second = client.frames()
+    assert (first, isinstance(second, RawMessage)) == (OK, True)
+
+
+def test_others_get_the_message_and_answer_it_meanwhile() -> None:
+    world = Durable()
+    consumer, producer = world.subscribed(), world.client()
+    producer.send(commands.pub("t", b"a"))
+    (message,) = consumer.messages()
+    consumer.send(commands.fin(message.id))
+    assert producer.frames() == consumer.frames() == []
+    world.lasting.sync()
+    assert producer.frames() == [OK]
+
+
+def test_heartbeats_do_not_wait() -> None:
+    world = Durable()
+    client = world.client()
+    client.send(commands.pub("t", b"a"))
+    world.clock.advance(31.0)
+    assert client.frames() == [HEARTBEAT]
+    world.lasting.sync()
+    assert client.frames() == [OK]
+
+
+@pytest.mark.parametrize("behind", [b"NONSENSE\n", commands.pub("bad*name", b"a")])
+def test_a_fatal_error_behind_a_publication_comes_behind_its_ok(behind: bytes) -> None:
+    world = Durable()
+    client = world.client()
+    client.send(commands.pub("t", b"a"), behind)
+    assert (client.frames(), client.link.finished) == ([], False)
+    world.lasting.sync()
+    ok, error = client.frames()
+    assert (ok, isinstance(error, ErrorReply), client.link.finished) == (OK, True, True)
+
+
+def test_garbage_behind_a_publication_still_ends_the_connection() -> None:
+    world = Durable()
+    client = world.client()
+    client.upgrade(["snappy"])
+    client.send(commands.pub("t", b"a"))
+    client.send_raw(b"garbage that is no snappy frame")
+    assert not client.link.finished
+    world.lasting.sync()
+    assert client.link.finished
+
+
+def test_a_refused_publication_is_answered_at_once() -> None:
+    world = Durable()
+    client = world.client()
+    backlog = world.broker.topic("t").backlog
+
+    def refuse(messages: object) -> None:
+        raise StorageFailed("[Errno 28] No space left on device")
+
+    backlog.put = refuse  # type: ignore[assignment, method-assign]
+    assert client.refused(commands.pub("t", b"a")) == (
+        b"E_PUB_FAILED PUB failed [Errno 28] No space left on device"
+    )
+
+
+def test_a_client_that_is_gone_by_then_does_no_harm() -> None:
+    world = Durable()
+    gone, other = world.client(), world.client()
+    for client in (gone, other):
+        client.send(commands.pub("t", b"a"))
+    gone.drop()
+    world.lasting.sync()
+    assert other.frames() == [OK]
+
+
+def test_layers_are_not_changed_under_what_is_held() -> None:
+    world = Durable()
+    client = world.client()
+    client.send(commands.pub("t", b"a"), commands.identify(b'{"feature_negotiation":true,"snappy":true}'))
+    world.lasting.sync()
+    assert client.frames() == [OK, ErrorReply(b"E_INVALID cannot IDENTIFY in current state")]
+
+
+def test_what_an_auth_server_delayed_waits_for_the_disk_as_well() -> None:
+    authority = FakeAuthority()
+    world = Durable(authority=authority)
+    client = world.client()
+    everything = Rule(re.compile(""), (re.compile(""),), frozenset({"publish", "subscribe"}))
+    client.send(commands.auth(b"secret"))
+    authority.answer(Grant((everything,), world.clock.now() + 10.0))
+    assert len(client.frames()) == 1
+    world.clock.advance(11.0)
+    client.send(commands.pub("t", b"a"), b"NONSENSE\n")
+    authority.answer(Grant((everything,), world.clock.now() + 10.0))
+    assert (client.frames(), client.link.finished, world.lasting.waiters) == ([], False, 1)
+    world.lasting.sync()
+    ok, error = client.frames()
+    assert (ok, isinstance(error, ErrorReply), client.link.finished) == (OK, True, True)

@@ -1,0 +1,79 @@
+"""Backlogs on small files, messages for them, and what they complain about."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+
+from nsq.daemons.nsqd.core.message import Message
+from nsq.daemons.nsqd.disk import record
+from nsq.daemons.nsqd.disk.queue import DiskQueue
+from nsq.daemons.nsqd.storage.dues import DueBook
+from nsq.daemons.nsqd.storage.durable import DurableBacklog
+from nsq.daemons.nsqd.storage.spilling import SpillingBacklog
+from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.unit.daemons.nsqd.disk.files import Lines, open_queue
+
+_numbers = itertools.count()
+
+
+def message(body: bytes, due: float = 0.0) -> Message:
+    return Message(b"%016x" % next(_numbers), body, 0, due)
+
+
+def messages(*bodies: bytes) -> list[Message]:
+    return [message(body) for body in bodies]
+
+
+def bodies(found: Iterable[Message]) -> list[bytes]:
+    return [each.body for each in found]
+
+
+def ids(found: Iterable[Message]) -> list[bytes]:
+    return [each.id for each in found]
+
+
+def open_disk(directory: Path, *, log: Lines | None = None) -> DiskQueue:
+    """Four records or so to a file."""
+    sizes = {"max_bytes_per_file": 150, "min_record": record.OVERHEAD, "max_record": record.OVERHEAD + 100}
+    return open_queue(directory, "t:c", **sizes, log=log)
+
+
+class Spilling(SpillingBacklog):
+    """Knows what it told the storage."""
+
+    def __init__(self, directory: Path, limit: int = 3) -> None:
+        self.faults: list[Exception] = []
+        self.wrote: list[int] = []
+        super().__init__(open_disk(directory), limit, failed=self.faults.append, wrote=self.wrote.append)
+
+
+class Durable(DurableBacklog):
+    """Knows what it told the storage; ``broken`` is the fault of the last sync."""
+
+    def __init__(self, directory: Path, limit: int = 3, clock: FakeClock | None = None) -> None:
+        self.clock = clock or FakeClock()
+        self.faults: list[Exception] = []
+        self.writes = 0
+        self.broken: Exception | None = None
+        super().__init__(
+            open_disk(directory),
+            DueBook(directory, "t:c", self.clock),
+            limit,
+            failed=self.faults.append,
+            written=self._count,
+            fault=lambda: self.broken,
+        )
+
+    def _count(self) -> None:
+        self.writes += 1
+
+    def sync(self) -> None:
+        """A whole round, as the storage makes it."""
+        self.advance()
+        job = self.dues.sync_job()
+        if job is not None:
+            job()
+            self.dues.synced(job)
+        self.disk.sync()

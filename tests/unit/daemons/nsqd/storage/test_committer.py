@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from nsq.daemons.nsqd.storage.committer import LOST, Committer, Round
+from tests.unit.daemons.nsqd.storage.waiting import until
+
+
+class Disk:
+    """Counts what was written and what a sync has covered; fails and waits when told."""
+
+    def __init__(self) -> None:
+        self.written = self.lasting = self.rounds = 0
+        self.faults: list[Exception] = []
+        self.told: list[Exception] = []
+        self.recovered = 0
+        self.gate: threading.Event | None = None
+        self.committer = Committer(self.prepare, self.told.append, self.worked, retry_after=0.001)
+
+    def prepare(self) -> Round:
+        self.rounds += 1
+        this, until = Round(), self.written
+        this.jobs.append(self.sync)
+        this.after.append(lambda: self.synced(until))
+        return this
+
+    def sync(self) -> None:
+        if self.gate is not None:
+            assert self.gate.wait(10)
+        if self.faults:
+            raise self.faults.pop(0)
+
+    def synced(self, until: int) -> None:
+        self.lasting = until
+
+    def worked(self) -> None:
+        self.recovered += 1
+
+    async def write(self) -> None:
+        """Return when it lasts."""
+        self.written += 1
+        mine = self.written
+        await self.committer.lasting()
+        assert self.lasting >= mine, "confirmed before it was on disk"
+
+
+def run(scenario: Callable[[Disk], Coroutine[Any, Any, None]]) -> Disk:
+    async def main() -> Disk:
+        disk = Disk()
+        try:
+            async with asyncio.timeout(10):
+                await scenario(disk)
+        finally:
+            if disk.gate is not None:
+                disk.gate.set()
+            await disk.committer.close()
+        return disk
+
+    return asyncio.run(main())
+
+
+def test_what_is_confirmed_is_on_disk() -> None:
+    async def scenario(disk: Disk) -> None:
+        for _ in range(5):
+            await disk.write()
+
+    assert run(scenario).rounds == 5
+
+
+def test_all_that_arrives_during_a_round_shares_the_next() -> None:
+    async def scenario(disk: Disk) -> None:
+        disk.gate = threading.Event()
+        first = asyncio.create_task(disk.write())
+        await until(lambda: disk.rounds)
+        others = [asyncio.create_task(disk.write()) for _ in range(100)]
+        await asyncio.sleep(0)
+        assert not first.done()
+        disk.gate.set()
+        await asyncio.gather(first, *others)
+
+    assert run(scenario).rounds == 2
+
+
+def test_a_round_that_is_under_way_confirms_nothing_that_came_later() -> None:
+    async def scenario(disk: Disk) -> None:
+        disk.gate = threading.Event()
+        early: list[int] = []
+        late: list[int] = []
+        disk.committer.when_lasting(early.append)
+        await until(lambda: disk.rounds)
+        ticket = disk.committer.when_lasting(late.append)
+        disk.gate.set()
+        disk.gate = None
+        await until(lambda: early)
+        await until(lambda: late)
+        assert (early, late, ticket) == ([1], [2], 2)
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("fault", [OSError(5, "Input/output error"), ValueError("a fault of ours")])
+def test_after_a_fault_the_round_is_repeated_until_it_works(fault: Exception) -> None:
+    async def scenario(disk: Disk) -> None:
+        disk.faults = [fault, fault]
+        answers: list[int] = []
+        disk.committer.when_lasting(answers.append)
+        await until(lambda: disk.recovered)
+        assert answers == [LOST]
+
+    disk = run(scenario)
+    assert (disk.told, disk.rounds, disk.recovered) == ([fault, fault], 3, 1)
+
+
+def test_a_fault_is_known_until_a_round_works() -> None:
+    async def scenario(disk: Disk) -> None:
+        disk.faults = [OSError(5, "Input/output error")]
+        disk.committer.ask()
+        await until(lambda: disk.told)
+        assert disk.committer.fault is disk.told[0]
+        await disk.write()
+        assert disk.committer.fault is None
+
+    run(scenario)
+
+
+def test_what_one_waiter_does_wrong_is_not_for_the_others() -> None:
+    async def scenario(disk: Disk) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+
+        def bad(_: int) -> None:
+            raise ValueError("no")
+
+        disk.committer.when_lasting(bad)
+        await disk.write()
+        await disk.write()
+
+    complaints: list[dict[str, Any]] = []
+    run(scenario)
+    assert len(complaints) == 1
+
+
+def test_a_waiter_may_give_up() -> None:
+    async def scenario(disk: Disk) -> None:
+        disk.gate = threading.Event()
+        impatient = asyncio.create_task(disk.write())
+        await until(lambda: disk.rounds)
+        impatient.cancel()
+        await asyncio.gather(impatient, return_exceptions=True)
+        disk.gate.set()
+        await disk.write()
+
+    run(scenario)
+
+
+def test_closing_in_the_middle_of_a_round_waits_for_its_thread() -> None:
+    async def scenario(disk: Disk) -> None:
+        disk.gate = threading.Event()
+        disk.committer.when_lasting(lambda _: called.append(True))
+        await until(lambda: disk.rounds)
+        asyncio.get_running_loop().call_later(0.01, disk.gate.set)
+        await disk.committer.close()
+
+    called: list[bool] = []
+    run(scenario)
+    assert not called

@@ -1,0 +1,352 @@
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from nsq.daemons.nsqd.core.backlog import StorageFailed
+from nsq.daemons.nsqd.core.message import Message
+from nsq.daemons.nsqd.disk.layout import parse_meta
+from nsq.daemons.nsqd.storage import durable
+from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.unit.daemons.nsqd.disk.files import meta, room_for
+from tests.unit.daemons.nsqd.storage.backlogs import Durable, bodies, ids, message, messages
+
+RECORD = 4 + 26 + 1  # what a body of one byte takes
+
+
+@pytest.fixture
+def backlog(tmp_path: Path) -> Iterator[Durable]:
+    made = Durable(tmp_path)
+    yield made
+    made.delete()
+
+
+def killed(backlog: Durable, directory: Path, limit: int = 3, clock: FakeClock | None = None) -> Durable:
+    """A new life on what a kill at this moment leaves."""
+    shutil.copytree(backlog.dues._path.parent, directory)
+    backlog.delete()
+    return Durable(directory, limit, clock)
+
+
+def many(count: int) -> list[Message]:
+    return messages(*[b"x"] * count)
+
+
+def read_place(directory: Path) -> tuple[int, int]:
+    found = parse_meta(meta(directory, "t:c").read_text())
+    assert found is not None
+    return found.read_file, found.read_end
+
+
+def small_lag(records: int) -> object:
+    return patch.object(durable, "_MAX_LAG", records)
+
+
+def test_first_in_first_out_over_memory_and_disk(backlog: Durable) -> None:
+    for body in (b"a", b"b", b"c", b"d", b"e"):
+        backlog.put(messages(body))
+    assert (len(backlog), backlog.backend_depth, backlog.writes) == (5, 2, 5)
+    assert bodies(backlog.take(4)) == [b"a", b"b", b"c", b"d"]
+    backlog.put(messages(b"f"))
+    assert bodies(backlog.take(10)) == [b"e", b"f"]
+    assert (len(backlog), backlog.take(1)) == (0, [])
+
+
+def test_without_memory_everything_is_read_back(tmp_path: Path) -> None:
+    backlog = Durable(tmp_path, limit=0)
+    backlog.put(messages(b"a", b"b"))
+    assert backlog.backend_depth == 2
+    assert bodies(backlog.take(1)) == [b"a"]
+    backlog.delete()
+
+
+def test_what_is_put_back_waits_again_without_being_written_again(backlog: Durable) -> None:
+    backlog.put(messages(b"a", b"b"))
+    backlog.put_back(backlog.take(2))
+    assert bodies(backlog.take(2)) == [b"a", b"b"]
+    assert backlog.disk.depth == 2
+
+
+def test_the_place_to_go_on_from_never_passes_the_oldest_unfinished(backlog: Durable, tmp_path: Path) -> None:
+    backlog.put(many(9))
+    first, *others = backlog.take(9)
+    backlog.finished(others)
+    backlog.sync()
+    assert read_place(tmp_path) == (0, 0)
+    assert sorted(path.name[-10:] for path in tmp_path.glob("*.0*.dat")) == [
+        "000000.dat",
+        "000001.dat",
+        "000002.dat",
+    ]
+    backlog.finished([first])
+    backlog.sync()
+    assert backlog.disk.depth == 0
+    assert len(list(tmp_path.glob("*.0*.dat"))) == 1
+
+
+def test_a_kill_repeats_what_was_not_finished_and_perhaps_what_was(backlog: Durable, tmp_path: Path) -> None:
+    backlog.put(many(6))
+    taken = backlog.take(6)
+    backlog.finished(taken[:2])
+    backlog.sync()
+    backlog.finished(taken[3:4])
+    reborn = killed(backlog, tmp_path / "after")
+    assert ids(reborn.take(10)) == ids(taken[2:])
+    reborn.delete()
+
+
+def test_a_clean_stop_repeats_nothing_finished(backlog: Durable, tmp_path: Path) -> None:
+    backlog.put(many(6))
+    taken = backlog.take(6)
+    backlog.finished(taken[1:5:2])
+    backlog.close([])
+    reborn = Durable(tmp_path)
+    assert sorted(ids(reborn.take(10))) == sorted(ids([taken[0], taken[2], taken[4], taken[5]]))
+    reborn.delete()
+
+
+def test_attempts_survive_a_clean_stop(backlog: Durable, tmp_path: Path) -> None:
+    backlog.put(messages(b"a", b"b"))
+    for each in backlog.take(1):
+        each.attempts = 3
+    backlog.close([])
+    reborn = Durable(tmp_path)
+    assert {each.body: each.attempts for each in reborn.take(2)} == {b"a": 3, b"b": 0}
+    reborn.delete()
+
+
+class TestDeferred:
+    def test_it_counts_as_taken(self, backlog: Durable) -> None:
+        deferred = message(b"a", due=1060.0)
+        backlog.keep(deferred)
+        assert (len(backlog), backlog.take(1)) == (0, [])
+        backlog.put_back([deferred])
+        assert backlog.take(1) == [deferred]
+
+    def test_behind_others_on_disk_it_is_passed_over_when_its_record_is_read(self, backlog: Durable) -> None:
+        backlog.put(many(5))
+        deferred = message(b"a", due=1060.0)
+        backlog.keep(deferred)
+        backlog.put(messages(b"z"))
+        assert len(backlog) == 6
+        assert deferred.id not in ids(backlog.take(10))
+        backlog.put_back([deferred])
+        assert backlog.take(10) == [deferred]
+
+    @pytest.mark.parametrize("before", [0, 5])
+    def test_a_kill_leaves_it_and_its_moment(self, tmp_path: Path, before: int) -> None:
+        (tmp_path / "q").mkdir()
+        backlog = Durable(tmp_path / "q")
+        if before:
+            backlog.put(many(before))
+        backlog.keep(message(b"a", due=1060.0))
+        # The computer was started anew meanwhile: its monotonic clock is another one.
+        reborn = killed(backlog, tmp_path / "after", clock=FakeClock(now=5.0))
+        found = {each.body: each.due for each in reborn.take(10)}
+        assert found[b"a"] == pytest.approx(65.0)
+        assert found.get(b"x", 0.0) == 0.0
+        reborn.delete()
+
+    def test_one_that_is_put_keeps_its_moment_too(self, backlog: Durable, tmp_path: Path) -> None:
+        backlog.put([message(b"a", due=1060.0)])
+        reborn = killed(backlog, tmp_path / "after")
+        assert reborn.take(1)[0].due == pytest.approx(1060.0)
+        reborn.delete()
+
+    def test_one_that_is_due_by_then_comes_at_once(self, backlog: Durable, tmp_path: Path) -> None:
+        backlog.keep(message(b"a", due=1060.0))
+        clock = FakeClock()
+        clock.advance(61.0)
+        reborn = killed(backlog, tmp_path / "after", clock=clock)
+        assert reborn.take(1)[0].due == 0.0
+        reborn.delete()
+
+    def test_a_clean_stop_writes_down_the_delay_of_a_requeued_one(
+        self, backlog: Durable, tmp_path: Path
+    ) -> None:
+        backlog.put(messages(b"a"))
+        (taken,) = backlog.take(1)
+        taken.due = 1030.0
+        backlog.close([taken])
+        reborn = Durable(tmp_path)
+        assert reborn.take(1)[0].due == pytest.approx(1030.0)
+        reborn.delete()
+
+    def test_finished_before_its_record_was_read_it_does_not_come_again_after_a_stop(
+        self, backlog: Durable, tmp_path: Path
+    ) -> None:
+        backlog.put(many(5))
+        deferred = message(b"a", due=1060.0)
+        backlog.keep(deferred)
+        backlog.finished([deferred])
+        backlog.close([])
+        for _ in range(2):  # a second stop must not forget it either
+            backlog = Durable(tmp_path)
+            assert len(backlog) >= 5
+            backlog.close([])
+        backlog = Durable(tmp_path)
+        assert bodies(backlog.take(10)) == [b"x"] * 5
+        assert len(backlog) == 0
+        backlog.delete()
+
+
+class TestStragglers:
+    def test_one_that_thousands_overtake_moves_to_the_end(self, backlog: Durable, tmp_path: Path) -> None:
+        backlog.put(many(1))
+        (straggler,) = backlog.take(1)
+        with small_lag(6):
+            for _ in range(20):
+                backlog.put(many(1))
+                backlog.finished(backlog.take(1))
+                backlog.sync()
+                assert backlog.disk.depth <= 8
+        reborn = killed(backlog, tmp_path / "after")
+        assert straggler.id in ids(reborn.take(100))
+        reborn.delete()
+
+    def test_while_others_wait_on_disk_it_is_recognised_there(self, backlog: Durable) -> None:
+        backlog.put(many(20))
+        first, *others = backlog.take(12)
+        backlog.finished(others)
+        with small_lag(6):
+            backlog.sync()
+        assert len(backlog) == 8
+        waiting = backlog.take(20)
+        assert first.id not in ids(waiting)
+        assert len(backlog) == 0
+        backlog.finished([first, *waiting])
+        backlog.sync()
+        assert backlog.disk.depth == 0
+
+    def test_those_that_all_wait_are_left_alone(self, backlog: Durable) -> None:
+        """Ten thousand deferred ones would be written anew in every round."""
+        for _ in range(20):
+            backlog.keep(message(b"a", due=5000.0))
+        size = backlog.disk.size
+        with small_lag(6):
+            for _ in range(5):
+                backlog.sync()
+        assert backlog.disk.size == size
+
+    def test_a_full_disk_does_not_keep_others_from_being_forgotten(self, backlog: Durable) -> None:
+        backlog.put(many(12))
+        taken = backlog.take(12)
+        backlog.finished(taken[:4])
+        backlog.finished(taken[5:])
+        with small_lag(6), room_for(0):
+            backlog.advance()
+        assert len(backlog.faults) == 1
+        assert backlog.disk.depth == 8
+
+    def test_after_a_kill_between_both_records_it_comes_once(self, backlog: Durable, tmp_path: Path) -> None:
+        backlog.put(many(12))
+        first, *others = backlog.take(12)
+        backlog.finished(others)
+        with small_lag(6):
+            backlog.advance()  # written anew, but the place to go on from is not
+        reborn = killed(backlog, tmp_path / "after", limit=0)
+        found = reborn.take(100)
+        assert ids(found).count(first.id) == 1
+        reborn.finished(found)
+        reborn.sync()
+        assert reborn.disk.depth == 0
+        reborn.delete()
+
+
+class TestFaults:
+    def test_what_the_disk_refuses_is_not_in_the_queue(self, backlog: Durable, tmp_path: Path) -> None:
+        with room_for(RECORD), pytest.raises(StorageFailed, match="No space left"):
+            backlog.put(many(3))
+        with room_for(10), pytest.raises(StorageFailed):
+            backlog.keep(message(b"a", due=1060.0))
+        assert (len(backlog), len(backlog.faults), backlog.writes) == (0, 2, 0)
+        backlog.put(messages(b"later"))
+        reborn = killed(backlog, tmp_path / "after")
+        assert bodies(reborn.take(10)) == [b"later"]
+        reborn.delete()
+
+    def test_while_syncs_fail_nothing_is_taken_in(self, backlog: Durable) -> None:
+        backlog.broken = OSError(errno.EIO, "Input/output error")
+        with pytest.raises(StorageFailed, match="Input/output"):
+            backlog.put(many(1))
+        with pytest.raises(StorageFailed):
+            backlog.keep(message(b"a", due=1060.0))
+        backlog.broken = None
+        backlog.put(many(1))
+        assert (len(backlog), backlog.faults) == (1, [])
+
+    def test_what_cannot_be_read_now_waits(self, backlog: Durable) -> None:
+        backlog.put(messages(b"a"))
+        backlog.put(many(5))
+        with patch.object(backlog.disk, "read", side_effect=OSError(errno.EMFILE, "Too many open files")):
+            assert bodies(backlog.take(10)) == [b"a"]
+            assert backlog.take(10) == []
+        assert len(backlog.faults) == 2
+        assert len(backlog) == 5
+        assert len(backlog.take(10)) == 5
+
+    def test_a_damaged_record_that_was_moved_does_not_upset_the_count(
+        self, backlog: Durable, tmp_path: Path
+    ) -> None:
+        backlog.put(many(5))
+        backlog.keep(message(b"a", due=1060.0))
+        for path in tmp_path.glob("*.diskqueue.0*.dat"):
+            path.write_bytes(b"\xff" * path.stat().st_size)
+        assert backlog.take(10) == []
+        assert len(backlog) == 0
+        backlog.put(messages(b"later"))
+        assert (len(backlog), bodies(backlog.take(10))) == (1, [b"later"])
+
+    def test_a_stop_on_a_full_disk_says_what_will_be_repeated(self, backlog: Durable, tmp_path: Path) -> None:
+        backlog.put(many(3))
+        taken = backlog.take(3)
+        backlog.finished(taken[1:2])
+        # The first is to be written anew behind it, and there is no room for that.
+        with room_for(0):
+            backlog.close([])
+        assert len(backlog.faults) == 1
+        reborn = Durable(tmp_path)
+        assert ids(reborn.take(10)) == ids(taken)
+        reborn.delete()
+
+
+def test_clearing_forgets_everything_for_good(backlog: Durable, tmp_path: Path) -> None:
+    backlog.put(many(5))
+    backlog.take(2)
+    backlog.keep(message(b"a", due=1060.0))
+    backlog.clear()
+    assert (len(backlog), backlog.take(1)) == (0, [])
+    backlog.put(messages(b"later"))
+    reborn = killed(backlog, tmp_path / "after")
+    assert bodies(reborn.take(10)) == [b"later"]
+    reborn.delete()
+
+
+def test_deleting_leaves_no_file(tmp_path: Path) -> None:
+    backlog = Durable(tmp_path)
+    backlog.put(many(9))
+    backlog.keep(message(b"a", due=1060.0))
+    backlog.sync()
+    assert len(list(tmp_path.iterdir())) == 5
+    backlog.delete()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_records_of_what_was_taken_before_are_passed_over_when_nothing_else_waits(
+    backlog: Durable, tmp_path: Path
+) -> None:
+    """Else their files would stay, and Go's nsqd would be given them after a stop."""
+    backlog.put(many(4))
+    deferred = [message(b"a", due=1060.0) for _ in range(3)]
+    for each in deferred:
+        backlog.keep(each)
+    backlog.finished(backlog.take(4))
+    backlog.finished(deferred)
+    assert (len(backlog), backlog.disk.unread) == (0, 3)
+    backlog.sync()
+    assert (backlog.disk.depth, len(list(tmp_path.glob("*.0*.dat")))) == (0, 1)

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from nsq.daemons.nsqd.core.backlog import StorageFailed
+from tests.unit.daemons.nsqd.disk.files import room_for
+from tests.unit.daemons.nsqd.storage.backlogs import Spilling, bodies, message, messages
+
+RECORD = 4 + 26 + 1  # what a body of one byte takes
+
+
+@pytest.fixture
+def backlog(tmp_path: Path) -> Iterator[Spilling]:
+    made = Spilling(tmp_path)
+    yield made
+    made.delete()
+
+
+def letters(count: int) -> list[bytes]:
+    return [bytes([ord("a") + number]) for number in range(count)]
+
+
+@pytest.mark.parametrize("batches", [[8], [1] * 8, [2, 6], [3, 5], [7, 1]])
+@pytest.mark.parametrize("limit", [0, 3, 100])
+def test_memory_first_then_disk_in_order(tmp_path: Path, batches: list[int], limit: int) -> None:
+    backlog, left = Spilling(tmp_path, limit), letters(8)
+    for size in batches:
+        backlog.put(messages(*left[:size]))
+        left = left[size:]
+    assert (len(backlog), backlog.backend_depth) == (8, max(0, 8 - limit))
+    assert bodies(backlog.take(5)) == letters(8)[:5]
+    backlog.put(messages(b"y"))
+    assert bodies(backlog.take(2)) == letters(8)[5:7]
+    assert bodies(backlog.take(9)) == [b"h", b"y"]
+    assert (len(backlog), backlog.take(1)) == (0, [])
+    backlog.delete()
+
+
+def test_while_others_wait_on_disk_what_is_put_back_does_not_overtake_them(backlog: Spilling) -> None:
+    backlog.put(messages(*letters(5)))
+    taken = backlog.take(3)
+    backlog.put_back(taken)
+    assert bodies(backlog.take(9)) == [b"d", b"e", b"a", b"b", b"c"]
+
+
+def test_what_is_put_back_beyond_memory_is_written_down(backlog: Spilling) -> None:
+    backlog.put(messages(*letters(3)))
+    taken = backlog.take(2)
+    backlog.put(messages(b"x", b"y"))
+    backlog.put_back(taken)
+    assert (len(backlog), backlog.backend_depth) == (5, 2)
+    assert bodies(backlog.take(9)) == [b"c", b"x", b"y", b"a", b"b"]
+
+
+def test_attempts_and_moments_survive_the_disk(tmp_path: Path) -> None:
+    backlog = Spilling(tmp_path, limit=0)
+    sent = message(b"a", due=1060.0)
+    sent.attempts = 3
+    backlog.put([sent])
+    (found,) = backlog.take(1)
+    assert (found.id, found.attempts, found.due) == (sent.id, 3, 1060.0)
+    backlog.delete()
+
+
+def test_the_storage_hears_how_much_was_written(backlog: Spilling) -> None:
+    backlog.put(messages(*letters(5)))
+    backlog.put(messages(b"x"))
+    assert backlog.wrote == [2, 1]
+
+
+class TestStop:
+    def test_everything_is_written_down_and_comes_again(self, backlog: Spilling, tmp_path: Path) -> None:
+        backlog.put(messages(*letters(5)))
+        taken = backlog.take(1)
+        backlog.close(taken)
+        reborn = Spilling(tmp_path)
+        assert bodies(reborn.take(9)) == [b"d", b"e", b"a", b"b", b"c"]
+        reborn.delete()
+
+    def test_what_was_taken_and_finished_does_not_come_again(self, backlog: Spilling, tmp_path: Path) -> None:
+        backlog.put(messages(*letters(5)))
+        backlog.take(4)
+        backlog.close([])
+        reborn = Spilling(tmp_path)
+        assert bodies(reborn.take(9)) == [b"e"]
+        reborn.delete()
+
+    def test_a_kill_leaves_what_is_on_disk(self, backlog: Spilling, tmp_path: Path) -> None:
+        backlog.put(messages(*letters(5)))
+        shutil.copytree(tmp_path, tmp_path / "after")
+        reborn = Spilling(tmp_path / "after")
+        assert bodies(reborn.take(9)) == [b"d", b"e"]
+        reborn.delete()
+
+    def test_a_full_disk_takes_what_it_can_and_the_rest_is_reported(self, tmp_path: Path) -> None:
+        backlog = Spilling(tmp_path, limit=1000)
+        backlog.put(messages(*[b"x"] * 250))
+        with (
+            room_for(220 * RECORD),
+            pytest.raises(StorageFailed, match=r"50 messages of t:c are lost: .*No space"),
+        ):
+            backlog.close([])
+        reborn = Spilling(tmp_path)
+        assert len(reborn) == 200
+        reborn.delete()
+
+
+class TestFaults:
+    def test_nothing_of_a_batch_that_does_not_fit_is_in_the_queue(self, backlog: Spilling) -> None:
+        backlog.put(messages(b"a"))
+        with room_for(RECORD), pytest.raises(StorageFailed, match="No space left"):
+            backlog.put(messages(*letters(4)))
+        assert (len(backlog), len(backlog.faults)) == (1, 1)
+        assert bodies(backlog.take(9)) == [b"a"]
+
+    def test_what_fits_into_memory_needs_no_disk(self, backlog: Spilling) -> None:
+        with room_for(0):
+            backlog.put(messages(*letters(3)))
+        assert backlog.faults == []
+
+    def test_what_is_put_back_waits_in_memory_until_the_disk_works(self, backlog: Spilling) -> None:
+        backlog.put(messages(*letters(3)))
+        taken = backlog.take(2)
+        backlog.put(messages(b"x", b"y"))
+        with room_for(0):
+            backlog.put_back(taken)
+            assert (len(backlog), backlog.stuck) == (5, 2)
+            with pytest.raises(StorageFailed):
+                backlog.put(messages(b"z"))
+            assert not backlog.retry()
+        assert backlog.retry()
+        assert (len(backlog), backlog.stuck, backlog.backend_depth) == (5, 0, 2)
+        assert bodies(backlog.take(9)) == [b"c", b"x", b"y", b"a", b"b"]
+
+    def test_it_can_be_consumed_meanwhile(self, backlog: Spilling) -> None:
+        backlog.put(messages(*letters(5)))
+        taken = backlog.take(1)
+        with room_for(0):
+            backlog.put_back(taken)
+            assert bodies(backlog.take(9)) == [b"b", b"c", b"d", b"e", b"a"]
+        assert (len(backlog), backlog.stuck) == (0, 0)
+        backlog.put(messages(b"z"))
+        assert backlog.backend_depth == 0
+
+    def test_what_cannot_be_read_now_waits(self, backlog: Spilling) -> None:
+        backlog.put(messages(*letters(5)))
+        with patch.object(backlog.disk, "read", side_effect=OSError(errno.EMFILE, "Too many open files")):
+            assert bodies(backlog.take(9)) == letters(3)
+            assert backlog.take(9) == []
+        assert (len(backlog), len(backlog.faults)) == (2, 2)
+        assert bodies(backlog.take(9)) == [b"d", b"e"]
+
+    def test_a_stop_keeps_what_was_stuck(self, backlog: Spilling, tmp_path: Path) -> None:
+        backlog.put(messages(*letters(4)))
+        taken = backlog.take(1)
+        with room_for(0):
+            backlog.put_back(taken)
+        backlog.close([])
+        reborn = Spilling(tmp_path)
+        assert sorted(bodies(reborn.take(9))) == letters(4)
+        reborn.delete()
+
+
+def test_clearing_forgets_memory_disk_and_what_was_stuck(backlog: Spilling) -> None:
+    backlog.put(messages(*letters(5)))
+    taken = backlog.take(1)
+    with room_for(0):
+        backlog.put_back(taken)
+    backlog.clear()
+    assert (len(backlog), backlog.backend_depth, backlog.stuck, backlog.take(1)) == (0, 0, 0, [])
+
+
+def test_deleting_leaves_no_file(tmp_path: Path) -> None:
+    backlog = Spilling(tmp_path)
+    backlog.put(messages(*letters(9)))
+    backlog.disk.sync()
+    backlog.delete()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,440 @@
+"""The storage under a real broker, on a real directory, with an event loop and no network."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import io
+import json
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from nsq.daemons.logs import DaemonLog
+from nsq.daemons.nsqd.core.backlog import StorageFailed
+from nsq.daemons.nsqd.core.broker import Broker
+from nsq.daemons.nsqd.disk import syncing
+from nsq.daemons.nsqd.loop_clock import LoopClock
+from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.storage.storage import HEALTHY, Storage
+from nsq.errors import ConfigError
+from tests.unit.daemons.nsqd.core.consumer import Consumer
+from tests.unit.daemons.nsqd.disk.files import GOLDEN, names, room_for
+from tests.unit.daemons.nsqd.storage.waiting import until
+
+MODES = pytest.mark.parametrize("durable", [False, True], ids=["spilling", "durable"])
+
+
+class Node:
+    """An nsqd's inside."""
+
+    def __init__(self, directory: Path, *, sync_timeout: float = 600.0, **options: object) -> None:
+        self.directory = directory
+        self.log = io.StringIO()
+        clock = LoopClock(asyncio.get_running_loop())
+        made = Options(data_path=str(directory), sync_timeout=sync_timeout, **options)  # type: ignore[arg-type]
+        self.storage = Storage(made, clock, DaemonLog("", "info", self.log))
+        self.broker = Broker(clock, backlogs=self.storage)
+        self.storage.start(self.broker)
+
+    async def lasting(self) -> None:
+        assert self.storage.committer is not None
+        await self.storage.committer.lasting()
+
+    async def consume(self, topic: str, channel: str, count: int, *, finish: bool = True) -> list[bytes]:
+        consumer = Consumer(rdy=count)
+        found = self.broker.subscribe(topic, channel, consumer.subscriber)
+        await until(lambda: len(consumer.delivered) >= count)
+        for message in list(consumer.subscriber.in_flight.values()) if finish else []:
+            found.finish(consumer.subscriber, message.id)
+        found.unsubscribe(consumer.subscriber)
+        return consumer.bodies
+
+    async def stop(self) -> list[StorageFailed]:
+        faults = self.broker.close()
+        await self.storage.stop()
+        return faults
+
+
+@asynccontextmanager
+async def node(directory: Path, **options: object) -> AsyncIterator[Node]:
+    made = Node(directory, **options)  # type: ignore[arg-type]
+    try:
+        async with asyncio.timeout(20):
+            yield made
+    finally:
+        await made.stop()
+
+
+def roster(directory: Path) -> object:
+    return json.loads((directory / "nsqd.dat").read_bytes())["topics"]
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(GOLDEN, tmp_path / "golden"))
+
+
+@MODES
+def test_what_a_go_nsqd_left_comes_out_in_order(golden: Path, durable: bool) -> None:
+    async def scenario() -> None:
+        async with node(golden, durable=durable) as one:
+            topic = one.broker.topics["dq"]
+            channel = topic.channels["ch"]
+            assert topic.depth + channel.depth == 8
+            found = await one.consume("dq", "ch", 8)
+            assert found == sorted(found)
+        assert roster(golden) == [
+            {"name": "dq", "paused": False, "channels": [{"name": "ch", "paused": False}]}
+        ]
+        async with node(golden, durable=durable) as two:
+            assert two.broker.topics["dq"].channels["ch"].depth == 0
+
+    asyncio.run(scenario())
+
+
+@MODES
+def test_topics_channels_and_whether_they_are_paused(tmp_path: Path, durable: bool) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+
+    async def scenario() -> None:
+        async with node(data, durable=durable) as one:
+            for name in ("a", "b", "c#ephemeral"):
+                topic = one.broker.topic(name)
+                for channel in ("x", "y", "z#ephemeral"):
+                    topic.channel(channel)
+            one.broker.pause(one.broker.topics["a"], True)
+            one.broker.pause(one.broker.topics["b"].channels["y"], True)
+            await one.lasting()
+            killed = Path(shutil.copytree(data, tmp_path / "killed"))
+        for directory in (data, killed):
+            async with node(directory, durable=durable) as two:
+                topics = two.broker.topics
+                assert {name: sorted(topic.channels) for name, topic in topics.items()} == {
+                    "a": ["x", "y"],
+                    "b": ["x", "y"],
+                }
+                assert [topics["a"].paused, topics["b"].paused] == [True, False]
+                assert [topics["b"].channels[name].paused for name in "xy"] == [False, True]
+
+    asyncio.run(scenario())
+
+
+@MODES
+def test_what_waited_in_a_topic_goes_to_all_its_channels_after_a_start(tmp_path: Path, durable: bool) -> None:
+    async def scenario() -> None:
+        async with node(tmp_path, durable=durable) as one:
+            topic = one.broker.topic("t")
+            topic.channel("x")
+            topic.channel("y")
+            one.broker.pause(topic, True)
+            one.broker.publish("t", [b"a", b"b"])
+        text = (tmp_path / "nsqd.dat").read_text().replace("true", "false")
+        (tmp_path / "nsqd.dat").write_text(text)
+        async with node(tmp_path, durable=durable) as two:
+            assert {name: channel.depth for name, channel in two.broker.topics["t"].channels.items()} == {
+                "x": 2,
+                "y": 2,
+            }
+
+    asyncio.run(scenario())
+
+
+@MODES
+def test_a_stop_keeps_what_waits_is_in_flight_and_deferred(tmp_path: Path, durable: bool) -> None:
+    async def scenario() -> None:
+        async with node(tmp_path, durable=durable, mem_queue_size=2) as one:
+            one.broker.topic("t").channel("c")
+            one.broker.publish("t", [b"%d" % number for number in range(9)])
+            one.broker.publish_deferred("t", b"deferred", 3600)
+            assert await one.consume("t", "c", 1) == [b"0"]
+            hanging = Consumer(rdy=3)
+            one.broker.subscribe("t", "c", hanging.subscriber)
+            await until(lambda: len(hanging.held) >= 3)
+        async with node(tmp_path, durable=durable) as two:
+            channel = two.broker.topics["t"].channels["c"]
+            if durable:
+                found = await two.consume("t", "c", 8)
+                await until(lambda: channel.deferred_count)
+            else:
+                found = await two.consume("t", "c", 9)
+            expected = [b"%d" % number for number in range(1, 9)] + ([] if durable else [b"deferred"])
+            assert sorted(found) == sorted(expected)
+
+    asyncio.run(scenario())
+
+
+@MODES
+def test_deleting_leaves_nothing_on_disk(tmp_path: Path, durable: bool) -> None:
+    async def scenario() -> None:
+        async with node(tmp_path, durable=durable, mem_queue_size=0) as one:
+            topic = one.broker.topic("t")
+            one.broker.publish("t", [b"waits"])
+            topic.channel("c")
+            one.broker.publish("t", [b"%d" % number for number in range(9)])
+            one.broker.publish_deferred("t", b"deferred", 3600)
+            await one.lasting()
+            assert any(name.startswith("t:c.") for name in names(tmp_path))
+            one.broker.delete_channel(topic, "c")
+            assert not any(name.startswith("t:c.") for name in names(tmp_path))
+            one.broker.publish("t", [b"waits"])
+            one.broker.delete_topic("t")
+            await one.lasting()
+            assert names(tmp_path) == ["nsqd.dat"]
+            assert roster(tmp_path) is None
+
+    asyncio.run(scenario())
+
+
+@MODES
+def test_a_topic_that_is_made_anew_is_empty(tmp_path: Path, durable: bool) -> None:
+    async def scenario() -> None:
+        async with node(tmp_path, durable=durable, mem_queue_size=0) as one:
+            for _ in range(20):
+                one.broker.topic("t").channel("c")
+                one.broker.publish("t", [b"a"])
+                one.storage._whole = True
+                lasting = asyncio.create_task(one.lasting())
+                await asyncio.sleep(0)
+                one.broker.delete_topic("t")  # perhaps under the hands of a round
+                one.broker.topic("t").channel("c")
+                assert one.broker.topics["t"].channels["c"].depth == 0
+                await lasting
+            assert one.storage.health == HEALTHY
+
+    asyncio.run(scenario())
+
+
+def test_what_is_ephemeral_touches_no_disk_and_needs_no_memory_to_be_promised(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with node(tmp_path, mem_queue_size=0) as one:
+            one.broker.topic("t#ephemeral").channel("c#ephemeral")
+            one.broker.publish("t#ephemeral", [b"a"])
+            assert one.broker.topics["t#ephemeral"].channels["c#ephemeral"].depth == 1
+        assert names(tmp_path) == ["nsqd.dat"]
+
+    asyncio.run(scenario())
+
+
+def test_two_cannot_share_a_directory(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with node(tmp_path) as one:
+            one.broker.topic("t")
+            second = Storage(
+                one.storage._options, LoopClock(asyncio.get_running_loop()), DaemonLog("", "info")
+            )
+            with pytest.raises(ConfigError, match=str(tmp_path)):
+                second.start(Broker(LoopClock(asyncio.get_running_loop()), backlogs=second))
+            await second.stop()
+        assert roster(tmp_path) != []
+
+    asyncio.run(scenario())
+
+
+class TestRounds:
+    def test_a_topic_forgets_only_what_its_channels_have_on_disk(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with node(tmp_path, durable=True) as one:
+                one.broker.publish("t", [b"a", b"b"])
+                await one.lasting()
+                synced.clear()
+                one.broker.topic("t").channel("c")
+                one.storage._whole = True
+                await one.lasting()
+
+        synced: list[str] = []
+        with watched(synced):
+            asyncio.run(scenario())
+        before_topic = synced[: synced.index("t.diskqueue.meta.dat")]
+        assert "t:c.diskqueue.000000.dat" in before_topic
+        assert "nsqd.dat" in before_topic
+
+    def test_publishers_wait_for_their_own_records_alone(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with node(tmp_path, durable=True) as one:
+                for name in ("a", "b"):
+                    one.broker.topic(name).channel("c")
+                    one.broker.publish(name, [b"x"])
+                await one.lasting()
+                synced.clear()
+                one.broker.publish("a", [b"x"])
+                await one.lasting()
+                assert synced == ["a:c.diskqueue.000000.dat"]
+
+        synced: list[str] = []
+        with watched(synced):
+            asyncio.run(scenario())
+
+    def test_without_durable_nobody_waits_and_every_so_many_messages_are_synced(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with node(tmp_path, mem_queue_size=0, sync_every=10) as one:
+                assert one.storage.waits is None
+                one.broker.topic("t")
+                await one.lasting()
+                synced.clear()
+                one.broker.publish("t", [b"x"] * 9)
+                for _ in range(20):
+                    await asyncio.sleep(0)
+                assert synced == []
+                one.broker.publish("t", [b"x"])
+                await until(lambda: synced)
+
+        synced: list[str] = []
+        with watched(synced):
+            asyncio.run(scenario())
+        assert synced[0] == "t.diskqueue.000000.dat"
+
+
+def watched(synced: list[str]) -> object:
+    """Notes every file that is synced, and every name a file is given."""
+    sync, replace = syncing.sync_file, syncing.replace
+
+    def sync_file(path: Path) -> None:
+        sync(path)
+        if path.suffix == ".dat":
+            synced.append(path.name)
+
+    def replaced(temporary: Path, target: Path) -> None:
+        replace(temporary, target)
+        synced.append(target.name)
+
+    return patch.multiple(syncing, sync_file=sync_file, replace=replaced)
+
+
+@pytest.fixture
+def broken_syncs() -> Iterator[Callable[[], list[str]]]:
+    """Lets syncs fail while the list it gives is not empty."""
+    sync, faults = syncing.sync_file, ["broken"]
+
+    def sync_file(path: Path) -> None:
+        if faults:
+            raise OSError(errno.EIO, "Input/output error")
+        sync(path)
+
+    with patch.object(syncing, "sync_file", sync_file):
+        yield lambda: faults
+
+
+class TestFaults:
+    @MODES
+    def test_publishers_are_told_and_all_is_well_when_the_disk_is(
+        self, tmp_path: Path, durable: bool
+    ) -> None:
+        async def scenario() -> None:
+            async with node(tmp_path, durable=durable, mem_queue_size=0, sync_timeout=0.01) as one:
+                assert one.storage.committer is not None
+                one.storage.committer._retry_after = 0.001
+                one.broker.topic("t").channel("c")
+                with full_disk():
+                    with pytest.raises(StorageFailed, match="No space left"):
+                        one.broker.publish("t", [b"refused"])
+                    assert "No space left" in one.storage.health
+                    await asyncio.sleep(0.05)  # some ticks: none of them may take it for healthy
+                    assert "No space left" in one.storage.health
+                await until(lambda: one.storage.health == HEALTHY)
+                one.broker.publish("t", [b"taken"])
+                assert await one.consume("t", "c", 1) == [b"taken"]
+                assert one.log.getvalue().count("storage does not work") == 1
+                assert one.log.getvalue().count("storage works again") == 1
+
+        asyncio.run(scenario())
+
+    def test_while_syncs_fail_publishers_are_refused(
+        self, tmp_path: Path, broken_syncs: Callable[[], list[str]]
+    ) -> None:
+        async def scenario() -> None:
+            faults = broken_syncs()
+            async with node(tmp_path, durable=True) as one:
+                assert one.storage.committer is not None
+                one.storage.committer._retry_after = 0.001
+                one.broker.publish("t", [b"waits for an answer"])
+                waiting = asyncio.create_task(one.lasting())
+                await until(lambda: one.storage.health != HEALTHY)
+                with pytest.raises(StorageFailed, match="Input/output"):
+                    one.broker.publish("t", [b"refused"])
+                assert not waiting.done()
+                faults.clear()
+                await waiting
+                one.broker.publish("t", [b"taken"])
+                assert one.broker.topics["t"].depth == 2
+                assert one.storage.health == HEALTHY
+
+        asyncio.run(scenario())
+
+    def test_a_list_of_topics_that_could_not_be_written_is_written_later(
+        self, tmp_path: Path, broken_syncs: Callable[[], list[str]]
+    ) -> None:
+        async def scenario() -> None:
+            faults = broken_syncs()
+            async with node(tmp_path) as one:
+                assert one.storage.committer is not None
+                one.storage.committer._retry_after = 0.001
+                one.broker.topic("t")
+                await until(lambda: one.storage.health != HEALTHY)
+                faults.clear()
+                await one.lasting()
+                assert roster(tmp_path) == [{"name": "t", "paused": False, "channels": None}]
+
+        asyncio.run(scenario())
+
+    @MODES
+    def test_a_channel_goes_on_when_its_files_can_be_read_again(self, tmp_path: Path, durable: bool) -> None:
+        async def scenario() -> None:
+            async with node(tmp_path, durable=durable, mem_queue_size=0, sync_timeout=0.01) as one:
+                channel = one.broker.topic("t").channel("c")
+                one.broker.publish("t", [b"a", b"b"])
+                consumer = Consumer(rdy=9)
+                disk = one.storage._backlogs["t:c"].disk
+                with patch.object(disk, "read", side_effect=OSError(errno.EMFILE, "Too many open files")):
+                    one.broker.subscribe("t", "c", consumer.subscriber)
+                    await until(lambda: one.storage.health != HEALTHY)
+                    assert (consumer.bodies, channel.depth) == ([], 2)
+                await until(lambda: len(consumer.delivered) >= 2)
+
+        asyncio.run(scenario())
+
+    @MODES
+    def test_a_stop_that_cannot_write_says_so_and_ends_all_the_same(
+        self, tmp_path: Path, durable: bool
+    ) -> None:
+        async def scenario() -> None:
+            one = Node(tmp_path, durable=durable)
+            for name in ("t", "u"):
+                one.broker.topic(name).channel("c")
+                one.broker.publish(name, [b"a"])
+            with full_disk():
+                faults = await one.stop()
+            said = [str(fault) for fault in faults]
+            lost = [fault for fault in said if "1 messages of " in fault and "are lost" in fault]
+            assert (len(said), len(lost)) == (4, 0 if durable else 2)
+            assert all("may repeat" in fault for fault in said if fault not in lost)
+            assert "cannot write the list of topics" in one.log.getvalue()
+
+        asyncio.run(scenario())
+
+    def test_a_queue_that_cannot_be_opened_is_a_refusal(self, tmp_path: Path) -> None:
+        async def scenario() -> None:
+            async with node(tmp_path) as one:
+                fault = OSError(errno.EMFILE, "Too many open files")
+                with (
+                    patch.object(Path, "iterdir", side_effect=fault),
+                    pytest.raises(StorageFailed, match="Too many"),
+                ):
+                    one.broker.publish("t", [b"a"])
+                assert "t" not in one.broker.topics
+                one.broker.publish("t", [b"a"])
+
+        asyncio.run(scenario())
+
+
+@contextmanager
+def full_disk() -> Iterator[None]:
+    """No room for a byte, of whatever file."""
+    fault = OSError(errno.ENOSPC, "No space left on device")
+    with room_for(0), patch.object(syncing, "write_temporary", side_effect=fault):
+        yield

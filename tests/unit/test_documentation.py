@@ -1,0 +1,128 @@
+"""What the pages say can be looked up: links, flags, options, files, tests and folders that they name."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from nsq.daemons.nsqd.options import Options as NsqdOptions
+from nsq.daemons.nsqlookupd.options import Options as NsqlookupdOptions
+from nsq.flags import FlagExit, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+#: Its default is this machine's.
+MACHINES_OWN = {"broadcast-address"}
+
+
+def text_of(name: str) -> str:
+    return (DOCS / name).read_text("utf-8")
+
+
+def flags(options: type) -> dict[str, str]:
+    """Every flag and the default that the usage gives, empty where it gives none."""
+    with pytest.raises(FlagExit) as caught:
+        parse(options, ["--help"], prog="program", version="version")
+    entries = re.split(r"^  -", caught.value.text, flags=re.MULTILINE)[1:]
+    found = {}
+    for entry in entries:
+        default = re.search(r" \(default ([^()]*)\)$", entry.rstrip())
+        found[re.split(r"\s", entry, maxsplit=1)[0]] = default[1].strip('"') if default else ""
+    return found
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub and MkDocs make them of the headings; code is no heading."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {
+        re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip()).strip("-")
+        for heading in headings
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)#?([^)\s]*)\)", page.read_text("utf-8")):
+        aim = page.parent / target if target else page
+        assert aim.exists(), f"{page.name} leads to {target}"
+        if anchor:
+            assert anchor in anchors(aim), f"{page.name} leads to {target}#{anchor}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = re.findall(r"^  - (\w+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(path.name for path in DOCS.glob("*.md"))
+
+
+def test_nsqlookupds_flags_and_defaults() -> None:
+    rows = re.findall(r"^\| `--([a-z0-9-]+)` \|([^|]*)\|", text_of("nsqlookupd.md"), re.MULTILINE)
+    documented = {name: default.strip().strip("`") for name, default in rows}
+    actual = flags(NsqlookupdOptions)
+    assert set(documented) == set(actual)
+    assert len(rows) == len(actual)
+    told = {name for name, default in actual.items() if default} - MACHINES_OWN
+    assert {name: documented[name] for name in told} == {name: actual[name] for name in told}
+
+
+def test_flags_in_examples_of_other_languages_exist() -> None:
+    """Containers and the like; what is written for a shell is tested by itself."""
+    known = set(flags(NsqdOptions)) | set(flags(NsqlookupdOptions)) | {"no-cache-dir"}
+    named = 0
+    for page in PAGES:
+        for code in re.findall(r"^```(?:dockerfile|yaml)\n(.*?)^```", page.read_text("utf-8"), re.M | re.S):
+            used = set(re.findall(r"(?<![\w-])--([a-z][a-z0-9-]+)", code))
+            assert used <= known, page.name
+            named += len(used)
+    assert named
+
+
+def test_config_files_are_understood(tmp_path: Path) -> None:
+    files = [
+        code
+        for page in PAGES
+        for code in re.findall(r"^```toml\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
+    ]
+    assert files
+    for code in files:
+        assert tomllib.loads(code)
+        path = tmp_path / "nsqd.cfg"
+        path.write_text(code.replace('"/data"', f'"{tmp_path}"'))
+        assert parse(NsqdOptions, [f"--config={path}"], prog="nsqd", version="nsqd").warnings == ()
+
+
+def test_the_tests_that_are_named_exist() -> None:
+    named = re.findall(
+        r"`(tests/[\w/]+\.py)(?:::(\w+))?`", "".join(page.read_text("utf-8") for page in PAGES)
+    )
+    assert len(named) > 20
+    for path, name in named:
+        source = (ROOT / path).read_text("utf-8")
+        assert not name or re.search(rf"^(?:    )?def {name}\(", source, re.MULTILINE), f"{path}::{name}"
+
+
+def test_the_files_and_folders_that_are_named_exist() -> None:
+    for page in PAGES:
+        for path in re.findall(
+            r"`((?:nsq|tests|examples|benchmarks|docs)/[\w/.]*)`", page.read_text("utf-8")
+        ):
+            assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
+def test_every_folder_of_the_package_is_described() -> None:
+    text = text_of("architecture.md")
+    rooms = [path for path in (ROOT / "nsq").iterdir() if (path / "__init__.py").exists()]
+    assert [room.name for room in rooms if f"`nsq/{room.name}/`" not in text] == []
+
+
+def test_the_extras_that_are_named_exist() -> None:
+    setup = configparser.ConfigParser(interpolation=None, delimiters=("=",))
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    for page in PAGES:
+        for extras in re.findall(r"nsq\[([a-z,]+)\]", page.read_text("utf-8")):
+            assert set(extras.split(",")) <= set(setup["options.extras_require"]), page.name
