@@ -1,8 +1,8 @@
 """SIGTERM and SIGINT as something to wait for, in whatever thread ``run`` is called.
 
 Python runs a handler only between two steps of the main thread, and a signal that comes just before this
-begins to wait would be noticed when the wait is over. So the C handler itself writes to a pipe, and the wait is
-for that.
+begins to wait would be noticed when the wait is over. So the C handler itself writes to a pipe, and the
+wait is for that.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class SignalWatch:
         signal.signal(number, signal.SIG_DFL if previous is None else previous)
 
     def abandon(self) -> None:
-        """In a forked child, which is to end by a signal as if without us: the pipe is the parent's, and a byte
-        from here would stop the parent."""
+        """In a forked child, which is to end by a signal as if without us: the pipe is the parent's, and a
+        byte from here would stop the parent."""
         if self._previous:
             signal.set_wakeup_fd(-1)
         for number in list(self._previous):
