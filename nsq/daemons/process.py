@@ -6,9 +6,11 @@ Imports nothing of the package but errors and the daemons' log; never aiohttp: `
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import importlib.util
 import os
+import resource
 import signal
 from collections.abc import Callable
 from typing import Protocol
@@ -34,6 +36,7 @@ def require_server_extra(program: str) -> None:
 def run(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
     """Run until SIGTERM or SIGINT and return the exit status. A second signal does not wait for the stop."""
     _calm_collector()
+    _allow_many_files()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(make_daemon, log))
 
@@ -46,6 +49,13 @@ def _calm_collector() -> None:
     """
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)
+
+
+def _allow_many_files() -> None:
+    """As many as the system lets this user have, as Go's runtime does: the usual 1024 are few."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # some systems name a limit and refuse it
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -60,6 +62,17 @@ def finish_and_leave(client: V2Client, messages: list[Message]) -> None:
     client.expect(0, b"CLOSE_WAIT")
 
 
+def restart_under(client: V2Client, nsqd: Nsqd) -> None:
+    """While the client is connected; it hangs up when nsqd does, which waits for that."""
+    os.kill(nsqd.pid, signal.SIGTERM)
+    with contextlib.suppress(PeerClosed):
+        while client.frame():
+            pass
+    client.close()
+    eventually(lambda: not nsqd.running)  # a second signal would not wait for the stop
+    nsqd.restart()
+
+
 def drain(nsqd: Nsqd, topic: str, count: int, channel: str = "channel") -> list[bytes]:
     """So many messages, finished; there are no more."""
     with consumer(nsqd, topic, channel, rdy=min(count, 2500) or 1) as client:
@@ -76,7 +89,7 @@ def drain(nsqd: Nsqd, topic: str, count: int, channel: str = "channel") -> list[
 
 class TestACleanRestart:
     @MODES
-    @pytest.mark.parametrize("memory", [0, 5, 10_000])
+    @pytest.mark.parametrize("memory", [0, 5])
     def test_keeps_everything_that_was_not_finished(
         self, nsqd_factory: Factory[Nsqd], durable: bool, memory: int
     ) -> None:
@@ -92,7 +105,7 @@ class TestACleanRestart:
             finish_all(client, held[2:5])
             client.send(commands.req(held[6].id, 60_000) + commands.req(held[7].id, 0))
             eventually(lambda: channel_stats(nsqd, "t", "one"), lambda seen: seen["deferred_count"] == 1)
-            nsqd.restart()
+            restart_under(client, nsqd)
         finished = {message.body for message in held[2:5]}
         left = [body for body in numbered(20) if body not in finished]
         expected = [body for body in left if not durable or body != held[6].body]  # the moment is kept there

@@ -106,7 +106,10 @@ class Connection(asyncio.Protocol):
             if self._holds:
                 self._holds = 0
                 transport.resume_reading()
-            transport.write_eof()
+            try:
+                transport.write_eof()
+            except OSError:
+                self.abort()  # the client has reset the connection: nobody is left to be told
 
     def abort(self) -> None:
         if self._transport is not None:

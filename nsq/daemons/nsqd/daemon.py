@@ -135,7 +135,13 @@ class Nsqd:
             log.info("HTTP: listening on %s", self._http_bound)
 
     async def stop(self) -> None:
-        """Stop taking in, part with everyone, and end every task."""
+        """Stop taking in, part with everyone, write everything down, and end every task."""
+        try:
+            await self._part_with_everyone()
+        finally:
+            await self._write_down()
+
+    async def _part_with_everyone(self) -> None:
         listener, self._listener = self._listener, None
         if listener is not None:
             await listener.close()
@@ -153,6 +159,8 @@ class Nsqd:
         await self._part_with_clients()
         if self._statsd is not None:
             await self._statsd.close()
+
+    async def _write_down(self) -> None:
         self._memory.stop()
         broker, self._broker = self._broker, None
         if broker is not None and self._storage is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from nsq.errors import ConfigError
 
 from . import roster
-from .layout import TEMPORARY, Layout, queue_name, queue_names, topic_and_channel
+from .layout import TEMPORARY, Layout, files_by_queue, queue_name, queue_names, topic_and_channel
 from .log import Log
 from .roster import TopicEntry
 from .syncing import replace_content, sync_file
@@ -62,6 +62,10 @@ class DataDirectory:
     def write_roster(self, topics: Iterable[TopicEntry], version: str) -> None:
         """After this the directory has this list, or on OSError the one before, also across a power cut."""
         replace_content(self.path / _ROSTER, roster.encode(topics, version))
+
+    def files(self) -> dict[str, list[str]]:
+        """All that could be files of queues, by the queue's name."""
+        return files_by_queue(os.listdir(self.path))
 
     def queues(self) -> list[tuple[str, str | None]]:
         """Topic and channel (None for the topic's own) of every queue with files here."""

@@ -13,6 +13,8 @@ from typing import NamedTuple
 _ANY_FILE = re.compile(r"(.+)\.diskqueue\.(?:meta|[0-9]{6,18})\.dat").fullmatch
 _META = re.compile(r"(-?[0-9]{1,18})\n([0-9]{1,18}),([0-9]{1,18})\n([0-9]{1,18}),([0-9]{1,18})\n?").fullmatch
 
+_INFIX = ".diskqueue."
+
 TEMPORARY = ".tmp"
 BAD = ".bad"
 
@@ -22,7 +24,7 @@ class Layout:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._stem = f"{name}.diskqueue."
+        self._stem = f"{name}{_INFIX}"
         self.meta = f"{self._stem}meta.dat"
         self._number = re.compile(re.escape(self._stem) + r"([0-9]{6,18})\.dat").fullmatch
 
@@ -68,6 +70,16 @@ def parse_meta(text: str) -> Meta | None:
 def queue_names(filenames: Iterable[str]) -> list[str]:
     """The queues these files belong to, each once, in alphabetical order."""
     return sorted({match[1] for match in map(_ANY_FILE, filenames) if match})
+
+
+def files_by_queue(filenames: Iterable[str]) -> dict[str, list[str]]:
+    """Everything that could be a file of a queue, by the queue's name."""
+    found: dict[str, list[str]] = {}
+    for filename in filenames:
+        name, dot, _ = filename.rpartition(_INFIX)
+        if dot:
+            found.setdefault(name, []).append(filename)
+    return found
 
 
 def queue_name(topic: str, channel: str | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -37,7 +38,11 @@ class DiskQueue:
         min_record: int,
         max_record: int,
         log: Log,
+        files: Iterable[str] | None = None,
     ) -> None:
+        """``files`` are the names in the directory, as far as they may be of this queue: with thousands of
+        queues nobody wants to list them for each.
+        """
         self.name = name
         self._directory = directory
         self._layout = Layout(name)
@@ -46,7 +51,9 @@ class DiskQueue:
         self._job: SyncJob | None = None
         self._named = -1  # the last file whose name is known to be on disk
         sizes = bounds(min_record, max_record)
-        self._segments, self._committed, self._synced_meta = recover(directory, self._layout, sizes, log)
+        self._segments, self._committed, self._synced_meta = recover(
+            directory, os.listdir(directory) if files is None else files, self._layout, sizes, log
+        )
         self._writer = Writer(directory, self._layout, self._segments, sizes, max_bytes_per_file, log)
         self._reader = Reader(directory, self._layout, self._segments, self._committed, sizes, log)
         self._leave_finished_files()

@@ -7,6 +7,8 @@ each other, the records themselves are counted.
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,8 +28,11 @@ class Recovered(NamedTuple):
 class Recovery:
     """One queue's start-up; ``run`` once."""
 
-    def __init__(self, directory: Path, layout: Layout, sizes: Bounds, log: Log) -> None:
+    def __init__(
+        self, directory: Path, files: Iterable[str], layout: Layout, sizes: Bounds, log: Log
+    ) -> None:
         self._directory = directory
+        self._files = files
         self._layout = layout
         self._sizes = sizes
         self._log = log
@@ -64,7 +69,7 @@ class Recovery:
         return Position(first.number, min(meta.read_end, first.end), 0)
 
     def _take_stock(self) -> None:
-        for path in self._directory.iterdir():
+        for path in [self._directory / name for name in self._files]:
             number = self._layout.number(path.name)
             if number is not None and path.is_file():
                 self._lengths[number] = path.stat().st_size
@@ -77,6 +82,8 @@ class Recovery:
         except FileNotFoundError:
             return None
         except OSError as fault:
+            if fault.errno in (errno.EMFILE, errno.ENFILE):
+                raise  # that says nothing about the file, and passes
             self._warn("%s cannot be read: %s", self._layout.meta, fault)
             return ""
 
@@ -170,5 +177,6 @@ class Recovery:
         self._log.warning(f"DISKQUEUE(%s): {message}", self._layout.name, *args)
 
 
-def recover(directory: Path, layout: Layout, sizes: Bounds, log: Log) -> Recovered:
-    return Recovery(directory, layout, sizes, log).run()
+def recover(directory: Path, files: Iterable[str], layout: Layout, sizes: Bounds, log: Log) -> Recovered:
+    """``files`` are the names of all that may belong to the queue; others do no harm."""
+    return Recovery(directory, files, layout, sizes, log).run()

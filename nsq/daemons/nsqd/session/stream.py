@@ -212,6 +212,9 @@ class Stream:
         self._held.clear()
 
     def release(self, ticket: int) -> None:
+        """Raises LayerError. With nothing held it does nothing: one sync may answer several waits."""
+        if not self._held:
+            return
         while self._held and self._held[0].ticket is not None and self._held[0].ticket <= ticket:
             self._out += self._held.popleft().frames
         if self._finished and not self._held:

@@ -7,12 +7,15 @@ answers all that arrived during the one before: the slower the disk, the larger 
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from nsq.daemons.nsqd.core.backlog import StorageFailed
 
 Job = Callable[[], None]
+J = TypeVar("J", bound=Job)
 
 #: Instead of a ticket: what was waited for may not be on disk.
 LOST = -1
@@ -24,6 +27,12 @@ class Round:
     def __init__(self) -> None:
         self.jobs: list[Job] = []
         self.after: list[Job] = []
+
+    def add(self, job: J | None, done: Callable[[J], None]) -> None:
+        """``done`` is told of the job when the round has succeeded. None is nothing to do."""
+        if job is not None:
+            self.jobs.append(job)
+            self.after.append(functools.partial(done, job))
 
     def run(self) -> None:
         for job in self.jobs:

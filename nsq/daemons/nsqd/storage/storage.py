@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -28,6 +29,9 @@ HEALTHY = "OK"
 #: For answers that wait for the disk when nsqd stops.
 _SETTLE_SECONDS = 2.0
 
+#: Of so many queues a round makes the place to go on from last.
+_PLACES = 50
+
 #: With --mem-queue-size=0 an ephemeral queue could not even hold what is handed out a moment later.
 _LEAST_EPHEMERAL = 100
 
@@ -45,11 +49,13 @@ class Storage:
         self._log = log
         self._directory = DataDirectory(Path(options.data_path or "."), log)
         self._backlogs: dict[str, OnDisk] = {}
+        self._found: dict[str, list[str]] = {}  # files of earlier lives, by queue, until that is opened
         self._broker: Broker | None = None
         self._roster_changed = False
         self._unsynced = 0  # messages
         self._written: set[str] = set()  # names of durable queues, since the last round
-        self._whole = True  # sync everything in the next round
+        self._whole = True  # whether to sync everything
+        self._to_sync: deque[str] = deque()  # the names that are left of that
         self._probing = False  # whether the round under way shows if the disk works again
         self._stalled = False  # whether something failed since the last tick
         self._ticking: asyncio.Task[None] | None = None
@@ -59,6 +65,7 @@ class Storage:
     def start(self, broker: Broker) -> None:
         """Make the directory ours, and the broker what it was when nsqd stopped."""
         self._directory.lock()
+        self._found = self._directory.files()
         self.committer = Committer(self._prepare, self.failed, self._worked, distrust=self._distrust)
         for topic in self._directory.read_roster():
             self._restore(broker, topic)
@@ -116,6 +123,7 @@ class Storage:
             min_record=record.OVERHEAD,
             max_record=self._options.max_msg_size + record.OVERHEAD,
             log=self._log,
+            files=self._found.pop(name, ()),
         )
         if not self._options.durable:
             return SpillingBacklog(disk, limit, failed=self.failed, wrote=self._wrote)
@@ -154,35 +162,45 @@ class Storage:
     # Syncing.
 
     def _prepare(self) -> Round:
-        """Channels first: a topic forgets what it has given to channels only when they have it on disk."""
+        """What was written since the last round and, every --sync-timeout, how far all queues have come.
+
+        Channels before topics: a topic forgets what it has given to channels only when they have it on disk.
+        """
         this = Round()
-        # Publishers wait for their records alone; what was finished since may be repeated by a restart.
-        whole, self._whole = self._whole, not self._options.durable
-        written, self._written = self._written, set()
         self._probing = self.health != HEALTHY
         if self._broker is not None and (self._roster_changed or self._probing):
             self._roster_changed = False
             roster = self._roster()
             this.jobs.append(lambda: self._directory.write_roster(roster, COMPATIBLE_VERSION))
-        for name in sorted(self._backlogs if whole else written, key=lambda name: ":" not in name):
-            if (backlog := self._backlogs.get(name)) is not None:
-                self._add_to(this, backlog, whole)
+        written, self._written = self._written, set()
+        for name in written:
+            self._add_records(this, name)
+        if self._whole and not self._to_sync:
+            self._whole = not self._options.durable
+            self._to_sync.extend(sorted(self._backlogs, key=lambda name: ":" not in name))
+        self._add_places(this)
         return this
 
-    def _add_to(self, this: Round, backlog: OnDisk, whole: bool) -> None:
-        disk = backlog.disk
-        if disk.closed:
-            return
-        if isinstance(backlog, DurableBacklog):
-            _add_dues(this, backlog.dues)
-            if not whole:
-                _add_flush(this, disk)
-                return
-            backlog.advance()
-        job = disk.sync_job()
-        if job is not None:
-            this.jobs.append(job)
-            this.after.append(lambda: disk.synced(job))
+    def _add_records(self, this: Round, name: str) -> None:
+        """What publishers wait for."""
+        backlog = self._backlogs.get(name)
+        if isinstance(backlog, DurableBacklog) and not backlog.disk.closed:
+            this.add(backlog.dues.sync_job(), backlog.dues.synced)
+            this.add(backlog.disk.flush_job(), backlog.disk.flushed)
+
+    def _add_places(self, this: Round) -> None:
+        """Records and the places to go on from, of some queues: nobody shall wait for thousands of them."""
+        limit = len(this.jobs) + _PLACES
+        while self._to_sync and len(this.jobs) < limit:
+            backlog = self._backlogs.get(self._to_sync.popleft())
+            if backlog is None or backlog.disk.closed:
+                continue
+            if isinstance(backlog, DurableBacklog):
+                this.add(backlog.dues.sync_job(), backlog.dues.synced)
+                backlog.advance()
+            this.add(backlog.disk.sync_job(), backlog.disk.synced)
+        if self._to_sync:
+            self._ask()
 
     async def _tick(self) -> None:
         """What nobody waits for is synced every --sync-timeout, and what was refused is tried again."""
@@ -220,6 +238,7 @@ class Storage:
         self.health = str(fault) or repr(fault)
         self._probing = False
         self._stalled = self._whole = True
+        self._to_sync.clear()
 
     def _distrust(self) -> None:
         """What is confirmed from now on must not stand behind bytes that may never have reached the disk."""
@@ -233,17 +252,3 @@ class Storage:
         if not any(isinstance(b, SpillingBacklog) and b.stuck for b in self._backlogs.values()):
             self._log.info("storage works again")
             self.health = HEALTHY
-
-
-def _add_dues(this: Round, dues: DueBook) -> None:
-    job = dues.sync_job()
-    if job is not None:
-        this.jobs.append(job)
-        this.after.append(lambda: dues.synced(job))
-
-
-def _add_flush(this: Round, disk: DiskQueue) -> None:
-    job = disk.flush_job()
-    if job is not None:
-        this.jobs.append(job)
-        this.after.append(lambda: disk.flushed(job))

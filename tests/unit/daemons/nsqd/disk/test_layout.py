@@ -5,6 +5,7 @@ import pytest
 from nsq.daemons.nsqd.disk.layout import (
     Layout,
     Meta,
+    files_by_queue,
     parse_meta,
     queue_name,
     queue_names,
@@ -94,3 +95,21 @@ def test_the_meta_file_is_read(meta: Meta) -> None:
 )
 def test_what_no_meta_file_says_is_not_believed(text: str) -> None:
     assert parse_meta(text) is None
+
+
+def test_files_are_sorted_by_what_could_be_their_queue() -> None:
+    found = files_by_queue(
+        [
+            "t.diskqueue.000000.dat",
+            "t.diskqueue.meta.dat.x7.tmp",
+            "t:c.diskqueue.000001.dat.bad",
+            "a.diskqueue.b.diskqueue.meta.dat",
+            "nsqd.dat",
+            "t.dues.dat",
+        ]
+    )
+    assert found == {
+        "t": ["t.diskqueue.000000.dat", "t.diskqueue.meta.dat.x7.tmp"],
+        "t:c": ["t:c.diskqueue.000001.dat.bad"],
+        "a.diskqueue.b": ["a.diskqueue.b.diskqueue.meta.dat"],
+    }

@@ -285,6 +285,18 @@ def test_the_end_comes_behind_what_is_held() -> None:
     assert (setup.link.finished, setup.link.written) == (True, [b"OK"])
 
 
+def test_two_waits_for_one_sync_are_one_release() -> None:
+    setup = Setup()
+    for _ in range(2):
+        setup.stream.hold()
+        setup.stream.write(b"OK")
+        setup.stream.seal(1)
+    setup.stream.finish()
+    for _ in range(2):
+        setup.stream.release(1)
+    assert (setup.link.finished, setup.link.written) == (True, [b"OKOK"])
+
+
 def test_the_end_comes_even_if_what_is_held_cannot_be_sent() -> None:
     setup = Setup()
     setup.stream.push(Snappy())

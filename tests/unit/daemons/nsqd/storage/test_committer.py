@@ -162,8 +162,11 @@ def test_closing_in_the_middle_of_a_round_waits_for_its_thread() -> None:
         disk.gate = threading.Event()
         disk.committer.when_lasting(lambda _: called.append(True))
         await until(lambda: disk.rounds)
-        asyncio.get_running_loop().call_later(0.01, disk.gate.set)
+        opening = threading.Timer(0.01, disk.gate.set)
+        opening.start()
         await disk.committer.close()
+        assert disk.gate.is_set()
+        opening.join()
 
     called: list[bool] = []
     run(scenario)

@@ -270,6 +270,21 @@ class TestRounds:
         with watched(synced):
             asyncio.run(scenario())
 
+    @MODES
+    def test_thousands_of_queues_are_synced_in_portions(self, tmp_path: Path, durable: bool) -> None:
+        def written() -> list[Path]:
+            return list(tmp_path.glob("*.meta.dat"))
+
+        async def scenario() -> None:
+            async with node(tmp_path, durable=durable, mem_queue_size=0) as one:
+                for number in range(120):
+                    one.broker.publish(f"t{number}", [b"x"])
+                await one.lasting()
+                assert 0 < len(written()) < 120
+                await until(lambda: len(written()) == 120)
+
+        asyncio.run(scenario())
+
     def test_without_durable_nobody_waits_and_every_so_many_messages_are_synced(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             async with node(tmp_path, mem_queue_size=0, sync_every=10) as one:
@@ -422,7 +437,7 @@ class TestFaults:
             async with node(tmp_path) as one:
                 fault = OSError(errno.EMFILE, "Too many open files")
                 with (
-                    patch.object(Path, "iterdir", side_effect=fault),
+                    patch.object(Path, "read_bytes", side_effect=fault),
                     pytest.raises(StorageFailed, match="Too many"),
                 ):
                     one.broker.publish("t", [b"a"])

@@ -1,0 +1,78 @@
+"""A well-behaved client beside the others: it must not notice them. And what a daemon takes of a machine."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nsq.testing import Nsqd
+from nsq.wire import commands
+from tests.integration.clients import connected, finish_all, subscribe
+
+_PAUSE = 0.02
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Bystander:
+    """Publishes and consumes, message by message, in a thread; ``slowest`` is the longest one took."""
+
+    def __init__(self, nsqd: Nsqd) -> None:
+        self.count = 0
+        self.slowest = 0.0
+        self._nsqd = nsqd
+        self._fault: BaseException | None = None
+        self._ended = threading.Event()
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="bystander")
+        self._thread.start()
+        assert self._begun.wait(10), "the bystander could not begin"
+
+    def _run(self) -> None:
+        try:
+            with connected(self._nsqd) as producer, connected(self._nsqd) as listener:
+                subscribe(listener, "bystander", rdy=1)
+                while not self._ended.wait(_PAUSE):
+                    self._begun.set()
+                    body = b"message %d" % self.count
+                    began = time.monotonic()
+                    producer.send(commands.pub("bystander", body))
+                    producer.expect_ok(timeout=10)
+                    message = listener.expect_message(timeout=10)
+                    self.slowest = max(self.slowest, time.monotonic() - began)
+                    assert (message.body, message.attempts) == (body, 1)
+                    finish_all(listener, [message])
+                    self.count += 1
+        except BaseException as fault:
+            self._fault = fault
+            self._begun.set()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join(30)
+        if self._fault is not None:
+            raise AssertionError(f"the bystander was disturbed: {self._fault!r}") from self._fault
+
+
+@contextmanager
+def bystander(nsqd: Nsqd, within: float = 2.0) -> Iterator[Bystander]:
+    """Meanwhile every one of its messages goes through, and none takes longer than this."""
+    made = Bystander(nsqd)
+    try:
+        yield made
+    finally:
+        made.stop()
+    assert made.count > 0
+    assert made.slowest < within, f"a message took {made.slowest:.2f} s"
+
+
+def resident(nsqd: Nsqd) -> int:
+    """Bytes of physical memory of its process."""
+    return int(Path(f"/proc/{nsqd.pid}/statm").read_text().split()[1]) * _PAGE
+
+
+def descriptors(nsqd: Nsqd) -> int:
+    return len(os.listdir(f"/proc/{nsqd.pid}/fd"))
