@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -69,6 +71,25 @@ def accept_all(transport: MemoryTransport, count: int) -> dict[str, Nsqd]:
     """The next so many connections, by address."""
     nsqds = [accept(transport) for _ in range(count)]
     return {nsqd.address: nsqd for nsqd in nsqds}
+
+
+def who_got(body: bytes, nsqds: dict[str, Nsqd]) -> Nsqd:
+    """Whichever of them was sent this last."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        for nsqd in nsqds.values():
+            with contextlib.suppress(AssertionError):
+                nsqd.peer.wait_until(lambda got: got.endswith(body), timeout=0.01)
+                return nsqd
+    raise AssertionError(f"none of {', '.join(nsqds)} got {body!r}")
+
+
+def wait_connected(p: Producer, count: int) -> None:
+    """Until so many connections take publishes: nsqd has seen a handshake's end a little earlier."""
+    deadline = time.monotonic() + PATIENCE
+    while sum(each.state == "open" for each in p.stats().connections) < count:
+        assert time.monotonic() < deadline, p.stats()
+        time.sleep(0.001)
 
 
 def in_thread(call: Callable[[], object]) -> Future[object]:

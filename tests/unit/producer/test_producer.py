@@ -30,7 +30,7 @@ from nsq.transport import MemoryStream, MemoryTransport, WrappedStream
 from nsq.wire import commands
 from nsq.wire.frames import encode_message, encode_response
 
-from .scripted import PATIENCE, A, B, accept, accept_all, in_thread, producer
+from .scripted import PATIENCE, A, B, accept, accept_all, in_thread, producer, wait_connected, who_got
 
 SOON = 0.05  # seconds that a test waits in full
 
@@ -212,7 +212,7 @@ def test_what_one_nsqd_cannot_store_goes_to_another() -> None:
     with producer(transport, A, B) as p:
         published = in_thread(lambda: p.publish("orders", b"body"))
         nsqds = accept_all(transport, 2)
-        first = nsqds[A] if _has_got(nsqds[A].peer, b"body") else nsqds[B]
+        first = who_got(b"body", nsqds)
         other = nsqds[B if first.address == A else A]
         first.expect(b"body")
         first.refuse("E_PUB_FAILED PUB failed exiting")
@@ -221,15 +221,6 @@ def test_what_one_nsqd_cannot_store_goes_to_another() -> None:
 
         published.result(PATIENCE)
         assert p.stats().failed == 1
-
-
-def _has_got(peer: Any, body: bytes) -> bool:
-    """Either this peer gets it within a moment, or the other one has it."""
-    try:
-        peer.wait_until(lambda got: got.endswith(body), 0.2)
-    except AssertionError:
-        return False
-    return True
 
 
 def test_a_lone_nsqd_that_cannot_store_is_asked_until_the_deadline() -> None:
@@ -441,9 +432,9 @@ def test_publishes_go_round() -> None:
     with producer(transport, A, B) as p:
         connected = in_thread(lambda: p.publish("orders", b"first"))
         nsqds = accept_all(transport, 2)
-        first = nsqds[A] if _has_got(nsqds[A].peer, b"first") else nsqds[B]
-        first.answer(b"first")
+        who_got(b"first", nsqds).answer(b"first")
         connected.result(PATIENCE)
+        wait_connected(p, 2)
 
         futures = [p.publish_async("orders", b"%d" % number) for number in range(10)]
         for nsqd in nsqds.values():
