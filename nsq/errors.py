@@ -18,11 +18,15 @@
     ├── PublishFailed                no nsqd took the message; it is stored nowhere
     │   └── QueueFull                too many publishes are pending already
     ├── PublishUncertain             it was sent, and the answer never came: it may be stored
-    ├── AlreadyResponded             a message can be finished or requeued once, and only while it is in
-    flight ├── Closed                       the producer, consumer or connection has been closed
+    ├── AlreadyResponded             a message is answered once, and only while it is in flight
+    ├── Closed                       the producer, consumer or connection has been closed
     ├── Forked (Closed)              it belongs to the parent process
-    └── ApiError                     an HTTP API cannot be reached, or its answer cannot be read
-        └── ApiRefused               it answered with an error: status and code
+    ├── ApiError                     an HTTP API cannot be reached, or its answer cannot be read
+    │   └── ApiRefused               it answered with an error: status and code
+    └── WalError                     the write-ahead log of a Spark stream: cannot be read or written
+        ├── WalOwned                 another query has it
+        ├── WalForeign               it is not the one the checkpoint was made with, or no such log at all
+        └── SegmentLost              messages that were promised to a batch are gone
 
 ``retry`` says whether the same call can succeed later, ``maybe_stored`` whether a publish that raised this
 may have been stored all the same. This module imports nothing of the package.
@@ -278,3 +282,19 @@ class ApiRefused(ApiError):
         super().__init__(text)
         self.status = status
         self.code = code
+
+
+class WalError(NsqError):
+    """The write-ahead log between nsqd and Spark cannot be read or written; the message names the file."""
+
+
+class WalOwned(WalError):
+    """Another query owns this log. Two queries need two logs, and a channel each to see every message."""
+
+
+class WalForeign(WalError):
+    """The log is not the one that the checkpoint refers to, or the place holds something else."""
+
+
+class SegmentLost(WalError):
+    """A sealed segment that a batch was promised is not there, or cannot be read to its end."""

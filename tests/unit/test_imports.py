@@ -47,6 +47,8 @@ ONLY_IN = {
     "snappy": ["wire/"],
     "certifi": ["config.py", "transport/", "api/", "daemons/"],
     "pyspark": ["spark/"],
+    "pyarrow": ["spark/"],
+    "pandas": ["spark/"],
     "django": ["contrib/"],
     "celery": ["contrib/"],
     "pytest": ["testing/"],
@@ -61,7 +63,7 @@ NEVER_IN = {
 NO_NAMES = {"utils", "util", "helpers", "helper", "manager", "managers", "common", "misc"}
 
 # What `import nsq` must not load.
-NOT_LOADED = ["asyncio", "aiohttp", "uvloop", "pyspark", "django", "celery"]
+NOT_LOADED = ["asyncio", "aiohttp", "uvloop", "pyspark", "pyarrow", "django", "celery"]
 
 
 RANK = {part: rank for rank, line in enumerate(ORDER) for part in line}
