@@ -3,6 +3,7 @@
 #   ARGS='-k name -x'        handed to pytest, or to the command that the target runs
 #   SMOKE=1                  make test: the unit tests only
 #   KEEP=1                   make run: leave the daemons running at the end, until Ctrl-C
+#   SPARK=1                  make run: end in the Spark pipelines; needs Java 17 or later
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -21,7 +22,7 @@ pytest := $(python) -m pytest
 inputs := setup.cfg setup.py Makefile .ci/environment.py .ci/python
 # What is linted and typed: of examples and benchmarks, what there is.
 typed := nsq $(patsubst %/,%,$(sort $(dir $(wildcard examples/*.py benchmarks/*.py))))
-sources := $(typed) tests .ci .ci/packaging setup.py
+sources := $(typed) tests .ci .ci/packaging setup.py pyspark_nsq.py
 
 # A .venv that was made for another directory (a copied tree), or whose Python is gone, is made anew.
 usable := $(shell test "$$(cat .venv/made-for 2>/dev/null)" = "$$(pwd -P)" && $(python) -I -c '' 2>/dev/null && echo yes)
@@ -34,17 +35,17 @@ endif
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
-run: .venv/installed-run ## a web shop on a whole NSQ of its own (KEEP=1: leaves it running)
-	@$(python) -m examples.demo $(if $(KEEP),--keep) $(ARGS)
+run: .venv/installed-run $(if $(SPARK),.venv/installed-spark) ## a web shop on a whole NSQ of its own (KEEP=1: leaves it running; SPARK=1)
+	@$(python) -m examples.demo $(if $(KEEP),--keep) $(if $(SPARK),--spark) $(ARGS)
 
-test: .venv/installed-dev $(if $(SMOKE),,.venv/installed-interop) ## the tests (SMOKE=1: unit tests only; ARGS='-k name' goes to pytest)
+test: .venv/installed-dev $(if $(SMOKE),,.venv/installed-spark .venv/installed-interop) ## the tests (SMOKE=1: unit tests only; ARGS='-k name' goes to pytest)
 	@$(pytest) -m 'not chaos' $(if $(SMOKE),tests/unit) $(ARGS)
 
 lint: .venv/installed-dev ## ruff: rules and format
 	@$(python) -m ruff check --quiet $(sources)
 	@$(python) -m ruff format --quiet --check $(sources) || { echo "not formatted: run 'make format'" >&2; exit 1; }
 
-types: .venv/installed-dev ## mypy --strict
+types: .venv/installed-dev .venv/installed-spark ## mypy --strict
 	@$(python) -m mypy --strict $(typed)
 
 format: .venv/installed-dev ## put the code into ruff's format
@@ -55,10 +56,10 @@ docs: .venv/installed-docs ## the pages of docs/ and the reference, as HTML in b
 	@$(python) -m mkdocs --quiet build --strict --clean $(ARGS)
 	@echo build/docs/index.html
 
-bench: .venv/installed-dev ## the benchmarks
+bench: .venv/installed-dev .venv/installed-spark .venv/installed-interop ## the benchmarks
 	@$(python) -m benchmarks $(ARGS)
 
-chaos: .venv/installed-dev ## the tests that cut networks and kill daemons
+chaos: .venv/installed-dev .venv/installed-spark ## the tests that cut networks and kill daemons
 	@$(pytest) -m chaos $(ARGS)
 
 clean: ## remove .venv, caches and build products
@@ -67,6 +68,7 @@ clean: ## remove .venv, caches and build products
 
 # Of .venv itself installed-dev takes care, and of two pips at once.
 .venv/installed-interop: .venv/installed-dev $(wildcard tests/interop/requirements/*.txt)
+.venv/installed-spark: .venv/installed-dev
 
 .venv/installed-%: $(inputs) $(anew)
 	@found=$$(PYTHON='$(PYTHON)' .ci/python) && "$$found" .ci/environment.py $*

@@ -1,6 +1,6 @@
-"""Found by Spark itself: every importable ``pyspark_*`` module with a ``DefaultSource`` is a format of that name,
-here ``format("nsq")``. Spark imports it for any format it does not know, so this loads as good as nothing, and
-whatever is wrong with our own requirements is told when somebody asks for "nsq".
+"""How Spark finds ``format("nsq")`` by itself: in every importable module called ``pyspark_…`` it looks for a
+``DefaultSource``. It imports this one for any format that it does not know, so this loads next to nothing, and
+what our own requirements lack is told only to who asks for "nsq".
 """
 
 from __future__ import annotations

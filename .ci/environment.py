@@ -1,4 +1,4 @@
-"""Makes the repository's ``.venv`` and installs the project into it: ``environment.py run|dev|docs``.
+"""Makes the repository's ``.venv`` and installs the project into it: ``environment.py run|dev|spark|docs``.
 
 ``environment.py interop`` installs other people's clients, which tests/interop drives, each into an
 environment of its own below ``.venv/interop``: one of them is a module ``nsq`` too. One that cannot be
@@ -31,7 +31,7 @@ TEMPORARY = VENV / "tmp"
 OWNER = VENV / "made-for"
 """Holds the path the environment was made for: a copied or moved tree must not use the old tree's code."""
 
-EXTRAS = {"run": "server", "dev": "dev", "docs": "docs"}
+EXTRAS = {"run": "server", "dev": "dev", "spark": "dev,spark-test", "docs": "docs"}
 INTEROP = "interop"
 CLIENTS = VENV / INTEROP
 PINS = ROOT / "tests" / "interop" / "requirements"

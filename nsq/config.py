@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from nsq import options
 from nsq.errors import ConfigError
-from nsq.literals import parse_boolean, parse_duration, parse_integer, parse_number
+from nsq.options import METADATA, Option
 
 if TYPE_CHECKING:
     import ssl
@@ -31,173 +32,6 @@ EXPONENTIAL = "exponential"
 FULL_JITTER = "full_jitter"
 
 _MIB = 1024 * 1024
-_METADATA = "nsq.config"
-
-
-# Kinds of options
-
-
-class _Kind(NamedTuple):
-    """``keep`` gives the value as it is stored or raises TypeError; ``parse`` reads it from text."""
-
-    wanted: str
-    keep: Callable[[Any], Any]
-    parse: Callable[[str], Any]
-
-
-def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError
-    return float(value)
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError
-    return int(value)
-
-
-def _instance_of(wanted: type) -> Callable[[object], object]:
-    def keep(value: object) -> object:
-        if not isinstance(value, wanted):
-            raise TypeError
-        return value
-
-    return keep
-
-
-def _keep_path(value: Any) -> str:
-    path = os.fspath(value)
-    return path if isinstance(path, str) else os.fsdecode(path)
-
-
-def _keep_tls(value: object) -> object:
-    if isinstance(value, bool):
-        return value
-    import ssl
-
-    if not isinstance(value, ssl.SSLContext):
-        raise TypeError
-    return value
-
-
-def _keep_strategy(value: object) -> object:
-    if not isinstance(value, str) and not callable(value):
-        raise TypeError
-    return value
-
-
-_SECONDS = _Kind(
-    "a number of seconds (Config.from_strings reads durations such as 1m30s)", _seconds, parse_duration
-)
-_NUMBER = _Kind("a number", _seconds, parse_number)
-_WHOLE = _Kind("a whole number", _whole, parse_integer)
-_YES_NO = _Kind("True or False", _instance_of(bool), parse_boolean)
-_TEXT = _Kind("a str", _instance_of(str), str)
-_PATH = _Kind("a path", _keep_path, str)
-_TLS = _Kind("True, False or an ssl.SSLContext", _keep_tls, parse_boolean)
-_STRATEGY = _Kind("a name or a function", _keep_strategy, str)
-
-
-# Declaring an option
-
-
-@dataclass(frozen=True)
-class _Option:
-    """What is known of one option beside its type. ``also`` are values outside the range with a meaning."""
-
-    help: str
-    kind: _Kind
-    low: float = -math.inf
-    high: float = math.inf
-    also: tuple[object, ...] = ()
-    choices: tuple[str, ...] = ()
-    secret: bool = False
-    default: str = ""
-
-    @property
-    def range(self) -> str:
-        """In words; empty when any value of the type will do."""
-        words = ", ".join(self.choices)
-        if math.isfinite(self.low):
-            bounded = math.isfinite(self.high)
-            words = (
-                f"{self.show(self.low)} to {self.show(self.high)}"
-                if bounded
-                else f"at least {self.show(self.low)}"
-            )
-        return ", or ".join([*(self.show(value) for value in self.also), words]) if words else ""
-
-    def show(self, value: object) -> str:
-        if isinstance(value, (int, float)) and self.kind is _SECONDS:
-            return f"{value:g} s" if value else "0"
-        return f"{value:g}" if isinstance(value, float) else str(value)
-
-    def checked(self, name: str, value: Any) -> Any:
-        """The value as it is stored; ConfigError for one of the wrong type or out of range."""
-        if value is None and None in self.also:
-            return None
-        try:
-            kept = self.kind.keep(value)
-        except TypeError:
-            raise ConfigError(f"{name} is {self._quoted(value)}, but must be {self.kind.wanted}") from None
-        if kept in self.also:
-            return kept
-        if isinstance(kept, str) and self.choices and kept not in self.choices:
-            raise ConfigError(f"{name} is {self._quoted(kept)}, but must be one of: {self.range}")
-        # "Not inside" instead of "outside": NaN compares false with everything.
-        if isinstance(kept, (int, float)) and not (self.low <= kept <= self.high and math.isfinite(kept)):
-            raise ConfigError(f"{name} is {self._quoted(value)}, but must be {self.range or 'finite'}")
-        return kept
-
-    def parsed(self, name: str, text: str) -> Any:
-        try:
-            return self.kind.parse(text)
-        except ConfigError as fault:
-            raise ConfigError(f"{name} is {self._quoted(text)}: {fault}") from None
-
-    def _quoted(self, value: object) -> str:
-        if self.secret:
-            return f"a secret {type(value).__name__}"
-        shown = repr(value)
-        return shown if len(shown) <= 100 else f"{shown[:100]}…"
-
-
-def _declare(default: Any, option: _Option) -> Any:
-    metadata = {_METADATA: option}
-    if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
-
-
-def _time(default: float, low: float, high: float, text: str, *, also: tuple[object, ...] = ()) -> Any:
-    return _declare(default, _Option(text, _SECONDS, low, high, also))
-
-
-def _count(
-    default: int | None, low: float, high: float, text: str, *, also: tuple[object, ...] = (), shown: str = ""
-) -> Any:
-    return _declare(default, _Option(text, _WHOLE, low, high, also, default=shown))
-
-
-def _share(default: float, text: str) -> Any:
-    return _declare(default, _Option(text, _NUMBER, 0.0, 1.0))
-
-
-def _switch(text: str) -> Any:
-    return _declare(False, _Option(text, _YES_NO))
-
-
-def _text(default: str | Callable[[], str], text: str, *, shown: str = "") -> Any:
-    return _declare(default, _Option(text, _TEXT, default=shown))
-
-
-def _choice(default: str, choices: tuple[str, ...], text: str, *, kind: _Kind = _TEXT) -> Any:
-    return _declare(default, _Option(text, kind, choices=choices))
-
-
-def _path(text: str) -> Any:
-    return _declare(None, _Option(text, _PATH, also=(None,)))
 
 
 def _host_name() -> str:
@@ -236,33 +70,33 @@ class Config:
     """
 
     # The connection to an nsqd
-    dial_timeout: float = _time(
+    dial_timeout: float = options.seconds(
         5.0, 0.001, 300.0, "Time to reach an nsqd. go-nsq's 1 s is lost to a single dropped packet."
     )
-    handshake_timeout: float = _time(
+    handshake_timeout: float = options.seconds(
         15.0, 0.001, 300.0, "Time until a connection is ready: dialling, TLS, IDENTIFY, AUTH, SUB."
     )
-    read_timeout: float = _time(
+    read_timeout: float = options.seconds(
         60.0, 0.1, 300.0, "Silence after which a connection counts as dead; longer than heartbeat_interval."
     )
-    write_timeout: float = _time(
+    write_timeout: float = options.seconds(
         5.0, 0.1, 300.0, "Time an nsqd may take to accept what is written to it. go-nsq: 1 s."
     )
-    local_address: str | None = _declare(
-        None, _Option("IP address to connect from, with or without a port.", _TEXT, also=(None,))
+    local_address: str | None = options.declare(
+        None, Option("IP address to connect from, with or without a port.", options.TEXT, also=(None,))
     )
-    heartbeat_interval: float = _time(
+    heartbeat_interval: float = options.seconds(
         30.0,
         1.0,
         300.0,
         "How often nsqd asks for a sign of life; nothing else finds a connection that died in silence, so it "
         "cannot be switched off.",
     )
-    reconnect_initial: float = _time(
+    reconnect_initial: float = options.seconds(
         0.25, 0.001, 3600.0, "Pause before a lost or refused connection is dialled again, at first."
     )
-    reconnect_max: float = _time(60.0, 0.001, 3600.0, "The longest that pause grows to.")
-    max_frame_size: int = _count(
+    reconnect_max: float = options.seconds(60.0, 0.001, 3600.0, "The longest that pause grows to.")
+    max_frame_size: int = options.count(
         64 * _MIB,
         1024,
         2**31 - 1,
@@ -270,27 +104,27 @@ class Config:
     )
 
     # What a client says of itself
-    client_id: str = _text(
+    client_id: str = options.text(
         _short_host_name, "Name of this client in nsqd's statistics.", shown="short host name"
     )
-    hostname: str = _text(_host_name, "Host name in nsqd's statistics.", shown="host name")
-    user_agent: str = _text(_user_agent, "Program in nsqd's statistics.", shown="nsq-python/VERSION")
-    topology_region: str = _text("", "Region this client runs in.")
-    topology_zone: str = _text("", "Zone this client runs in.")
+    hostname: str = options.text(_host_name, "Host name in nsqd's statistics.", shown="host name")
+    user_agent: str = options.text(_user_agent, "Program in nsqd's statistics.", shown="nsq-python/VERSION")
+    topology_region: str = options.text("", "Region this client runs in.")
+    topology_zone: str = options.text("", "Zone this client runs in.")
 
     # What it asks of nsqd
-    msg_timeout: float = _time(
+    msg_timeout: float = options.seconds(
         0.0, 1.0, math.inf, "Time nsqd waits for a message's answer; 0 is nsqd's own default.", also=(0.0,)
     )
-    sample_rate: int = _count(0, 0, 99, "Percentage of the messages to receive; 0 means all.")
-    output_buffer_size: int | None = _count(
+    sample_rate: int = options.count(0, 0, 99, "Percentage of the messages to receive; 0 means all.")
+    output_buffer_size: int | None = options.count(
         None,
         64,
         math.inf,
         "Bytes nsqd collects before it sends; None is nsqd's default (16384), -1 sends at once.",
         also=(None, -1),
     )
-    output_buffer_timeout: float = _time(
+    output_buffer_timeout: float = options.seconds(
         0.025,
         0.001,
         300.0,
@@ -298,47 +132,54 @@ class Config:
         "go-nsq asks for 250 ms, which is then what a message usually waits.",
         also=(0.0,),
     )
-    low_latency: bool = _switch(
+    low_latency: bool = options.switch(
         "Have nsqd send every message at once (output_buffer_size=-1): less delay, less throughput."
     )
 
     # TLS, compression, authorization
-    tls: bool | ssl.SSLContext = _declare(  # noqa: RUF009 - a field, as all of these
-        False, _Option("Encrypt connections to nsqd; an ssl.SSLContext brings its own settings.", _TLS)
+    tls: bool | ssl.SSLContext = options.declare(  # noqa: RUF009 - a field, as all of these
+        False, Option("Encrypt connections to nsqd; an ssl.SSLContext brings its own settings.", options.TLS)
     )
-    tls_ca_file: str | None = _path("Authorities that may sign nsqd's certificate, instead of certifi's.")
-    tls_cert_file: str | None = _path("This client's certificate.")
-    tls_key_file: str | None = _path("Its key, unless it is in tls_cert_file.")
-    tls_server_name: str | None = _declare(
+    tls_ca_file: str | None = options.path(
+        "Authorities that may sign nsqd's certificate, instead of certifi's."
+    )
+    tls_cert_file: str | None = options.path("This client's certificate.")
+    tls_key_file: str | None = options.path("Its key, unless it is in tls_cert_file.")
+    tls_server_name: str | None = options.declare(
         None,
-        _Option("Name expected in nsqd's certificate, instead of the host dialled.", _TEXT, also=(None,)),
+        Option(
+            "Name expected in nsqd's certificate, instead of the host dialled.", options.TEXT, also=(None,)
+        ),
     )
-    tls_min_version: str = _choice("TLSv1.2", ("TLSv1.2", "TLSv1.3"), "Oldest TLS version accepted.")
-    tls_verify: bool = _declare(
-        True, _Option("Check nsqd's certificate and name; without, anybody can pose as your nsqd.", _YES_NO)
+    tls_min_version: str = options.choice("TLSv1.2", ("TLSv1.2", "TLSv1.3"), "Oldest TLS version accepted.")
+    tls_verify: bool = options.declare(
+        True,
+        Option("Check nsqd's certificate and name; without, anybody can pose as your nsqd.", options.YES_NO),
     )
-    deflate: bool = _switch("Compress connections with deflate.")
-    deflate_level: int = _count(6, 1, 9, "How hard deflate tries.")
-    snappy: bool = _switch("Compress connections with snappy; not together with deflate.")
-    auth_secret: str = _declare("", _Option("Secret to authorize with.", _TEXT, secret=True))
-    lookupd_authorization: str = _choice(
+    deflate: bool = options.switch("Compress connections with deflate.")
+    deflate_level: int = options.count(6, 1, 9, "How hard deflate tries.")
+    snappy: bool = options.switch("Compress connections with snappy; not together with deflate.")
+    auth_secret: str = options.declare("", Option("Secret to authorize with.", options.TEXT, secret=True))
+    lookupd_authorization: str = options.choice(
         "https",
         ("https", "always", "never"),
         "When nsqlookupd is sent the auth_secret: over https only, even unencrypted, or never.",
     )
 
     # Discovery
-    lookupd_poll_interval: float = _time(60.0, 0.01, 300.0, "How often the nsqlookupds are asked.")
-    lookupd_poll_jitter: float = _share(0.3, "Random share of the interval, so that clients spread out.")
-    lookupd_poll_timeout: float = _time(
+    lookupd_poll_interval: float = options.seconds(60.0, 0.01, 300.0, "How often the nsqlookupds are asked.")
+    lookupd_poll_jitter: float = options.share(
+        0.3, "Random share of the interval, so that clients spread out."
+    )
+    lookupd_poll_timeout: float = options.seconds(
         5.0, 0.1, 300.0, "Time for one whole round of asking all of them. go-nsq: 60 s for each."
     )
-    prune: bool = _switch(
+    prune: bool = options.switch(
         "Leave an nsqd that three complete rounds in a row do not list any more; failed lookups never count."
     )
 
     # Consuming
-    max_in_flight: int | None = _count(
+    max_in_flight: int | None = options.count(
         None,
         0,
         2**31 - 1,
@@ -347,36 +188,42 @@ class Config:
         also=(None,),
         shown="from the handler threads",
     )
-    max_attempts: int = _count(5, 0, 65535, "Attempts after which a message is given up; 0 never gives up.")
-    default_requeue_delay: float = _time(
+    max_attempts: int = options.count(
+        5, 0, 65535, "Attempts after which a message is given up; 0 never gives up."
+    )
+    default_requeue_delay: float = options.seconds(
         90.0, 0.0, 3600.0, "Delay of a requeued message, times its attempts so far."
     )
-    max_requeue_delay: float = _time(900.0, 0.0, 3600.0, "The longest such delay.")
-    requeue_jitter: float = _share(0.0, "Random share of such a delay, so that messages spread out.")
-    auto_touch: bool = _switch("Touch a message while its handler runs, as long as nsqd allows.")
-    backoff_strategy: str | BackoffStrategy = _choice(  # noqa: RUF009
+    max_requeue_delay: float = options.seconds(900.0, 0.0, 3600.0, "The longest such delay.")
+    requeue_jitter: float = options.share(0.0, "Random share of such a delay, so that messages spread out.")
+    auto_touch: bool = options.switch("Touch a message while its handler runs, as long as nsqd allows.")
+    backoff_strategy: str | BackoffStrategy = options.choice(  # noqa: RUF009
         EXPONENTIAL,
         (EXPONENTIAL, FULL_JITTER),
         "How long to back off after failures: a name, or a function from the step (1, 2, …) to seconds.",
-        kind=_STRATEGY,
+        kind=options.STRATEGY,
     )
-    backoff_multiplier: float = _time(1.0, 0.0, 3600.0, "Seconds that the named strategies double.")
-    max_backoff_duration: float = _time(120.0, 0.0, 3600.0, "Longest backing off; 0 switches it off.")
-    low_rdy_idle_timeout: float = _time(
+    backoff_multiplier: float = options.seconds(1.0, 0.0, 3600.0, "Seconds that the named strategies double.")
+    max_backoff_duration: float = options.seconds(
+        120.0, 0.0, 3600.0, "Longest backing off; 0 switches it off."
+    )
+    low_rdy_idle_timeout: float = options.seconds(
         10.0, 1.0, 300.0, "Idle time after which an nsqd's RDY may go to another one."
     )
-    low_rdy_timeout: float = _time(30.0, 1.0, 300.0, "Time after which its RDY may go, idle or not.")
-    rdy_redistribute_interval: float = _time(5.0, 0.001, 5.0, "How often RDY is redistributed.")
+    low_rdy_timeout: float = options.seconds(
+        30.0, 1.0, 300.0, "Time after which its RDY may go, idle or not."
+    )
+    rdy_redistribute_interval: float = options.seconds(5.0, 0.001, 5.0, "How often RDY is redistributed.")
 
     # Publishing
-    publish_timeout: float = _time(
+    publish_timeout: float = options.seconds(
         10.0, 0.001, 3600.0, "Time for one publish: connecting, sending and nsqd's answer."
     )
-    max_pending: int = _count(10_000, 1, 2**31 - 1, "Publishes that may wait for an answer at once.")
-    max_msg_size: int = _count(
+    max_pending: int = options.count(10_000, 1, 2**31 - 1, "Publishes that may wait for an answer at once.")
+    max_msg_size: int = options.count(
         _MIB, 1, 2**31 - 1, "Bytes of the largest message accepted for publishing; as nsqd's --max-msg-size."
     )
-    retry_uncertain: bool = _switch(
+    retry_uncertain: bool = options.switch(
         "Publish again what was sent but not answered; a message may then arrive twice."
     )
 
@@ -492,8 +339,8 @@ class Config:
         return f"Config({', '.join(shown)})"
 
     @classmethod
-    def _options(cls) -> dict[str, _Option]:
-        return {name: field.metadata[_METADATA] for name, field in _FIELDS.items()}
+    def _options(cls) -> dict[str, Option]:
+        return {name: field.metadata[METADATA] for name, field in _FIELDS.items()}
 
     @classmethod
     def _refuse_unknown(cls, names: Iterable[str]) -> None:
@@ -543,6 +390,6 @@ def _default_of(name: str) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _default_text(name: str, option: _Option) -> str:
+def _default_text(name: str, option: Option) -> str:
     value = _default_of(name)
     return '""' if value == "" else option.show(value)

@@ -20,6 +20,7 @@ PUBLIC = "nsq"
 ORDER = [
     ["errors"],
     ["literals"],
+    ["options"],
     ["config", "message"],
     ["wire"],
     ["transport", "api", "flags"],
@@ -41,7 +42,7 @@ STRANGERS = {"daemons": {"nsqd", "nsqlookupd", "nsqadmin"}}
 ONLY_IN = {
     "socket": ["transport/", "api/", "daemons/", "testing/"],
     "asyncio": ["daemons/", "testing/", "api/asynchronous.py"],
-    "ssl": ["wire/layers.py", "config.py", "transport/", "api/", "daemons/", "testing/"],
+    "ssl": ["wire/layers.py", "options.py", "config.py", "transport/", "api/", "daemons/", "testing/"],
     "aiohttp": ["daemons/"],
     "uvloop": ["daemons/"],
     "snappy": ["wire/"],

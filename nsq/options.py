@@ -1,0 +1,187 @@
+"""Declaring options: what kind of value each takes, in which range, and how it is read from text.
+
+    max_in_flight: int = options.count(1, 0, 1000, "How many messages may be here at once.")
+
+A field so declared carries an ``Option``, which checks values and reads them from text; ``Config`` is made of
+such fields. Must import nothing heavy: ssl is loaded only when a value may be an SSLContext.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from nsq.errors import ConfigError
+from nsq.literals import parse_boolean, parse_duration, parse_integer, parse_number
+
+METADATA = "nsq.option"
+
+
+# Kinds of values
+
+
+class Kind(NamedTuple):
+    """``keep`` gives the value as it is stored or raises TypeError; ``parse`` reads it from text."""
+
+    wanted: str
+    keep: Callable[[Any], Any]
+    parse: Callable[[str], Any]
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError
+    return float(value)
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError
+    return int(value)
+
+
+def _instance_of(wanted: type) -> Callable[[object], object]:
+    def keep(value: object) -> object:
+        if not isinstance(value, wanted):
+            raise TypeError
+        return value
+
+    return keep
+
+
+def _keep_path(value: Any) -> str:
+    path = os.fspath(value)
+    return path if isinstance(path, str) else os.fsdecode(path)
+
+
+def _keep_tls(value: object) -> object:
+    if isinstance(value, bool):
+        return value
+    import ssl
+
+    if not isinstance(value, ssl.SSLContext):
+        raise TypeError
+    return value
+
+
+def _keep_strategy(value: object) -> object:
+    if not isinstance(value, str) and not callable(value):
+        raise TypeError
+    return value
+
+
+SECONDS = Kind(
+    "a number of seconds (Config.from_strings reads durations such as 1m30s)", _seconds, parse_duration
+)
+NUMBER = Kind("a number", _seconds, parse_number)
+WHOLE = Kind("a whole number", _whole, parse_integer)
+YES_NO = Kind("True or False", _instance_of(bool), parse_boolean)
+TEXT = Kind("a str", _instance_of(str), str)
+PATH = Kind("a path", _keep_path, str)
+TLS = Kind("True, False or an ssl.SSLContext", _keep_tls, parse_boolean)
+STRATEGY = Kind("a name or a function", _keep_strategy, str)
+
+
+# Declaring an option
+
+
+@dataclass(frozen=True)
+class Option:
+    """What is known of one option beside its type. ``also`` are values outside the range with a meaning."""
+
+    help: str
+    kind: Kind
+    low: float = -math.inf
+    high: float = math.inf
+    also: tuple[object, ...] = ()
+    choices: tuple[str, ...] = ()
+    secret: bool = False
+    default: str = ""
+
+    @property
+    def range(self) -> str:
+        """In words; empty when any value of the type will do."""
+        words = ", ".join(self.choices)
+        if math.isfinite(self.low):
+            bounded = math.isfinite(self.high)
+            words = (
+                f"{self.show(self.low)} to {self.show(self.high)}"
+                if bounded
+                else f"at least {self.show(self.low)}"
+            )
+        return ", or ".join([*(self.show(value) for value in self.also), words]) if words else ""
+
+    def show(self, value: object) -> str:
+        if isinstance(value, (int, float)) and self.kind is SECONDS:
+            return f"{value:g} s" if value else "0"
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    def checked(self, name: str, value: Any) -> Any:
+        """The value as it is stored; ConfigError for one of the wrong type or out of range."""
+        if value is None and None in self.also:
+            return None
+        try:
+            kept = self.kind.keep(value)
+        except TypeError:
+            raise ConfigError(f"{name} is {self._quoted(value)}, but must be {self.kind.wanted}") from None
+        if kept in self.also:
+            return kept
+        if isinstance(kept, str) and self.choices and kept not in self.choices:
+            raise ConfigError(f"{name} is {self._quoted(kept)}, but must be one of: {self.range}")
+        # "Not inside" instead of "outside": NaN compares false with everything.
+        if isinstance(kept, (int, float)) and not (self.low <= kept <= self.high and math.isfinite(kept)):
+            raise ConfigError(f"{name} is {self._quoted(value)}, but must be {self.range or 'finite'}")
+        return kept
+
+    def parsed(self, name: str, text: str) -> Any:
+        try:
+            return self.kind.parse(text)
+        except ConfigError as fault:
+            raise ConfigError(f"{name} is {self._quoted(text)}: {fault}") from None
+
+    def _quoted(self, value: object) -> str:
+        if self.secret:
+            return f"a secret {type(value).__name__}"
+        shown = repr(value)
+        return shown if len(shown) <= 100 else f"{shown[:100]}…"
+
+
+def declare(default: Any, option: Option) -> Any:
+    metadata = {METADATA: option}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def seconds(default: float, low: float, high: float, text: str, *, also: tuple[object, ...] = ()) -> Any:
+    return declare(default, Option(text, SECONDS, low, high, also))
+
+
+def count(
+    default: int | None, low: float, high: float, text: str, *, also: tuple[object, ...] = (), shown: str = ""
+) -> Any:
+    return declare(default, Option(text, WHOLE, low, high, also, default=shown))
+
+
+def share(default: float, text: str) -> Any:
+    return declare(default, Option(text, NUMBER, 0.0, 1.0))
+
+
+def switch(text: str) -> Any:
+    return declare(False, Option(text, YES_NO))
+
+
+def text(default: str | Callable[[], str], text: str, *, shown: str = "") -> Any:
+    return declare(default, Option(text, TEXT, default=shown))
+
+
+def choice(default: str, choices: tuple[str, ...], text: str, *, kind: Kind = TEXT) -> Any:
+    return declare(default, Option(text, kind, choices=choices))
+
+
+def path(text: str) -> Any:
+    return declare(None, Option(text, PATH, also=(None,)))
