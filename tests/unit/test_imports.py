@@ -42,7 +42,7 @@ STRANGERS = {"daemons": {"nsqd", "nsqlookupd", "nsqadmin"}}
 ONLY_IN = {
     "socket": ["transport/", "api/", "daemons/", "testing/"],
     "asyncio": ["daemons/", "testing/", "api/asynchronous.py"],
-    "ssl": ["wire/layers.py", "options.py", "config.py", "transport/", "api/", "daemons/", "testing/"],
+    "ssl": ["wire/layers/tls.py", "options.py", "config.py", "transport/", "api/", "daemons/", "testing/"],
     "aiohttp": ["daemons/"],
     "uvloop": ["daemons/"],
     "snappy": ["wire/"],
@@ -196,7 +196,7 @@ def test_a_broken_rule_is_seen(path: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("wire/layers.py", "import ssl, snappy, struct"),
+        ("wire/layers/tls.py", "import ssl, snappy, struct"),
         (
             "wire/frames.py",
             "from nsq.errors import NsqError\nfrom . import names\nfrom nsq import __version__",

@@ -81,5 +81,5 @@ def test_reading_text(name: str, text: str, value: Any) -> None:
 
 
 def test_a_fault_in_text_names_the_option() -> None:
-    with pytest.raises(ConfigError, match="^pause is '90': "):
+    with pytest.raises(ConfigError, match=r"^pause is '90': "):
         DECLARED["pause"].parsed("pause", "90")

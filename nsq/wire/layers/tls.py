@@ -1,0 +1,167 @@
+"""TLS without a socket: OpenSSL between two buffers."""
+
+from __future__ import annotations
+
+import re
+import ssl
+import threading
+from contextlib import suppress
+from typing import Any
+
+from nsq.errors import ConfigError, LayerError
+from nsq.wire.layers.base import MAX_OUTPUT, Breakable, bounded
+
+#: What ``Tls`` is made from; named here for those who hand it on and need nothing else of ssl.
+TlsContext = ssl.SSLContext
+
+_TLS_RECORD = 16384
+
+
+class Tls(Breakable):
+    """TLS over memory buffers; ``pending`` and ``unwrap`` carry the handshake.
+
+    A reading and a writing thread may share it. Where it verifies what, is the context's business.
+    """
+
+    _name = "tls"
+
+    def __init__(
+        self,
+        context: ssl.SSLContext,
+        *,
+        server_side: bool,
+        server_hostname: str | None,
+        max_output: int = MAX_OUTPUT,
+    ) -> None:
+        self._max_output = bounded(self._name, max_output, _TLS_RECORD)
+        if context.check_hostname and not server_side and not server_hostname:
+            # SSLSocket refuses this; SSLObject would verify a certificate for no name at all.
+            raise ConfigError("tls: the context checks host names, so server_hostname must be given")
+        self._incoming = ssl.MemoryBIO()
+        self._outgoing = ssl.MemoryBIO()
+        try:
+            self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side, server_hostname)
+        except (ValueError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"tls: the context or {server_hostname=} is unusable: {_reason(error)}"
+            ) from error
+        # Guards the SSL object and both buffers. Held while bytes are transformed, never while they travel.
+        self._lock = threading.Lock()
+        self._closed = False
+        self.handshake_done = False
+        self.peer_closed = False
+        self.more = False
+        self.has_pending = False
+        self.unwrap(b"")  # a client speaks first: this leaves its hello pending
+
+    def wrap(self, data: bytes) -> bytes:
+        with self._lock:
+            self.refuse_if_broken()
+            if not self.handshake_done or self._closed:
+                state = "is closed" if self._closed else "handshake is not done"
+                raise LayerError(f"tls: {state}; {len(data)} bytes cannot be wrapped")
+            rest = memoryview(data)
+            try:
+                while rest:  # write may take less than it is given
+                    rest = rest[self._ssl.write(rest) :]
+            except ssl.SSLError as error:
+                self.has_pending = self._outgoing.pending > 0
+                raise self.broken(f"write failed: {_reason(error)}") from error
+            return self._drain()
+
+    def unwrap(self, data: bytes) -> bytes:
+        with self._lock:
+            self.refuse_if_broken()
+            if data:
+                self._incoming.write(data)
+            try:
+                if not self.handshake_done:
+                    self._ssl.do_handshake()
+                    self.handshake_done = True
+                return self._read()
+            except ssl.SSLWantReadError:
+                return b""
+            except ssl.SSLError as error:
+                stage = "read" if self.handshake_done else "handshake"
+                raise self.broken(f"{stage} failed: {_reason(error)}") from error
+            finally:
+                self.has_pending = self._outgoing.pending > 0
+
+    def pending(self) -> bytes:
+        with self._lock:
+            return self._drain()
+
+    def close(self) -> bytes:
+        with self._lock:
+            if self.handshake_done and not self._closed and self._failure is None:
+                self._say_goodbye()
+            self._closed = True
+            return self._drain()
+
+    def _read(self) -> bytes:
+        """Reads whole records, so nothing decrypted stays behind: ``_incoming`` alone tells what is left."""
+        records: list[bytes] = []
+        room = self._max_output
+        # Asking first saves the exception that would otherwise end every chunk.
+        while self._incoming.pending and room >= _TLS_RECORD and not self.peer_closed:
+            try:
+                record = self._ssl.read(_TLS_RECORD)
+            except ssl.SSLWantReadError:
+                break
+            except ssl.SSLZeroReturnError:
+                record = b""
+            self.peer_closed = not record
+            records.append(record)
+            room -= len(record)
+        if self.peer_closed:
+            self._incoming.read()  # whatever follows a close_notify is to be ignored
+        self.more = room < _TLS_RECORD and self._incoming.pending > 0
+        return records[0] if len(records) == 1 else b"".join(records)
+
+    def _say_goodbye(self) -> None:
+        # Having sent close_notify, OpenSSL looks for the peer's and fails on data: unread input steps aside.
+        unread = self._incoming.read()
+        with suppress(ssl.SSLError):  # usually "want read": the peer has not answered yet
+            self._ssl.unwrap()
+        self._incoming.write(unread)
+
+    def _drain(self) -> bytes:
+        self.has_pending = False
+        return self._outgoing.read()
+
+    @property
+    def version(self) -> str | None:
+        """For example ``TLSv1.3``; None before the handshake is done."""
+        with self._lock:
+            return self._ssl.version() if self.handshake_done else None
+
+    @property
+    def cipher(self) -> str | None:
+        """OpenSSL's name of the cipher suite; None before the handshake is done."""
+        with self._lock:
+            suite = self._ssl.cipher() if self.handshake_done else None
+            return suite[0] if suite else None
+
+    @property
+    def selected_alpn(self) -> str | None:
+        with self._lock:
+            return self._ssl.selected_alpn_protocol() if self.handshake_done else None
+
+    @property
+    def peer_certificate(self) -> dict[str, Any] | None:
+        """What the peer's certificate says, if it sent one; empty when the context did not verify it."""
+        with self._lock:
+            certificate = self._ssl.getpeercert() if self.handshake_done else None
+            return None if certificate is None else dict(certificate)
+
+    @property
+    def peer_common_name(self) -> str:
+        """The subject's common name in the peer's verified certificate, or an empty string."""
+        subject = (self.peer_certificate or {}).get("subject", ())
+        names = (value for part in subject for key, value in part if key == "commonName")
+        return str(next(names, ""))
+
+
+def _reason(error: Exception) -> str:
+    """OpenSSL's words without the place in CPython's source."""
+    return re.sub(r" \(_ssl\.c:\d+\)$", "", str(error))
