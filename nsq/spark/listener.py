@@ -1,0 +1,163 @@
+"""``Listener``: what streams that read from NSQ are doing, for a log and for Prometheus.
+
+    listener = nsq.spark.Listener(prometheus="/var/lib/node_exporter/nsq.prom")
+    spark.streams.addListener(listener)
+
+The source puts its own figures into ``sources[].latestOffset`` of every progress report; ``figures`` takes
+them out again, and is pure. The file is replaced in one step after each report: who reads it sees it whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+
+log = logging.getLogger("nsq.spark")
+
+#: Figure of the source, name for Prometheus, help.
+_GAUGES = (
+    ("nsqdDepth", "depth", "Messages waiting in the channel."),
+    ("nsqdInFlight", "in_flight", "Messages of the channel that clients hold."),
+    ("walRows", "wal_rows", "Messages in the write-ahead log that Spark has not finished."),
+    ("walBytes", "wal_bytes", "Bytes of their bodies."),
+    ("oldestSeconds", "oldest_seconds", "Age of the oldest of them."),
+    ("paused", "paused", "1 while receiving is paused, because the log is full or cannot be written."),
+    ("received", "received_total", "Messages received since the query started."),
+)
+_OF_BATCHES = (
+    ("inputRowsPerSecond", "input_rows_per_second", "Rows that arrived a second, last batch."),
+    ("processedRowsPerSecond", "processed_rows_per_second", "Rows processed a second, last batch."),
+    ("batchSeconds", "batch_seconds", "How long the last batch took."),
+    ("rows", "batch_rows", "Rows of the last batch."),
+)
+
+
+class Figures(NamedTuple):
+    """Of one query: its name, and its figures by name."""
+
+    query: str
+    values: Mapping[str, float]
+
+    def __str__(self) -> str:
+        words = [f"{name}={_plain(value)}" for name, value in self.values.items()]
+        return " ".join([self.query, *words])
+
+
+def figures(progress: Mapping[str, Any]) -> Figures | None:
+    """Of a progress report as JSON; None when none of its sources is ours."""
+    own = [found for source in progress.get("sources", ()) if (found := _of_source(source)) is not None]
+    if not own:
+        return None
+    values: dict[str, float] = {
+        "rows": progress.get("numInputRows", 0),
+        "batchSeconds": progress.get("durationMs", {}).get("triggerExecution", 0) / 1000,
+    }
+    for name in ("inputRowsPerSecond", "processedRowsPerSecond"):
+        # The first report has no previous one to compare with: NaN there, which is no JSON.
+        rate = progress.get(name)
+        values[name] = rate if isinstance(rate, (int, float)) and rate == rate else 0.0
+    for name, _, _ in _GAUGES:
+        found_values = [each[name] for each in own if name in each]
+        if found_values:
+            values[name] = max(found_values) if name in ("oldestSeconds", "paused") else sum(found_values)
+    return Figures(progress.get("name") or progress.get("id") or "", values)
+
+
+def _of_source(source: Mapping[str, Any]) -> dict[str, float] | None:
+    offset = source.get("latestOffset")
+    if isinstance(offset, str):
+        try:
+            offset = json.loads(offset)
+        except ValueError:
+            return None
+    if not isinstance(offset, Mapping) or "walRows" not in offset:
+        return None
+    return {name: float(value) for name, value in offset.items() if isinstance(value, (bool, int, float))}
+
+
+def exposition(by_query: Mapping[str, Figures]) -> str:
+    """In Prometheus' text format."""
+    lines = []
+    for name, metric, text in (*_GAUGES, *_OF_BATCHES):
+        samples = [
+            f'nsq_spark_{metric}{{query="{_escaped(each.query)}"}} {_plain(each.values[name])}'
+            for each in by_query.values()
+            if name in each.values
+        ]
+        if samples:
+            kind = "counter" if metric.endswith("_total") else "gauge"
+            lines += [f"# HELP nsq_spark_{metric} {text}", f"# TYPE nsq_spark_{metric} {kind}", *samples]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _plain(value: float) -> str:
+    return str(int(value)) if value == int(value) else f"{value:.3f}"
+
+
+class Listener(StreamingQueryListener):
+    """Logs a line per batch to ``nsq.spark`` at INFO, and keeps a file for Prometheus' textfile collector."""
+
+    def __init__(self, prometheus: str | os.PathLike[str] | None = None) -> None:
+        self._file = None if prometheus is None else Path(prometheus)
+        self._lock = threading.Lock()  # queries report from threads of their own
+        self._latest: dict[str, Figures] = {}
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        log.info("%s started", event.name or event.id)
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        found = figures(json.loads(event.progress.json))
+        if found is not None:
+            log.info("%s", found)
+            self._keep(str(event.progress.id), found)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        pass
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        if event.exception is None:
+            log.info("%s ended", event.id)
+        else:
+            log.error("%s failed: %s", event.id, event.exception.strip().split("\n", 1)[0])
+        self._keep(str(event.id), None)
+
+    def _keep(self, query: str, found: Figures | None) -> None:
+        with self._lock:
+            self._latest.pop(query, None)
+            if found is not None:
+                self._latest[query] = found
+            text = exposition(self._latest)
+            if self._file is not None:
+                self._replace(self._file, text)
+
+    @staticmethod
+    def _replace(file: Path, text: str) -> None:
+        # One name per process: two queries report one after the other, under the lock.
+        new = file.with_name(f".{file.name}.{os.getpid()}")
+        try:
+            new.write_text(text)
+            new.replace(file)
+        except OSError as fault:
+            with contextlib.suppress(OSError):
+                new.unlink()
+            log.warning("%s cannot be written: %s", file, fault)
