@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,24 @@ from nsq.testing import leaks
 
 # Registered by the installed package; named here for a tree that is not installed.
 pytest_plugins = ["nsq.testing.plugin"]
+
+SPARK_TESTS = ["unit/spark", "integration/spark", "spark"]
+SPARK_LACKS = [name for name in ("pyspark", "pyarrow") if importlib.util.find_spec(name) is None]
+collect_ignore = SPARK_TESTS if SPARK_LACKS else []
+
+
+def pytest_report_header() -> str:
+    return spark_said()
+
+
+def pytest_configure() -> None:
+    if SPARK_LACKS and os.environ.get("NSQ_REQUIRE_SPARK"):
+        raise pytest.UsageError(f"{spark_said()}, and NSQ_REQUIRE_SPARK is set")
+
+
+def spark_said() -> str:
+    lacks = f"NO SPARK TESTS: {' and '.join(SPARK_LACKS)} not installed (pip install 'nsq[spark]')"
+    return lacks if SPARK_LACKS else "spark: its tests are among these"
 
 
 @pytest.fixture(scope="session")
