@@ -66,6 +66,12 @@ def examine(
         yield from check_nsqd(address, max_in_flight, settings)
 
 
+def obstacles(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """What would keep Spark from starting on this machine: a quick look, without asking NSQ anything."""
+    looks = (check_java(environ), *check_packages(_installed_version), *check_workers(environ))
+    return (found for found in looks if found.state == WRONG)
+
+
 # Java
 
 
@@ -115,7 +121,7 @@ def check_packages(installed: Callable[[str], str | None]) -> Iterator[Finding]:
 def check_workers(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Spark starts Python anew for its workers, and by default whatever ``python3`` is on PATH."""
     python = environ.get("PYSPARK_PYTHON") or environ.get("PYSPARK_DRIVER_PYTHON")
-    if python is None:
+    if python in (None, sys.executable):
         yield Finding(
             "workers", OK, f"nsq-spark starts them with {sys.executable} (PYSPARK_PYTHON is not set)"
         )

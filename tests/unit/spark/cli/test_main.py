@@ -1,0 +1,47 @@
+"""How a failure is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from nsq.errors import WalError
+from nsq.spark.cli.main import in_a_line, main
+
+
+def test_a_fault_of_ours_is_told_as_it_is() -> None:
+    assert in_a_line(WalError("there is no log at /x")) == "there is no log at /x"
+
+
+def test_what_is_missing_comes_with_its_extra() -> None:
+    fault = ModuleNotFoundError("No module named 'pyarrow'")
+    assert in_a_line(fault) == "No module named 'pyarrow': pip install 'nsq[spark]'"
+
+
+def test_of_long_stories_the_first_line() -> None:
+    assert (
+        in_a_line(RuntimeError("job aborted\n\tat java.lang"))
+        == "RuntimeError: job aborted (--debug shows where)"
+    )
+
+
+def test_a_failed_command(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["wal", "ls", f"{tmp_path}/absent"]) == 1
+    assert capsys.readouterr().err == f"nsq-spark: there is no log at {tmp_path}/absent\n"
+    with pytest.raises(WalError):
+        main(["--debug", "wal", "ls", f"{tmp_path}/absent"])
+
+
+def test_the_line_for_a_cluster_starts_no_spark(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["archive", "orders", "--to", "/data", "--nsqd", "a:4150", "--print-submit"]) == 0
+    line = capsys.readouterr().out
+    assert line.startswith("spark-submit --master spark://HOST:7077 ")
+    assert line.endswith("/nsq/spark/__main__.py archive orders --to /data --nsqd a:4150\n")
+
+
+def test_an_interrupted_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(options: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("nsq.spark.cli.commands.wal_ls", interrupted)
+    assert main(["wal", "ls", "x"]) == 130
+    assert "goes on from there" in capsys.readouterr().err
