@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shutil
 import signal
 import sys
 from contextlib import ExitStack, suppress
 
 from nsq.testing import DaemonFailed
 
+from . import pipelines
 from .cluster import Cluster
 from .play import Play
 from .screen import Screen
+from .shop import STEPS
 from .signals import Signals
 from .summary import summarize
 
@@ -46,6 +49,11 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--keep", action="store_true", help="leave the daemons running at the end, until Ctrl-C"
     )
+    parser.add_argument(
+        "--spark",
+        action="store_true",
+        help="end in the archive and metrics pipelines; needs Java 17 or later",
+    )
     return parser.parse_args()
 
 
@@ -57,7 +65,7 @@ def positive(text: str) -> int:
 
 
 def run(options: argparse.Namespace, screen: Screen, signals: Signals) -> int:
-    cluster = Cluster()
+    cluster = Cluster(*(pipelines.CHANNELS if options.spark else ()))
     with ExitStack() as closing:
         closing.callback(cluster.stop)
         try:
@@ -65,6 +73,8 @@ def run(options: argparse.Namespace, screen: Screen, signals: Signals) -> int:
                 cluster.start()
             screen.say("\n".join([*cluster.describe(), ""]))
             status = perform(cluster, options.orders, screen, signals)
+            if options.spark:
+                status = max(status, continue_on_spark(cluster, options.orders, screen))
             if options.keep:
                 keep(cluster, screen)
         finally:
@@ -84,6 +94,16 @@ def perform(cluster: Cluster, orders: int, screen: Screen, signals: Signals) -> 
             play.close()
             screen.say("\n".join(summarize(play)))
     return 1 if play.lost else 0
+
+
+def continue_on_spark(cluster: Cluster, orders: int, screen: Screen) -> int:
+    last_act = pipelines.Pipelines(cluster, screen, orders * len(STEPS))
+    try:
+        last_act.run()
+    except BaseException:
+        shutil.rmtree(last_act.directory)
+        raise
+    return 1 if last_act.lost else 0
 
 
 def keep(cluster: Cluster, screen: Screen) -> None:

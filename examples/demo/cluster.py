@@ -14,7 +14,8 @@ CHANNELS = ("billing", "archive")
 class Cluster:
     """Started and stopped as one; the second nsqd can be killed and comes back where it was."""
 
-    def __init__(self) -> None:
+    def __init__(self, *more_channels: str) -> None:
+        self._channels = (*CHANNELS, *more_channels)
         self.nsqlookupd = Nsqlookupd(process=True)
         self.nsqds: list[Nsqd] = []
         self._running = ExitStack()
@@ -26,7 +27,7 @@ class Cluster:
             self.nsqds.append(self._running.enter_context(nsqd))
             # A channel gets what is published after it was made, so both are made before the first order.
             nsqd.post(f"/topic/create?topic={TOPIC}")
-            for channel in CHANNELS:
+            for channel in self._channels:
                 nsqd.post(f"/channel/create?topic={TOPIC}&channel={channel}")
 
     def stop(self) -> None:
@@ -52,7 +53,7 @@ class Cluster:
         self.nsqds[-1].start()
 
     def is_drained(self, timeout: float) -> bool:
-        """Whether no channel of any nsqd holds a message any more within the time."""
+        """Whether the services' channels hold no message any more within the time."""
         deadline = time.monotonic() + timeout
         while held := sum(map(_held, self.nsqds)):
             if time.monotonic() > deadline:
@@ -77,4 +78,5 @@ def _held(nsqd: Nsqd) -> int:
     """Messages that wait, are being handled, or are to be tried again later."""
     (topic,) = nsqd.get(f"/stats?format=json&topic={TOPIC}").json()["topics"]
     counts = ("depth", "in_flight_count", "deferred_count")
-    return sum(channel[count] for channel in topic["channels"] for count in counts)
+    channels = (channel for channel in topic["channels"] if channel["channel_name"] in CHANNELS)
+    return sum(channel[count] for channel in channels for count in counts)

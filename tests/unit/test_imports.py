@@ -50,6 +50,7 @@ ONLY_IN = {
     "pyspark": ["spark/"],
     "pyarrow": ["spark/"],
     "pandas": ["spark/"],
+    "matplotlib": ["spark/"],
     "django": ["contrib/"],
     "celery": ["contrib/"],
     "pytest": ["testing/"],

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 #: What every start of Spark says, and what our own processes say for a log file.
 _CHATTER = re.compile(
     r"WARNING: Using incubator modules|Using Spark's default log4j|Setting default log level"
-    r"|To adjust logging level|.* WARN NativeCodeLoader: |.* WARN Utils: (Your hostname|Set SPARK_LOCAL_IP)"
+    r"|To adjust logging level|Warning: Java versions > Java 11 can only"
+    r"|.* WARN NativeCodeLoader: |.* WARN Utils: (Your hostname|Set SPARK_LOCAL_IP)"
     r"|.* INFO nsq\.|\s*$"
 )
 
