@@ -9,7 +9,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-PATIENCE = 10.0
+PATIENCE = 20.0
 _PAUSE = 0.01
 
 

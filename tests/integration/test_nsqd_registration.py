@@ -37,7 +37,7 @@ def keys(topic: str, channels: Iterable[str] = ()) -> set[str]:
 
 
 def until_registered(
-    lookupd: Nsqlookupd, wanted: Collection[str], within: float = 10.0, *, exactly: bool = True
+    lookupd: Nsqlookupd, wanted: Collection[str], within: float = 20.0, *, exactly: bool = True
 ) -> None:
     def seen() -> set[str]:
         return registered(lookupd) if exactly else registered(lookupd) & set(wanted)
@@ -261,7 +261,7 @@ class TestChannelsOfOthers:
             publish(newcomer, "orders", [b"body"])
             mute.wait_until_asked(10)
             with consumer(newcomer, "orders", "own") as client:
-                assert client.expect_message(timeout=10).body == b"body"
+                assert client.expect_message(timeout=20).body == b"body"
             with consumer(newcomer, "orders", "archive") as client:
-                assert client.expect_message(timeout=10).body == b"body"
+                assert client.expect_message(timeout=20).body == b"body"
             assert time.monotonic() - began < 1.0 + 2 * LATE

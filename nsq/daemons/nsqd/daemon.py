@@ -164,9 +164,8 @@ class Nsqd:
         self._memory.stop()
         broker, self._broker = self._broker, None
         if broker is not None and self._storage is not None:
-            for fault in broker.close():
+            for fault in await self._storage.stop(broker.close()):
                 self._log.error("%s", fault)
-            await self._storage.stop()
 
     async def _part_with_clients(self) -> None:
         for session in list(self._sessions()):

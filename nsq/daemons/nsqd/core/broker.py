@@ -7,13 +7,14 @@ import random
 from collections.abc import Callable
 from typing import Protocol
 
-from nsq.daemons.nsqd.core.backlog import Backlogs, InMemory, StorageFailed
+from nsq.daemons.nsqd.core.backlog import Backlogs, InMemory
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.clock import Clock
 from nsq.daemons.nsqd.core.latency import LatencyWindow, MeasuredChannel
 from nsq.daemons.nsqd.core.message import Message, MessageIds
 from nsq.daemons.nsqd.core.subscriber import Subscriber
 from nsq.daemons.nsqd.core.topic import Topic
+from nsq.daemons.nsqd.core.turns import Turns
 from nsq.wire.names import is_ephemeral
 
 #: Seconds until a topic tries again to hand its messages to channels whose disk refused them.
@@ -73,6 +74,7 @@ class Broker:
         self._latency_window = latency_window
         self._chance = chance
         self._woken: list[Channel] = []
+        self._turns = Turns(clock.call_soon)
 
     # Publishing.
 
@@ -92,7 +94,8 @@ class Broker:
         topic = self.topics.get(name)
         if topic is None:
             backlog = self._backlogs.backlog(name)
-            topic = self.topics[name] = Topic(name, backlog, self._make_channel, self._later)
+            topic = Topic(name, backlog, self._make_channel, self._later, self._turns.ask)
+            self.topics[name] = topic
             self._backlogs.changed()
             self.observer.topic_created(topic)
         return topic
@@ -177,16 +180,14 @@ class Broker:
             for channel in topic.channels.values():
                 channel.wake()
 
-    def close(self) -> list[StorageFailed]:
+    def close(self) -> list[Callable[[], None]]:
         """Stop every timer, part with every subscriber, leave all messages to their backlogs.
 
-        What went wrong is returned: one queue's disk is no reason to give up the others.
+        These write themselves down when what is returned is called: in any thread, as a disk may take long.
+        Each may raise StorageFailed; one queue's disk is no reason to give up the others.
         """
-        faults = []
+        self._woken.clear()  # nobody is left to be handed anything, and the backlogs are no longer ours
+        shelves: list[Callable[[], None]] = []
         for topic in self.topics.values():
-            for shelve in (topic.shelve, *(channel.shelve for channel in topic.channels.values())):
-                try:
-                    shelve()
-                except StorageFailed as fault:
-                    faults.append(fault)
-        return faults
+            shelves += [topic.shelve(), *(channel.shelve() for channel in topic.channels.values())]
+        return shelves

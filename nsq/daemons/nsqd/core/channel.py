@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import heapq
 import itertools
 from collections.abc import Callable
@@ -15,6 +16,10 @@ from nsq.daemons.nsqd.core.subscriber import ANYWHERE, Subscriber
 
 #: Handed to one subscriber before its output is looked at again: bounds what a slow reader can make us hold.
 _SLICE = 64
+
+
+#: Deferred messages that become due at a time: others are served before the next.
+_PORTION = 1000
 
 
 class NotInFlight(Exception):
@@ -244,13 +249,13 @@ class Channel:
             subscriber.sink.channel_closed()
         self.subscribers.clear()
 
-    def shelve(self) -> None:
-        """nsqd stops: the backlog gets back what it gave away and nobody finished. Raises StorageFailed."""
+    def shelve(self) -> Callable[[], None]:
+        """nsqd stops: the backlog gets back what it gave away and nobody finished. The answer does that."""
         taken = [message for subscriber in self.subscribers for message in subscriber.in_flight.values()]
         self.close()
         taken += [message for _, _, message in sorted(self._deferred, key=itemgetter(0, 1))]
         self._deferred.clear()
-        self.backlog.close(taken)
+        return functools.partial(self.backlog.close, taken)
 
     # Time passes.
 
@@ -265,7 +270,7 @@ class Channel:
         self._alarm.set(min(next_deadline, self._deferred[0][0] if self._deferred else float("inf")))
 
     def _take_due(self, now: float) -> list[Message]:
-        due = []
-        while self._deferred and self._deferred[0][0] <= now:
+        due: list[Message] = []
+        while self._deferred and self._deferred[0][0] <= now and len(due) < _PORTION:
             due.append(heapq.heappop(self._deferred)[2])
         return due

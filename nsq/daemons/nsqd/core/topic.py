@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nsq.daemons.nsqd.core.backlog import Backlog, StorageFailed
 from nsq.daemons.nsqd.core.message import Message
+from nsq.daemons.nsqd.core.portion import Portion
 
 if TYPE_CHECKING:
     from nsq.daemons.nsqd.core.channel import Channel
@@ -26,7 +28,9 @@ class Topic:
         backlog: Backlog,
         make_channel: Callable[[str, str], Channel],
         try_again: Callable[[Callable[[], None]], object],
+        on_another_turn: Callable[[Callable[[], None]], object],
     ) -> None:
+        """``try_again`` calls after a while, ``on_another_turn`` when others have had theirs."""
         self.name = name
         self.backlog = backlog
         self.channels: dict[str, Channel] = {}
@@ -37,7 +41,11 @@ class Topic:
         self._make_channel = make_channel
         self._try_again = try_again
         self._trying_again = False
-        self._portion: _Portion | None = None  # refused by a channel's disk: what comes later waits behind it
+        self._portion: Portion | None = None  # refused by a channel's disk: what comes later waits behind it
+        self._on_another_turn = on_another_turn
+        self._asked = False  # for a turn, as there is more to hand over
+        self._arrived = 0  # messages, since the last turn
+        self._late: dict[Channel, int] = {}  # came during the release: how many messages have come since
 
     @property
     def depth(self) -> int:
@@ -47,22 +55,36 @@ class Topic:
     def flows(self) -> bool:
         return self.started and not self.paused and bool(self.channels)
 
+    @property
+    def _releasing(self) -> bool:
+        """What comes now has to wait behind what has waited."""
+        return self._asked or self._portion is not None
+
     def put(self, messages: list[Message]) -> None:
-        if self.flows and self._portion is None:
+        if self.flows and not self._releasing:
             self._distribute(messages)
         else:
-            self.backlog.put(messages)
+            self._keep(messages)
         self.message_count += len(messages)
         self.message_bytes += sum([len(message.body) for message in messages])
 
     def put_deferred(self, message: Message) -> None:
         """Take a message whose ``due`` is set."""
-        if self.flows and self._portion is None:
+        if self.flows and not self._releasing:
             self._distribute_deferred(message)
         else:
-            self.backlog.put([message])
+            self._keep([message])
         self.message_count += 1
         self.message_bytes += len(message.body)
+
+    def _keep(self, messages: list[Message]) -> None:
+        before = len(self.backlog)
+        self.backlog.put(messages)
+        if self.flows:
+            taken = len(self.backlog) - before
+            self._arrived += taken if self._asked else 0
+            for channel in self._late:
+                self._late[channel] += taken
 
     def _distribute(self, messages: list[Message]) -> None:
         for copies, channel in enumerate(self.channels.values()):
@@ -76,12 +98,18 @@ class Topic:
         """The channel of that name, made when there is none: the first one gets all that has waited."""
         channel = self.channels.get(name)
         if channel is None:
+            came_late = self.flows and self._releasing
             channel = self.channels[name] = self._make_channel(self.name, name)
+            if came_late:
+                self._late[channel] = 0
             self.release()
         return channel
 
     def remove_channel(self, name: str) -> Channel | None:
-        return self.channels.pop(name, None)
+        channel = self.channels.pop(name, None)
+        if channel is not None:
+            self._late.pop(channel, None)
+        return channel
 
     def start(self) -> None:
         """Let messages flow: the channels that must not miss one are there."""
@@ -95,28 +123,50 @@ class Topic:
     def empty(self) -> None:
         self.backlog.clear()
         self._portion = None
+        self._late.clear()
 
-    def shelve(self) -> None:
-        """nsqd stops: what is on its way stays where it came from. Raises StorageFailed."""
+    def shelve(self) -> Callable[[], None]:
+        """nsqd stops: what is on its way stays where it came from. The answer writes it down."""
         self.started = False
         portion, self._portion = self._portion, None
-        self.backlog.close(portion.messages if portion else [])
+        return functools.partial(self.backlog.close, portion.messages if portion else [])
 
     def release(self) -> None:
-        """Hand over what has waited, in portions: it may be more than fits into memory."""
-        while self.flows:
-            if self._portion is None:
-                waiting = self.backlog.take(_PORTION)
-                if not waiting:
-                    return
-                self._portion = _Portion(waiting)
+        """Hand over what has waited, in portions: it may be more than fits into memory, and take long."""
+        if not self.flows:
+            self._late.clear()  # when messages flow again, what waits is for all that are there then
+        elif not self._asked:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """A portion, and as much as has come since the last: else publishers could stay ahead for ever."""
+        count, self._arrived = _PORTION + self._arrived, 0
+        while count > 0 and (portion := self._next_portion(count)) is not None:
             try:
-                self._portion.hand_over(self.channels.values())
+                portion.hand_over(self.channels.values())
             except StorageFailed:
                 self._release_later()
                 return
-            self.backlog.finished(self._portion.messages)
+            self.backlog.finished(portion.messages)
             self._portion = None
+            count -= len(portion.messages)
+        if count > 0 or not len(self.backlog):
+            self._late.clear()
+        else:
+            self._asked = True
+            self._on_another_turn(self._go_on)
+
+    def _next_portion(self, limit: int) -> Portion | None:
+        """What was refused, or else the next in line; None at the end."""
+        if self._portion is None and (messages := self.backlog.take(min(limit, _PORTION))):
+            behind = len(self.backlog)
+            late = {channel: max(0, count - behind) for channel, count in self._late.items()}
+            self._portion = Portion(messages, late)
+        return self._portion
+
+    def _go_on(self) -> None:
+        self._asked = False
+        self.release()
 
     def _release_later(self) -> None:
         if not self._trying_again:
@@ -126,29 +176,3 @@ class Topic:
     def _release_again(self) -> None:
         self._trying_again = False
         self.release()
-
-
-class _Portion:
-    """Messages on their way from a topic to its channels, of which some may have them already."""
-
-    def __init__(self, messages: list[Message]) -> None:
-        self.messages = messages
-        self._rest: dict[Channel, list[Message]] = {}
-
-    def hand_over(self, channels: Iterable[Channel]) -> None:
-        """Raises StorageFailed; called again, it does not give twice."""
-        if not any(channel in self._rest for channel in channels):
-            # Nobody has got any, or whoever had is gone: they are for those that are there now.
-            self._rest = {channel: list(self.messages) for channel in channels}
-        for channel in channels:
-            _give(channel, self._rest.get(channel, []))
-
-
-def _give(channel: Channel, messages: list[Message]) -> None:
-    """What the channel has got is taken out of the list."""
-    if immediate := [message.copy() for message in messages if not message.due]:
-        channel.put(immediate)
-        messages[:] = [message for message in messages if message.due]
-    while messages:
-        channel.put_deferred(messages[0].copy())
-        del messages[0]

@@ -11,6 +11,7 @@ from nsq.errors import Closed, UsageError
 from .framing import bounds
 from .layout import BAD, Layout, Meta
 from .log import Log
+from .open_files import OpenFiles, share_of_limit
 from .reader import Reader
 from .recovery import recover
 from .segments import Position, Segment
@@ -39,10 +40,12 @@ class DiskQueue:
         max_record: int,
         log: Log,
         files: Iterable[str] | None = None,
+        open_files: OpenFiles | None = None,
     ) -> None:
         """``files`` are the names in the directory, as far as they may be of this queue: with thousands of
-        queues nobody wants to list them for each.
+        queues nobody wants to list them for each. Such share their ``open_files``.
         """
+        open_files = OpenFiles(share_of_limit()) if open_files is None else open_files
         self.name = name
         self._directory = directory
         self._layout = Layout(name)
@@ -54,8 +57,12 @@ class DiskQueue:
         self._segments, self._committed, self._synced_meta = recover(
             directory, os.listdir(directory) if files is None else files, self._layout, sizes, log
         )
-        self._writer = Writer(directory, self._layout, self._segments, sizes, max_bytes_per_file, log)
-        self._reader = Reader(directory, self._layout, self._segments, self._committed, sizes, log)
+        self._writer = Writer(
+            directory, self._layout, self._segments, sizes, max_bytes_per_file, log, open_files
+        )
+        self._reader = Reader(
+            directory, self._layout, self._segments, self._committed, sizes, log, open_files
+        )
         self._leave_finished_files()
 
     @property
@@ -161,9 +168,12 @@ class DiskQueue:
             named=self._segments.last.number <= self._named,
             numbers=numbers,
             written=self._segments.written,
+            check=self._writer.doubt.check(),
         )
 
     def flushed(self, job: FlushJob) -> None:
+        """``job`` was called and did not raise. Raises OSError if records were lost all the same."""
+        job.check()
         self._named = max(self._named, job.written.file)
         self._writer.synced(job.numbers, job.written)
 
@@ -174,10 +184,14 @@ class DiskQueue:
             self._writer.roll()
 
     def synced(self, job: SyncJob) -> None:
-        """``job`` was called and did not raise. One that was cancelled meanwhile changes nothing."""
+        """``job`` was called and did not raise. One that was cancelled meanwhile changes nothing.
+
+        Raises OSError if records were lost all the same.
+        """
         if job is not self._job:
             return
         self._job = None
+        job.check()
         self._synced_meta = job.content
         self._writer.synced(job.numbers, job.written)
         self._forget_files(job.committed.file)
@@ -237,6 +251,7 @@ class DiskQueue:
             numbers=numbers,
             written=self._segments.written,
             committed=self._committed,
+            check=self._writer.doubt.check(),
         )
 
     def _worth_syncing(self) -> frozenset[int]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from .framing import Bounds
 from .layout import Layout
 from .log import Log
+from .open_files import OpenFiles
 from .reading import FileReader, survey
 from .segments import Flaw, Position, Segment, Segments
 
@@ -15,13 +16,21 @@ class Reader:
     """Reads ahead of what is committed; ``cursor`` is the place behind the last record read."""
 
     def __init__(
-        self, directory: Path, layout: Layout, segments: Segments, cursor: Position, sizes: Bounds, log: Log
+        self,
+        directory: Path,
+        layout: Layout,
+        segments: Segments,
+        cursor: Position,
+        sizes: Bounds,
+        log: Log,
+        files: OpenFiles,
     ) -> None:
         self._directory = directory
         self._layout = layout
         self._segments = segments
         self._sizes = sizes
         self._log = log
+        self._files = files
         self._open: FileReader | None = None  # on the cursor's file
         self.cursor = cursor
 
@@ -73,7 +82,7 @@ class Reader:
         if self._open is None:
             path = self._directory / self._layout.data(segment.number)
             try:
-                self._open = FileReader(path, self.cursor.end, self._sizes)
+                self._open = FileReader(path, self.cursor.end, self._sizes, self._files, self.close)
             except FileNotFoundError:
                 self._spoil(segment, Flaw("is gone", keep=False))
         return self._open

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 from .framing import OVERHEAD, Bounds, cut, size_at
+from .open_files import OpenFiles
 from .segments import Flaw
 
 CHUNK = 256 * 1024
@@ -19,8 +21,17 @@ class FileReader:
     The spans point into ``buffer``, which holds until the next call.
     """
 
-    def __init__(self, path: Path, offset: int, sizes: Bounds) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    def __init__(
+        self,
+        path: Path,
+        offset: int,
+        sizes: Bounds,
+        files: OpenFiles | None = None,
+        give_up: Callable[[], None] | None = None,
+    ) -> None:
+        """``give_up`` is told when ``files`` needs it closed."""
+        self._files = OpenFiles(1) if files is None else files
+        self._fd = self._files.open(path, os.O_RDONLY, give_up or self.close)
         self._sizes = sizes
         self._at = 0
         self.buffer = b""
@@ -28,7 +39,7 @@ class FileReader:
         self.flaw: Flaw | None = None
 
     def close(self) -> None:
-        os.close(self._fd)
+        self._files.close(self._fd)
 
     def spans(self, limit: int, end: int) -> list[tuple[int, int]]:
         """Some of the records before ``end``, at most ``limit``; none at the end and before a flaw.
@@ -67,6 +78,7 @@ class FileReader:
         return True
 
     def _read(self, offset: int, size: int) -> bytes:
+        self._files.used(self._fd)
         try:
             return os.pread(self._fd, size, offset)
         except OSError as fault:

@@ -1,7 +1,7 @@
 """Making things last: fsync, and files replaced by renaming. A ``SyncJob`` may run in any thread.
 
-A job shares nothing with its queue but the file system. Whoever removes its temporary file cancels it, and
-that and the job's rename cannot both succeed: no lock is needed.
+A job shares nothing with its queue but the file system and a doubt. Whoever removes its temporary file
+cancels it, and that and the job's rename cannot both succeed: no lock is needed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from .doubt import Check
 from .layout import TEMPORARY
 from .segments import Position
 
@@ -31,7 +32,9 @@ class SyncJob:
         numbers: frozenset[int],
         written: Position,
         committed: Position,
+        check: Check = lambda: None,
     ) -> None:
+        self.check = check
         self.content = content
         self.numbers = numbers
         self.written = written
@@ -44,6 +47,7 @@ class SyncJob:
         """Raises OSError when the disk fails; not when the files were deleted in the meantime."""
         for path in self._data:
             _sync_if_there(path)
+        self.check()
         if _sync_if_there(self._temporary):
             replace(self._temporary, self._meta)
 
@@ -60,8 +64,16 @@ class FlushJob:
     """
 
     def __init__(
-        self, directory: Path, data: Iterable[str], *, named: bool, numbers: frozenset[int], written: Position
+        self,
+        directory: Path,
+        data: Iterable[str],
+        *,
+        named: bool,
+        numbers: frozenset[int],
+        written: Position,
+        check: Check = lambda: None,
     ) -> None:
+        self.check = check
         self.numbers = numbers
         self.written = written
         self._directory = directory
@@ -71,6 +83,7 @@ class FlushJob:
     def __call__(self) -> None:
         for path in self._data:
             _sync_if_there(path)
+        self.check()
         if not self._named:
             sync_file(self._directory)
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from nsq.errors import InvalidMessage
 
+from .doubt import Doubt
 from .framing import OVERHEAD, Bounds, pack_size
 from .layout import Layout
 from .log import Log
+from .open_files import OpenFiles
 from .segments import Position, Segment, Segments
 
 
 class _Piece:
     """What one append writes to one file."""
 
-    __slots__ = ("number", "offset", "end", "first", "parts")
+    __slots__ = ("number", "offset", "end", "first", "parts", "begun")
 
     def __init__(self, number: int, offset: int, first: int) -> None:
         self.number = number
@@ -26,13 +29,21 @@ class _Piece:
         self.end = offset
         self.first = first
         self.parts: list[bytes] = []
+        self.begun = False
 
 
 class Writer:
     """Writes behind the last segment. ``unsynced`` are the files with records no fsync has covered."""
 
     def __init__(
-        self, directory: Path, layout: Layout, segments: Segments, sizes: Bounds, max_bytes: int, log: Log
+        self,
+        directory: Path,
+        layout: Layout,
+        segments: Segments,
+        sizes: Bounds,
+        max_bytes: int,
+        log: Log,
+        files: OpenFiles,
     ) -> None:
         self._directory = directory
         self._layout = layout
@@ -40,10 +51,13 @@ class Writer:
         self._sizes = sizes
         self._max_bytes = max_bytes
         self._log = log
+        self._files = files
         # A full file stays open until it is synced: the system reports a failed write-back to those who
         # have the file open.
         self._open: dict[int, int] = {}
         self.unsynced: set[int] = set()
+        #: Of the syncs that precede closing early.
+        self.doubt = Doubt()
 
     def append(self, records: Iterable[bytes]) -> list[Position]:
         """The batch is in the files when this returns; when it raises, no part of it is."""
@@ -68,23 +82,42 @@ class Writer:
         for number in numbers:
             if number != last.number or written.place == (last.number, last.end):
                 self.unsynced.discard(number)
+                if number in self._open:
+                    self._files.synced(self._open[number])
         self._close_what_is_synced()
 
     def forget(self, number: int) -> None:
         """This file is going to be removed."""
         self.unsynced.discard(number)
         if number in self._open:
-            os.close(self._open.pop(number))
+            self._files.close(self._open.pop(number))
 
     def close(self) -> None:
         for number in [*self._open]:
-            os.close(self._open.pop(number))
+            self._files.close(self._open.pop(number))
         self.unsynced.clear()
 
     def _close_what_is_synced(self) -> None:
         for number in [*self._open]:
             if number != self._segments.last.number and number not in self.unsynced:
-                os.close(self._open.pop(number))
+                self._files.close(self._open.pop(number))
+
+    def _give_up(self, number: int) -> None:
+        """Too many files are open, and this one was not written to for the longest time.
+
+        Behind the close nobody could learn that a write has failed after all: the sync has to find out.
+        """
+        descriptor = self._open.pop(number)
+        try:
+            if self._files.is_dirty(descriptor):
+                os.fsync(descriptor)
+        except OSError as fault:
+            self._log.error(
+                "DISKQUEUE(%s): cannot sync %s: %s", self._layout.name, self._layout.data(number), fault
+            )
+            self.doubt.arose(fault)
+        finally:
+            self._files.close(descriptor)
 
     def _plan(self, records: Iterable[bytes]) -> tuple[list[_Piece], list[Position]]:
         """Which bytes go where. A file is full when the next record would carry it beyond the limit."""
@@ -117,6 +150,8 @@ class Writer:
             return
         unwritten = memoryview(b"".join(piece.parts))
         descriptor = self._descriptor(piece)
+        self._files.wrote(descriptor)
+        piece.begun = True
         offset = piece.offset
         while unwritten:
             written = os.pwrite(descriptor, unwritten, offset)
@@ -131,8 +166,8 @@ class Writer:
             # What lies under the name of a new file was left by an append that could not be undone.
             creation = 0 if piece.offset else os.O_CREAT | os.O_TRUNC
             path = self._directory / self._layout.data(piece.number)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | creation, 0o600)
-            self._open[piece.number] = descriptor
+            give_up = functools.partial(self._give_up, piece.number)
+            descriptor = self._open[piece.number] = self._files.open(path, os.O_WRONLY | creation, give_up)
         return descriptor
 
     def _adopt(self, pieces: list[_Piece]) -> None:
@@ -149,9 +184,11 @@ class Writer:
         for piece in reversed(pieces):
             try:
                 if piece.number != last:
-                    self._discard(piece.number)
+                    self._discard(piece)
                 elif last in self._open:
                     os.ftruncate(self._open[last], piece.offset)
+                elif piece.begun:
+                    os.truncate(self._directory / self._layout.data(last), piece.offset)
             except OSError as fault:
                 file = self._layout.data(piece.number)
                 self._log.error(
@@ -161,8 +198,9 @@ class Writer:
                     # Its end stays where it was, so what is behind is not read; nothing may follow there.
                     self.roll()
 
-    def _discard(self, number: int) -> None:
-        descriptor = self._open.pop(number, None)
+    def _discard(self, piece: _Piece) -> None:
+        descriptor = self._open.pop(piece.number, None)
         if descriptor is not None:
-            os.close(descriptor)
-            (self._directory / self._layout.data(number)).unlink(missing_ok=True)
+            self._files.close(descriptor)
+        if descriptor is not None or piece.begun:
+            (self._directory / self._layout.data(piece.number)).unlink(missing_ok=True)

@@ -66,6 +66,7 @@ class Committer:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="nsqd-sync")
         self._threads.submit(int)  # starts the thread now, with the daemon, rather than under some request
         self._wanted = asyncio.Event()
+        self._closed = False
         self._begun = 0  # rounds
         self._waiting: list[tuple[int, Callable[[int], None]]] = []
         self._task = asyncio.get_running_loop().create_task(self._work(), name="nsqd-sync")
@@ -139,7 +140,17 @@ class Committer:
             loop.call_soon(call, answer)  # what one of them raises is not for the others
 
     async def close(self) -> None:
-        """End the rounds; whoever still waits is not called."""
+        """End the rounds; whoever still waits is not called. Returns when the thread is done with the disk,
+        which may take as long as the disk likes: the loop goes on meanwhile.
+        """
+        if self._closed:
+            return
+        self._closed = True
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._threads, int)  # behind all else
+        except BaseException:
+            self._threads.shutdown(wait=False)
+            raise
         self._threads.shutdown()

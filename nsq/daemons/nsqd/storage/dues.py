@@ -14,6 +14,8 @@ from pathlib import Path
 
 from nsq.daemons.nsqd.core.clock import Clock
 from nsq.daemons.nsqd.core.message import Message
+from nsq.daemons.nsqd.disk.doubt import Check, Doubt
+from nsq.daemons.nsqd.disk.open_files import OpenFiles
 from nsq.daemons.nsqd.disk.syncing import replace_content, sync_file
 
 _ENTRY = struct.Struct(">16sq")
@@ -26,7 +28,8 @@ _SPARE = 4096
 class DueSync:
     """Makes the entries so far last, in any thread; tell the book by ``synced``."""
 
-    def __init__(self, path: Path, written: int, *, named: bool) -> None:
+    def __init__(self, path: Path, written: int, *, named: bool, check: Check) -> None:
+        self.check = check
         self.written = written
         self._path = path
         self._named = named
@@ -36,6 +39,7 @@ class DueSync:
             sync_file(self._path)
         except FileNotFoundError:
             return  # deleted meanwhile
+        self.check()
         if not self._named:
             sync_file(self._path.parent)
 
@@ -47,7 +51,11 @@ class DueBook:
     Methods that write raise OSError; the book is then as it was.
     """
 
-    def __init__(self, directory: Path, queue_name: str, clock: Clock) -> None:
+    def __init__(
+        self, directory: Path, queue_name: str, clock: Clock, open_files: OpenFiles | None = None
+    ) -> None:
+        self._files = OpenFiles(1) if open_files is None else open_files
+        self._doubt = Doubt()
         self._path = directory / f"{queue_name}.dues.dat"
         self._clock = clock
         self._dues, self._struck, self._size = _load(self._path, clock.time_ns())
@@ -87,7 +95,8 @@ class DueBook:
 
     def _write(self, entries: bytes) -> None:
         if self._file < 0:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._file = self._files.open(self._path, os.O_WRONLY | os.O_CREAT, self._give_up)
+        self._files.wrote(self._file)
         # At a known place: whatever a failed write has left there is written over.
         end = self._size
         while entries:
@@ -113,10 +122,14 @@ class DueBook:
     def sync_job(self) -> DueSync | None:
         if self._synced == self._written:
             return None
-        return DueSync(self._path, self._written, named=self._named)
+        return DueSync(self._path, self._written, named=self._named, check=self._doubt.check())
 
     def synced(self, job: DueSync) -> None:
+        """``job`` was called and did not raise. Raises OSError if entries were lost all the same."""
+        job.check()
         self._synced = max(self._synced, job.written)
+        if self._file >= 0 and self._synced == self._written:
+            self._files.synced(self._file)
         self._named = True
 
     def clear(self) -> None:
@@ -138,7 +151,17 @@ class DueBook:
     def _close_file(self) -> None:
         if self._file >= 0:
             file, self._file = self._file, -1
-            os.close(file)
+            self._files.close(file)
+
+    def _give_up(self) -> None:
+        """Too many files are open. After this close a failed write would go unnoticed, hence the sync."""
+        try:
+            if self._files.is_dirty(self._file):
+                os.fsync(self._file)
+        except OSError as fault:
+            self._doubt.arose(fault)
+        finally:
+            self._close_file()
 
 
 def _load(path: Path, now: int) -> tuple[dict[bytes, int], set[bytes], int]:

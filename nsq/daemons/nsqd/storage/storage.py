@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from nsq.daemons.nsqd.core.clock import Clock
 from nsq.daemons.nsqd.disk import record
 from nsq.daemons.nsqd.disk.directory import DataDirectory
 from nsq.daemons.nsqd.disk.layout import queue_name
+from nsq.daemons.nsqd.disk.open_files import OpenFiles, share_of_limit
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.roster import ChannelEntry, TopicEntry
 from nsq.daemons.nsqd.options import Options
@@ -22,6 +24,7 @@ from nsq.daemons.nsqd.storage.committer import Committer, Round
 from nsq.daemons.nsqd.storage.dues import DueBook
 from nsq.daemons.nsqd.storage.durable import DurableBacklog
 from nsq.daemons.nsqd.storage.spilling import SpillingBacklog
+from nsq.daemons.worker_thread import in_thread
 from nsq.wire.names import is_ephemeral
 
 HEALTHY = "OK"
@@ -48,6 +51,7 @@ class Storage:
         self._clock = clock
         self._log = log
         self._directory = DataDirectory(Path(options.data_path or "."), log)
+        self._open_files = OpenFiles(share_of_limit())
         self._backlogs: dict[str, OnDisk] = {}
         self._found: dict[str, list[str]] = {}  # files of earlier lives, by queue, until that is opened
         self._broker: Broker | None = None
@@ -86,19 +90,36 @@ class Storage:
                 async with asyncio.timeout(_SETTLE_SECONDS):
                     await self.committer.lasting()
 
-    async def stop(self) -> None:
-        """Everything is written down; the broker has been closed, and with it all backlogs."""
+    async def stop(self, shelves: Iterable[Callable[[], None]]) -> list[StorageFailed]:
+        """Write everything down, and return what went wrong; ``shelves`` are what closing the broker gave.
+
+        In a thread: while a disk does not answer, nsqd does, if only to a second signal.
+        """
         if self._ticking is not None:
             self._ticking.cancel()
             await asyncio.gather(self._ticking, return_exceptions=True)
         if self.committer is not None:
             await self.committer.close()
-        if self._broker is not None:
+        roster = self._roster() if self._broker is not None else None
+        faults = await in_thread(lambda: self._write_down(shelves, roster), "nsqd-write-down")
+        self._directory.unlock()
+        return faults
+
+    def _write_down(
+        self, shelves: Iterable[Callable[[], None]], roster: list[TopicEntry] | None
+    ) -> list[StorageFailed]:
+        faults = []
+        for shelve in shelves:
             try:
-                self._directory.write_roster(self._roster(), COMPATIBLE_VERSION)
+                shelve()
+            except StorageFailed as fault:
+                faults.append(fault)
+        if roster is not None:
+            try:
+                self._directory.write_roster(roster, COMPATIBLE_VERSION)
             except OSError as fault:
                 self._log.error("cannot write the list of topics: %s", fault)
-        self._directory.unlock()
+        return faults
 
     # What the broker asks for.
 
@@ -124,10 +145,11 @@ class Storage:
             max_record=self._options.max_msg_size + record.OVERHEAD,
             log=self._log,
             files=self._found.pop(name, ()),
+            open_files=self._open_files,
         )
         if not self._options.durable:
             return SpillingBacklog(disk, limit, failed=self.failed, wrote=self._wrote)
-        dues = DueBook(self._directory.path, name, self._clock)
+        dues = DueBook(self._directory.path, name, self._clock, self._open_files)
 
         def written() -> None:
             self._written.add(name)

@@ -207,7 +207,8 @@ def test_closing_parts_with_everyone_and_keeps_the_messages() -> None:
     setup.broker.publish("t", [b"a"])
     setup.broker.publish_deferred("t", b"b", 5.0)
     setup.clock.settle()
-    setup.broker.close()
+    for shelve in setup.broker.close():
+        shelve()
     assert consumer.closed == 1
     assert (channel.depth, channel.deferred_count) == (1, 0)  # what was deferred is the backlog's now
     assert setup.clock.idle

@@ -511,5 +511,21 @@ def test_a_stop_gives_back_what_is_in_flight_and_deferred() -> None:
     setup.put(b"a", b"b")
     setup.defer(b"c", 5.0)
     setup.clock.settle()
-    setup.channel.shelve()
+    setup.channel.shelve()()
     assert closed == [[b"a", b"c"]]
+
+
+def test_thousands_that_are_due_at_once_come_in_portions() -> None:
+    class Recording(MemoryBacklog):
+        def put_back(self, messages: list[Message]) -> None:
+            portions.append(len(messages))
+            super().put_back(messages)
+
+    portions: list[int] = []
+    setup = Setup()
+    setup.channel.backlog = Recording()
+    for number in range(2500):
+        setup.defer(b"%04d" % number, 5.0)
+    setup.clock.advance(5.0)
+    assert portions == [1000, 1000, 500]
+    assert [each.body for each in setup.channel.backlog.take(3000)] == [b"%04d" % n for n in range(2500)]

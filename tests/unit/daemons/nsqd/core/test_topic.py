@@ -22,7 +22,7 @@ class Setup:
     def __init__(self, *, started: bool = True, limit: int | None = None) -> None:
         self.clock = FakeClock(now=100.0)
         backlog = MemoryBacklog() if limit is None else EphemeralBacklog(limit)
-        self.topic = Topic("t", backlog, self._make, self.clock.call_soon)
+        self.topic = Topic("t", backlog, self._make, self.clock.call_soon, self.clock.call_soon)
         if started:
             self.topic.start()
 
@@ -168,7 +168,7 @@ class Refusing(Setup):
     def __init__(self) -> None:
         super().__init__()
         self.tries: list[Callable[[], None]] = []
-        self.topic = Topic("t", MemoryBacklog(), self._make, self.tries.append)
+        self.topic = Topic("t", MemoryBacklog(), self._make, self.tries.append, self.clock.call_soon)
         self.topic.start()
         self.topic.pause(True)
         self.put(b"a", b"b")
@@ -261,7 +261,7 @@ class TestWhereAChannelsDiskRefuses:
         setup.topic.backlog, waiting = Remembering(), setup.topic.backlog
         setup.topic.backlog.put(waiting.take(10))
         setup.topic.pause(False)
-        setup.topic.shelve()
+        setup.topic.shelve()()
         assert closed == [[b"a", b"b", b"later"]]
         setup.try_again()
         assert setup.depths()[1] == [3, 0]

@@ -31,7 +31,7 @@ class Disk:
 
     def sync(self) -> None:
         if self.gate is not None:
-            assert self.gate.wait(10)
+            assert self.gate.wait(40)
         if self.faults:
             raise self.faults.pop(0)
 
@@ -53,7 +53,7 @@ def run(scenario: Callable[[Disk], Coroutine[Any, Any, None]]) -> Disk:
     async def main() -> Disk:
         disk = Disk()
         try:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(40):
                 await scenario(disk)
         finally:
             if disk.gate is not None:
@@ -171,3 +171,26 @@ def test_closing_in_the_middle_of_a_round_waits_for_its_thread() -> None:
     called: list[bool] = []
     run(scenario)
     assert not called
+
+
+def test_a_close_that_waits_for_the_disk_leaves_the_loop_to_others() -> None:
+    async def scenario(disk: Disk) -> None:
+        disk.gate = threading.Event()
+        disk.committer.ask()
+        await until(lambda: disk.rounds)
+        closing = asyncio.create_task(disk.committer.close())
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert not closing.done()
+        disk.gate.set()
+        await closing
+
+    run(scenario)
+
+
+def test_a_second_close_does_nothing() -> None:
+    async def scenario(disk: Disk) -> None:
+        await disk.write()
+        await disk.committer.close()
+
+    run(scenario)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -8,6 +9,7 @@ import pytest
 
 from nsq.daemons.nsqd.core.message import Message
 from nsq.daemons.nsqd.disk.layout import queue_names
+from nsq.daemons.nsqd.disk.open_files import OpenFiles
 from nsq.daemons.nsqd.storage import dues
 from nsq.daemons.nsqd.storage.dues import DueBook
 from tests.unit.daemons.nsqd.clock import FakeClock
@@ -172,3 +174,40 @@ def test_clearing_forgets_all_moments(book: DueBook, tmp_path: Path) -> None:
     assert book.get(one.id) == 0.0
     book.close([])
     assert list(tmp_path.iterdir()) == []
+
+
+class TestMoreBooksThanFilesThatMayBeOpen:
+    def books(self, directory: Path) -> list[DueBook]:
+        files = OpenFiles(2)
+        return [DueBook(directory, f"t:c{number}", FakeClock(), files) for number in range(4)]
+
+    def test_lose_nothing(self, tmp_path: Path) -> None:
+        books = self.books(tmp_path)
+        messages = [deferred(2) for _ in books]
+        with patch("os.fsync", side_effect=os.fsync) as fsync:
+            for each in range(2):
+                for book, its in zip(books, messages, strict=True):
+                    book.add([its[each]])
+        assert fsync.call_count == 6  # a close, each
+        for number, its in enumerate(messages):
+            again = DueBook(tmp_path, f"t:c{number}", FakeClock())
+            assert [again.get(each.id) for each in its] == pytest.approx([1060.0] * 2)
+        for book in books:
+            book.delete()
+
+    def test_tell_the_round_when_the_sync_before_a_close_has_failed(self, tmp_path: Path) -> None:
+        books = self.books(tmp_path)
+        with patch("os.fsync", side_effect=OSError(5, "Input/output error")):
+            for book in books:
+                book.add(deferred(1))
+        job = books[0].sync_job()
+        assert job is not None
+        with pytest.raises(OSError, match="Input/output"):
+            job()
+        job = books[0].sync_job()
+        assert job is not None
+        job()
+        books[0].synced(job)
+        assert books[0].sync_job() is None
+        for book in books:
+            book.delete()

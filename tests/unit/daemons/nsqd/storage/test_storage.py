@@ -55,16 +55,14 @@ class Node:
         return consumer.bodies
 
     async def stop(self) -> list[StorageFailed]:
-        faults = self.broker.close()
-        await self.storage.stop()
-        return faults
+        return await self.storage.stop(self.broker.close())
 
 
 @asynccontextmanager
 async def node(directory: Path, **options: object) -> AsyncIterator[Node]:
     made = Node(directory, **options)  # type: ignore[arg-type]
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(40):
             yield made
     finally:
         await made.stop()
@@ -230,7 +228,7 @@ def test_two_cannot_share_a_directory(tmp_path: Path) -> None:
             )
             with pytest.raises(ConfigError, match=str(tmp_path)):
                 second.start(Broker(LoopClock(asyncio.get_running_loop()), backlogs=second))
-            await second.stop()
+            await second.stop([])
         assert roster(tmp_path) != []
 
     asyncio.run(scenario())

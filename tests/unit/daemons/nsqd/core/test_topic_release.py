@@ -1,0 +1,311 @@
+"""Thousands of messages that wait for a channel: handed over in portions, with everybody else in between."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from nsq.daemons.nsqd.core.backlog import EphemeralBacklog, MemoryBacklog, StorageFailed
+from nsq.daemons.nsqd.core.broker import Broker
+from nsq.daemons.nsqd.core.channel import Channel
+from nsq.daemons.nsqd.core.message import Message
+from nsq.daemons.nsqd.core.topic import Topic
+from tests.unit.daemons.nsqd.clock import FakeClock
+
+_numbers = itertools.count()
+
+MANY = 5500
+
+
+class Refusing(MemoryBacklog):
+    """A disk that takes so many messages more."""
+
+    room = 10**9
+
+    def put(self, messages: list[Message]) -> None:
+        if len(messages) > self.room:
+            raise StorageFailed("no room")
+        self.room -= len(messages)
+        super().put(messages)
+
+
+class Remembering(MemoryBacklog):
+    """Knows what was taken and neither finished nor put back."""
+
+    remembers = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unfinished: dict[bytes, Message] = {}
+        self.closed_with: list[Message] | None = None
+
+    def take(self, limit: int) -> list[Message]:
+        taken = super().take(limit)
+        self.unfinished.update((each.id, each) for each in taken)
+        return taken
+
+    def finished(self, messages: list[Message]) -> None:
+        for each in messages:
+            del self.unfinished[each.id]
+
+    def close(self, taken: list[Message]) -> None:
+        self.closed_with = taken
+
+
+class Setup:
+    """A topic with many messages and no channel."""
+
+    def __init__(self, backlog: MemoryBacklog | None = None, many: int = MANY) -> None:
+        self.clock = FakeClock()
+        self.later: list[Callable[[], None]] = []
+        backlog = Remembering() if backlog is None else backlog
+        self.topic = Topic("t", backlog, self._make, self.later.append, self.clock.call_soon)
+        self.topic.start()
+        self.sent = 0
+        self.put(many)
+
+    def _make(self, topic_name: str, name: str) -> Channel:
+        return Channel(
+            topic_name, name, Refusing(), self.clock, wake=lambda channel: None, chance=lambda limit: 0
+        )
+
+    def put(self, count: int, due: float = 0.0) -> None:
+        bodies = range(self.sent, self.sent + count)
+        self.topic.put([Message(b"%016x" % next(_numbers), b"%d" % n, 0, due) for n in bodies])
+        self.sent += count
+
+    def got(self, channel: Channel) -> list[int]:
+        return [int(each.body) for each in channel.backlog.take(10**6)]
+
+
+def everything(setup: Setup) -> list[int]:
+    return list(range(setup.sent))
+
+
+def test_there_are_turns_for_others_in_between() -> None:
+    setup = Setup()
+    channel = setup.topic.channel("one")
+    depths = [channel.depth]
+    while not setup.clock.idle:
+        setup.clock.step()
+        depths.append(channel.depth)
+    assert depths == [1000, 2000, 3000, 4000, 5000, 5500]
+    assert setup.topic.depth == 0
+    assert setup.got(channel) == everything(setup)
+
+
+def test_what_fits_into_a_portion_is_there_at_once() -> None:
+    setup = Setup(many=999)
+    assert setup.topic.channel("one").depth == 999
+    assert setup.clock.idle
+
+
+def test_what_is_published_meanwhile_comes_behind() -> None:
+    setup = Setup()
+    channel = setup.topic.channel("one")
+    while not setup.clock.idle:
+        setup.put(10)
+        setup.clock.step()
+    setup.put(10)
+    assert setup.got(channel) == everything(setup)
+    assert setup.topic.message_count == setup.sent
+
+
+def test_publishers_do_not_stay_ahead_for_ever() -> None:
+    setup = Setup()
+    channel = setup.topic.channel("one")
+    turns = 0
+    while not setup.clock.idle:
+        setup.put(3000)
+        setup.clock.step()
+        turns += 1
+    assert turns == 5  # one for each thousand that had waited, as if nobody published
+    assert setup.got(channel) == everything(setup)
+
+
+def test_what_was_published_during_a_pause_does_not_come_in_one_go() -> None:
+    setup = Setup()
+    channel = setup.topic.channel("one")
+    setup.topic.pause(True)
+    setup.put(50_000)
+    setup.topic.pause(False)
+    setup.clock.step()
+    assert channel.depth == 2000
+
+
+def test_deferred_messages_keep_their_delay_and_count_like_others() -> None:
+    setup = Setup()
+    setup.put(1, due=setup.clock.now() + 60)
+    channel = setup.topic.channel("one")
+    setup.topic.put_deferred(Message(b"f" * 16, b"-1", 0, setup.clock.now() + 60))
+    assert channel.deferred_count == 0
+    while setup.topic.depth:
+        setup.clock.step()
+    assert (channel.depth, channel.deferred_count) == (MANY, 2)
+
+
+class TestAChannelThatComesMeanwhile:
+    def test_gets_what_is_published_from_then_on(self) -> None:
+        setup = Setup()
+        first = setup.topic.channel("first")
+        setup.put(7)
+        second = setup.topic.channel("second")
+        before = setup.sent
+        setup.put(1200)
+        setup.clock.step()
+        third = setup.topic.channel("third")
+        between = setup.sent
+        setup.put(5)
+        setup.clock.settle()
+        setup.put(1)
+        assert setup.got(first) == everything(setup)
+        assert setup.got(second) == everything(setup)[before:]
+        assert setup.got(third) == everything(setup)[between:]
+
+    def test_an_ephemeral_topic_that_drops_does_not_confuse_it(self) -> None:
+        setup = Setup(EphemeralBacklog(MANY))
+        setup.topic.channel("first")
+        setup.put(500)
+        second = setup.topic.channel("second")
+        before = setup.sent
+        setup.put(800)  # there is room for 500
+        setup.clock.settle()
+        assert setup.got(second) == list(range(before, before + 500))
+
+    def test_gets_all_that_is_left_when_the_first_goes(self) -> None:
+        setup = Setup()
+        setup.topic.channel("first")
+        second = setup.topic.channel("second")
+        setup.topic.remove_channel("first")
+        setup.clock.settle()
+        assert setup.got(second) == everything(setup)[1000:]
+
+    def test_gets_it_too_when_messages_were_refused_by_the_first(self) -> None:
+        setup = Setup()
+        first = setup.topic.channel("first")
+        assert isinstance(first.backlog, Refusing)
+        first.backlog.room = 0
+        setup.clock.step()
+        second = setup.topic.channel("second")
+        setup.topic.remove_channel("first")
+        setup.later.pop()()
+        setup.clock.settle()
+        assert setup.got(second) == everything(setup)[1000:]
+
+    def test_gets_what_waits_after_a_pause_like_the_first(self) -> None:
+        setup = Setup()
+        setup.topic.channel("first")
+        second = setup.topic.channel("second")
+        setup.topic.pause(True)
+        setup.clock.settle()
+        third = setup.topic.channel("third")
+        setup.topic.pause(False)
+        setup.clock.settle()
+        for channel in (second, third):
+            assert setup.got(channel) == everything(setup)[1000:]
+
+
+def test_a_pause_holds_the_rest_back() -> None:
+    setup = Setup()
+    channel = setup.topic.channel("one")
+    setup.clock.step()
+    setup.topic.pause(True)
+    setup.clock.settle()
+    assert (channel.depth, setup.topic.depth) == (2000, 3500)
+    setup.topic.pause(False)
+    setup.clock.settle()
+    assert setup.got(channel) == everything(setup)
+
+
+@pytest.mark.parametrize("settled", [False, True])
+def test_a_pause_in_between_makes_it_go_no_faster(settled: bool) -> None:
+    setup = Setup()
+    channel = setup.topic.channel("one")
+    for _ in range(10):
+        setup.topic.pause(True)
+        if settled:
+            setup.clock.settle()
+        setup.topic.pause(False)
+    before = channel.depth
+    setup.clock.step()
+    assert channel.depth <= before + 1000
+    setup.clock.settle()
+    assert setup.got(channel) == everything(setup)
+
+
+def test_without_a_channel_the_rest_waits_for_the_next() -> None:
+    setup = Setup()
+    setup.topic.channel("one")
+    setup.topic.remove_channel("one")
+    setup.clock.step()
+    setup.put(3)
+    assert setup.topic.depth == MANY - 1000 + 3
+    channel = setup.topic.channel("two")
+    setup.clock.settle()
+    assert setup.got(channel) == everything(setup)[1000:]
+
+
+def test_emptying_ends_it() -> None:
+    setup = Setup()
+    channel = setup.topic.channel("one")
+    setup.topic.empty()
+    late = setup.topic.channel("two")
+    setup.put(2)
+    setup.clock.settle()
+    assert setup.topic.depth == 0
+    assert setup.got(channel) == [*range(1000), MANY, MANY + 1]
+    assert setup.got(late) == [MANY, MANY + 1]
+
+
+def test_a_disk_that_refuses_in_between_is_waited_for() -> None:
+    setup = Setup()
+    channel = setup.topic.channel("one")
+    assert isinstance(channel.backlog, Refusing)
+    channel.backlog.room = 1500
+    setup.clock.settle()
+    setup.put(3)
+    assert (channel.depth, setup.topic.depth, len(setup.later)) == (2000, 3503, 1)
+    channel.backlog.room = 10**9
+    setup.later.pop()()
+    setup.clock.settle()
+    assert setup.got(channel) == everything(setup)
+    assert setup.later == []
+
+
+def test_a_stop_leaves_the_rest_where_it_was() -> None:
+    backlog = Remembering()
+    setup = Setup(backlog)
+    channel = setup.topic.channel("one")
+    setup.clock.step()
+    setup.topic.shelve()()
+    assert backlog.closed_with == []
+    setup.clock.settle()
+    assert (channel.depth, setup.topic.depth) == (2000, 3500)
+    assert backlog.unfinished == {}
+
+
+def test_a_deleted_topic_is_left_alone() -> None:
+    clock = FakeClock()
+    broker = Broker(clock)
+    broker.publish("t", [b"a"] * MANY)
+    channel = broker.topic("t").channel("c")
+    broker.delete_topic("t")
+    broker.publish("t", [b"b"])
+    clock.settle()
+    assert channel.depth == 0
+    assert broker.topic("t").depth == 1
+
+
+def test_two_topics_take_turns() -> None:
+    clock = FakeClock()
+    broker = Broker(clock)
+    for name in "ab":
+        broker.publish(name, [b"x"] * 3000)
+    channels = [broker.topic(name).channel("c") for name in "ab"]
+    seen = []
+    while broker.topics["a"].depth or broker.topics["b"].depth:
+        clock.step()
+        seen.append([channel.depth for channel in channels])
+    assert seen == [[2000, 1000], [2000, 2000], [3000, 2000], [3000, 3000]]
