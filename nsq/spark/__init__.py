@@ -1,0 +1,60 @@
+"""NSQ and Spark: a source that loses nothing, a sink, and ready pipelines. ``pip install 'nsq[spark]'``
+
+    stream = (spark.readStream.format("nsq")
+        .option("lookupd", "10.0.0.7:4161").option("topic", "orders").option("channel", "spark")
+        .option("wal", "/data/orders-wal").load())
+
+Spark finds the format by itself where this package is installed; elsewhere it takes ``register(spark)``.
+Here are the public names and nothing else: importing this loads neither pyspark nor pyarrow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nsq.spark.listener import Listener as Listener
+    from nsq.spark.pipelines.archive import archive as archive
+    from nsq.spark.pipelines.chart import metrics_chart as metrics_chart
+    from nsq.spark.pipelines.compaction import compact as compact
+    from nsq.spark.pipelines.fanout import fanout as fanout
+    from nsq.spark.pipelines.metrics import metrics as metrics
+    from nsq.spark.pipelines.replay import replay as replay
+    from nsq.spark.pipelines.sinks import Console as Console
+    from nsq.spark.pipelines.sinks import Parquet as Parquet
+    from nsq.spark.pipelines.sinks import Topic as Topic
+    from nsq.spark.registration import register as register
+    from nsq.spark.rows import dedup as dedup
+    from nsq.spark.rows import json as json
+
+_HOME = {
+    "Console": "nsq.spark.pipelines.sinks",
+    "Listener": "nsq.spark.listener",
+    "Parquet": "nsq.spark.pipelines.sinks",
+    "Topic": "nsq.spark.pipelines.sinks",
+    "archive": "nsq.spark.pipelines.archive",
+    "compact": "nsq.spark.pipelines.compaction",
+    "dedup": "nsq.spark.rows",
+    "fanout": "nsq.spark.pipelines.fanout",
+    "json": "nsq.spark.rows",
+    "metrics_chart": "nsq.spark.pipelines.chart",
+    "metrics": "nsq.spark.pipelines.metrics",
+    "register": "nsq.spark.registration",
+    "replay": "nsq.spark.pipelines.replay",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'nsq.spark' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

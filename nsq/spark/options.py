@@ -95,7 +95,7 @@ class Options:
     def describe(cls) -> list[OptionHelp]:
         fields = {field.name: field for field in dataclasses.fields(cls)}
         return [
-            OptionHelp(_camel(name), _shown(fields[name].default), declared.help)
+            OptionHelp(_camel(name), _shown(fields[name].default, declared.read), declared.help)
             for name, declared in cls._declared().values()
         ]
 
@@ -152,9 +152,16 @@ def _camel(name: str) -> str:
     return head + "".join(word.capitalize() for word in rest)
 
 
-def _shown(value: Any) -> str:
-    if value is dataclasses.MISSING:
+def _shown(value: Any, read: Callable[[str], Any]) -> str:
+    """As one would write it: ``250ms``, ``32MiB``."""
+    if value is dataclasses.MISSING or value is None:
         return ""
     if isinstance(value, tuple):
         return ",".join(value)
-    return str(value).lower() if isinstance(value, bool) else str(value if value is not None else "")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if read is duration:
+        return f"{value:g}s" if value >= 1 or not value else f"{value * 1000:g}ms"
+    if read is size and value and not value % _FACTORS["m"]:
+        return f"{value // _FACTORS['m']}MiB"
+    return str(value)

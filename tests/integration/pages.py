@@ -10,6 +10,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: Their Python runs where there is a Spark session: tests/spark.
+SPARK_PAGES = sorted((ROOT / "docs").glob("spark*.md"))
 #: Stands before a block that cannot be run, with the reason.
 _NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
 _SHELL = {"sh", "shell", "bash", "console"}
@@ -56,7 +58,8 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def python_blocks() -> list[Block]:
-    return [block for page in PAGES for block in blocks(page) if block.language == "python"]
+    pages = [page for page in PAGES if page not in SPARK_PAGES]
+    return [block for page in pages for block in blocks(page) if block.language == "python"]
 
 
 def shell_blocks() -> list[Block]:

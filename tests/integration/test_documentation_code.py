@@ -25,6 +25,8 @@ import pytest
 from nsq.daemons.nsqd.options import Options as NsqdOptions
 from nsq.daemons.nsqlookupd.options import Options as NsqlookupdOptions
 from nsq.flags import FlagExit, parse
+from nsq.spark.cli import arguments as nsq_spark
+from nsq.spark.cli import commands as spark_commands
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import BIN_DIR, Factory
 from tests.golden.recordings import others_are_judged
@@ -167,6 +169,7 @@ def check(command: list[str], block: Block, place: Place) -> None:
     checks: dict[str, Callable[[], object]] = {
         "nsqd": lambda: check_flags(NsqdOptions, arguments),
         "nsqlookupd": lambda: check_flags(NsqlookupdOptions, arguments),
+        "nsq-spark": lambda: check_spark(arguments),
         "curl": lambda: check_curl(arguments, place),
         "make": lambda: check_target(arguments),
         "pip": lambda: check_extras(arguments),
@@ -186,6 +189,11 @@ def check_flags(options: type[NsqdOptions | NsqlookupdOptions], arguments: list[
     except FlagExit as ending:
         if ending.status:
             pytest.fail(ending.text)
+
+
+def check_spark(arguments: list[str]) -> None:
+    # In need of no Spark, and of no Arrow: what it parses is not run.
+    nsq_spark.parser(spark_commands).parse_args(arguments)
 
 
 def check_curl(arguments: list[str], place: Place) -> None:

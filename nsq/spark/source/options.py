@@ -24,6 +24,12 @@ class SourceOptions(Options):
     )
     nsqd: tuple[str, ...] = option("nsqds, host:port, separated by commas.", names, default=())
     lookupd: tuple[str, ...] = option("nsqlookupds, host:port, separated by commas.", names, default=())
+    nsqd_http: tuple[str, ...] = option(
+        "Where the nsqds of option nsqd answer HTTP, for the depth of the channel; without it, one port "
+        "further: 4151 for 4150.",
+        names,
+        default=(),
+    )
 
     max_messages_per_trigger: int | None = option("The most rows of a batch.", whole, default=None, low=1)
     max_bytes_per_trigger: int | None = option(

@@ -1,0 +1,225 @@
+"""The few things the pipelines ask of a file system, on a local one and on whatever Hadoop knows.
+
+Paths are relative to a root, with / between names. Must not import pyspark: ``HadoopFiles`` is handed a
+session, and uses the file systems that this is configured for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Entry(NamedTuple):
+    """A file: its path below the root, and its size."""
+
+    path: str
+    bytes: int
+
+
+class Move(NamedTuple):
+    source: str
+    target: str
+
+
+class Files(Protocol):
+    def uri(self, path: str) -> str:
+        """What Spark calls it."""
+
+    def walk(self, folder: str) -> list[Entry]:
+        """All files below, sorted by path; none when there is no such folder."""
+
+    def read(self, path: str) -> str | None:
+        """None when it is not there."""
+
+    def write(self, path: str, text: str) -> None:
+        """All of it, durably, or nothing."""
+
+    def persist(self, paths: Iterable[str]) -> None:
+        """Make what another process wrote there durable."""
+
+    def move(self, moves: Iterable[Move]) -> None:
+        """Each in one step, durably; a source that is not there has been moved before, and is none of our
+        business.
+        """
+
+    def delete(self, path: str) -> None:
+        """A file, or a folder with all it holds; nothing when it is not there."""
+
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+
+
+def local_path(location: str | os.PathLike[str]) -> str | None:
+    """The absolute path of a location on this machine; None for ``s3a://…`` and the like."""
+    text = os.fspath(location)
+    if not _SCHEME.match(text):
+        return os.path.abspath(text)
+    scheme, _, path = text.partition(":")
+    # Like Hadoop, which takes what follows as it is: file:///a%20b is a folder of that name.
+    return os.path.abspath("/" + path.lstrip("/")) if scheme.lower() == "file" else None
+
+
+def below(location: str | os.PathLike[str], *names: str) -> str:
+    """``below("s3a://bucket/orders", "_checkpoint")``, and the same for local paths."""
+    local = local_path(location)
+    if local is not None:
+        return os.path.join(local, *names)
+    return "/".join([os.fspath(location).rstrip("/"), *names])
+
+
+def open_files(location: str | os.PathLike[str], spark: SparkSession) -> Files:
+    local = local_path(location)
+    return LocalFiles(local) if local is not None else HadoopFiles(os.fspath(location), spark)
+
+
+class LocalFiles:
+    """Durable means that it survives a power cut: Spark itself leaves that to chance."""
+
+    def __init__(self, root: str) -> None:
+        self.root = Path(root)
+
+    def uri(self, path: str) -> str:
+        return f"file://{self.root / path}"
+
+    def walk(self, folder: str) -> list[Entry]:
+        found = []
+        for place, _, names in os.walk(self.root / folder):
+            for name in names:
+                # A file that goes away meanwhile has been moved or merged by somebody else.
+                with contextlib.suppress(FileNotFoundError):
+                    path = Path(place, name)
+                    found.append(Entry(path.relative_to(self.root).as_posix(), path.stat().st_size))
+        return sorted(found)
+
+    def read(self, path: str) -> str | None:
+        try:
+            return (self.root / path).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+
+    def write(self, path: str, text: str) -> None:
+        target = self.root / path
+        changed = {target.parent, *make_folder(target.parent)}
+        # Hidden from readers of the folder, should it be left behind.
+        temporary = target.with_name(f".{target.name}.new")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
+        for folder in changed:
+            sync(folder)
+
+    def persist(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            sync(self.root / path)
+
+    def move(self, moves: Iterable[Move]) -> None:
+        changed: set[Path] = set()
+        for source, target in moves:
+            place = self.root / target
+            changed |= {place.parent, *make_folder(place.parent)}
+            with contextlib.suppress(FileNotFoundError):
+                (self.root / source).replace(place)
+        for folder in changed:
+            sync(folder)
+
+    def delete(self, path: str) -> None:
+        place = self.root / path
+        if place.is_dir() and not place.is_symlink():
+            shutil.rmtree(place)
+        else:
+            place.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """The folders above that have a new entry by it."""
+    missing = [place for place in (folder, *folder.parents) if not place.is_dir()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return [place.parent for place in missing]
+
+
+def sync(path: Path) -> None:
+    """fsync of a file or a folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class HadoopFiles:
+    """Durable means what the file system makes of it, which for the usual object stores is: very."""
+
+    def __init__(self, root: str, spark: SparkSession) -> None:
+        self._root = root.rstrip("/")
+        self._jvm: Any = spark.sparkContext._jvm
+        context: Any = spark.sparkContext._jsc
+        self._files: Any = self._path("").getFileSystem(context.hadoopConfiguration())
+
+    def uri(self, path: str) -> str:
+        return f"{self._root}/{path}" if path else self._root
+
+    def walk(self, folder: str) -> list[Entry]:
+        place = self._path(folder)
+        if not self._files.exists(place):
+            return []
+        # The file system completes the root by what it takes for granted: scheme, host, user.
+        start = len(self._files.makeQualified(self._path("")).toString().rstrip("/")) + 1
+        found, listing = [], self._files.listFiles(place, True)
+        while listing.hasNext():
+            status = listing.next()
+            found.append(Entry(status.getPath().toString()[start:], status.getLen()))
+        return sorted(found)
+
+    def read(self, path: str) -> str | None:
+        place = self._path(path)
+        if not self._files.exists(place):
+            return None
+        stream = self._files.open(place)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def write(self, path: str, text: str) -> None:
+        folder, _, name = path.rpartition("/")
+        temporary = f"{folder}/.{name}.new"
+        stream = self._files.create(self._path(temporary), True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+        # Where a rename does not replace: a crash in between leaves nothing, which is "not written".
+        self._files.delete(self._path(path), False)
+        self._rename(temporary, path)
+
+    def persist(self, paths: Iterable[str]) -> None:
+        pass  # closed is durable
+
+    def move(self, moves: Iterable[Move]) -> None:
+        for source, target in moves:
+            if self._files.exists(self._path(source)):
+                self._files.mkdirs(self._path(target).getParent())
+                # A copy that was complete before its source could be deleted, where renaming is copying.
+                self._files.delete(self._path(target), False)
+                self._rename(source, target)
+
+    def _rename(self, source: str, target: str) -> None:
+        if not self._files.rename(self._path(source), self._path(target)):
+            raise OSError(f"{self.uri(source)} cannot be renamed to {self.uri(target)}")
+
+    def delete(self, path: str) -> None:
+        self._files.delete(self._path(path), True)
+
+    def _path(self, path: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(self.uri(path))

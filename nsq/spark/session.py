@@ -1,0 +1,96 @@
+"""A Spark session for one machine, for those who bring none. Loads pyspark only when one is made."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from nsq.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCAL = "local[*]"
+
+# spark-submit has started the JVM already, and has decided where things run.
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+
+
+def local_session(
+    *,
+    master: str | None = None,
+    app: str = "nsq-spark",
+    conf: Mapping[str, str] | None = None,
+    log_level: str = "ERROR",
+) -> SparkSession:
+    """The session there is, or a new one: all cores of this machine, no web interface, UTC, few shuffle
+    partitions, quiet.
+
+        spark = local_session(conf={"spark.driver.memory": "4g"})
+
+    ``master`` and ``conf`` overrule that. Below spark-submit, its own master and settings hold.
+    """
+    session_class = _session_class()
+    # Spark would start `python3` of the PATH, which may be another one, without this package.
+    for name, value in environment(master, os.environ).items():
+        os.environ.setdefault(name, value)
+    builder = session_class.builder.appName(app)
+    for name, value in settings(master, conf or {}, os.environ).items():
+        builder = builder.config(name, value)
+    spark: SparkSession = builder.getOrCreate()
+    spark.sparkContext.setLogLevel(log_level)
+    return spark
+
+
+@contextlib.contextmanager
+def session_or_own(spark: SparkSession | None) -> Iterator[SparkSession]:
+    """``spark`` itself, or the active one, or one that lives as long as the block."""
+    existing = spark or _session_class().getActiveSession()
+    if existing is not None:
+        yield existing
+        return
+    own = local_session()
+    try:
+        yield own
+    finally:
+        own.stop()
+
+
+def environment(master: str | None, environ: Mapping[str, str]) -> dict[str, str]:
+    """What the JVM and its Python workers must find in their environment."""
+    wanted = {"PYSPARK_PYTHON": sys.executable}
+    if _is_local(master, environ):
+        # A laptop's host name often leads to an address it does not have just now.
+        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
+    return wanted
+
+
+def settings(master: str | None, conf: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The configuration of the session; ``conf`` overrules."""
+    chosen = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+    }
+    if _is_local(master, environ):
+        chosen |= {"spark.sql.shuffle.partitions": str(os.cpu_count() or 1)}
+    if master is not None or _SUBMITTED not in environ:
+        chosen["spark.master"] = master or LOCAL
+    return chosen | dict(conf)
+
+
+def _is_local(master: str | None, environ: Mapping[str, str]) -> bool:
+    if master is None:
+        return _SUBMITTED not in environ
+    return master.split("[")[0] == "local"
+
+
+def _session_class() -> type[SparkSession]:
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as fault:
+        raise ConfigError(f"Spark is not installed ({fault}): pip install 'nsq[spark]'") from fault
+    return SparkSession

@@ -1,0 +1,65 @@
+"""What a task does, wherever it runs: read its slices of the log. Knows where that is, and nothing else of
+the query. Imports pyarrow, never pyspark.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from nsq.errors import SegmentLost
+from nsq.spark.rows import Field
+from nsq.spark.source.offsets import Slice
+from nsq.spark.wal import Wal, open_wal, records
+
+log = logging.getLogger("nsq.spark.source")
+
+
+class Portion(NamedTuple):
+    """A task's share of a batch."""
+
+    location: str
+    slices: tuple[Slice, ...]
+    fail_on_data_loss: bool
+
+
+def read(portion: Portion, columns: Sequence[Field]) -> Iterator[pa.RecordBatch]:
+    """Spark's rows, with those columns in that order."""
+    names = [column.name for column in columns]
+    # Spark compares the schema that it gets with the one it wants, to the last flag.
+    schema = pa.schema([records.ROW.field(column.name).with_nullable(column.nullable) for column in columns])
+    wal = open_wal(portion.location)
+    for piece in portion.slices:
+        try:
+            for batch in _cut(wal, piece):
+                row = records.rows(batch, records.topic_of(batch.schema), names)
+                yield pa.RecordBatch.from_arrays(row.columns, schema=schema) if names else row
+        except SegmentLost as fault:
+            if portion.fail_on_data_loss:
+                raise SegmentLost(f"{fault}; failOnDataLoss=false goes on without it") from None
+            log.warning("%s; going on without the rest of it", str(fault))  # not what it holds on to
+
+
+def _cut(wal: Wal, piece: Slice) -> Iterator[pa.RecordBatch]:
+    before = 0
+    for batch in wal.read(piece.segment):
+        low, high = max(0, piece.first - before), min(batch.num_rows, piece.end - before)
+        if low < high:
+            yield batch.slice(low, high - low)
+        before += batch.num_rows
+        if before >= piece.end:
+            return
+
+
+def published(wal: Wal, piece: Slice) -> float | None:
+    """When nsqd took the first message of a slice, in seconds since 1970; None if that cannot be read any
+    more.
+    """
+    try:
+        first = next(_cut(wal, piece), None)
+    except SegmentLost:
+        return None
+    return None if first is None else int(first.column("timestamp_ns")[0].as_py()) / 1e9

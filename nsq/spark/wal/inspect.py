@@ -1,0 +1,149 @@
+"""Looking at a log, and tidying it: what ``nsq-spark wal ls``, ``verify`` and ``gc`` show.
+
+Returns data, prints nothing. None of it disturbs a query that is running.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow.compute as pc
+
+from nsq.errors import SegmentLost, WalError
+from nsq.spark.wal import records
+from nsq.spark.wal.places import open_wal
+from nsq.spark.wal.store import Segment, Wal
+
+if TYPE_CHECKING:
+    from nsq.spark.wal.directory import DirectoryWal
+    from nsq.spark.wal.objects import ObjectWal
+
+
+class ReceiverLine(NamedTuple):
+    """A line of ``wal ls``."""
+
+    receiver: str
+    alive: bool
+    segments: int
+    rows: int
+    bytes: int
+    open_bytes: int
+    oldest_seconds: float | None  # since nsqd got the oldest message of its first segment; None without one
+
+
+class Overview(NamedTuple):
+    location: str
+    identity: str
+    owner: str | None
+    receivers: list[ReceiverLine]
+
+
+class Verified(NamedTuple):
+    """What could be read, and what was wrong with the rest."""
+
+    segments: int
+    rows: int
+    problems: list[str]
+
+
+class Tidied(NamedTuple):
+    recovered: list[Segment]
+    deleted: list[Segment]
+    folders: list[str]
+
+
+def ls(location: str, now: float | None = None) -> Overview:
+    """Reads the first segment of each receiver, for the age."""
+    wal, identity = _existing(location)
+    segments = wal.segments()
+    owner = wal.owner()
+    moment = time.time() if now is None else now
+    lines = []
+    for folder in wal.receivers():
+        own = [segment for segment in segments if segment.receiver == folder.receiver]
+        lines.append(
+            ReceiverLine(
+                folder.receiver,
+                folder.alive,
+                len(own),
+                sum(segment.rows for segment in own),
+                sum(segment.bytes for segment in own),
+                folder.open_bytes,
+                _age(wal, own[0], moment) if own else None,
+            )
+        )
+    return Overview(location, identity, str(owner) if owner else None, lines)
+
+
+def verify(location: str) -> Verified:
+    """Reads everything that is sealed, with its checksums. Segments that a query deletes meanwhile do not
+    count.
+    """
+    wal, _ = _existing(location)
+    listed = wal.segments()
+    problems = _holes(listed)
+    good = rows = 0
+    for segment in listed:
+        try:
+            size = 0
+            for batch in wal.read(segment):
+                rows += batch.num_rows
+                size += records.body_bytes(batch)
+        except SegmentLost as fault:
+            if segment in wal.segments():
+                problems.append(str(fault))
+            continue
+        good += 1
+        if size != segment.bytes:
+            problems.append(f"{segment}: its bodies have {size} bytes")
+    return Verified(good, rows, problems)
+
+
+def gc(location: str, force: bool = False) -> Tidied:
+    """Seal what dead receivers left, remove their empty folders. ``force`` deletes every segment of dead
+    receivers, read or not, and wants the log for itself: WalOwned while a query runs.
+    """
+    wal, _ = _existing(location)
+    recovered = wal.recover()
+    deleted: list[Segment] = []
+    if force:
+        claim = wal.own("nsq-spark wal gc", 0.0)
+        try:
+            dead = {folder.receiver for folder in wal.receivers() if not folder.alive}
+            deleted = [segment for segment in wal.segments() if segment.receiver in dead]
+            wal.delete(deleted)
+        finally:
+            claim.release()
+    before = {folder.receiver for folder in wal.receivers()}
+    wal.discard_empty()
+    return Tidied(recovered, deleted, sorted(before - {folder.receiver for folder in wal.receivers()}))
+
+
+def _existing(location: str) -> tuple[DirectoryWal | ObjectWal, str]:
+    """A look must not make a log where there is none."""
+    wal = open_wal(location)
+    identity = wal.identity()
+    if identity is None:
+        raise WalError(f"there is no log at {location}")
+    return wal, identity
+
+
+def _age(wal: Wal, segment: Segment, now: float) -> float | None:
+    try:
+        oldest = min(int(pc.min(batch.column("timestamp_ns")).as_py()) for batch in wal.read(segment))
+    except SegmentLost:  # deleted meanwhile, or damaged: verify tells
+        return None
+    return max(0.0, now - oldest / 1e9)
+
+
+def _holes(segments: Iterable[Segment]) -> list[str]:
+    """A receiver's segments are deleted from the front, so what is left has no gaps."""
+    found = []
+    for receiver, own in itertools.groupby(segments, key=lambda segment: segment.receiver):
+        for one, two in itertools.pairwise(own):
+            if two.number != one.number + 1:
+                found.append(f"{receiver}: segment {one.number} is followed by {two.number}")
+    return found

@@ -1,0 +1,162 @@
+"""Who is alive, where there are no locks: an object that its holder writes again every ten seconds.
+
+Nobody is told that a lease has ended; it is over when it is gone, or half a minute old. Ages compare the
+holder's clock with the reader's, so clocks may differ by fifteen seconds; and whoever wants to own waits at
+most until it has itself seen a lease unchanged for half a minute.
+
+pyarrow cannot put an object on condition that it is not there. So two who want the same lease in the same
+second can both write it, and each believes it was free. Both then wait, and read it again: the last who wrote
+has it, and the other sees so. Only one that is stopped between reading and writing for longer than that wait
+can still take a lease from its holder; the holder finds out at its next refresh, and says so.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import threading
+import uuid
+from collections.abc import Callable
+from typing import NamedTuple
+
+from nsq.errors import WalError, WalOwned
+from nsq.spark.wal import ownership
+from nsq.spark.wal.bucket import Bucket
+from nsq.spark.wal.ownership import LEAVING_PATIENCE, Owner
+
+REFRESH = 10.0
+LIFETIME = 30.0
+SKEW = 15.0
+SETTLE = 2.0
+_NAP = 0.5
+_JOIN = 30.0
+
+_logger = logging.getLogger("nsq.spark.wal")
+
+
+class Lease(NamedTuple):
+    """What stands in the object. ``token`` tells holders apart, ``beat`` counts refreshments."""
+
+    token: str
+    beat: int
+    refreshed: float  # seconds since the epoch, on the holder's clock
+    owner: Owner
+
+    def live(self, now: float) -> bool:
+        return now - self.refreshed < LIFETIME + SKEW
+
+
+class Timing(NamedTuple):
+    """The clocks that leases go by; tests bring their own."""
+
+    now: Callable[[], float]  # since the epoch
+    clock: Callable[[], float]  # monotonic
+    nap: Callable[[float], None]
+
+
+def encode(lease: Lease) -> bytes:
+    return json.dumps({**lease._asdict(), "owner": lease.owner._asdict()}).encode() + b"\n"
+
+
+def decode(text: bytes) -> Lease:
+    """What cannot be read is perhaps just being written: it is somebody's, and has no age."""
+    try:
+        found = json.loads(text)
+        owner = ownership.decode(json.dumps(found["owner"]).encode())
+        return Lease(str(found["token"]), int(found["beat"]), float(found["refreshed"]), owner)
+    except (ValueError, KeyError, TypeError):
+        return Lease("", 0, math.inf, ownership.NOBODY_KNOWN)
+
+
+def read(bucket: Bucket, name: str) -> Lease | None:
+    text = bucket.get(name)
+    return decode(bytes(text)) if text is not None else None
+
+
+class HeldLease:
+    """Refreshed by a thread of its own until it is released."""
+
+    def __init__(self, bucket: Bucket, name: str, lease: Lease, now: Callable[[], float]) -> None:
+        self.lost = False
+        self._bucket = bucket
+        self._name = name
+        self._lease = lease
+        self._now = now
+        self._guard = threading.Lock()  # of _lease
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"nsq-wal-lease-{name}", daemon=True)
+        self._thread.start()
+
+    def leaving(self) -> None:
+        with self._guard:
+            self._lease = self._lease._replace(owner=self._lease.owner._replace(leaving=True))
+        self.refresh()
+
+    def release(self) -> None:
+        """Twice does no harm. A lease that cannot be deleted ends by itself."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._thread.join(_JOIN)
+        try:
+            if not self.lost and self._is_ours():
+                self._bucket.delete(self._name)
+        except WalError as fault:
+            _logger.warning("%s; it ends by itself in %d seconds", fault, LIFETIME + SKEW)
+
+    def refresh(self) -> None:
+        """Say again that we are here, unless somebody else has taken it."""
+        try:
+            if not self._is_ours():
+                self.lost = True
+                _logger.error("%s has been taken by somebody else", self._bucket.path(self._name))
+                return
+            with self._guard:
+                self._lease = self._lease._replace(beat=self._lease.beat + 1, refreshed=self._now())
+                text = encode(self._lease)
+            self._bucket.rewrite(self._name, text)
+        except WalError as fault:
+            _logger.warning("a lease cannot be refreshed: %s", fault)
+
+    def _is_ours(self) -> bool:
+        """One that is gone is ours to write again."""
+        found = read(self._bucket, self._name)
+        return found is None or found.token == self._lease.token
+
+    def _run(self) -> None:
+        while not self.lost and not self._over.wait(REFRESH):
+            self.refresh()
+
+
+def hold(bucket: Bucket, name: str, description: str, timing: Timing) -> HeldLease:
+    """One that nobody else can want: a receiver's."""
+    lease = _new(description, timing)
+    bucket.rewrite(name, encode(lease))
+    return HeldLease(bucket, name, lease, timing.now)
+
+
+def contend(bucket: Bucket, name: str, description: str, patience: float, timing: Timing) -> HeldLease:
+    """Raises WalOwned when its holder does not leave in time."""
+    started = timing.clock()
+    seen, since = read(bucket, name), started
+    while True:
+        now = timing.clock()
+        if seen is None or not seen.live(timing.now()) or now - since >= LIFETIME:
+            lease = _new(description, timing)
+            bucket.rewrite(name, encode(lease))
+            timing.nap(SETTLE)
+            found = read(bucket, name)
+            if found is not None and found.token == lease.token:
+                return HeldLease(bucket, name, lease, timing.now)
+        elif now - started >= (max(patience, LEAVING_PATIENCE) if seen.owner.leaving else patience):
+            raise WalOwned(f"{bucket.path('')} is owned by {seen.owner}; waited {now - started:.1f} s for it")
+        else:
+            timing.nap(_NAP)
+        latest = read(bucket, name)
+        if latest != seen:
+            seen, since = latest, timing.clock()
+
+
+def _new(description: str, timing: Timing) -> Lease:
+    return Lease(uuid.uuid4().hex, 0, timing.now(), ownership.introduce(description, timing.now()))

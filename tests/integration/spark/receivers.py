@@ -1,0 +1,80 @@
+"""What tests of receivers share: a log, a crew around it, and what is in the one because of the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nsq.spark.receiver.crew import Crew
+from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal.directory import DirectoryWal
+from nsq.testing import Nsqd
+
+from ..consuming import CHANNEL, TOPIC, channel_of
+from ..patience import eventually
+
+#: Everything here starts processes, on machines that are busy with others.
+PATIENCE = 40.0
+
+
+def options_of(wal: Path | str, *nsqds: Nsqd | str, **given: str) -> SourceOptions:
+    """Given as to Spark; connections are tried again soon."""
+    addresses = [each if isinstance(each, str) else each.tcp_address for each in nsqds]
+    where = {"nsqd": ",".join(addresses)} if addresses else {}
+    basic = {"topic": TOPIC, "channel": CHANNEL, "wal": str(wal), "reconnectMax": "500ms"}
+    return SourceOptions.of({**basic, **where, **given})
+
+
+def prepared(path: Path) -> DirectoryWal:
+    wal = DirectoryWal(path)
+    wal.prepare()
+    return wal
+
+
+@contextmanager
+def working(options: SourceOptions, count: int | None = None, **more: Any) -> Iterator[Crew]:
+    """A crew whose receivers are all at work; stopped at the end, gracefully unless the test has failed."""
+    crew = Crew(options, prepared(Path(options.wal)), count, **more)
+    try:
+        crew.start()
+        assert crew.wait_until_ready(PATIENCE), crew.status()
+        yield crew
+    except BaseException:
+        crew.stop(1.0)
+        raise
+    assert crew.stop(PATIENCE), crew.status()
+
+
+def received(crew: Crew, count: int) -> None:
+    """Wait until so many messages are in the log."""
+    eventually(lambda: crew.status().received, lambda seen: seen >= count, PATIENCE)
+
+
+def bodies_of(wal: DirectoryWal) -> list[bytes]:
+    """What is sealed, in the order of the segments."""
+    found: list[bytes] = []
+    for segment in wal.segments():
+        rows = [body for batch in wal.read(segment) for body in batch.column("body").to_pylist()]
+        assert len(rows) == segment.rows
+        assert sum(map(len, rows)) == segment.bytes
+        found += rows
+    return found
+
+
+def connected(*nsqds: Nsqd, clients: int = 1) -> None:
+    """Wait until so many receivers have subscribed to each."""
+    for nsqd in nsqds:
+        eventually(lambda: channel_of(nsqd).get("client_count"), lambda seen: seen == clients, PATIENCE)  # noqa: B023
+
+
+def drained(*nsqds: Nsqd) -> None:
+    """Wait until nothing is left of the channel, in flight or waiting."""
+    for nsqd in nsqds:
+        eventually(lambda: _left(nsqd), lambda left: left == (0, 0, 0), PATIENCE)  # noqa: B023
+
+
+def _left(nsqd: Nsqd) -> Sequence[int]:
+    stats = channel_of(nsqd)
+    return stats.get("depth", -1), stats.get("in_flight_count", -1), stats.get("deferred_count", -1)

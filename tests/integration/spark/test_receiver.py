@@ -1,0 +1,302 @@
+"""Receiver processes at their work: what is published is in the log, once, and gone from nsqd."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nsq.errors import Closed, ConfigError, NsqError
+from nsq.spark.receiver.crew import Crew
+from nsq.spark.wal.directory import DirectoryWal
+from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing.plugin import Factory
+from nsq.wire import commands
+from tests.interop.auth_server import running_auth_server
+
+from ..authority import Authority
+from ..clients import consumer
+from ..consuming import CHANNEL, TOPIC, channel_of, clients_of, create, numbered, publish
+from ..patience import eventually
+from .receivers import PATIENCE, bodies_of, connected, drained, options_of, prepared, received, working
+
+ALL = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
+
+
+def test_everything_is_in_the_log_once_and_gone_from_nsqd(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    publish(nsqd, numbered(5000))
+    wal = prepared(tmp_path / "wal")
+    with working(options_of(tmp_path / "wal", nsqd)) as crew:
+        received(crew, 5000)
+        assert crew.wait(PATIENCE)
+        assert crew.status().open_rows == 5000
+        assert wal.segments() == []
+        assert crew.roll(PATIENCE)
+        assert sorted(bodies_of(wal)) == sorted(numbered(5000))
+        drained(nsqd)
+        eventually(crew.status, lambda status: status.open_rows == 0 and status.in_flight == 0, PATIENCE)
+        assert not crew.wait(0.0)
+    assert channel_of(nsqd)["timeout_count"] == 0
+
+
+def test_what_is_stored_of_a_message(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    publish(nsqd, [b"body"])
+    wal = prepared(tmp_path / "wal")
+    with working(options_of(tmp_path / "wal", nsqd)) as crew:
+        received(crew, 1)
+        assert crew.roll(PATIENCE)
+    [batch] = wal.read(wal.segments()[0])
+    [row] = batch.to_pylist()
+    assert abs(row.pop("timestamp_ns") / 1e9 - time.time()) < 300
+    assert len(row.pop("id")) == 16
+    assert row == {"attempts": 1, "nsqd": nsqd.tcp_address, "body": b"body"}
+
+
+def test_a_roll_without_news_seals_nothing(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    wal = prepared(tmp_path / "wal")
+    with working(options_of(tmp_path / "wal", nsqd)) as crew:
+        assert not crew.wait(0.0)
+        assert crew.roll(PATIENCE)
+        assert wal.segments() == []
+
+
+def test_stopping_seals_what_is_open(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    publish(nsqd, numbered(100))
+    wal = prepared(tmp_path / "wal")
+    with working(options_of(tmp_path / "wal", nsqd)) as crew:
+        received(crew, 100)
+    assert sorted(bodies_of(wal)) == sorted(numbered(100))
+    assert [folder.alive for folder in wal.receivers()] == [False]
+    assert crew.stop(PATIENCE)  # once more does no harm
+    with pytest.raises(Closed):
+        crew.start()
+
+
+def test_a_full_segment_is_sealed_unasked_and_is_news(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    wal = prepared(tmp_path / "wal")
+    with working(options_of(tmp_path / "wal", nsqd, segmentBytes="1")) as crew:
+        publish(nsqd, numbered(10))
+        received(crew, 10)
+        assert crew.wait(PATIENCE)
+        assert sorted(bodies_of(wal)) == sorted(numbered(10))
+        assert crew.roll(PATIENCE)
+        assert not crew.wait(0.0)
+        eventually(crew.status, lambda status: status.sealed == len(wal.segments()), PATIENCE)
+
+
+def test_receivers_share_the_channel(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    wal = prepared(tmp_path / "wal")
+    with working(options_of(tmp_path / "wal", nsqd, receivers="2", maxInFlight="50")) as crew:
+        connected(nsqd, clients=2)
+        eventually(
+            lambda: [client["ready_count"] for client in clients_of(nsqd)], lambda seen: seen == [50, 50]
+        )
+        publish(nsqd, numbered(3000))
+        received(crew, 3000)
+        assert crew.roll(PATIENCE)
+        assert sorted(bodies_of(wal)) == sorted(numbered(3000))
+        assert len(crew.status().receivers) == 2
+        assert {segment.receiver for segment in wal.segments()} == set(crew.status().receivers)
+        drained(nsqd)
+
+
+def test_an_nsqd_that_comes_late_and_goes_away_and_comes_back(
+    nsqd_factory: Factory[Nsqd], tmp_path: Path
+) -> None:
+    nsqd = nsqd_factory()
+    create(nsqd)
+    nsqd.stop()
+    wal = prepared(tmp_path / "wal")
+    with working(options_of(tmp_path / "wal", nsqd)) as crew:
+        eventually(crew.status, lambda status: "nsqd" in "".join(status.errors), PATIENCE)
+        nsqd.start()
+        connected(nsqd)
+        publish(nsqd, numbered(500, "early"))
+        received(crew, 500)
+        drained(nsqd)
+        nsqd.restart()
+        connected(nsqd)
+        publish(nsqd, numbered(500, "late"))
+        received(crew, 1000)
+        drained(nsqd)
+        assert crew.roll(PATIENCE)
+        assert crew.status().deaths == 0
+        assert crew.status().errors == ()
+    assert sorted(bodies_of(wal)) == sorted(numbered(500, "early") + numbered(500, "late"))
+
+
+def test_nsqds_are_found_by_lookup(
+    nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], tmp_path: Path
+) -> None:
+    nsqds = [nsqd_factory(lookupd=[nsqlookupd], broadcast_address="127.0.0.1") for _ in range(2)]
+    wal = prepared(tmp_path / "wal")
+    for nsqd in nsqds:
+        create(nsqd)
+        publish(nsqd, numbered(50, nsqd.tcp_address))
+    where = {"lookupd": nsqlookupd.http_address, "lookupdPollInterval": "200ms"}
+    with working(options_of(tmp_path / "wal", **where)) as crew:
+        received(crew, 100)
+        assert crew.roll(PATIENCE)
+        drained(*nsqds)
+    assert sorted(bodies_of(wal)) == sorted(body for nsqd in nsqds for body in numbered(50, nsqd.tcp_address))
+
+
+def test_tls_and_a_secret_which_no_command_line_shows(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    with running_auth_server({"open-sesame": [ALL]}) as address:
+        nsqd = nsqd_factory(
+            **authority.server_options, tls_required="tcp-https", auth_http_addresses=[address]
+        )
+        wal = prepared(tmp_path / "wal")
+        secure = {"tls": "true", "tlsCaFile": str(authority.certificate), "authSecret": "open-sesame"}
+        with working(options_of(tmp_path / "wal", nsqd, **secure)) as crew:
+            eventually(crew.status, lambda status: status.connections == 1, PATIENCE)
+            for path in _processes_of(crew):
+                assert b"open-sesame" not in (path / "cmdline").read_bytes()
+                assert b"open-sesame" not in (path / "environ").read_bytes()
+    assert wal.segments() == []
+
+
+def _processes_of(crew: Crew) -> list[Path]:
+    return [Path(f"/proc/{berth.child.pid}") for berth in crew._berths if berth.child is not None]
+
+
+def _try(nsqd: Nsqd, times: int) -> None:
+    """Have somebody fail at the one message that is there."""
+    with consumer(nsqd, TOPIC, CHANNEL) as client:
+        for left in reversed(range(times)):
+            client.send(commands.rdy(min(left, 1)) + commands.req(client.expect_message().id, 0))
+    eventually(
+        lambda: channel_of(nsqd), lambda seen: (seen["client_count"], seen["depth"]) == (0, 1), PATIENCE
+    )
+
+
+def test_dead_letters_go_to_their_topic(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    create(nsqd, topic="dead")
+    wal = prepared(tmp_path / "wal")
+    publish(nsqd, [b"poison"])
+    _try(nsqd, 1)
+    given = {"maxAttempts": "1", "deadLetterTopic": "dead"}
+    with working(options_of(tmp_path / "wal", nsqd, **given)) as crew:
+        publish(nsqd, [b"good"])
+        received(crew, 1)
+        eventually(lambda: channel_of(nsqd, "dead").get("depth"), lambda depth: depth == 1, PATIENCE)
+        assert crew.roll(PATIENCE)
+        drained(nsqd)
+    assert bodies_of(wal) == [b"good"]
+
+
+def test_without_dead_letters_attempts_do_not_count(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    publish(nsqd, [b"often tried"])
+    _try(nsqd, 7)
+    wal = prepared(tmp_path / "wal")
+    with working(options_of(tmp_path / "wal", nsqd)) as crew:
+        received(crew, 1)
+        assert crew.roll(PATIENCE)
+    [batch] = wal.read(wal.segments()[0])
+    assert batch.column("attempts").to_pylist() == [8]
+
+
+def test_receiving_pauses_while_the_log_is_full(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    wal = prepared(tmp_path / "wal")
+    with working(options_of(tmp_path / "wal", nsqd, walMaxBytes="10000", maxInFlight="10")) as crew:
+        publish(nsqd, [b"x" * 1000] * 40)
+        paused = eventually(crew.status, lambda status: status.paused, PATIENCE)
+        assert "10,000 at most" in paused.paused[0]
+        eventually(lambda: channel_of(nsqd)["in_flight_count"], lambda seen: seen == 0, PATIENCE)
+        assert 10 <= crew.status().received <= 30
+        rows = 0
+
+        def catch_up() -> int:
+            nonlocal rows
+            assert crew.roll(PATIENCE)
+            segments = wal.segments()
+            rows += sum(segment.rows for segment in segments)
+            wal.delete(segments)
+            return rows
+
+        eventually(catch_up, lambda seen: seen == 40, PATIENCE)
+        eventually(crew.status, lambda status: not status.paused, PATIENCE)
+        drained(nsqd)
+
+
+def test_a_refused_secret_is_a_fault(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+    with running_auth_server({}) as address:
+        nsqd = nsqd_factory(auth_http_addresses=[address])
+        crew = Crew(options_of(tmp_path / "wal", nsqd, authSecret="bad"), prepared(tmp_path / "wal"))
+        _expect_fault(crew, ConfigError, "E_UNAUTHORIZED")
+
+
+def test_settings_that_will_not_do_are_a_fault(nsqd: Nsqd, tmp_path: Path) -> None:
+    given = {"tls": "true", "tlsCaFile": str(tmp_path / "absent.pem")}
+    crew = Crew(options_of(tmp_path / "wal", nsqd, **given), prepared(tmp_path / "wal"))
+    _expect_fault(crew, ConfigError, "absent.pem")
+
+
+def test_a_log_that_is_not_there_yet_is_waited_for(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    publish(nsqd, numbered(10))
+    wal = DirectoryWal(tmp_path / "wal")
+    with Crew(options_of(tmp_path / "wal", nsqd), wal) as crew:
+        crew.start()
+        eventually(crew.status, lambda status: "it has to be prepared" in "".join(status.errors), PATIENCE)
+        assert crew.fault is None
+        wal.prepare()
+        assert crew.wait_until_ready(PATIENCE)
+        received(crew, 10)
+        assert crew.status().errors == ()
+        assert crew.roll(PATIENCE)
+    assert sorted(bodies_of(wal)) == sorted(numbered(10))
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ([sys.executable, "-c", "raise SystemExit(3)"], "ended with status 3 before it was ready"),
+        (["/no/such/python"], "cannot start /no/such/python"),
+    ],
+)
+def test_what_never_comes_to_life_is_a_fault(
+    nsqd: Nsqd, tmp_path: Path, command: list[str], why: str
+) -> None:
+    crew = Crew(options_of(tmp_path / "wal", nsqd), prepared(tmp_path / "wal"), command=command)
+    _expect_fault(crew, NsqError, why)
+
+
+def _expect_fault(crew: Crew, kind: type[NsqError], text: str) -> None:
+    with crew:
+        crew.start()
+        assert crew.wait(PATIENCE) is False
+        assert isinstance(crew.fault, kind)
+        assert text in str(crew.fault)
+        assert text in crew.status().errors[0]
+        assert not crew.wait_until_ready(0.0)
+        assert crew.roll(0.0)  # there is nobody to ask
+
+
+def test_a_crew_of_nobody_is_ready_and_has_nothing(nsqd: Nsqd, tmp_path: Path) -> None:
+    with working(options_of(tmp_path / "wal", nsqd), 0) as crew:
+        assert crew.wait(0.0) is False
+        assert crew.roll(0.0)
+
+
+def test_a_receiver_loads_no_spark() -> None:
+    program = (
+        "import nsq.spark.receiver.process, nsq.spark.wal.directory, sys; print('pyspark' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert (done.stdout.strip(), done.stderr) == ("False", "")

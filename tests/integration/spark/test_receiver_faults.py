@@ -1,0 +1,369 @@
+"""Receivers, owners and disks that fail: nothing is lost, nobody is left over, and it goes on by itself."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nsq.spark.receiver import protocol
+from nsq.spark.receiver.child import Child, begin_line, receiver_command
+from nsq.spark.receiver.crew import Crew
+from nsq.spark.receiver.protocol import Fault, Garbled, Ready, Roll, Rolled, Status, Stop, Stopped
+from nsq.spark.receiver.settings import packed
+from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal.directory import DirectoryWal
+from nsq.testing import Nsqd
+from nsq.testing.plugin import Factory
+
+from ..consuming import CHANNEL, TOPIC, channel_of, create, numbered, publish
+from ..patience import eventually
+from .receivers import PATIENCE, bodies_of, connected, drained, options_of, prepared, received, working
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def pids_of(crew: Crew) -> list[int]:
+    with crew._changed:
+        return [berth.child.pid for berth in crew._berths if berth.child is not None]
+
+
+def runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def expect_all(nsqd: Nsqd, wal: DirectoryWal, wanted: list[bytes]) -> None:
+    """Everything is in the log, and what is there twice is so because nsqd delivered it twice."""
+    found = bodies_of(wal)
+    assert set(wanted) - set(found) == set()
+    assert set(found) - set(wanted) == set()
+    stats = channel_of(nsqd)
+    assert len(found) - len(wanted) <= stats["timeout_count"] + stats["requeue_count"]
+
+
+# Receivers.
+
+
+def test_a_dead_receiver_is_replaced_and_what_it_left_is_sealed_by_a_roll(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    publish(nsqd, numbered(100))
+    wal = prepared(tmp_path / "wal")
+    with working(options_of(tmp_path / "wal", nsqd)) as crew:
+        received(crew, 100)
+        drained(nsqd)
+        first = crew.status().receivers
+        os.kill(pids_of(crew)[0], signal.SIGKILL)
+        eventually(crew.status, lambda status: status.deaths == 1, PATIENCE)
+        assert crew.wait(PATIENCE)
+        assert crew.roll(PATIENCE)
+        assert sorted(bodies_of(wal)) == sorted(numbered(100))
+        assert crew.wait_until_ready(PATIENCE)
+        assert crew.status().receivers != first
+        publish(nsqd, numbered(100, "later"))
+        received(crew, 200)
+        assert crew.roll(PATIENCE)
+        assert not crew.wait(0.0)
+    assert len(bodies_of(wal)) == 200
+
+
+def test_receivers_killed_at_random_lose_nothing(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    chance = random.Random(20260101)
+    wal = prepared(tmp_path / "wal")
+    given = {"receivers": "2", "maxInFlight": "100", "msgTimeout": "2s", "segmentBytes": "4k"}
+    with working(options_of(tmp_path / "wal", nsqd, **given)) as crew:
+        wanted: list[bytes] = []
+        for life in range(5):
+            some = numbered(1000, f"life {life}")
+            wanted += some
+            publish(nsqd, some)
+            received(crew, crew.status().received + chance.randrange(200))
+            os.kill(chance.choice(pids_of(crew)), signal.SIGKILL)
+            eventually(crew.status, lambda status: status.deaths > life, PATIENCE)  # noqa: B023
+            assert crew.wait_until_ready(PATIENCE)
+        drained(nsqd)
+        assert crew.roll(PATIENCE)
+        expect_all(nsqd, wal, wanted)
+
+
+def test_sigterm_ends_a_receiver_without_leaving_anything_in_flight(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    wal = prepared(tmp_path / "wal")
+    with working(options_of(tmp_path / "wal", nsqd, maxInFlight="500")) as crew:
+        publish(nsqd, numbered(20_000))
+        received(crew, 1000)
+        os.kill(pids_of(crew)[0], signal.SIGTERM)
+        eventually(crew.status, lambda status: status.deaths == 1, PATIENCE)
+        # Had it left anything, nsqd would hold that back for a minute.
+        drained(nsqd)
+        assert crew.roll(PATIENCE)
+        stats = channel_of(nsqd)
+    assert (stats["timeout_count"], stats["requeue_count"]) == (0, 0)
+    assert sorted(bodies_of(wal)) == sorted(numbered(20_000))
+
+
+def test_a_receiver_that_hangs_costs_a_roll_its_time_and_is_killed_by_a_stop(
+    nsqd: Nsqd, tmp_path: Path
+) -> None:
+    create(nsqd)
+    with Crew(options_of(tmp_path / "wal", nsqd), prepared(tmp_path / "wal")) as crew:
+        crew.start()
+        assert crew.wait_until_ready(PATIENCE)
+        [pid] = pids_of(crew)
+        assert os.getsid(pid) == pid  # no Ctrl-C in this terminal reaches it
+        os.kill(pid, signal.SIGSTOP)
+        assert not crew.roll(0.1)
+        assert not crew.stop(0.1)
+        assert not runs(pid)
+
+
+# Owners.
+
+
+def test_a_crew_stopped_while_it_starts_leaves_nobody(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    for _ in range(3):
+        crew = Crew(options_of(tmp_path / "wal", nsqd), prepared(tmp_path / "wal"), 2)
+        crew.start()
+        assert crew.stop(PATIENCE)
+        assert pids_of(crew) == []
+    assert all(not folder.alive for folder in prepared(tmp_path / "wal").receivers())
+
+
+OWNER = """
+import os, sys, time
+from pathlib import Path
+from nsq.spark.receiver.crew import Crew
+from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal.directory import DirectoryWal
+
+wal, nsqd, forks = sys.argv[1:]
+given = {"topic": "orders", "channel": "billing", "wal": wal, "nsqd": nsqd, "receivers": "2"}
+options = SourceOptions.of(given)
+log = DirectoryWal(Path(wal))
+log.prepare()
+crew = Crew(options, log)
+crew.start()
+assert crew.wait_until_ready(40)
+sleeper = os.fork() if forks == "yes" else 0
+if forks == "yes" and sleeper == 0:
+    time.sleep(600)
+print(*[berth.child.pid for berth in crew._berths], sleeper, flush=True)
+time.sleep(600)
+"""
+
+
+@contextmanager
+def owner(wal: Path, nsqd: Nsqd, *, forks: bool) -> Iterator[tuple[subprocess.Popen[str], list[int], int]]:
+    """A process with a crew of two; ``forks``: and a child that inherits the ends of their pipes."""
+    command = [sys.executable, "-c", OWNER, str(wal), nsqd.tcp_address, "yes" if forks else "no"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        sleeper, receivers = 0, list[int]()
+        try:
+            assert process.stdout is not None
+            *receivers, sleeper = map(int, process.stdout.readline().split())
+            yield process, receivers, sleeper
+        finally:
+            process.kill()
+            for pid in filter(None, [sleeper, *filter(runs, receivers)]):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("forks", [False, True], ids=["alone", "with a fork that holds on to the pipes"])
+def test_receivers_end_with_their_owner(nsqd: Nsqd, tmp_path: Path, forks: bool) -> None:
+    create(nsqd)
+    with owner(tmp_path / "wal", nsqd, forks=forks) as (process, receivers, _):
+        connected(nsqd, clients=2)
+        publish(nsqd, numbered(3000))
+        eventually(lambda: channel_of(nsqd)["message_count"], lambda seen: seen == 3000, PATIENCE)
+        process.kill()
+        eventually(lambda: list(filter(runs, receivers)), lambda left: not left, PATIENCE)
+    stats = channel_of(nsqd)
+    assert (stats["in_flight_count"], stats["timeout_count"]) == (0, 0)
+    wal = DirectoryWal(tmp_path / "wal")
+    assert len(bodies_of(wal)) == 3000 - stats["depth"]
+    assert [(folder.alive, folder.open_bytes) for folder in wal.receivers()] == [(False, 0)] * 2
+
+
+class Talk:
+    """A receiver process with nothing but its pipes."""
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.begin = begin_line(packed(options))
+        self.child = Child(receiver_command(), {})
+        self._events = self.child.events()
+
+    def say(self, *lines: bytes) -> None:
+        for line in lines:
+            assert self.child.say_line(line)
+
+    def until(self, kind: type[protocol.Event]) -> protocol.Event:
+        """The next one of that kind."""
+        for event in self._events:
+            assert not isinstance(event, Garbled), event
+            if isinstance(event, kind):
+                return event
+        raise AssertionError(f"the process ended without {kind.__name__}")
+
+    def __enter__(self) -> Talk:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.child.kill()
+        self.child.reap()
+
+
+def test_a_receiver_ignores_garbage_and_answers_the_rest(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    wal = prepared(tmp_path / "wal")
+    with Talk(options_of(tmp_path / "wal", nsqd)) as talk:
+        talk.say(b"what?\n", b'{"v": 99, "is": "stop"}\n', talk.begin, b"\xff\xfe\n", b'{"v": 1}\n')
+        assert isinstance(talk.until(Ready), Ready)
+        publish(nsqd, numbered(10))
+        open_rows = 0
+        while open_rows < 10:
+            status = talk.until(Status)
+            assert isinstance(status, Status)
+            open_rows = status.open_rows
+        talk.say(protocol.encoded(Roll(7)), b"nonsense\n", protocol.encoded(Roll(8)))
+        assert talk.until(Rolled) == Rolled(7, wal.segments()[0])
+        assert talk.until(Rolled) == Rolled(8)
+        talk.say(protocol.encoded(Stop()))
+        assert talk.until(Stopped) == Stopped()
+        assert talk.child.reap() == 0
+
+
+def test_the_end_of_stdin_is_a_graceful_end(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    wal = prepared(tmp_path / "wal")
+    with Talk(options_of(tmp_path / "wal", nsqd)) as talk:
+        talk.say(talk.begin)
+        talk.until(Ready)
+        publish(nsqd, numbered(10))
+        drained(nsqd)
+        talk.child._stdin.close()
+        assert isinstance(talk.until(Stopped), Stopped)
+        assert talk.child.reap() == 0
+    assert sorted(bodies_of(wal)) == sorted(numbered(10))
+
+
+def test_an_owner_that_says_nothing_and_leaves(tmp_path: Path) -> None:
+    with Talk(options_of(tmp_path / "wal", "127.0.0.1:1")) as talk:
+        talk.child._stdin.close()
+        assert talk.child.reap() == 0
+
+
+def test_wrong_settings_are_answered_with_a_fault(tmp_path: Path) -> None:
+    with Talk(options_of(tmp_path / "wal", "127.0.0.1:1")) as talk:
+        talk.say(b'{"v": 1, "is": "begin", "settings": {"options": {"colour": "red"}, "config": {}}}\n')
+        fault = talk.until(Fault)
+        assert isinstance(fault, Fault)
+        assert fault.settings
+        assert "colour" in fault.text
+        assert talk.child.reap() == 2
+
+
+def test_a_second_signal_does_not_wait(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+    nsqd = nsqd_factory(process=True)
+    create(nsqd)
+    prepared(tmp_path / "wal")
+    with Talk(options_of(tmp_path / "wal", nsqd)) as talk:
+        talk.say(talk.begin)
+        connected(nsqd)
+        nsqd_pid = nsqd._run.pid  # type: ignore[union-attr]
+        os.kill(nsqd_pid, signal.SIGSTOP)  # so that a graceful end takes long
+        try:
+
+            def signalled() -> int | None:
+                talk.child._process.send_signal(signal.SIGTERM)
+                return talk.child._process.poll()
+
+            status = eventually(signalled, lambda seen: seen is not None, PATIENCE)
+        finally:
+            os.kill(nsqd_pid, signal.SIGCONT)
+        assert status == 128 + signal.SIGTERM
+
+
+# Disks.
+
+LIMITED = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+from nsq.spark.receiver.process import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("msg_timeout", ["60s", "1s"], ids=["held", "requeued"])
+def test_a_full_disk_pauses_receiving_until_there_is_room(
+    nsqd: Nsqd, tmp_path: Path, msg_timeout: str
+) -> None:
+    """A file must not grow beyond a limit, which is lifted later."""
+    create(nsqd)
+    wanted = [b"%d " % number + b"x" * 1000 for number in range(300)]
+    wal = prepared(tmp_path / "wal")
+    options = options_of(tmp_path / "wal", nsqd, maxInFlight="40", msgTimeout=msg_timeout)
+    with working(options, command=[sys.executable, "-c", LIMITED]) as crew:
+        publish(nsqd, wanted)
+        eventually(crew.status, lambda status: "File too large" in "".join(status.errors), PATIENCE)
+        if msg_timeout == "1s":
+            eventually(lambda: channel_of(nsqd)["requeue_count"], lambda seen: seen > 0, PATIENCE)
+        stats, status = channel_of(nsqd), crew.status()
+        assert 0 < status.received < 100
+        assert (
+            stats["depth"] + stats["in_flight_count"] + stats["deferred_count"] >= 300 - status.received - 40
+        )
+        unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        resource.prlimit(pids_of(crew)[0], resource.RLIMIT_FSIZE, unlimited)
+        drained(nsqd)
+        eventually(crew.status, lambda status: not status.errors and not status.paused, PATIENCE)
+        assert crew.roll(PATIENCE)
+        assert crew.status().deaths == 0
+        expect_all(nsqd, wal, wanted)
+
+
+# Without an owner.
+
+STANDALONE = """
+import sys
+from nsq.spark.receiver.standalone import standalone
+from nsq.spark.source.options import SourceOptions
+
+options = SourceOptions.of(dict(zip(sys.argv[1::2], sys.argv[2::2])))
+print(standalone(options, roll_interval=0.05, progress=print, progress_interval=0.1))
+"""
+
+
+def test_a_receiver_of_its_own(nsqd: Nsqd, tmp_path: Path) -> None:
+    create(nsqd)
+    given = {"topic": TOPIC, "channel": CHANNEL, "wal": str(tmp_path / "wal"), "nsqd": nsqd.tcp_address}
+    command = [sys.executable, "-c", STANDALONE, *(word for pair in given.items() for word in pair)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            connected(nsqd)
+            wal = DirectoryWal(tmp_path / "wal")
+            publish(nsqd, numbered(100))
+            eventually(lambda: sum(each.rows for each in wal.segments()), lambda rows: rows == 100, PATIENCE)
+            process.send_signal(signal.SIGTERM)
+            said, _ = process.communicate(timeout=PATIENCE)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "100 messages received" in said
+    assert said.splitlines()[-1] == "Stopped(segment=None, in_flight=0)"
+    assert sorted(bodies_of(wal)) == sorted(numbered(100))
+    drained(nsqd)

@@ -1,0 +1,187 @@
+"""What a task of the sink publishes, as nsqd sees it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsq.errors import InvalidMessage, NsqError, PublishFailed, UsageError
+from nsq.spark.sink.columns import Columns
+from nsq.spark.sink.markers import Markers
+from nsq.spark.sink.options import SinkOptions
+from nsq.spark.sink.task import Outcome, Resumption, Task
+from nsq.testing import Nsqd, Nsqlookupd, V2Client
+from nsq.testing.plugin import Factory
+from nsq.wire import commands
+
+pa: Any = pytest.importorskip("pyarrow")
+
+BODY = Columns(body=0, topic=None, defer=None)
+QUICK = {"reconnectInitial": "10ms", "reconnectMax": "100ms"}
+
+
+def bodies(count: int, prefix: str = "message") -> list[bytes]:
+    return [f"{prefix} {number}".encode() for number in range(count)]
+
+
+def batch(values: Sequence[bytes | None], *others: Any) -> Any:
+    arrays = [pa.array(values, pa.binary()), *others]
+    return pa.record_batch(arrays, names=[f"column{place}" for place in range(len(arrays))])
+
+
+def task(columns: Columns = BODY, **options: str) -> Task:
+    return Task(SinkOptions.of({"topic": "orders", **QUICK, **options}), columns)
+
+
+def depth(nsqd: Nsqd, topic: str = "orders") -> int:
+    topics = nsqd.get(f"/stats?format=json&topic={topic}").json()["topics"] or []
+    return sum(each["depth"] for each in topics)
+
+
+def drain(nsqd: Nsqd, topic: str = "orders") -> Counter[bytes]:
+    """All that the topic holds; no channel may have had it before."""
+    count = depth(nsqd, topic)
+    with V2Client(nsqd.tcp_address) as client:
+        client.identify(output_buffer_timeout=25)
+        client.send(commands.sub(topic, "drain"))
+        client.expect_ok()
+        client.send(commands.rdy(2500))
+        found: Counter[bytes] = Counter()
+        for _ in range(count):
+            message = client.expect_message()
+            client.send(commands.fin(message.id))
+            found[message.body] += 1
+    return found
+
+
+def test_every_row_is_a_message(nsqd: Nsqd) -> None:
+    published = bodies(1234)
+
+    outcome = task(nsqd=nsqd.tcp_address, mpubMessages="100").run(
+        [batch(published[:1000]), batch([]), batch(published[1000:])]
+    )
+
+    assert outcome == Outcome(1234, sum(map(len, published)))
+    assert drain(nsqd) == Counter(published)
+
+
+def test_no_rows_need_no_nsqd() -> None:
+    assert task(nsqd="127.0.0.1:1").run([]) == Outcome(0, 0)
+
+
+def test_rows_go_to_the_topics_they_name(nsqd: Nsqd) -> None:
+    rows = batch(bodies(90), pa.array(["a", "b", "c"] * 30))
+
+    task(Columns(body=0, topic=1, defer=None), nsqd=nsqd.tcp_address, topic="").run([rows])
+
+    assert [depth(nsqd, topic) for topic in "abc"] == [30, 30, 30]
+    assert drain(nsqd, "b") == Counter(bodies(90)[1::3])
+
+
+def test_a_row_with_a_delay_is_deferred_and_the_others_are_not(nsqd: Nsqd) -> None:
+    assert nsqd.post("/topic/create?topic=orders").status == 200
+    assert nsqd.post("/channel/create?topic=orders&channel=billing").status == 200
+    rows = batch(bodies(4), pa.array([None, 3_600_000, 0, 600_000]))
+
+    outcome = task(Columns(body=0, topic=None, defer=1), nsqd=nsqd.tcp_address).run([rows])
+
+    assert outcome.messages == 4
+    (topic,) = nsqd.get("/stats?format=json&topic=orders").json()["topics"]
+    (channel,) = topic["channels"]
+    assert (channel["depth"], channel["deferred_count"]) == (2, 2)
+
+
+def test_nsqds_are_found_and_another_one_takes_over(
+    nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd
+) -> None:
+    gone, there = nsqd_factory(lookupd=[nsqlookupd]), nsqd_factory()
+    addresses = f"{gone.tcp_address},{there.tcp_address}"
+    gone.stop()
+
+    assert task(nsqd=addresses).run([batch(bodies(700))]).messages == 700
+
+    assert drain(there) == Counter(bodies(700))
+
+
+def test_nsqds_are_found_through_nsqlookupd(nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd) -> None:
+    nsqd = nsqd_factory(lookupd=[nsqlookupd], broadcast_address="127.0.0.1")
+
+    task(lookupd=nsqlookupd.http_address).run([batch(bodies(10))])
+
+    assert depth(nsqd) == 10
+
+
+def test_an_nsqd_that_restarts_meanwhile_loses_nothing(nsqd: Nsqd) -> None:
+    def rows() -> Iterator[Any]:
+        yield batch(bodies(1000, "before"))
+        nsqd.restart()
+        yield batch(bodies(1000, "after"))
+
+    outcome = task(nsqd=nsqd.tcp_address, mpubMessages="50", retries="10").run(rows())
+
+    assert outcome.messages == 2000
+    found = drain(nsqd)
+    assert set(found) == {*bodies(1000, "before"), *bodies(1000, "after")}
+
+
+def test_nobody_there_is_told_when_the_time_is_up() -> None:
+    with pytest.raises(PublishFailed, match=r"127\.0\.0\.1:1"):
+        task(nsqd="127.0.0.1:1", timeout="50ms", retries="1").run([batch(bodies(1))])
+
+
+def test_a_row_that_is_too_large_is_told_before_its_batch_is_published(nsqd: Nsqd) -> None:
+    rows = batch([*bodies(999), b"x" * 2001])
+
+    with pytest.raises(InvalidMessage, match="'orders' has a body of 2001 bytes, must have at most 2000"):
+        task(nsqd=nsqd.tcp_address, maxMsgSize="2000").run([rows])
+
+    assert depth(nsqd) == 0
+
+
+def test_what_nsqd_alone_knows_to_be_too_large_fails_too(nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(max_msg_size=1000)
+
+    with pytest.raises(NsqError, match="E_BAD_MESSAGE"):
+        task(nsqd=nsqd.tcp_address).run([batch([b"x" * 1001])])
+
+
+def test_a_partition_that_was_published_is_not_published_again(nsqd: Nsqd, tmp_path: Path) -> None:
+    resumption = Resumption(Markers.of(str(tmp_path), "query"), batch=3, partition=1)
+    rows = [batch(bodies(300)), batch(bodies(300, "more"))]
+
+    first = task(nsqd=nsqd.tcp_address).run(rows, resumption)
+    again = task(nsqd=nsqd.tcp_address).run(reversed(rows), resumption)
+    other = task(nsqd=nsqd.tcp_address).run(rows[:1], resumption._replace(partition=2))
+
+    assert (first.messages, first.skipped) == (600, 0)
+    assert again == Outcome(0, 0, skipped=600)
+    assert (other.messages, other.skipped) == (300, 0)
+    assert depth(nsqd) == 900
+
+
+def test_a_partition_that_was_published_in_part_is_published_again(nsqd: Nsqd, tmp_path: Path) -> None:
+    resumption = Resumption(Markers.of(str(tmp_path), "query"), batch=3, partition=1)
+
+    def broken() -> Iterator[Any]:
+        yield batch(bodies(600))
+        raise RuntimeError("the executor's disk is gone")
+
+    with pytest.raises(RuntimeError):
+        task(nsqd=nsqd.tcp_address).run(broken(), resumption)
+    assert task(nsqd=nsqd.tcp_address).run([batch(bodies(600))], resumption).messages == 600
+
+    assert set(drain(nsqd)) == set(bodies(600))
+
+
+def test_a_partition_that_has_become_another_is_not_left_out_in_silence(nsqd: Nsqd, tmp_path: Path) -> None:
+    resumption = Resumption(Markers.of(str(tmp_path), "query"), batch=3, partition=1)
+    task(nsqd=nsqd.tcp_address).run([batch(bodies(300))], resumption)
+
+    with pytest.raises(UsageError, match=r"partition 1 of batch 3 is not what it was.*resume=none"):
+        task(nsqd=nsqd.tcp_address).run([batch(bodies(300, "another"))], resumption)
+
+    assert depth(nsqd) == 300

@@ -1,0 +1,106 @@
+"""nsq_stats, as the reader that Spark drives makes it; there is no JVM here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nsq.errors import ApiError, ConfigError
+from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing.plugin import Factory
+
+from ..patience import eventually
+
+pytest.importorskip("pyspark")
+
+NOBODY = "127.0.0.1:1"
+
+
+def read(*columns: str, **options: str) -> list[tuple[Any, ...]]:
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    from nsq.spark.batch.stats import stats_reader
+
+    schema = StructType([StructField(name, StringType()) for name in columns])
+    reader = stats_reader(options, schema)
+    return sorted(row for partition in reader.partitions() for row in reader.read(partition))
+
+
+def fill(nsqd: Nsqd, topic: str, *channels: str, messages: int = 3) -> None:
+    assert nsqd.post(f"/topic/create?topic={topic}").status == 200
+    for channel in channels:
+        assert nsqd.post(f"/channel/create?topic={topic}&channel={channel}").status == 200
+    for _ in range(messages):
+        assert nsqd.post(f"/pub?topic={topic}", b"message").status == 200
+
+
+def test_each_channel_and_each_topic_without_one_is_a_row(nsqd: Nsqd) -> None:
+    fill(nsqd, "orders", "billing", "archive")
+    fill(nsqd, "visits", messages=2)
+
+    rows = read("topic", "channel", "depth", "topic_depth", "nsqd", nsqd=nsqd.http_address)
+
+    assert [row[:4] for row in rows] == [
+        ("orders", "archive", 3, 0),
+        ("orders", "billing", 3, 0),
+        ("visits", None, 2, 2),
+    ]
+    assert {row[4] for row in rows} == {nsqd.http_address}
+
+
+def test_topics_and_channels_may_be_chosen(nsqd: Nsqd) -> None:
+    fill(nsqd, "orders", "billing", "archive")
+    fill(nsqd, "visits", "billing")
+
+    wanted = {"nsqd": nsqd.http_address, "topic": "orders"}
+    assert read("topic", "channel", **wanted) == [("orders", "archive"), ("orders", "billing")]
+    assert read("topic", "channel", **wanted, channel="billing") == [("orders", "billing")]
+
+
+def test_all_nsqds_that_an_nsqlookupd_lists_are_asked(
+    nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd
+) -> None:
+    nsqds = [nsqd_factory(lookupd=[nsqlookupd], broadcast_address="127.0.0.1") for _ in range(2)]
+    for nsqd in nsqds:
+        fill(nsqd, "orders", "billing")
+    lookupds = f"{NOBODY},{nsqlookupd.http_address}"  # one that is away hides nothing
+
+    rows = eventually(lambda: read("nsqd", "depth", lookupd=lookupds), lambda found: len(found) == 2)
+
+    assert rows == sorted((nsqd.http_address, 3) for nsqd in nsqds)
+
+
+def test_an_nsqd_that_does_not_answer_is_a_row_that_says_so(nsqd: Nsqd) -> None:
+    fill(nsqd, "orders", "billing")
+    addresses = f"{NOBODY},{nsqd.http_address}"
+
+    (lost,) = [row for row in read("nsqd", "error", "depth", nsqd=addresses) if row[1]]
+
+    assert (lost[0], lost[2]) == (NOBODY, None)
+    assert NOBODY in lost[1]
+    with pytest.raises(ApiError, match=NOBODY):
+        read("nsqd", nsqd=addresses, failFast="true")
+
+
+def test_an_nsqlookupd_that_does_not_answer_is_an_error() -> None:
+    with pytest.raises(ApiError, match=NOBODY):
+        read("nsqd", lookupd=NOBODY)
+
+
+def test_no_nsqd_is_no_row(nsqlookupd: Nsqlookupd) -> None:
+    assert read("nsqd", lookupd=nsqlookupd.http_address) == []
+
+
+def test_latencies_are_seconds(nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(e2e_processing_latency_percentiles=(0.5, 0.99))
+    fill(nsqd, "orders", "billing")
+
+    ((latency,),) = read("e2e_latency", nsqd=nsqd.http_address)
+
+    assert set(latency) == {"p50", "p99"}
+
+
+def test_an_unknown_column_is_told(nsqd: Nsqd) -> None:
+    with pytest.raises(ConfigError, match="no column 'lag'; there are nsqd, topic"):
+        read("lag", nsqd=nsqd.http_address)

@@ -1,0 +1,218 @@
+"""The stream reader with a real log, a real receiver and a real nsqd, asked as Spark asks, without Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsq.api.nsqd import NsqdApi
+from nsq.errors import InvalidName, WalForeign, WalOwned
+from nsq.spark.rows import Field
+from nsq.testing import Nsqd
+from tests.integration.patience import eventually
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyarrow")
+
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+
+from nsq.spark.source import stream
+from nsq.spark.source.stream import NsqStreamReader
+
+ROOT = Path(__file__).resolve().parents[3]
+PATIENCE = 50.0
+
+
+@pytest.fixture
+def queue(nsqd: Nsqd) -> Nsqd:
+    api = NsqdApi(nsqd.http_address)
+    api.create_topic("orders")
+    api.create_channel("orders", "spark")
+    return nsqd
+
+
+class Asking:
+    """Asks a reader as Spark does: what has gone through JSON, and always from where the last batch ended."""
+
+    def __init__(self, nsqd: Nsqd, folder: Path, **options: object) -> None:
+        given = {"topic": "orders", "channel": "spark", "wal": folder / "wal"}
+        given |= {"nsqd": nsqd.tcp_address, "nsqdHttp": nsqd.http_address} | options
+        self.reader = NsqStreamReader(
+            {name: str(text) for name, text in given.items()}, [Field("body", "binary")]
+        )
+        self.read: Any = None
+
+    def begin(self) -> None:
+        self.read = self.read or self.reader.initialOffset()
+
+    def latest(self, limit: ReadLimit) -> Any:
+        self.begin()
+        return json.loads(json.dumps(self.reader.latestOffset(self.read, limit)))
+
+    def rows(self, end: Any) -> list[bytes]:
+        tasks = self.reader.partitions(self.read, end)
+        return [
+            body for task in tasks for batch in self.reader.read(task) for body in batch["body"].to_pylist()
+        ]
+
+    def batch(self, limit: ReadLimit | None = None) -> list[bytes]:
+        """The rows of the next one, which is committed."""
+        end = eventually(
+            lambda: self.latest(limit or ReadAllAvailable()), lambda end: end != self.read, PATIENCE
+        )
+        rows = self.rows(end)
+        self.reader.commit(end)
+        self.read = end
+        return rows
+
+
+@pytest.fixture
+def asking(queue: Nsqd, tmp_path: Path) -> Iterator[Asking]:
+    asks = Asking(queue, tmp_path)
+    yield asks
+    asks.reader.stop()
+
+
+def publish(nsqd: Nsqd, count: int, start: int = 0) -> list[bytes]:
+    bodies = [b"%d" % number for number in range(start, start + count)]
+    NsqdApi(nsqd.http_address, timeout=30.0).multi_publish("orders", bodies)
+    return bodies
+
+
+def segments(folder: Path) -> list[Path]:
+    return sorted((folder / "wal").glob("*/*.arrow"))
+
+
+def test_rows_go_through_and_what_is_committed_is_deleted(
+    queue: Nsqd, asking: Asking, tmp_path: Path
+) -> None:
+    bodies = publish(queue, 100)
+    assert sorted(asking.batch()) == sorted(bodies)
+    assert segments(tmp_path) == []
+    more = publish(queue, 100, 100)
+    assert sorted(asking.batch()) == sorted(more)
+
+
+def test_a_limit_ends_a_batch_inside_a_segment_and_the_next_goes_on(queue: Nsqd, asking: Asking) -> None:
+    bodies = publish(queue, 100)
+    got: list[bytes] = []
+    while len(got) < 100:
+        part = asking.batch(ReadMaxRows(30))
+        assert 0 < len(part) <= 30
+        got += part
+    assert sorted(got) == sorted(bodies)
+
+
+def test_the_same_offsets_are_the_same_rows_in_another_life(queue: Nsqd, tmp_path: Path) -> None:
+    publish(queue, 100)
+    first, second = Asking(queue, tmp_path), Asking(queue, tmp_path)
+    try:
+        end = eventually(lambda: first.latest(ReadAllAvailable()), lambda end: end["at"], PATIENCE)
+        rows = first.rows(end)
+        first.reader.stop()
+        publish(queue, 100, 100)
+        second.begin()
+        assert second.rows(end) == rows
+    finally:
+        first.reader.stop()
+        second.reader.stop()
+
+
+def test_a_run_ends_when_it_has_read_what_there_was(queue: Nsqd, asking: Asking, tmp_path: Path) -> None:
+    bodies = publish(queue, 1000)
+    asking.reader.prepareForTriggerAvailableNow()
+    got: list[bytes] = []
+    asking.begin()
+    while (end := asking.latest(ReadAllAvailable())) != asking.read:
+        got += asking.rows(end)
+        asking.read = end
+    assert sorted(got) == sorted(bodies)
+    assert segments(tmp_path) == []
+
+
+def test_a_report_tells_the_depth(queue: Nsqd, asking: Asking) -> None:
+    api = NsqdApi(queue.http_address)
+    api.pause_channel("orders", "spark")
+    publish(queue, 7)
+    asking.begin()
+    report = eventually(asking.reader.reportLatestOffset, lambda told: told["nsqdDepth"] == 7, PATIENCE)
+    assert report["received"] == report["walRows"] == 0
+
+
+def test_a_log_has_one_owner(
+    queue: Nsqd, asking: Asking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "PATIENCE", 0.1)
+    asking.begin()
+    other = Asking(queue, tmp_path)
+    with pytest.raises(WalOwned, match="is owned by the query that reads orders/spark"):
+        other.begin()
+    asking.reader.stop()
+    other.begin()
+    other.reader.stop()
+
+
+def test_another_logs_offset_is_refused(asking: Asking) -> None:
+    asking.read = {"wal": "another", "at": {}}
+    with pytest.raises(WalForeign, match="belongs to the log another, but"):
+        asking.latest(ReadAllAvailable())
+
+
+def test_what_is_wrong_is_told_by_the_first_question(queue: Nsqd, tmp_path: Path) -> None:
+    asks = Asking(queue, tmp_path, channel="no channel")
+    with pytest.raises(InvalidName, match="channel name 'no channel' contains ' '"):
+        asks.begin()
+    assert not (tmp_path / "wal").exists()
+
+
+_LIFE = """
+import sys
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from nsq.spark.rows import Field
+from nsq.spark.source.stream import NsqStreamReader
+
+wal, tcp, http = sys.argv[1:]
+given = {"topic": "orders", "channel": "spark", "wal": wal, "nsqd": tcp, "nsqdHttp": http, "linger": "1h"}
+reader = NsqStreamReader(given, [Field("body", "binary")])
+try:
+    start = reader.initialOffset()
+    while True:
+        reader.latestOffset(start, ReadAllAvailable())
+        report = reader.reportLatestOffset()
+        print(report["received"], flush=True)
+finally:
+    reader.stop()
+    print("stopped", flush=True)
+"""
+
+
+def test_sigterm_leaves_everything_sealed_and_nothing_in_flight(queue: Nsqd, tmp_path: Path) -> None:
+    publish(queue, 100)
+    life = subprocess.Popen(
+        [sys.executable, "-c", _LIFE, str(tmp_path / "wal"), queue.tcp_address, queue.http_address],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with life:
+        assert life.stdout is not None
+        for line in life.stdout:
+            if line.strip() == "100":
+                break
+        os.kill(life.pid, signal.SIGTERM)
+        said = life.stdout.read()
+        assert life.wait(PATIENCE) == 128 + signal.SIGTERM
+    assert said.splitlines()[-1] == "stopped"
+    (sealed,) = segments(tmp_path)
+    assert sealed.name.startswith("000001-100-")
+    (topic,) = NsqdApi(queue.http_address).stats("orders")["topics"]
+    (channel,) = topic["channels"]
+    assert (channel["depth"], channel["in_flight_count"]) == (0, 0)

@@ -1,0 +1,164 @@
+"""One Spark session for all tests here, daemons, and what a JVM next door means for "nothing left behind"."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nsq.spark import doctor
+from nsq.testing import leaks
+from nsq.testing.plugin import nsqd, nsqd_factory, nsqlookupd, nsqlookupd_factory
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["nsqd", "nsqd_factory", "nsqlookupd", "nsqlookupd_factory"]
+
+#: Set where the tests are to judge something: then a machine that cannot run them is a failure.
+REQUIRED = "NSQ_REQUIRE_SPARK"
+#: The first batch of a session takes seconds on a good day, and many times that on a bad one.
+_TIMEOUT = 240
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.timeout(_TIMEOUT))
+
+
+@pytest.fixture(scope="session")
+def java() -> None:
+    """For tests that start a Spark of their own."""
+    _require_java()
+
+
+@pytest.fixture(scope="session")
+def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A local one with two cores, that tries a failed task twice more."""
+    where = tmp_path_factory.mktemp("spark")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("PYSPARK_PYTHON", sys.executable)
+        environment.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        # Workers run in a directory of Spark's; the package need not be installed.
+        environment.setenv("PYTHONPATH", os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]))
+        session = _session(where)
+        try:
+            yield session
+        finally:
+            gateway = session.sparkContext._gateway
+            session.stop()
+            _end(gateway)
+
+
+def _require_java() -> None:
+    found = doctor.check_java(os.environ)
+    if found.state == doctor.WRONG:
+        reason = f"Spark tests need Java: {found.text}; {found.remedy}"
+        if os.environ.get(REQUIRED):
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(f"{reason}. {REQUIRED}=1 makes this a failure")
+
+
+def _session(where: Path) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    builder = (
+        SparkSession.builder.master("local[2,3]")
+        .appName("tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.shuffle.partitions", "1")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.warehouse.dir", str(where / "warehouse"))
+        .config("spark.local.dir", str(where / "local"))
+        .config("spark.driver.memory", "512m")
+        .config(
+            "spark.driver.extraJavaOptions",
+            f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.system.home={where}",
+        )
+    )
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _end(gateway: object) -> None:
+    """pyspark leaves the JVM to the end of the interpreter; a test run does not leave it to anybody."""
+    from pyspark import SparkContext
+
+    gateway.shutdown()  # type: ignore[attr-defined]
+    process = gateway.proc  # type: ignore[attr-defined]
+    process.stdin.close()
+    process.wait(30)
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(watched_directories: list[Path], request: pytest.FixtureRequest) -> Iterator[None]:
+    """As everywhere, except for connections between this process and the session's JVM, and the threads that
+    serve them: py4j keeps those for as long as it likes. The JVM itself is there before, as it is the session's.
+    """
+    if "spark" in request.fixturenames:
+        request.getfixturevalue("spark")
+    jvm = _jvm()
+
+    def look() -> leaks.Snapshot:
+        return _without_py4j(leaks.snapshot(watched_directories), jvm)
+
+    before = look()
+    yield
+    left = leaks.leftovers(before, look)
+    if left:
+        pytest.fail("this test left behind:\n  " + "\n  ".join(leaks.describe(left)), pytrace=False)
+
+
+def _jvm() -> int | None:
+    """The process of the session, once there is one; from then on it can call us back, as foreachBatch does."""
+    gateway = getattr(getattr(sys.modules.get("pyspark"), "SparkContext", None), "_gateway", None)
+    if gateway is None:
+        return None
+    from pyspark.java_gateway import ensure_callback_server_started
+
+    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+    pid: int = gateway.proc.pid
+    return pid
+
+
+def _without_py4j(seen: leaks.Snapshot, jvm: int | None) -> leaks.Snapshot:
+    if jvm is None:
+        return seen
+    ours, theirs = _connections(os.getpid()), set(_connections(jvm).values())
+    shared = {socket for socket, (here, there) in ours.items() if (there, here) in theirs}
+    descriptors = frozenset(one for one in seen.descriptors if one[1] not in shared)
+    threads = frozenset(thread for thread in seen.threads if not _is_py4js(thread))
+    return leaks.Snapshot(threads, descriptors, seen.children, seen.files)
+
+
+def _connections(pid: int) -> dict[str, tuple[str, str]]:
+    """A process's TCP sockets, as its descriptors are called, with the ports here and there."""
+    ends = {}
+    for table in ("tcp", "tcp6"):  # Java speaks IPv4 through sockets of IPv6
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            ends[f"socket:[{fields[9]}]"] = (fields[1].rpartition(":")[2], fields[2].rpartition(":")[2])
+    found = {}
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            target = os.readlink(f"/proc/{pid}/fd/{number}")
+            if target in ends:
+                found[target] = ends[target]
+    return found
+
+
+def _is_py4js(thread: object) -> bool:
+    served = getattr(getattr(thread, "_target", None), "__self__", None)
+    return type(thread).__module__.startswith("py4j") or type(served).__module__.startswith("py4j")

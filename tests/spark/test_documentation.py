@@ -1,0 +1,106 @@
+"""The Python of the Spark pages is run as their reader would: one block after the other, in one session."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsq.api.nsqd import NsqdApi
+from nsq.api.nsqlookupd import NsqlookupdApi
+from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing.plugin import Factory
+from tests.integration.pages import ROOT, SPARK_PAGES, blocks
+from tests.integration.patience import eventually
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PNG = b"\x89PNG"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    before = Path.cwd()
+    os.chdir(tmp_path)
+    yield tmp_path
+    os.chdir(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """matplotlib keeps the fonts open that it has used."""
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.suptitle("orders")
+    figure.savefig(tmp_path_factory.mktemp("fonts") / "warm.png")
+
+
+@pytest.fixture
+def listeners(spark: SparkSession) -> Iterator[dict[str, Any]]:
+    """What a page leaves in the session is taken out of it again."""
+    names: dict[str, Any] = {}
+    yield names
+    if "listener" in names:
+        spark.streams.removeListener(names["listener"])
+
+
+def test_each_page_is_tested() -> None:
+    assert {page.name for page in SPARK_PAGES} == {"spark.md", "spark-walkthrough.md"}
+
+
+def test_the_guide(
+    spark: SparkSession,
+    listeners: dict[str, Any],
+    nsqlookupd: Nsqlookupd,
+    nsqd_factory: Factory[Nsqd],
+    place: Path,
+) -> None:
+    nsqd = nsqd_factory(lookupd=[nsqlookupd])
+    api = NsqdApi(nsqd.http_address)
+    api.create_topic("orders")
+    api.create_channel("orders", "spark")
+    api.multi_publish("orders", [b'{"order": %d, "amount": 2.5}' % number for number in range(20)])
+    eventually(lambda: NsqlookupdApi(nsqlookupd.http_address).lookup("orders").producers)
+
+    names = run_page("spark.md", place, nsqd, nsqlookupd, listeners)
+
+    assert spark.read.parquet(str(place / "data" / "texts")).count() == 20
+    assert names["totals"].columns[-3:] == ["order", "amount", "_corrupt"]
+    assert api.stats("greetings")["topics"][0]["message_count"] == 2
+
+
+def test_the_walkthrough(spark: SparkSession, nsqlookupd: Nsqlookupd, nsqd: Nsqd, place: Path) -> None:
+    names = run_page("spark-walkthrough.md", place, nsqd, nsqlookupd, {})
+
+    assert (place / "visits.png").read_bytes().startswith(PNG)
+    assert (
+        NsqdApi(nsqd.http_address).stats("visits_again")["topics"][0]["message_count"]
+        == names["did"].rows
+        > 0
+    )
+    assert (ROOT / "docs" / "visits.png").read_bytes().startswith(PNG)
+
+
+def run_page(
+    name: str, place: Path, nsqd: Nsqd, nsqlookupd: Nsqlookupd, names: dict[str, Any]
+) -> dict[str, Any]:
+    """What the blocks have called by a name."""
+    stands_for = {
+        "127.0.0.1:4150": nsqd.tcp_address,
+        "127.0.0.1:4151": nsqd.http_address,
+        "127.0.0.1:4161": nsqlookupd.http_address,
+        "/data/": f"{place}/data/",
+    }
+    (place / "data").mkdir()
+    pattern = re.compile("|".join(map(re.escape, stands_for)))
+    for block in blocks(ROOT / "docs" / name):
+        if block.language == "python":
+            code = pattern.sub(lambda found: stands_for[found[0]], block.code)
+            exec(compile(code, block.name, "exec", dont_inherit=True), names)
+    return names

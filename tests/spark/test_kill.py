@@ -1,0 +1,26 @@
+"""The worst that can happen to a stream, all at once: ``make chaos`` has the rest of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nsq.testing import Nsqd
+from nsq.testing.plugin import Factory
+from tests.chaos.spark_processes import DRIVER, JVM, RECEIVER, RUNNER
+from tests.chaos.spark_scene import WINDOW, judge, playing
+
+
+def test_whatever_is_killed_in_the_middle_of_a_batch_nothing_is_lost(
+    nsqd_factory: Factory[Nsqd], tmp_path: Path
+) -> None:
+    nsqd = nsqd_factory(process=True)
+    with playing(nsqd, tmp_path, a_second=2000, msgTimeout="5s") as scene:
+        with scene.publishing():
+            scene.follow("local[2]")
+            scene.await_batches(1)
+            scene.hold()
+            scene.kill(DRIVER, JVM, RUNNER, RECEIVER)
+            scene.await_end()
+            assert scene.pending()
+            scene.go_on()
+        judge(scene.drain(), WINDOW)

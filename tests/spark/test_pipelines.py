@@ -1,0 +1,335 @@
+"""The pipelines on streams of files with the columns of the source: shapes, and what faults make of them."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsq.errors import NsqError, UsageError
+from nsq.spark import rows
+from nsq.spark.pipelines import archive as archiving
+from nsq.spark.pipelines import columns
+from nsq.spark.pipelines.archive import ArchiveResult, archive_stream
+from nsq.spark.pipelines.columns import Body
+from nsq.spark.pipelines.compaction import compact
+from nsq.spark.pipelines.fanout import FanoutResult, Patience, fanout_stream
+from nsq.spark.pipelines.files import HadoopFiles, LocalFiles, Move
+from nsq.spark.pipelines.metrics import Measure, Window, measure_stream
+from nsq.spark.pipelines.publishing import Batch, Published, Written, publish
+from nsq.spark.pipelines.replay import replay
+from nsq.spark.pipelines.sinks import Parquet, sink_of
+from nsq.spark.pipelines.streaming import Progress, Running
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+START = datetime.datetime(2026, 3, 1, 6, 59, 50, tzinfo=datetime.UTC)
+NANOS = int(START.timestamp()) * 1_000_000_000
+
+
+class Crash(Exception):
+    pass
+
+
+def put(folder: Path, name: str, bodies: Sequence[bytes], *, first: int = 0, attempts: int = 1) -> None:
+    """Messages a second apart, the first ``first`` seconds after START."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    seconds = [first + number for number in range(len(bodies))]
+    table = pa.table(
+        {
+            "topic": ["orders"] * len(bodies),
+            "nsqd": ["10.0.0.2:4150"] * len(bodies),
+            "id": [f"{number:016x}" for number in seconds],
+            "timestamp": pa.array(
+                [START + datetime.timedelta(seconds=s) for s in seconds], pa.timestamp("us", "UTC")
+            ),
+            "timestamp_ns": [NANOS + number * 1_000_000_000 + 7 for number in seconds],
+            "attempts": pa.array([attempts] * len(bodies), pa.int32()),
+            "body": pa.array(bodies, pa.binary()),
+        }
+    )
+    (folder / "in").mkdir(exist_ok=True)
+    pq.write_table(table, folder / "in" / name)
+
+
+def stream(spark: SparkSession, folder: Path) -> DataFrame:
+    """A batch for each file."""
+    return spark.readStream.schema(rows.SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(folder / "in"))
+
+
+def running(folder: Path, **options: Any) -> Running:
+    return Running(checkpoint=str(folder / "checkpoint"), **options)
+
+
+def numbered(count: int, start: int = 0) -> list[bytes]:
+    return [b"%04d" % number for number in range(start, start + count)]
+
+
+def archived(spark: SparkSession, folder: Path, body: Body | None = None, **options: Any) -> ArchiveResult:
+    return archive_stream(
+        stream(spark, folder), str(folder / "out"), body or Body(), running(folder, **options)
+    )
+
+
+def stored(spark: SparkSession, folder: Path) -> list[bytes]:
+    return sorted(bytes(row.body) for row in spark.read.parquet(str(folder / "out")).collect())
+
+
+# archive
+
+
+def test_an_archive_is_parted_by_the_hour_of_the_message_and_continued(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    put(tmp_path, "1", numbered(20))
+    heard: list[Progress] = []
+    result = archived(spark, tmp_path, progress=heard.append)
+    assert (result.rows, result.bytes, result.batches, result.files) == (20, 80, 1, 2)
+    assert (heard[-1].rows, heard[-1].bytes) == (20, 80)
+
+    put(tmp_path, "2", numbered(5, 20), first=20)
+    again = archived(spark, tmp_path)
+    assert (again.rows, again.files) == (5, 1)
+    assert stored(spark, tmp_path) == numbered(25)
+
+    frame = spark.read.parquet(str(tmp_path / "out"))
+    assert frame.columns == [*rows.TYPES, "date", "hour"]
+    # By the number of the hour, whatever the time zone of the session that writes.
+    assert {
+        (str(row.date), row.hour, row["count"]) for row in frame.groupBy("date", "hour").count().collect()
+    } == {
+        ("2026-03-01", 6, 10),
+        ("2026-03-01", 7, 15),
+    }
+
+
+def test_pyarrow_reads_it_too_and_exactly(spark: SparkSession, tmp_path: Path) -> None:
+    import pyarrow.dataset as ds
+
+    put(tmp_path, "1", numbered(20))
+    archived(spark, tmp_path)
+    table = ds.dataset(tmp_path / "out", format="parquet", partitioning="hive").to_table()
+    assert sorted(table["body"].to_pylist()) == numbered(20)
+    assert str(table.schema.field("timestamp").type) == "timestamp[us, tz=UTC]"
+    assert min(table["timestamp_ns"].to_pylist()) == NANOS + 7
+
+
+@pytest.mark.parametrize("when", ["before the decision", "before the moves", "after everything"])
+def test_a_batch_that_failed_is_stored_once_however_it_is_cut_the_next_time(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    put(tmp_path, "1", numbered(20))
+    whole = columns.archived
+
+    def fail(*_: object) -> None:
+        raise Crash
+
+    def failing(files: Any, batch: Batch, write: Callable[[str], Written]) -> Published:
+        done = publish(files, batch, write)
+        raise Crash(done)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(archiving, "archived", lambda part, body: whole(part, body).repartition(3))
+        if when == "before the decision":
+            patch.setattr(LocalFiles, "persist", fail)
+        elif when == "before the moves":
+            patch.setattr(LocalFiles, "move", fail)
+        else:
+            patch.setattr(archiving, "publish", failing)
+        with pytest.raises(Crash):
+            archived(spark, tmp_path)
+    put(tmp_path, "2", numbered(5, 20), first=20)
+
+    assert archived(spark, tmp_path).rows == 25
+    assert stored(spark, tmp_path) == numbered(25)
+
+
+def test_bodies_as_text_and_as_json(spark: SparkSession, tmp_path: Path) -> None:
+    bodies = [b'{"id": 1, "name": "a"}', b"\xff", b"  ", b'{"id": "no"}', b"[1]"]
+    put(tmp_path, "1", bodies)
+    archived(spark, tmp_path, Body("json", "id bigint, name string"))
+    frame = spark.read.parquet(str(tmp_path / "out")).orderBy("timestamp_ns")
+    found = [(row.body.asDict() if row.body else None, row["_corrupt"]) for row in frame.collect()]
+    assert found[0] == ({"id": 1, "name": "a"}, None)
+    assert found[1:4] == [(None, "�"), (None, "  "), (None, '{"id": "no"}')]
+
+    (tmp_path / "text").mkdir()
+    put(tmp_path / "text", "1", bodies[:2])
+    archived(spark, tmp_path / "text", Body("string"))
+    assert sorted(row.body for row in spark.read.parquet(str(tmp_path / "text" / "out")).collect()) == [
+        '{"id": 1, "name": "a"}',
+        "�",
+    ]
+
+
+def test_it_follows_until_it_is_stopped(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, "1", numbered(5))
+    put(tmp_path, "2", numbered(5, 5), first=5)
+    stop = threading.Event()
+
+    def enough(progress: Progress) -> None:
+        if progress.rows == 10:
+            stop.set()
+
+    result = archived(spark, tmp_path, follow=True, every=0.1, stop=stop, progress=enough)
+    assert (result.rows, result.batches) == (10, 2)
+    assert stored(spark, tmp_path) == numbered(10)
+
+
+def test_spark_reads_what_was_compacted(spark: SparkSession, tmp_path: Path) -> None:
+    for number in range(3):
+        put(tmp_path, str(number), numbered(5, number * 5), first=number * 5)
+    archived(spark, tmp_path, Body("json", "id bigint"))
+    before = spark.read.parquet(str(tmp_path / "out"))
+    want = sorted(map(str, before.collect()))
+    assert compact(tmp_path / "out", linger=0).files_before == 2
+    after = spark.read.parquet(str(tmp_path / "out"))
+    assert after.schema == before.schema
+    assert sorted(map(str, after.collect())) == want
+
+
+def test_the_file_systems_of_hadoop_publish_the_same(spark: SparkSession, tmp_path: Path) -> None:
+    files = HadoopFiles(f"file://{tmp_path}/out", spark)
+    batch = Batch("0a1b2c3d-4e5f-6789-abcd-ef0123456789", 0)
+
+    def write(uri: str) -> Written:
+        spark.range(10).selectExpr("id", "id % 2 as hour").write.partitionBy("hour").parquet(uri)
+        return Written(10, 0)
+
+    assert files.walk("_batches") == []
+    assert files.read("_batches/none") is None
+    assert publish(files, batch, write).files >= 2
+    assert publish(files, batch, lambda uri: pytest.fail("written again")).again
+    assert spark.read.parquet(f"{tmp_path}/out").count() == 10
+    files.move([Move("gone", "hour=0/gone")])
+    files.write("note", "ä")
+    files.write("note", "ö")
+    assert files.read("note") == "ö"
+    assert [entry.path for entry in files.walk("hour=0")] == [
+        path.relative_to(tmp_path / "out").as_posix()
+        for path in sorted((tmp_path / "out/hour=0").glob("[!.]*"))
+    ]
+    files.delete("hour=0")
+    assert not (tmp_path / "out/hour=0").exists()
+
+
+# metrics
+
+
+def test_windows_are_counted(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, "1", [b'{"k": "a"}', b'{"k": "b"}', b'{"k": "a"}', b"?"] * 5)
+    put(tmp_path, "2", [b'{"k": "c"}'], first=15, attempts=3)
+    told: list[Window] = []
+    heard: list[Progress] = []
+    result = measure_stream(
+        stream(spark, tmp_path),
+        None,
+        Measure(window="10 seconds", key="$.k", top=2),
+        running(tmp_path, mode="update", progress=heard.append),
+        told.extend,
+    )
+    first, second = result.windows
+    assert (first.start, first.end) == (START, START + datetime.timedelta(seconds=10))
+    assert (first.messages, second.messages, result.rows, heard[-1].rows) == (10, 11, 21, 21)
+    assert (second.attempts_max, second.redelivered, first.redelivered) == (3, 1, 0)
+    assert first.top == (("a", 5), ("b", 3))
+    assert 0 < first.latency_p50 <= first.latency_p95 <= first.latency_p99
+    assert result.bytes == 15 * 10 + 5 + 10
+    assert len(told) == 3
+
+
+def test_closed_windows_are_written_once(spark: SparkSession, tmp_path: Path) -> None:
+    measure = Measure(window="10 seconds", watermark="1 second")
+    put(tmp_path, "1", numbered(10))
+    put(tmp_path, "2", numbered(10), first=10)
+    put(tmp_path, "3", numbered(5), first=40)
+
+    def run() -> tuple[Window, ...]:
+        # Batches of several files come in the order of their times.
+        return measure_stream(
+            stream(spark, tmp_path), str(tmp_path / "out"), measure, running(tmp_path, mode="append")
+        ).windows
+
+    assert [window.messages for window in run()] == [10, 10]
+    put(tmp_path, "4", numbered(5), first=80)
+    assert [window.messages for window in run()] == [5]
+    written = spark.read.parquet(str(tmp_path / "out")).orderBy("start").collect()
+    assert [row.messages for row in written] == [10, 10, 5]
+
+
+# replay
+
+
+def test_a_dry_run_counts_what_would_go(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, "1", numbered(20))
+    archived(spark, tmp_path)
+    every = replay(tmp_path / "out", "again", dry_run=True, spark=spark)
+    assert (every.rows, every.bytes, every.first) == (20, 80, START)
+    some = replay(tmp_path / "out", "again", since="2026-03-01T07:00", until="2026-03-01T07:00:05",
+                  where="body > X'30303132'", dry_run=True, spark=spark)  # fmt: skip
+    assert (some.rows, some.bytes) == (2, 8)
+    none = replay(tmp_path / "out", "again", since="2027-01-01", dry_run=True, spark=spark)
+    assert (none.rows, none.first, none.complete) == (0, None, True)
+
+
+def test_what_cannot_be_replayed_says_why(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, "1", [b'{"id": 1}'])
+    archived(spark, tmp_path, Body("json", "id bigint"))
+    with pytest.raises(UsageError, match="to_json"):
+        replay(tmp_path / "out", "again", dry_run=True, spark=spark)
+    assert replay(tmp_path / "out", "again", dry_run=True, spark=spark, body="to_json(body)").bytes == len(
+        '{"id":1}'
+    )
+    with pytest.raises(UsageError, match="no column date"):
+        replay(tmp_path / "in", "again", dry_run=True, spark=spark)
+
+
+# fanout
+
+
+def test_each_sink_gets_every_message_once_and_only_those_that_failed_are_run_again(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    put(tmp_path, "1", numbered(20))
+    calls: list[str] = []
+    broken = True
+
+    def counting(frame: DataFrame, number: int) -> None:
+        calls.append(f"counting {number}: {frame.count()}")
+
+    def failing(frame: DataFrame, number: int) -> None:
+        calls.append(f"failing {number}: {frame.count()}")
+        if broken:
+            raise Crash("not yet")
+
+    def run() -> FanoutResult:
+        given = {
+            "failing": failing,
+            "counting": counting,
+            "files": Parquet(str(tmp_path / "out"), where="body > ''"),
+        }
+        sinks = {name: sink_of(name, sink) for name, sink in given.items()}  # type: ignore[arg-type]
+        patience = Patience(2, 0.0, threading.Event())
+        return fanout_stream(
+            stream(spark, tmp_path), str(tmp_path / "state"), sinks, running(tmp_path), patience
+        )
+
+    with pytest.raises(NsqError, match="batch 0 is not through: failing failed, failing with not yet"):
+        run()
+    assert sorted(calls) == ["counting 0: 20", "failing 0: 20", "failing 0: 20"]
+    calls.clear()
+
+    broken = False
+    put(tmp_path, "2", numbered(5, 20), first=20)
+    result = run()
+    assert calls == ["failing 0: 20", "failing 1: 5", "counting 1: 5"]
+    assert (result.rows, result.bytes, result.batches) == (25, 100, 2)
+    assert stored(spark, tmp_path) == numbered(25)
+    assert {path.parent.name for path in (tmp_path / "state" / "_done").rglob("failing")} == {"000000001"}

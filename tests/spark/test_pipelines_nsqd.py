@@ -1,0 +1,143 @@
+"""The pipelines from nsqd to nsqd, with everything in between."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import nsq.spark
+from nsq.api.nsqd import NsqdApi
+from nsq.spark.pipelines.sinks import Parquet, Topic
+from nsq.spark.pipelines.streaming import Progress
+from nsq.testing import Nsqd
+from tests.spark.running import EXACT, TOPIC, bodies, difference, publish
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def options(nsqd: Nsqd) -> dict[str, str]:
+    """Its HTTP port is not where one would look for it."""
+    return {"nsqdHttp": nsqd.http_address}
+
+
+def channel(nsqd: Nsqd, name: str, topic: str = TOPIC) -> None:
+    """There before the first message, so that it gets all of them."""
+    api = NsqdApi(nsqd.http_address, timeout=30.0)
+    api.create_topic(topic)
+    api.create_channel(topic, name)
+
+
+def stored(spark: SparkSession, path: Path) -> list[bytes]:
+    return [bytes(row.body) for row in spark.read.parquet(str(path)).select("body").collect()]
+
+
+def consumed(nsqd: Nsqd, topic: str, count: int) -> list[bytes]:
+    """The bodies in the order in which a consumer gets them, which with one nsqd is that of publishing."""
+    got: list[bytes] = []
+    enough = threading.Event()
+
+    def handle(message: nsq.Message) -> None:
+        got.append(message.body)
+        if len(got) >= count:
+            enough.set()
+
+    consumer = nsq.Consumer(topic, "check", nsqd=nsqd.tcp_address, max_in_flight=200)
+    consumer.add_handler(handle)
+    with consumer:
+        assert enough.wait(90), f"{len(got)} of {count} came"
+    return got
+
+
+def test_an_archive_and_its_replay(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
+    channel(nsqd, "archive")
+    channel(nsqd, "check", "again")
+    wanted = bodies(5000)
+    publish(nsqd, wanted)
+    heard: list[Progress] = []
+
+    result = nsq.spark.archive(
+        TOPIC,
+        to=tmp_path / "out",
+        nsqd=nsqd.tcp_address,
+        options=options(nsqd),
+        spark=spark,
+        progress=heard.append,
+    )
+
+    assert (result.rows, result.bytes) == (5000, 40_000)
+    assert difference(stored(spark, tmp_path / "out"), wanted) == EXACT
+    assert heard[-1].rows == 5000
+
+    stop = threading.Event()
+
+    def interrupt(progress: Progress) -> None:
+        if progress.rows:
+            stop.set()
+
+    first = nsq.spark.replay(
+        tmp_path / "out",
+        "again",
+        nsqd=nsqd.tcp_address,
+        rate=1500,
+        spark=spark,
+        stop=stop,
+        progress=interrupt,
+    )
+    assert 0 < first.rows < 5000
+    assert not first.complete
+    # Another rate is the same replay.
+    left = nsq.spark.replay(tmp_path / "out", "again", dry_run=True, spark=spark)
+    assert (left.rows, left.before, left.bytes) == (5000 - first.rows, first.rows, 40_000 - first.bytes)
+    rest = nsq.spark.replay(tmp_path / "out", "again", nsqd=nsqd.tcp_address, spark=spark)
+    assert (rest.rows, rest.before, rest.complete) == (5000 - first.rows, first.rows, True)
+    assert not Path(rest.state).exists()
+
+    again = consumed(nsqd, "again", 5000)
+    assert sorted(again) == wanted
+
+
+def test_metrics(spark: SparkSession, nsqd: Nsqd) -> None:
+    channel(nsqd, "metrics")
+    publish(nsqd, [b'{"k": "a"}'] * 60 + [b'{"k": "b"}'] * 40)
+    result = nsq.spark.metrics(TOPIC, nsqd=nsqd.tcp_address, key="$.k", options=options(nsqd), spark=spark)
+    assert sum(window.messages for window in result.windows) == result.rows == 100
+    assert result.bytes == 1000
+    assert {name for window in result.windows for name, _ in window.top} == {"a", "b"}
+    assert all(0 <= window.latency_p50 < 3600 for window in result.windows)
+
+
+def test_fanout(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
+    channel(nsqd, "fanout")
+    channel(nsqd, "check", "even")
+    wanted = bodies(1000)
+    publish(nsqd, wanted)
+    seen: list[int] = []
+    result = nsq.spark.fanout(
+        TOPIC,
+        nsqd=nsqd.tcp_address,
+        state=tmp_path / "state",
+        sinks={
+            "files": Parquet(str(tmp_path / "out")),
+            "even": Topic(
+                topic="even", nsqd=nsqd.tcp_address, where="cast(cast(body as string) as int) % 2 = 0"
+            ),
+            "count": lambda frame, number: seen.append(frame.count()),
+        },
+        options=options(nsqd),
+        spark=spark,
+    )
+    assert (result.rows, sum(seen)) == (1000, 1000)
+    assert difference(stored(spark, tmp_path / "out"), wanted) == EXACT
+    assert sorted(consumed(nsqd, "even", 500)) == wanted[::2]
+
+
+def test_an_error_of_the_source_is_heard(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
+    (tmp_path / "wal").write_text("a file")
+    with pytest.raises(Exception, match="wal"):
+        nsq.spark.archive(
+            TOPIC, to=tmp_path / "out", wal=str(tmp_path / "wal"), nsqd=nsqd.tcp_address, spark=spark
+        )

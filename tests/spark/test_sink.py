@@ -1,0 +1,201 @@
+"""The sink under Spark: every row a message, once more after what Spark does again, and plain errors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from nsq.testing import Nsqd, V2Client
+from nsq.wire import commands
+from tests.spark.running import PATIENCE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TOPIC = "published"
+
+
+def write(frame: DataFrame, nsqd: Nsqd, *, mode: str = "append", topic: str = TOPIC, **options: str) -> None:
+    given = {"nsqd": nsqd.tcp_address, **({"topic": topic} if topic else {}), **options}
+    frame.write.format("nsq").options(**given).mode(mode).save()
+
+
+def depth(nsqd: Nsqd, topic: str = TOPIC) -> int:
+    topics = nsqd.get(f"/stats?format=json&topic={topic}").json()["topics"] or []
+    return sum(each["depth"] for each in topics)
+
+
+def drain(nsqd: Nsqd, topic: str = TOPIC) -> Counter[str]:
+    """All that the topic holds; no channel may have had it before."""
+    count = depth(nsqd, topic)
+    found: Counter[str] = Counter()
+    with V2Client(nsqd.tcp_address) as client:
+        client.identify(output_buffer_timeout=25)
+        client.send(commands.sub(topic, "drain"))
+        client.expect_ok()
+        client.send(commands.rdy(2500))
+        for _ in range(count):
+            message = client.expect_message()
+            client.send(commands.fin(message.id))
+            found[message.body.decode()] += 1
+    return found
+
+
+def test_every_row_of_every_task_is_a_message(spark: SparkSession, nsqd: Nsqd) -> None:
+    write(spark.range(0, 20_000, 1, 4).selectExpr("cast(id as string) AS body"), nsqd)
+
+    assert drain(nsqd) == Counter(str(number) for number in range(20_000))
+
+
+def test_rows_go_where_their_columns_say_and_when(spark: SparkSession, nsqd: Nsqd) -> None:
+    assert nsqd.post("/topic/create?topic=odd").status == 200
+    assert nsqd.post("/channel/create?topic=odd&channel=billing").status == 200
+    frame = spark.range(100).selectExpr(
+        "if(id % 2 = 0, 'even', 'odd') AS topic",
+        "encode(cast(id as string), 'utf-8') AS body",
+        "if(id < 50, 600000, null) AS deferMs",
+        "id AS another",
+    )
+
+    write(frame.where("topic = 'odd' or deferMs is null"), nsqd, topic="")
+
+    assert set(drain(nsqd, "even")) == {str(number) for number in range(50, 100, 2)}
+    (told,) = nsqd.get("/stats?format=json&topic=odd").json()["topics"]
+    assert [(each["depth"], each["deferred_count"]) for each in told["channels"]] == [(25, 25)]
+
+
+def test_a_task_that_is_tried_again_publishes_again(spark: SparkSession, nsqd: Nsqd) -> None:
+    """At least once: no row is missing."""
+
+    def fail_once(batches: Iterator[Any]) -> Iterator[Any]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        yield from batches
+        if context is not None and context.attemptNumber() == 0:
+            raise RuntimeError("the first attempt fails")
+
+    frame = spark.range(0, 5000, 1, 2).selectExpr("cast(id as string) AS body")
+
+    write(frame.mapInArrow(fail_once, "body string"), nsqd)
+
+    assert set(drain(nsqd)) == {str(number) for number in range(5000)}
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "words"),
+    [
+        (["id AS body"], {}, "column body is of type long, must be binary or string"),
+        (["'x' AS value"], {}, "there is no column body"),
+        (["'x' AS body"], {"topic": ""}, "no column topic and no option topic"),
+        (["'x' AS body"], {"pipelin": "9"}, "there is no option 'pipelin'; did you mean pipeline?"),
+        (["'x' AS body"], {"mode": "overwrite"}, 'cannot be overwritten: .mode("append")'),
+        (["'x' AS body"], {"resume": "partition"}, "resume=partition is for streams"),
+    ],
+)
+def test_what_cannot_be_published_is_told_before_anything_is(
+    spark: SparkSession, nsqd: Nsqd, columns: list[str], options: dict[str, str], words: str
+) -> None:
+    from pyspark.errors import AnalysisException
+
+    with pytest.raises(AnalysisException) as told:
+        write(spark.range(3).selectExpr(*columns), nsqd, **options)
+
+    assert words in str(told.value)
+    assert depth(nsqd) == 0
+
+
+def test_a_row_that_nsqd_would_refuse_fails_its_task_with_topic_and_size(
+    spark: SparkSession, nsqd: Nsqd
+) -> None:
+    frame = spark.range(0, 100, 1, 1).selectExpr("if(id = 99, repeat('x', 3000), 'x') AS body")
+
+    with pytest.raises(Exception, match="'published' has a body of 3000 bytes, must have at most 2000"):
+        write(frame, nsqd, maxMsgSize="2000")
+
+    assert depth(nsqd) == 0
+
+
+class Stream:
+    """Lines of text files, published."""
+
+    def __init__(self, spark: SparkSession, nsqd: Nsqd, folder: Path, **options: str) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._options = {"nsqd": nsqd.tcp_address, "topic": TOPIC, **options}
+        self._checkpoint = folder / "checkpoint"
+        (folder / "in").mkdir()
+
+    def add(self, name: str, lines: range) -> None:
+        path = self._folder / "in" / name
+        path.write_text("".join(f"{number}\n" for number in lines))
+
+    def run(self, *columns: str, mode: str = "append") -> None:
+        """All that there is."""
+        lines = self._spark.readStream.text(str(self._folder / "in"))
+        writer = (
+            lines.repartition(2, "value")
+            .selectExpr(*(columns or ("value AS body",)))
+            .writeStream.format("nsq")
+        )
+        query = (
+            writer.options(**self._options)
+            .option("checkpointLocation", str(self._checkpoint))
+            .outputMode(mode)
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            assert query.awaitTermination(PATIENCE), f"not at its end: {query.status}"
+        finally:
+            query.stop()
+
+    def forget_last_commit(self) -> None:
+        """As if all had died when the last batch was published, and Spark had not written it down."""
+        commits = self._checkpoint / "commits"
+        last = max(int(path.name) for path in commits.iterdir() if path.name.isdecimal())
+        (commits / str(last)).unlink()
+        (commits / f".{last}.crc").unlink(missing_ok=True)
+
+    def markers(self) -> list[str]:
+        """The batches of which something is noted."""
+        return sorted({path.parent.name for path in (self._checkpoint / "nsq-sink").rglob("*.json")})
+
+
+@pytest.mark.parametrize(("resume", "again"), [("none", 2), ("partition", 1)])
+def test_a_batch_that_is_run_again(
+    spark: SparkSession, nsqd: Nsqd, tmp_path: Path, resume: str, again: int
+) -> None:
+    stream = Stream(spark, nsqd, tmp_path, resume=resume)
+    stream.add("first", range(1000))
+    stream.run()
+    assert depth(nsqd) == 1000
+    stream.add("second", range(1000, 3000))
+    stream.run()
+    assert depth(nsqd) == 3000
+
+    stream.forget_last_commit()
+    stream.run()
+
+    expected = {str(number): 1 for number in range(1000)}
+    expected |= {str(number): again for number in range(1000, 3000)}
+    assert drain(nsqd) == Counter(expected)
+    assert stream.markers() == (["1"] if resume == "partition" else [])
+
+
+def test_a_stream_that_cannot_be_published_ends_with_what_is_wrong(
+    spark: SparkSession, nsqd: Nsqd, tmp_path: Path
+) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    stream = Stream(spark, nsqd, tmp_path)
+    stream.add("first", range(10))
+
+    with pytest.raises(StreamingQueryException, match=r"there is no column body.*there are: value"):
+        stream.run("value")
+
+    assert depth(nsqd) == 0

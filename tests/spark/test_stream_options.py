@@ -1,0 +1,73 @@
+"""How a stream is asked for, what it says to those who ask wrongly, and what is done with its rows next."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import nsq.spark
+from nsq.testing import Nsqd
+from tests.spark.running import failure, stream, to_parquet
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_spark_finds_the_formats_by_itself(spark: SparkSession, nsqd: Nsqd) -> None:
+    rows = spark.read.format("nsq_stats").option("nsqd", nsqd.http_address).load()
+    assert "depth" in rows.columns
+
+
+def test_they_can_be_registered_too(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
+    nsq.spark.register(spark)
+    assert stream(spark, nsqd, tmp_path).columns[0] == "topic"
+
+
+def test_a_misspelt_option_is_told_by_load(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
+    from pyspark.errors import AnalysisException
+
+    with pytest.raises(AnalysisException) as told:
+        stream(spark, nsqd, tmp_path, maxMesagesPerTrigger=5)
+    lines = [line for line in str(told.value).splitlines() if line.startswith("nsq.errors.ConfigError: ")]
+    assert len(lines) == 1
+    assert "there is no option 'maxmesagespertrigger'; did you mean maxMessagesPerTrigger?" in lines[0]
+
+
+def test_an_option_that_is_missing_is_told_by_load(spark: SparkSession) -> None:
+    from pyspark.errors import AnalysisException
+
+    with pytest.raises(AnalysisException, match=r"option channel is missing: .option\('channel', …\)"):
+        spark.readStream.format("nsq").option("topic", "orders").load()
+
+
+def test_a_column_that_there_is_not_is_told_by_the_query(
+    spark: SparkSession, nsqd: Nsqd, tmp_path: Path
+) -> None:
+    told = failure(to_parquet(stream(spark, nsqd, tmp_path, "body string"), tmp_path))
+    assert "the schema wants column body as string, but it is binary" in told
+    told = failure(to_parquet(stream(spark, nsqd, tmp_path, "payload binary"), tmp_path))
+    assert "the schema has a column 'payload'" in told
+
+
+def test_json_puts_aside_what_is_none(spark: SparkSession) -> None:
+    texts = [
+        b'{"a": 1, "b": "x"}',
+        b"no json",
+        b"[1]",
+        b"7",
+        b"",
+        b"\xff\xfe",
+        b'{"a": "text"}',
+        b'{"b": "y"}',
+    ]
+    rows = spark.createDataFrame([(number, text) for number, text in enumerate(texts)], "id int, body binary")
+    read = nsq.spark.json(rows, "a int, b string")
+    assert read.columns == ["id", "a", "b", "_corrupt"]
+    got = {row.id: row for row in read.collect()}
+    assert (got[0].a, got[0].b, got[0]["_corrupt"]) == (1, "x", None)
+    assert (got[7].a, got[7].b, got[7]["_corrupt"]) == (None, "y", None)
+    assert [got[number]["_corrupt"] for number in (1, 2, 3, 4)] == ["no json", "[1]", "7", ""]
+    assert got[5]["_corrupt"] == "\ufffd\ufffd"
+    assert got[6]["_corrupt"] == '{"a": "text"}'

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsq.spark.pipelines.files import LocalFiles, Move, below, local_path
+
+
+@pytest.mark.parametrize(
+    ("location", "path"),
+    [
+        ("/data/orders", "/data/orders"),
+        ("/data/orders/", "/data/orders"),
+        ("file:///data/or%20ders", "/data/or%20ders"),
+        ("file:/data", "/data"),
+        ("s3a://bucket/orders", None),
+        ("hdfs://name:8020/orders", None),
+    ],
+)
+def test_what_is_on_this_machine(location: str, path: str | None) -> None:
+    assert local_path(location) == path
+
+
+def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert local_path("orders") == str(tmp_path / "orders")
+
+
+def test_names_below_a_location() -> None:
+    assert below("/data/", "_wal") == "/data/_wal"
+    assert below(Path("/data"), "a", "b") == "/data/a/b"
+    assert below("s3a://bucket/orders/", "_checkpoint") == "s3a://bucket/orders/_checkpoint"
+    assert below("s3a://bucket/orders") == "s3a://bucket/orders"
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    assert files.read("a/b.json") is None
+    files.write("a/b.json", "é")
+    files.write("a/b.json", "ü")
+    assert files.read("a/b.json") == "ü"
+    assert [entry.path for entry in files.walk("a")] == ["a/b.json"]
+
+
+def test_deleting_is_thorough_and_forgiving(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    files.write("a/b/c", "1")
+    files.delete("a")
+    files.delete("a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_has_been_moved_before_is_not_missed(tmp_path: Path) -> None:
+    files = LocalFiles(str(tmp_path))
+    files.write("a", "1")
+    moves = [Move("a", "x/y/b"), Move("gone", "x/c")]
+    files.move(moves)
+    files.move(moves)
+    assert [entry.path for entry in files.walk("")] == ["x/y/b"]

@@ -1,0 +1,243 @@
+"""From messages into the log: what is finished when, and what happens while the log refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from nsq.consumer.outcomes import Requeue
+from nsq.errors import WalError
+from nsq.message import Message
+from nsq.spark.receiver import intake as module
+from nsq.spark.receiver.intake import FIRST_PAUSE, LONGEST_PAUSE, Intake
+from nsq.spark.receiver.valve import Valve
+from nsq.spark.wal.store import Segment
+
+from .scripted_log import Nsqd, ScriptedLog, Time, disk_full
+
+FULL = 100
+
+
+class Bench:
+    """An intake with everything around it."""
+
+    def __init__(self, segment_bytes: int = 1 << 30) -> None:
+        self.log = ScriptedLog()
+        self.time = Time()
+        self.windows: list[int] = []
+        self.sealed: list[Segment] = []
+        self.changes = 0
+        self.valve = Valve(FULL, self.windows.append)
+        self.intake = Intake(
+            self.log,
+            _bodies,
+            self.valve,
+            segment_bytes,
+            sealed=self.sealed.append,
+            changed=self._changed,
+            wait=self.time.wait,
+            clock=self.time,
+        )
+
+    def _changed(self) -> None:
+        self.changes += 1
+
+
+def _bodies(messages: list[Message]) -> Any:
+    return [message.body for message in messages]
+
+
+def test_what_is_taken_is_in_the_log_when_take_returns() -> None:
+    bench = Bench()
+    bench.intake.take(Nsqd().messages(b"one", b"two"))
+    assert bench.log.open == [b"one", b"two"]
+    assert bench.intake.counts == (2, 6, 2, 6, 0)
+    assert bench.changes == 1
+    assert bench.windows == []
+
+
+def test_a_full_segment_is_sealed_and_told_of() -> None:
+    bench = Bench(segment_bytes=5)
+    bench.intake.take(Nsqd().messages(b"1234"))
+    assert bench.sealed == []
+    bench.intake.take(Nsqd().messages(b"5678"))
+    assert bench.sealed == [Segment("receiver-1", 1, 2, 8)]
+    assert bench.intake.counts == (2, 8, 0, 0, 1)
+
+
+def test_a_roll_seals_what_is_open() -> None:
+    bench = Bench()
+    assert bench.intake.roll() == (None, "")
+    bench.intake.take(Nsqd().messages(b"one"))
+    assert bench.intake.roll() == (Segment("receiver-1", 1, 1, 3), "")
+    assert bench.intake.counts == (1, 3, 0, 0, 1)
+    assert bench.sealed == []  # whoever asked has its answer
+
+
+def test_a_message_whose_time_is_up_is_neither_kept_nor_answered() -> None:
+    bench, nsqd = Bench(), Nsqd()
+    late = nsqd.message(b"late", received_at=40.0)
+    good = nsqd.message(b"good")
+    bench.intake.take([late, good])
+    assert bench.log.open == [b"good"]
+    assert not late.auto_response
+    assert good.auto_response
+
+
+def test_a_batch_that_has_expired_altogether_is_not_appended() -> None:
+    bench, nsqd = Bench(), Nsqd()
+    late = nsqd.message(b"late", received_at=40.0)
+    bench.intake.take([late])
+    assert bench.log.attempts == 0
+    assert not late.auto_response
+
+
+def test_a_failed_append_is_tried_again_with_the_window_shut() -> None:
+    bench = Bench()
+    bench.log.faults = [disk_full(), OSError(28, "No space left on device"), None]
+    seen = []
+
+    def wait(seconds: float) -> bool:
+        seen.append((bench.valve.window, bench.valve.why, bench.intake.trouble != ""))
+        return bench.time.wait(seconds)
+
+    bench.intake._wait = wait
+    bench.intake.take(Nsqd().messages(b"one"))
+    assert bench.log.open == [b"one"]
+    assert seen == [(0, "the log cannot be written", True)] * 2
+    assert bench.time.waits == [FIRST_PAUSE, 2 * FIRST_PAUSE]
+    assert bench.windows == [0, FULL]
+    assert (bench.valve.why, bench.intake.trouble) == ("", "")
+    assert bench.intake.counts.received == 1
+
+
+def test_pauses_grow_to_a_limit() -> None:
+    bench = Bench()
+    bench.log.faults = [disk_full()] * 9
+    bench.intake.take(Nsqd().messages(b"one"))
+    assert bench.time.waits[-2:] == [LONGEST_PAUSE, LONGEST_PAUSE]
+    assert bench.log.open == [b"one"]
+
+
+def test_before_its_time_is_up_a_batch_is_requeued_and_one_message_tests_the_log() -> None:
+    bench = Bench()
+    bench.log.faults = [disk_full()] * 1000
+    with pytest.raises(Requeue) as raised:
+        bench.intake.take(Nsqd(msg_timeout=60.0).messages(b"one", b"two"))
+    assert (raised.value.delay, raised.value.backoff) == (0.0, False)
+    assert bench.time.now == pytest.approx(100.0 + 54.0)
+    assert bench.log.bodies == []
+    assert bench.windows == [0, 1]
+    assert "No space left" in bench.intake.trouble
+
+    # The test fails as well: shut again, for as long as that one message lasts.
+    bench.log.faults = [disk_full()] * 1000
+    with pytest.raises(Requeue):
+        bench.intake.take(Nsqd(now=bench.time.now).messages(b"one"))
+    assert bench.windows == [0, 1, 0, 1]
+
+    bench.log.faults = []
+    bench.intake.take(Nsqd(now=bench.time.now).messages(b"one"))
+    assert bench.windows == [0, 1, 0, 1, FULL]
+    assert bench.intake.trouble == ""
+
+
+def test_a_stop_ends_the_waiting() -> None:
+    bench = Bench()
+    bench.log.faults = [disk_full()] * 1000
+    bench.time.stopping = True
+    with pytest.raises(Requeue):
+        bench.intake.take(Nsqd().messages(b"one"))
+    assert bench.log.attempts == 1
+
+
+def test_an_append_that_hangs_until_the_messages_have_expired_leaves_the_flow_open() -> None:
+    bench = Bench()
+
+    class Hanging(ScriptedLog):
+        def append(self, batch: Any) -> None:
+            bench.time.now += 1000.0
+            raise disk_full()
+
+    bench.intake._log = Hanging()
+    message = Nsqd().message(b"one")
+    with pytest.raises(Requeue):
+        bench.intake.take([message])
+    assert bench.windows == [0, 1]
+
+
+def test_other_faults_are_not_taken_for_a_full_disk() -> None:
+    bench = Bench()
+    bench.log.faults = [ZeroDivisionError()]
+    with pytest.raises(ZeroDivisionError):
+        bench.intake.take(Nsqd().messages(b"one"))
+    assert bench.windows == []
+
+
+def test_a_segment_that_cannot_be_sealed_stays_open_and_its_messages_are_finished() -> None:
+    bench = Bench(segment_bytes=1)
+    bench.log.roll_faults = [disk_full()]
+    bench.intake.take(Nsqd().messages(b"one"))
+    assert bench.log.open == [b"one"]
+    assert "cannot seal" in bench.intake.trouble
+    assert bench.windows == []
+    bench.intake.take(Nsqd().messages(b"two"))
+    assert bench.log.segments == [[b"one", b"two"]]
+    assert bench.intake.trouble == ""
+
+
+def test_a_roll_that_fails_says_why() -> None:
+    bench = Bench()
+    bench.intake.take(Nsqd().messages(b"one"))
+    bench.log.roll_faults = [disk_full()]
+    segment, error = bench.intake.roll()
+    assert segment is None
+    assert "No space left" in error
+
+
+def test_what_is_too_large_for_one_append_goes_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, nsqd = Bench(), Nsqd()
+    sizes: list[int] = []
+
+    def store(messages: list[Message]) -> Any:
+        sizes.append(len(messages))
+        return _bodies(messages)
+
+    monkeypatch.setattr(bench.intake, "_store", store)
+    monkeypatch.setattr(module, "_portions", _by_pairs)
+    bench.log.faults = [None, disk_full()]
+    bench.time.stopping = True
+    with pytest.raises(Requeue):
+        bench.intake.take(nsqd.messages(b"1", b"2", b"3", b"4"))
+    assert sizes == [2, 2]
+    assert nsqd.finished == [b"1", b"2"]  # these are not to come again
+    assert bench.log.open == [b"1", b"2"]
+
+
+def _by_pairs(messages: list[Message]) -> list[list[Message]]:
+    return [messages[:2], messages[2:]]
+
+
+def test_portions_keep_the_order_and_end_with_single_messages() -> None:
+    nsqd = Nsqd()
+    messages = nsqd.messages(b"1234", b"5", b"67", b"89012345")
+    cut = [[m.body for m in portion] for portion in module._portions(messages, largest=5)]
+    assert cut == [[b"1234", b"5"], [b"67"], [b"89012345"]]
+    assert list(module._portions(messages, largest=100)) == [messages]
+
+
+def test_close_seals_and_leaves_the_log() -> None:
+    bench = Bench()
+    bench.intake.take(Nsqd().messages(b"one"))
+    assert bench.intake.close() == Segment("receiver-1", 1, 1, 3)
+    assert bench.log.closed
+    assert bench.intake.counts == (1, 3, 0, 0, 1)
+
+
+def test_close_says_when_it_cannot_seal() -> None:
+    bench = Bench()
+    bench.intake.take(Nsqd().messages(b"one"))
+    bench.log.roll_faults = [disk_full()]
+    with pytest.raises(WalError):
+        bench.intake.close()

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq.spark.source.admission import Amount, Limits, Pace, admitted, amount
+from nsq.spark.source.offsets import Offset, Position, between, unread
+from nsq.spark.wal.store import Segment
+
+NOW = Pace(linger=0.25, least_rows=0, longest_delay=900.0)
+START = Offset("w")
+
+
+def take(limits: Limits, *segments: Segment, start: Offset = START) -> tuple[dict[str, Position], Amount]:
+    end, taken = admitted(start, segments, {segment.receiver for segment in segments}, limits)
+    return dict(end.at), taken
+
+
+def test_without_limits_everything_is_taken() -> None:
+    segments = [Segment("a", 1, 10, 100), Segment("a", 2, 20, 200), Segment("b", 1, 5, 50)]
+    assert take(Limits(), *segments) == ({"a": Position(2), "b": Position(1)}, Amount(35, 350))
+
+
+def test_rows_are_kept_to_exactly() -> None:
+    assert take(Limits(rows=7), Segment("a", 1, 10, 100)) == ({"a": Position(0, 7)}, Amount(7, 70))
+
+
+def test_the_next_batch_goes_on_inside_the_segment() -> None:
+    start = Offset("w", {"a": Position(0, 7)})
+    assert take(Limits(rows=7), Segment("a", 1, 10, 100), start=start) == (
+        {"a": Position(1)},
+        Amount(3, 30),
+    )
+
+
+def test_bytes_are_kept_to() -> None:
+    assert take(Limits(bytes=250), Segment("a", 1, 10, 1000)) == (
+        {"a": Position(0, 2)},
+        Amount(2, 200),
+    )
+
+
+def test_both_limits_hold() -> None:
+    segments = [Segment("a", 1, 10, 1000), Segment("b", 1, 10, 10)]
+    _, taken = admitted(START, segments, ["a", "b"], Limits(rows=8, bytes=300))
+    assert taken.rows <= 8
+    assert taken.bytes <= 300
+    assert taken.rows > 1
+
+
+def test_a_row_larger_than_the_limit_comes_alone() -> None:
+    end, taken = admitted(START, [Segment("a", 4, 3, 3000)], ["a"], Limits(bytes=10))
+    assert (dict(end.at), taken) == ({"a": Position(3, 1)}, Amount(1, 1000))
+    assert end.origins == {"a": 4}
+
+
+def test_receivers_share_a_limit_and_leave_each_other_the_rest() -> None:
+    segments = [Segment("big", 1, 1000, 0), Segment("mid", 1, 40, 0), Segment("small", 1, 4, 0)]
+    at, taken = take(Limits(rows=100), *segments)
+    assert at == {"big": Position(0, 56), "mid": Position(1), "small": Position(1)}
+    assert taken.rows == 100
+
+
+def test_where_a_new_receiver_begins_is_remembered_once() -> None:
+    segments = [Segment("a", 5, 10, 0), Segment("a", 6, 10, 0)]
+    first, _ = admitted(START, segments, ["a"], Limits(rows=10))
+    assert first.origins == {"a": 5}
+    second, _ = admitted(first, segments, ["a"], Limits())
+    assert second.origins == {}
+
+
+def test_receivers_that_are_gone_are_forgotten_only_with_new_data() -> None:
+    start = Offset("w", {"dead": Position(3), "idle": Position(2)})
+    assert admitted(start, [], ["idle"], Limits()) == (start, Amount())
+    end, _ = admitted(start, [Segment("new", 1, 1, 1)], ["idle", "new"], Limits())
+    assert dict(end.at) == {"idle": Position(2), "new": Position(1)}
+
+
+def test_a_receiver_whose_segments_are_not_deleted_yet_is_not_forgotten() -> None:
+    start = Offset("w", {"dead": Position(3)})
+    segments = [Segment("dead", 3, 5, 5), Segment("new", 1, 1, 1)]
+    end, taken = admitted(start, segments, ["new"], Limits())
+    assert (end.at["dead"], taken.rows) == (Position(3), 1)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> list[Segment]:
+    found = []
+    for receiver in draw(st.lists(st.sampled_from("abcd"), unique=True, min_size=1)):
+        first = draw(st.integers(1, 5))
+        for number in range(first, first + draw(st.integers(0, 4))):
+            rows = draw(st.integers(1, 50))
+            found.append(Segment(receiver, number, rows, rows * draw(st.integers(0, 20))))
+    return sorted(found)
+
+
+@given(
+    segments=logs(),
+    rows=st.none() | st.integers(1, 60),
+    size=st.none() | st.integers(1, 500),
+)
+def test_batches_cover_the_log_exactly_once(
+    segments: list[Segment], rows: int | None, size: int | None
+) -> None:
+    present = {segment.receiver for segment in segments}
+    read, total, seen = START, 0, []
+    while True:
+        end, taken = admitted(read, segments, present, Limits(rows, size))
+        if not taken.rows:
+            assert end == read
+            break
+        assert rows is None or taken.rows <= rows
+        assert size is None or taken.bytes <= size or taken.rows == 1
+        slices, lost = between(read, end, segments)
+        assert lost == []
+        assert amount(slices).rows == taken.rows
+        seen += [(piece.segment[:2], row) for piece in slices for row in range(piece.first, piece.end)]
+        read, total = end, total + taken.rows
+    assert unread(read, segments) == []
+    assert total == sum(segment.rows for segment in segments) == len(set(seen))
+
+
+def test_tightening_only_tightens() -> None:
+    assert Limits(10, 100).tightened(rows=5) == Limits(5, 100)
+    assert Limits(10, 100).tightened(size=500) == Limits(10, 100)
+    assert Limits().tightened(rows=5) == Limits(5, None)
+
+
+@pytest.mark.parametrize(
+    ("pace", "pending", "age", "due"),
+    [
+        (NOW, Amount(), 100.0, None),
+        (NOW, Amount(1, 1), 0.0, 0.25),
+        (NOW, Amount(1, 1), 0.1, 0.15),
+        (NOW, Amount(1, 1), 9.0, 0.0),
+        (Pace(0.25, 100, 60.0), Amount(99, 1), 9.0, 51.0),
+        (Pace(0.25, 100, 60.0), Amount(99, 1), 60.0, 0.0),
+        (Pace(0.25, 100, 60.0), Amount(100, 1), 9.0, 0.0),
+        (Pace(0.25, 100, 60.0), Amount(100, 1), 0.0, 0.25),
+    ],
+)
+def test_when_a_batch_begins(pace: Pace, pending: Amount, age: float, due: float | None) -> None:
+    assert pace.ripe_in(pending, age, Limits(1000, 1000)) == (None if due is None else pytest.approx(due))
+
+
+def test_a_batch_that_is_full_does_not_linger() -> None:
+    assert NOW.ripe_in(Amount(10, 1), 0.0, Limits(rows=10)) == 0.0
+    assert NOW.ripe_in(Amount(1, 10), 0.0, Limits(bytes=10)) == 0.0

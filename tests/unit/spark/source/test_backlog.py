@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import pytest
+
+from nsq.api.nsqd_stats import ChannelStats, NsqdStats, TopicStats
+from nsq.spark.source.backlog import Backlog, added, counts, next_port
+
+
+def channel(
+    name: str, depth: int = 0, in_flight: int = 0, deferred: int = 0, paused: bool = False
+) -> ChannelStats:
+    return {
+        "channel_name": name,
+        "depth": depth,
+        "backend_depth": 0,
+        "in_flight_count": in_flight,
+        "deferred_count": deferred,
+        "message_count": 0,
+        "requeue_count": 0,
+        "timeout_count": 0,
+        "paused": paused,
+        "clients": [],
+    }
+
+
+def topic(name: str, *channels: ChannelStats, depth: int = 0, paused: bool = False) -> TopicStats:
+    return {
+        "topic_name": name,
+        "channels": list(channels),
+        "depth": depth,
+        "backend_depth": 0,
+        "message_count": 0,
+        "paused": paused,
+    }
+
+
+def stats(*topics: TopicStats) -> NsqdStats:
+    return {"version": "1.3.0", "health": "OK", "topics": list(topics)}
+
+
+def test_the_channel_counts_and_what_is_on_its_way_to_it() -> None:
+    told = stats(
+        topic("other", channel("mine", 9)),
+        topic("orders", channel("else", 8), channel("mine", 5, 3, 2), depth=1),
+    )
+    assert counts(told, "orders", "mine") == Backlog(depth=6, in_flight=3, deferred=2, asked=1)
+
+
+def test_a_channel_that_is_not_there_yet_will_get_what_the_topic_holds() -> None:
+    assert counts(stats(topic("orders", depth=7)), "orders", "mine") == Backlog(depth=7, asked=1)
+
+
+def test_a_topic_that_is_not_there_has_nothing() -> None:
+    assert counts(stats(), "orders", "mine") == Backlog(asked=1)
+
+
+def test_a_paused_topic_pauses_its_channels() -> None:
+    assert counts(stats(topic("orders", channel("mine"), paused=True)), "orders", "mine").paused
+    assert counts(stats(topic("orders", channel("mine", paused=True))), "orders", "mine").paused
+
+
+def test_nsqds_add_up() -> None:
+    one, other = Backlog(1, 2, 3, asked=1, paused=True), Backlog(10, 20, 30, asked=1)
+    assert added([one, other], ["third is down"]) == Backlog(11, 22, 33, False, 2, ("third is down",))
+    assert added([one]).paused
+    assert added([]) == Backlog()
+
+
+def test_what_is_waited_for() -> None:
+    backlog = Backlog(1, 20, 300)
+    assert (backlog.waiting(True), backlog.waiting(False)) == (321, 1)
+
+
+@pytest.mark.parametrize(
+    ("tcp", "http"), [("host:4150", "host:4151"), ("[::1]:4150", "[::1]:4151"), ("host", "host")]
+)
+def test_http_is_a_port_further(tcp: str, http: str) -> None:
+    assert next_port(tcp) == http

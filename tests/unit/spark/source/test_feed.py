@@ -1,0 +1,438 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from nsq.errors import Closed, SegmentLost, WalError, WalForeign
+from nsq.spark.source.admission import Amount, Limits
+from nsq.spark.source.backlog import Backlog
+from nsq.spark.source.feed import Feed, State
+from nsq.spark.source.gauge import Reading
+from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal.store import ReceiverFolder, Segment
+
+BASE = SourceOptions(topic="orders", channel="spark", wal="/wal", nsqd=("a:4150",))
+START: dict[str, Any] = {"wal": "w", "at": {}}
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakeLog:
+    location = "/wal"
+
+    def __init__(self) -> None:
+        self.sealed: list[Segment] = []
+        self.dead: dict[str, list[Segment]] = {}  # what recovering them would seal
+        self.present: set[str] = set()
+        self.deleted: list[Segment] = []
+        self.broken = False
+
+    def seal(self, receiver: str, rows: int, size: int = 0) -> Segment:
+        number = 1 + max(
+            (one.number for one in [*self.sealed, *self.deleted] if one.receiver == receiver), default=0
+        )
+        self.sealed.append(Segment(receiver, number, rows, size))
+        self.present.add(receiver)
+        return self.sealed[-1]
+
+    def segments(self) -> list[Segment]:
+        return sorted(self.sealed)
+
+    def receivers(self) -> list[ReceiverFolder]:
+        names = self.present | set(self.dead)
+        return [
+            ReceiverFolder(name, name not in self.dead, 99 if name in self.dead else 0, 0)
+            for name in sorted(names)
+        ]
+
+    def recover(self) -> list[Segment]:
+        found = [segment for segments in self.dead.values() for segment in segments]
+        self.present |= set(self.dead)
+        self.dead.clear()
+        self.sealed += found
+        return found
+
+    def delete(self, segments: Iterable[Segment]) -> None:
+        if self.broken:
+            raise WalError("/wal/x cannot be deleted")
+        for segment in segments:
+            self.sealed.remove(segment)
+            self.deleted.append(segment)
+
+    def discard_empty(self) -> None:
+        self.present &= {segment.receiver for segment in self.sealed}
+
+
+class FakeReceivers:
+    """Time passes while somebody waits; ``plan`` says what happens when."""
+
+    def __init__(self, log: FakeLog, clock: Clock) -> None:
+        self.log = log
+        self.clock = clock
+        self.calls: list[str] = []
+        self.waits: list[float] = []
+        self.open = Amount()
+        self.now = State()
+        self.plan: list[tuple[float, Callable[[], None]]] = []
+
+    def at(self, seconds: float, happens: Callable[[], None]) -> None:
+        self.plan.append((1000.0 + seconds, happens))
+
+    def receive(self, rows: int) -> None:
+        self.open = Amount(self.open.rows + rows, self.open.bytes + rows)
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def state(self) -> State:
+        return self.now._replace(open=self.open)
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+        due = [entry for entry in self.plan if entry[0] <= self.clock.now + seconds]
+        if due:
+            first = min(due, key=lambda entry: entry[0])
+            self.plan.remove(first)
+            self.clock.now = max(self.clock.now, first[0])
+            first[1]()
+        else:
+            self.clock.now += seconds
+
+    def roll(self, patience: float) -> None:
+        self.calls.append("roll")
+        if self.open.rows:
+            self.log.seal("own", self.open.rows, self.open.bytes)
+            self.now = self.now._replace(sealed=self.now.sealed + 1)
+            self.open = Amount()
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+class FakeGauge:
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.value: Backlog | None = None
+        self.calls: list[str] = []
+
+    def look(self) -> Reading[Backlog] | None:
+        return None if self.value is None else Reading(self.value, self.clock.now)
+
+    def wait(self, seconds: float) -> Reading[Backlog] | None:
+        self.calls.append("wait")
+        return self.look()
+
+    def stop(self) -> None:
+        self.calls.append("stop")
+
+
+class FakeClaim:
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def leaving(self) -> None:
+        self.calls.append("leaving")
+
+    def release(self) -> None:
+        self.calls.append("release")
+
+
+class Scene:
+    def __init__(self, **options: Any) -> None:
+        self.clock = Clock()
+        self.log = FakeLog()
+        self.receivers = FakeReceivers(self.log, self.clock)
+        self.backlog = FakeGauge(self.clock)
+        self.claim = FakeClaim()
+        self.wanted = True
+        self.feed = Feed(
+            dataclasses.replace(BASE, **options),
+            self.log,  # type: ignore[arg-type]
+            "w",
+            self.claim,
+            self.receivers,
+            self.backlog,  # type: ignore[arg-type]
+            lambda piece: None,
+            wanted=lambda: self.wanted,
+            clock=self.clock,
+        )
+
+    def latest(self, start: Any = None, limits: Limits | None = None) -> Any:
+        return self.feed.latest(START if start is None else start, limits or Limits())
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_the_beginning_is_always_the_same(scene: Scene) -> None:
+    assert scene.feed.initial() == scene.feed.initial() == START
+    assert scene.receivers.calls == []
+
+
+def test_without_data_nothing_changes_and_spark_does_not_wait_long(scene: Scene) -> None:
+    assert scene.latest() is START
+    assert 0.4 <= scene.clock.now - 1000.0 <= 1.0
+    assert len(scene.receivers.waits) <= 3  # woken, not polling
+    assert scene.receivers.calls == ["start"]
+
+
+def test_a_batch_lingers_and_takes_what_has_come_meanwhile(scene: Scene) -> None:
+    scene.receivers.at(0.1, lambda: scene.receivers.receive(5))
+    scene.receivers.at(0.2, lambda: scene.receivers.receive(7))
+    assert scene.latest() == {"wal": "w", "at": {"own": 1}, "from": {"own": 1}}
+    assert scene.log.sealed == [Segment("own", 1, 12, 12)]
+    assert scene.clock.now == pytest.approx(1000.35)
+
+
+def test_lingering_goes_on_in_the_next_call() -> None:
+    scene = Scene(linger=3.0)
+    scene.receivers.receive(5)
+    answers = [scene.latest() for _ in range(6)]
+    assert [answer is START for answer in answers] == [True] * 5 + [False]
+
+
+def test_a_full_batch_does_not_linger_and_seals_no_more_than_it_needs(scene: Scene) -> None:
+    scene.log.seal("far", 100, 1000)
+    scene.receivers.receive(50)
+    assert scene.latest(limits=Limits(rows=60))["at"] == {"far": [0, 60]}
+    assert scene.clock.now == 1000.0
+    assert scene.receivers.calls == ["start"]
+
+
+def test_few_rows_wait_for_more_but_not_for_ever() -> None:
+    scene = Scene(min_messages_per_trigger=100, max_trigger_delay=2.0)
+    scene.receivers.receive(5)
+    answers = [scene.latest() for _ in range(4)]
+    assert [answer is START for answer in answers] == [True] * 3 + [False]
+
+
+def test_receivers_elsewhere_are_seen_within_a_second(scene: Scene) -> None:
+    assert scene.latest() is START
+    scene.log.seal("far", 1)
+    waited = [scene.latest() is START for _ in range(4)]
+    assert False in waited
+
+
+def test_what_a_dead_receiver_left_is_recovered(scene: Scene) -> None:
+    scene.log.dead["dead"] = [Segment("dead", 3, 7, 70)]
+    assert scene.latest() == {"wal": "w", "at": {"dead": 3}, "from": {"dead": 3}}
+
+
+def test_an_offset_goes_through_json(scene: Scene) -> None:
+    scene.log.seal("a", 10)
+    end = scene.latest(limits=Limits(rows=4))
+    end = scene.latest(json.loads(json.dumps(end)), Limits(rows=4))
+    assert end == {"wal": "w", "at": {"a": [0, 8]}}
+
+
+def test_a_batch_that_cannot_be_sealed_yet_is_no_batch_and_no_spinning(scene: Scene) -> None:
+    scene.receivers.receive(5)
+    scene.receivers.roll = lambda patience: scene.receivers.calls.append("roll")  # type: ignore[method-assign]
+    assert scene.latest() is START
+    assert len(scene.receivers.waits) < 20
+
+
+def test_a_foreign_checkpoint_is_refused_naming_both(scene: Scene) -> None:
+    for ask in (
+        lambda: scene.latest({"wal": "other", "at": {}}),
+        lambda: scene.feed.plan({"wal": "other", "at": {}}, START),
+        lambda: scene.feed.commit({"wal": "other", "at": {}}),
+    ):
+        with pytest.raises(WalForeign, match=r"the log other, but /wal is the log w"):
+            ask()
+
+
+def test_the_tasks_of_a_batch(scene: Scene) -> None:
+    scene.log.seal("a", 10, 100)
+    scene.log.seal("a", 10, 100)
+    ((one, other),) = scene.feed.plan({"wal": "w", "at": {"a": [0, 4]}}, {"wal": "w", "at": {"a": [1, 5]}})
+    assert (one[1:], other[1:]) == ((4, 10), (0, 5))
+
+
+def test_a_lost_segment_is_an_error_that_names_it(scene: Scene) -> None:
+    scene.log.seal("a", 10)
+    with pytest.raises(SegmentLost, match="segment 2 of receiver a; failOnDataLoss=false goes on"):
+        scene.feed.plan(START, {"wal": "w", "at": {"a": 2}})
+
+
+def test_a_lost_segment_is_left_out_if_so_asked(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(fail_on_data_loss=False)
+    scene.log.seal("a", 10)
+    assert len(scene.feed.plan(START, {"wal": "w", "at": {"a": 2}})) == 1
+    assert "segment 2 of receiver a" in caplog.text
+
+
+def test_a_commit_deletes_what_was_read_whole(scene: Scene) -> None:
+    done, half, new = (scene.log.seal("a", 10) for _ in range(3))
+    gone = scene.log.seal("b", 1)
+    scene.feed.commit({"wal": "w", "at": {"a": [1, 5], "b": 1}})
+    assert (scene.log.deleted, scene.log.sealed) == ([done, gone], [half, new])
+    assert scene.log.present == {"a"}
+
+
+def test_what_cannot_be_deleted_fails_no_query(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    scene.log.seal("a", 10)
+    scene.log.broken = True
+    scene.feed.commit({"wal": "w", "at": {"a": 1}})
+    assert "cannot be deleted" in caplog.text
+
+
+def test_a_full_log_is_emptied_of_what_was_read(scene: Scene) -> None:
+    # Spark commits a batch when it makes the next one, which a paused receiver would never let it.
+    read = scene.log.seal("a", 10)
+    scene.receivers.now = State(paused="the log is full")
+    assert scene.latest({"wal": "w", "at": {"a": 1}})["at"] == {"a": 1}
+    assert scene.log.deleted == [read]
+
+
+# AvailableNow
+
+
+def test_a_run_reads_what_there_was(scene: Scene) -> None:
+    scene.log.seal("old", 10)
+    scene.backlog.value = Backlog(depth=5, asked=1)
+    scene.feed.aim()
+    assert scene.receivers.calls == []  # nothing is received before it is counted
+    scene.receivers.at(2.0, lambda: scene.receivers.receive(5))
+    first = scene.latest()
+    assert first["at"] == {"old": 1}
+    scene.feed.commit(first)
+    second = scene.latest(first)
+    assert second["at"] == {"own": 1}
+    assert scene.latest(second) is second
+    assert [segment.rows for segment in scene.log.deleted] == [10, 5]
+
+
+def test_a_run_ends_although_more_and_more_comes(scene: Scene) -> None:
+    scene.backlog.value = Backlog(depth=10, asked=1)
+    scene.feed.aim()
+    read, rows = START, 0
+    for _ in range(100):
+        scene.receivers.receive(8)
+        end = scene.latest(read)
+        if end is read:
+            break
+        rows += sum(piece.rows for task in scene.feed.plan(read, end) for piece in task)
+        read = end
+    assert rows == 10
+
+
+def test_a_run_does_not_wait_for_what_others_took(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "nsq.spark.source")
+    scene.backlog.value = Backlog(depth=10, asked=1)
+    scene.feed.aim()
+    scene.backlog.value = Backlog(asked=1)
+    scene.receivers.at(0.5, lambda: scene.receivers.receive(4))
+    end = scene.latest()
+    assert scene.latest(end) is end
+    assert 1002.0 <= scene.clock.now < 1005.0
+    assert "read 4 rows, 6 did not come" in caplog.text
+
+
+def test_a_run_waits_for_what_others_hold(scene: Scene) -> None:
+    scene.backlog.value = Backlog(in_flight=3, deferred=2, asked=1)
+    scene.feed.aim()
+    scene.receivers.at(60.0, lambda: scene.receivers.receive(5))
+    assert scene.latest()["at"] == {"own": 1}
+
+
+def test_a_run_may_leave_to_others_what_they_hold() -> None:
+    scene = Scene(wait_for_in_flight=False)
+    scene.backlog.value = Backlog(in_flight=3, deferred=2, asked=1)
+    scene.feed.aim()
+    assert scene.latest() is START
+    assert scene.clock.now < 1001.0
+
+
+def test_a_run_without_news_of_nsqd_ends_in_silence(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    scene.feed.aim()
+    assert "the backlog is unknown" in caplog.text
+    scene.receivers.at(1.0, lambda: scene.receivers.receive(5))
+    end = scene.latest()
+    assert end["at"] == {"own": 1}
+    assert scene.latest(end) is end
+
+
+def test_a_run_has_a_timeout() -> None:
+    scene = Scene(available_now_timeout=30.0)
+    scene.backlog.value = Backlog(depth=5, asked=1)
+    scene.feed.aim()
+    assert scene.latest() is START
+    assert 1030.0 <= scene.clock.now < 1032.0
+
+
+def test_a_run_ends_with_whoever_wanted_it(scene: Scene) -> None:
+    scene.backlog.value = Backlog(depth=5, asked=1)
+    scene.feed.aim()
+    scene.receivers.at(5.0, lambda: setattr(scene, "wanted", False))
+    with pytest.raises(Closed):
+        scene.latest()
+
+
+def test_a_run_keeps_to_limits_and_counts_what_it_takes(scene: Scene) -> None:
+    scene.log.seal("old", 10)
+    scene.backlog.value = Backlog(asked=1)
+    scene.feed.aim()
+    ends = [START]
+    while (end := scene.latest(ends[-1], Limits(rows=4))) is not ends[-1]:
+        ends.append(end)
+    assert [end["at"] for end in ends] == [{}, {"old": [0, 4]}, {"old": [0, 8]}, {"old": 1}]
+
+
+# Reports, and the end
+
+
+def test_a_report_tells_what_waits(scene: Scene) -> None:
+    scene.log.seal("a", 10, 100)
+    scene.latest(limits=Limits(rows=4))
+    scene.receivers.receive(3)
+    scene.receivers.now = State(received=13, paused="the disk is full")
+    scene.backlog.value = Backlog(depth=7, in_flight=2, asked=1)
+    report = scene.feed.report()
+    scene.feed.close()
+    assert report == {
+        "wal": "w",
+        "at": {"a": 1},
+        "received": 13,
+        "walRows": 9,
+        "walBytes": 63,
+        "nsqdDepth": 7,
+        "nsqdInFlight": 2,
+        "oldestSeconds": None,
+        "paused": "the disk is full",
+    }
+
+
+def test_a_report_does_without_what_nobody_knows(scene: Scene) -> None:
+    report = scene.feed.report()
+    scene.feed.close()
+    assert (report["nsqdDepth"], report["walRows"], report["paused"]) == (None, 0, None)
+
+
+def test_closing_says_so_first_and_gives_the_log_up_last(scene: Scene) -> None:
+    scene.feed.close()
+    assert scene.claim.calls == ["leaving", "release"]
+    assert scene.receivers.calls == ["stop"]
+    assert scene.backlog.calls == ["stop"]
+
+
+def test_the_log_is_given_up_whatever_happens(scene: Scene) -> None:
+    def fail() -> None:
+        raise RuntimeError("stuck")
+
+    scene.receivers.stop = fail  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError):
+        scene.feed.close()
+    assert scene.claim.calls == ["leaving", "release"]

@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+
+from nsq.errors import ConfigError
+from nsq.spark.source.options import SourceOptions
+
+GIVEN = {"topic": "orders", "channel": "spark", "wal": "/wal", "nsqd": "a:4150,b:4150"}
+
+
+def test_names_as_spark_hands_them_over() -> None:
+    options = SourceOptions.of(
+        {**GIVEN, "maxbytespertrigger": "32m", "nsqdhttp": "a:1,b:2", "fsync": "false"}
+    )
+    assert options.nsqd == ("a:4150", "b:4150")
+    assert options.nsqd_http == ("a:1", "b:2")
+    assert (options.max_bytes_per_trigger, options.fsync) == (32 << 20, False)
+
+
+def test_where_to_read_from_must_be_said() -> None:
+    with pytest.raises(ConfigError, match="option nsqd or lookupd is missing"):
+        SourceOptions.of({name: text for name, text in GIVEN.items() if name != "nsqd"})
+
+
+def test_a_misspelt_name_is_told_with_the_right_one() -> None:
+    with pytest.raises(ConfigError, match="did you mean targetPartitionBytes"):
+        SourceOptions.of({**GIVEN, "targetPartitonBytes": "1"})

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+import pytest
+
+from nsq.spark.source.termination import Termination
+
+
+@pytest.fixture
+def before() -> Iterator[list[str]]:
+    """What was called at SIGTERM before anything of ours came along; restored afterwards."""
+    called: list[str] = []
+
+    def theirs(number: int, frame: FrameType | None) -> None:
+        called.append("theirs")
+
+    previous = signal.signal(signal.SIGTERM, theirs)
+    yield called
+    signal.signal(signal.SIGTERM, previous)
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_it_leaves_calls_the_former_and_exits(before: list[str]) -> None:
+    termination = Termination(lambda: before.append("ours"))
+    termination.begin()
+    with pytest.raises(SystemExit) as ended:
+        terminate()
+    assert (before, ended.value.code) == (["ours", "theirs"], 143)
+
+
+def test_a_second_signal_does_not_cut_it_short(before: list[str]) -> None:
+    termination = Termination(lambda: before.append("ours"))
+    termination.begin()
+    with pytest.raises(SystemExit):
+        terminate()
+    terminate()
+    assert before == ["ours", "theirs"]
+
+
+def test_what_is_on_its_way_out_is_left_alone(before: list[str]) -> None:
+    termination = Termination(lambda: before.append("ours"))
+    termination.begin()
+    termination.ignore()
+    terminate()
+    assert before == []
+
+
+def test_afterwards_the_former_is_back(before: list[str]) -> None:
+    termination = Termination(lambda: before.append("ours"))
+    termination.begin()
+    termination.end()
+    terminate()
+    assert before == ["theirs"]
+
+
+def test_another_thread_changes_nothing(before: list[str]) -> None:
+    termination = Termination(lambda: before.append("ours"))
+    thread = threading.Thread(target=termination.begin)
+    thread.start()
+    thread.join()
+    termination.end()
+    terminate()
+    assert before == ["theirs"]

@@ -1,0 +1,105 @@
+"""Options as text under names whose case does not count."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from nsq.errors import ConfigError, InvalidName
+from nsq.spark.options import Options, duration, names, option, size, whole, yes_no
+from nsq.spark.source.options import SourceOptions
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sample(Options):
+    place: str = option("Where.")
+    max_bytes: int = option("How much.", size, default=32 << 20, low=1)
+    pause: float = option("How long.", duration, default=0.25, low=0)
+    addresses: tuple[str, ...] = option("Whom.", names, default=())
+    count: int = option("How many.", whole, default=3)
+    careful: bool = option("Whether.", yes_no, default=True)
+    mode: str = option("How.", default="slow", choices=("slow", "fast"))
+
+
+def test_case_does_not_count_and_everything_has_its_kind() -> None:
+    found = Sample.of(
+        {
+            "PLACE": "here", "maxbytes": "64k", "Pause": "1m30s", "addresses": "a:1, b:2,a:1,",
+            "count": "0x10", "careful": "false", "mode": "fast",
+        }
+    )  # fmt: skip
+    assert dataclasses.replace(found, config=Sample.of({"place": ""}).config) == Sample(
+        place="here",
+        max_bytes=65536,
+        pause=90.0,
+        addresses=("a:1", "b:2"),
+        count=16,
+        careful=False,
+        mode="fast",
+    )
+
+
+def test_what_config_knows_is_taken_too() -> None:
+    found = Sample.of(
+        {"place": "here", "tlscafile": "/ca.pem", "tls": "true", "authSecret": "s3cret", "msg_timeout": "90s"}
+    )
+    assert (found.config.tls_ca_file, found.config.msg_timeout) == ("/ca.pem", 90.0)
+    assert "s3cret" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({}, "option place is missing: .option('place', …)"),
+        ({"place": "x", "maxByte": "1"}, "there is no option 'maxByte'; did you mean maxBytes?"),
+        ({"place": "x", "authSecrets": "1"}, "there is no option 'authSecrets'; did you mean authSecret?"),
+        ({"place": "x", "zzz": "1"}, "there is no option 'zzz'"),
+        ({"place": "x", "maxBytes": "lots"}, "maxBytes is 'lots': invalid size 'lots'"),
+        ({"place": "x", "maxBytes": "0"}, "maxBytes is '0', but must be at least 1"),
+        ({"place": "x", "pause": "90"}, "pause is '90': "),
+        ({"place": "x", "count": "many"}, "count is 'many': "),
+        ({"place": "x", "careful": "perhaps"}, "careful is 'perhaps': "),
+        ({"place": "x", "mode": "fastest"}, "mode is 'fastest', but must be one of: slow, fast"),
+        ({"place": "x", "msgTimeout": "-1s"}, "msg_timeout is -1.0, but must be"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line(given: dict[str, str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Sample.of(given)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_spark_puts_there_itself_is_ignored() -> None:
+    assert Sample.of({"place": "x", "checkpointlocation": "/c"}, ignored=["checkpointLocation"]).place == "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("0", 0), ("1024", 1024), ("2kb", 2048), ("1MiB", 1 << 20), ("3 g", 3 << 30), ("1T", 1 << 40)],
+)
+def test_sizes(text: str, count: int) -> None:
+    assert size(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5m", "m", "1x", "1 2"])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(ConfigError, match="invalid size"):
+        size(text)
+
+
+def test_the_table_for_people_shows_defaults_as_one_would_write_them() -> None:
+    shown = {line.name: line.default for line in Sample.describe()}
+    assert shown == {
+        "place": "", "maxBytes": "32MiB", "pause": "250ms", "addresses": "", "count": "3", "careful": "true",
+        "mode": "slow",
+    }  # fmt: skip
+    assert {line.name: line.default for line in SourceOptions.describe()}["maxTriggerDelay"] == "900s"
+
+
+def test_a_source_needs_somebody_to_ask() -> None:
+    with pytest.raises(ConfigError, match="option nsqd or lookupd is missing"):
+        SourceOptions.of({"topic": "orders", "channel": "spark", "wal": "/wal"})
+    with pytest.raises(InvalidName, match="topic name 'no topic'"):
+        SourceOptions.of({"topic": "no topic", "channel": "spark", "wal": "/wal", "nsqd": "a:1"})

@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsq.errors import UsageError
+
+pytest.importorskip("pyspark")
+
+from nsq.spark.registration import register
+
+
+class Session:
+    """What registering needs of a Spark session."""
+
+    def __init__(self, python: str | None) -> None:
+        self.formats: list[str] = []
+        self.dataSource = SimpleNamespace(register=lambda cls: self.formats.append(cls.name()))
+        if python is not None:
+            self.sparkContext = SimpleNamespace(pythonExec=python)
+
+
+def registered(python: str | None) -> list[str]:
+    session: Any = Session(python)
+    register(session)
+    formats: list[str] = session.formats
+    return formats
+
+
+def program(folder: Path, text: str) -> str:
+    path = folder / "python-other"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path)
+
+
+@pytest.mark.parametrize("python", [sys.executable, None, "/no/such/python"])
+def test_both_formats_are_registered(python: str | None) -> None:
+    assert registered(python) == ["nsq", "nsq_stats"]
+
+
+def test_workers_of_another_python_that_has_what_it_takes(tmp_path: Path) -> None:
+    assert registered(program(tmp_path, "exit 0")) == ["nsq", "nsq_stats"]
+
+
+def test_workers_of_a_python_that_lacks_it(tmp_path: Path) -> None:
+    python = program(tmp_path, "echo \"ModuleNotFoundError: No module named 'pyarrow'\" >&2; exit 1")
+    with pytest.raises(UsageError) as told:
+        registered(python)
+    assert str(told.value) == (
+        f"Spark's workers are {python}, which cannot run this: "
+        "ModuleNotFoundError: No module named 'pyarrow'. "
+        f"Install it there, or set PYSPARK_PYTHON={sys.executable} before the session is made"
+    )

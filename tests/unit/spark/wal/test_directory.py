@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsq.errors import SegmentLost, WalError, WalForeign, WalOwned
+from nsq.spark.wal import ReceiverFolder, Segment, locks
+from nsq.spark.wal.directory import DirectoryWal
+
+
+def test_prepared_once(tmp_path: Path) -> None:
+    place = tmp_path / "not" / "there" / "yet"
+    identity = DirectoryWal(place).prepare()
+    assert DirectoryWal(place).prepare() == identity == DirectoryWal(place).identity()
+    assert os.listdir(place) == ["identity.json"]
+
+
+def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+    (tmp_path / ".hidden").touch()
+    assert DirectoryWal(tmp_path).prepare()
+
+
+def test_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "letters").mkdir()
+    with pytest.raises(WalForeign, match="is no log, and not empty"):
+        DirectoryWal(tmp_path).prepare()
+    assert os.listdir(tmp_path) == ["letters"]
+
+
+def test_a_file_is_no_place(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(WalError, match="file cannot be made a log: File exists"):
+        DirectoryWal(tmp_path / "file").prepare()
+
+
+def test_a_newer_format_is_refused(wal: DirectoryWal) -> None:
+    (Path(wal.location) / "identity.json").write_text('{"format": 2, "identity": "x"}')
+    with pytest.raises(WalForeign, match="has format 2, this version of nsq reads 1"):
+        wal.prepare()
+
+
+def test_a_log_needs_a_prepared_place(tmp_path: Path) -> None:
+    with pytest.raises(WalError, match="has to be prepared first"):
+        DirectoryWal(tmp_path).log("r")
+    assert DirectoryWal(tmp_path / "no").identity() is None
+    with pytest.raises(WalError, match="no cannot be listed: No such file"):
+        DirectoryWal(tmp_path / "no").segments()
+    with pytest.raises(WalError, match="No such file"):
+        DirectoryWal(tmp_path / "no").own("me", 0)
+
+
+@pytest.mark.parametrize("name", ["../r", ".r", "owner", ""])
+def test_a_receiver_needs_a_name(wal: DirectoryWal, name: str) -> None:
+    with pytest.raises(WalError, match="is no name for a receiver"):
+        wal.log(name)
+
+
+def test_a_name_is_used_once(wal: DirectoryWal) -> None:
+    wal.log("r").close()
+    with pytest.raises(WalError, match="r is there already"):
+        wal.log("r")
+    assert sorted(os.listdir(wal.location)) == ["identity.json", "r"]
+
+
+def test_what_receivers_left(wal: DirectoryWal, make: Any) -> None:
+    wal.log("a").close()
+    with wal.log("b") as log:
+        log.append(make(1))
+        log.roll()
+        log.append(make(1))
+        size = (Path(wal.location) / "b" / "000002.open").stat().st_size
+        assert wal.receivers() == [ReceiverFolder("a", False, 0, 0), ReceiverFolder("b", True, size, 1)]
+
+
+def test_segments_are_ordered_by_receiver_and_number(wal: DirectoryWal, make: Any) -> None:
+    for receiver in ("b", "a"):
+        with wal.log(receiver) as log:
+            for _ in range(2):
+                log.append(make(1))
+                log.roll()
+    (Path(wal.location) / "notes.txt").touch()
+    (Path(wal.location) / "a" / "notes.txt").touch()
+    found = [(segment.receiver, segment.number) for segment in wal.segments()]
+    assert found == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+
+
+def test_deleted_once_or_twice(wal: DirectoryWal, make: Any) -> None:
+    with wal.log("r") as log:
+        log.append(make(1))
+    gone = Segment("gone", 1, 1, 1)
+    for _ in range(2):
+        wal.delete([Segment("r", 1, 1, 21), gone])
+    assert wal.segments() == []
+
+
+def test_what_is_read_stays_readable_when_it_is_deleted(wal: DirectoryWal, make: Any) -> None:
+    with wal.log("r") as log:
+        log.append(make(3))
+        log.append(make(2))
+    (segment,) = wal.segments()
+    reading = wal.read(segment)
+    first = next(reading)
+    wal.delete([segment])
+    assert [first, *reading] == [make(3), make(2)]
+
+
+def test_a_missing_segment_is_named(wal: DirectoryWal) -> None:
+    with pytest.raises(SegmentLost, match=r"wal/r/000001-1-21\.arrow is not there"):
+        wal.read(Segment("r", 1, 1, 21))
+
+
+def test_a_shorter_segment_is_named(wal: DirectoryWal, make: Any) -> None:
+    with wal.log("r") as log:
+        log.append(make(3))
+    (segment,) = wal.segments()
+    os.truncate(wal.path(segment), wal.path(segment).stat().st_size - 80)
+    with pytest.raises(SegmentLost, match=r"000001-3-63\.arrow: 0 of 3 rows can be read"):
+        list(wal.read(segment))
+
+
+def test_an_empty_segment_file_is_named(wal: DirectoryWal, make: Any) -> None:
+    with wal.log("r") as log:
+        log.append(make(3))
+    (segment,) = wal.segments()
+    os.truncate(wal.path(segment), 0)
+    with pytest.raises(SegmentLost, match=r"000001-3-63\.arrow"):
+        list(wal.read(segment))
+
+
+def test_empty_folders_go(wal: DirectoryWal, make: Any) -> None:
+    wal.log("empty").close()
+    with wal.log("full") as log:
+        log.append(make(1))
+    with wal.log("alive"):
+        born = Path(wal.location) / ".new-1"
+        born.mkdir()
+        (born / "lock").touch()
+        wal.discard_empty()
+        assert sorted(os.listdir(wal.location)) == ["alive", "full", "identity.json"]
+
+
+def test_a_receiver_that_is_only_just_starting_is_invisible(
+    wal: DirectoryWal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    def looking(old: Path, new: Path) -> None:
+        seen.append((wal.receivers(), wal.recover()))
+        wal.discard_empty()
+        os.rename(old, new)
+
+    monkeypatch.setattr(wal._disk, "rename", looking)
+    with wal.log("r"):
+        assert seen == [([], [])]
+        assert wal.receivers() == [ReceiverFolder("r", True, 0, 0)]
+
+
+def test_a_start_that_is_disturbed_is_repeated(wal: DirectoryWal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody looks at the lock, or sweeps the folder away, before it is locked."""
+    acquire, disturbances = locks.acquire, [0, 1]
+
+    def disturbed(path: Path, mode: int) -> locks.FileLock | None:
+        if not disturbances:
+            return acquire(path, mode)
+        if disturbances.pop():
+            return None
+        wal.discard_empty()
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(locks, "acquire", disturbed)
+    wal.log("r").close()
+    assert [folder.receiver for folder in wal.receivers()] == ["r"]
+
+
+def test_a_start_that_is_always_disturbed_is_an_error(
+    wal: DirectoryWal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "acquire", lambda path, mode: None)
+    with pytest.raises(WalError, match="r cannot be made: its folder was"):
+        wal.log("r")
+
+
+def test_one_owner(wal: DirectoryWal) -> None:
+    hours = itertools.count(0.0, 10.0)
+    wal = DirectoryWal(wal.location, clock=lambda: next(hours), nap=lambda seconds: None)
+    assert wal.owner() is None
+    first = wal.own("query one", 0)
+    owner = wal.owner()
+    assert owner is not None
+    assert (owner.description, owner.pid, owner.leaving) == ("query one", os.getpid(), False)
+    with pytest.raises(WalOwned, match=r"wal is owned by query one \(process"):
+        wal.own("query two", 0)
+    first.release()
+    first.release()
+    assert wal.owner() is None
+    wal.own("query two", 0).release()

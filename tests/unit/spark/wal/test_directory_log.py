@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsq.errors import WalError
+from nsq.spark.wal import Segment
+from nsq.spark.wal.directory import DirectoryWal
+
+
+def bodies(count: int) -> int:
+    return 21 * count
+
+
+def test_appended_rolled_and_read(wal: DirectoryWal, make: Any, ids: Any) -> None:
+    with wal.log("r") as log:
+        assert log.roll() is None
+        log.append(make(3))
+        log.append(make(2, start=3))
+        assert (log.open_rows, log.open_bytes) == (5, bodies(5))
+        assert wal.segments() == []
+        assert log.roll() == Segment("r", 1, 5, bodies(5))
+        assert (log.open_rows, log.open_bytes) == (0, 0)
+        assert log.roll() is None
+        log.append(make(1, start=5))
+        assert log.close() == Segment("r", 2, 1, bodies(1))
+    assert wal.segments() == [Segment("r", 1, 5, bodies(5)), Segment("r", 2, 1, bodies(1))]
+    assert ids(wal) == list(range(6))
+
+
+def test_durable_in_this_order(wal: DirectoryWal, disk: Any, make: Any) -> None:
+    with wal.log("r") as log:
+        disk.calls.clear()
+        log.append(make(1))
+        assert disk.calls == ["create", "write", "write", "sync", "sync_folder"]
+        disk.calls.clear()
+        log.append(make(1))
+        assert disk.calls == ["write", "write", "sync"]
+        disk.calls.clear()
+        log.roll()
+        assert disk.calls == ["write", "sync", "rename", "sync_folder"]
+
+
+def test_nothing_makes_no_file(wal: DirectoryWal, make: Any) -> None:
+    with wal.log("r") as log:
+        log.append(make(0))
+        assert os.listdir(Path(wal.location) / "r") == ["lock"]
+
+
+def test_other_topics_and_other_batches_are_refused(wal: DirectoryWal, make: Any) -> None:
+    with wal.log("r") as log:
+        log.append(make(1))
+        with pytest.raises(WalError, match="holds topic 'orders', and cannot take 'bills' too"):
+            log.append(make(1, topic="bills"))
+        with pytest.raises(WalError, match=r"not a batch of records\.stored"):
+            log.append(make(1).select(["id"]))
+        assert log.roll() == Segment("r", 1, 1, bodies(1))
+
+
+def test_a_closed_log_takes_nothing(wal: DirectoryWal, make: Any) -> None:
+    log = wal.log("r")
+    assert log.close() is None
+    assert log.close() is None
+    with pytest.raises(WalError, match="closed"):
+        log.append(make(1))
+
+
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("torn", [0, 100])
+@pytest.mark.parametrize(
+    "failing",
+    [
+        {"write"},
+        {"write", "truncate"},
+        {"sync"},
+        {"sync", "truncate"},
+        {"sync", "truncate", "rename", "remove"},
+        {"sync", "rename", "remove", "sync_folder"},
+        {"write", "truncate", "rename", "remove"},
+    ],
+)
+def test_a_failed_append_leaves_what_there_was(
+    wal: DirectoryWal, disk: Any, make: Any, ids: Any, failing: set[str], torn: int, before: int
+) -> None:
+    with wal.log("r") as log:
+        if before:
+            log.append(make(before))
+        disk.failing, disk.torn = failing, torn
+        for _ in range(2):
+            with pytest.raises(WalError, match=r"000001\.open (cannot|holds)|/r cannot|000002\.open cannot"):
+                log.append(make(10, start=100))
+        assert sum(segment.rows for segment in wal.segments()) + log.open_rows == before
+        disk.failing = set()
+        log.append(make(2, start=before))
+        log.close()
+    assert ids(wal) == list(range(before + 2))
+    assert [segment.number for segment in wal.segments()] in ([1], [1, 2])
+
+
+def test_after_a_failed_fsync_nothing_is_written_behind_it(wal: DirectoryWal, disk: Any, make: Any) -> None:
+    with wal.log("r") as log:
+        log.append(make(3))
+        disk.failing = {"sync"}
+        with pytest.raises(WalError, match=r"000001\.open cannot be made durable: Input/output error"):
+            log.append(make(1, start=3))
+        disk.failing = set()
+        assert wal.segments() == [Segment("r", 1, 3, bodies(3))]
+        log.append(make(1, start=3))
+        assert log.open_rows == 1
+        assert log.roll() == Segment("r", 2, 1, bodies(1))
+
+
+def test_a_failed_write_goes_on_in_the_same_file(wal: DirectoryWal, disk: Any, make: Any) -> None:
+    with wal.log("r") as log:
+        log.append(make(3))
+        disk.failing, disk.torn = {"write"}, 50
+        with pytest.raises(WalError, match=r"r/000001\.open cannot be written: No space left on device"):
+            log.append(make(1, start=3))
+        disk.failing = set()
+        log.append(make(1, start=3))
+        assert log.roll() == Segment("r", 1, 4, bodies(4))
+
+
+@pytest.mark.parametrize("failing", ["create", "sync_folder"])
+def test_a_file_that_cannot_begin(wal: DirectoryWal, disk: Any, make: Any, ids: Any, failing: str) -> None:
+    with wal.log("r") as log:
+        disk.failing = {failing}
+        with pytest.raises(WalError):
+            log.append(make(1))
+        disk.failing = set()
+        assert log.open_rows == 0
+        log.append(make(2))
+        log.close()
+    assert ids(wal) == [0, 1]
+
+
+@pytest.mark.parametrize("failing", [{"write"}, {"sync"}])
+def test_a_segment_needs_no_end_mark(
+    wal: DirectoryWal, disk: Any, make: Any, ids: Any, failing: set[str]
+) -> None:
+    with wal.log("r") as log:
+        log.append(make(3))
+        disk.failing, disk.torn = failing, 3
+        assert log.roll() == Segment("r", 1, 3, bodies(3))
+        disk.failing = set()
+    assert ids(wal) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("failing", ["rename", "sync_folder"])
+def test_a_roll_that_failed_can_be_repeated(
+    wal: DirectoryWal, disk: Any, make: Any, ids: Any, failing: str
+) -> None:
+    with wal.log("r") as log:
+        log.append(make(3))
+        disk.failing = {failing}
+        for _ in range(2):
+            with pytest.raises(WalError):
+                log.roll()
+        disk.failing = set()
+        assert log.roll() == Segment("r", 1, 3, bodies(3))
+        log.append(make(1, start=3))
+    assert ids(wal) == [0, 1, 2, 3]
+
+
+def test_a_failed_close_gives_up_the_lock_and_leaves_the_rest_to_recovery(
+    wal: DirectoryWal, disk: Any, make: Any, ids: Any
+) -> None:
+    log = wal.log("r")
+    log.append(make(3))
+    disk.failing = {"rename"}
+    with pytest.raises(WalError, match="cannot be sealed"):
+        log.close()
+    disk.failing = set()
+    assert wal.recover() == [Segment("r", 1, 3, bodies(3))]
+    assert ids(wal) == [0, 1, 2]
+
+
+def test_files_end_up_with_the_rights_of_the_log(tmp_path: Path, make: Any) -> None:
+    def rights(path: Path) -> int:
+        return path.stat().st_mode & 0o777
+
+    mask = os.umask(0o022)
+    try:
+        shared = tmp_path / "shared"
+        shared.mkdir(mode=0o755)
+        for place, folder, file in ((shared, 0o755, 0o644), (tmp_path / "own", 0o700, 0o600)):
+            wal = DirectoryWal(place)
+            wal.prepare()
+            with wal.log("r") as log:
+                log.append(make(1))
+            assert rights(place / "r") == rights(place) == folder
+            assert {rights(one) for one in (place / "r").iterdir()} == {file}
+            assert rights(place / "identity.json") == file
+    finally:
+        os.umask(mask)

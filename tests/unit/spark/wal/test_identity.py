@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nsq.errors import WalForeign
+from nsq.spark.wal import identity
+
+
+def test_read_back() -> None:
+    made = identity.new_identity()
+    text = identity.encode(made, 1_700_000_000)
+    assert identity.decode(text, "p") == made
+    assert json.loads(text)["created"] == "2023-11-14T22:13:20Z"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"[]", b"{}", b"\xff\xfe", b'{"format": "1", "identity": "x"}', b'{"format": 1, "identity": ""}'],
+)
+def test_something_else(text: bytes) -> None:
+    with pytest.raises(WalForeign, match="p is not the identity of a log"):
+        identity.decode(text, "p")
+
+
+def test_a_newer_format() -> None:
+    with pytest.raises(WalForeign, match="p has format 2"):
+        identity.decode(b'{"format": 2, "identity": "x"}', "p")

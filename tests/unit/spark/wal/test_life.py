@@ -1,0 +1,187 @@
+"""Receivers that append, fail, die and start again in any order, and an owner that reads and deletes.
+
+Whatever was appended is read, once; what is sealed never changes; nothing turns up that nobody has tried to
+append.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from nsq.errors import WalError
+from nsq.spark.wal import Segment, inspect
+from nsq.spark.wal.directory import DirectoryWal
+from nsq.spark.wal.directory_log import DirectoryLog
+
+FAULTS = st.sets(st.sampled_from(["create", "write", "sync", "truncate", "rename", "remove", "sync_folder"]))
+
+
+class Life(RuleBasedStateMachine):
+    make: ClassVar[Any]
+    new_disk: ClassVar[Any]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp())
+        self.disk = type(self).new_disk()
+        self.wal = DirectoryWal(self.folder / "wal", disk=self.disk)
+        self.wal.prepare()
+        self.log: DirectoryLog | None = None
+        self.lives = 0
+        self.numbered = 0
+        self.appended: set[int] = set()
+        self.tried: set[int] = set()
+        self.deleted: list[int] = []
+        self.known: dict[Segment, list[int]] = {}
+
+    def teardown(self) -> None:
+        self.disk.failing = set()
+        if self.log is not None:
+            self.log.close()
+        shutil.rmtree(self.folder)
+
+    @precondition(lambda self: self.log is None)
+    @rule()
+    def start(self) -> None:
+        self.lives += 1
+        self.log = self.wal.log(f"r{self.lives:04d}")
+
+    @precondition(lambda self: self.log is not None)
+    @rule(count=st.integers(0, 3), faults=FAULTS, torn=st.sampled_from([0, 7, 400]))
+    def append(self, count: int, faults: set[str], torn: int) -> None:
+        assert self.log is not None
+        numbers = set(range(self.numbered, self.numbered + count))
+        batch = type(self).make(count, start=self.numbered, size=0)
+        self.numbered += count
+        self.tried |= numbers
+        self.disk.failing, self.disk.torn = faults, torn
+        before = self._durable()
+        try:
+            self.log.append(batch)
+        except WalError:
+            assert self._durable() == before
+        else:
+            self.appended |= numbers
+        self.disk.failing = set()
+
+    @precondition(lambda self: self.log is not None)
+    @rule(faults=FAULTS, closing=st.booleans())
+    def roll(self, faults: set[str], closing: bool) -> None:
+        assert self.log is not None
+        self.disk.failing, self.disk.torn = faults, 3
+        try:
+            sealed = self.log.close() if closing else self.log.roll()
+        except WalError:
+            pass
+        else:
+            assert sealed is None or sealed in self.wal.segments()
+        self.disk.failing = set()
+        if closing:
+            self.log = None
+
+    @precondition(lambda self: self.log is not None)
+    @rule()
+    def die(self) -> None:
+        assert self.log is not None
+        if self.log._open is not None:
+            os.close(self.log._open.descriptor)
+        self.log._lock.release()
+        self.log = None
+
+    @rule(faults=FAULTS)
+    def recover(self, faults: set[str]) -> None:
+        self.disk.failing = faults
+        try:
+            self.wal.recover()
+        except WalError:
+            self.disk.failing = set()
+            self.wal.recover()
+        self.disk.failing = set()
+        living = {self.log.receiver} if self.log else set()
+        assert all(not folder.open_bytes for folder in self.wal.receivers() if folder.receiver not in living)
+
+    @precondition(lambda self: self.log is None)
+    @rule()
+    def read_everything(self) -> None:
+        self.wal.recover()
+        found = self._read() + self.deleted
+        assert len(found) == len(set(found))
+        assert self.appended <= set(found) <= self.tried
+        assert inspect.verify(str(self.folder / "wal")).problems == []
+
+    @rule(count=st.integers(1, 3))
+    def delete(self, count: int) -> None:
+        """In order, as a query does."""
+        gone = self.wal.segments()[:count]
+        self.deleted += [number for segment in gone for number in self._numbers(segment)]
+        self.wal.delete(gone)
+        self.known = {one: numbers for one, numbers in self.known.items() if one not in gone}
+
+    @rule()
+    def discard(self) -> None:
+        self.wal.discard_empty()
+
+    @invariant()
+    def what_is_sealed_stays(self) -> None:
+        listed = self.wal.segments()
+        for segment in listed:
+            assert self.known.setdefault(segment, self._numbers(segment)) == self._numbers(segment)
+        assert set(self.known) == set(listed)
+
+    def _durable(self) -> int:
+        assert self.log is not None
+        own = [one for one in self.wal.segments() if one.receiver == self.log.receiver]
+        return self.log.open_rows + sum(segment.rows for segment in own)
+
+    def _numbers(self, segment: Segment) -> list[int]:
+        batches = self.wal.read(segment)
+        return [int(one, 16) for batch in batches for one in batch.column("id").to_pylist()]
+
+    def _read(self) -> list[int]:
+        return [number for segment in self.wal.segments() for number in self._numbers(segment)]
+
+
+def test_lives_of_receivers(make: Any, disk: Any) -> None:
+    class Bound(Life):
+        pass
+
+    Bound.make, Bound.new_disk = staticmethod(make), type(disk)
+    run_state_machine_as_test(
+        Bound,
+        settings=settings(
+            max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )
+
+
+def test_the_machine_sees_a_lost_batch(make: Any, disk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were an append to return before it has written, this machine would say so."""
+
+    class Bound(Life):
+        pass
+
+    def forgetful(self: Any, descriptor: int, data: memoryview, position: int) -> int:
+        return position + len(data)
+
+    monkeypatch.setattr(type(disk), "write", forgetful)
+    Bound.make, Bound.new_disk = staticmethod(make), type(disk)
+    with pytest.raises((AssertionError, WalError)):
+        run_state_machine_as_test(
+            Bound,
+            settings=settings(max_examples=30, deadline=None, database=None, report_multiple_bugs=False),
+        )

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+import pytest
+
+from nsq.spark.wal import locks
+
+
+def test_one_at_a_time(tmp_path: Path) -> None:
+    first = locks.acquire(tmp_path / "lock")
+    assert first is not None
+    assert locks.acquire(tmp_path / "lock") is None
+    assert locks.is_held(tmp_path / "lock")
+    first.release()
+    first.release()
+    assert not locks.is_held(tmp_path / "lock")
+    second = locks.acquire(tmp_path / "lock")
+    assert second is not None
+    second.release()
+
+
+def test_no_file_no_holder(tmp_path: Path) -> None:
+    assert not locks.is_held(tmp_path / "lock")
+    assert os.listdir(tmp_path) == []
+
+
+def test_many_may_look_and_nobody_can_take_it_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    with locks.looked_at(tmp_path / "lock") as one, locks.looked_at(tmp_path / "lock") as two:
+        assert one
+        assert two
+        assert locks.acquire(tmp_path / "lock") is None
+
+
+def test_what_this_process_holds_is_never_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS closing it would unlock it."""
+    path = tmp_path / "lock"
+    held = locks.acquire(path)
+    assert held is not None
+    os.link(path, tmp_path / "other name")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", lambda *_: pytest.fail("opened again"))
+        for name in ("lock", "other name"):
+            assert locks.is_held(tmp_path / name)
+            assert locks.acquire(tmp_path / name) is None
+    held.release()
+
+
+def test_a_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(descriptor: int, operation: int) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(OSError, match="No locks available"):
+        locks.acquire(tmp_path / "lock")
+    with pytest.raises(OSError, match="No locks available"):
+        locks.is_held(tmp_path / "lock")

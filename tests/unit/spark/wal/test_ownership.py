@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsq.errors import WalOwned
+from nsq.spark.wal import ownership
+
+
+class Hours:
+    """A clock that naps move, and what happens at a time."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.events: dict[float, object] = {}
+
+    def clock(self) -> float:
+        return self.now
+
+    def nap(self, seconds: float) -> None:
+        self.now += seconds
+        for moment in [one for one in self.events if one <= self.now]:
+            event = self.events.pop(moment)
+            assert callable(event)
+            event()
+
+
+def claim(path: Path, hours: Hours, patience: float, name: str = "other") -> ownership.FileClaim:
+    return ownership.claim(path, name, patience, 0o600, hours.clock, hours.nap)
+
+
+def test_patience_ends(tmp_path: Path) -> None:
+    hours = Hours()
+    held = claim(tmp_path / "owner", hours, 0, "first")
+    for patience, least in ((0.0, 0.25), (5.0, 5.0)):
+        started = hours.now
+        with pytest.raises(WalOwned, match="is owned by first"):
+            claim(tmp_path / "owner", hours, patience)
+        assert least <= hours.now - started < least + 0.2
+    held.release()
+
+
+def test_who_is_leaving_is_waited_for(tmp_path: Path) -> None:
+    hours = Hours()
+    held = claim(tmp_path / "owner", hours, 0, "first")
+    held.leaving()
+    hours.events[120.0] = held.release
+    second = claim(tmp_path / "owner", hours, 1)
+    assert 120 <= hours.now < 121
+    second.release()
+
+
+def test_who_never_leaves_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    hours = Hours()
+    held = claim(tmp_path / "owner", hours, 0, "first")
+    held.leaving()
+    with pytest.raises(WalOwned, match="which is leaving; waited 30"):
+        claim(tmp_path / "owner", hours, 1)
+    held.release()
+
+
+def test_saying_so_while_somebody_waits_already(tmp_path: Path) -> None:
+    hours = Hours()
+    held = claim(tmp_path / "owner", hours, 0, "first")
+    hours.events[100.5] = held.leaving
+    hours.events[110.0] = held.release
+    claim(tmp_path / "owner", hours, 1).release()
+
+
+def test_a_released_claim_says_nothing_any_more(tmp_path: Path) -> None:
+    hours = Hours()
+    held = claim(tmp_path / "owner", hours, 0, "a very long description of the first")
+    held.release()
+    second = claim(tmp_path / "owner", hours, 0, "second")
+    held.leaving()
+    owner = ownership.holder(tmp_path / "owner")
+    assert owner is not None
+    assert (owner.description, owner.leaving) == ("second", False)
+    second.release()
+    assert ownership.holder(tmp_path / "owner") is None
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b'{"description": "x"}', b"[]", b"\xff"])
+def test_half_a_description_is_no_error(text: bytes) -> None:
+    assert ownership.decode(text) == ownership.NOBODY_KNOWN
+
+
+def test_a_description_is_read_back() -> None:
+    owner = ownership.Owner("me", True, "host", 7, 1.5)
+    assert ownership.decode(ownership.encode(owner)) == owner
+    assert str(owner) == "me (process 7 on host), which is leaving"

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsq.errors import ConfigError
+from nsq.spark.wal import open_wal, places
+from nsq.spark.wal.directory import DirectoryWal
+from nsq.spark.wal.objects import ObjectWal
+
+
+@pytest.mark.parametrize(
+    ("location", "directory"),
+    [
+        ("/data/wal", "/data/wal"),
+        ("file:///data/wal", "/data/wal"),
+        ("file:/data/wal", "/data/wal"),
+        ("FILE://localhost/data/a%20b", "/data/a b"),
+        ("c:wal", "c:wal"),
+    ],
+)
+def test_directories(location: str, directory: str) -> None:
+    assert places.directory_of(location) == Path(directory)
+
+
+def test_a_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    wal = open_wal("wal")
+    assert isinstance(wal, DirectoryWal)
+    assert wal.location == str(tmp_path / "wal")
+
+
+def test_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert places.directory_of("~/wal") == Path("/home/me/wal")
+
+
+def test_another_uri_is_an_object_store() -> None:
+    wal = open_wal("mock:///bucket/wal")
+    assert isinstance(wal, ObjectWal)
+    assert wal.location == "mock:///bucket/wal"
+
+
+@pytest.mark.parametrize("location", ["", "  ", "file://data/wal", "file:wal", "nosuch://bucket/wal"])
+def test_no_place(location: str) -> None:
+    with pytest.raises(ConfigError, match="wal "):
+        open_wal(location)
+
+
+def test_credentials_stay_out_of_errors() -> None:
+    with pytest.raises(ConfigError) as caught:
+        open_wal("nosuch://key:secret@bucket/wal")
+    assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_importing_it_loads_no_pyarrow() -> None:
+    program = "import nsq.spark.wal, nsq.spark.wal.names, sys; print('pyarrow' in sys.modules)"
+    root = Path(__file__).resolve().parents[4]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("False\n", "")

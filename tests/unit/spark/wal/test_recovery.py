@@ -1,0 +1,124 @@
+"""What a receiver that was killed leaves behind, wherever it was killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsq.errors import WalError
+from nsq.spark.wal import Segment, names
+from nsq.spark.wal.directory import DirectoryWal
+
+
+def killed(wal: DirectoryWal, receiver: str, *batches: Any) -> list[int]:
+    """As if the process had died after these appends; how long the file was after each."""
+    log = wal.log(receiver)
+    sizes = []
+    for batch in batches:
+        log.append(batch)
+        path = Path(wal.location) / receiver / names.open_file(log._next)
+        sizes.append(path.stat().st_size)
+    assert log._open is not None
+    os.close(log._open.descriptor)
+    log._lock.release()
+    return sizes
+
+
+def test_every_byte_it_can_die_at(tmp_path: Path, make: Any, ids: Any) -> None:
+    wal = DirectoryWal(tmp_path / "wal", fsync=False)
+    wal.prepare()
+    sizes = killed(wal, "r", make(1, size=0), make(2, start=1, size=0))
+    folder = Path(wal.location) / "r"
+    data = (folder / "000001.open").read_bytes()
+    shutil.rmtree(folder)
+    for cut in range(len(data) + 1):
+        folder.mkdir()
+        (folder / "lock").touch()
+        (folder / "000001.open").write_bytes(data[:cut])
+        whole = sum(cut >= size for size in sizes)  # so many appends had returned
+        sealed = wal.recover()
+        assert sealed == wal.segments(), cut
+        assert len(sealed) == (whole > 0)
+        assert ids(wal) == list(range(sum(range(whole + 1)))), cut
+        assert not any(names.read_open(name) for name in os.listdir(folder))
+        assert wal.recover() == []
+        shutil.rmtree(folder)
+
+
+def test_a_closed_stream_that_was_not_renamed(wal: DirectoryWal, disk: Any, make: Any, ids: Any) -> None:
+    log = wal.log("r")
+    log.append(make(3))
+    disk.failing = {"rename"}
+    with pytest.raises(WalError):
+        log.close()
+    disk.failing = set()
+    assert wal.recover() == [Segment("r", 1, 3, 63)]
+    assert ids(wal) == [0, 1, 2]
+
+
+def test_it_follows_the_segments_that_are_there(wal: DirectoryWal, make: Any, ids: Any) -> None:
+    log = wal.log("r")
+    log.append(make(1))
+    log.roll()
+    log.append(make(1, start=1))
+    assert log._open is not None
+    os.close(log._open.descriptor)
+    log._lock.release()
+    assert wal.recover() == [Segment("r", 2, 1, 21)]
+    assert ids(wal) == [0, 1]
+
+
+def test_the_living_are_left_alone(wal: DirectoryWal, make: Any) -> None:
+    with wal.log("r") as log:
+        log.append(make(3))
+        assert wal.recover() == []
+        wal.discard_empty()
+        assert wal.receivers()[0].alive
+        log.append(make(1))
+        assert log.roll() == Segment("r", 1, 4, 84)
+
+
+def test_the_last_batch_is_made_durable_before_it_is_sealed(wal: DirectoryWal, disk: Any, make: Any) -> None:
+    killed(wal, "r", make(1))
+    disk.calls.clear()
+    wal.recover()
+    assert disk.calls == ["sync", "rename", "sync_folder"]
+
+
+@pytest.mark.parametrize("failing", ["sync", "rename", "sync_folder"])
+def test_a_recovery_that_failed_can_be_repeated(
+    wal: DirectoryWal, disk: Any, make: Any, ids: Any, failing: str
+) -> None:
+    killed(wal, "r", make(3))
+    disk.failing = {failing}
+    with pytest.raises(WalError, match="cannot be recovered: Input/output error"):
+        wal.recover()
+    disk.failing = set()
+    wal.recover()
+    assert ids(wal) == [0, 1, 2]
+
+
+def test_another_process_may_be_faster(
+    wal: DirectoryWal, make: Any, ids: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed(wal, "r", make(3))
+    other = DirectoryWal(wal.location)
+    rename = wal._disk.rename
+
+    def after_the_other(old: Path, new: Path) -> None:
+        assert other.recover() == [Segment("r", 1, 3, 63)]
+        rename(old, new)
+
+    monkeypatch.setattr(wal._disk, "rename", after_the_other)
+    assert wal.recover() == []
+    assert ids(wal) == [0, 1, 2]
+
+
+def test_a_folder_without_a_lock_is_a_dead_ones(wal: DirectoryWal, make: Any, ids: Any) -> None:
+    killed(wal, "r", make(3))
+    (Path(wal.location) / "r" / "lock").unlink()
+    assert wal.recover() == [Segment("r", 1, 3, 63)]
