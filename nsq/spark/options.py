@@ -127,6 +127,15 @@ class Options:
             raise ConfigError(f"option {absent[0]} is missing: .option({absent[0]!r}, …)")
 
 
+def require_address(nsqd: tuple[str, ...], lookupd: tuple[str, ...]) -> None:
+    """One of them will do."""
+    if not nsqd and not lookupd:
+        raise ConfigError(
+            "option nsqd or lookupd is missing: .option('nsqd', 'host:4150') or "
+            ".option('lookupd', 'host:4161')"
+        )
+
+
 def _checked(name: str, text: str, declared: _Declared) -> Any:
     try:
         value = declared.read(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from nsq.errors import ConfigError
-from nsq.spark.options import Options, duration, names, option, whole, yes_no
+from nsq.spark.options import Options, duration, names, option, require_address, whole, yes_no
 from nsq.wire.names import check_channel, check_topic
 
 PEEK = "peek"
@@ -28,11 +28,7 @@ class PeekOptions(Options):
     timeout: float = option("How long to look, if there are fewer.", duration, default=10.0, low=0.001)
 
     def __post_init__(self) -> None:
-        if not self.nsqd and not self.lookupd:
-            raise ConfigError(
-                "option nsqd or lookupd is missing: .option('nsqd', 'host:4150') or "
-                ".option('lookupd', 'host:4161')"
-            )
+        require_address(self.nsqd, self.lookupd)
         if self.nsqd_http and len(self.nsqd_http) != len(self.nsqd):
             raise ConfigError(
                 f"nsqdHttp has {len(self.nsqd_http)} addresses, but must have one for each of the "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from nsq.errors import ConfigError
-from nsq.spark.options import Options, duration, names, option, size, whole
+from nsq.spark.options import Options, duration, names, option, require_address, size, whole
 from nsq.wire.commands import Limits
 from nsq.wire.names import check_topic
 
@@ -45,11 +45,7 @@ class SinkOptions(Options):
     )
 
     def __post_init__(self) -> None:
-        if not self.nsqd and not self.lookupd:
-            raise ConfigError(
-                "option nsqd or lookupd is missing: .option('nsqd', 'host:4150') or "
-                ".option('lookupd', 'host:4161')"
-            )
+        require_address(self.nsqd, self.lookupd)
         if self.topic:
             check_topic(self.topic)
         most = Limits().max_body_size

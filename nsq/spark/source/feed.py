@@ -26,6 +26,9 @@ log = logging.getLogger("nsq.spark.source")
 
 #: How long Spark is kept waiting for a batch, at the most, before it is told that there is none yet.
 POLL = 0.5
+#: The first time it is kept waiting until the receivers are at work, or for so long: Spark makes a batch of
+#: the first answer even if there is nothing in it.
+STARTING = 5.0
 #: The log is listed that often at least: receivers elsewhere tell nobody when they seal a segment.
 LISTING = 1.0
 #: A receiver that does not seal in that time is not waited for; what it has comes with a later batch.
@@ -96,6 +99,7 @@ class Feed:
         self._listed = float("-inf")
         self._sealed = -1
         self._receiving = False
+        self._starting = True
         self._since: float | None = None
         self._read = Offset(identity)
         self._oldest = Gauge("age", lambda: self._age(oldest), LISTING, clock)
@@ -129,13 +133,16 @@ class Feed:
         self.receive()
         if self._before is not None:
             self._set_goal(read, *self._before)
-        began = self._clock()
+        asked = began = self._clock()
         while True:
             end, due = self._next(read, limits)
             if end is not None:
                 self._read = end
                 return end.to_json()
             now = self._clock()
+            if self._starting:
+                began = now
+                self._starting = now - asked < STARTING and not self._receivers.state().ready
             if self._goal is None and now - began >= poll:
                 return start
             if self._goal is not None and self._is_over(self._goal, read, now):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from nsq.errors import ConfigError
-from nsq.spark.options import Options, duration, names, option, size, whole, yes_no
+from nsq.spark.options import Options, duration, names, option, require_address, size, whole, yes_no
 from nsq.wire.names import check_channel, check_topic
 
 _MIB = 1 << 20
@@ -88,8 +87,4 @@ class SourceOptions(Options):
     )
 
     def __post_init__(self) -> None:
-        if not self.nsqd and not self.lookupd:
-            raise ConfigError(
-                "option nsqd or lookupd is missing: .option('nsqd', 'host:4150') or "
-                ".option('lookupd', 'host:4161')"
-            )
+        require_address(self.nsqd, self.lookupd)

@@ -188,6 +188,23 @@ def test_without_data_nothing_changes_and_spark_does_not_wait_long(scene: Scene)
     assert scene.receivers.calls == ["start"]
 
 
+def test_the_first_answer_waits_for_the_receivers_to_be_at_work(scene: Scene) -> None:
+    scene.receivers.now = State(ready=False)
+    scene.receivers.at(2.0, lambda: setattr(scene.receivers, "now", State()))
+    assert scene.latest() is START
+    assert 1002.4 <= scene.clock.now <= 1003.0
+    assert scene.latest() is START
+    assert scene.clock.now <= 1003.6
+
+
+def test_receivers_that_do_not_come_to_work_hold_up_only_the_first_answer(scene: Scene) -> None:
+    scene.receivers.now = State(ready=False)
+    assert scene.latest() is START
+    assert 1005.0 <= scene.clock.now <= 1006.0
+    assert scene.latest() is START
+    assert scene.clock.now <= 1006.6
+
+
 def test_a_batch_lingers_and_takes_what_has_come_meanwhile(scene: Scene) -> None:
     scene.receivers.at(0.1, lambda: scene.receivers.receive(5))
     scene.receivers.at(0.2, lambda: scene.receivers.receive(7))
