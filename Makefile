@@ -30,7 +30,7 @@ ifneq ($(usable),yes)
 anew := anew
 endif
 
-.PHONY: help run test lint types format docs bench chaos clean anew
+.PHONY: help run test lint types format docs bench chaos soak clean anew
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -61,6 +61,10 @@ bench: .venv/installed-dev .venv/installed-spark .venv/installed-interop ## the 
 
 chaos: .venv/installed-dev .venv/installed-spark ## the tests that cut networks and kill daemons
 	@$(pytest) -m chaos $(ARGS)
+	@NSQ_TEST_SWITCH_INTERVAL=1e-6 $(pytest) -m 'not chaos' tests/unit tests/chaos $(ARGS)
+
+soak: .venv/installed-dev ## a steady load for SOAK seconds (1800): memory, threads and descriptors stay flat
+	@SOAK=$(or $(SOAK),1800) $(pytest) -m chaos tests/chaos/test_soak.py -s $(ARGS)
 
 clean: ## remove .venv, caches and build products
 	@rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov

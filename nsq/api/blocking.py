@@ -128,7 +128,7 @@ def _stream(url: Url, connect: Connect, tls: ssl.SSLContext | None, deadline: _D
         plain.settimeout(deadline.left())  # of the whole handshake
         # A reply that ends without TLS's own end may have been cut short by somebody.
         return (tls or _public_authorities()).wrap_socket(
-            plain, server_hostname=url.host, suppress_ragged_eofs=False
+            plain, server_hostname=_codecless(url.host), suppress_ragged_eofs=False
         )
     except BaseException:
         plain.close()
@@ -174,7 +174,9 @@ def _connected_to(family: int, where: Any, timeout: float) -> socket.socket:
 
 def _addresses(host: str, port: int, deadline: _Deadline) -> list[Any]:
     with suppress(socket.gaierror):
-        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        return socket.getaddrinfo(
+            _codecless(host), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
     return _looked_up(host, port, deadline)
 
 
@@ -184,7 +186,7 @@ def _looked_up(host: str, port: int, deadline: _Deadline) -> list[Any]:
 
     def ask() -> None:
         try:
-            answers.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+            answers.put(socket.getaddrinfo(_codecless(host), port, type=socket.SOCK_STREAM))
         except Exception as fault:
             answers.put(fault)
 
@@ -223,3 +225,9 @@ class Sender:
             call.request, timeout=self._timeout, tls=self._tls, connect=self._connect, upgrade=self._upgrade
         )
         return call.answer(reply)
+
+
+def _codecless(host: str) -> str | bytes:
+    """For text Python imports the idna codec, at its first use. A child that is forked while another thread
+    does that has half a codec: for as long as it lives, no lookup would succeed."""
+    return host.encode("ascii") if host.isascii() else host

@@ -33,7 +33,8 @@ class _Lane:
     connected_at: float
     rdy: int = 0
     granted_at: float = 0.0
-    last_message_at: float = 0.0
+    last_message_at: float = 0.0  # or when it connected
+    has_sent_at: float = 0.0
     closing: bool = False
     target: int = 0
     reason: str = ""
@@ -104,7 +105,7 @@ class Flow:
     def received(self, key: Hashable, now: float) -> None:
         lane = self._lanes.get(key)
         if lane is not None:
-            lane.last_message_at = now
+            lane.last_message_at = lane.has_sent_at = now
 
     def outcome(self, outcome: Outcome, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
         if not self.backoff.outcome(outcome, now):
@@ -198,12 +199,20 @@ class Flow:
     def _aim_at_probe(self, lanes: list[_Lane]) -> None:
         keys = [lane.key for lane in lanes]
         if self._probe not in keys:
-            self._probe = self.pick(keys) if keys else None
+            self._probe = self._most_recent_sender(lanes)
         _set_all(lanes, 0, f"backing off (level {self.backoff.level}): another connection tests the waters")
         if self._probe is not None:
             lane = self._lanes[self._probe]
             lane.target = 1
             lane.reason = f"backing off (level {self.backoff.level}): tests the waters with one message"
+
+    def _most_recent_sender(self, lanes: list[_Lane]) -> Hashable | None:
+        """An nsqd without messages would keep the test, and the consumer with it, waiting for its next
+        one."""
+        if not lanes:
+            return None
+        latest = max(lane.has_sent_at for lane in lanes)
+        return self.pick([lane.key for lane in lanes if lane.has_sent_at == latest])
 
     def _aim_at_few(self, lanes: list[_Lane]) -> None:
         """More connections than messages allowed: some have one, and lose it to others in ``_rotate``."""

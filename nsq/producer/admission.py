@@ -59,11 +59,11 @@ class Admission:
         )
         self._waiting -= 1
 
-    def leave(self) -> None:
+    def leave(self, count: int = 1) -> None:
         with self._lock:
-            self._inside -= 1
+            self._inside -= count
             if self._waiting:
-                self._room.notify()
+                self._room.notify(count)
 
     def settle(self, era: int) -> None:
         with self._lock:

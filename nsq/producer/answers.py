@@ -12,20 +12,24 @@ import math
 import queue
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
-from nsq.producer.transaction import State, Transaction
+from nsq.producer.transaction import Transaction
 
 THREAD_NAME = "nsq-producer-answers"
 
+#: How many are completed in one go, before deadlines are looked at again.
+_PORTION = 64
+
 
 class Answers:
-    """``complete`` is called with what is answered, ``expire`` with what has reached its deadline before
-    that.
+    """``complete`` is called with what is answered, several at a time when they are there, ``expire`` with
+    what has reached its deadline before that.
     """
 
     def __init__(
         self,
-        complete: Callable[[Transaction], None],
+        complete: Callable[[list[Transaction]], None],
         expire: Callable[[Transaction], None],
         clock: Callable[[], float],
     ) -> None:
@@ -59,7 +63,7 @@ class Answers:
 
     def _compact(self) -> None:
         """Those that ended before their deadline are of no interest any more."""
-        self._watched = [each for each in self._watched if not _ended(each[2])]
+        self._watched = [each for each in self._watched if not each[2].ended]
         heapq.heapify(self._watched)
         self._compact_at = max(1024, 2 * len(self._watched))
 
@@ -86,22 +90,30 @@ class Answers:
             except queue.Empty:
                 continue
             if answered is not None:
-                self._complete(answered)
+                self._complete(self._portion(answered))
             elif self._stopping and self._queue.empty():
                 return
+
+    def _portion(self, first: Transaction) -> list[Transaction]:
+        """It and what is answered already behind it."""
+        answered = [first]
+        with suppress(queue.Empty):
+            while len(answered) < _PORTION:
+                following = self._queue.get_nowait()
+                if following is None:
+                    self._queue.put(None)  # a reason to wake up, for the next turn
+                    break
+                answered.append(following)
+        return answered
 
     def _due(self) -> tuple[list[Transaction], float | None]:
         """What has expired, and the seconds until something does; None for never."""
         with self._lock:
             now = self._clock()
             expired = []
-            while self._watched and (self._watched[0][0] <= now or _ended(self._watched[0][2])):
+            while self._watched and (self._watched[0][0] <= now or self._watched[0][2].ended):
                 transaction = heapq.heappop(self._watched)[2]
-                if not _ended(transaction):
+                if not transaction.ended:
                     expired.append(transaction)
             self._wakes_at = self._watched[0][0] if self._watched else math.inf
             return expired, max(0.0, self._wakes_at - now) if self._watched else None
-
-
-def _ended(transaction: Transaction) -> bool:
-    return transaction.state in (State.ANSWERED, State.OVER)

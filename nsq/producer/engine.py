@@ -54,7 +54,7 @@ class Engine:
         self._on_acknowledged = on_acknowledged
         self._closed_at_exit = False
         self._admission = Admission(config.max_pending, clock)
-        self._answers = Answers(self._complete, self._expire, clock)
+        self._answers = Answers(self._complete_all, self._expire, clock)
         self._courier = Courier(self._carry)
         self.pool = Pool(addresses, config, transport, context, self._deliver, clock=clock)
         self._discovery = Discovery(lookupds, config, self.pool, fixed=addresses)
@@ -179,16 +179,21 @@ class Engine:
             transaction.error = self._too_late(transaction)
         else:
             return
-        self._complete(transaction)
+        self._complete_all([transaction])
+
+    def _complete_all(self, transactions: list[Transaction]) -> None:
+        """On the answers' thread. All leave together: whoever waits for room is woken once, not for each."""
+        leaving = sum(not transaction.left_behind for transaction in transactions)
+        if leaving:
+            self._admission.leave(leaving)
+        for transaction in transactions:
+            self._complete(transaction)
 
     def _complete(self, transaction: Transaction) -> None:
-        """On the answers' thread."""
         future = transaction.future
         assert future is not None
         if transaction.error is None:
             self._acknowledge(transaction)
-        if not transaction.left_behind:
-            self._admission.leave()
         try:
             if transaction.error is None:
                 future.set_result(None)

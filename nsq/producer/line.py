@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 #: More than this goes to the write loop even if nothing is pending: it may not fit into the socket's
 #: buffer, and the caller's deadline may be shorter than what nsqd needs to take it.
 _THROUGH_LIMIT = 16 * 1024
+#: The same where the deadline is no shorter than what a write may take anyway: a batch of some hundred
+#: messages saves its way over the write loop.
+_PATIENT_THROUGH_LIMIT = 64 * 1024
 
 
 class Watcher(Protocol):
@@ -48,6 +51,7 @@ class Line:
         self.was_proven = False
         self.overdue = False
         self._patience = config.read_timeout
+        self._write_timeout = config.write_timeout
         self._watcher = watcher
         self._clock = clock
         self._pending = Pending(self, retry_uncertain=config.retry_uncertain)
@@ -75,11 +79,13 @@ class Line:
         """
         now = self._clock()
         data = transaction.request.data
+        left = transaction.deadline - now
+        limit = _PATIENT_THROUGH_LIMIT if left >= self._write_timeout else _THROUGH_LIMIT
         try:
             self.conn.send(
                 data,
-                through=through and not self._pending and len(data) <= _THROUGH_LIMIT,
-                timeout=max(0.0, transaction.deadline - now),
+                through=through and not self._pending and len(data) <= limit,
+                timeout=max(0.0, left),
                 register=lambda ticket: self._pending.add(transaction, ticket, now),
             )
         except Closed:

@@ -115,8 +115,20 @@ class Producer:
         request = publish_request(topic, body, defer, self._config)
         return self._current().publish_async(request, self._seconds(timeout))
 
+    def multi_publish_async(
+        self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None
+    ) -> Future[None]:
+        """``multi_publish`` that returns at once, as ``publish_async`` does: several batches under way at a
+        time keep nsqd busy while the next one is made.
+        """
+        request = multi_publish_request(topic, bodies, self._config)
+        return self._current().publish_async(request, self._seconds(timeout))
+
     def _seconds(self, timeout: float | None) -> float:
         return checked_timeout(timeout, self._config.publish_timeout)
+
+    def _patience(self, timeout: float | None) -> float:
+        return checked_timeout(timeout, self._config.publish_timeout, may_be_zero=True)
 
     def _current(self) -> Engine:
         # A belt: a child made behind Python's back has run no fork hook.
@@ -130,7 +142,7 @@ class Producer:
         """Wait until all that was published so far is answered; how many are not. publish_timeout by
         default.
         """
-        return self._current().flush(self._seconds(timeout))
+        return self._current().flush(self._patience(timeout))
 
     def close(self, timeout: float | None = None) -> int:
         """Take nothing new, wait for what is pending, close the connections; how many publishes were left
@@ -139,7 +151,7 @@ class Producer:
         Those end with PublishUncertain, or PublishFailed if they were never sent. Harmless when it is
         closed already.
         """
-        left = self._current().close(self._seconds(timeout))
+        left = self._current().close(self._patience(timeout))
         if left:
             log.warning("%r was closed with %d publishes unanswered", self, left, extra={"left": left})
         return left

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from nsq.config import Config
 from nsq.errors import InvalidMessage, UsageError
@@ -43,7 +43,7 @@ def multi_publish_request(topic: str, bodies: Iterable[object], config: Config) 
         raise UsageError(
             f"bodies is one {type(bodies).__name__}, must be several: a list, or another iterable"
         )
-    checked = [_checked_body(body, config, f"message {place}") for place, body in enumerate(bodies)]
+    checked = _checked_bodies(list(bodies), config)
     if not checked:
         raise UsageError("bodies is empty, must hold at least one message")
     size = sum(map(len, checked))
@@ -57,15 +57,26 @@ def multi_publish_request(topic: str, bodies: Iterable[object], config: Config) 
     return Request(name, len(checked), size, commands.mpub(name, checked))
 
 
-def checked_timeout(timeout: float | None, default: float) -> float:
-    """In seconds; what is left out is the default."""
+def checked_timeout(timeout: float | None, default: float, *, may_be_zero: bool = False) -> float:
+    """In seconds; what is left out is the default. Zero is for those who need not wait."""
     if timeout is None:
         return default
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
         raise UsageError(f"timeout is {timeout!r}, must be a number of seconds")
+    if may_be_zero and timeout == 0:
+        return 0.0
     if not 0 < timeout <= MAX_TIMEOUT:
         raise UsageError(f"timeout is {timeout!r}, must be more than 0 seconds and finite")
     return float(timeout)
+
+
+def _checked_bodies(bodies: list[object], config: Config) -> list[bytes]:
+    """The usual case, all of it bytes, at once: one by one takes ten times as long."""
+    if set(map(type, bodies)) == {bytes}:
+        checked = cast("list[bytes]", bodies)
+        if min(map(len, checked)) > 0 and max(map(len, checked)) <= config.max_msg_size:
+            return checked
+    return [_checked_body(body, config, f"message {place}") for place, body in enumerate(bodies)]
 
 
 def _checked_body(body: object, config: Config, what: str) -> bytes:

@@ -28,6 +28,10 @@ class State(Enum):
     OVER = "over"
 
 
+#: Looked up on its class a member of an Enum costs as much as a call, and this is done for every publish.
+_WAITING, _PLACED, _ANSWERED, _OVER = State
+
+
 class Holder(Protocol):
     """The connection a transaction is placed on."""
 
@@ -69,7 +73,7 @@ class Transaction:
         self.deadline = deadline
         self.future = future
         self.era = 0  # for the accounts of flush
-        self.state = State.WAITING
+        self.state = _WAITING
         self.holder: Holder | None = None  # where it was placed last
         self.ticket = 0
         self.placed_at = 0.0
@@ -90,18 +94,18 @@ class Transaction:
     def place(self, holder: Holder, ticket: int, now: float) -> bool:
         """Before it is sent; False when it must not be, as nobody waits for it any more."""
         with self._lock:
-            if self.state is not State.WAITING:
+            if self.state is not _WAITING:
                 return False
-            self.state = State.PLACED
+            self.state = _PLACED
             self.holder, self.ticket, self.placed_at = holder, ticket, now
             return True
 
     def answer(self, error: NsqError | None, *, again: bool = False, doubt: str = "") -> bool:
         """What became of it on its connection; False when nobody waits for it any more."""
         with self._lock:
-            if self.state is not State.PLACED:
+            if self.state is not _PLACED:
                 return False
-            self.state = State.WAITING if again else State.ANSWERED
+            self.state = _WAITING if again else _ANSWERED
             self.error, self.again = error, again
             if doubt:
                 self.doubts += (doubt,)
@@ -117,14 +121,19 @@ class Transaction:
         """Wait for it no longer. What its state was: when ANSWERED, the answer counts all the same."""
         with self._lock:
             state = self.state
-            if state is not State.ANSWERED:
-                self.state = State.OVER
-            self.left_behind |= state is State.PLACED
+            if state is not _ANSWERED:
+                self.state = _OVER
+            self.left_behind |= state is _PLACED
             return state
 
     @property
+    def ended(self) -> bool:
+        """Whether nothing more becomes of it."""
+        return self.state is _ANSWERED or self.state is _OVER
+
+    @property
     def over(self) -> bool:
-        return self.state is State.OVER
+        return self.state is _OVER
 
 
 def unanswered(address: str, topic: str, reason: str) -> PublishUncertain:

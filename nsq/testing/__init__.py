@@ -1,4 +1,5 @@
-"""For tests, yours and ours: real daemons on free ports, a pytest plugin and a blocking protocol client.
+"""For tests, yours and ours: real daemons on free ports, a network that can be cut, a pytest plugin and a
+blocking protocol client.
 
     from nsq.testing import Nsqd, Nsqlookupd
 
@@ -12,6 +13,18 @@ It must not import the client.
 from __future__ import annotations
 
 from .daemons import DaemonFailed, Nsqd, Nsqlookupd, Reply
+from .network import Fault, Link, Network, Schedule
 from .v2 import V1Client, V2Client
 
-__all__ = ["DaemonFailed", "Nsqd", "Nsqlookupd", "Reply", "V1Client", "V2Client"]
+__all__ = [
+    "DaemonFailed",
+    "Fault",
+    "Link",
+    "Network",
+    "Nsqd",
+    "Nsqlookupd",
+    "Reply",
+    "Schedule",
+    "V1Client",
+    "V2Client",
+]

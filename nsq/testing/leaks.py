@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-GRACE = 1.0
+GRACE = 5.0
 """Seconds for what is in the middle of closing: a thread past its last statement, the far end of a socket."""
 
 _NAP = 0.01

@@ -26,7 +26,7 @@ from nsq.wire.layers import Deflate, Layer, Snappy, Stack, Tls
 
 from .daemons.addresses import dial
 
-TIMEOUT = 5.0
+TIMEOUT = 20.0
 MAGIC_V1 = b"  V1"
 _CHUNK = 65536
 _SIZE = struct.Struct(">i")

@@ -23,7 +23,7 @@ from nsq.errors import ConnectionLost, DialFailed, Unanswered
 
 from .base import CHUNK
 
-PATIENCE = 5.0
+PATIENCE = 20.0
 """Seconds a test's own waits last, unless told otherwise."""
 
 

@@ -34,15 +34,24 @@ Lookup = Callable[[str, int], list[Target]]
 
 def look_up(host: str, port: int) -> list[Target]:
     """Blocks as long as the C library likes; OSError or UnicodeError when the name is none."""
-    return _targets(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    return _targets(socket.getaddrinfo(_codecless(host), port, type=socket.SOCK_STREAM))
 
 
 def literal(host: str, port: int) -> list[Target]:
     """The one target of an address in digits, none for a name; never asks anybody."""
     try:
-        return _targets(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST))
+        found = socket.getaddrinfo(
+            _codecless(host), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+        return _targets(found)
     except (OSError, UnicodeError):
         return []
+
+
+def _codecless(host: str) -> str | bytes:
+    """For text Python imports the idna codec, at its first use. A child that is forked while another thread
+    does that has half a codec: for as long as it lives, no lookup would succeed."""
+    return host.encode("ascii") if host.isascii() else host
 
 
 def _targets(found: list[Any]) -> list[Target]:

@@ -70,11 +70,10 @@ def mpub(topic: str, bodies: Iterable[bytes]) -> bytes:
 
 def pack_bodies(bodies: Iterable[bytes]) -> bytes:
     """Many messages as MPUB and HTTP's binary /mpub carry them: their count, then each with its size."""
-    parts = [b""]
-    for body in bodies:
-        parts.append(_SIZE.pack(len(body)))
-        parts.append(body)
-    parts[0] = _SIZE.pack(len(parts) // 2)
+    bodies = list(bodies)
+    parts = [_SIZE.pack(len(bodies))] * (2 * len(bodies) + 1)
+    parts[1::2] = map(_SIZE.pack, map(len, bodies))
+    parts[2::2] = bodies
     return b"".join(parts)
 
 

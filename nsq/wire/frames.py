@@ -105,6 +105,8 @@ class FrameParser(Generic[M]):
         self._held: list[bytes] = []
         self._held_size = 0
         self._needed = 0
+        self.replies = 0
+        """How many of all frames so far were no messages: a chunk that adds none has only these."""
 
     def feed(self, data: bytes) -> list[M | Response | ErrorReply]:
         if self._held:
@@ -145,6 +147,7 @@ class FrameParser(Generic[M]):
                 append(make(timestamp, attempts, message_id, data[position + _MESSAGE_HEAD_SIZE : stop]))
             else:
                 append(_reply(kind, data[position + 8 : stop]))
+                self.replies += 1
             position = stop
         self._needed = _HEAD_SIZE
         return position

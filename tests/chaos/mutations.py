@@ -67,9 +67,21 @@ def conversations() -> list[bytes]:
 
 
 class Mutator:
-    def __init__(self, seed: str) -> None:
+    """Spoils what clients have said to nsqd, unless it is given other ``originals``, which need not begin
+    with ``opening``."""
+
+    def __init__(
+        self,
+        seed: str,
+        originals: list[bytes] | None = None,
+        *,
+        opening: bytes = commands.MAGIC_V2,
+        interesting: list[bytes] = _INTERESTING,
+    ) -> None:
         self.random = random.Random(seed)
-        self._originals = conversations()
+        self._originals = conversations() if originals is None else originals
+        self._opening = opening
+        self._interesting = interesting
         self._ways: list[Callable[[bytearray], None]] = [
             self._flip,
             self._delete,
@@ -82,12 +94,15 @@ class Mutator:
 
     def conversation(self) -> bytes:
         data = bytearray(self.random.choice(self._originals))
+        self.spoil(data)
+        if self.random.random() < 0.9 and not data.startswith(self._opening):
+            data[:0] = self._opening  # else hardly anything gets beyond its first bytes
+        return bytes(data)
+
+    def spoil(self, data: bytearray) -> None:
         for _ in range(self.random.choice([0, 1, 1, 2, 3, 5, 10])):
             self.random.choice(self._ways)(data)
         del data[_LARGEST:]
-        if self.random.random() < 0.9 and not data.startswith(commands.MAGIC_V2):
-            data[:0] = commands.MAGIC_V2  # else hardly anything gets beyond its first bytes
-        return bytes(data)
 
     def chunks(self, data: bytes) -> list[bytes]:
         if self.random.random() < 0.6:
@@ -108,7 +123,7 @@ class Mutator:
 
     def _insert(self, data: bytearray) -> None:
         place = self._place(data)
-        data[place:place] = self.random.choice([*_INTERESTING, self.random.randbytes(8)])
+        data[place:place] = self.random.choice([*self._interesting, self.random.randbytes(8)])
 
     def _repeat(self, data: bytearray) -> None:
         start = self._place(data)

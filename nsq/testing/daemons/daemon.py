@@ -26,8 +26,8 @@ from .http import TIMEOUT, Reply, ask
 from .process import ProcessRun, our_program
 from .thread import Runnable, ThreadRun
 
-START_TIMEOUT = 15.0
-STOP_TIMEOUT = 10.0
+START_TIMEOUT = 30.0
+STOP_TIMEOUT = 30.0
 _READY_CHECK_TIMEOUT = 1.0
 _PAUSE = 0.02
 

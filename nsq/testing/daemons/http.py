@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from .addresses import dial, is_path
 
-TIMEOUT = 5.0
+TIMEOUT = 20.0
 
 
 class Reply(NamedTuple):

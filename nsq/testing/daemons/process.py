@@ -20,7 +20,7 @@ import nsq
 from .addresses import Addresses, is_taken
 from .errors import AddressTaken, DaemonFailed
 
-KILL_TIMEOUT = 5.0
+KILL_TIMEOUT = 20.0
 
 
 class ProcessRun:

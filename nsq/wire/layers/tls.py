@@ -40,7 +40,8 @@ class Tls(Breakable):
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         try:
-            self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side, server_hostname)
+            name = _codecless(server_hostname)
+            self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side, name)
         except (ValueError, ssl.SSLError) as error:
             raise ConfigError(
                 f"tls: the context or {server_hostname=} is unusable: {_reason(error)}"
@@ -160,6 +161,12 @@ class Tls(Breakable):
         subject = (self.peer_certificate or {}).get("subject", ())
         names = (value for part in subject for key, value in part if key == "commonName")
         return str(next(names, ""))
+
+
+def _codecless(name: str | None) -> str | bytes | None:
+    """For text ssl has Python import the idna codec, at its first use. A child that is forked while another
+    thread does that has half a codec: for as long as it lives, no handshake would begin."""
+    return name.encode("ascii") if name is not None and name.isascii() else name
 
 
 def _reason(error: Exception) -> str:

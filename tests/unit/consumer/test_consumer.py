@@ -37,7 +37,7 @@ from ..scripted import (
     rdy,
 )
 
-PATIENCE = 5.0
+PATIENCE = 20.0
 CLEAN = StopReport(clean=True)
 
 

@@ -17,7 +17,7 @@ from nsq.errors import ApiError, ConfigError, ConnectionLost, DialFailed, UsageE
 
 A, B, C = "a:4150", "b:4150", "c:4150"
 L1, L2 = "l1:4161", "http://l2:4161/?token=s3cret"
-PATIENCE = 5.0
+PATIENCE = 20.0
 
 Answer = frozenset[str] | Exception
 

@@ -322,6 +322,17 @@ class TestBackingOff:
             seen.append(world.rdy["a"])
         assert seen == [1, 0, 1, 0, 1, 0, 1, 10]
 
+    def test_who_has_sent_last_tests_the_waters(self) -> None:
+        world = World(10)
+        world.connect("empty", "full")
+        for level in range(3):
+            world.tick(0.1)
+            world.receive("full")
+            world.answer("full", FAILURE)
+            world.connect(f"new {level}")
+            world.tick(2 ** (level + 1))
+            assert {key for key, rdy in world.rdy.items() if rdy} == {"full"}
+
     def test_who_tests_and_is_lost_is_replaced(self) -> None:
         world = World(10)
         world.connect("a", "b")

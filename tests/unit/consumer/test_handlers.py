@@ -19,7 +19,7 @@ from nsq.message import Message
 
 from ..scripted import A, id_of
 
-PATIENCE = 5.0
+PATIENCE = 20.0
 
 
 class Desk:

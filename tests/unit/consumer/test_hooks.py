@@ -7,7 +7,7 @@ import pytest
 
 from nsq.consumer.hooks import ConsumerHooks, HookRunner
 
-PATIENCE = 5.0
+PATIENCE = 20.0
 
 
 def soon() -> float:

@@ -12,7 +12,7 @@ from nsq.consumer.backoff import Backoff, Outcome
 from nsq.consumer.flow import Flow
 from nsq.consumer.pacing import Pacing
 
-PATIENCE = 5.0
+PATIENCE = 20.0
 
 
 class FakeConn:

@@ -10,7 +10,7 @@ import pytest
 
 from nsq.consumer.timer import Timer
 
-PATIENCE = 5.0
+PATIENCE = 20.0
 FAR = 1000.0
 
 

@@ -16,7 +16,7 @@ from nsq.wire import commands
 from nsq.wire.frames import HEARTBEAT, OK, encode_error, encode_response
 
 A, B = "nsqd-a:4150", "nsqd-b:4150"
-PATIENCE = 5.0
+PATIENCE = 20.0
 
 
 def producer(transport: MemoryTransport, *addresses: str, **options: Any) -> Producer:

@@ -11,7 +11,7 @@ from nsq.producer.transaction import State, Transaction
 
 from .transactions import Slot, transaction
 
-PATIENCE = 5.0
+PATIENCE = 20.0
 
 
 class Watched:
@@ -21,7 +21,11 @@ class Watched:
         self.now = 0.0
         self.completed: queue.SimpleQueue[Transaction] = queue.SimpleQueue()
         self.expired: queue.SimpleQueue[Transaction] = queue.SimpleQueue()
-        self.answers = Answers(self.completed.put, self._expire, lambda: self.now)
+        self.answers = Answers(self._complete, self._expire, lambda: self.now)
+
+    def _complete(self, several: list[Transaction]) -> None:
+        for tx in several:
+            self.completed.put(tx)
 
     def _expire(self, tx: Transaction) -> None:
         tx.give_up()

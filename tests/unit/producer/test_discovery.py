@@ -9,7 +9,7 @@ from nsq.config import Config
 from nsq.errors import ApiError, UsageError
 from nsq.producer.discovery import Discovery
 
-PATIENCE = 5.0
+PATIENCE = 20.0
 
 
 class Addresses:

@@ -3,6 +3,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from nsq.config import Config
 from nsq.connection import Conn
 from nsq.errors import NsqError, PublishUncertain, Unanswered
@@ -62,8 +64,8 @@ def connected(clock: Clock) -> Iterator[tuple[Line, Nsqd, Watching]]:
         assert line.conn.join(FOREVER)
 
 
-def placed(line: Line, body: bytes = b"body") -> Transaction:
-    tx = transaction(body, deadline=1000.0)
+def placed(line: Line, body: bytes = b"body", *, deadline: float = 1000.0) -> Transaction:
+    tx = transaction(body, deadline=deadline)
     assert line.send(tx, through=True)
     return tx
 
@@ -96,10 +98,14 @@ def test_without_anything_pending_silence_is_peace() -> None:
         assert line.usable
 
 
-def test_a_large_message_goes_by_the_write_loop_so_that_its_caller_can_give_up() -> None:
+@pytest.mark.parametrize(("size", "deadline"), [(20_000, Config().write_timeout - 0.1), (70_000, 1000.0)])
+def test_a_large_message_goes_by_the_write_loop_so_that_its_caller_can_give_up(
+    size: int, deadline: float
+) -> None:
+    """Large is what takes the caller's whole time, or more than any write should."""
     with connected(Clock()) as (line, nsqd, _):
         nsqd.peer.stall(after=1)
-        large = placed(line, b"x" * 20_000)  # returns although nothing is taken
+        large = placed(line, b"x" * size, deadline=deadline)  # returns although nothing is taken
         nsqd.peer.wait_until(lambda got: got.endswith(b"P"))
         small = placed(line, b"small")
         assert line.pending == 2
@@ -113,7 +119,7 @@ def test_a_large_message_goes_by_the_write_loop_so_that_its_caller_can_give_up()
 def test_what_is_withdrawn_is_off_the_line_once() -> None:
     with connected(Clock()) as (line, nsqd, watcher):
         nsqd.peer.stall(after=1)
-        placed(line, b"x" * 20_000)
+        placed(line, b"x" * 70_000)
         nsqd.peer.wait_until(lambda got: got.endswith(b"P"))
         tx = placed(line)
         tx.give_up()

@@ -30,9 +30,12 @@ from nsq.transport import MemoryStream, MemoryTransport, WrappedStream
 from nsq.wire import commands
 from nsq.wire.frames import encode_message, encode_response
 
-from .scripted import PATIENCE, A, B, accept, accept_all, in_thread, producer, wait_connected, who_got
+from .scripted import PATIENCE, A, B, Nsqd, accept, accept_all, in_thread, producer, wait_connected, who_got
 
 SOON = 0.05  # seconds that a test waits in full
+#: The same, where the message must be on its way before: over an open connection only the call's own thread
+#: has to get there, see ``connected``.
+SHORTLY = 1.0
 
 
 class HeldTransport(MemoryTransport):
@@ -50,6 +53,15 @@ class HeldTransport(MemoryTransport):
 
     def release(self) -> None:
         self._released.set()
+
+
+def connected(p: Producer, transport: MemoryTransport) -> Nsqd:
+    """An nsqd that has taken a publish: the next waits for no dial, no handshake and no other thread."""
+    first = in_thread(lambda: p.publish("orders", b"first"))
+    nsqd = accept(transport)
+    nsqd.answer(b"first")
+    first.result(PATIENCE)
+    return nsqd
 
 
 # Publishing
@@ -130,6 +142,7 @@ def _starts(sent: bytes) -> list[int]:
         (lambda p: p.publish("orders", b"body", defer=4000.0), InvalidMessage),
         (lambda p: p.publish("orders", b"body", timeout=0), UsageError),
         (lambda p: p.publish_async("orders", b""), InvalidMessage),
+        (lambda p: p.multi_publish_async("orders", []), UsageError),
         (lambda p: p.multi_publish("orders", []), UsageError),
         (lambda p: p.flush(-1.0), UsageError),
     ],
@@ -241,8 +254,8 @@ def test_a_lone_nsqd_that_cannot_store_is_asked_until_the_deadline() -> None:
 def test_what_is_not_answered_in_time_may_be_stored() -> None:
     transport = MemoryTransport()
     with producer(transport) as p:
-        published = in_thread(lambda: p.publish("orders", b"body", timeout=0.3))
-        nsqd = accept(transport)
+        nsqd = connected(p, transport)
+        published = in_thread(lambda: p.publish("orders", b"body", timeout=SHORTLY))
         nsqd.expect(b"body")
 
         with pytest.raises(PublishUncertain, match=rf"'orders'.*sent to {A} and not answered"):
@@ -254,8 +267,8 @@ def test_what_is_not_answered_in_time_may_be_stored() -> None:
 def test_an_answer_after_the_deadline_is_not_taken_for_that_of_the_next() -> None:
     transport = MemoryTransport()
     with producer(transport) as p:
-        late = in_thread(lambda: p.publish("orders", b"late", timeout=0.3))
-        nsqd = accept(transport)
+        nsqd = connected(p, transport)
+        late = in_thread(lambda: p.publish("orders", b"late", timeout=SHORTLY))
         nsqd.expect(b"late")
         assert isinstance(late.exception(PATIENCE), PublishUncertain)
 
@@ -295,8 +308,8 @@ def test_a_doubt_is_tried_again_when_asked_to() -> None:
 def test_a_doubt_that_could_not_be_tried_again_stays_one() -> None:
     transport = MemoryTransport()
     with producer(transport, retry_uncertain=True) as p:
-        published = in_thread(lambda: p.publish("orders", b"body", timeout=0.5))
-        nsqd = accept(transport)
+        nsqd = connected(p, transport)
+        published = in_thread(lambda: p.publish("orders", b"body", timeout=SHORTLY))
         nsqd.expect(b"body")
         transport.refuse()
         nsqd.hang_up()
@@ -463,7 +476,7 @@ def test_one_that_cannot_be_dialled_is_left_out() -> None:
 def test_one_that_swallows_everything_costs_nobody_time() -> None:
     transport = HeldTransport(A)
     with producer(transport, A, B) as p:
-        published = in_thread(lambda: p.publish("orders", b"body", timeout=1.0))
+        published = in_thread(lambda: p.publish("orders", b"body"))
         accept(transport).answer(b"body")
 
         published.result(PATIENCE)
@@ -531,8 +544,8 @@ def test_a_transport_with_a_fault_of_its_own_is_no_nsqd() -> None:
 def test_one_that_keeps_somebody_waiting_comes_last_until_it_answers() -> None:
     transport = HeldTransport(B)
     with producer(transport, A, B) as p:
-        late = in_thread(lambda: p.publish("orders", b"late", timeout=0.3))
-        slow = accept(transport)
+        slow = connected(p, transport)
+        late = in_thread(lambda: p.publish("orders", b"late", timeout=SHORTLY))
         slow.expect(b"late")
         assert isinstance(late.exception(PATIENCE), PublishUncertain)
         transport.release()
@@ -578,6 +591,23 @@ def test_a_future_is_completed_by_a_thread_of_its_own() -> None:
 
         assert future.result(PATIENCE) is None
         assert seen.result(PATIENCE) == "nsq-producer-answers"
+
+
+def test_several_batches_are_under_way_at_once() -> None:
+    transport = MemoryTransport()
+    with producer(transport) as p:
+        batches = [[b"one", b"two"], [b"three"], [b"four", b"five"]]
+        futures = [p.multi_publish_async("orders", bodies) for bodies in batches]
+        nsqd = accept(transport)
+        for bodies in batches:
+            nsqd.peer.expect(commands.mpub("orders", bodies))
+        assert not any(future.done() for future in futures)
+
+        for future in futures:
+            nsqd.ok()
+            assert future.result(PATIENCE) is None
+
+        assert p.stats().published == 5
 
 
 def test_publish_async_does_not_wait_for_a_connection() -> None:
@@ -638,8 +668,8 @@ def test_futures_end_by_their_deadlines_whatever_hangs() -> None:
 def test_a_future_that_was_sent_and_not_answered_may_be_stored() -> None:
     transport = MemoryTransport()
     with producer(transport) as p:
-        future = p.publish_async("orders", b"body", timeout=0.3)
-        nsqd = accept(transport)
+        nsqd = connected(p, transport)
+        future = p.publish_async("orders", b"body", timeout=SHORTLY)
         nsqd.expect(b"body")
 
         assert isinstance(future.exception(PATIENCE), PublishUncertain)
@@ -708,8 +738,8 @@ def test_at_most_so_many_are_pending() -> None:
 def test_what_was_given_up_keeps_its_place_until_it_is_answered() -> None:
     transport = MemoryTransport()
     with producer(transport, max_pending=1) as p:
-        late = in_thread(lambda: p.publish("orders", b"late", timeout=0.3))
-        nsqd = accept(transport)
+        nsqd = connected(p, transport)
+        late = in_thread(lambda: p.publish("orders", b"late", timeout=SHORTLY))
         nsqd.expect(b"late")
         assert isinstance(late.exception(PATIENCE), PublishUncertain)
         with pytest.raises(QueueFull):
@@ -790,6 +820,18 @@ def test_close_ends_what_has_found_no_connection() -> None:
 
     assert isinstance(future.exception(PATIENCE), PublishFailed)
     assert isinstance(publishing.exception(PATIENCE), (PublishFailed, Closed))
+
+
+def test_who_will_not_wait_need_not() -> None:
+    transport = MemoryTransport()
+    transport.refuse()
+    p = producer(transport)
+    future = p.publish_async("orders", b"body")
+
+    assert p.flush(0) == 1
+    assert p.close(0) == 1
+
+    assert isinstance(future.exception(PATIENCE), PublishFailed)
 
 
 def test_close_takes_a_dialled_connection_along() -> None:

@@ -113,6 +113,7 @@ def test_one_message_of_the_largest_size_is_always_a_batch() -> None:
 def test_a_timeout() -> None:
     assert checked_timeout(None, 10.0) == 10.0
     assert checked_timeout(5, 10.0) == 5.0
+    assert checked_timeout(0, 10.0, may_be_zero=True) == 0.0
 
 
 @pytest.mark.parametrize("timeout", [0, -1, math.inf, math.nan, "5", True])

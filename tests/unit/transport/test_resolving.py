@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nsq.transport.resolving import Resolver, Target, literal
+from nsq.transport.resolving import Resolver, Target, literal, look_up
 
 TARGET = Target(socket.AF_INET, 6, ("10.0.0.7", 4150))
 LONG = 30.0
@@ -51,6 +51,25 @@ def test_digits_are_not_looked_up(host: str) -> None:
 def test_a_name_is_no_literal() -> None:
     assert literal("nsqd.example", 4150) == []
     assert literal("x" * 100 + ".example", 4150) == []  # a label that no name may have
+
+
+@pytest.mark.parametrize(
+    ("host", "asked"), [("nsqd.example", b"nsqd.example"), ("10.0.0.2", b"10.0.0.2"), ("bücher", "bücher")]
+)
+def test_a_codec_is_used_only_where_there_is_no_other_way(
+    monkeypatch: pytest.MonkeyPatch, host: str, asked: str | bytes
+) -> None:
+    """A child forked while its parent loads the codec of names would find none of them ever."""
+    hosts: list[str | bytes] = []
+
+    def getaddrinfo(host: str | bytes, *_: object, **__: object) -> list[object]:
+        hosts.append(host)
+        return []
+
+    monkeypatch.setattr("socket.getaddrinfo", getaddrinfo)
+    look_up(host, 4150)
+    literal(host, 4150)
+    assert hosts == [asked, asked]
 
 
 def test_targets_are_written_as_addresses() -> None:

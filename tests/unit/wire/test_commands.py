@@ -246,7 +246,7 @@ def test_stopping_does_not_copy_what_follows() -> None:
     started = time.process_time()
     found, error = parsed(commands.identify(b"{}") * 3_000 + tail, Limits(max_msg_size=5_000_000))
     assert (len(found), error) == (3_000, None)
-    assert time.process_time() - started < 0.3
+    assert time.process_time() - started < 1.0
 
 
 def test_a_long_body_in_small_chunks_is_joined_once() -> None:

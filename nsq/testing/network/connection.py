@@ -1,0 +1,256 @@
+"""One connection through a link: two sockets, and a flow in each direction.
+
+Everything here happens on the loop's thread, but for the verbs, which have themselves called there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import random
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+
+from .faults import CLIENT, HEAL, SERVER, Fault, Verbs, checked
+from .flow import Conditions, Flow
+from .loop import Loop
+
+_CHUNK = 65536
+_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: whatever waits is dropped, and the peer sees a reset
+_OTHER = {CLIENT: SERVER, SERVER: CLIENT}
+
+
+class Connection(Verbs):
+    """``client`` has been accepted, ``server`` is connecting."""
+
+    def __init__(
+        self,
+        number: int,
+        client: socket.socket,
+        server: socket.socket,
+        loop: Loop,
+        conditions: Mapping[str, Conditions],
+        chance: random.Random,
+        on_end: Callable[[Connection], None],
+    ) -> None:
+        self.number = number
+        self.open = True
+        self._sockets: dict[str, socket.socket | None] = {CLIENT: client, SERVER: server}
+        self._loop = loop
+        self._on_end = on_end
+        self._connecting = True
+        # By the end that the bytes go to.
+        self._flows = {end: Flow(conditions[end], chance=chance) for end in (CLIENT, SERVER)}
+        self._outgoing = {CLIENT: b"", SERVER: b""}
+        self._told_end: set[str] = set()
+        self._gone: str | None = None
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.number}{'' if self.open else ' closed'}>"
+
+    def inflict(self, fault: Fault) -> int:
+        checked(fault, listening=False)
+        return self._loop.call(lambda: self.suffer(fault, time.monotonic()))
+
+    # On the loop's thread.
+
+    def suffer(self, fault: Fault, now: float) -> int:
+        """Whether (0 or 1) it was there to be hit."""
+        if not self.open:
+            return 0
+        if fault.kind == "cut":
+            self.end()
+        elif fault.kind == "reset":
+            self.end(by_reset=True)
+        elif fault.kind == "half-close":
+            self._tell_end(fault.towards)
+        elif fault.kind == "half-open":
+            self._connecting = False
+            self._vanish(fault.towards)
+        elif fault.kind == HEAL:
+            for flow in self._flows.values():
+                flow.heal()
+        else:
+            for end in fault.directions:
+                self._flows[end].impose(fault, now)
+        self.move(now)
+        return 1
+
+    def begin(self) -> None:
+        self._look_whether_connected()
+        self._watch()
+
+    def client_ready(self, events: int) -> None:
+        self._ready(CLIENT, events)
+
+    def server_ready(self, events: int) -> None:
+        self._ready(SERVER, events)
+
+    def move(self, now: float) -> None:
+        """Deliver what is due, and see to what follows from it."""
+        if not self.open:
+            return
+        if not self._connecting:
+            for end in (CLIENT, SERVER):
+                self._deliver(end, now)
+        if self.open:
+            self._watch()
+
+    def next_due(self, now: float) -> float:
+        if not self.open or self._connecting:
+            return math.inf
+        idle = [end for end in (CLIENT, SERVER) if not self._outgoing[end] and end not in self._told_end]
+        return min((self._flows[end].next_due(now) for end in idle), default=math.inf)
+
+    def end(self, *, by_reset: bool = False) -> None:
+        if not self.open:
+            return
+        self.open = False
+        for end in (CLIENT, SERVER):
+            self._close(end, by_reset=by_reset)
+        self._on_end(self)
+
+    def forget(self) -> None:
+        """In a forked child: give the descriptors back and say nothing."""
+        for sock in self._sockets.values():
+            if sock is not None:
+                sock.close()
+
+    # Moving bytes.
+
+    def _ready(self, end: str, events: int) -> None:
+        now = time.monotonic()
+        if self._connecting:
+            self._look_whether_connected()
+            if self._connecting:
+                self.end(by_reset=True)  # the nearest thing to a refusal once the client is connected
+        elif events & selectors.EVENT_READ:
+            self._receive(end, now)
+        self.move(now)
+
+    def _look_whether_connected(self) -> None:
+        server = self._sockets[SERVER]
+        assert server is not None
+        with contextlib.suppress(OSError):
+            server.getpeername()
+            self._connecting = False
+            if SERVER in self._told_end:  # before there was anybody to tell
+                server.shutdown(socket.SHUT_WR)
+
+    def _receive(self, end: str, now: float) -> None:
+        source, flow = self._sockets[end], self._flows[_OTHER[end]]
+        if source is None:
+            return
+        try:
+            data = source.recv(_CHUNK)
+        except BlockingIOError:
+            return
+        except OSError:
+            flow.end(by_reset=True)
+        else:
+            if data:
+                flow.feed(data, now)
+            else:
+                flow.end()
+        if self._gone is not None:
+            # Nobody is left at the other end: what was said is lost, and an end ends it all.
+            if flow.ended:
+                self.end()
+            else:
+                flow.due(math.inf)
+
+    def _deliver(self, end: str, now: float) -> None:
+        flow, sink = self._flows[end], self._sockets[end]
+        if self._gone is not None or not self.open or sink is None:
+            return
+        while self._send(end, sink) and (data := flow.due(now)):
+            self._outgoing[end] = data
+        if not self.open or self._outgoing[end]:
+            return
+        if flow.cut_off:
+            self.end()
+        elif flow.drained(now):
+            if flow.by_reset:
+                self.end(by_reset=True)
+            else:
+                self._tell_end(end)
+
+    def _send(self, end: str, sink: socket.socket) -> bool:
+        """Whether all that waited has been taken."""
+        data = self._outgoing[end]
+        if not data:
+            return True
+        if end in self._told_end:
+            self._outgoing[end] = b""
+            return True
+        try:
+            sent = sink.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            self.end(by_reset=True)  # the sink has vanished: so does the source
+            return False
+        self._outgoing[end] = data[sent:]
+        return sent == len(data)
+
+    # Ends.
+
+    def _tell_end(self, end: str) -> None:
+        """Nothing more goes there; once that holds for both, it is over."""
+        sink = self._sockets[end]
+        if sink is None or end in self._told_end:
+            return
+        self._told_end.add(end)
+        with contextlib.suppress(OSError):
+            sink.shutdown(socket.SHUT_WR)
+        if len(self._told_end) == 2:
+            self.end()
+
+    def _vanish(self, end: str) -> None:
+        self._gone = end
+        self._close(end, by_reset=True)
+
+    def _close(self, end: str, *, by_reset: bool) -> None:
+        sock, self._sockets[end] = self._sockets[end], None
+        if sock is None:
+            return
+        self._loop.watch(sock, 0, self.client_ready)
+        with contextlib.suppress(OSError):
+            if by_reset and sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+            elif not by_reset:
+                # A forked child may hold a copy of the descriptor: closing ours would end nothing.
+                sock.shutdown(socket.SHUT_RDWR)
+        sock.close()
+
+    def _watch(self) -> None:
+        for end, ready in ((CLIENT, self.client_ready), (SERVER, self.server_ready)):
+            sock = self._sockets[end]
+            if sock is not None:
+                self._loop.watch(sock, self._interest(end), ready)
+
+    def _interest(self, end: str) -> int:
+        if self._connecting:
+            return selectors.EVENT_WRITE if end == SERVER else 0
+        reading = selectors.EVENT_READ if self._flows[_OTHER[end]].wants_more else 0
+        return reading | (selectors.EVENT_WRITE if self._outgoing[end] else 0)
+
+
+def dialled(family: socket.AddressFamily, target: object) -> socket.socket:
+    """A socket that is connecting, or connected, or has failed at once: raises OSError."""
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        code = sock.connect_ex(target)  # type: ignore[arg-type]
+        if code not in (0, errno.EINPROGRESS):
+            raise OSError(code, "no connection")
+        if family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

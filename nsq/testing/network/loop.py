@@ -1,0 +1,147 @@
+"""The one thread that moves a network's bytes: waits for sockets and for points in time.
+
+All that belongs to a network is touched by this thread alone; others have it call something for them. Knows
+no connections and no faults.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from nsq.errors import Closed
+
+T = TypeVar("T")
+
+Ready = Callable[[int], None]
+"""Told what the socket is ready for."""
+
+CALL_TIMEOUT = 30.0
+_LONGEST_WAIT = 3600.0
+
+
+class Loop:
+    """``tick`` is called after every round with the time; it returns when it wants to be called next."""
+
+    def __init__(self, name: str, tick: Callable[[float], float]) -> None:
+        self._tick = tick
+        self._selector = selectors.DefaultSelector()
+        self._waker, self._wakened = socket.socketpair()
+        self._waker.setblocking(False)
+        self._wakened.setblocking(False)
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ending = False
+        self._lock = threading.Lock()  # guards ``_closed``: whoever asks for a call gets it, or Closed
+        self._closed = False
+        self._fault: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self.watch(self._wakened, selectors.EVENT_READ, self._clear)
+        self._thread.start()
+
+    def stop(self, last: Callable[[], None]) -> None:
+        """Have ``last`` called, then end; raises what has gone wrong on the loop's own side."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+
+        def end() -> None:
+            self._ending = True
+            last()
+
+        self._put(end)
+        self._thread.join(CALL_TIMEOUT)
+        if self._thread.is_alive():
+            raise TimeoutError(f"{self._thread.name} did not end within {CALL_TIMEOUT:g} s")
+        self.close()
+        if self._fault is not None:
+            raise self._fault
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self._selector.close()
+        self._waker.close()
+        self._wakened.close()
+
+    def call(self, call: Callable[[], T]) -> T:
+        """What ``call`` returns or raises, on the loop's thread; it has happened when this returns."""
+        if threading.current_thread() is self._thread:
+            return call()
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(call())
+            except BaseException as fault:
+                future.set_exception(fault)
+
+        with self._lock:
+            if self._closed:
+                raise Closed("the network has been closed")
+            self._put(run)
+        return future.result(CALL_TIMEOUT)
+
+    def abandon(self) -> None:
+        """In a forked child, where the thread does not exist. Takes no lock of the parent's."""
+        self._lock = threading.Lock()
+        self._closed = True
+        self.close()
+
+    def watches(self, sock: socket.socket) -> bool:
+        return sock in self._selector.get_map()
+
+    def watch(self, sock: socket.socket, interest: int, ready: Ready) -> None:
+        """Call ``ready`` when the socket is ready for what is of interest; 0 ends that."""
+        try:
+            known = self._selector.get_key(sock)
+        except KeyError:
+            if interest:
+                self._selector.register(sock, interest, ready)
+            return
+        if not interest:
+            self._selector.unregister(sock)
+        elif known.events != interest:
+            self._selector.modify(sock, interest, known.data)
+
+    def _put(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+        with contextlib.suppress(BlockingIOError):  # so many wake-ups wait that one more changes nothing
+            self._waker.send(b"\0")
+
+    def _clear(self, _: int) -> None:
+        self._wakened.recv(65536)
+
+    def _run(self) -> None:
+        try:
+            due = math.inf
+            while not self._ending:
+                self._wait(due)
+                self._answer_calls()
+                if not self._ending:
+                    due = self._tick(time.monotonic())
+        except BaseException as fault:
+            self._fault = fault
+            with self._lock:
+                self._closed = True
+            self._answer_calls()
+
+    def _wait(self, due: float) -> None:
+        timeout = min(max(0.0, due - time.monotonic()), _LONGEST_WAIT)
+        for key, events in self._selector.select(timeout):
+            # A call for an earlier one may have closed this one.
+            if self._selector.get_map().get(key.fd) is key:
+                key.data(events)
+
+    def _answer_calls(self) -> None:
+        while not self._calls.empty():
+            self._calls.get_nowait()()

@@ -1,0 +1,170 @@
+"""Network: its links, the thread that moves their bytes, and the one that carries a schedule out."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from nsq.errors import UsageError
+
+from .faults import LISTENING, Fault, ListenerVerbs, checked
+from .link import Link
+from .loop import Loop
+from .schedule import Schedule, Strike
+
+_CLOSE_TIMEOUT = 30.0
+
+
+class Hit(NamedTuple):
+    """What was done: when (monotonic), to which link, and how many of its connections it has hit."""
+
+    at: float
+    link: str
+    fault: Fault
+    connections: int
+
+
+class Network(ListenerVerbs):
+    """``with Network() as network: link = network.link(nsqd.tcp_address)``; clients dial ``link.address``.
+
+    Faults hit everything (``network.cut()``), one link (``link.stall(2.0)``) or one connection
+    (``link.connections[0].reset()``), and have happened when the call returns. ``seed`` decides which bits
+    are flipped. TCP is TCP: nsqd, nsqlookupd and HTTP go through links alike.
+
+    A client is connected to the link before the link is to the daemon. So where the daemon does not listen,
+    a client sees its connection reset, not refused: ``refuse`` does that.
+    """
+
+    def __init__(self, seed: object = 0) -> None:
+        self.seed = seed
+        self.history: list[Hit] = []
+        self._chance = random.Random(f"{seed}")
+        self._links: list[Link] = []
+        self._loop = Loop("nsq-network", self._tick)
+        self._closed = False
+        try:
+            self._loop.start()
+        except BaseException:
+            self._loop.close()
+            raise
+        _remember(self)
+
+    def link(self, target: str) -> Link:
+        """A new address that leads to ``target``: ``host:port``, or the path of a Unix socket."""
+
+        def make() -> Link:
+            made = Link(target, self._loop, self._chance, self._record)
+            made.begin()
+            self._links.append(made)
+            return made
+
+        return self._loop.call(make)
+
+    @property
+    def links(self) -> list[Link]:
+        return list(self._links)
+
+    # Faults.
+
+    def inflict(self, fault: Fault) -> int:
+        checked(fault)
+        return self._loop.call(lambda: sum(link.suffer(fault) for link in self._links))
+
+    def strike(self, strike: Strike, link: Link | None = None) -> int:
+        """Carry it out, on this link, or on the one that the strike chooses; ``after`` is over by then."""
+        checked(strike.fault)
+        if not self._links:
+            raise UsageError("the network has no link that could be hit")
+        hit = link or strike.one_of(self._links)
+        return self._loop.call(lambda: self._hit(hit, strike))
+
+    def _hit(self, link: Link, strike: Strike) -> int:
+        connections = list(link._connections.values())
+        if strike.connection is None or strike.fault.kind in LISTENING or not connections:
+            return link.suffer(strike.fault)
+        return link.suffer(strike.fault, [strike.one_of(connections, strike.connection)])
+
+    @contextmanager
+    def playing(self, schedule: Schedule) -> Iterator[None]:
+        """Meanwhile the schedule is carried out, by a thread of its own; afterwards all is healed."""
+        ended = threading.Event()
+        faults: list[BaseException] = []
+
+        def play() -> None:
+            try:
+                for strike in schedule:
+                    if ended.wait(strike.after):
+                        return
+                    self.strike(strike)
+            except BaseException as fault:
+                faults.append(fault)
+
+        thread = threading.Thread(target=play, name="nsq-network-schedule", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(_CLOSE_TIMEOUT)
+            if not self._closed:
+                self.heal()
+        if faults:
+            raise faults[0]
+
+    def _record(self, link: Link, fault: Fault, connections: int) -> None:
+        self.history.append(Hit(time.monotonic(), link.address, fault, connections))
+
+    # Lifetime.
+
+    def close(self) -> None:
+        """End every connection and listener; harmless when it is closed."""
+        self._closed = True
+        self._loop.stop(self._end)
+
+    def _end(self) -> None:
+        for link in self._links:
+            link.end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _tick(self, now: float) -> float:
+        return min((link.move(now) for link in self._links), default=math.inf)
+
+    def forget(self) -> None:
+        """In a forked child: the network is the parent's, whose connections a copied descriptor would keep
+        open."""
+        self._closed = True
+        for link in self._links:
+            link.forget()
+        self._links = []
+        self._loop.abandon()
+
+
+_NETWORKS: weakref.WeakSet[Network] = weakref.WeakSet()
+_hooked = threading.Lock()  # taken for good by the first network, which registers the hook
+
+
+def _remember(network: Network) -> None:
+    _NETWORKS.add(network)
+    if _hooked.acquire(blocking=False):
+        os.register_at_fork(after_in_child=_forget_all)
+
+
+def _forget_all() -> None:
+    for network in list(_NETWORKS):
+        if not network._closed:
+            network.forget()

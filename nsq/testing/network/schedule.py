@@ -1,0 +1,99 @@
+"""Which fault hits when, from a seed: the same seed gives the same schedule, however it goes. Pure.
+
+for strike in Schedule(seed=7):
+    sleep(strike.after)
+    network.strike(strike)
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from nsq.errors import UsageError
+
+from .faults import BOTH, CLIENT, KINDS, SERVER, Fault
+
+T = TypeVar("T")
+
+#: How often which: without ``corrupt``, as TCP itself lets hardly a flipped bit through. Where TLS is spoken,
+#: or anything may be delivered, ask for it.
+USUAL = {kind: 1.0 for kind in KINDS if kind != "corrupt"}
+
+
+@dataclass(frozen=True)
+class Strike:
+    """``fault``, so many seconds after the strike before. Whom it hits is a share, as nobody knows yet how
+    many there will be: ``link`` of the links, ``connection`` of its connections, None for all of them.
+    """
+
+    after: float
+    fault: Fault
+    link: float
+    connection: float | None
+
+    def one_of(self, choices: Sequence[T], share: float | None = None) -> T:
+        """The one that the share (the link's unless given) stands for."""
+        if not choices:
+            raise UsageError("a strike hits nothing: there is nothing to choose from")
+        return choices[int((self.link if share is None else share) * len(choices))]
+
+
+class Schedule:
+    """Endless; can be iterated over again and again, always with the same result.
+
+    ``kinds`` are names, or names with their weights. Kinds that no network knows ("kill nsqd") are drawn like
+    the others, for those who carry the schedule out themselves. ``pause`` and ``seconds`` are the bounds of
+    what lies between two strikes and of what a standing fault lasts.
+    """
+
+    def __init__(
+        self,
+        seed: object,
+        *,
+        kinds: Mapping[str, float] | Iterable[str] = USUAL,
+        pause: tuple[float, float] = (0.05, 0.5),
+        seconds: tuple[float, float] = (0.05, 1.0),
+    ) -> None:
+        self.seed = seed
+        self._kinds = dict(kinds) if isinstance(kinds, Mapping) else dict.fromkeys(kinds, 1.0)
+        self._pause = _bounds("pause", pause)
+        self._seconds = _bounds("seconds", seconds)
+        if not self._kinds or not all(weight > 0 for weight in self._kinds.values()):
+            raise UsageError(f"kinds is {kinds!r}; it must name at least one, with weights above 0")
+
+    def __repr__(self) -> str:
+        return f"<Schedule seed={self.seed!r}>"
+
+    def __iter__(self) -> Iterator[Strike]:
+        chance = random.Random(f"{self.seed}")
+        names, weights = list(self._kinds), list(self._kinds.values())
+        while True:
+            (kind,) = chance.choices(names, weights)
+            fault = Fault(kind, _towards(kind, chance), chance.uniform(*self._seconds), _amount(kind, chance))
+            one = chance.random() if chance.random() < 0.5 else None
+            yield Strike(chance.uniform(*self._pause), fault, chance.random(), one)
+
+
+def _bounds(name: str, given: tuple[float, float]) -> tuple[float, float]:
+    low, high = given
+    if not 0 <= low <= high:
+        raise UsageError(f"{name} is {given!r}; it must be two numbers of seconds, the smaller one first")
+    return low, high
+
+
+def _towards(kind: str, chance: random.Random) -> str:
+    ends = (CLIENT, SERVER) if kind.startswith("half-") else (BOTH, BOTH, CLIENT, SERVER)
+    return chance.choice(ends)
+
+
+def _amount(kind: str, chance: random.Random) -> float:
+    if kind == "delay":
+        return chance.uniform(0.005, 0.2)
+    if kind == "throttle":
+        return 10 ** chance.uniform(3.5, 6)
+    if kind == "corrupt":
+        return chance.randint(1, 8)
+    return chance.randint(0, 2000) if kind == "truncate" else 0.0

@@ -1,0 +1,98 @@
+"""A Spark driver that is there to be killed: ``python -m tests.chaos.spark_driver JSON``.
+
+``follow`` writes a topic to Parquet until its stdin says something; ``drain`` writes what there is, ends, and
+leaves every row of the sink, as Spark reads it, below ``folder/rows``. While ``folder/shut`` is there, tasks
+stop in the middle of a batch and leave ``folder/waiting-<pid>``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from nsq.spark.session import local_session
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_PAUSE = 0.05
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a driver is told. ``folder`` holds everything: checkpoint, sink, the log, Spark's own files."""
+
+    folder: str
+    act: Literal["follow", "drain"]
+    master: str
+    options: dict[str, str] = field(default_factory=dict)
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def main(plan: Plan) -> None:
+    folder = Path(plan.folder)
+    spark = _session(plan, folder)
+    frame = spark.readStream.format("nsq").options(**plan.options).load()
+    if plan.act == "follow":
+        query = _start(frame.mapInArrow(gate(folder), frame.schema), folder)
+        # A daemon: when the JVM dies, nobody will say anything any more.
+        threading.Thread(target=_listen, args=(query,), name="listening", daemon=True).start()
+        query.awaitTermination()
+    else:
+        _start(frame, folder, availableNow=True).awaitTermination()
+        rows = spark.read.parquet(str(folder / "out")).select("nsqd", "id", "attempts", "body")
+        rows.coalesce(1).write.parquet(str(folder / "rows"))
+    spark.stop()
+
+
+def _session(plan: Plan, folder: Path) -> SparkSession:
+    java = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData -Djava.io.tmpdir={folder / 'tmp'}"
+    return local_session(
+        master=plan.master,
+        app="chaos",
+        conf={
+            "spark.driver.memory": "512m",
+            "spark.driver.extraJavaOptions": java,
+            "spark.executor.extraJavaOptions": java,
+            "spark.local.dir": str(folder / "local"),
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        },
+    )
+
+
+def _start(frame: DataFrame, folder: Path, **trigger: Any) -> StreamingQuery:
+    writer = frame.writeStream.format("parquet").option("checkpointLocation", str(folder / "checkpoint"))
+    return (writer.trigger(**trigger) if trigger else writer).start(str(folder / "out"))
+
+
+def _listen(query: StreamingQuery) -> None:
+    os.read(0, 1)
+    query.stop()
+
+
+def gate(folder: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Holds a task up behind its first rows: some of them are in the sink's files then, and some are not."""
+
+    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch
+            while (folder / "shut").exists():
+                (folder / f"waiting-{os.getpid()}").touch()
+                time.sleep(_PAUSE)
+
+    return wait
+
+
+if __name__ == "__main__":
+    main(Plan(**json.loads(sys.argv[1])))

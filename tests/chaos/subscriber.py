@@ -1,0 +1,123 @@
+"""A program that consumes until its input ends or asks it to stop, with handlers that are not always good.
+
+    python -m tests.chaos.subscriber '{"name": …}'
+
+What a handler does with a message follows from the message's number, and is done at its first attempt only:
+raise, requeue, touch, or be too late.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+import nsq
+from nsq.consumer.hooks import ConsumerHooks
+from nsq.testing import leaks
+from tests.chaos.publisher import commands, take_turns_as_asked
+from tests.chaos.records import CONNECTED, HANDLED, LOST, REFUSED, Record, Recorder
+
+
+class Refused(Exception):
+    """What a handler raises on purpose."""
+
+
+class Subscriber(ConsumerHooks):
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.recorder = Recorder(plan["file"])
+        self.numbers = {address: number for number, address in enumerate(plan["nsqd"])}
+        self.late_by = plan["msg_timeout"] * 1.2
+        rewritten = dict(zip(plan["real"], plan["nsqd"], strict=True))
+        source: dict[str, Any] = {"nsqd": plan["nsqd"]}
+        if plan["nsqlookupd"]:
+            source = {"nsqlookupd": plan["nsqlookupd"], "rewrite_address": rewritten.__getitem__}
+        self.consumer = nsq.Consumer(
+            plan["topic"], plan["channel"], threads=4, hooks=self, **source, **plan["options"]
+        )
+        self.consumer.add_handler(self.handle)
+
+    def handle(self, message: nsq.Message) -> None:
+        number = int(message.body.split(b" ", 1)[0])
+        if message.attempts == 1:
+            self._misbehave(number, message)
+            if message.responded:
+                return
+        nsqd = self.numbers[message.nsqd_address]
+        now = time.monotonic()
+        self.recorder.write([Record(HANDLED, number, nsqd, message.attempts, message.received_at, now)])
+
+    def _misbehave(self, number: int, message: nsq.Message) -> None:
+        if number % 97 == 1:
+            raise Refused(f"message {number} is refused once")
+        if number % 101 == 2:
+            message.requeue(0.2, backoff=False)
+        elif number % 503 == 4:
+            message.touch()
+        elif number % 2003 == 3:
+            time.sleep(self.late_by)
+
+    def connected(self, nsqd_address: str) -> None:
+        self._tell(CONNECTED, nsqd_address)
+
+    def disconnected(self, nsqd_address: str, cause: nsq.NsqError | None) -> None:
+        self._tell(LOST, nsqd_address)
+
+    def server_error(self, nsqd_address: str, error: nsq.ServerError) -> None:
+        self._tell(REFUSED, nsqd_address)
+
+    def _tell(self, kind: bytes, address: str) -> None:
+        now = time.monotonic()
+        self.recorder.write([Record(kind, 0, self.numbers[address], 0, now, now)])
+
+    def stop(self, timeout: float) -> dict[str, Any]:
+        began = time.monotonic()
+        report = self.consumer.stop(timeout)
+        elapsed = time.monotonic() - began
+        return {
+            "elapsed": elapsed,
+            "timeout": timeout,
+            "clean": report.clean,
+            "in_flight": report.in_flight,
+            "unfinished": report.unfinished_threads,
+        }
+
+
+def log_what_matters() -> None:
+    """To stderr; what handlers raise on purpose is not worth a line."""
+    handler = logging.StreamHandler()
+    handler.addFilter(lambda record: record.exc_info is None or record.exc_info[0] is not Refused)
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+def main() -> None:
+    take_turns_as_asked()
+    log_what_matters()
+    plan = json.loads(sys.argv[1])
+    before = leaks.snapshot()
+    subscriber = Subscriber(plan)
+    subscriber.consumer.start()
+    (timeout,) = commands()
+    report = subscriber.stop(timeout)
+    # A handler that is still at work, or a dial, is let end.
+    left = leaks.leftovers(before, lambda: _without_recorder(subscriber), grace=15.0)
+    stats = subscriber.consumer.stats()
+    report |= {
+        "leaks": leaks.describe(left),
+        "still": {"in_flight": stats.in_flight, "waiting": stats.waiting, "connections": stats.connections},
+        "handled": stats.finished,
+    }
+    print(json.dumps(report))
+
+
+def _without_recorder(subscriber: Subscriber) -> leaks.Snapshot:
+    """Its handlers may write to the end; the file is no leak."""
+    seen = leaks.snapshot()
+    ours = {each for each in seen.descriptors if each[0] == subscriber.recorder.descriptor}
+    return leaks.Snapshot(seen.threads, seen.descriptors - ours, seen.children, seen.files)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Whatever happens to clients, daemons and the network between them: what was confirmed is handled.
+
+make chaos ARGS='-k client -s'                       # prints what happened
+NSQ_CHAOS_SEED=7 make chaos ARGS='-k client -s'      # one seed, or several with spaces between
+NSQ_CHAOS_FAULTS=1000 NSQ_CHAOS_MESSAGES=1000000     # of each seed, at least
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsq.testing import Nsqd, Nsqlookupd, Schedule
+from nsq.testing.plugin import Factory
+from tests.chaos.actors import Life
+from tests.chaos.stage import CHANNEL, TOPIC, Stage
+from tests.chaos.verdict import Progress, Verdict, judge
+from tests.golden.recordings import others_are_judged
+from tests.integration.patience import eventually
+
+#: What a stop may take beyond its timeout: a second to end threads, a dial that cannot be called off, and
+#: what two busy cores need.
+STOP_GRACE = 4.0
+SETTLING = 40.0
+#: An nsqd looks after its nsqlookupds every 15 s, and one that was lost in silence takes it two looks: before
+#: that nobody can find it there.
+FINDING = 120.0
+
+
+class Play:
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.progress = Progress(stage.actors)
+        self.began = time.monotonic()
+
+    def run(self, faults: int, messages: int, longest: float = 1.5) -> None:
+        """At least so many of both; no fault lasts longer than that."""
+        stage = self.stage
+        stage.wait(1.0)
+        for strike in Schedule(stage.seed, kinds=stage.kinds, pause=(0.02, 0.5), seconds=(0.05, longest)):
+            if len(stage.injuries) >= faults and len(self.progress.confirmed) >= messages:
+                break
+            if len(stage.injuries) >= faults:
+                stage.wait(0.5)
+            else:
+                stage.wait(strike.after)
+                stage.strike(strike)
+            if len(stage.injuries) % 10 == 0:
+                self.progress.look()
+        stage.heal()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Everything confirmed is handled, nsqd has nothing left, every subscriber hears of every nsqd."""
+        stage = self.stage
+        eventually(self._traffic_everywhere, within=FINDING)
+        for actor in stage.publishers:
+            actor.ask_to_stop(30.0)
+        for actor in stage.publishers:
+            actor.hear()
+        self.progress.look()
+
+        self._await_the_last()
+        for nsqd in stage.nsqds:
+            eventually(partial(_left, nsqd), lambda left: not any(left), within=SETTLING)
+        for actor in stage.subscribers:
+            actor.ask_to_stop(20.0)
+        for actor in stage.actors:
+            actor.hear()
+        self.progress.look()
+
+    def _await_the_last(self) -> None:
+        """However long it takes, as long as something comes."""
+        fewest, since = len(self.progress.missing), time.monotonic()
+        while self.progress.missing:
+            self.stage.wait(0.2)
+            self.progress.look()
+            if len(self.progress.missing) < fewest:
+                fewest, since = len(self.progress.missing), time.monotonic()
+            if time.monotonic() - since > SETTLING:
+                some = sorted(self.progress.missing)[:5]
+                raise AssertionError(
+                    f"seed {self.stage.seed}: {fewest} confirmed messages are missing, {some} among them; "
+                    f"nothing came for {SETTLING:g} s\n{self.stage.description}"
+                )
+
+    def _traffic_everywhere(self) -> bool:
+        self.progress.look()
+        verdict = judge(self.stage.actors, self.stage.injuries[-50:])
+        return not verdict.unrecovered
+
+    def check(self) -> Verdict:
+        stage = self.stage
+        verdict = judge(stage.actors, stage.injuries)
+        self._tell(verdict)
+        assert not self.progress.missing
+        assert verdict.unexplained[:5] == []
+        assert verdict.unrecovered == []
+        for actor in stage.actors:
+            assert "Traceback" not in actor.stderr, actor.stderr
+            for life in actor.lives:
+                if life.report:
+                    check_report(life, last=life is actor.life)
+        return verdict
+
+    def _tell(self, verdict: Verdict) -> None:
+        stage, kinds = self.stage, Counter(injury.kind for injury in self.stage.injuries)
+        stops = [life.report for actor in stage.actors for life in actor.lives if life.report]
+        slowest = [f"{seconds:.2f} s {what}" for seconds, what in sorted(verdict.recoveries)[-3:]]
+        late = max((report["elapsed"] - report["timeout"] for report in stops), default=0.0)
+        errors: Counter[str] = sum((Counter(r.get("errors", {})) for r in stops), Counter())
+        print(
+            f"\nseed {stage.seed}: {len(stage.injuries)} faults in {time.monotonic() - self.began:.0f} s, "
+            f"{len(self.progress.confirmed)} messages confirmed, {len(self.progress.missing)} lost, "
+            f"{sum(verdict.duplicates.values())} duplicates, {len(verdict.unexplained)} unexplained\n"
+            f"  faults      {_listed(kinds)}\n"
+            f"  duplicates  {_listed(verdict.duplicates)}\n"
+            f"  recovery    {len(verdict.recoveries)} times: p50 {verdict.recovery(0.5):.2f} s, "
+            f"p99 {verdict.recovery(0.99):.2f} s, max {verdict.recovery(1.0):.2f} s; "
+            f"{verdict.overlapping} overtaken by the next fault; the slowest: {', '.join(slowest)}\n"
+            f"  stops       {len(stops)}, the slowest {max(late, 0.0):.2f} s beyond its timeout\n"
+            f"  publishers' errors  {_listed(errors)}"
+        )
+
+
+def check_report(life: Life, *, last: bool) -> None:
+    """A stop in the middle of it returns in time, and says what it leaves; the last one leaves nothing."""
+    report = life.report
+    words = f"{life.words}: {report}"
+    assert report["elapsed"] <= report["timeout"] + STOP_GRACE, words
+    assert report["leaks"] == [], words
+    if life.actor.consumes:
+        assert report["still"] == {"in_flight": 0, "waiting": 0, "connections": 0}, words
+        assert report["clean"] == (not report["in_flight"] and not report["unfinished"]), words
+        assert report["clean"] or not last, words
+    else:
+        assert report["faults"] == [], words
+        assert report["hanging"] == [], words
+        assert not report["left"] or not last, words
+
+
+def _left(nsqd: Nsqd) -> list[int]:
+    (topic,) = nsqd.get(f"/stats?format=json&include_clients=false&topic={TOPIC}").json()["topics"]
+    (channel,) = [each for each in topic["channels"] if each["channel_name"] == CHANNEL]
+    found: dict[str, Any] = channel
+    return [topic["depth"], *(found[name] for name in ("depth", "in_flight_count", "deferred_count"))]
+
+
+def _listed(counted: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counted.most_common()) or "none"
+
+
+@pytest.fixture
+def make_stage(
+    tmp_path: Path, nsqd_factory: Factory[Nsqd], nsqlookupd_factory: Factory[Nsqlookupd]
+) -> Iterator[Any]:
+    made: list[Stage] = []
+
+    def make(seed: str, pace: float) -> Stage:
+        stage = Stage(seed, tmp_path, nsqd_factory, nsqlookupd_factory, pace=pace, steady=others_are_judged())
+        made.append(stage)
+        return stage
+
+    yield make
+    for stage in made:
+        stage.close()
+
+
+@pytest.mark.timeout(240)
+def test_a_few_faults_lose_nothing(make_stage: Any) -> None:
+    # A seed that has one of nearly everything.
+    play = Play(make_stage(os.environ.get("NSQ_CHAOS_SHORT_SEED", "short 3711"), 0.3))
+    play.run(faults=10, messages=2000, longest=0.5)
+    play.check()
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", os.environ.get("NSQ_CHAOS_SEED", "1 2 3 4").split())
+def test_many_faults_lose_nothing(make_stage: Any, seed: str) -> None:
+    faults = int(os.environ.get("NSQ_CHAOS_FAULTS", "250"))
+    messages = int(os.environ.get("NSQ_CHAOS_MESSAGES", "250000"))
+    play = Play(make_stage(seed, 0.05))
+    play.run(faults, messages)
+    play.check()

@@ -1,0 +1,309 @@
+"""An nsqd that says anything at all, over every layer: the client stays whole and raises its own errors.
+
+make chaos ARGS='-k fuzz_client -s'                 # a million frames, and their rate
+NSQ_FUZZ_SEED=7 NSQ_FUZZ_FRAMES=100000 make chaos ARGS='-k fuzz_client -s'
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import random
+import ssl
+import struct
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from nsq.config import Config
+from nsq.connection.conn import Conn
+from nsq.daemons.nsqd.memory import Memory
+from nsq.errors import NsqError, ServerError
+from nsq.message import Message
+from nsq.wire.layers import MAX_OUTPUT
+from tests.chaos.hostile import LAYERS, HostileNsqd
+from tests.chaos.mutations import Mutator
+
+_MAX_FRAME = 1024 * 1024
+_PATIENCE = 30.0
+_FRAMES = 150  # of one conversation
+
+
+def frame(kind: int, data: bytes) -> bytes:
+    return struct.pack(">ii", 4 + len(data), kind) + data
+
+
+def message(number: int, body: bytes) -> bytes:
+    return frame(2, struct.pack(">qH16s", 1_700_000_000_000_000_000 + number, 1, b"%016x" % number) + body)
+
+
+HEARTBEAT = frame(0, b"_heartbeat_")
+INTERESTING = [
+    HEARTBEAT,
+    frame(0, b"OK"),
+    frame(0, b"CLOSE_WAIT"),
+    frame(0, b""),
+    frame(1, b"E_FIN_FAILED FIN 0123456789abcdef failed ID not in flight"),
+    frame(1, b"E_INVALID cannot SUB in current state"),
+    frame(1, b""),
+    frame(1, b"\xff\xfe"),
+    frame(2, b"short"),
+    frame(3, b"no such type"),
+    message(7, b""),
+    message(7, b"the same id again"),
+    struct.pack(">i", 0),
+    struct.pack(">i", -1),
+    struct.pack(">i", 3),
+    struct.pack(">i", _MAX_FRAME + 1),
+    struct.pack(">i", 2**31 - 1),
+    b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    b"\x00" * 64,
+]
+
+
+def originals(seed: str, count: int = 60) -> list[bytes]:
+    """Conversations as an nsqd leads them: mostly messages, some of them twice."""
+    chance = random.Random(f"{seed} originals")
+    return [b"".join(_frames(chance)) for _ in range(count)]
+
+
+def _frames(chance: random.Random) -> Iterator[bytes]:
+    for number in range(_FRAMES):
+        kind = chance.random()
+        if kind < 0.75:
+            body = chance.randbytes(chance.choice([0, 10, 200]))
+            yield message(number if kind < 0.7 else number // 2, body)
+        elif kind < 0.9:
+            yield HEARTBEAT
+        else:
+            yield chance.choice(INTERESTING[:6])
+
+
+class Witness:
+    """The delegate: answers messages at random, and expects one end."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.seen: Counter[str] = Counter()
+        self.closed = threading.Event()
+        self.cause: NsqError | None = None
+        self._chance = chance
+
+    def on_messages(self, conn: Conn, messages: list[Message]) -> None:
+        self.seen["messages"] += len(messages)
+        for each in messages:
+            answer = self._chance.random()
+            try:
+                if answer < 0.6:
+                    each.finish()
+                elif answer < 0.7:
+                    each.requeue(0.1)
+                elif answer < 0.8:
+                    each.touch()
+                if answer < 0.05:
+                    each.finish()  # once too often
+            except NsqError as error:
+                self.seen[type(error).__name__] += 1
+
+    def on_response(self, conn: Conn, data: bytes) -> None:
+        self.seen["responses"] += 1
+
+    def on_error(self, conn: Conn, error: ServerError) -> None:
+        assert isinstance(error, ServerError)
+        self.seen["errors"] += 1
+
+    def on_heartbeat(self, conn: Conn) -> None:
+        self.seen["heartbeats"] += 1
+
+    def on_close(self, conn: Conn, cause: NsqError | None) -> None:
+        self.seen["ends"] += 1
+        self.cause = cause
+        self.closed.set()
+
+    def on_finished(self, conn: Conn, message: Message) -> None:
+        self.seen["finished"] += 1
+
+    def on_requeued(self, conn: Conn, message: Message, backoff: bool) -> None:
+        self.seen["requeued"] += 1
+
+
+class Tangle:
+    """Contexts for both sides, made once: keys cost time."""
+
+    def __init__(self) -> None:
+        authority = trustme.CA()
+        self.server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        authority.issue_cert("hostile").configure_cert(self.server)
+        self.client = ssl.create_default_context()
+        authority.configure_trust(self.client)
+
+
+class Fuzz:
+    def __init__(self, seed: str, layers: str, tangle: Tangle) -> None:
+        self.seed, self.name = seed, layers
+        self.layers = LAYERS[layers]
+        self.tangle = tangle
+        self.mutator = Mutator(f"{seed} {layers}", originals(seed), opening=b"", interesting=INTERESTING)
+        self.random = random.Random(f"{seed} {layers} conduct")
+        self.config = Config(
+            max_frame_size=_MAX_FRAME,
+            tls="tls_v1" in self.layers,
+            snappy="snappy" in self.layers,
+            deflate="deflate" in self.layers,
+        )
+        self.number = 0
+        self.seen: Counter[str] = Counter()
+
+    def run(self, frames: int) -> None:
+        while self.frames < frames:
+            self.number += 1
+            try:
+                self._converse()
+            except BaseException as fault:
+                raise AssertionError(
+                    f"seed {self.seed!r}, {self.name}, conversation {self.number}: {fault!r}"
+                ) from fault
+
+    @property
+    def frames(self) -> int:
+        """Those that were understood, and those that ended a connection: what followed them was not read."""
+        return sum(self.seen[what] for what in ("messages", "responses", "errors", "heartbeats", "ends"))
+
+    def _converse(self) -> None:
+        spoiled = bytearray(frame(0, b'{"max_rdy_count":2500,"msg_timeout":60000,"snappy":true}'))
+        self.mutator.spoil(spoiled)
+        nsqd = HostileNsqd(
+            self.layers,
+            self.tangle.server,
+            spoil_grant=bytes(spoiled) if self.random.random() < 0.05 else None,
+        )
+        witness = Witness(self.random)
+        conn = Conn(
+            "hostile:4150",
+            self.config,
+            witness,
+            transport=nsqd,
+            context=self.tangle.client,
+            topic="orders",
+            channel="billing",
+        )
+        try:
+            conn.connect(time.monotonic() + _PATIENCE)
+        except NsqError as error:
+            self.seen[f"not connected: {type(error).__name__}"] += 1
+            return
+        self._attack(nsqd)
+        conn.send_rdy(self.random.choice([1, 10, 2500, 2500, 2500]))
+        conn.start()
+        assert witness.closed.wait(_PATIENCE), "it does not end"
+        assert conn.join(time.monotonic() + _PATIENCE), "its threads do not end"
+        assert witness.seen["ends"] == 1
+        assert conn.in_flight == 0
+        if not conn.session.close_wait:  # whoever is told that nothing more comes may end it by itself
+            assert isinstance(witness.cause, NsqError), witness.cause
+        self.seen += witness.seen
+        self.seen[type(witness.cause).__name__] += 1
+
+    def _attack(self, nsqd: HostileNsqd) -> None:
+        """Spoiled below the layers, or on the wire."""
+        wire = bytearray(nsqd.wrap(self.mutator.conversation() or b"\0"))
+        if self.layers and self.random.random() < 0.5:
+            self.mutator.spoil(wire)
+        nsqd.say(chunk for chunk in self.mutator.chunks(bytes(wire)) if chunk)
+
+
+@pytest.fixture(scope="module")
+def tangle() -> Tangle:
+    return Tangle()
+
+
+@pytest.fixture(autouse=True)
+def no_fault_of_ours(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """The read loop survives its own mistakes, and logs them."""
+    with caplog.at_level(logging.ERROR, "nsq"):
+        yield
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == []
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_thousands_of_spoiled_frames(layers: str, tangle: Tangle) -> None:
+    fuzz = Fuzz("thousands", layers, tangle)
+    fuzz.run(5000)
+    assert fuzz.seen["messages"] > 200
+    assert fuzz.seen["FrameError"] > 0
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("layers", LAYERS)
+def test_a_million_spoiled_frames(layers: str, tangle: Tangle) -> None:
+    frames = int(os.environ.get("NSQ_FUZZ_FRAMES", "1000000")) // len(LAYERS) + 1
+    fuzz = Fuzz(os.environ.get("NSQ_FUZZ_SEED", "a million"), layers, tangle)
+    fuzz.run(min(frames, 8000))
+    memory, began = _resident(), time.monotonic()
+    fuzz.run(frames)
+    grown = _resident() - memory
+    rate = (frames - 8000) / max(0.001, time.monotonic() - began)
+    print(f"\n{layers}: {fuzz.frames} frames, {rate:.0f}/s, {grown / 1e6:.1f} MB more memory")
+    print(f"  {dict(fuzz.seen)}")
+    assert grown < 50e6
+
+
+def _resident() -> int:
+    gc.collect()
+    return Memory().figures()["heap_in_use_bytes"]
+
+
+class Meter(Witness):
+    """Keeps the highest water mark, and nothing of what it is told."""
+
+    def __init__(self, chance: random.Random) -> None:
+        super().__init__(chance)
+        self.most = 0
+
+    def on_response(self, conn: Conn, data: bytes) -> None:
+        super().on_response(conn, data)
+        self.most = max(self.most, _peak())
+
+
+def _peak() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def bomb(unit: bytes, count: int) -> bytes:
+    deflater = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return b"".join([*(deflater.compress(unit) for _ in range(count)), deflater.flush(zlib.Z_SYNC_FLUSH)])
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(200), pytest.param(1500, marks=[pytest.mark.chaos, pytest.mark.timeout(300)])]
+)
+def test_a_decompression_bomb_is_taken_in_spoonfuls(count: int, tangle: Tangle) -> None:
+    """Megabytes of frames from kilobytes on the wire: at no moment more than a few of them are there."""
+    unit = frame(0, b"x" * (_MAX_FRAME - 4))
+    wire = bomb(unit, count)
+    assert len(wire) * 200 < len(unit) * count
+    nsqd = HostileNsqd(LAYERS["deflate"], tangle.server)
+    meter = Meter(random.Random(1))
+    conn = Conn(
+        "hostile:4150",
+        Config(max_frame_size=_MAX_FRAME, deflate=True),
+        meter,
+        transport=nsqd,
+        topic="orders",
+        channel="billing",
+    )
+    conn.connect(time.monotonic() + _PATIENCE)
+    nsqd.say([wire])  # another raw stream's blocks may follow its own: they refer to nothing before them
+    before = _peak()
+    conn.start()
+    assert meter.closed.wait(_PATIENCE * 4)
+    assert conn.join(time.monotonic() + _PATIENCE)
+    assert meter.seen["responses"] == count
+    assert meter.most - before < 24 * MAX_OUTPUT

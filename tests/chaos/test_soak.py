@@ -1,0 +1,179 @@
+"""A steady load for a long time, connections cut now and then: memory, threads and descriptors stay the same.
+
+SOAK=1800 make chaos ARGS='-k soak -s'       # seconds; nothing without it
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+import nsq
+from nsq.daemons.nsqd.memory import Memory
+from nsq.testing import Network, Nsqd
+from nsq.testing.network import Link
+from nsq.testing.plugin import Factory
+from tests.integration.patience import eventually
+
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDTH = 60
+_RATE = 500  # messages a second, about
+_WARM_UP = 0.25  # of the time, or a minute
+_OPTIONS: dict[str, Any] = {
+    "heartbeat_interval": 1.0,
+    "read_timeout": 2.5,
+    "reconnect_initial": 0.05,
+    "reconnect_max": 0.5,
+}
+
+
+def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
+    """The values as a row of bars, from 0 to the highest; each bar shows the highest of its share."""
+    if not values:
+        return ""
+    per_bar = max(1.0, len(values) / width)
+    bars = [
+        max(values[int(place * per_bar) : max(int((place + 1) * per_bar), int(place * per_bar) + 1)])
+        for place in range(min(width, len(values)))
+    ]
+    top = max(bars) or 1
+    return "".join(_BARS[min(len(_BARS) - 1, int(value / top * (len(_BARS) - 1) + 0.5))] for value in bars)
+
+
+def flat(values: Sequence[float], slack: float) -> bool:
+    """Whether the last quarter is on average no higher than the first, but for ``slack``."""
+    quarter = max(1, len(values) // 4)
+    return sum(values[-quarter:]) / quarter <= sum(values[:quarter]) / quarter + slack
+
+
+def test_flat_and_sparkline_tell_a_leak_from_none() -> None:
+    assert flat([5, 6, 5, 6, 5, 6, 5, 6], 0.6)
+    assert not flat([1, 2, 3, 4, 5, 6, 7, 8], 3)
+    assert sparkline([0, 4, 8]) == "▁▅█"
+    assert len(sparkline(range(1000))) == _WIDTH
+
+
+@dataclass
+class Samples:
+    """Once a second: of this process, which is where the client works."""
+
+    memory: list[float] = field(default_factory=list)
+    threads: list[float] = field(default_factory=list)
+    descriptors: list[float] = field(default_factory=list)
+    handled: list[float] = field(default_factory=list)
+
+    def take(self, handled: int) -> None:
+        self.memory.append(Memory().figures()["heap_in_use_bytes"] / 1e6)
+        self.threads.append(threading.active_count())
+        self.descriptors.append(len(os.listdir("/proc/self/fd")))
+        self.handled.append(handled)
+
+    def settled(self) -> Samples:
+        """Without the warm-up, and without the last second, in which things end."""
+        begin = int(min(60, len(self.memory) * _WARM_UP))
+        return Samples(*(values[begin:-1] for values in vars(self).values()))
+
+    def show(self) -> None:
+        print()
+        for name, values in (("MB", self.memory), ("threads", self.threads), ("fds", self.descriptors)):
+            print(f"{name:>8} {sparkline(values)} {min(values):.0f} to {max(values):.0f}")
+        rates = [after - before for before, after in zip(self.handled, self.handled[1:], strict=False)]
+        print(f"{'msg/s':>8} {sparkline(rates)} {min(rates):.0f} to {max(rates):.0f}")
+
+
+class Load:
+    """Publishes at a steady rate whatever happens, and counts what is handled."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.ended = threading.Event()
+        self.confirmed = 0
+        self.repeated = 0
+        self.handled = 0
+        self._lock = threading.Lock()  # guards the counts of what was handled
+        self._all_below = 0  # handled, each of them
+        self._ahead: set[int] = set()  # handled, beyond that
+        self._thread = threading.Thread(target=self._publish, name="soak-publisher")
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        consumer = nsq.Consumer("soak", "channel", nsqd=self.link.address, threads=2, **_OPTIONS)
+        with consumer.add_handler(self._handle):
+            assert consumer.wait_until_connected(20)
+            self._thread.start()
+            try:
+                yield
+                self.ended.set()
+                self._thread.join(30)
+                assert not self._thread.is_alive()
+                # Numbers are taken in order, and each is insisted on.
+                eventually(lambda: self.confirmed - self._all_below, lambda left: left == 0, within=60)
+            finally:
+                self.ended.set()
+                self._thread.join(30)
+
+    def _handle(self, message: nsq.Message) -> None:
+        number = int(message.body)
+        with self._lock:
+            if number < self._all_below or number in self._ahead:
+                self.repeated += 1
+                return
+            self.handled += 1
+            self._ahead.add(number)
+            while self._all_below in self._ahead:
+                self._ahead.remove(self._all_below)
+                self._all_below += 1
+
+    def _publish(self) -> None:
+        with nsq.Producer(self.link.address, retry_uncertain=True, **_OPTIONS) as producer:
+            number, began = 0, time.monotonic()
+            while not self.ended.wait(max(0.0, began + number / _RATE - time.monotonic())):
+                batch = [b"%d" % each for each in range(number, number + 10)]
+                while not self._published(producer, batch):
+                    pass
+                number += len(batch)
+                self.confirmed = number
+
+    def _published(self, producer: nsq.Producer, batch: list[bytes]) -> bool:
+        try:
+            producer.multi_publish("soak", batch)
+        except nsq.NsqError:
+            return False
+        return True
+
+
+@pytest.mark.chaos
+@pytest.mark.skipif(not os.environ.get("SOAK"), reason="SOAK=seconds asks for it")
+@pytest.mark.timeout(int(os.environ.get("SOAK") or 0) + 300)
+def test_nothing_grows(nsqd_factory: Factory[Nsqd]) -> None:
+    seconds = int(os.environ["SOAK"])
+    nsqd = nsqd_factory(process=True, msg_timeout=5.0, log_level="warn")
+    chance, samples = random.Random(os.environ.get("NSQ_CHAOS_SEED", "soak")), Samples()
+    with Network() as network:
+        link = network.link(nsqd.tcp_address)
+        load = Load(link)
+        with load.running():
+            cuts, next_cut = 0, 5.0
+            for second in range(seconds):
+                time.sleep(1)
+                if second >= next_cut:
+                    chance.choice([link.cut, link.reset, link.half_open])()
+                    cuts, next_cut = cuts + 1, second + chance.uniform(2, 10)
+                if second % 10 == 0:
+                    gc.collect()
+                samples.take(load.handled)
+    samples.show()
+    print(f"{seconds} s, {cuts} cuts, {load.confirmed} messages, {load.repeated} of them twice")
+    settled = samples.settled()
+    assert flat(settled.memory, 5), settled.memory
+    assert flat(settled.threads, 1.5), settled.threads
+    assert flat(settled.descriptors, 2), settled.descriptors

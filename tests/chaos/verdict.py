@@ -1,0 +1,168 @@
+"""What the records of a play say: what was promised, what was handled, what came twice and why, and how long
+it took to recover."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tests.chaos import records
+from tests.chaos.actors import Actor, Life
+from tests.chaos.records import Record
+from tests.chaos.stage import MSG_TIMEOUT, READ_TIMEOUT, Injury
+
+#: Seconds by which one side may learn later than the other that a connection has ended.
+_LAG = READ_TIMEOUT * 2 + 2.0
+_SOON = 0.9
+
+
+class Handling(NamedTuple):
+    life: Life
+    record: Record
+
+
+class Progress:
+    """Confirmed and handled so far, read on from where the last look has ended."""
+
+    def __init__(self, actors: Iterable[Actor]) -> None:
+        self.confirmed: set[int] = set()
+        self.handled: set[int] = set()
+        self._actors = list(actors)
+        self._offsets: Counter[str] = Counter()
+
+    def look(self) -> None:
+        for actor in self._actors:
+            for life in actor.lives:
+                new = list(records.read(life.path, self._offsets[str(life.path)]))
+                self._offsets[str(life.path)] += len(new)
+                self.confirmed.update(each.message for each in new if each.kind == records.CONFIRMED)
+                self.handled.update(each.message for each in new if each.kind == records.HANDLED)
+
+    @property
+    def missing(self) -> set[int]:
+        return self.confirmed - self.handled
+
+
+@dataclass
+class Verdict:
+    """``duplicates`` by their reason; recoveries are seconds, and from what."""
+
+    duplicates: Counter[str] = field(default_factory=Counter)
+    unexplained: list[str] = field(default_factory=list)
+    recoveries: list[tuple[float, str]] = field(default_factory=list)
+    overlapping: int = 0
+    unrecovered: list[str] = field(default_factory=list)
+
+    def recovery(self, share: float) -> float:
+        times = sorted(seconds for seconds, _ in self.recoveries)
+        return times[min(len(times) - 1, int(share * len(times)))] if times else 0.0
+
+
+def judge(actors: Iterable[Actor], injuries: list[Injury]) -> Verdict:
+    actors = list(actors)
+    verdict = Verdict()
+    _Duplicates(actors, injuries).explain(verdict)
+    _measure(actors, injuries, verdict)
+    return verdict
+
+
+class _Duplicates:
+    def __init__(self, actors: list[Actor], injuries: list[Injury]) -> None:
+        self._doubted: set[int] = set()
+        self._handled: dict[int, list[Handling]] = defaultdict(list)
+        self._refused: dict[tuple[int, int], list[float]] = defaultdict(list)  # by life and nsqd
+        self._lost: dict[tuple[int, int], list[float]] = defaultdict(list)  # by life and nsqd
+        self._ends: dict[tuple[str, int], set[float]] = defaultdict(set)  # by kind and nsqd
+        for injury in injuries:
+            if injury.kind in ("kill nsqd", "restart nsqd"):
+                for _, nsqd in injury.pairs:
+                    self._ends[injury.kind, nsqd].add(injury.at)
+        for life, record in _all(actors):
+            if record.kind == records.DOUBTED:
+                self._doubted.add(record.message)
+            elif record.kind == records.HANDLED:
+                self._handled[record.message].append(Handling(life, record))
+            elif record.kind == records.REFUSED:
+                self._refused[life.number, record.nsqd].append(record.at)
+            elif record.kind == records.LOST:
+                self._lost[life.number, record.nsqd].append(record.at)
+
+    def explain(self, verdict: Verdict) -> None:
+        for message, handlings in self._handled.items():
+            if len(handlings) == 1:
+                continue
+            handlings.sort(key=lambda each: each.record.since)
+            for before, again in itertools.pairwise(handlings):
+                reason = self._reason(before, again)
+                if reason:
+                    verdict.duplicates[reason] += 1
+                else:
+                    verdict.unexplained.append(_words(message, before, again))
+
+    def _reason(self, before: Handling, again: Handling) -> str:
+        first, second = before.record, again.record
+        if first.message in self._doubted and (second.attempts == 1 or first.nsqd != second.nsqd):
+            return "published again after PublishUncertain"
+        if _between(self._ends["kill nsqd", first.nsqd], first.since, second.since):
+            return "nsqd killed before the answer lasted"
+        if _between(self._ends["restart nsqd", first.nsqd], first.since, second.since):
+            return "nsqd stopped before the answer arrived"
+        if before.life.killed is not None and first.since <= before.life.killed <= second.since + _LAG:
+            return "consumer killed before its answer arrived"
+        if _between(self._lost[before.life.number, first.nsqd], first.since, second.since + _LAG):
+            return "connection lost before the answer arrived"
+        late = _between(self._refused[before.life.number, first.nsqd], first.since, second.since + _LAG)
+        if late or second.since - first.since >= MSG_TIMEOUT * _SOON:
+            return "answered too late"
+        if before.life.timeout is not None:
+            return "consumer stopped before its answer arrived"
+        return ""
+
+
+def _words(message: int, before: Handling, again: Handling) -> str:
+    return f"{message}: {before.life.words} {before.record}, then {again.life.words} {again.record}"
+
+
+def _between(moments: Iterable[float], begin: float, end: float) -> bool:
+    return any(begin <= moment <= end for moment in moments)
+
+
+def _all(actors: Iterable[Actor]) -> Iterator[tuple[Life, Record]]:
+    for actor in actors:
+        for life in actor.lives:
+            for record in records.read(life.path):
+                yield life, record
+
+
+def _measure(actors: list[Actor], injuries: list[Injury], verdict: Verdict) -> None:
+    """From the end of a fault until the subscriber has a message of that nsqd again, unless another fault
+    came in between: then that one's recovery is both's."""
+    came: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for life, record in _all(actors):
+        if record.kind == records.HANDLED:
+            came[life.actor.name, record.nsqd].append(record.since)
+    for moments in came.values():
+        moments.sort()
+    struck: dict[tuple[str, int], list[float]] = defaultdict(list)
+    for injury in injuries:
+        for pair in injury.pairs:
+            struck[pair].append(injury.at)
+    for injury in injuries:
+        for pair in injury.pairs:
+            again = _first_after(came[pair], injury.until)
+            next_strike = _first_after(struck[pair], injury.at + 1e-9)
+            if next_strike is not None and (again is None or next_strike < again):
+                verdict.overlapping += 1
+            elif again is None:
+                verdict.unrecovered.append(f"{injury.kind}: nothing came to {pair[0]} from nsqd {pair[1]}")
+            else:
+                verdict.recoveries.append((again - injury.until, f"{injury.kind} {pair[0]}"))
+
+
+def _first_after(moments: list[float], moment: float) -> float | None:
+    place = bisect.bisect_left(moments, moment)
+    return moments[place] if place < len(moments) else None

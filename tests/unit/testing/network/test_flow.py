@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from nsq.testing.network.faults import Fault
+from nsq.testing.network.flow import LIMIT, Conditions, Flow
+
+
+def make(conditions: Conditions | None = None) -> Flow:
+    return Flow(conditions or Conditions(), chance=random.Random(1))
+
+
+def test_what_is_fed_arrives_at_once_and_in_order() -> None:
+    flow = make()
+    flow.feed(b"one", 0.0)
+    flow.feed(b"two", 0.0)
+    assert flow.next_due(0.0) == 0.0
+    assert flow.due(0.0) == b"onetwo"
+    assert flow.due(0.0) == b""
+    assert flow.next_due(0.0) == math.inf
+
+
+def test_the_end_arrives_behind_what_is_under_way() -> None:
+    flow = make()
+    flow.feed(b"last", 0.0)
+    flow.end(by_reset=True)
+    assert not flow.drained(0.0)
+    assert not flow.wants_more
+    flow.due(0.0)
+    assert flow.drained(0.0)
+    assert flow.by_reset
+
+
+def test_a_stall_holds_everything_back_the_end_too() -> None:
+    flow = make()
+    flow.impose(Fault("stall", seconds=2.0), 10.0)
+    flow.feed(b"held", 10.5)
+    flow.end()
+    assert flow.due(11.9) == b""
+    assert flow.next_due(11.9) == 12.0
+    assert flow.due(12.0) == b"held"
+    assert flow.drained(12.0)
+    flow.impose(Fault("stall", seconds=1.0), 20.0)
+    assert not flow.drained(20.5)
+    assert flow.next_due(20.5) == 21.0
+
+
+def test_a_stall_without_end_waits_to_be_healed() -> None:
+    flow = make()
+    flow.impose(Fault("stall"), 0.0)
+    flow.feed(b"held", 0.0)
+    assert flow.next_due(1e9) == math.inf
+    flow.heal()
+    assert flow.due(1e9) == b"held"
+
+
+def test_a_delay_counts_from_when_the_bytes_were_sent() -> None:
+    flow = make()
+    flow.impose(Fault("delay", amount=0.5), 0.0)
+    flow.feed(b"one", 1.0)
+    flow.feed(b"two", 1.25)
+    assert flow.next_due(1.0) == 1.5
+    assert flow.due(1.5) == b"one"
+    assert flow.next_due(1.5) == 1.75
+    assert flow.due(1.75) == b"two"
+
+
+def test_the_worse_of_two_conditions_counts() -> None:
+    conditions = Conditions()
+    flow = make(conditions)
+    flow.impose(Fault("delay", amount=0.5), 0.0)
+    conditions.impose(Fault("delay", amount=2.0, seconds=10.0), 0.0)
+    flow.feed(b"late", 1.0)
+    assert flow.next_due(1.0) == 3.0
+    conditions.impose(Fault("stall", seconds=5.0), 0.0)
+    assert flow.due(4.0) == b""
+    assert flow.due(5.0) == b"late"
+
+
+@pytest.mark.parametrize("rate", [10.0, 1000.0, 1e6])
+def test_a_throttle_lets_that_many_bytes_a_second_through(rate: float) -> None:
+    flow = make()
+    flow.impose(Fault("throttle", amount=rate), 0.0)
+    size = int(rate / 2)
+    flow.feed(b"x" * size, 0.0)
+    now, arrived, rounds = 0.0, 0, 0
+    while arrived < size:
+        arrived += len(flow.due(now))
+        assert arrived <= rate * now + 1
+        now = max(now, flow.next_due(now)) if arrived < size else now
+        rounds += 1
+        assert rounds < 200, "it wakes up for nothing"
+    assert now == pytest.approx(0.5, rel=0.1)
+
+
+def test_asking_when_something_is_due_brings_that_no_later() -> None:
+    flow = make()
+    flow.impose(Fault("throttle", amount=1000.0), 0.0)
+    flow.feed(b"x" * 100, 0.0)
+    flow.due(0.0)
+    assert flow.next_due(0.0) == flow.next_due(0.01) == pytest.approx(0.02)
+
+
+def test_an_idle_time_earns_no_burst() -> None:
+    flow = make()
+    flow.impose(Fault("throttle", amount=1000.0), 0.0)
+    flow.feed(b"x", 0.0)
+    flow.due(0.0)
+    flow.due(1.0)
+    flow.feed(b"x" * 1000, 100.0)
+    assert len(flow.due(100.0)) <= 40
+
+
+def test_bits_are_flipped_once() -> None:
+    flow = make()
+    flow.impose(Fault("corrupt", amount=3), 0.0)
+    flow.feed(bytes(100), 0.0)
+    assert sum(byte.bit_count() for byte in flow.due(0.0)) == 3
+    flow.feed(bytes(100), 0.0)
+    assert flow.due(0.0) == bytes(100)
+
+
+def test_it_is_cut_off_after_so_many_bytes() -> None:
+    flow = make()
+    flow.impose(Fault("truncate", amount=5), 0.0)
+    flow.feed(b"abc", 0.0)
+    assert flow.due(0.0) == b"abc"
+    assert not flow.cut_off
+    flow.feed(b"defgh", 0.0)
+    assert flow.due(0.0) == b"de"
+    assert flow.cut_off
+    assert flow.due(0.0) == b""
+
+
+def test_healing_takes_back_what_has_not_happened_yet() -> None:
+    flow = make()
+    for fault in (Fault("truncate", amount=1), Fault("corrupt", amount=8), Fault("delay", amount=9.0)):
+        flow.impose(fault, 0.0)
+    flow.heal()
+    flow.feed(b"whole", 0.0)
+    assert flow.due(0.0) == b"whole"
+    assert not flow.cut_off
+
+
+def test_the_sender_of_too_much_has_to_wait() -> None:
+    flow = make()
+    flow.impose(Fault("stall", seconds=1.0), 0.0)
+    flow.feed(bytes(LIMIT), 0.0)
+    assert not flow.wants_more
+    flow.due(1.0)
+    assert flow.wants_more
