@@ -1,6 +1,6 @@
-"""How Spark finds ``format("nsq")`` by itself: in every importable module called ``pyspark_…`` it looks for a
-``DefaultSource``. It imports this one for any format that it does not know, so this loads next to nothing, and
-what our own requirements lack is told only to who asks for "nsq".
+"""How Spark finds ``format("nsq")`` by itself: in every importable module called ``pyspark_*`` it looks for a
+``DefaultSource``. It imports this one for any format that it does not know, so this loads next to nothing,
+and what our own requirements lack is told only to who asks for "nsq".
 """
 
 from __future__ import annotations

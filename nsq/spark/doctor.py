@@ -68,8 +68,14 @@ def examine(
 
 def obstacles(environ: Mapping[str, str]) -> Iterator[Finding]:
     """What would keep Spark from starting on this machine: a quick look, without asking NSQ anything."""
-    looks = (check_java(environ), *check_packages(_installed_version), *check_workers(environ))
-    return (found for found in looks if found.state == WRONG)
+    for found in check_packages(_installed_version):
+        if found.state == WRONG:
+            yield found
+    if (java := check_java(environ)).state == WRONG:
+        yield java
+    for found in check_workers(environ):
+        if found.state == WRONG:
+            yield found
 
 
 # Java

@@ -105,7 +105,7 @@ def _end(gateway: object) -> None:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(watched_directories: list[Path], request: pytest.FixtureRequest) -> Iterator[None]:
     """As everywhere, except for connections between this process and the session's JVM, and the threads that
-    serve them: py4j keeps those for as long as it likes. The JVM itself is there before, as it is the session's.
+    serve them: py4j keeps those for as long as it likes. The JVM itself is the session's.
     """
     if "spark" in request.fixturenames:
         request.getfixturevalue("spark")
@@ -122,7 +122,7 @@ def nothing_left_behind(watched_directories: list[Path], request: pytest.Fixture
 
 
 def _jvm() -> int | None:
-    """The process of the session, once there is one; from then on it can call us back, as foreachBatch does."""
+    """The process of the session, once there is one; from then on it can call us back: foreachBatch does."""
     gateway = getattr(getattr(sys.modules.get("pyspark"), "SparkContext", None), "_gateway", None)
     if gateway is None:
         return None

@@ -1,5 +1,5 @@
-"""``make run SPARK=1``, in small: the demonstration goes on to the commands of nsq-spark, which run as anybody
-would run them.
+"""``make run SPARK=1``, in small: the demonstration goes on to the commands of nsq-spark, which run as
+anybody would run them.
 """
 
 from __future__ import annotations

@@ -15,13 +15,15 @@ from nsq.spark import rows
 from nsq.spark.pipelines import archive as archiving
 from nsq.spark.pipelines import columns
 from nsq.spark.pipelines.archive import ArchiveResult, archive_stream
+from nsq.spark.pipelines.bookmark import Place
 from nsq.spark.pipelines.columns import Body
 from nsq.spark.pipelines.compaction import compact
 from nsq.spark.pipelines.fanout import FanoutResult, Patience, fanout_stream
 from nsq.spark.pipelines.files import HadoopFiles, LocalFiles, Move
 from nsq.spark.pipelines.metrics import Measure, Window, measure_stream
 from nsq.spark.pipelines.publishing import Batch, Published, Written, publish
-from nsq.spark.pipelines.replay import replay
+from nsq.spark.pipelines.replay import Selection, entries, replay, selected
+from nsq.spark.pipelines.sending import remaining
 from nsq.spark.pipelines.sinks import Parquet, sink_of
 from nsq.spark.pipelines.streaming import Progress, Running
 
@@ -277,6 +279,24 @@ def test_a_dry_run_counts_what_would_go(spark: SparkSession, tmp_path: Path) -> 
     assert (some.rows, some.bytes) == (2, 8)
     none = replay(tmp_path / "out", "again", since="2027-01-01", dry_run=True, spark=spark)
     assert (none.rows, none.first, none.complete) == (0, None, True)
+
+
+def test_messages_come_in_the_order_of_their_timestamps_from_any_place_on(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    put(tmp_path, "1", numbered(20, 20), first=20)
+    put(tmp_path, "2", numbered(20))
+    put(tmp_path, "3", numbered(2, 9), first=9)  # delivered again
+    archived(spark, tmp_path)
+    frame = selected(spark, tmp_path / "out", Selection())
+    every = list(entries(frame, Place()))
+    wanted = sorted(numbered(40) + numbered(2, 9))
+    assert [entry.body for entry in every] == wanted
+    place = Place()
+    for done, entry in enumerate(every[:15]):
+        assert [each.body for each in remaining(every, place)] == wanted[done:]
+        place = place.after(entry.position, len(entry.body))
+    assert [each.body for each in remaining(entries(frame, place), place)] == wanted[15:]
 
 
 def test_what_cannot_be_replayed_says_why(spark: SparkSession, tmp_path: Path) -> None:

@@ -16,11 +16,20 @@ ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = {
     "server": {"aiohttp"},
     "fast": {"uvloop"},
+    "spark": {"pyspark[sql]", "pyarrow"},
+    "chart": {"matplotlib"},
     "test": {"nsq[server]", "pytest", "pytest-timeout", "hypothesis", "trustme"},
+    "spark-test": {"nsq[test,spark,chart]", "pandas"},
     "dev": {"nsq[test]", "coverage", "ruff", "mypy"},
     "docs": {"mkdocs", "mkdocstrings[python]"},
 }
-SCRIPTS = {"nsqd": "nsq.daemons.nsqd.main:main", "nsqlookupd": "nsq.daemons.nsqlookupd.main:main"}
+SCRIPTS = {
+    "nsqd": "nsq.daemons.nsqd.main:main",
+    "nsqlookupd": "nsq.daemons.nsqlookupd.main:main",
+    "nsq-spark": "nsq.spark.cli.main:main",
+}
+#: By their names Spark finds the formats.
+MODULES = ["pyspark_nsq", "pyspark_nsq_stats"]
 
 
 def read_setup() -> configparser.ConfigParser:
@@ -87,6 +96,11 @@ def test_every_requirement_has_a_lower_bound(setup: configparser.ConfigParser) -
 
 def test_the_extras_are_as_promised(setup: configparser.ConfigParser) -> None:
     assert {extra: names(value) for extra, value in setup["options.extras_require"].items()} == EXTRAS
+
+
+def test_the_modules_that_spark_looks_for_are_shipped(setup: configparser.ConfigParser) -> None:
+    assert lines(setup["options"]["py_modules"]) == MODULES
+    assert sorted(path.stem for path in ROOT.glob("*.py")) == [*MODULES, "setup"]
 
 
 def test_types_are_shipped(setup: configparser.ConfigParser) -> None:

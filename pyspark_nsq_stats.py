@@ -1,0 +1,18 @@
+"""Like ``pyspark_nsq``, for ``format("nsq_stats")``: Spark takes one format from each such module."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nsq.spark.batch.stats import NsqStatsDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "DefaultSource":
+        from nsq.spark.batch.stats import NsqStatsDataSource
+
+        return NsqStatsDataSource
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
