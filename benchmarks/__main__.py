@@ -1,6 +1,8 @@
-"""``python -m benchmarks [suite …] [-k word] [--quick]``: one table, also as results.json beside this file.
+"""``python -m benchmarks [suite …] [-k word] [--quick]``: one table, also as results.json beside this file,
+and of what is worth a picture results.svg.
 
-Exit status 1 when a ratio falls short of its bar by more than noise explains, 2 when something did not run.
+Exit status 1 when a ratio falls short of its bar by more than noise explains; else 2 when something did not
+run that should have.
 """
 
 from __future__ import annotations
@@ -15,13 +17,18 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import daemon, report, rounds
-from benchmarks.comparison import Comparison
+from benchmarks import client, daemon, picture, report, rounds, spark
+from benchmarks.comparison import Comparison, Outcome
 from benchmarks.processes import Broken
 
-SUITES: dict[str, Callable[[], Sequence[Comparison]]] = {"daemon": daemon.comparisons}
+SUITES: dict[str, Callable[[], Sequence[Comparison]]] = {
+    "client": client.comparisons,
+    "daemon": daemon.comparisons,
+    "spark": spark.comparisons,
+}
 
 RESULTS = Path(__file__).with_name("results.json")
+PICTURE = Path(__file__).with_name("results.svg")
 
 ROUNDS, QUICK_ROUNDS = 7, 3
 QUICK_SCALE = 0.2
@@ -38,29 +45,47 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{time.monotonic() - began:6.1f} s  {line}", file=sys.stderr, flush=True)
 
     try:
-        chosen = [
-            comparison
-            for suite in arguments.suites or SUITES
-            for comparison in SUITES[suite]()
-            if all(word in comparison.name for word in arguments.k)
-        ]
-        if not chosen:
-            raise Broken(f"nothing is called {' and '.join(arguments.k)}")
-        outcomes = [
-            rounds.run(comparison, arguments.rounds or count, scale, progress) for comparison in chosen
-        ]
+        chosen = _chosen(arguments.suites or list(SUITES), arguments.k)
+        suites = {
+            suite: [rounds.run(each, arguments.rounds or count, scale, progress) for each in comparisons]
+            for suite, comparisons in chosen.items()
+        }
     except Broken as fault:
         print(f"benchmarks: {fault}", file=sys.stderr)
         return 2
+    outcomes = [outcome for measured in suites.values() for outcome in measured]
     print(report.table(outcomes))
+    _save(suites, scale)
+    pictured = [outcome for outcome in outcomes if outcome.comparison.pictured]
+    if pictured and not arguments.k:
+        PICTURE.write_text(picture.draw(pictured))
+    if any(verdict.failed for outcome in outcomes for verdict in outcome.judge()):
+        return 1
+    return 2 if any(outcome.comparison.absent for outcome in outcomes) else 0
+
+
+def _chosen(suites: Sequence[str], words: Sequence[str]) -> dict[str, list[Comparison]]:
+    found = {
+        suite: [each for each in SUITES[suite]() if all(word in each.name for word in words)]
+        for suite in suites
+    }
+    chosen = {suite: comparisons for suite, comparisons in found.items() if comparisons}
+    if not chosen:
+        raise Broken(f"nothing is called {' and '.join(words)}")
+    return chosen
+
+
+def _save(suites: dict[str, list[Outcome]], scale: float) -> None:
+    """Suites that were not run keep what was measured before."""
     circumstances = {
         "python": platform.python_version(),
         "machine": platform.machine(),
         "cores": os.cpu_count(),
         "scale": scale,
     }
-    RESULTS.write_text(json.dumps(report.as_json(outcomes, circumstances), indent=2) + "\n")
-    return 1 if any(verdict.failed for outcome in outcomes for verdict in outcome.judge()) else 0
+    before = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    kept = {suite: before[suite] for suite in SUITES if suite in before}
+    RESULTS.write_text(json.dumps({**kept, **report.as_json(suites, circumstances)}, indent=2) + "\n")
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

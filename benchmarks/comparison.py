@@ -34,11 +34,18 @@ class Figure:
 
 @dataclass(frozen=True)
 class Bar:
-    """``column`` reaches at least ``ratio`` times what ``reference`` reaches, in the first figure."""
+    """``column`` reaches at least ``ratio`` times what ``reference`` reaches, in the first figure;
+    ``at_most`` that where less is better.
+    """
 
     column: str
     reference: str
     ratio: float
+    at_most: bool = False
+
+    def reached(self, ratio: float) -> float:
+        """How much of the bar that is: 1 and more is enough."""
+        return self.ratio / ratio if self.at_most else ratio / self.ratio
 
 
 #: One measurement of one contender: from the scale (1 for all of the load, less for a quick look) to a number
@@ -54,8 +61,10 @@ class Comparison:
     figures: Sequence[Figure]
     contenders: Mapping[str, Measure]
     bars: Sequence[Bar] = ()
-    rounds: int | None = None  # None for as many as the run asks for
+    rounds: int | None = None  # at most; None for as many as the run asks for
     not_run: str = ""  # the reason, when it cannot be run here
+    absent: Mapping[str, str] = field(default_factory=dict)  # contenders that should be here, and why not
+    pictured: str = ""  # its title in the picture, when it is worth one
 
 
 @dataclass
@@ -73,7 +82,13 @@ class Outcome:
         return Spread.of(values) if values else None
 
     def judge(self) -> list[Verdict]:
-        return [Verdict(bar, self._ratio(bar)) for bar in self.comparison.bars if not self.comparison.not_run]
+        """Of the bars whose both sides were measured."""
+        measured = self.measured
+        return [
+            Verdict(bar, self._ratio(bar))
+            for bar in self.comparison.bars
+            if bar.column in measured and bar.reference in measured
+        ]
 
     def _ratio(self, bar: Bar) -> Spread:
         """Round by round: what slows the machine down for a while slows both."""
@@ -88,9 +103,9 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        return self.ratio.median >= self.bar.ratio
+        return self.bar.reached(self.ratio.median) >= 1
 
     @property
     def failed(self) -> bool:
         """Short by more than noise explains."""
-        return self.ratio.median < self.bar.ratio * (1 - TOLERANCE)
+        return self.bar.reached(self.ratio.median) < 1 - TOLERANCE

@@ -63,13 +63,18 @@ def serving(command: Command) -> Iterator[Server]:
 
 def drive(driver: str, *arguments: object) -> list[float]:
     """Run ``benchmarks.drivers.<driver>`` and return the numbers it prints."""
-    argv = [sys.executable, "-m", f"benchmarks.drivers.{driver}", *map(str, arguments)]
+    return numbers_of([sys.executable, "-m", f"benchmarks.drivers.{driver}", *map(str, arguments)])
+
+
+def numbers_of(argv: Sequence[str]) -> list[float]:
+    """Run any driver and return the numbers it prints."""
+    name = " ".join(argv[1:])
     try:
         done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=_DRIVER_SECONDS)
     except subprocess.TimeoutExpired:
-        raise Broken(f"the driver {driver} {arguments} took more than {_DRIVER_SECONDS:g} s") from None
+        raise Broken(f"the driver {name} took more than {_DRIVER_SECONDS:g} s") from None
     if done.returncode:
-        raise Broken(f"the driver {driver} {arguments} failed: {done.stderr.strip()[-500:]}")
+        raise Broken(f"the driver {name} failed: {done.stderr.strip()[-500:]}")
     return [float(word) for word in done.stdout.split()]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.comparison import Comparison, Figure, Outcome, Spread, Verdict
@@ -34,27 +34,36 @@ def _lines(outcome: Outcome) -> Iterable[_Line]:
     if comparison.not_run:
         yield (comparison.name, "", "", "", "", f"not run: {comparison.not_run}", "", "")
         return
-    verdicts = {verdict.bar.column: verdict for verdict in outcome.judge()}
+    for column, reason in comparison.absent.items():
+        yield (comparison.name, column, "", "", "", f"NOT RUN: {reason}", "", "")
     for place, figure in enumerate(comparison.figures):
         for column in comparison.contenders:
-            spread = outcome.spread(column, place)
-            if spread is None:
-                continue
-            judged = _judged(verdicts[column]) if column in verdicts else _aimed(figure, spread)
-            yield (
-                f"{comparison.name} {figure.name}".strip(),
-                column,
-                _number(spread.median),
-                f"{_number(spread.low)} … {_number(spread.high)}",
-                figure.unit,
-                *judged,
-            )
+            yield from _column(outcome, column, place, figure)
+
+
+def _column(outcome: Outcome, column: str, place: int, figure: Figure) -> Iterable[_Line]:
+    """A line for the figure, with the first of its bars; one for each further bar."""
+    spread = outcome.spread(column, place)
+    if spread is None:
+        return
+    judged = [_judged(v) for v in outcome.judge() if v.bar.column == column] if place == 0 else []
+    first, *others = judged or [_aimed(figure, spread)]
+    yield (
+        f"{outcome.comparison.name} {figure.name}".strip(),
+        column,
+        _number(spread.median),
+        f"{_number(spread.low)} … {_number(spread.high)}",
+        figure.unit,
+        *first,
+    )
+    for other in others:
+        yield ("", "", "", "", "", *other)
 
 
 def _judged(verdict: Verdict) -> tuple[str, str, str]:
     ratio, bar = verdict.ratio, verdict.bar
     shown = f"{ratio.median:.2f} of {bar.reference} ({ratio.low:.2f} … {ratio.high:.2f})"
-    return shown, f"≥ {bar.ratio:g}", mark(verdict)
+    return shown, f"{'≤' if bar.at_most else '≥'} {bar.ratio:g}", mark(verdict)
 
 
 def mark(verdict: Verdict) -> str:
@@ -73,8 +82,12 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
-def as_json(outcomes: Sequence[Outcome], circumstances: dict[str, Any]) -> dict[str, Any]:
-    return {**circumstances, "comparisons": [_comparison(outcome) for outcome in outcomes]}
+def as_json(suites: Mapping[str, Sequence[Outcome]], circumstances: dict[str, Any]) -> dict[str, Any]:
+    """By suite, each with the circumstances of its run: two of them may come from two runs."""
+    return {
+        name: {**circumstances, "comparisons": [_comparison(outcome) for outcome in outcomes]}
+        for name, outcomes in suites.items()
+    }
 
 
 def _comparison(outcome: Outcome) -> dict[str, Any]:
@@ -82,6 +95,7 @@ def _comparison(outcome: Outcome) -> dict[str, Any]:
     return {
         "name": comparison.name,
         "not_run": comparison.not_run or None,
+        "absent": dict(comparison.absent),
         "figures": [_figure(comparison, outcome, place) for place in range(len(comparison.figures))],
         "ratios": [
             {
@@ -89,6 +103,7 @@ def _comparison(outcome: Outcome) -> dict[str, Any]:
                 "of": verdict.bar.reference,
                 **verdict.ratio._asdict(),
                 "bar": verdict.bar.ratio,
+                "at_most": verdict.bar.at_most,
                 "mark": mark(verdict),
             }
             for verdict in outcome.judge()

@@ -14,7 +14,7 @@ def run(comparison: Comparison, rounds: int, scale: float, progress: Progress) -
     if comparison.not_run:
         progress(f"{comparison.name}: not run, {comparison.not_run}")
         return outcome
-    rounds = comparison.rounds or rounds
+    rounds = min(comparison.rounds or rounds, rounds)
     columns = list(comparison.contenders)
     for turn in range(rounds):
         # There and back again: nobody always comes first, or behind the same neighbour.

@@ -46,7 +46,9 @@ class Conn:
     """``connect`` blocks until the connection is ready, ``start`` starts its threads. Also the delegate of
     its messages.
 
-    ``name`` begins the names of the threads: what for is this connection.
+    ``name`` begins the names of the threads: what for is this connection. ``heeded`` tells whether the
+    delegate has a use for ``on_finished`` at the moment; when it has not, it is not called. Asked under a
+    lock, for every FIN: it must be quick and take none.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Conn:
         channel: str = "",
         name: str = "nsq",
         requeue_delay: Callable[[int], float] = lambda _: 0.0,
+        heeded: Callable[[], bool] = lambda: True,
     ) -> None:
         self.address = address
         self.granted: Granted | None = None
@@ -74,6 +77,7 @@ class Conn:
         self._topic = topic
         self._channel = channel
         self._requeue_delay = requeue_delay
+        self._heeded = heeded
         self._names = (f"{name}-read-{address}", f"{name}-write-{address}")
         self._lock = threading.Lock()  # guards session, outbox and cause
         self._wakeup = threading.Lock()  # held while the write loop may sleep; released to wake it
@@ -300,13 +304,7 @@ class Conn:
 
     def _take(self, data: bytes) -> None:
         now = time.monotonic()
-        messages: list[Message] = []
-        others: list[Response | ErrorReply] = []
-        for frame in self._session.parse(data, now):
-            if type(frame) is Message:
-                messages.append(frame)
-            else:
-                others.append(frame)  # type: ignore[arg-type]
+        messages, others = self._session.parse(data, now)
         if messages:
             self.last_message_at = now
             with self._lock:
@@ -382,37 +380,51 @@ class Conn:
         return self._session.holds(message)
 
     def finish(self, message: Message) -> None:
-        last = self._release(message)
-        self._delegate.on_finished(self, message)
-        self._answer(commands.fin(message.id), last)
+        """The hot path: where nothing follows from it, one lock serves for the release and for the FIN."""
+        fin = commands.fin(message.id)
+        with self._lock:
+            session, outbox = self._session, self._outbox
+            if outbox.closing or outbox.dead:
+                raise self._gone(message)
+            session.release(message)
+            session.finished += 1
+            last = not session.in_flight
+            heeded = self._heeded()
+            if heeded:
+                session.unsent += 1
+            else:
+                mine = last and outbox.may_write_through()
+                wake = not mine and outbox.add(fin)
+        if heeded:
+            # Before the FIN goes out, which makes room for another message: an RDY may follow from it.
+            self._delegate.on_finished(self, message)
+            self._answer(fin, last)
+            return
+        if mine:
+            self._write(fin)
+        elif wake:
+            self._wakeup.release()
+        if session.close_wait:
+            self._close_if_drained()
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         if delay is None:
             delay = self._requeue_delay(message.attempts)
         answer = commands.req(message.id, _milliseconds(delay))
-        last = self._release(message, requeued=True)
-        self._delegate.on_requeued(self, message, backoff)
-        self._answer(answer, last)
-
-    def _release(self, message: Message, *, requeued: bool = False) -> bool:
-        """Out of flight, to be answered next; whether it was the last.
-
-        In between the delegate is told: an RDY that follows from the outcome goes out before the answer does,
-        which would make room for another message.
-        """
         with self._lock:
             session = self._session
             if not self._outbox.open:
-                raise AlreadyResponded(
-                    f"{message!r}: the connection to {self.address} is gone, nsqd has it again"
-                )
+                raise self._gone(message)
             session.release(message)
+            session.requeued += 1
             session.unsent += 1
-            if requeued:
-                session.requeued += 1
-            else:
-                session.finished += 1
-            return not session.in_flight
+            last = not session.in_flight
+        # In between: an RDY that follows goes out before the answer, which makes room for another message.
+        self._delegate.on_requeued(self, message, backoff)
+        self._answer(answer, last)
+
+    def _gone(self, message: Message) -> AlreadyResponded:
+        return AlreadyResponded(f"{message!r}: the connection to {self.address} is gone, nsqd has it again")
 
     def _answer(self, data: bytes, last: bool) -> None:
         """One message at a time is answered straight away; with many in flight, answers travel together."""

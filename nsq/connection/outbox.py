@@ -46,7 +46,7 @@ class Outbox:
         """Queue; whether the write loop must be woken."""
         self._accepted += 1
         self._waiting.append(data)
-        return self._rouse()
+        return self.idle and self._rouse()
 
     def take(self) -> bytes | None:
         """All that waits, and the baton with it; None, without the baton, when there is nothing to do."""

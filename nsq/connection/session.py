@@ -7,6 +7,7 @@ guards it. Pure.
 from __future__ import annotations
 
 from functools import partial
+from typing import cast
 
 from nsq.errors import AlreadyResponded, WireError
 from nsq.message import Message, MessageDelegate
@@ -44,10 +45,16 @@ class Session:
 
     # Reading.
 
-    def parse(self, data: bytes, now: float) -> list[Message | Response | ErrorReply]:
-        """The frames that ``data`` completes; their messages' time runs from ``now``."""
-        self._parser.message = self._message_at(now)
-        return self._parser.feed(data)
+    def parse(self, data: bytes, now: float) -> tuple[list[Message], list[Response | ErrorReply]]:
+        """What ``data`` completes: messages, whose time runs from ``now``, and all else."""
+        parser = self._parser
+        parser.message = self._message_at(now)
+        replies = parser.replies
+        frames = parser.feed(data)
+        if parser.replies == replies:
+            return cast("list[Message]", frames), []
+        messages = [frame for frame in frames if isinstance(frame, Message)]
+        return messages, [frame for frame in frames if not isinstance(frame, Message)]
 
     def _message_at(self, now: float) -> partial[Message]:
         return partial(Message, self._delegate, now, now + self.msg_timeout)
@@ -96,8 +103,12 @@ class Session:
             )
 
     def release(self, message: Message) -> None:
-        self.require(message)
-        del self._in_flight[message.id]
+        # As ``require``, in one step: this is done for every message.
+        held = self._in_flight.pop(message.id, None)
+        if held is not message:
+            if held is not None:
+                self._in_flight[message.id] = held
+            self.require(message)
 
     def answered(self, ticket: int) -> bool:
         """One of the unsent answers has its place on the wire now."""

@@ -165,6 +165,7 @@ class Engine:
             channel=self.channel,
             name=self.name,
             requeue_delay=self._requeue_delay,
+            heeded=self._heeds_finished,
         )
         with self._changed:
             if self._closing or address in self._conns:
@@ -246,6 +247,10 @@ class Engine:
         self._hooks.tell(self._hooks.hooks.disconnected, conn.address, cause)
         with self._changed:
             self._changed.notify_all()
+
+    def _heeds_finished(self) -> bool:
+        """Whether a success is of use to anybody: mostly it only means the same again."""
+        return bool(self._flow.backoff.level or self._flow.short or self._hooks.active)
 
     def on_finished(self, conn: Conn, message: Message) -> None:
         if self._flow.backoff.level:

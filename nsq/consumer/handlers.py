@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -46,6 +46,8 @@ class Inbox:
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self.get = self._queue.get
+        """The next message; None when there is no more to do. queue.Empty when its ``timeout`` is over."""
 
     def __len__(self) -> int:
         return self._queue.qsize()
@@ -54,10 +56,6 @@ class Inbox:
         put = self._queue.put
         for message in messages:
             put(message)
-
-    def get(self, timeout: float | None = None) -> Message | None:
-        """The next message; None when there is no more to do. queue.Empty when the timeout is over."""
-        return self._queue.get(timeout=timeout) if timeout is not None else self._queue.get()
 
     def sweep(self, now: float) -> None:
         """Throw away what has expired."""
@@ -81,7 +79,7 @@ class HandlerPool:
         self._name = name
         self._overseer = overseer
         self._threads: list[threading.Thread] = []
-        self._running: dict[int, list[Message]] = {}  # by thread: what it works on just now
+        self._running: dict[int, Sequence[Message]] = {}  # by thread: what it works on just now
 
     def __len__(self) -> int:
         return len(self._threads)
@@ -139,7 +137,7 @@ class _Worker:
         self,
         overseer: Overseer,
         inbox: Inbox,
-        running: dict[int, list[Message]],
+        running: dict[int, Sequence[Message]],
         handler: Handler,
         no_backoff: tuple[type[BaseException], ...],
     ) -> None:
@@ -150,33 +148,34 @@ class _Worker:
         self._no_backoff = no_backoff
 
     def run(self) -> None:
-        me, get, monotonic = threading.get_ident(), self._inbox.get, time.monotonic
+        # The hot path: what is needed for every message is at hand.
+        me, get, monotonic, running = threading.get_ident(), self._inbox.get, time.monotonic, self._running
+        handler, no_backoff = self._handler, self._no_backoff
         max_attempts = self._overseer.max_attempts or float("inf")
         while (message := get()) is not None:
             try:
                 if message.expires_at <= monotonic():
                     self._overseer.expired(message)
                     continue
-                self._running[me] = [message]
+                running[me] = (message,)
                 if message.attempts > max_attempts:
                     _give_up(self._overseer, message)
-                else:
-                    self._handle(message)
+                    continue
+                try:
+                    result = handler(message)
+                    verdict = FINISH if result is None else of_result(result)
+                except BaseException as fault:
+                    # SystemExit and KeyboardInterrupt too: whatever one message does, the thread is for the
+                    # next.
+                    verdict = of_exception(fault, no_backoff)
+                    if verdict.worth_logging:
+                        log.exception("handler failed on %r (attempt %d)", message, message.attempts)
+                if message.auto_response:
+                    answer(message, verdict)
             except BaseException:
                 log.exception("handling %r failed by a fault of ours; nsqd delivers it again", message)
-            self._running[me] = []
-
-    def _handle(self, message: Message) -> None:
-        try:
-            result = self._handler(message)
-            verdict = FINISH if result is None else of_result(result)
-        except BaseException as fault:
-            # SystemExit and KeyboardInterrupt too: whatever one message does, the thread is for the next.
-            verdict = of_exception(fault, self._no_backoff)
-            if verdict.worth_logging:
-                log.exception("handler failed on %r (attempt %d)", message, message.attempts)
-        if message.auto_response:
-            answer(message, verdict)
+            finally:
+                running[me] = ()
 
 
 class _BatchWorker:
@@ -186,7 +185,7 @@ class _BatchWorker:
         self,
         overseer: Overseer,
         inbox: Inbox,
-        running: dict[int, list[Message]],
+        running: dict[int, Sequence[Message]],
         handler: BatchHandler,
         no_backoff: tuple[type[BaseException], ...],
         size: int,

@@ -161,7 +161,7 @@ class TestNsqd:
         api.publish("t", b"one")
         api.multi_publish("t", [b"two\nlines", b"\0\xff"])
         api.publish("t", b"later", defer=60.0)
-        deadline = time.monotonic() + 5.0
+        deadline = time.monotonic() + 20.0
         while True:  # a topic hands its messages on in its own time
             (channel,) = api.stats("t", include_clients=False)["topics"][0]["channels"]
             if (channel["depth"], channel["deferred_count"]) == (3, 1):
@@ -303,7 +303,7 @@ class TestNsqlookupd:
 
 def _eventually(look: Callable[[], Any]) -> Any:
     """What it gives once that is something; nobody tells when a registration has arrived."""
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + 20.0
     while True:
         with suppress(ApiRefused):
             if found := look():

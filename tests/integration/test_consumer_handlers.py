@@ -168,16 +168,17 @@ def test_bodies_arrive_as_they_were_sent(nsqd: Nsqd, body: bytes) -> None:
 
 
 def test_touch_keeps_a_message_beyond_its_timeout(nsqd_factory: Factory[Nsqd]) -> None:
-    nsqd = nsqd_factory(msg_timeout=0.4)
+    nsqd = nsqd_factory(msg_timeout=2.0)
     create(nsqd)
     publish(nsqd, [b"slow"])
 
     def work_long(message: Message) -> None:
         began, idle = time.monotonic(), threading.Event()
-        while time.monotonic() < began + 1.2:
+        while time.monotonic() < began + 3.0:
             idle.wait(0.1)
+            left = message.time_left
             message.touch()
-            assert 0.2 < message.time_left <= 0.4
+            assert left < message.time_left <= 2.0
 
     seen = Recorder(work_long)
     with running(make_consumer(nsqd).add_handler(seen)):
@@ -187,14 +188,14 @@ def test_touch_keeps_a_message_beyond_its_timeout(nsqd_factory: Factory[Nsqd]) -
 
 
 def test_auto_touch_keeps_a_message_while_its_handler_runs(nsqd_factory: Factory[Nsqd]) -> None:
-    nsqd = nsqd_factory(msg_timeout=0.6)
+    nsqd = nsqd_factory(msg_timeout=2.0)
     create(nsqd)
     publish(nsqd, numbered(3))
     gate = Gate()
     with running(make_consumer(nsqd, auto_touch=True, threads=3).add_handler(gate)):
         gate.wait_until_held(3)
-        # What is measured is time itself: three times the timeout.
-        threading.Event().wait(1.8)
+        # What is measured is time itself: more than the timeout.
+        threading.Event().wait(3.0)
         assert channel_of(nsqd)["in_flight_count"] == 3
         gate.let_go()
         expect_drained(nsqd)
@@ -202,7 +203,7 @@ def test_auto_touch_keeps_a_message_while_its_handler_runs(nsqd_factory: Factory
 
 
 def test_auto_touch_ends_where_nsqd_ends_it(nsqd_factory: Factory[Nsqd]) -> None:
-    nsqd = nsqd_factory(msg_timeout=0.4, max_msg_timeout=0.8)
+    nsqd = nsqd_factory(msg_timeout=1.5, max_msg_timeout=2.5)
     create(nsqd)
     publish(nsqd, [b"too slow"])
     release = threading.Event()
@@ -262,7 +263,7 @@ def test_messages_sent_again_do_not_pile_up_behind_a_stuck_handler(nsqd_factory:
 
 
 def test_the_answer_to_an_expired_message_stays_here(nsqd_factory: Factory[Nsqd]) -> None:
-    nsqd = nsqd_factory(msg_timeout=0.4)
+    nsqd = nsqd_factory(msg_timeout=1.5)
     create(nsqd)
     publish(nsqd, [b"late"])
     raised = threading.Event()
@@ -304,20 +305,13 @@ def test_several_handlers_share_the_messages(nsqd: Nsqd) -> None:
     assert sorted(first.bodies + second.bodies) == numbered(2)
 
 
-def test_eight_messages_of_100_ms_take_about_100_ms_on_eight_threads(nsqd: Nsqd) -> None:
+def test_eight_messages_are_handled_at_a_time_on_eight_threads(nsqd: Nsqd) -> None:
     create(nsqd)
     together = threading.Barrier(8)
-
-    def work(message: Message) -> None:
-        together.wait(PATIENCE)  # passes only when all eight are at work
-        time.sleep(0.1)
-
-    seen = Recorder(work)
+    seen = Recorder(lambda message: together.wait(PATIENCE))  # passes only when all eight are at work
     with running(make_consumer(nsqd, threads=8).add_handler(seen)) as consumer:
-        began = time.monotonic()
         publish(nsqd, numbered(8))
         until("all are done", lambda: consumer.stats().finished == 8)
-        assert time.monotonic() - began < 0.6
     assert len({message.id for message in seen.messages}) == 8
 
 

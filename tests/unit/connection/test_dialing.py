@@ -38,7 +38,7 @@ from nsq.wire.layers import Deflate, Layer, Snappy, Tls
 from ..scripted import CHANNEL, TOPIC, hear_identify, message
 
 ADDRESS = "nsqd.example:4150"
-PATIENCE = 10.0
+PATIENCE = 20.0
 FINE = encode_response(OK)
 SECRET = "s3cret"
 
@@ -209,7 +209,7 @@ class TestEndings:
     def test_silence_ends_at_the_deadline(self) -> None:
         transport = MemoryTransport()
         with pytest.raises(Unanswered):
-            dialled(transport, timeout=0.02)
+            dialled(transport, timeout=0.5)
         assert transport.peers[0].closed
 
     def test_no_time_left(self) -> None:

@@ -23,8 +23,8 @@ def session(*, max_frame: int = 1 << 20, **reply: int) -> Session:
 
 def deliver(subject: Session, *numbers: int, now: float = 0.0) -> list[Message]:
     """As a connection takes them in."""
-    frames = subject.parse(b"".join(message(number) for number in numbers), now)
-    messages = [frame for frame in frames if isinstance(frame, Message)]
+    messages, others = subject.parse(b"".join(message(number) for number in numbers), now)
+    assert others == []
     subject.admit(messages, now)
     return messages
 
@@ -33,12 +33,33 @@ class TestReading:
     def test_frames_of_all_kinds_across_chunks(self) -> None:
         subject = session()
         wire = encode_response(HEARTBEAT) + message(1, b"one", attempts=2) + encode_error(b"E_FIN_FAILED x")
-        frames = [frame for byte in wire for frame in subject.parse(bytes([byte]), 5.0)]
-        heartbeat, received, error = frames
+        taken = [subject.parse(bytes([byte]), 5.0) for byte in wire]
+        (received,) = [message for messages, _ in taken for message in messages]
+        heartbeat, error = [other for _, others in taken for other in others]
         assert heartbeat == Response(HEARTBEAT)
         assert isinstance(received, Message)
         assert (received.id, received.body, received.attempts) == (id_of(1), b"one", 2)
         assert error == ErrorReply(b"E_FIN_FAILED x")
+
+    def test_frames_of_all_kinds_in_one_chunk(self) -> None:
+        subject = session()
+        one, two = message(1), message(2)
+        messages, others = subject.parse(one + encode_response(HEARTBEAT) + two, 5.0)
+        assert [received.id for received in messages] == [id_of(1), id_of(2)]
+        assert others == [Response(HEARTBEAT)]
+        assert subject.parse(one, 6.0)[1] == []
+
+    def test_a_message_that_is_not_held_is_not_let_go_of(self) -> None:
+        subject = session()
+        subject.set_rdy(2)
+        (first,) = deliver(subject, 1)
+        (again,) = deliver(subject, 1)
+        with pytest.raises(AlreadyResponded):
+            subject.release(first)
+        assert subject.holds(again)
+        assert subject.in_flight == 1
+        subject.release(again)
+        assert subject.in_flight == 0
 
     def test_a_messages_time_runs_from_its_reading(self) -> None:
         subject = session(msg_timeout=30_000)

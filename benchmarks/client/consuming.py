@@ -1,0 +1,155 @@
+"""Consuming as fast as it goes, over the firehose; then over nsqds, where these take their part of the time.
+
+The counts differ, so that each takes about as long: only rates are compared. ``server`` is how busy the
+firehose was meanwhile: what stays below 100 % was not waiting for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.client.parties import (
+    LIMIT,
+    OURS,
+    PEERS,
+    SIZE,
+    driver_of,
+    firehose,
+    firehose_with_tls,
+    missing,
+    present,
+    under,
+)
+from benchmarks.comparison import Bar, Comparison, Figure, Measure
+from benchmarks.daemon import servers
+from benchmarks.peers.work import WARM_UP
+from benchmarks.processes import Command, Server, drive
+from benchmarks.usage import cpu_seconds
+
+IN_FLIGHT = 2500
+ROUNDS = 5
+
+_OURS, _LIMIT, _PEER = 250_000, 500_000, 25_000
+_SLEEPING, _SLEEPING_PEER = 3000, 500
+_ONE_BY_ONE = 5000
+_OVER_NSQD, _PEER_OVER_NSQD = 100_000, 15_000
+
+_RATE = Figure("", "msg/s")
+_BUSY = Figure("server", "% of a core")
+
+
+def comparisons() -> Sequence[Comparison]:
+    return [_fast(), _sleeping(), _one_in_flight(), _layers(), *_over_nsqds()]
+
+
+def _fast() -> Comparison:
+    contenders = {OURS: _consume(OURS, _OURS), LIMIT: _consume(LIMIT, _LIMIT)}
+    return Comparison(
+        name=f"consume, 1 handler, {IN_FLIGHT:,} in flight",
+        figures=(_RATE, _BUSY),
+        contenders=present(contenders | {peer: _consume(peer, _PEER) for peer in PEERS}, missing(PEERS)),
+        bars=(*(Bar(OURS, peer, 10) for peer in PEERS), Bar(OURS, LIMIT, 0.35)),
+        absent=missing(PEERS),
+        pictured="Consume",
+        rounds=ROUNDS,
+    )
+
+
+def _sleeping() -> Comparison:
+    """A handler that blocks for a millisecond in something that no event loop can overlap."""
+    contenders = {OURS: _consume(OURS, _SLEEPING, pause=0.001, threads=8)}
+    contenders |= {peer: _consume(peer, _SLEEPING_PEER, pause=0.001) for peer in PEERS}
+    return Comparison(
+        name="consume, 8 handlers that block for 1 ms",
+        figures=(_RATE, _BUSY),
+        contenders=present(contenders, missing(PEERS)),
+        bars=[Bar(OURS, peer, 6) for peer in PEERS],
+        absent=missing(PEERS),
+        pictured="Consume, handlers that block for 1 ms, 8 threads where there are threads",
+        rounds=ROUNDS,
+    )
+
+
+def _one_in_flight() -> Comparison:
+    peers = ("pynsq",)
+    contenders = {OURS: _consume(OURS, _ONE_BY_ONE, max_in_flight=1)}
+    contenders |= {peer: _consume(peer, _ONE_BY_ONE, max_in_flight=1) for peer in (LIMIT, *peers)}
+    return Comparison(
+        name="consume, 1 in flight",
+        figures=(_RATE, _BUSY),
+        contenders=present(contenders, missing(peers)),
+        bars=[Bar(OURS, peer, 1.5) for peer in peers],
+        absent=missing(peers),
+        rounds=ROUNDS,
+    )
+
+
+def _layers() -> Comparison:
+    tls = {"tls": True, "tls_verify": False}
+    return Comparison(
+        name="consume, layers",
+        figures=(_RATE, _BUSY),
+        contenders={
+            "plain": _consume(OURS, _OURS),
+            "TLS": _consume(OURS, _OURS // 2, firehose_with_tls(), **tls),
+            "snappy": _consume(OURS, _OURS // 2, snappy=True),
+            "deflate": _consume(OURS, _OURS // 3, deflate=True),
+        },
+        bars=(Bar("TLS", "plain", 0.5), Bar("snappy", "plain", 0.4), Bar("deflate", "plain", 0.25)),
+        rounds=ROUNDS,
+    )
+
+
+def _consume(
+    party: str,
+    count: int,
+    command: Command | None = None,
+    *,
+    max_in_flight: int = IN_FLIGHT,
+    **options: object,
+) -> Measure:
+    consume = driver_of(party)
+
+    def load(server: Server, scale: float) -> Sequence[float]:
+        messages = round(count * scale)
+        used = cpu_seconds(server.pid)
+        rate, *_ = consume(
+            "consume", port=server.port, count=messages, max_in_flight=max_in_flight, **options
+        )
+        busy = (cpu_seconds(server.pid) - used) / (messages / rate)
+        return [rate, busy * 100]
+
+    return under(command or firehose(), load)
+
+
+def _over_nsqds() -> Sequence[Comparison]:
+    """Printed only: whichever is slower, client or nsqd, decides."""
+    return [
+        Comparison(
+            name=f"consume, over {name}",
+            figures=(_RATE,),
+            contenders=present(
+                {
+                    OURS: _drain(OURS, command, _OVER_NSQD),
+                    LIMIT: _drain(LIMIT, command, _OVER_NSQD),
+                    **{peer: _drain(peer, command, _PEER_OVER_NSQD) for peer in PEERS},
+                },
+                missing(PEERS),
+            ),
+            absent=missing(PEERS),
+            rounds=3,
+        )
+        for name, command in servers.nsqds().items()
+    ]
+
+
+def _drain(party: str, command: Command, count: int) -> Measure:
+    consume = driver_of(party)
+
+    def load(server: Server, scale: float) -> Sequence[float]:
+        messages = round(count * scale)
+        # As many again as are in flight: at the end nobody waits for the last ones.
+        drive("fill", server.port, WARM_UP + messages + IN_FLIGHT, SIZE, 100)
+        return consume("consume", port=server.port, count=messages, max_in_flight=IN_FLIGHT)
+
+    return under(command, load)

@@ -1,0 +1,71 @@
+"""How soon a published message reaches a handler, at a pace that keeps nobody busy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.client.parties import LIMIT, OURS, PEERS, SIZE, driver_of, firehose, missing, present, under
+from benchmarks.comparison import Bar, Comparison, Figure, Measure
+from benchmarks.daemon import servers
+from benchmarks.processes import Command, Server, drive
+
+_A_SECOND = 100
+_SECONDS = 3.0
+_IN_FLIGHT = 100
+_ROUNDS = 3
+
+_DELAYS = (Figure("p50", "ms"), Figure("p99", "ms"))
+
+
+def comparisons() -> Sequence[Comparison]:
+    return [*(_prompt(name, command) for name, command in servers.nsqds().items()), _held()]
+
+
+def _prompt(name: str, command: Command) -> Comparison:
+    """Ours against a publisher and a subscriber of bare sockets."""
+    peers = present({peer: _latency(peer, command) for peer in PEERS}, missing(PEERS))
+    return Comparison(
+        name=f"publish to handler, over {name}",
+        figures=_DELAYS,
+        contenders={OURS: _latency(OURS, command), LIMIT: _bare_latency(command), **peers},
+        bars=[Bar(OURS, LIMIT, 1.5, at_most=True)] if name == "nsqd" else [],
+        absent=missing(PEERS),
+        rounds=_ROUNDS,
+    )
+
+
+def _held() -> Comparison:
+    """Over a server that holds back what it sends as long as it was asked to, as nsqd written in Go does."""
+    command = firehose("--relay", "--hold")
+    contenders = {party: _latency(party, command) for party in (OURS, *PEERS)}
+    return Comparison(
+        name="publish to handler, over a server that buffers",
+        figures=_DELAYS,
+        contenders=present(contenders, missing(PEERS)),
+        bars=[Bar(OURS, peer, 0.2, at_most=True) for peer in PEERS],
+        absent=missing(PEERS),
+        rounds=_ROUNDS,
+    )
+
+
+def _latency(party: str, command: Command) -> Measure:
+    latency = driver_of(party)
+
+    def load(server: Server, scale: float) -> Sequence[float]:
+        return latency(
+            "latency",
+            port=server.port,
+            count=round(_SECONDS * scale * _A_SECOND),
+            a_second=_A_SECOND,
+            size=SIZE,
+            max_in_flight=_IN_FLIGHT,
+        )
+
+    return under(command, load)
+
+
+def _bare_latency(command: Command) -> Measure:
+    def load(server: Server, scale: float) -> Sequence[float]:
+        return drive("latency", server.port, round(_SECONDS * scale * _A_SECOND), _A_SECOND, SIZE)
+
+    return under(command, load)

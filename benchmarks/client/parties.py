@@ -1,0 +1,102 @@
+"""Who takes part: our client, the others where they are installed, bare sockets, and the firehose."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import trustme
+
+from benchmarks.comparison import Measure
+from benchmarks.processes import ROOT, Command, Place, Server, numbers_of, serving
+
+OURS, LIMIT = "nsq", "bare socket"
+PEERS = ("gnsq", "pynsq")
+
+SIZE = 200
+
+_ENVIRONMENTS = ROOT / ".venv" / "interop"
+
+#: Runs the load of that name with these arguments, and ``port``, and returns its numbers.
+Drive = Callable[..., Sequence[float]]
+
+
+def missing(peers: Sequence[str]) -> dict[str, str]:
+    """Those that are not installed, and what to do about it."""
+    return {
+        peer: f"{peer} is not installed: run 'python .ci/environment.py interop'"
+        for peer in peers
+        if not _interpreter(peer).is_file()
+    }
+
+
+def driver_of(party: str) -> Drive:
+    if party == OURS:
+        argv = [sys.executable, "-m", "benchmarks.drivers.client"]
+    elif party == LIMIT:
+        argv = [sys.executable, "-m", "benchmarks.drivers.bare"]
+    else:
+        # Neither PYTHONPATH nor the user's own packages may bring our nsq in.
+        program = ROOT / "benchmarks" / "peers" / f"{party}_peer.py"
+        argv = [str(_interpreter(party)), "-E", "-s", "-B", str(program)]
+
+    def drive(load: str, **arguments: object) -> Sequence[float]:
+        return numbers_of([*argv, load, json.dumps(arguments)])
+
+    return drive
+
+
+def _interpreter(peer: str) -> Path:
+    """Where .ci/environment.py puts it."""
+    return _ENVIRONMENTS / peer / "bin" / "python"
+
+
+def under(command: Command, load: Callable[[Server, float], Sequence[float]]) -> Measure:
+    """The load put on the party, with a server of its own."""
+
+    def measure(scale: float) -> Sequence[float]:
+        with serving(command) as server:
+            return load(server, scale)
+
+    return measure
+
+
+def firehose(*options: str, size: int = SIZE) -> Command:
+    def command(place: Place) -> Sequence[str]:
+        program = [sys.executable, "-m", "benchmarks.servers.firehose", str(place.port)]
+        return [*program, f"--size={size}", *options]
+
+    return command
+
+
+def firehose_with_tls() -> Command:
+    return firehose("--certificate", *_certificate())
+
+
+class _Kept(NamedTuple):
+    directory: tempfile.TemporaryDirectory[str]
+    files: tuple[str, str]
+
+
+def _certificate() -> tuple[str, str]:
+    """Chain and key of a server on 127.0.0.1."""
+    return _made_certificate().files
+
+
+@functools.cache
+def _made_certificate() -> _Kept:
+    kept = tempfile.TemporaryDirectory(prefix="bench-")
+    chain, key = Path(kept.name, "chain.pem"), Path(kept.name, "key.pem")
+    leaf = trustme.CA().issue_cert("127.0.0.1")
+    chain.write_bytes(b"".join(blob.bytes() for blob in leaf.cert_chain_pems))
+    leaf.private_key_pem.write_to_path(str(key))
+    return _Kept(kept, (str(chain), str(key)))
+
+
+def present(contenders: Mapping[str, Measure], absent: Mapping[str, str]) -> dict[str, Measure]:
+    return {party: measure for party, measure in contenders.items() if party not in absent}

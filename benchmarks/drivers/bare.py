@@ -1,0 +1,119 @@
+"""Loops over a bare socket, the limit of what a client in Python can reach: ``bare LOAD ARGUMENTS``.
+
+``consume`` takes every message apart, makes an object of it, calls a handler and answers it, in one thread
+and without any care. ``publish`` sends each message by itself, with so many unanswered; ``share`` has threads
+share a socket, each waiting for its own answer.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from benchmarks.drivers import wire
+from benchmarks.peers import work
+from benchmarks.servers.pieces import HEAD
+
+_CHUNK = 64 * 1024
+
+
+class Message:
+    __slots__ = ("attempts", "body", "id", "timestamp")
+
+    def __init__(self, timestamp: int, attempts: int, message_id: bytes, body: bytes) -> None:
+        self.timestamp = timestamp
+        self.attempts = attempts
+        self.id = message_id
+        self.body = body
+
+
+class Over(Exception):
+    """Enough has been measured."""
+
+
+def _end() -> None:
+    raise Over
+
+
+def consume(port: int, count: int, max_in_flight: int) -> Sequence[float]:
+    connection = wire.subscribe(port, work.TOPIC, work.CHANNEL)
+    connection.sendall(b"RDY %d\n" % max_in_flight)
+    counter = work.Counter(count, _end)
+    held = b""
+    try:
+        while chunk := connection.recv(_CHUNK):
+            answers, held = _handle(held + chunk, counter.tick)
+            connection.sendall(b"".join(answers))
+    except Over:
+        return [counter.rate]
+    raise wire.Refused("the server hung up")
+
+
+def _handle(data: bytes, handler: Callable[[Message], None]) -> tuple[list[bytes], bytes]:
+    answers: list[bytes] = []
+    position, end, unpack, head = 0, len(data), HEAD.unpack_from, HEAD.size
+    while end - position >= head:
+        size, kind, timestamp, attempts, message_id = unpack(data, position)
+        stop = position + 4 + size
+        if stop > end:
+            break
+        if kind != 2:
+            raise wire.Refused(f"something else than messages arrived: {data[position:stop]!r}")
+        message = Message(timestamp, attempts, message_id, data[position + head : stop])
+        handler(message)
+        answers.append(b"FIN %s\n" % message.id)
+        position = stop
+    return answers, data[position:]
+
+
+def publish(port: int, count: int, size: int, window: int) -> Sequence[float]:
+    connection, body = wire.open_client(port), b"x" * size
+    unanswered, began = 0, time.perf_counter()
+    for _ in range(count):
+        connection.sendall(wire.pub(work.TOPIC, body))
+        unanswered += 1
+        if unanswered == window:
+            unanswered -= _answered(connection)
+    return [count / (time.perf_counter() - began)]
+
+
+def share(port: int, count: int, size: int, callers: int) -> Sequence[float]:
+    connection, body, over = wire.open_client(port), b"x" * size, threading.Event()
+    counter = work.Counter(count, over.set)
+    waiting: deque[threading.Lock] = deque()
+    turn = threading.Lock()
+
+    def read() -> None:
+        while not over.is_set():
+            for _ in range(_answered(connection)):
+                waiting.popleft().release()
+
+    def call() -> None:
+        news = threading.Lock()
+        news.acquire()
+        while not over.is_set():
+            request = wire.pub(work.TOPIC, body)
+            with turn:
+                waiting.append(news)
+                connection.sendall(request)
+            news.acquire()
+            counter.tick()
+
+    for run in (read, *[call] * callers):
+        threading.Thread(target=run, daemon=True).start()
+    over.wait()
+    return [counter.rate]
+
+
+def _answered(connection: socket.socket) -> int:
+    answers = connection.recv(_CHUNK)
+    if not answers or b"E_" in answers or len(answers) % len(wire.OK):
+        raise wire.Refused(f"a publish was answered by {answers[:200]!r}")
+    return len(answers) // len(wire.OK)
+
+
+if __name__ == "__main__":
+    work.main({each.__name__: each for each in (consume, publish, share)})

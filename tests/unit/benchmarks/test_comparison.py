@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.comparison import Bar
+
+from .outcomes import outcome
+
+
+@pytest.mark.parametrize(
+    ("own", "ok", "failed"),
+    [(210.0, True, False), (200.0, True, False), (185.0, False, False), (179.0, False, True)],
+)
+def test_a_bar_is_missed_by_more_than_a_tenth_before_it_fails(own: float, ok: bool, failed: bool) -> None:
+    (verdict,) = outcome({"nsq": [own], "other": [100.0]}, [Bar("nsq", "other", 2)]).judge()
+
+    assert (verdict.ok, verdict.failed) == (ok, failed)
+
+
+@pytest.mark.parametrize(
+    ("own", "ok", "failed"),
+    [(10.0, True, False), (20.0, True, False), (22.0, False, False), (23.0, False, True)],
+)
+def test_the_same_where_less_is_better(own: float, ok: bool, failed: bool) -> None:
+    bar = Bar("nsq", "other", 0.2, at_most=True)
+    (verdict,) = outcome({"nsq": [own], "other": [100.0]}, [bar]).judge()
+
+    assert (verdict.ok, verdict.failed) == (ok, failed)
+
+
+def test_ratios_are_of_the_same_round() -> None:
+    (verdict,) = outcome(
+        {"nsq": [100.0, 10.0, 30.0], "other": [50.0, 5.0, 10.0]}, [Bar("nsq", "other", 1)]
+    ).judge()
+
+    assert verdict.ratio == (2.0, 2.0, 3.0)
+
+
+def test_a_column_has_as_many_verdicts_as_bars() -> None:
+    bars = [Bar("nsq", "one", 2), Bar("nsq", "two", 5)]
+    verdicts = outcome({"nsq": [30.0], "one": [10.0], "two": [10.0]}, bars).judge()
+
+    assert [verdict.ok for verdict in verdicts] == [True, False]
+
+
+def test_who_is_absent_is_not_judged_by() -> None:
+    assert outcome({"nsq": [30.0]}, [Bar("nsq", "gone", 2)], absent={"gone": "not installed"}).judge() == []

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.peers.work import WARM_UP, Counter, Delays, pauses
+
+
+def test_a_counter_is_done_at_the_last_message_behind_the_warm_up() -> None:
+    done: list[int] = []
+    seen = 0
+    counter = Counter(5, lambda: done.append(seen), clock=lambda: seen / 10)
+    for seen in range(1, WARM_UP + 8):  # noqa: B007 - read by the callback
+        counter.tick()
+
+    assert done == [WARM_UP + 5]
+    assert counter.rate == pytest.approx(10)
+
+
+def test_delays_are_read_from_bodies_of_the_size_asked_for() -> None:
+    done: list[bool] = []
+    times = iter([1.0, 2.0, 3.0, 3.5, 4.5, 5.5])
+    delays = Delays(3, 200, lambda: done.append(True), clock=lambda: next(times))
+    bodies = [delays.stamp() for _ in range(3)]
+    for body in bodies:
+        delays.note(body)
+
+    assert {len(body) for body in bodies} == {200}
+    assert done == [True]
+    assert list(delays.numbers()) == pytest.approx([2500, 2500])
+
+
+def test_messages_are_due_at_a_steady_pace() -> None:
+    assert list(pauses(3, 100)) == pytest.approx([0.0, 0.01, 0.02])
