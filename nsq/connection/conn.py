@@ -1,7 +1,8 @@
 """One connection to one nsqd, driven by a thread that reads and a thread that writes.
 
 The read loop turns bytes into callbacks and never waits for anybody: it neither sends nor runs user code, so
-nothing a handler does can cost a heartbeat. Whoever sends either writes through or leaves it to the write
+nothing a handler does can cost a heartbeat. For moments it leaves the reading to a thread that waits for
+nothing else; see ``Lending``. Whoever sends either writes through or leaves it to the write
 loop; see ``Outbox``.
 """
 
@@ -17,6 +18,7 @@ from nsq.config import Config
 from nsq.connection.delegates import ConnDelegate
 from nsq.connection.dialing import dial
 from nsq.connection.handshake import Granted
+from nsq.connection.lending import LEASE, Lending
 from nsq.connection.outbox import Outbox
 from nsq.connection.session import Session
 from nsq.errors import (
@@ -48,7 +50,8 @@ class Conn:
 
     ``name`` begins the names of the threads: what for is this connection. ``heeded`` tells whether the
     delegate has a use for ``on_finished`` at the moment; when it has not, it is not called. Asked under a
-    lock, for every FIN: it must be quick and take none.
+    lock, for every FIN: it must be quick and take none. ``lends`` tells whether the next thing to be read is
+    likely to be waited for by one thread, which then may read it by ``read_along``.
     """
 
     def __init__(
@@ -64,6 +67,7 @@ class Conn:
         name: str = "nsq",
         requeue_delay: Callable[[int], float] = lambda _: 0.0,
         heeded: Callable[[], bool] = lambda: True,
+        lends: Callable[[], bool] = lambda: False,
     ) -> None:
         self.address = address
         self.granted: Granted | None = None
@@ -78,6 +82,8 @@ class Conn:
         self._channel = channel
         self._requeue_delay = requeue_delay
         self._heeded = heeded
+        self._lends = lends
+        self._lending = Lending()
         self._names = (f"{name}-read-{address}", f"{name}-write-{address}")
         self._lock = threading.Lock()  # guards session, outbox and cause
         self._wakeup = threading.Lock()  # held while the write loop may sleep; released to wake it
@@ -111,7 +117,8 @@ class Conn:
         self.granted = ready.granted
         self._session = Session(ready.granted.reply, self, max_frame=self._config.max_frame_size)
         self.connected_at = self.last_message_at = time.monotonic()
-        self._stream.read_timeout = self._config.read_timeout if self._config.heartbeat_interval > 0 else None
+        self._patience = self._config.read_timeout if self._config.heartbeat_interval > 0 else None
+        self._stream.read_timeout = self._patience
         self._rest = ready.rest
 
     def _adopt(self, stream: LayeredStream) -> None:
@@ -164,6 +171,7 @@ class Conn:
             wake = self._outbox.close()
         if wake:
             self._wakeup.release()
+        self._lending.recall()
 
     def close(self) -> None:
         """End it now. Does not wait: ``join`` does."""
@@ -183,6 +191,7 @@ class Conn:
         self._lock = threading.Lock()
         self._outbox = Outbox()
         self._outbox.kill()
+        self._lending = Lending()
         # An answer of the child's is refused at once, before it comes to the locks of our delegate.
         self._session.release_all()
         if self._dialled is not None:
@@ -224,8 +233,10 @@ class Conn:
             wake = not mine and outbox.add(data)
         if mine:
             self._write(data, timeout)
-        elif wake:
-            self._wakeup.release()
+        else:
+            if wake:
+                self._wakeup.release()
+            self._lending.recall()
         return True
 
     @property
@@ -287,8 +298,20 @@ class Conn:
         cause: NsqError | None = None
         try:
             self._take(self._rest)
-            while data := self._stream.read():
-                self._take(data)
+            lent = False
+            while True:
+                with self._lending.baton:
+                    if lent:
+                        self._stream.read_timeout = self._patience
+                    data = self._stream.read()
+                    if not data:
+                        break
+                    self._take(data)
+                    lent = self._may_lend()
+                    if lent:
+                        self._stream.read_timeout = LEASE
+                if lent:
+                    self._lending.lend(self._may_lend)
             cause = ConnectionLost(f"{self.address} closed the connection")
         except Unanswered as fault:
             cause = Unanswered(
@@ -301,6 +324,43 @@ class Conn:
             log.exception("the connection to %s fails by a fault of ours", self.address)
             cause = ConnectionLost(f"{self.address}: {fault!r}")
         self._end(cause)
+
+    def _may_lend(self) -> bool:
+        # The end of a connection is the read loop's.
+        return self._outbox.open and self._lends()
+
+    def read_along(self, over: Callable[[], bool], deadline: float) -> None:
+        """For a thread that waits for what is to be read. Read it here until ``over``, or the deadline, if the
+        read loop has left that to others; otherwise the read loop does.
+        """
+        lending = self._lending
+        if not lending.borrow():
+            lending.recall()
+            return
+        try:
+            while not over():
+                if time.monotonic() >= deadline or not self._read_for_a_while():
+                    lending.recall()
+                    break
+        finally:
+            lending.give_back()
+
+    def _read_for_a_while(self) -> bool:
+        """False when there is nothing more to come."""
+        try:
+            data = self._stream.read()
+            if data:
+                self._take(data)
+        except Unanswered:
+            return True
+        except NsqError as fault:
+            self._fail(fault)
+            return False
+        except BaseException as fault:
+            # As with a write: part of an answer may be lost with it, and everything after that.
+            self._fail(ConnectionLost(f"{self.address}: a read was interrupted by {fault!r}"))
+            raise
+        return bool(data)
 
     def _take(self, data: bytes) -> None:
         now = time.monotonic()
@@ -344,6 +404,7 @@ class Conn:
             self._wakeup.release()
         if stream is not None:
             stream.wake()
+        self._lending.recall()
 
     def _end(self, cause: NsqError | None) -> None:
         """The read loop's last act."""

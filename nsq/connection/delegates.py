@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 class ConnDelegate(Protocol):
-    """All but the last two are called by the connection's read loop: they must neither block nor raise."""
+    """All but the last two are called by the connection's read loop, or by a thread that reads in its place:
+    they must neither block nor raise.
+    """
 
     def on_messages(self, conn: Conn, messages: list[Message]) -> None:
         """They are in flight now."""

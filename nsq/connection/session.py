@@ -11,7 +11,7 @@ from typing import cast
 
 from nsq.errors import AlreadyResponded, WireError
 from nsq.message import Message, MessageDelegate
-from nsq.wire.frames import ErrorReply, FrameParser, Response
+from nsq.wire.frames import OKAY, ErrorReply, FrameParser, Oks, Response
 from nsq.wire.identify import IdentifyReply
 
 #: For an nsqd that negotiates nothing and so does not say.
@@ -46,13 +46,19 @@ class Session:
     # Reading.
 
     def parse(self, data: bytes, now: float) -> tuple[list[Message], list[Response | ErrorReply]]:
-        """What ``data`` completes: messages, whose time runs from ``now``, and all else."""
+        """What ``data`` completes: messages, whose time runs from ``now``, and all else. OKs and nothing but OKs
+        are one, ``Oks``.
+        """
         parser = self._parser
         parser.message = self._message_at(now)
         replies = parser.replies
         frames = parser.feed(data)
         if parser.replies == replies:
             return cast("list[Message]", frames), []
+        if parser.replies - replies == len(frames):
+            if len(frames) > 1 and frames.count(OKAY) == len(frames):
+                return [], [Response(Oks(len(frames)))]
+            return [], cast("list[Response | ErrorReply]", frames)
         messages = [frame for frame in frames if isinstance(frame, Message)]
         return messages, [frame for frame in frames if not isinstance(frame, Message)]
 

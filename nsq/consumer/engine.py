@@ -16,6 +16,7 @@ from nsq.config import Config
 from nsq.connection.conn import Conn
 from nsq.connection.dialing import describe
 from nsq.connection.forks import abandon_in_children
+from nsq.connection.lending import LEASE
 from nsq.consumer.backoff import Outcome
 from nsq.consumer.discovery import Discovery
 from nsq.consumer.flow import Flow
@@ -166,6 +167,7 @@ class Engine:
             name=self.name,
             requeue_delay=self._requeue_delay,
             heeded=self._heeds_finished,
+            lends=lambda: self._lends(conn),
         )
         with self._changed:
             if self._closing or address in self._conns:
@@ -275,6 +277,17 @@ class Engine:
             conn.in_flight > 0 and conn.in_flight >= int(conn.rdy * _STARVED_AT)
             for conn in list(self._conns.values())
         )
+
+    def read_along(self) -> None:
+        conns = list(self._conns.values())
+        if len(conns) == 1:
+            conns[0].read_along(lambda: len(self.pool.inbox) > 0, time.monotonic() + LEASE)
+
+    def _lends(self, conn: Conn) -> bool:
+        """Whether the only handler works on the only message that may be here. It can read the next one itself,
+        as nobody else would want it, and it can come by no other way.
+        """
+        return conn.rdy == 1 == conn.in_flight and len(self._conns) == 1 and self.pool.alone
 
     def give_up(self, message: Message) -> None:
         log.warning("giving up on %r from %s", message, message.nsqd_address)

@@ -34,6 +34,9 @@ class Overseer(Protocol):
     def starved(self) -> bool:
         """Whether nothing more will come until some of what is here is answered."""
 
+    def read_along(self) -> None:
+        """The only handler has nothing to do: it may read what comes next itself, for a moment."""
+
     def give_up(self, message: Message) -> None:
         """It has failed too often. Returning finishes it, raising requeues it."""
 
@@ -79,15 +82,21 @@ class HandlerPool:
         self._name = name
         self._overseer = overseer
         self._threads: list[threading.Thread] = []
+        self._batching = False
         self._running: dict[int, Sequence[Message]] = {}  # by thread: what it works on just now
 
     def __len__(self) -> int:
         return len(self._threads)
 
+    @property
+    def alone(self) -> bool:
+        """Whether there is but one thread for whatever comes, and it takes one message at a time."""
+        return len(self._threads) == 1 and not self._batching
+
     def add(self, handler: Handler, threads: int, no_backoff: tuple[type[BaseException], ...] = ()) -> None:
         _check_handler(handler)
         _check_exceptions(no_backoff)
-        worker = _Worker(self._overseer, self.inbox, self._running, handler, no_backoff)
+        worker = _Worker(self._overseer, self.inbox, self._running, handler, no_backoff, lambda: self.alone)
         self._add_threads(worker.run, threads)
 
     def add_batch(
@@ -100,6 +109,7 @@ class HandlerPool:
     ) -> None:
         _check_handler(handler)
         _check_exceptions(no_backoff)
+        self._batching = True
         worker = _BatchWorker(self._overseer, self.inbox, self._running, handler, no_backoff, size, wait)
         self._add_threads(worker.run, threads)
 
@@ -140,7 +150,9 @@ class _Worker:
         running: dict[int, Sequence[Message]],
         handler: Handler,
         no_backoff: tuple[type[BaseException], ...],
+        alone: Callable[[], bool],
     ) -> None:
+        self._alone = alone
         self._overseer = overseer
         self._inbox = inbox
         self._running = running
@@ -149,7 +161,8 @@ class _Worker:
 
     def run(self) -> None:
         # The hot path: what is needed for every message is at hand.
-        me, get, monotonic, running = threading.get_ident(), self._inbox.get, time.monotonic, self._running
+        me, monotonic, running = threading.get_ident(), time.monotonic, self._running
+        get = self._next if self._alone() else self._inbox.get
         handler, no_backoff = self._handler, self._no_backoff
         max_attempts = self._overseer.max_attempts or float("inf")
         while (message := get()) is not None:
@@ -176,6 +189,11 @@ class _Worker:
                 log.exception("handling %r failed by a fault of ours; nsqd delivers it again", message)
             finally:
                 running[me] = ()
+
+    def _next(self) -> Message | None:
+        if not self._inbox:
+            self._overseer.read_along()
+        return self._inbox.get()
 
 
 class _BatchWorker:
@@ -205,7 +223,12 @@ class _BatchWorker:
         while not over:
             over, batch = self._collect()
             try:
-                ready = [message for message in batch if self._fit(message)]
+                now, most = time.monotonic(), self._overseer.max_attempts or float("inf")
+                ready = [
+                    message
+                    for message in batch
+                    if (message.expires_at > now and message.attempts <= most) or self._fit(message)
+                ]
                 self._running[me] = ready
                 if ready:
                     self._handle(ready)
@@ -215,18 +238,22 @@ class _BatchWorker:
 
     def _collect(self) -> tuple[bool, list[Message]]:
         """Whether this was the end, and a batch."""
-        message = self._inbox.get()
+        get = self._inbox.get
+        message = get()
         if message is None:
             return True, []
         batch = [message]
         deadline = time.monotonic() + self._wait
         while len(batch) < self._size:
-            # With nothing in the inbox and no room for more, waiting only costs time.
-            patience = 0.0 if self._overseer.starved else max(0.0, deadline - time.monotonic())
             try:
-                message = self._inbox.get(timeout=patience)
+                message = get(block=False)
             except queue.Empty:
-                break
+                # With nothing in the inbox and no room for more, waiting only costs time.
+                patience = 0.0 if self._overseer.starved else max(0.0, deadline - time.monotonic())
+                try:
+                    message = get(timeout=patience)
+                except queue.Empty:
+                    break
             if message is None:
                 return True, batch
             batch.append(message)

@@ -12,8 +12,8 @@ from nsq.connection import Conn
 from nsq.errors import Closed, ConnectionLost, NsqError, ServerError, Unanswered, WireError
 from nsq.message import Message
 from nsq.producer.pending import Pending, Settled
-from nsq.producer.transaction import Transaction
-from nsq.wire.frames import OK
+from nsq.producer.transaction import State, Transaction
+from nsq.wire.frames import OK, Oks
 
 if TYPE_CHECKING:
     from nsq.config import Config
@@ -36,7 +36,7 @@ class Watcher(Protocol):
         """It is gone. What was pending on it is delivered after this."""
 
     def deliver(self, settled: Settled) -> None:
-        """It was answered, or its connection is gone, or it is never sent: it is off this line."""
+        """They were answered, or their connection is gone, or they are never sent: they are off this line."""
 
 
 class Line:
@@ -56,6 +56,7 @@ class Line:
         self._clock = clock
         self._pending = Pending(self, retry_uncertain=config.retry_uncertain)
         self._fault: NsqError | None = None
+        self._alone = False  # what was sent last was all that was under way
 
     def __repr__(self) -> str:
         return f"<Line {self.address}, {self.pending} pending>"
@@ -81,10 +82,11 @@ class Line:
         data = transaction.request.data
         left = transaction.deadline - now
         limit = _PATIENT_THROUGH_LIMIT if left >= self._write_timeout else _THROUGH_LIMIT
+        self._alone = through and not self._pending
         try:
             self.conn.send(
                 data,
-                through=through and not self._pending and len(data) <= limit,
+                through=self._alone and len(data) <= limit,
                 timeout=max(0.0, left),
                 register=lambda ticket: self._pending.add(transaction, ticket, now),
             )
@@ -92,28 +94,41 @@ class Line:
             return False
         return True
 
+    def read_along(self, transaction: Transaction) -> None:
+        """For its caller: read its answer here, where the read loop has left that to whoever waits."""
+        self.conn.read_along(lambda: transaction.state is not State.PLACED, transaction.deadline)
+
+    def lends(self) -> bool:
+        """Whether one caller publishes, and waits, and publishes again: it may as well read the answers."""
+        return self._alone and not self._pending
+
     def withdraw(self, transaction: Transaction) -> bool:
         unsent = self.conn.withdraw(transaction.ticket)
         if unsent and self._pending.remove(transaction):
-            self._watcher.deliver(Settled(transaction, awaited=False))
+            self._watcher.deliver(Settled([], [transaction]))
         return unsent
 
     # What the read loop tells.
 
     def on_response(self, conn: Conn, data: bytes) -> None:
-        if isinstance(self._fault, WireError):
+        if self._fault is not None and isinstance(self._fault, WireError):
             return  # what still comes answers nobody knows what
-        settled = self._pending.stored(conn.handed_over) if data == OK else None
-        if settled is None:
-            what = "an OK to nothing" if data == OK else repr(data[:80])
-            self._break(
-                WireError(f"{self.address} answered with {what}: its answers cannot be told apart now")
-            )
+        if data != OK:
+            self._break_over(repr(data[:80]))
             return
-        self.published += settled.transaction.request.messages
-        if self.overdue or not self.was_proven:
-            self._watcher.proven(self)
-        self._watcher.deliver(settled)
+        times = data.times if isinstance(data, Oks) else 1
+        settled = self._pending.stored(conn.handed_over, times)
+        stored = settled.awaited + settled.forsaken
+        if stored:
+            self.published += sum([transaction.request.messages for transaction in stored])
+            if self.overdue or not self.was_proven:
+                self._watcher.proven(self)
+            self._watcher.deliver(settled)
+        if len(stored) < times:
+            self._break_over("an OK to nothing")
+
+    def _break_over(self, what: str) -> None:
+        self._break(WireError(f"{self.address} answered with {what}: its answers cannot be told apart now"))
 
     def on_error(self, conn: Conn, error: ServerError) -> None:
         settled = self._pending.refused(error, conn.handed_over)
@@ -137,8 +152,7 @@ class Line:
         self.failed += len(self._pending)
         # First: whoever learns of it next looks for another line.
         self._watcher.lost(self, fault)
-        for settled in self._pending.ended(fault, conn.handed_over):
-            self._watcher.deliver(settled)
+        self._watcher.deliver(self._pending.ended(fault, conn.handed_over))
 
     def on_messages(self, conn: Conn, messages: list[Message]) -> None:
         self._break(WireError(f"{self.address} sent messages to a connection that only publishes"))

@@ -157,6 +157,7 @@ class Pool:
             transport=self._transport,
             context=self._context,
             name="nsq-producer",
+            lends=line.lends,
         )
         name = f"nsq-producer-dial-{route.address}"
         thread = threading.Thread(target=self._dial, args=(route, line), name=name, daemon=True)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from nsq.config import Config
 from nsq.connection import Conn
 from nsq.errors import (
     AlreadyResponded,
@@ -20,7 +19,6 @@ from nsq.errors import (
     FrameError,
     InvalidMessage,
     NsqError,
-    ServerError,
     SubFailed,
     Unanswered,
     WireError,
@@ -30,12 +28,9 @@ from nsq.transport import MemoryStream, MemoryTransport, WrappedStream
 from nsq.wire.frames import CLOSE_WAIT, HEARTBEAT, encode_response
 
 from ..scripted import (
-    CHANNEL,
     CLS,
     NOP,
-    TOPIC,
     A,
-    Nsqd,
     accept,
     fin,
     hear_identify,
@@ -45,107 +40,7 @@ from ..scripted import (
     req,
     touch,
 )
-
-PATIENCE = 20.0
-
-
-class Delegate:
-    """Remembers what it is told, and lets a test wait for it."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self.messages: list[Message] = []
-        self.notes: list[tuple[Any, ...]] = []
-        self.causes: list[NsqError | None] = []
-        self.on_answer: Callable[[Conn], None] = lambda _: None
-
-    def _note(self, *note: Any) -> None:
-        with self._changed:
-            self.notes.append(note)
-            self._changed.notify_all()
-
-    def on_messages(self, conn: Conn, messages: list[Message]) -> None:
-        with self._changed:
-            self.messages += messages
-            self._changed.notify_all()
-
-    def on_response(self, conn: Conn, data: bytes) -> None:
-        self._note("response", data)
-
-    def on_error(self, conn: Conn, error: ServerError) -> None:
-        self._note("error", type(error))
-
-    def on_heartbeat(self, conn: Conn) -> None:
-        self._note("heartbeat")
-
-    def on_close(self, conn: Conn, cause: NsqError | None) -> None:
-        with self._changed:
-            self.causes.append(cause)
-            self._changed.notify_all()
-
-    def on_finished(self, conn: Conn, message: Message) -> None:
-        self.on_answer(conn)
-        self._note("finished", message)
-
-    def on_requeued(self, conn: Conn, message: Message, backoff: bool) -> None:
-        self.on_answer(conn)
-        self._note("requeued", message, backoff)
-
-    def wait_for(self, condition: Callable[[], object]) -> None:
-        with self._changed:
-            assert self._changed.wait_for(condition, PATIENCE), (self.notes, self.messages, self.causes)
-
-    def wait_for_messages(self, count: int) -> list[Message]:
-        self.wait_for(lambda: len(self.messages) >= count)
-        return self.messages
-
-    def wait_for_note(self, *note: Any) -> None:
-        self.wait_for(lambda: note in self.notes)
-
-    def wait_for_close(self) -> NsqError | None:
-        self.wait_for(lambda: self.causes)
-        return self.causes[0]
-
-
-class Pair:
-    """A connection and its nsqd."""
-
-    def __init__(
-        self,
-        transport: Any = None,
-        inner: MemoryTransport | None = None,
-        *,
-        heeded: bool = True,
-        **options: Any,
-    ) -> None:
-        self.transport = transport or MemoryTransport()
-        self.heeded = heeded
-        self.delegate = Delegate()
-        self.conn = Conn(
-            A,
-            Config(**options),
-            self.delegate,
-            transport=self.transport,
-            topic=TOPIC,
-            channel=CHANNEL,
-            name="test",
-            requeue_delay=lambda attempts: attempts * 1.5,
-            heeded=lambda: self.heeded,
-        )
-        self._memory = inner or self.transport
-
-    def connect(self, **granted: Any) -> Nsqd:
-        connecting = threading.Thread(target=self.conn.connect, args=(time.monotonic() + PATIENCE,))
-        connecting.start()
-        nsqd = accept(self._memory, **granted)
-        connecting.join(PATIENCE)
-        self.conn.start()
-        return nsqd
-
-    def end(self) -> None:
-        if self.conn.granted is not None:
-            self.conn.close()
-            assert self.conn.join(time.monotonic() + PATIENCE)
+from .paired import PATIENCE, Pair
 
 
 @pytest.fixture

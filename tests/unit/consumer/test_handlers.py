@@ -57,6 +57,8 @@ class Desk:
     def holds(self, message: Message) -> bool:
         return message.id not in self.answered
 
+    def read_along(self) -> None: ...
+
     def give_up(self, message: Message) -> None:
         self.note("give up", int(message.id))
         if self.trouble is not None:

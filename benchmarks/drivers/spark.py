@@ -1,0 +1,298 @@
+"""A Spark session under load: on stdin questions, one ``["load", {arguments}]`` a line; on stdout the numbers
+that answer each, in a line. Its log is stderr. Ends with its stdin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from benchmarks.drivers.spark_tuples import NsqTuples
+from benchmarks.peers.work import CHANNEL, TOPIC
+from benchmarks.usage import MEGABYTE, resident_memory
+from nsq.api.nsqd import NsqdApi
+from nsq.spark import register
+from nsq.spark.session import local_session
+from nsq.spark.wal import new_receiver, open_wal
+from nsq.spark.wal.records import stored
+
+_PATIENCE = 110
+_CORES = 2
+_APPENDED = 1250  # what a receiver appends at a time
+_SEGMENT_BYTES = 32 << 20
+_DIFFERENT, _AT_ONCE = 50_000, 5000
+_NOBODY = "127.0.0.1:1"
+_SAMPLE_EVERY = 0.5
+
+
+class Loads:
+    """``folder`` is for everything that is written, and goes with the session."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self._spark = spark
+        self._folder = folder
+        self._numbers = itertools.count(1)
+        self._last: Path | None = None  # where what ``copy`` copies is
+
+    def warm_up(self) -> None:
+        """What comes first is slower than all that follows, and no load's fault."""
+        for _ in range(3):  # as long as compilers find something to do
+            self.read_log("nsq", 1_000_000, 250_000, 200)
+            self.store_log(1_000_000, 250_000, 200)
+        self.read_log("nsq_tuples", 250_000, 50_000, 200)
+        self.copy()
+
+    def read_log(self, form: str, rows: int, a_batch: int, size: int) -> Sequence[float]:
+        """The log's rows into nothing: rows a second of the batches, and of their tasks alone."""
+        batches = self._drain_log(self._place(), form, "noop", rows, a_batch, size)
+        return [rows / _seconds(batches, "triggerExecution"), rows / _seconds(batches, "addBatch")]
+
+    def store_log(self, rows: int, a_batch: int, size: int) -> Sequence[float]:
+        """The log's rows into Parquet: the same of the batches but the first, and of all."""
+        place = self._place()
+        batches = self._drain_log(place, "nsq", "parquet", rows, a_batch, size)
+        self._keep(place)
+        return [_rate(batches[1:]), _rate(batches)]
+
+    def _drain_log(
+        self, place: Path, form: str, sink: str, rows: int, a_batch: int, size: int
+    ) -> list[dict[str, Any]]:
+        shutil.copytree(self._filled(rows, size), place / "wal", copy_function=os.link)
+        limits = {"maxMessagesPerTrigger": a_batch, "minPartitions": _CORES}
+        frame = self._stream(form, place, receivers=0, nsqd=_NOBODY, **limits)
+        batches = _drained(frame, sink, place)
+        assert sum(batch["numInputRows"] for batch in batches) == rows, batches
+        return batches
+
+    def floor(self, batches: int, a_batch: int) -> Sequence[float]:
+        """Milliseconds of small batches: the median, and what parts of it take."""
+        log = self._place()
+        _fill(log / "wal", batches * a_batch, 200, a_batch)
+        frame = self._stream("nsq", log, receivers=0, nsqd=_NOBODY, maxMessagesPerTrigger=a_batch)
+        durations = [each["durationMs"] for each in _drained(frame, "noop", log)][1:]
+        parts = ("triggerExecution", "latestOffset", "addBatch", "walCommit", "commitOffsets")
+        return [median(duration[part] for duration in durations) for part in parts]
+
+    def from_nsqd(self, port: int, http_port: int, rows: int, size: int, a_batch: int) -> Sequence[float]:
+        """A backlog to Parquet: rows a second of the batches but the first, and of all."""
+        _publish(http_port, rows, size)
+        place = self._place()
+        where = {"nsqd": f"127.0.0.1:{port}", "nsqdHttp": f"127.0.0.1:{http_port}"}
+        frame = self._stream("nsq", place, maxMessagesPerTrigger=a_batch, minPartitions=_CORES, **where)
+        batches = _drained(frame, "parquet", place)
+        assert sum(batch["numInputRows"] for batch in batches) == rows, batches
+        self._keep(place)
+        return [_rate(batches[1:]), _rate(batches)]
+
+    def copy(self) -> Sequence[float]:
+        """What came of the last load into Parquet, from there into Parquet again: rows a second."""
+        place, source = self._place(), f"{self._last}/out"
+        rows = self._spark.read.parquet(source).count()
+        began = time.monotonic()
+        self._spark.read.parquet(source).write.parquet(str(place / "copy"))
+        rate = rows / (time.monotonic() - began)
+        shutil.rmtree(place)
+        return [rate, rate]
+
+    def endure(self, port: int, http_port: int, a_second: int, seconds: float, size: int) -> Sequence[float]:
+        """Megabytes of this process, the source's and the receiver's together: the medians of the second
+        and of the last third.
+        """
+        place = self._place()
+        where = {"nsqd": f"127.0.0.1:{port}", "nsqdHttp": f"127.0.0.1:{http_port}"}
+        frame = self._stream("nsq", place, **where)
+        query = _start(frame, "parquet", place, processingTime="1 second")
+        try:
+            with _trickle(http_port, a_second, size):
+                samples = _sampled(seconds, lambda: sum(map(resident_memory, _source_processes())))
+            if fault := query.exception():
+                raise fault
+        finally:
+            query.stop()
+        third = len(samples) // 3
+        return [median(samples[third : 2 * third]) / MEGABYTE, median(samples[2 * third :]) / MEGABYTE]
+
+    # Places and logs.
+
+    def _place(self) -> Path:
+        made = self._folder / str(next(self._numbers))
+        made.mkdir()
+        return made
+
+    def _keep(self, place: Path) -> None:
+        """Instead of what was kept before."""
+        if self._last is not None:
+            shutil.rmtree(self._last)
+        self._last = place
+
+    def _filled(self, rows: int, size: int) -> Path:
+        log = self._folder / f"log-{rows}-{size}"
+        if not log.exists():
+            _fill(log, rows, size, 0)
+        return log
+
+    def _stream(self, form: str, place: Path, **options: object) -> DataFrame:
+        given = {"topic": TOPIC, "channel": CHANNEL, "wal": place / "wal", "availableNowIdle": "0s"} | options
+        reader = self._spark.readStream.format(form)
+        return reader.options(**{name: str(value) for name, value in given.items()}).load()
+
+
+def _fill(location: Path, rows: int, size: int, a_segment: int) -> None:
+    """As a receiver would have; segments of ``a_segment`` rows, or of the usual size."""
+    wal = open_wal(str(location), fsync=False)
+    wal.prepare()
+    body = _bodies(size)
+    with wal.log(new_receiver()) as log:
+        for first in range(0, rows, a_segment or _APPENDED):
+            numbers = range(first, min(first + (a_segment or _APPENDED), rows))
+            count = len(numbers)
+            log.append(
+                stored(
+                    TOPIC,
+                    [b"%016x" % number for number in numbers],
+                    [10**18 + number for number in numbers],
+                    [1] * count,
+                    [_NOBODY] * count,
+                    [body(number) for number in numbers],
+                )
+            )
+            if a_segment or log.open_bytes >= _SEGMENT_BYTES:
+                log.roll()
+
+
+def _bodies(size: int) -> Callable[[int], bytes]:
+    """Each another one, and half of it hard to compress."""
+    chance = random.Random(0)
+    digits = b"%x" % chance.getrandbits(4 << 20)
+
+    def body(number: int) -> bytes:
+        start = chance.randrange(len(digits) - size)
+        text = b'{"order": %d, "note": "%s", "' % (number, digits[start : start + size // 2])
+        return (text + b'article", "' * (size // 10))[:size]
+
+    return body
+
+
+def _publish(http_port: int, rows: int, size: int) -> None:
+    """So many bodies are different that compression does not see one twice."""
+    api, body = NsqdApi(f"127.0.0.1:{http_port}", timeout=60.0), _bodies(size)
+    api.create_topic(TOPIC)
+    api.create_channel(TOPIC, CHANNEL)
+    bodies = [body(number) for number in range(_DIFFERENT)]
+    for first in range(0, rows, _AT_ONCE):
+        start = first % _DIFFERENT
+        api.multi_publish(TOPIC, bodies[start : start + min(_AT_ONCE, rows - first)])
+
+
+# Queries.
+
+
+def _start(frame: DataFrame, sink: str, place: Path, **trigger: Any) -> StreamingQuery:
+    writer = frame.writeStream.format(sink).option("checkpointLocation", str(place / "checkpoint"))
+    writer = writer.trigger(**trigger)
+    return writer.start() if sink == "noop" else writer.start(str(place / "out"))
+
+
+def _drained(frame: DataFrame, sink: str, place: Path) -> list[dict[str, Any]]:
+    """The progress of the batches that had rows."""
+    query = _start(frame, sink, place, availableNow=True)
+    if not query.awaitTermination(_PATIENCE):
+        raise SystemExit(f"not at its end: {query.status}")
+    batches = [json.loads(progress.json) for progress in query.recentProgress]
+    return [batch for batch in batches if batch["numInputRows"]]
+
+
+def _rate(batches: Sequence[dict[str, Any]]) -> float:
+    """Rows a second, waiting for them included."""
+    return sum(int(batch["numInputRows"]) for batch in batches) / _seconds(batches, "triggerExecution")
+
+
+def _seconds(batches: Sequence[dict[str, Any]], part: str) -> float:
+    return sum(float(batch["durationMs"][part]) for batch in batches) / 1000
+
+
+# Endurance.
+
+
+@contextlib.contextmanager
+def _trickle(http_port: int, a_second: int, size: int) -> Iterator[None]:
+    """Publish at that rate, ten times a second."""
+    enough = threading.Event()
+    body = _bodies(size)
+    api = NsqdApi(f"127.0.0.1:{http_port}", timeout=30.0)
+
+    def publish() -> None:
+        while not enough.wait(0.1):
+            api.multi_publish(TOPIC, [body(number) for number in range(a_second // 10)])
+
+    thread = threading.Thread(target=publish, name="trickling")
+    thread.start()
+    try:
+        yield
+    finally:
+        enough.set()
+        thread.join()
+
+
+def _sampled(seconds: float, look: Callable[[], int]) -> list[int]:
+    samples: list[int] = []
+    over = time.monotonic() + seconds
+    while time.monotonic() < over:
+        with contextlib.suppress(OSError):  # one of them has just gone
+            samples.append(look())
+        time.sleep(_SAMPLE_EVERY)
+    return samples
+
+
+def _source_processes() -> list[int]:
+    """This one, and of those it has brought forth the source's and the receiver's."""
+    found = [os.getpid()]
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            command = Path(f"/proc/{name}/cmdline").read_bytes()
+            ours = b"python_streaming_source_runner" in command or b"nsq.spark.receiver" in command
+            if ours and _descends(int(name)):
+                found.append(int(name))
+    return found
+
+
+def _descends(pid: int) -> bool:
+    while pid > 1 and pid != os.getpid():
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return pid == os.getpid()
+
+
+def main() -> None:
+    # Whatever else prints to stdout would garble the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        conf = {"spark.local.dir": folder, "spark.sql.warehouse.dir": f"{folder}/warehouse"}
+        spark = local_session(master=f"local[{_CORES}]", app="benchmarks", conf=conf)
+        register(spark)
+        spark.dataSource.register(NsqTuples)
+        loads = Loads(spark, Path(folder))
+        loads.warm_up()
+        for line in sys.stdin:
+            load, arguments = json.loads(line)
+            print(*getattr(loads, load)(**arguments), file=answers, flush=True)
+        spark.stop()
+
+
+if __name__ == "__main__":
+    main()

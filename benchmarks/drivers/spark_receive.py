@@ -1,0 +1,56 @@
+"""A receiver and its log: ``spark_receive PORT COUNT IN_FLIGHT``; prints messages a second, and the seconds
+it was at it in all.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+
+from benchmarks.peers.work import CHANNEL, TOPIC
+from nsq.spark.receiver.crew import Crew
+from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal import open_wal
+
+_WARM_UP = 50_000
+_PAUSE = 0.005
+_PATIENCE = 60.0
+
+
+def main(port: int, count: int, in_flight: int) -> tuple[float, float]:
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        options = SourceOptions.of(
+            {
+                "topic": TOPIC,
+                "channel": CHANNEL,
+                "wal": f"{folder}/wal",
+                "nsqd": f"127.0.0.1:{port}",
+                "maxInFlight": str(in_flight),
+                "walMaxBytes": "1t",  # there is nobody to empty it
+            }
+        )
+        wal = open_wal(options.wal)
+        wal.prepare()
+        with Crew(options, wal) as crew:
+            crew.start()
+            began_at_all, _ = _reached(crew, 1)
+            began, first = _reached(crew, _WARM_UP)
+            ended, last = _reached(crew, first + count)
+        return (last - first) / (ended - began), ended - began_at_all
+
+
+def _reached(crew: Crew, count: int) -> tuple[float, int]:
+    """When so many had been received, and how many it were then."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        received, now = crew.status().received, time.monotonic()
+        if received >= count:
+            return now, received
+        if now > deadline or crew.fault:
+            raise SystemExit(f"{received} of {count} received; {crew.fault or crew.status()}")
+        time.sleep(_PAUSE)
+
+
+if __name__ == "__main__":
+    print(*main(*map(int, sys.argv[1:])))

@@ -1,0 +1,80 @@
+"""What Spark makes of the log, and of a whole backlog, in one session that is warm.
+
+Reading: the same segments into the noop sink, as Arrow batches and as tuples; ``tasks`` leaves out what Spark
+does around them.
+Storing: a backlog in an nsqd (which runs here too, as does the receiver) through the log into Parquet; rows
+that are in the log already; and the rows that came of it, from Parquet into Parquet in one job. The rate is
+that of the batches but the first, whose time is mostly that of processes that start; waiting for rows counts.
+``all batches`` has the first as well. What goes on before the first batch is in neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.comparison import Bar, Comparison, Figure, Measure
+from benchmarks.daemon import servers
+from benchmarks.processes import serving
+from benchmarks.spark.session import ask
+
+SIZE = 200
+_ROWS, _A_BATCH = 1_200_000, 400_000
+_BACKLOG, _BACKLOG_A_BATCH = 1_000_000, 250_000
+_SMALL_BATCHES, _SMALL = 30, 50
+_COPY = "Parquet to Parquet"
+
+
+def comparisons() -> Sequence[Comparison]:
+    return [_reading(), _storing(), _floor()]
+
+
+def _reading() -> Comparison:
+    return Comparison(
+        name="log to Spark",
+        figures=(Figure("", "rows/s"), Figure("tasks", "rows/s")),
+        contenders={"Arrow": _read("nsq"), "tuples": _read("nsq_tuples")},
+        bars=[Bar("Arrow", "tuples", 3)],
+        rounds=3,
+    )
+
+
+def _read(form: str) -> Measure:
+    def measure(scale: float) -> Sequence[float]:
+        rows, a_batch = round(_ROWS * scale), round(_A_BATCH * scale)
+        return ask("read_log", form=form, rows=rows, a_batch=a_batch, size=SIZE)
+
+    return measure
+
+
+def _storing() -> Comparison:
+    return Comparison(
+        name=f"store {_BACKLOG:,} rows",
+        figures=(Figure("", "rows/s"), Figure("all batches", "rows/s")),
+        contenders={"nsqd to Parquet": _drain, "log to Parquet": _store, _COPY: lambda _: ask("copy")},
+        bars=[Bar("nsqd to Parquet", _COPY, 0.5), Bar("log to Parquet", _COPY, 0.5)],
+        rounds=3,
+    )
+
+
+def _drain(scale: float) -> Sequence[float]:
+    with serving(servers.nsqd()) as nsqd:
+        return ask("from_nsqd", port=nsqd.port, http_port=nsqd.http_port, **_backlog(scale))
+
+
+def _store(scale: float) -> Sequence[float]:
+    return ask("store_log", **_backlog(scale))
+
+
+def _backlog(scale: float) -> dict[str, int]:
+    return {"rows": round(_BACKLOG * scale), "a_batch": round(_BACKLOG_A_BATCH * scale), "size": SIZE}
+
+
+def _floor() -> Comparison:
+    """Printed only. Batches one after the other, without waiting for rows."""
+    names = ("", "finding what there is", "reading it", "noting its begin", "noting its end")
+    return Comparison(
+        name=f"a batch of {_SMALL} rows",
+        figures=[Figure(name, "ms") for name in names],
+        contenders={"noop": lambda _: ask("floor", batches=_SMALL_BATCHES, a_batch=_SMALL)},
+        rounds=1,
+    )
