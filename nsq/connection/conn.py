@@ -330,8 +330,8 @@ class Conn:
         return self._outbox.open and self._lends()
 
     def read_along(self, over: Callable[[], bool], deadline: float) -> None:
-        """For a thread that waits for what is to be read. Read it here until ``over``, or the deadline, if the
-        read loop has left that to others; otherwise the read loop does.
+        """For a thread that waits for what is to be read: read it here, until ``over`` or the deadline, if
+        the read loop has left that to others; otherwise the read loop does.
         """
         lending = self._lending
         if not lending.borrow():

@@ -46,8 +46,8 @@ class Session:
     # Reading.
 
     def parse(self, data: bytes, now: float) -> tuple[list[Message], list[Response | ErrorReply]]:
-        """What ``data`` completes: messages, whose time runs from ``now``, and all else. OKs and nothing but OKs
-        are one, ``Oks``.
+        """What ``data`` completes: messages, whose time runs from ``now``, and all else. Nothing but OKs are
+        one response, whose data is ``Oks``.
         """
         parser = self._parser
         parser.message = self._message_at(now)

@@ -284,8 +284,8 @@ class Engine:
             conns[0].read_along(lambda: len(self.pool.inbox) > 0, time.monotonic() + LEASE)
 
     def _lends(self, conn: Conn) -> bool:
-        """Whether the only handler works on the only message that may be here. It can read the next one itself,
-        as nobody else would want it, and it can come by no other way.
+        """Whether the only handler works on the only message that may be here. It can read the next one
+        itself: nobody else would want it, and it can come by no other way.
         """
         return conn.rdy == 1 == conn.in_flight and len(self._conns) == 1 and self.pool.alone
 
