@@ -252,6 +252,8 @@ def test_one_message_tests_the_waters(nsqd: Nsqd) -> None:
     consumer = make_consumer(nsqd, threads=4, max_backoff_duration=10.0, backoff_multiplier=0.05)
     with running(consumer.add_handler(handle)):
         until("backing off", lambda: consumer.health().backoff_level == 1)
+        # Known here a little earlier than there: until then nsqd would send more than one.
+        until("told so", lambda: channel_of(nsqd)["clients"][0]["ready_count"] <= 1)
         publish(nsqd, numbered(8))
         gate.wait_until_held(1)
         (connection,) = consumer.health().connections
