@@ -11,6 +11,7 @@ import itertools
 import math
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -20,6 +21,65 @@ THREAD_NAME = "nsq-producer-answers"
 
 #: How many are completed in one go, before deadlines are looked at again.
 _PORTION = 64
+
+
+class _Deadlines:
+    """Transactions by their deadline. Those that come in order, as nearly all do, cost next to nothing."""
+
+    def __init__(self) -> None:
+        self._in_order: deque[Transaction] = deque()
+        self._others: list[tuple[float, int, Transaction]] = []
+        self._numbers = itertools.count()
+        self._compact_at = 1024
+
+    def __len__(self) -> int:
+        return len(self._in_order) + len(self._others)
+
+    def add(self, transaction: Transaction) -> None:
+        ordered = self._in_order
+        if ordered and transaction.deadline < ordered[-1].deadline:
+            heapq.heappush(self._others, (transaction.deadline, next(self._numbers), transaction))
+        else:
+            ordered.append(transaction)
+        if len(ordered) + len(self._others) >= self._compact_at:
+            self._compact()
+
+    def _compact(self) -> None:
+        """Those that ended before their deadline are of no interest any more."""
+        self._in_order = deque(each for each in self._in_order if not each.ended)
+        self._others = [each for each in self._others if not each[2].ended]
+        heapq.heapify(self._others)
+        self._compact_at = max(1024, 2 * len(self))
+
+    def take(self, now: float) -> list[Transaction]:
+        """What has reached its deadline, the earliest first."""
+        expired = []
+        while (transaction := self._first()) is not None and transaction.deadline <= now:
+            expired.append(transaction)
+            self._drop(transaction)
+        return expired
+
+    @property
+    def next(self) -> float:
+        first = self._first()
+        return math.inf if first is None else first.deadline
+
+    def _first(self) -> Transaction | None:
+        """Of those that have not ended."""
+        ordered, others = self._in_order, self._others
+        while ordered and ordered[0].ended:
+            ordered.popleft()
+        while others and others[0][2].ended:
+            heapq.heappop(others)
+        if others and not (ordered and ordered[0].deadline <= others[0][0]):
+            return others[0][2]
+        return ordered[0] if ordered else None
+
+    def _drop(self, first: Transaction) -> None:
+        if self._in_order and self._in_order[0] is first:
+            self._in_order.popleft()
+        else:
+            heapq.heappop(self._others)
 
 
 class Answers:
@@ -38,9 +98,7 @@ class Answers:
         self._clock = clock
         self._queue: queue.SimpleQueue[Transaction | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards all below
-        self._watched: list[tuple[float, int, Transaction]] = []
-        self._order = itertools.count()
-        self._compact_at = 1024
+        self._watched = _Deadlines()
         self._wakes_at = math.inf
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -54,18 +112,10 @@ class Answers:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
                 self._thread.start()
-            heapq.heappush(self._watched, (transaction.deadline, next(self._order), transaction))
-            if len(self._watched) >= self._compact_at:
-                self._compact()
+            self._watched.add(transaction)
             sooner = transaction.deadline < self._wakes_at
         if sooner:
             self._queue.put(None)
-
-    def _compact(self) -> None:
-        """Those that ended before their deadline are of no interest any more."""
-        self._watched = [each for each in self._watched if not each[2].ended]
-        heapq.heapify(self._watched)
-        self._compact_at = max(1024, 2 * len(self._watched))
 
     @property
     def is_current_thread(self) -> bool:
@@ -110,10 +160,9 @@ class Answers:
         """What has expired, and the seconds until something does; None for never."""
         with self._lock:
             now = self._clock()
-            expired = []
-            while self._watched and (self._watched[0][0] <= now or self._watched[0][2].ended):
-                transaction = heapq.heappop(self._watched)[2]
-                if not transaction.ended:
-                    expired.append(transaction)
-            self._wakes_at = self._watched[0][0] if self._watched else math.inf
-            return expired, max(0.0, self._wakes_at - now) if self._watched else None
+            expired = self._watched.take(now)
+            # With nothing to wait for it stays as it is, if it is to come: waking up then for nothing is
+            # cheaper than being woken by the next one, and the next.
+            if self._watched or self._wakes_at <= now:
+                self._wakes_at = self._watched.next
+            return expired, max(0.0, self._wakes_at - now) if self._wakes_at < math.inf else None

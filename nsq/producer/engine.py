@@ -19,6 +19,7 @@ from nsq.errors import NsqError, UsageError
 from nsq.producer import exits
 from nsq.producer.admission import Admission
 from nsq.producer.answers import Answers
+from nsq.producer.confirmation import Confirmation
 from nsq.producer.courier import Courier
 from nsq.producer.discovery import Discovery
 from nsq.producer.line import Line
@@ -80,7 +81,10 @@ class Engine:
         while True:
             # Alone: by oneself is quickest. In company, what goes out together is answered together, and who
             # rushes ahead breaks that up.
-            self._send(transaction, through=self._admission.inside == 1)
+            alone = self._admission.inside == 1
+            line = self._send(transaction, through=alone)
+            if alone:
+                line.read_along(transaction)
             if (
                 not transaction.wait(transaction.deadline - self._clock())
                 and transaction.give_up() is State.PLACED
@@ -97,8 +101,7 @@ class Engine:
 
     def publish_async(self, request: Request, seconds: float) -> Future[None]:
         started = self._clock()
-        future: Future[None] = Future()
-        future.set_running_or_notify_cancel()  # nothing that is sent can be called back
+        future = Confirmation()
         transaction = Transaction(request, started, started + seconds, future)
         self._discovery.start()
         transaction.era = self._admission.enter(
@@ -114,12 +117,12 @@ class Engine:
             self._courier.put(transaction)
         return future
 
-    def _send(self, transaction: Transaction, *, through: bool) -> None:
+    def _send(self, transaction: Transaction, *, through: bool) -> Line:
         """Over whichever connection is open, or will be."""
         while True:
             line = self.pool.line_for(transaction)
             if line.send(transaction, through=through):
-                return
+                return line
             self.pool.discard(line)
 
     def _too_late(self, transaction: Transaction) -> NsqError:
@@ -151,15 +154,12 @@ class Engine:
     # For those that nobody waits for.
 
     def _deliver(self, settled: Settled) -> None:
-        """On a read loop. A caller that waits has been woken already."""
-        transaction = settled.transaction
-        if not settled.awaited:
-            self._admission.leave()
-        elif transaction.future is not None:
-            if transaction.again and transaction.error is not None:
-                self._courier.put(transaction)
-            else:
-                self._answers.put(transaction)
+        """On a read loop. Callers that wait have been woken already."""
+        if settled.forsaken:
+            self._admission.leave(len(settled.forsaken))
+        for transaction in settled.awaited:
+            if transaction.future is not None:
+                (self._courier if transaction.again else self._answers).put(transaction)
 
     def _carry(self, transaction: Transaction) -> None:
         """On the courier's thread."""
@@ -183,22 +183,19 @@ class Engine:
 
     def _complete_all(self, transactions: list[Transaction]) -> None:
         """On the answers' thread. All leave together: whoever waits for room is woken once, not for each."""
-        leaving = sum(not transaction.left_behind for transaction in transactions)
+        leaving = [transaction.left_behind for transaction in transactions].count(False)
         if leaving:
             self._admission.leave(leaving)
         for transaction in transactions:
             self._complete(transaction)
 
     def _complete(self, transaction: Transaction) -> None:
-        future = transaction.future
+        future, error = transaction.future, transaction.error
         assert future is not None
-        if transaction.error is None:
+        if error is None and self._on_acknowledged is not None:
             self._acknowledge(transaction)
         try:
-            if transaction.error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(transaction.error)
+            future.complete(error)
         except BaseException:  # a callback's SystemExit must not end the thread that all others rely on
             log.exception("a callback of a publish ended with an exception of its own")
         self._admission.settle(transaction.era)

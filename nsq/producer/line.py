@@ -118,17 +118,16 @@ class Line:
             return
         times = data.times if isinstance(data, Oks) else 1
         settled = self._pending.stored(conn.handed_over, times)
-        stored = settled.awaited + settled.forsaken
-        if stored:
-            self.published += sum([transaction.request.messages for transaction in stored])
+        unexplained = times - len(settled.awaited) - len(settled.forsaken)
+        for transactions in settled:
+            for transaction in transactions:
+                self.published += transaction.request.messages
+        if unexplained < times:
             if self.overdue or not self.was_proven:
                 self._watcher.proven(self)
             self._watcher.deliver(settled)
-        if len(stored) < times:
+        if unexplained:
             self._break_over("an OK to nothing")
-
-    def _break_over(self, what: str) -> None:
-        self._break(WireError(f"{self.address} answered with {what}: its answers cannot be told apart now"))
 
     def on_error(self, conn: Conn, error: ServerError) -> None:
         settled = self._pending.refused(error, conn.handed_over)
@@ -152,7 +151,9 @@ class Line:
         self.failed += len(self._pending)
         # First: whoever learns of it next looks for another line.
         self._watcher.lost(self, fault)
-        self._watcher.deliver(self._pending.ended(fault, conn.handed_over))
+        settled = self._pending.ended(fault, conn.handed_over)
+        if settled.awaited or settled.forsaken:
+            self._watcher.deliver(settled)
 
     def on_messages(self, conn: Conn, messages: list[Message]) -> None:
         self._break(WireError(f"{self.address} sent messages to a connection that only publishes"))
@@ -162,6 +163,9 @@ class Line:
 
     def on_requeued(self, conn: Conn, message: Message, backoff: bool) -> None:
         """There are no messages here."""
+
+    def _break_over(self, what: str) -> None:
+        self._break(WireError(f"{self.address} answered with {what}: its answers cannot be told apart now"))
 
     def _break(self, fault: NsqError) -> None:
         self._fault = self._fault or fault

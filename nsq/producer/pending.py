@@ -15,10 +15,10 @@ from nsq.producer.transaction import Holder, Transaction, unanswered
 
 
 class Settled(NamedTuple):
-    """A transaction that is off its connection. Not ``awaited``: its caller has gone."""
+    """Transactions that are off their connection, in its order. The callers of the ``forsaken`` have gone."""
 
-    transaction: Transaction
-    awaited: bool
+    awaited: list[Transaction]
+    forsaken: list[Transaction]
 
 
 class Pending:
@@ -56,13 +56,19 @@ class Pending:
 
     # What nsqd says.
 
-    def stored(self, handed_over: int) -> Settled | None:
-        """nsqd said OK to the oldest; None when there is nothing it can have meant."""
-        transaction = self._take(handed_over)
-        if transaction is None:
-            return None
-        self._halted_by = None  # it goes on after an error: a kind of nsqd we do not know
-        return Settled(transaction, transaction.answer(None))
+    def stored(self, handed_over: int, times: int = 1) -> Settled:
+        """nsqd said OK to so many of the oldest. They are fewer when there is nothing it can have meant."""
+        settled = Settled([], [])
+        queue = self._queue
+        try:
+            while times and queue[0].ticket <= handed_over:
+                transaction = queue.popleft()
+                self._halted_by = None  # it goes on after an error: a kind of nsqd we do not know
+                (settled.awaited if transaction.answer(None) else settled.forsaken).append(transaction)
+                times -= 1
+        except IndexError:
+            return settled  # there are no more; others may just have taken out what is never sent
+        return settled
 
     def refused(self, error: ServerError, handed_over: int) -> Settled | None:
         """nsqd said no to the oldest."""
@@ -73,13 +79,18 @@ class Pending:
             return None
         again = error.retry and (self._retry_uncertain or not error.maybe_stored)
         doubt = self._holder.address if error.maybe_stored else ""
-        return Settled(transaction, transaction.answer(error, again=again, doubt=doubt))
+        awaited = transaction.answer(error, again=again, doubt=doubt)
+        return Settled([transaction], []) if awaited else Settled([], [transaction])
 
-    def ended(self, cause: NsqError, handed_over: int) -> list[Settled]:
+    def ended(self, cause: NsqError, handed_over: int) -> Settled:
         """The connection is gone. Only what was handed over, and not behind a fatal error, may be stored."""
         transactions = list(self._queue)
         self._queue.clear()
-        return [Settled(each, self._end(each, cause, handed_over)) for each in transactions]
+        settled = Settled([], [])
+        for each in transactions:
+            awaited = self._end(each, cause, handed_over)
+            (settled.awaited if awaited else settled.forsaken).append(each)
+        return settled
 
     def _end(self, transaction: Transaction, cause: NsqError, handed_over: int) -> bool:
         if transaction.ticket > handed_over or self._halted_by is not None:

@@ -30,10 +30,12 @@ class Request(NamedTuple):
 def publish_request(topic: str, body: object, defer: float | None, config: Config) -> Request:
     """PUB, or DPUB for a message that is to be delivered after ``defer`` seconds."""
     name = check_topic(topic)
-    data = _checked_body(body, config, "the message")
-    delay = _checked_delay(defer)
-    command = commands.dpub(name, delay, data) if delay else commands.pub(name, data)
-    return Request(name, 1, len(data), command)
+    # What usually is right is seen here: this is done for every single message.
+    if type(body) is not bytes or not 0 < len(body) <= config.max_msg_size:
+        body = _checked_body(body, config, "the message")
+    delay = 0 if defer is None else _checked_delay(defer)
+    command = commands.dpub(name, delay, body) if delay else commands.pub(name, body)
+    return Request(name, 1, len(body), command)
 
 
 def multi_publish_request(topic: str, bodies: Iterable[object], config: Config) -> Request:
@@ -95,10 +97,8 @@ def _checked_body(body: object, config: Config, what: str) -> bytes:
     return data
 
 
-def _checked_delay(defer: float | None) -> int:
+def _checked_delay(defer: float) -> int:
     """In milliseconds."""
-    if defer is None:
-        return 0
     if isinstance(defer, bool) or not isinstance(defer, (int, float)) or not math.isfinite(defer):
         raise InvalidMessage(f"defer is {defer!r}, must be a number of seconds")
     if not 0 <= defer <= MAX_DEFER:

@@ -13,11 +13,11 @@ none behind that one. Whatever was sent and not answered *may be stored*.
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
 from enum import Enum
 from typing import Protocol
 
 from nsq.errors import NsqError, PublishFailed, PublishUncertain
+from nsq.producer.confirmation import Confirmation
 from nsq.producer.request import Request
 
 
@@ -66,7 +66,7 @@ class Transaction:
     )
 
     def __init__(
-        self, request: Request, started: float, deadline: float, future: Future[None] | None = None
+        self, request: Request, started: float, deadline: float, future: Confirmation | None = None
     ) -> None:
         self.request = request
         self.started = started
@@ -85,8 +85,9 @@ class Transaction:
         self.doubts: tuple[str, ...] = ()  # who may have stored it
         self._lock = threading.Lock()  # guards all of the above that changes; the innermost of all locks
         # A lock, not a Condition: it is made for every single publish.
-        self._news = threading.Lock()
-        self._news.acquire()
+        if future is None:
+            self._news = threading.Lock()
+            self._news.acquire()
 
     def __repr__(self) -> str:
         return f"<Transaction {self.request.topic} {self.state.value}>"
@@ -109,7 +110,7 @@ class Transaction:
             self.error, self.again = error, again
             if doubt:
                 self.doubts += (doubt,)
-        if self._news.locked():  # nobody takes the news of one with a future, which may be answered again
+        if self.future is None and self._news.locked():
             self._news.release()
         return True
 

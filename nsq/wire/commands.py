@@ -6,6 +6,7 @@ trusts nothing. Pure bytes; imports only errors and names.
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from collections.abc import Iterable
@@ -56,7 +57,12 @@ def touch(message_id: bytes) -> bytes:
 
 
 def pub(topic: str, body: bytes) -> bytes:
-    return b"PUB %s\n%s%s" % (topic.encode(), _SIZE.pack(len(body)), body)
+    return b"".join((_pub_line(topic), _SIZE.pack(len(body)), body))
+
+
+@functools.lru_cache(maxsize=1024)
+def _pub_line(topic: str) -> bytes:
+    return b"PUB %s\n" % topic.encode()
 
 
 def dpub(topic: str, defer_ms: int, body: bytes) -> bytes:

@@ -5,9 +5,10 @@ Used from both ends: the daemon encodes, the client parses. Pure bytes; imports 
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterable
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 from nsq.errors import FrameError, NotNsqd
 
@@ -31,6 +32,17 @@ _MESSAGE_HEAD_SIZE = _MESSAGE_HEAD.size
 _MESSAGE_OVERHEAD = 4 + _MESSAGE_FIELDS.size
 
 M = TypeVar("M")
+
+
+class Oks(bytes):
+    """OK, when it was said several times in a row."""
+
+    times: int
+
+    def __new__(cls, times: int) -> Self:
+        made = super().__new__(cls, OK)
+        made.times = times
+        return made
 
 
 class Response(NamedTuple):
@@ -87,6 +99,11 @@ def encode_messages(messages: Iterable[Encodable]) -> list[bytes]:
 
 #: Responses are few and alike: answering with one shared object spares a producer an allocation a publish.
 _COMMON = {data: Response(data) for data in (OK, HEARTBEAT, CLOSE_WAIT)}
+
+#: Publishes that travel together are answered together: their OKs are taken in one piece.
+_OKS = re.compile(b"(?:%s)+" % re.escape(encode_response(OK)))
+_OK_SIZE = len(encode_response(OK))
+OKAY = _COMMON[OK]
 
 
 class FrameParser(Generic[M]):
@@ -146,8 +163,15 @@ class FrameParser(Generic[M]):
                 timestamp, attempts, message_id = _MESSAGE_FIELDS.unpack_from(data, position + 8)
                 append(make(timestamp, attempts, message_id, data[position + _MESSAGE_HEAD_SIZE : stop]))
             else:
-                append(_reply(kind, data[position + 8 : stop]))
-                self.replies += 1
+                oks = _OKS.match(data, position) if stop < end and size == _OK_SIZE - 4 else None
+                if oks is not None:
+                    stop = oks.end()
+                    count = (stop - position) // _OK_SIZE
+                    frames += [OKAY] * count
+                    self.replies += count
+                else:
+                    append(_reply(kind, data[position + 8 : stop]))
+                    self.replies += 1
             position = stop
         self._needed = _HEAD_SIZE
         return position

@@ -5,6 +5,7 @@ Imports nothing of the package but its errors.
 
 from __future__ import annotations
 
+import functools
 import re
 
 from nsq.errors import InvalidName
@@ -43,6 +44,12 @@ def is_ephemeral(name: str | bytes) -> bool:
 
 def check_topic(name: str | bytes) -> str:
     """The name as text, or InvalidName saying what is wrong with it."""
+    return _check_topic(name) if type(name) is str else _check("topic", name)
+
+
+@functools.lru_cache(maxsize=1024)
+def _check_topic(name: str) -> str:
+    """For every single publish. Only names that are valid are kept."""
     return _check("topic", name)
 
 

@@ -34,9 +34,9 @@ _PATIENCE = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How a running pipeline is doing. ``rate`` is rows per second since the last report, ``lag`` messages
-    that are not through yet (in the log and in nsqd), ``lag_seconds`` the age of the oldest of them; None as
-    long as that is not known.
+    """How a running pipeline is doing. ``rate`` is rows a second since the last report. ``lag`` is about how
+    many messages are not through yet, in the log and in nsqd, ``lag_seconds`` the age of the oldest of them;
+    None as long as that is not known.
     """
 
     rows: int

@@ -5,7 +5,7 @@ import pytest
 from nsq.connection.session import Session
 from nsq.errors import AlreadyResponded, NotNsqd, WireError
 from nsq.message import Message
-from nsq.wire.frames import HEARTBEAT, ErrorReply, Response, encode_error, encode_response
+from nsq.wire.frames import HEARTBEAT, OK, ErrorReply, Oks, Response, encode_error, encode_response
 from nsq.wire.identify import IdentifyReply
 
 from ..scripted import A, id_of, message
@@ -48,6 +48,18 @@ class TestReading:
         assert [received.id for received in messages] == [id_of(1), id_of(2)]
         assert others == [Response(HEARTBEAT)]
         assert subject.parse(one, 6.0)[1] == []
+
+    def test_nothing_but_oks_are_one(self) -> None:
+        subject, ok, heartbeat = session(), encode_response(OK), encode_response(HEARTBEAT)
+
+        _, (oks,) = subject.parse(3 * ok + ok[:4], 5.0)
+        assert oks.data == OK
+        assert isinstance(oks.data, Oks)
+        assert oks.data.times == 3
+
+        _, (single,) = subject.parse(ok[4:], 5.0)
+        assert (single, type(single.data)) == (Response(OK), bytes)
+        assert subject.parse(ok + heartbeat + ok, 5.0)[1] == [Response(OK), Response(HEARTBEAT), Response(OK)]
 
     def test_a_message_that_is_not_held_is_not_let_go_of(self) -> None:
         subject = session()

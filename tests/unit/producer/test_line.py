@@ -12,6 +12,7 @@ from nsq.producer.line import Line
 from nsq.producer.pending import Settled
 from nsq.producer.transaction import State, Transaction
 from nsq.transport import MemoryTransport
+from nsq.wire.frames import OK, encode_response
 
 from .scripted import PATIENCE, A, Nsqd, accept, in_thread
 from .transactions import transaction
@@ -127,8 +128,8 @@ def test_what_is_withdrawn_is_off_the_line_once() -> None:
         assert line.withdraw(tx)
         assert line.withdraw(tx)
 
-        assert watcher.settled == [(tx, False)]
-    assert [each.transaction for each in watcher.settled].count(tx) == 1
+        assert watcher.settled == [([], [tx])]
+    assert sum(each.forsaken.count(tx) for each in watcher.settled) == 1
 
 
 def test_a_closed_line_takes_nothing() -> None:
@@ -151,7 +152,7 @@ def test_the_end_is_told_before_what_was_pending_so_that_it_goes_elsewhere() -> 
         nsqd.hang_up()
         assert line.conn.join(FOREVER)
 
-    assert watcher.settled == [(answered, True), (pending, True)]
+    assert watcher.settled == [([answered], []), ([pending], [])]
     assert watcher.settled_before_the_end == 1
     assert line.failed == 1
 
@@ -167,6 +168,35 @@ def test_it_proves_itself_with_its_first_answer_and_whenever_it_was_overdue() ->
         _drain(line)
     assert watcher.proofs == 2
     assert line.published == 3
+
+
+def test_several_answers_at_once() -> None:
+    with connected(Clock()) as (line, nsqd, watcher):
+        first, given_up, last = (placed(line, body) for body in (b"1", b"2", b"3"))
+        given_up.give_up()
+        for body in (b"1", b"2", b"3"):
+            nsqd.expect(body)
+        nsqd.peer.send(encode_response(OK) * 3)
+        assert last.wait(PATIENCE)
+        _drain(line)
+
+    assert watcher.settled == [([first, last], [given_up])]
+    assert line.published == 3
+
+
+def test_more_answers_than_questions_end_the_connection() -> None:
+    with connected(Clock()) as (line, nsqd, watcher):
+        tx = placed(line)
+        nsqd.expect(b"body")
+        nsqd.peer.send(encode_response(OK) * 2)
+        assert tx.wait(PATIENCE)
+        nsqd.peer.wait_closed()
+        assert line.conn.join(FOREVER)
+
+    assert tx.error is None
+    assert watcher.settled == [([tx], [])]
+    (cause,) = watcher.causes
+    assert "an OK to nothing" in str(cause)
 
 
 def _drain(line: Line) -> None:

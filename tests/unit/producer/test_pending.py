@@ -39,9 +39,9 @@ def test_answers_go_to_the_oldest() -> None:
     queue, (first, second) = pending(2)
     assert queue.oldest() is first
 
-    assert queue.stored(2) == (first, True)
+    assert queue.stored(2) == ([first], [])
     assert (first.state, second.state) == (State.ANSWERED, State.PLACED)
-    assert queue.stored(2) == (second, True)
+    assert queue.stored(2) == ([second], [])
     assert len(queue) == 0
     assert queue.oldest() is None
 
@@ -49,23 +49,32 @@ def test_answers_go_to_the_oldest() -> None:
 def test_an_answer_to_nothing_is_none() -> None:
     queue, _ = pending(0)
 
-    assert queue.stored(0) is None
+    assert queue.stored(0) == ([], [])
     assert queue.refused(BadMessage("E_BAD_MESSAGE"), 0) is None
 
 
 def test_an_answer_to_what_was_not_sent_yet_is_none() -> None:
     queue, (first,) = pending(1)
 
-    assert queue.stored(0) is None
+    assert queue.stored(0) == ([], [])
     assert first.state is State.PLACED
-    assert queue.stored(1) == (first, True)
+    assert queue.stored(1) == ([first], [])
+
+
+def test_several_answers_go_to_as_many_as_were_sent() -> None:
+    queue, (first, given_up, third, unsent) = pending(4)
+    given_up.give_up()
+
+    assert queue.stored(3, times=4) == ([first, third], [given_up])
+    assert unsent.state is State.PLACED
+    assert list(map(queue.remove, [third, unsent])) == [False, True]
 
 
 def test_an_answer_that_nobody_awaits_is_not_taken_for_that_of_the_next() -> None:
     queue, (first, second) = pending(2)
     first.give_up()
 
-    assert queue.stored(2) == (first, False)
+    assert queue.stored(2) == ([], [first])
     assert second.state is State.PLACED
     queue.refused(BadMessage("E_BAD_MESSAGE"), 2)
     assert outcome(second) == (BadMessage, False)
@@ -109,7 +118,7 @@ def test_a_batch_that_failed_midway_is_in_doubt() -> None:
 def test_when_the_connection_ends_only_what_was_handed_over_is_in_doubt() -> None:
     queue, (sent, unsent) = pending(2)
 
-    assert queue.ended(LOST, handed_over=1) == [(sent, True), (unsent, True)]
+    assert queue.ended(LOST, handed_over=1) == ([sent, unsent], [])
 
     assert outcome(sent) == (PublishUncertain, False)
     assert "nsqd-a:4150" in str(sent.error)
@@ -162,7 +171,7 @@ def test_what_is_never_sent_is_taken_out_once() -> None:
 
     assert queue.remove(second)
     assert not queue.remove(second)
-    assert queue.ended(LOST, 2) == [(first, True)]
+    assert queue.ended(LOST, 2) == ([first], [])
 
 
 @given(st.lists(st.sampled_from(["add", "give up", "ok", "refuse", "end"])), st.integers(0, 50))
@@ -184,17 +193,16 @@ def test_every_transaction_gets_exactly_its_own_answer(steps: list[str], handed_
             error = ServerError("E_NEW no") if step == "refuse" else None
             settled = queue.refused(error, 99) if error else queue.stored(99)
             if not model:
-                assert settled is None
+                assert settled == (None if error else ([], []))
                 continue
             expected = model.popleft()
-            assert settled == (expected, not expected.over)
+            assert settled == (([], [expected]) if expected.over else ([expected], []))
             assert expected.over or expected.error is error
         else:
             ended = queue.ended(LOST, handed_over)
-            assert [each.transaction for each in ended] == list(model)
-            for each in ended:
-                unsent = each.transaction.ticket > handed_over
-                assert each.awaited != each.transaction.over
-                assert each.transaction.over or each.transaction.again == unsent
+            assert ended.awaited == [tx for tx in model if not tx.over]
+            assert ended.forsaken == [tx for tx in model if tx.over]
+            for tx in ended.awaited:
+                assert tx.again == (tx.ticket > handed_over)
             model.clear()
         assert len(queue) == len(model)

@@ -63,6 +63,12 @@ def test_another_type_is_named() -> None:
         names.check_topic(7)  # type: ignore[arg-type]
 
 
+def test_a_name_that_was_refused_is_refused_again() -> None:
+    for _ in range(2):
+        with pytest.raises(InvalidName):
+            names.check_topic("no good")
+
+
 def test_ephemeral() -> None:
     assert names.is_ephemeral("a#ephemeral")
     assert names.is_ephemeral(b"a#ephemeral")
