@@ -51,8 +51,8 @@ def _storing() -> Comparison:
         name=f"store {_BACKLOG:,} rows",
         figures=(Figure("", "rows/s"), Figure("all batches", "rows/s")),
         contenders={"nsqd to Parquet": _drain, "log to Parquet": _store, _COPY: lambda _: ask("copy")},
-        # What is received ahead is stored at the log's rate. Out of nsqd at the same time, on the same cores, it
-        # is nsqd's and the receiver's rate: printed.
+        # What is received ahead is stored at the log's rate. Out of nsqd at the same time, on the same cores,
+        # it is nsqd's and the receiver's rate: printed.
         bars=[Bar("log to Parquet", _COPY, 0.5)],
         rounds=3,
     )
