@@ -88,7 +88,9 @@ def _of_source(source: Mapping[str, Any]) -> dict[str, float] | None:
             return None
     if not isinstance(offset, Mapping) or "walRows" not in offset:
         return None
-    return {name: float(value) for name, value in offset.items() if isinstance(value, (bool, int, float))}
+    known = {name: float(value) for name, value in offset.items() if isinstance(value, (int, float))}
+    # It says why; here it is a yes or a no.
+    return known | {"paused": float(bool(offset.get("paused")))}
 
 
 def exposition(by_query: Mapping[str, Figures]) -> str:

@@ -16,7 +16,7 @@ from nsq.spark.listener import Listener, exposition, figures
 def report(**changes: Any) -> dict[str, Any]:
     offset = {
         "wal": "5f1c", "at": {"a": 3}, "received": 1200, "walRows": 40, "walBytes": 8000,
-        "nsqdDepth": 7, "nsqdInFlight": 3, "oldestSeconds": 1.5, "paused": False,
+        "nsqdDepth": 7, "nsqdInFlight": 3, "oldestSeconds": 1.5, "paused": None,
     }  # fmt: skip
     return {
         "id": "0c2e",
@@ -41,6 +41,15 @@ def test_the_figures_of_a_report() -> None:
     }  # fmt: skip
 
 
+def test_what_nobody_could_tell_is_left_out() -> None:
+    given = report()
+    given["sources"][0]["latestOffset"] |= {"nsqdDepth": None, "oldestSeconds": None}
+    found = figures(given)
+    assert found is not None
+    assert {"nsqdDepth", "oldestSeconds"} & set(found.values) == set()
+    assert found.values["nsqdInFlight"] == 3
+
+
 def test_an_offset_may_come_as_text() -> None:
     given = report()
     given["sources"][0]["latestOffset"] = json.dumps(given["sources"][0]["latestOffset"])
@@ -49,7 +58,12 @@ def test_an_offset_may_come_as_text() -> None:
 
 def test_several_sources_add_up_and_the_oldest_counts() -> None:
     given = report()
-    other = {**given["sources"][0]["latestOffset"], "walRows": 2, "oldestSeconds": 90.0, "paused": True}
+    other = {
+        **given["sources"][0]["latestOffset"],
+        "walRows": 2,
+        "oldestSeconds": 90.0,
+        "paused": "the log is full",
+    }
     given["sources"].append({"latestOffset": other})
     found = figures(given)
     assert found is not None
