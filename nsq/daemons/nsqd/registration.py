@@ -168,6 +168,9 @@ class _Peer:
                 await self._session()
             except (OSError, NsqError, EOFError) as fault:
                 self._log.error("LOOKUPD(%s): %s", self._address, str(fault) or type(fault).__name__)
+            except Exception as fault:
+                # A fault of ours; nobody would find this nsqd again if the task ended with it.
+                self._log.error("LOOKUPD(%s): %r, a fault of nsqd's", self._address, fault)
             wait = _FIRST_RETRY if self._connected else min(wait * 2, _LAST_RETRY)
             self._connected = False
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
