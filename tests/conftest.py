@@ -28,6 +28,14 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"{spark_said()}, and NSQ_REQUIRE_SPARK is set")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spark last: its JVM lives to the end of the session, and opens and closes connections to this process
+    as it likes, for which other tests would be blamed.
+    """
+    place = Path(__file__).resolve().parent / "spark"
+    items.sort(key=lambda item: place in item.path.parents)
+
+
 def spark_said() -> str:
     lacks = f"NO SPARK TESTS: {' and '.join(SPARK_LACKS)} not installed (pip install 'nsq[spark]')"
     return lacks if SPARK_LACKS else "spark: its tests are among these"
