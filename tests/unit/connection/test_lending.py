@@ -141,8 +141,10 @@ def test_who_waits_reads_for_itself(pair: Pair, patient: None) -> None:
 
 def test_what_is_not_waited_for_is_read_as_well(pair: Pair) -> None:
     """Nobody borrows: the read loop comes back by itself."""
-    nsqd = connected(pair)
-    for number in range(2, 5):
+    nsqd = pair.connect()
+    pair.conn.send_rdy(10)
+    nsqd.expect(rdy(10))
+    for number in range(1, 4):
         nsqd.peer.send(message(number))
         pair.delegate.wait_for_messages(number)
     nsqd.peer.send(encode_response(HEARTBEAT))
