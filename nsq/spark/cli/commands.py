@@ -31,8 +31,6 @@ def archive(options: argparse.Namespace) -> int:
     from nsq.spark.pipelines.archive import archive as run
 
     with _running(options) as (spark, meter):
-        if spark is None:
-            return 0
         done = run(
             options.topic,
             to=options.to,
@@ -72,8 +70,6 @@ def metrics(options: argparse.Namespace) -> int:
     from nsq.spark.pipelines.metrics import metrics as run
 
     with _running(options) as (spark, meter):
-        if spark is None:
-            return 0
         done = run(
             options.topic,
             window=options.window,
@@ -115,8 +111,6 @@ def replay(options: argparse.Namespace) -> int:
     from nsq.spark.pipelines.replay import replay as run
 
     with _running(options) as (spark, meter):
-        if spark is None:
-            return 0
         done = run(
             options.path,
             options.topic,
@@ -149,8 +143,6 @@ def fanout(options: argparse.Namespace) -> int:
     from nsq.spark.pipelines.fanout import fanout as run
 
     with _running(options) as (spark, meter):
-        if spark is None:
-            return 0
         to = sinks(options.sink, options.nsqd, options.lookupd)
         done = run(options.topic, sinks=to, state=options.state, **_stream(options, spark, meter))
         meter.close()
@@ -258,20 +250,22 @@ def _tell(text: str) -> None:
     print(text, flush=True)
 
 
+def print_submit(options: argparse.Namespace) -> int:
+    """Instead of any command that runs on Spark."""
+    _tell(_submit_line(options, options.master or "spark://HOST:7077"))
+    return 0
+
+
+def _submit_line(options: argparse.Namespace, master: str) -> str:
+    entry = str(Path(__file__).parents[1] / "__main__.py")
+    return submit_line(options.words, entry, master, dict(options.conf))
+
+
 @contextlib.contextmanager
-def _running(options: argparse.Namespace) -> Iterator[tuple[SparkSession | None, Meter]]:
-    """A session and a meter; no session when only the line for a cluster is wanted."""
-    entry, conf = str(Path(__file__).parents[1] / "__main__.py"), dict(options.conf)
+def _running(options: argparse.Namespace) -> Iterator[tuple[SparkSession, Meter]]:
     with _meter(options) as meter:
-        if options.print_submit:
-            _tell(submit_line(options.words, entry, options.master or "spark://HOST:7077", conf))
-            yield None, meter
-            return
         if options.master and not options.master.startswith("local"):
-            print(
-                f"on the cluster itself: {submit_line(options.words, entry, options.master, conf)}",
-                file=sys.stderr,
-            )
+            print(f"on the cluster itself: {_submit_line(options, options.master)}", file=sys.stderr)
         for obstacle in physician.obstacles(os.environ):
             raise ConfigError(f"{obstacle.what}: {obstacle.text}; {obstacle.remedy}")
         meter.say("starting Spark …")

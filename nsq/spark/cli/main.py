@@ -23,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.words = words
     _set_up_logging(options)
     try:
-        status: int = options.run(options)
+        run = commands.print_submit if getattr(options, "print_submit", False) else options.run
+        status: int = run(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept, and the next run goes on from there", file=sys.stderr)
