@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing import Network, Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from tests.integration.clients import channel_stats, consumer, finish_all, publish, topic_stats
 from tests.integration.judged import LATE
@@ -150,6 +150,20 @@ class TestUpheavals:
         create(nsqd, "orders", "archive")
         nsqlookupd.start()
         until_registered(nsqlookupd, keys("orders", ["archive"]), UNTIL_REGISTERED_AGAIN)
+
+    def test_a_connection_that_is_reset_while_idle_is_made_anew(
+        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
+    ) -> None:
+        with Network() as network:
+            link = network.link(nsqlookupd.tcp_address)
+            nsqd = nsqd_factory(lookupd=[link.address], process=True)
+            create(nsqd, "orders")
+            until_registered(nsqlookupd, keys("orders"))
+            link.reset()
+            until_registered(nsqlookupd, set())
+            create(nsqd, "returns")
+            until_registered(nsqlookupd, keys("orders") | keys("returns"), UNTIL_REGISTERED_AGAIN)
+            assert "a fault of nsqd's" not in nsqd.log
 
     def test_the_list_can_be_changed_while_it_runs(
         self, nsqlookupd_factory: Factory[Nsqlookupd], nsqd_factory: Factory[Nsqd]

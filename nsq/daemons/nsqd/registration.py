@@ -215,6 +215,9 @@ class _Exchange:
         self._parser = lookup.ReplyParser()
 
     async def ask(self, command: bytes) -> bytes:
+        if self._writer.is_closing():
+            # It ended while there was nothing to tell. To write would be a RuntimeError of uvloop's.
+            raise ConnectionResetError("nsqlookupd has reset the connection")
         self._writer.write(command)
         async with asyncio.timeout(_ANSWER_WITHIN):
             while True:
