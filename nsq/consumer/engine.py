@@ -81,6 +81,7 @@ class Engine:
             connections=0,
         )
         self._given_up = 0
+        self._keeps_up = False  # the handlers were done with everything when the last messages came
         self._closing = False
         self._timer = Timer(f"{self.name}-rdy", self._tick, self._next_tick)
 
@@ -167,7 +168,7 @@ class Engine:
             name=self.name,
             requeue_delay=self._requeue_delay,
             heeded=self._heeds_finished,
-            lends=lambda: self._lends(conn),
+            lends=self._lends,
         )
         with self._changed:
             if self._closing or address in self._conns:
@@ -217,6 +218,7 @@ class Engine:
         self.pacing.received(conn, conn.last_message_at)
         if self._hooks.active:
             self._hooks.tell(self._hooks.hooks.received, messages)
+        self._keeps_up = not self.pool.inbox
         self.pool.inbox.put(messages)
 
     def on_response(self, conn: Conn, data: bytes) -> None:
@@ -283,11 +285,11 @@ class Engine:
         if len(conns) == 1:
             conns[0].read_along(lambda: len(self.pool.inbox) > 0, time.monotonic() + LEASE)
 
-    def _lends(self, conn: Conn) -> bool:
-        """Whether the only handler works on the only message that may be here. It can read the next one
-        itself: nobody else would want it, and it can come by no other way.
+    def _lends(self) -> bool:
+        """Whether the only handler is at work and keeps up with what comes: it can read what comes next
+        itself, as soon as it wants it. That spares the hand-over, and two threads in each other's way.
         """
-        return conn.rdy == 1 == conn.in_flight and len(self._conns) == 1 and self.pool.alone
+        return self._keeps_up and len(self._conns) == 1 and self.pool.alone and self.pool.busy
 
     def give_up(self, message: Message) -> None:
         log.warning("giving up on %r from %s", message, message.nsqd_address)

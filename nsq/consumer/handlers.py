@@ -93,6 +93,10 @@ class HandlerPool:
         """Whether there is but one thread for whatever comes, and it takes one message at a time."""
         return len(self._threads) == 1 and not self._batching
 
+    @property
+    def busy(self) -> bool:
+        return len(self.inbox) > 0 or any(list(self._running.values()))
+
     def add(self, handler: Handler, threads: int, no_backoff: tuple[type[BaseException], ...] = ()) -> None:
         _check_handler(handler)
         _check_exceptions(no_backoff)

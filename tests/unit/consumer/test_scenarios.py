@@ -635,3 +635,52 @@ class TestStop:
         nsqd.peer.end()
         assert stopping.report == StopReport(clean=True)
         assert len(stage.transport.dials) == 1
+
+
+class TestWhoReads:
+    """``Engine._lends``: whether what comes next is left to a handler to read."""
+
+    def test_the_only_handler_for_as_long_as_it_keeps_up(self, stage: Stage) -> None:
+        gate = Gate()
+        consumer = stage.consumer(gate)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        lends = consumer._engine._lends
+        assert not lends()
+        seen = []
+        for number in (1, 2, 3):
+            nsqd.deliver(number)
+            assert number > 1 or gate.entered.acquire(timeout=PATIENCE)
+            nsqd.heartbeat()
+            nsqd.expect(NOP)  # the message has been read then
+            seen.append(lends())
+        assert seen == [True, True, False]
+        gate.open.set()
+        nsqd.expect(fin(1), fin(2), fin(3))
+        leave(consumer, nsqd)
+
+    def test_never_one_of_several(self, stage: Stage) -> None:
+        gate = Gate()
+        consumer = stage.consumer(gate, threads=2)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1)
+        assert gate.entered.acquire(timeout=PATIENCE)
+        assert not consumer._engine._lends()
+        gate.open.set()
+        nsqd.expect(fin(1))
+        leave(consumer, nsqd)
+
+    def test_never_with_other_connections_to_read(self, stage: Stage) -> None:
+        gate = Gate()
+        consumer = stage.consumer(gate, nsqd=[A, B], max_in_flight=6)
+        first, second = accept_all(stage.transport, 2).values()
+        assert consumer.wait_until_connected(PATIENCE, connections=2)
+        for nsqd in (first, second):
+            nsqd.expect(rdy(3))
+        first.deliver(1)
+        assert gate.entered.acquire(timeout=PATIENCE)
+        assert not consumer._engine._lends()
+        gate.open.set()
+        first.expect(fin(1))
+        leave(consumer, first, second)
