@@ -23,7 +23,6 @@ from nsq.connection.outbox import Outbox
 from nsq.connection.session import Session
 from nsq.errors import (
     AlreadyResponded,
-    Closed,
     ConnectionLost,
     InvalidMessage,
     NsqError,
@@ -34,7 +33,7 @@ from nsq.message import Message
 from nsq.transport.base import Transport
 from nsq.transport.layered import LayeredStream
 from nsq.wire import commands
-from nsq.wire.frames import CLOSE_WAIT, HEARTBEAT, ErrorReply, Response
+from nsq.wire.frames import CLOSE_WAIT, HEARTBEAT, OK, OKAY, ErrorReply, Response
 from nsq.wire.identify import IdentifyReply
 from nsq.wire.layers import TlsContext
 
@@ -75,6 +74,7 @@ class Conn:
         self.last_message_at = 0.0
         self.cause: NsqError | None = None
         self._config = config
+        self._write_timeout = config.write_timeout
         self._delegate = delegate
         self._transport = transport
         self._context = context
@@ -162,7 +162,7 @@ class Conn:
         with self._lock:
             self._session.closing = True
             self._session.rdy = 0
-        self._send(commands.CLS)
+        self.send(commands.CLS)
 
     def finish_sending(self) -> None:
         """Send what waits, then close."""
@@ -202,27 +202,16 @@ class Conn:
     def send(
         self,
         data: bytes,
-        *,
         through: bool = False,
         timeout: float = math.inf,
         register: Callable[[int], bool] | None = None,
-    ) -> None:
-        """Have it sent; raises Closed when nothing can be sent any more.
+    ) -> bool:
+        """Have it sent; False when nothing can be sent any more.
 
         ``through``: at once, if possible; ``timeout`` shortens write_timeout for that. ``register`` is called
         with the ticket of the data just before it gets its place on the wire, in the order of the wire, under
         a lock: it must be quick. When it returns False nothing is sent.
         """
-        if not self._send(data, through, timeout, register):
-            raise Closed(f"the connection to {self.address} is closed")
-
-    def _send(
-        self,
-        data: bytes,
-        through: bool = False,
-        timeout: float = math.inf,
-        register: Callable[[int], bool] | None = None,
-    ) -> bool:
         with self._lock:
             outbox = self._outbox
             if not outbox.open:
@@ -262,7 +251,7 @@ class Conn:
     def _write(self, data: bytes, timeout: float = math.inf) -> None:
         """With the baton in hand."""
         try:
-            self._stream.write(data, min(timeout, self._config.write_timeout))
+            self._stream.write(data, min(timeout, self._write_timeout))
         except NsqError as fault:
             self._fail(fault)
         except BaseException as fault:
@@ -376,16 +365,18 @@ class Conn:
 
     def _speak_for_the_layers(self) -> None:
         """TLS has something to say while it reads: it goes out in turn with everything else."""
-        self._send(b"")
+        self.send(b"")
 
     def _understand(self, frame: Response | ErrorReply) -> None:
-        if isinstance(frame, ErrorReply):
+        if frame is OKAY:  # the usual one first
+            self._delegate.on_response(self, OK)
+        elif isinstance(frame, ErrorReply):
             error = server_error(frame.data)
             if error.fatal:
                 self.cause = self.cause or error
             self._delegate.on_error(self, error)
         elif frame.data == HEARTBEAT:
-            self._send(commands.NOP)
+            self.send(commands.NOP)
             self._delegate.on_heartbeat(self)
         elif frame.data == CLOSE_WAIT:
             with self._lock:
@@ -489,7 +480,7 @@ class Conn:
 
     def _answer(self, data: bytes, last: bool) -> None:
         """One message at a time is answered straight away; with many in flight, answers travel together."""
-        self._send(data, through=last, register=self._session.answered)
+        self.send(data, through=last, register=self._session.answered)
         # Not before: the last answer of one thread must not end a connection another's is on its way to.
         if self._session.close_wait:
             self._close_if_drained()
@@ -497,7 +488,7 @@ class Conn:
     def touch(self, message: Message) -> None:
         with self._lock:
             self._session.touch(message, time.monotonic())
-        self._send(commands.touch(message.id))
+        self.send(commands.touch(message.id))
 
     def drop(self, message: Message) -> bool:
         """Let go of it without an answer, as nsqd has done too; whether it was in flight."""

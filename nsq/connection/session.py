@@ -11,7 +11,7 @@ from typing import cast
 
 from nsq.errors import AlreadyResponded, WireError
 from nsq.message import Message, MessageDelegate
-from nsq.wire.frames import OKAY, ErrorReply, FrameParser, Oks, Response
+from nsq.wire.frames import OK_FRAME, OKAY, ErrorReply, FrameParser, Oks, Response
 from nsq.wire.identify import IdentifyReply
 
 #: For an nsqd that negotiates nothing and so does not say.
@@ -50,6 +50,8 @@ class Session:
         one response, whose data is ``Oks``.
         """
         parser = self._parser
+        if data == OK_FRAME and not parser.buffered:  # all that comes to one who publishes and waits
+            return [], [OKAY]
         parser.message = self._message_at(now)
         replies = parser.replies
         frames = parser.feed(data)

@@ -17,9 +17,12 @@ class Admission:
     belongs to an era, and each flush begins a new one.
     """
 
-    def __init__(self, limit: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, limit: int, clock: Callable[[], float], patient: Callable[[], bool] = lambda: True
+    ) -> None:
         self._limit = limit
         self._clock = clock
+        self._patient = patient
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._settlement = threading.Condition(self._lock)
@@ -34,12 +37,12 @@ class Admission:
     def inside(self) -> int:
         return self._inside
 
-    def enter(self, deadline: float, *, patient: bool = True) -> int:
+    def enter(self, deadline: float) -> int:
         """The era it belongs to. QueueFull when there is no room by the deadline, or at once if not
         patient.
         """
         with self._lock:
-            if self._inside >= self._limit and not self._closed and patient:
+            if self._inside >= self._limit and not self._closed and self._patient():
                 self._await_room(deadline)
             if self._closed:
                 raise Closed("the producer is closed")
@@ -65,11 +68,15 @@ class Admission:
             if self._waiting:
                 self._room.notify(count)
 
-    def settle(self, era: int) -> None:
+    def settle(self, era: int, *, leaving: bool = False) -> None:
         with self._lock:
             self._unsettled[era] -= 1
             if self._flushing and not self._unsettled[era]:
                 self._settlement.notify_all()
+            if leaving:
+                self._inside -= 1
+                if self._waiting:
+                    self._room.notify()
 
     def flush(self, deadline: float) -> int:
         """Wait for all that have entered; how many of them are unsettled still."""

@@ -54,8 +54,11 @@ class Engine:
         self._clock = clock
         self._on_acknowledged = on_acknowledged
         self._closed_at_exit = False
-        self._admission = Admission(config.max_pending, clock)
         self._answers = Answers(self._complete_all, self._expire, clock)
+        # Who completes publishes must not wait for one to be completed.
+        self._admission = Admission(
+            config.max_pending, clock, patient=lambda: not self._answers.is_current_thread
+        )
         self._courier = Courier(self._carry)
         self.pool = Pool(addresses, config, transport, context, self._deliver, clock=clock)
         self._discovery = Discovery(lookupds, config, self.pool, fixed=addresses)
@@ -66,16 +69,14 @@ class Engine:
         started = self._clock()
         transaction = Transaction(request, started, started + seconds)
         self._discovery.start()
-        transaction.era = self._admission.enter(
-            transaction.deadline, patient=not self._answers.is_current_thread
-        )
+        transaction.era = self._admission.enter(transaction.deadline)
         try:
             self._publish(transaction)
-        finally:
+        except BaseException:
             transaction.give_up()  # it may be under way still: a signal can end the wait with an exception
-            self._admission.settle(transaction.era)
-            if not transaction.left_behind:
-                self._admission.leave()
+            raise
+        finally:
+            self._admission.settle(transaction.era, leaving=not transaction.left_behind)
 
     def _publish(self, transaction: Transaction) -> None:
         while True:
@@ -92,7 +93,8 @@ class Engine:
                 raise self._too_late(transaction)
             error = transaction.error
             if error is None:
-                self._acknowledge(transaction)
+                if self._on_acknowledged is not None:
+                    self._acknowledge(transaction)
                 return
             if not transaction.again:
                 raise error
@@ -104,9 +106,7 @@ class Engine:
         future = Confirmation()
         transaction = Transaction(request, started, started + seconds, future)
         self._discovery.start()
-        transaction.era = self._admission.enter(
-            transaction.deadline, patient=not self._answers.is_current_thread
-        )
+        transaction.era = self._admission.enter(transaction.deadline)
         if not self._closed_at_exit:
             self._closed_at_exit = True
             exits.close_at_exit(self)
@@ -120,7 +120,7 @@ class Engine:
     def _send(self, transaction: Transaction, *, through: bool) -> Line:
         """Over whichever connection is open, or will be."""
         while True:
-            line = self.pool.line_for(transaction)
+            line = self.pool.ready() or self.pool.line_for(transaction)
             if line.send(transaction, through=through):
                 return line
             self.pool.discard(line)

@@ -6,13 +6,14 @@ The callbacks run on the connection's read loop: they only hand over, to callers
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from nsq.connection import Conn
-from nsq.errors import Closed, ConnectionLost, NsqError, ServerError, Unanswered, WireError
+from nsq.errors import ConnectionLost, NsqError, ServerError, Unanswered, WireError
 from nsq.message import Message
 from nsq.producer.pending import Pending, Settled
-from nsq.producer.transaction import State, Transaction
+from nsq.producer.transaction import Transaction
 from nsq.wire.frames import OK, Oks
 
 if TYPE_CHECKING:
@@ -82,21 +83,14 @@ class Line:
         data = transaction.request.data
         left = transaction.deadline - now
         limit = _PATIENT_THROUGH_LIMIT if left >= self._write_timeout else _THROUGH_LIMIT
-        self._alone = through and not self._pending
-        try:
-            self.conn.send(
-                data,
-                through=self._alone and len(data) <= limit,
-                timeout=max(0.0, left),
-                register=lambda ticket: self._pending.add(transaction, ticket, now),
-            )
-        except Closed:
-            return False
-        return True
+        pending = self._pending
+        self._alone = through and not pending
+        register = partial(pending.add, transaction, now)
+        return self.conn.send(data, self._alone and len(data) <= limit, max(0.0, left), register)
 
     def read_along(self, transaction: Transaction) -> None:
         """For its caller: read its answer here, where the read loop has left that to whoever waits."""
-        self.conn.read_along(lambda: transaction.state is not State.PLACED, transaction.deadline)
+        self.conn.read_along(transaction.off_line, transaction.deadline)
 
     def lends(self) -> bool:
         """Whether one caller publishes, and waits, and publishes again: it may as well read the answers."""
@@ -118,15 +112,14 @@ class Line:
             return
         times = data.times if isinstance(data, Oks) else 1
         settled = self._pending.stored(conn.handed_over, times)
-        unexplained = times - len(settled.awaited) - len(settled.forsaken)
-        for transactions in settled:
-            for transaction in transactions:
-                self.published += transaction.request.messages
-        if unexplained < times:
+        answered = settled.awaited + settled.forsaken
+        for transaction in answered:
+            self.published += transaction.request.messages
+        if answered:
             if self.overdue or not self.was_proven:
                 self._watcher.proven(self)
             self._watcher.deliver(settled)
-        if unexplained:
+        if len(answered) < times:
             self._break_over("an OK to nothing")
 
     def on_error(self, conn: Conn, error: ServerError) -> None:

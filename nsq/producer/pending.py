@@ -33,7 +33,7 @@ class Pending:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, transaction: Transaction, ticket: int, now: float) -> bool:
+    def add(self, transaction: Transaction, now: float, ticket: int) -> bool:
         """False when it must not be sent."""
         if not transaction.place(self._holder, ticket, now):
             return False

@@ -127,6 +127,10 @@ class Transaction:
             self.left_behind |= state is _PLACED
             return state
 
+    def off_line(self) -> bool:
+        """Whether there is nothing to expect from a connection."""
+        return self.state is not _PLACED
+
     @property
     def ended(self) -> bool:
         """Whether nothing more becomes of it."""

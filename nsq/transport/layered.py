@@ -72,8 +72,9 @@ class LayeredStream(WrappedStream):
     def write(self, data: bytes, timeout: float) -> None:
         """Wraps and sends ``data``, behind what the layers had pending themselves."""
         if self.stack.layers:
-            data = self.stack.wrap(data)
-        self._send(data, timeout)
+            self._send(self.stack.wrap(data), timeout)
+        else:
+            self.stream.write(data, timeout)
 
     @property
     def has_pending(self) -> bool:

@@ -101,8 +101,9 @@ def encode_messages(messages: Iterable[Encodable]) -> list[bytes]:
 _COMMON = {data: Response(data) for data in (OK, HEARTBEAT, CLOSE_WAIT)}
 
 #: Publishes that travel together are answered together: their OKs are taken in one piece.
-_OKS = re.compile(b"(?:%s)+" % re.escape(encode_response(OK)))
-_OK_SIZE = len(encode_response(OK))
+OK_FRAME = encode_response(OK)
+_OKS = re.compile(b"(?:%s)+" % re.escape(OK_FRAME))
+_OK_SIZE = len(OK_FRAME)
 OKAY = _COMMON[OK]
 
 

@@ -12,8 +12,8 @@ from nsq.producer.admission import Admission
 LATER = 1000.0  # by a clock that stands still: the deadline is never reached
 
 
-def admission(limit: int = 2) -> Admission:
-    return Admission(limit, lambda: 0.0)
+def admission(limit: int = 2, patient: Callable[[], bool] = lambda: True) -> Admission:
+    return Admission(limit, lambda: 0.0, patient)
 
 
 def in_thread(call: Callable[[], int]) -> Future[int]:
@@ -62,11 +62,11 @@ def test_who_waits_enters_when_there_is_room() -> None:
 
 
 def test_who_cannot_wait_is_refused_at_once() -> None:
-    room = admission(1)
+    room = admission(1, patient=lambda: False)
     room.enter(LATER)
 
     with pytest.raises(QueueFull):
-        room.enter(LATER, patient=False)
+        room.enter(LATER)
 
 
 def test_nobody_enters_what_is_closed_and_who_waits_is_told() -> None:
