@@ -29,6 +29,12 @@ def parse_level(text: str) -> int:
     return number
 
 
+def checked_level(text: str) -> str:
+    """The text itself, as flags keep it, or ConfigError."""
+    parse_level(text)
+    return text
+
+
 class DaemonLog:
     """Where one daemon writes. Messages use %-formatting, done only when the level lets them through.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import posixpath
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -188,13 +189,21 @@ class Router:
         if request.method == "OPTIONS" and allowed:
             return Reply(headers=(("Allow", allowed),))
         if path != "/" and request.method != "CONNECT":
-            other = path[:-1] if path.endswith("/") else path + "/"
-            if self.find(request.method, other)[0] is not None:
+            other = self._meant(request.method, path)
+            if other is not None:
                 return _moved(request, other)
         if allowed:
             refusal = go_json({"message": "METHOD_NOT_ALLOWED"})
             return Reply(refusal, JSON, 405, (("Allow", allowed),))
         return Reply.error(404, "NOT_FOUND")
+
+    def _meant(self, method: str, path: str) -> str | None:
+        """The path with one slash less or more, or without doubled slashes, dots and capitals."""
+        clean = posixpath.normpath("/" + path.lstrip("/"))
+        for other in (path[:-1] if path.endswith("/") else path + "/", clean, clean.lower()):
+            if self.find(method, other)[0] is not None:
+                return other
+        return None
 
     def _allowed(self, path: str) -> str:
         found = set(self._static.get(path, ()))

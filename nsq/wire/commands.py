@@ -12,7 +12,7 @@ import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nsq.wire.names import valid_topic
+from nsq.wire.names import quoted, valid_topic
 
 MAGIC_V2 = b"  V2"
 NOP = b"NOP\n"
@@ -268,7 +268,8 @@ class CommandParser:
         if len(params) < 2:
             raise _Rejected(b"E_INVALID", b"DPUB insufficient number of parameters")
         _require_topic(b"DPUB", params[0])
-        delay, limit = params[1], self._limits.max_req_timeout_ms
+        # No digit at all is 0, as nsqd reads its numbers.
+        delay, limit = params[1] or b"0", self._limits.max_req_timeout_ms
         if not delay.isdigit():
             raise _Rejected(b"E_INVALID", b"DPUB could not parse timeout " + delay)
         if len(delay) > 18 or int(delay) > limit:
@@ -381,7 +382,7 @@ _BODIES = {
 
 def _require_topic(verb: bytes, topic: bytes) -> None:
     if not valid_topic(topic):
-        raise _Rejected(b"E_BAD_TOPIC", b'%s topic name "%s" is not valid' % (verb, topic))
+        raise _Rejected(b"E_BAD_TOPIC", b"%s topic name %s is not valid" % (verb, quoted(topic).encode()))
 
 
 def unpack_bodies(data: bytes, limits: Limits) -> list[bytes]:

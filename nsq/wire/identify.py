@@ -41,12 +41,17 @@ class _Body:
 
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
-        values = json.loads(body)
+        # Text that is no UTF-8 is somebody's odd host name, and no reason to turn a client away.
+        values = json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise BadJson(f"not JSON: {error}") from None
     if not isinstance(values, dict):
         raise BadJson(f"a JSON {type(values).__name__}, not an object")
     return values
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} has no place in JSON")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,8 @@ EPHEMERAL = "#ephemeral"
 _PATTERN = r"[.a-zA-Z0-9_-]{1,64}|[.a-zA-Z0-9_-]{1,54}#ephemeral"
 _text_match = re.compile(_PATTERN).fullmatch
 _bytes_match = re.compile(_PATTERN.encode()).fullmatch
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\a": "\\a", "\b": "\\b", "\f": "\\f"}
+_ESCAPES |= {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}
 
 
 def _valid(name: str | bytes) -> bool:
@@ -40,6 +42,24 @@ def is_ephemeral(name: str | bytes) -> bool:
     if isinstance(name, str):
         return name.endswith(EPHEMERAL)
     return name.endswith(b"#ephemeral")
+
+
+def quoted(name: bytes) -> str:
+    """In quotation marks, as nsqd shows a name it refuses: one line of text, whatever the bytes are."""
+    return '"' + "".join(map(_escaped, name.decode("utf-8", "surrogateescape"))) + '"'
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    if char in _ESCAPES:
+        return _ESCAPES[char]
+    if char.isprintable():
+        return char
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    if code < 0x80:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def check_topic(name: str | bytes) -> str:

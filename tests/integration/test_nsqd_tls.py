@@ -252,6 +252,16 @@ class TestClientCertificates:
     ) -> None:
         self._refuses(strict["require"], authority.client_context(known_by=stranger))
 
+    def test_without_a_policy_nobody_is_measured_by_one(
+        self, nsqd_factory: Factory[Nsqd], authority: Authority, stranger: Authority
+    ) -> None:
+        nsqd = nsqd_factory(**authority.server_options, tls_root_ca_file=authority.certificate)
+        for context in (authority.client_context(), authority.client_context(known_by=stranger)):
+            assert https(nsqd, context, "GET", "/ping") == (200, b"OK")
+            with encrypted(nsqd, context) as client:
+                client.send(commands.pub("t", b"x"))
+                client.expect_ok()
+
     @POLICY
     def test_a_policy_implies_that_tls_is_required(self, strict: dict[str, Nsqd], policy: str) -> None:
         assert strict[policy].get("/ping").status == 403

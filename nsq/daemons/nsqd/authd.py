@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 import time
 from collections.abc import Callable
 from urllib.parse import urlencode
@@ -12,6 +13,7 @@ from nsq.api.asynchronous import send
 from nsq.api.http import HttpRequest, parse_url
 from nsq.daemons.nsqd.options import Options
 from nsq.daemons.nsqd.session.authorization import AuthError, Credentials, Grant, parse_grant
+from nsq.daemons.nsqd.tls import client_context
 from nsq.errors import ApiError
 
 _MAX_ANSWER = 1024 * 1024
@@ -25,8 +27,9 @@ class AuthServers:
     def __init__(self, options: Options) -> None:
         self._options = options
         self._requests: set[asyncio.Task[None]] = set()
-        for address in options.auth_http_addresses:
-            parse_url(_endpoint(address))
+        self._tls: ssl.SSLContext | None = None
+        if "https" in {parse_url(_endpoint(address)).scheme for address in options.auth_http_addresses}:
+            self._tls = client_context(options)
 
     def ask(self, credentials: Credentials, answer: Callable[[Grant | AuthError], None]) -> None:
         task = asyncio.get_running_loop().create_task(self._ask_any_or_fail(credentials, answer))
@@ -67,6 +70,7 @@ class AuthServers:
             self._request(address, credentials),
             connect_timeout=self._options.http_client_connect_timeout,
             request_timeout=self._options.http_client_request_timeout,
+            tls=self._tls,
             max_body=_MAX_ANSWER,
         )
         if reply.status != 200:

@@ -36,7 +36,7 @@ class Nsqd:
     def __init__(self, options: Options, *, log: DaemonLog | None = None) -> None:
         self._options = options
         self._log = log or DaemonLog(options.log_prefix, options.log_level)
-        self._tls = server_context(options)
+        self._tls = server_context(options, self._log)
         self._connections: set[Connection] = set()
         self._all_gone: asyncio.Event | None = None
         self._listener: Listener | None = None

@@ -11,11 +11,12 @@ import socket
 import zlib
 from dataclasses import dataclass
 
-from nsq.daemons.logs import parse_level
+from nsq.daemons.logs import checked_level
 from nsq.errors import ConfigError
 from nsq.flags import check_range, duration, flag, repeated
 
 TLS_VERSIONS = ("tls1.0", "tls1.1", "tls1.2", "tls1.3")
+_DEFAULT_TLS_VERSION = TLS_VERSIONS[0]
 TLS_POLICIES = ("", "require", "require-verify")
 
 TLS_NOT_REQUIRED = "false"
@@ -50,9 +51,16 @@ def default_node_id() -> int:
     return zlib.crc32(digest) % 1024
 
 
+def parse_tls_version(text: str) -> str:
+    version = text.lower() or _DEFAULT_TLS_VERSION
+    if version not in TLS_VERSIONS:
+        raise ValueError(f"want {', '.join(TLS_VERSIONS)}")
+    return version
+
+
 def parse_tls_required(text: str) -> str:
-    if text == TLS_REQUIRED_EXCEPT_HTTP:
-        return text
+    if text.lower() == TLS_REQUIRED_EXCEPT_HTTP:
+        return TLS_REQUIRED_EXCEPT_HTTP
     if text in ("1", "t", "T", "TRUE", "true", "True"):
         return TLS_REQUIRED
     if text in ("", "0", "f", "F", "FALSE", "false", "False"):
@@ -83,7 +91,7 @@ class Options:
     )
     data_path: str = flag("", "directory of this nsqd's own files (default: the current directory)")
 
-    log_level: str = flag("info", "debug, info, warning, error or fatal")
+    log_level: str = flag("info", "debug, info, warning, error or fatal", parse=checked_level)
     log_prefix: str = flag("[nsqd] ", "start of every log line")
     verbose: bool = flag(False, "log debug lines", deprecated="use --log-level=debug")
     worker_id: int = flag(0, "has no effect", deprecated="use --node-id")
@@ -137,14 +145,20 @@ class Options:
     tls_client_auth_policy: str = flag(
         "", "client certificates: require or require-verify; implies --tls-required"
     )
-    tls_root_ca_file: str = flag("", "path of the authorities that sign client certificates")
+    tls_root_ca_file: str = flag(
+        "", "path of the authorities that sign certificates of clients, and of auth servers asked over https"
+    )
     tls_required: str = flag(
         TLS_NOT_REQUIRED,
         "require TLS of clients: true, false, or tcp-https (plain HTTP stays open)",
         parse=parse_tls_required,
         bare="true",
     )
-    tls_min_version: str = flag("tls1.0", "oldest TLS accepted: tls1.0, tls1.1, tls1.2 or tls1.3")
+    tls_min_version: str = flag(
+        _DEFAULT_TLS_VERSION,
+        "oldest TLS accepted: tls1.0, tls1.1, tls1.2 or tls1.3",
+        parse=parse_tls_version,
+    )
     deflate: bool = flag(True, "let clients negotiate deflate")
     max_deflate_level: int = flag(6, "highest deflate level a client may ask for")
     snappy: bool = flag(True, "let clients negotiate snappy")
@@ -171,6 +185,8 @@ class Options:
 
     def _check_ranges(self) -> None:
         check_range("node-id", self.node_id, 0, 1023)
+        check_range("broadcast-tcp-port", self.broadcast_tcp_port, 0, 65535)
+        check_range("broadcast-http-port", self.broadcast_http_port, 0, 65535)
         check_range("max-deflate-level", self.max_deflate_level, 1, 9)
         check_range("mem-queue-size", self.mem_queue_size, 0, 2**62)
         check_range("max-bytes-per-file", self.max_bytes_per_file, 1, 2**62)
@@ -186,7 +202,7 @@ class Options:
             check_range(name.replace("_", "-"), getattr(self, name), 0, _TEN_YEARS)
 
     def _check_choices(self) -> None:
-        parse_level(self.log_level)
+        checked_level(self.log_level)
         _check_choice("tls-client-auth-policy", self.tls_client_auth_policy, TLS_POLICIES)
         _check_choice("tls-min-version", self.tls_min_version, TLS_VERSIONS)
         _check_choice("auth-http-request-method", self.auth_http_request_method, ("get", "post"))

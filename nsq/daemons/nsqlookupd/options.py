@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from nsq.daemons.listen import parse_address
-from nsq.daemons.logs import parse_level
+from nsq.daemons.logs import checked_level
 from nsq.flags import check_range, duration, flag
 
 
@@ -23,13 +23,13 @@ class Options:
         300.0, "how long an nsqd stays in the lists after it was last heard from"
     )
     tombstone_lifetime: float = duration(45.0, "how long a tombstoned nsqd is hidden if it stays registered")
-    log_level: str = flag("info", "log verbosity: debug, info, warning, error or fatal")
+    log_level: str = flag("info", "log verbosity: debug, info, warning, error or fatal", parse=checked_level)
     log_prefix: str = flag("[nsqlookupd] ", "what every log line begins with")
     verbose: bool = flag(False, "", deprecated="use --log-level=debug")
 
     def __post_init__(self) -> None:
         parse_address(self.tcp_address)
         parse_address(self.http_address)
-        parse_level(self.log_level)
+        checked_level(self.log_level)
         check_range("--inactive-producer-timeout", self.inactive_producer_timeout, 0, float("inf"))
         check_range("--tombstone-lifetime", self.tombstone_lifetime, 0, float("inf"))

@@ -175,11 +175,12 @@ def test_a_carriage_return_at_the_end_of_a_body_is_no_part_of_the_next_line() ->
         (b"DPUB t\n", b"E_INVALID DPUB insufficient number of parameters"),
         (b"DPUB b@d 1\n", b'E_BAD_TOPIC DPUB topic name "b@d" is not valid'),
         (b"DPUB t -1\n", b"E_INVALID DPUB could not parse timeout -1"),
-        (b"DPUB t \n", b"E_INVALID DPUB could not parse timeout "),
+        (b"DPUB t 1 \n" + size(0), b"E_BAD_MESSAGE DPUB invalid message body size 0"),
         (b"DPUB t 5001\n", b"E_INVALID DPUB timeout 5001 out of range 0-5000"),
         (b"DPUB t 9999999999999999999\n", b"E_INVALID DPUB timeout 9999999999999999999 out of range 0-5000"),
         (b"DPUB t 1\n" + size(101), b"E_BAD_MESSAGE DPUB message too big 101 > 100"),
         (b"MPUB\n", b"E_INVALID MPUB insufficient number of parameters"),
+        (b'PUB a"\t\xff\n', b'E_BAD_TOPIC PUB topic name "a\\"\\t\\xff" is not valid'),
         (b"MPUB b@d\n", b'E_BAD_TOPIC E_BAD_TOPIC MPUB topic name "b@d" is not valid'),
         (b"MPUB t\n" + size(0), b"E_BAD_BODY MPUB invalid body size 0"),
         (b"MPUB t\n" + size(301), b"E_BAD_BODY MPUB body too big 301 > 300"),
@@ -210,6 +211,12 @@ def test_what_is_malformed_is_named_at_once_and_ends_the_stream(wire: bytes, err
     assert parser.error is not None
     assert bytes(parser.error) == error
     assert parser.feed(b"NOP\n") == []
+
+
+def test_a_delay_without_a_digit_is_none() -> None:
+    parser = CommandParser(SMALL)
+    assert parser.feed(b"DPUB t \n" + size(1) + b"x") == [(b"DPUB", [b"t", b""], b"x")]
+    assert parser.error is None
 
 
 def test_a_count_that_other_bodies_could_hold_waits_for_its_messages() -> None:

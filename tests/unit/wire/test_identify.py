@@ -56,8 +56,16 @@ def test_a_field_of_the_wrong_type_spoils_the_body(field: str, value: Any) -> No
         IdentifyRequest.decode(json.dumps({field: value}).encode())
 
 
+def test_a_name_that_is_no_utf8_spoils_nothing() -> None:
+    assert IdentifyRequest.decode(b'{"hostname": "caf\xe9"}') == IdentifyRequest(hostname="caf\ufffd")
+
+
 @pytest.mark.parametrize(
-    "body", [b"", b"nope", b"[]", b"1", b'"x"', b"\xff\xfe\xff", b"{", b"[" * 100_000, b"9" * 10_000]
+    "body",
+    [
+        *(b"", b"nope", b"[]", b"1", b'"x"', b"\xff\xfe\xff", b"{", b"[" * 100_000, b"9" * 10_000),
+        *(b'{"x": NaN}', b'{"x": -Infinity}', "{}".encode("utf-16"), b"\xef\xbb\xbf{}"),
+    ],
 )
 def test_what_is_no_json_object(body: bytes) -> None:
     with pytest.raises(BadJson):

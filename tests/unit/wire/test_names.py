@@ -69,6 +69,30 @@ def test_a_name_that_was_refused_is_refused_again() -> None:
             names.check_topic("no good")
 
 
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        (b"b@d", '"b@d"'),
+        (b"", '""'),
+        ("tö".encode(), '"tö"'),
+        (b'a"b\\c', r'"a\"b\\c"'),
+        (b"\a\b\f\r\t\v", r'"\a\b\f\r\t\v"'),
+        (b"\x00\x1b\x7f", r'"\x00\x1b\x7f"'),
+        (b"caf\xe9", r'"caf\xe9"'),
+        ("\u2028\U000e0001".encode(), r'"\u2028\U000e0001"'),
+    ],
+)
+def test_a_name_is_shown_as_one_line_of_text(name: bytes, shown: str) -> None:
+    assert names.quoted(name) == shown
+
+
+@given(st.binary(max_size=70))
+def test_whatever_it_is(name: bytes) -> None:
+    shown = names.quoted(name)
+    assert shown.isprintable()
+    shown.encode("utf-8")  # no lone surrogates
+
+
 def test_ephemeral() -> None:
     assert names.is_ephemeral("a#ephemeral")
     assert names.is_ephemeral(b"a#ephemeral")

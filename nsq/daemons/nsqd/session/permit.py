@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 from nsq.daemons.nsqd.core.clock import Clock
 from nsq.daemons.nsqd.session.authorization import Grant
-from nsq.daemons.nsqd.session.refusals import Refused, quoted
+from nsq.daemons.nsqd.session.refusals import Refused
+from nsq.wire.names import quoted
 
 #: Asks an auth server about the holder of a secret and calls back with its grant. The client waits meanwhile.
 Ask = Callable[[str, Callable[[Grant], None]], None]

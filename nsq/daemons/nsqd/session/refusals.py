@@ -24,7 +24,3 @@ class Failed(Refused):
 def readable(raw: bytes) -> str:
     """As text that turns back into the same bytes."""
     return raw.decode("utf-8", "surrogateescape")
-
-
-def quoted(name: bytes) -> str:
-    return f'"{readable(name)}"'

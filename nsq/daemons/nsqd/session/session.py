@@ -289,8 +289,9 @@ class Session:
         self._end()
 
     def _send_heartbeat(self) -> None:
+        # Who has not sent the magic yet may not speak V2.
         # The first that a client reads after a handshake must be the OK that confirms it.
-        if not self._stream.shaking_hands:
+        if self._stream.greeted and not self._stream.shaking_hands:
             try:
                 self._stream.write_at_once(_HEARTBEAT_FRAME)
             except LayerError as fault:
@@ -410,7 +411,7 @@ class Session:
         self._permit.when_allowed("MPUB", params[0], b"", self._publish, "MPUB", params[0].decode(), body, 1)
 
     def _dpub(self, params: list[bytes], body: _Body) -> None:
-        topic, delay = params[0].decode(), int(params[1]) / 1000
+        topic, delay = params[0].decode(), int(params[1] or b"0") / 1000
         if delay:
             self._permit.when_allowed("DPUB", params[0], b"", self._publish_deferred, topic, body, delay)
         else:

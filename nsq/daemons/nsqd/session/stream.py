@@ -111,6 +111,11 @@ class Stream:
         return magic[4:]
 
     @property
+    def greeted(self) -> bool:
+        """Whether the client has begun as a V2 client does."""
+        return self._magic is None
+
+    @property
     def error(self) -> BadCommand | None:
         """What was malformed behind the last command."""
         return self._parser.error

@@ -8,8 +8,8 @@ from nsq.daemons.nsqd.core.channel import Channel, NotInFlight, TooManyConsumers
 from nsq.daemons.nsqd.core.subscriber import Sink, Subscriber
 from nsq.daemons.nsqd.options import Options
 from nsq.daemons.nsqd.session.negotiation import Agreement
-from nsq.daemons.nsqd.session.refusals import Failed, Refused, quoted, readable
-from nsq.wire.names import valid_channel, valid_topic
+from nsq.daemons.nsqd.session.refusals import Failed, Refused, readable
+from nsq.wire.names import quoted, valid_channel, valid_topic
 
 # States as /stats numbers them.
 INIT, SUBSCRIBED, CLOSING = 0, 3, 4
@@ -144,6 +144,7 @@ def _message_id(text: bytes) -> bytes:
 
 
 def _number(verb: str, what: str, text: bytes) -> int:
+    text = text or b"0"  # no digit at all is 0, as nsqd reads its numbers
     if not text.isdigit() or len(text) > 18:
         raise Refused("E_INVALID", f"{verb} could not parse {what} {readable(text)}")
     return int(text)

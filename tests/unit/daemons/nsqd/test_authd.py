@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from nsq.api.http import HttpReply, HttpRequest
 from nsq.daemons.nsqd import authd
 from nsq.daemons.nsqd.authd import AuthServers
 from nsq.daemons.nsqd.options import Options
 from nsq.daemons.nsqd.session.authorization import AuthError, Credentials, Grant
-from nsq.errors import ApiError, UsageError
+from nsq.errors import ApiError, ConfigError, UsageError
 
 WHO = Credentials("s p&c=\udcff", "10.0.0.7", True, "orders")
 GRANTED = HttpReply(200, {}, b'{"ttl": 5, "identity": "worker"}')
@@ -23,22 +26,25 @@ class Network:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: HttpReply | Exception) -> None:
         self._answers = answers
         self.requests: list[HttpRequest] = []
+        self.trust: list[ssl.SSLContext | None] = []
         monkeypatch.setattr(authd, "send", self._send)
         monkeypatch.setattr(random, "shuffle", lambda addresses: None)
 
     async def _send(self, request: HttpRequest, **limits: Any) -> HttpReply:
         assert (limits["connect_timeout"], limits["request_timeout"]) == (1.0, 3.0)
         self.requests.append(request)
+        self.trust.append(limits["tls"])
         answer = self._answers[request.url.host]
         if isinstance(answer, Exception):
             raise answer
         return answer
 
 
-def ask(*addresses: str, method: str = "get") -> Grant | AuthError:
+def ask(*addresses: str, method: str = "get", root_ca_file: str = "") -> Grant | AuthError:
     options = Options(
         auth_http_addresses=addresses,
         auth_http_request_method=method,
+        tls_root_ca_file=root_ca_file,
         http_client_connect_timeout=1.0,
         http_client_request_timeout=3.0,
     )
@@ -99,6 +105,31 @@ def test_when_all_fail_the_error_says_why_and_not_the_secret(monkeypatch: pytest
     assert "against b:1 - it answered with status 403" in str(answer)
     assert "s p" not in str(answer)
     assert "s+p" not in str(answer)
+
+
+def test_an_https_server_must_be_vouched_for_by_the_root_ca_file_if_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    authority, file = trustme.CA(), tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(file))
+    network = Network(monkeypatch, a=GRANTED)
+    ask("https://a/auth", root_ca_file=str(file))
+    ask("https://a/auth")
+    own, systems = network.trust
+    assert own is not None
+    assert systems is not None
+    assert own.get_ca_certs(binary_form=True) == [
+        ssl.PEM_cert_to_DER_cert(authority.cert_pem.bytes().decode())
+    ]
+    assert own.get_ca_certs() != systems.get_ca_certs()
+    for context in (own, systems):
+        assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
+
+
+def test_a_root_ca_file_that_is_none_is_refused_at_the_start(tmp_path: Path) -> None:
+    missing = str(tmp_path / "ca.pem")
+    with pytest.raises(ConfigError, match=r"--tls-root-ca-file .*ca\.pem"):
+        AuthServers(Options(auth_http_addresses=("https://a/auth",), tls_root_ca_file=missing))
 
 
 def test_an_address_that_is_none_is_refused_at_the_start() -> None:

@@ -102,6 +102,12 @@ def test_a_config_file_has_gos_keys(tmp_path: Path) -> None:
     assert (given.msg_timeout, given.tls_required) == (5.0, "false")
 
 
+def test_what_a_config_file_leaves_empty_has_its_default(tmp_path: Path) -> None:
+    file = tmp_path / "nsqd.cfg"
+    file.write_text('tls_cert = ""\ntls_key = ""\ntls_min_version = ""\n')
+    assert parse(Options, [f"--config={file}"], prog="nsqd").options == options()
+
+
 CERT = {"tls_cert": "c", "tls_key": "k"}
 
 
@@ -128,6 +134,21 @@ def test_tls_required_has_three_values(text: str, meaning: str) -> None:
     assert parse_tls_required(text) == meaning
 
 
+@pytest.mark.parametrize("given", ["--log-level=loud", "--tls-min-version=ssl3.0", "--tls-required=maybe"])
+def test_words_that_a_flag_does_not_know_cannot_be_read(given: str) -> None:
+    with pytest.raises(FlagExit) as caught:
+        options(given)
+    assert caught.value.status == 2
+    assert caught.value.text.startswith("invalid ")
+
+
+def test_words_are_read_whatever_their_capitals() -> None:
+    given = options("--log-level=WARN", "--tls-min-version=TLS1.2")
+    assert (given.log_level, given.tls_min_version) == ("WARN", "tls1.2")
+    assert parse_tls_required("TCP-HTTPS") == "tcp-https"
+    assert options("--tls-min-version=").tls_min_version == "tls1.0"
+
+
 def test_tls_required_alone_is_yes_and_nonsense_is_refused() -> None:
     assert options("--tls-required", "--tls-cert=c", "--tls-key=k").tls_required == "true"
     with pytest.raises(FlagExit):
@@ -139,6 +160,8 @@ def test_tls_required_alone_is_yes_and_nonsense_is_refused() -> None:
     [
         ({"node_id": 1024}, "--node-id is 1024"),
         ({"node_id": -1}, "--node-id is -1"),
+        ({"broadcast_tcp_port": 65536}, "--broadcast-tcp-port is 65536"),
+        ({"broadcast_http_port": -1}, "--broadcast-http-port is -1"),
         ({"max_deflate_level": 0}, "--max-deflate-level is 0"),
         ({"max_deflate_level": 10}, "--max-deflate-level is 10"),
         ({"mem_queue_size": -1}, "--mem-queue-size is -1"),

@@ -7,7 +7,7 @@ import pytest
 
 from nsq.daemons.nsqlookupd.options import Options
 from nsq.errors import ConfigError
-from nsq.flags import parse
+from nsq.flags import FlagExit, parse
 
 
 def test_defaults_are_those_of_the_go_daemon() -> None:
@@ -36,6 +36,12 @@ def test_flags() -> None:
         tcp_address=":1", tombstone_lifetime=90.0, inactive_producer_timeout=0.5, verbose=True
     )
     assert parsed.warnings == ("--verbose is deprecated: use --log-level=debug",)
+
+
+def test_a_level_that_is_none_cannot_be_read() -> None:
+    with pytest.raises(FlagExit) as caught:
+        parse(Options, ["--log-level=loud"], prog="nsqlookupd")
+    assert caught.value.status == 2
 
 
 @pytest.mark.parametrize(
