@@ -223,6 +223,12 @@ class Config:
     max_msg_size: int = options.count(
         _MIB, 1, 2**31 - 1, "Bytes of the largest message accepted for publishing; as nsqd's --max-msg-size."
     )
+    max_body_size: int = options.count(
+        5 * _MIB, 1, 2**31 - 1, "Bytes of the largest batch; as nsqd's --max-body-size."
+    )
+    max_defer: float = options.seconds(
+        3600.0, 0.0, math.inf, "Longest time a message may be deferred; as nsqd's --max-req-timeout."
+    )
     retry_uncertain: bool = options.switch(
         "Publish again what was sent but not answered; a message may then arrive twice."
     )

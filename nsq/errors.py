@@ -278,7 +278,8 @@ class ApiRefused(ApiError):
 
     retry = False
 
-    def __init__(self, text: str, status: int, code: str) -> None:
+    # With defaults, as pickle calls it with the text alone and sets the others afterwards.
+    def __init__(self, text: str, status: int = 0, code: str = "") -> None:
         super().__init__(text)
         self.status = status
         self.code = code

@@ -7,7 +7,7 @@ Must not import anything that knows a connection.
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 from nsq.errors import AlreadyResponded
 
@@ -68,6 +68,9 @@ class Message:
 
     def __repr__(self) -> str:
         return f"<Message {self.id.decode('latin-1')} attempt {self.attempts}, {len(self.body)} bytes>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Message cannot be pickled, as its connection cannot: pass its body on")
 
     @property
     def nsqd_address(self) -> str:

@@ -26,6 +26,7 @@ T = TypeVar("T")
 
 #: Opens a connection to where a URL points, within so many seconds; OSError when it cannot.
 Connect = Callable[[Url, float], socket.socket]
+Opened = Callable[[socket.socket], None]
 
 DEFAULT_TIMEOUT = 5.0
 _RECEIVE = 64 * 1024
@@ -144,26 +145,30 @@ def _public_authorities() -> ssl.SSLContext:
     return ssl.create_default_context(cafile=certifi.where())
 
 
-def connected(url: Url, timeout: float) -> socket.socket:
-    """A plain connection to a URL's Unix socket, or to the first of its host's addresses that accepts."""
+def connected(url: Url, timeout: float, opened: Opened = lambda _: None) -> socket.socket:
+    """A plain connection to a URL's Unix socket, or to the first of its host's addresses that accepts.
+
+    ``opened`` is called with each socket before it connects; what it raises ends the attempt.
+    """
     deadline = _Deadline(timeout)
     if url.socket_path:
-        return _connected_to(socket.AF_UNIX, url.socket_path, deadline.left())
+        return _connected_to(socket.AF_UNIX, url.socket_path, deadline.left(), opened)
     found = _addresses(url.host, url.port, deadline)
     fault: OSError = OSError(f"{url.host} has no address")
     for tried, (family, _, _, _, where) in enumerate(found):
         # Shared out, so that an address that swallows everything leaves time for the next.
         share = deadline.left() / (len(found) - tried)
         try:
-            return _connected_to(family, where, share)
+            return _connected_to(family, where, share, opened)
         except OSError as failed:
             fault = failed
     raise fault
 
 
-def _connected_to(family: int, where: Any, timeout: float) -> socket.socket:
+def _connected_to(family: int, where: Any, timeout: float, opened: Opened) -> socket.socket:
     stream = socket.socket(family, socket.SOCK_STREAM)
     try:
+        opened(stream)
         stream.settimeout(timeout)
         stream.connect(where)
     except BaseException:

@@ -53,6 +53,8 @@ def parse_url(text: str, default_port: int = 80) -> Url:
 
     ``default_port`` is for an address without scheme and port; with a scheme it is the scheme's.
     """
+    if not isinstance(text, str):
+        raise UsageError(f"address {text!r} must be text")
     if text.startswith((_UNIX, "/")):
         return Url("http", "localhost", 80, "/", _socket_path(text.removeprefix(_UNIX)))
     try:

@@ -16,10 +16,7 @@ from nsq.api.http import Url
 
 
 class Interrupter:
-    """``interrupt`` ends whatever is sent or awaited over its connections, and every later one at once.
-
-    What is still being connected ends by its own timeout.
-    """
+    """``interrupt`` ends whatever is connecting, sent or awaited, and every later request at once."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the two below
@@ -32,13 +29,7 @@ class Interrupter:
         handles: list[socket.socket] = []
 
         def connect(url: Url, timeout: float) -> socket.socket:
-            stream = connected(url, timeout)
-            try:
-                handles.append(self._watch(stream))
-            except BaseException:
-                stream.close()
-                raise
-            return stream
+            return connected(url, timeout, lambda stream: handles.append(self._watch(stream)))
 
         try:
             yield connect

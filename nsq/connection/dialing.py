@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from nsq.config import Config
 from nsq.connection.handshake import Granted, Order, Send, Terms, Upgrade, shake_hands
-from nsq.errors import BadBody, ConnectionLost, HandshakeFailed, LayerError, NsqError, Unanswered
+from nsq.errors import BadBody, ConfigError, ConnectionLost, HandshakeFailed, LayerError, NsqError, Unanswered
 from nsq.transport.base import Transport
 from nsq.transport.layered import LayeredStream
 from nsq.wire.frames import ErrorReply, Response, split_reply
@@ -142,7 +142,12 @@ class _Dialing:
             raise HandshakeFailed(f"{self._address} sent {len(self._rest)} bytes of plain text before TLS")
         if self._context is None:
             raise HandshakeFailed(f"{self._address}: there is no TLS context to go on with")
-        stream.push(Tls(self._context, server_side=False, server_hostname=self._server_name()))
+        name = self._server_name()
+        if name is None and self._context.check_hostname:
+            raise ConfigError(
+                f"{self._address} is no name that a certificate is made out to: give tls_server_name"
+            )
+        stream.push(Tls(self._context, server_side=False, server_hostname=name))
         stream.handshake(self._time_left())
 
     def _server_name(self) -> str | None:

@@ -9,10 +9,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 from nsq.config import Config
 from nsq.connection.forks import abandon_in_children
+from nsq.consumer.arguments import (
+    Addresses,
+    checked_addresses,
+    checked_callable,
+    checked_seconds,
+    checked_whole,
+)
 from nsq.consumer.backoff import Backoff, Strategy, exponential, full_jitter
 from nsq.consumer.discovery import Discovery
 from nsq.consumer.engine import Engine
@@ -35,8 +42,6 @@ log = logging.getLogger("nsq.consumer")
 _IN_FLIGHT_PER_THREAD = 2
 #: Seconds; beyond this a message times out before its batch is full.
 _LONGEST_WAIT = 3600.0
-
-Addresses = str | Iterable[str]
 
 
 class Consumer:
@@ -72,13 +77,13 @@ class Consumer:
         self.topic = check_topic(topic)
         self.channel = check_channel(channel)
         self.config = Config.of(config, options)
-        self._threads = _positive("threads", threads)
-        self._nsqds = _addresses(nsqd)
-        self._nsqlookupds = _addresses(nsqlookupd)
+        self._threads = checked_whole("threads", threads)
+        self._nsqds = checked_addresses("nsqd", nsqd)
+        self._nsqlookupds = checked_addresses("nsqlookupd", nsqlookupd)
         if not self._nsqds and not self._nsqlookupds:
             raise ConfigError("a consumer needs nsqd or nsqlookupd addresses, or both")
-        self._rewrite = rewrite_address
-        self._accept = accept_addresses
+        self._rewrite = checked_callable("rewrite_address", rewrite_address)
+        self._accept = checked_callable("accept_addresses", accept_addresses)
         self._room = 0  # messages in flight that the handlers added so far want
         self._follow_handlers = self.config.max_in_flight is None
         backoff = Backoff(_strategy(self.config), self.config.max_backoff_duration)
@@ -91,14 +96,15 @@ class Consumer:
             chance=random.random,
         )
         runner = HookRunner(hooks, f"nsq-{topic}/{channel}")
+        self._own_transport = transport_of(self.config)
         self._engine = Engine(
             self.topic,
             self.channel,
             self.config,
             flow,
-            transport or transport_of(self.config),
+            transport or self._own_transport,
             runner,
-            give_up,
+            checked_callable("give_up", give_up),
             delay,
         )
         self._finder = self._make_discovery()  # made now, so that wrong addresses are told of now
@@ -111,6 +117,9 @@ class Consumer:
 
     def __repr__(self) -> str:
         return f"<Consumer {self.topic}/{self.channel} {self._state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Consumer cannot be pickled, as its connections cannot: make one in each process")
 
     # Handlers.
 
@@ -126,7 +135,7 @@ class Consumer:
         Returning finishes the message; raising, or returning False, requeues it and makes the consumer back
         off, unless the exception is one of ``no_backoff``. Several handlers share the messages.
         """
-        count = _positive("threads", self._threads if threads is None else threads)
+        count = checked_whole("threads", self._threads if threads is None else threads)
         self._refuse_started("add_handler")
         self._engine.pool.add(handler, count, no_backoff)
         self._room += count * _IN_FLIGHT_PER_THREAD
@@ -147,7 +156,7 @@ class Consumer:
         A batch is handed over early when nothing more can come until some of it is answered. The handler's
         end answers for every message it has not answered itself.
         """
-        size, threads = _positive("size", size), _positive("threads", threads)
+        size, threads = checked_whole("size", size), checked_whole("threads", threads)
         if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= _LONGEST_WAIT:
             raise ConfigError(f"wait is {wait!r}; it must be seconds, from 0 to {_LONGEST_WAIT:g}")
         self._refuse_started("add_batch_handler")
@@ -170,9 +179,23 @@ class Consumer:
             self._state = "running"
             if self._follow_handlers:
                 self._engine.pacing.set_max_in_flight(self._room)
+            self._warn_of_idleness()
             abandon_in_children(self)
             self._engine.start(self._finder)
         return self
+
+    def _warn_of_idleness(self) -> None:
+        """What nobody means, and what otherwise only looks slow."""
+        allowed, wanted = self._engine.pacing.max_in_flight, self._room // _IN_FLIGHT_PER_THREAD
+        if not self._room:
+            log.warning("%r has no handler: add one before it starts", self)
+        elif 0 < allowed < wanted:
+            log.warning(
+                "%r: max_in_flight is %d, but its handlers could work on %d messages at once: some stay idle",
+                self,
+                allowed,
+                wanted,
+            )
 
     def _make_discovery(self) -> Discovery:
         return Discovery(
@@ -184,15 +207,18 @@ class Consumer:
             nsqlookupds=self._nsqlookupds,
             rewrite=self._rewrite,
             accept=self._accept,
+            interrupt_dials=self._own_transport.interrupt,
         )
 
     def stop(self, timeout: float = 30.0) -> StopReport:
         """Take no more messages, let handlers finish what they have, then disconnect.
 
-        Blocks for up to ``timeout`` seconds and says what was left; from within a handler or a hook it only
-        asks for the stop, which goes on without it.
+        Blocks for up to ``timeout`` seconds, and one more when connections have to be cut or threads are
+        stuck, and says what was left; from within a handler or a hook it only asks for the stop, which goes
+        on without it.
         """
         self._check_process()
+        timeout = checked_seconds(timeout)
         deadline = time.monotonic() + timeout
         own_thread = self._engine.owns_current_thread()
         if not self._is_first_to_stop():
@@ -239,7 +265,7 @@ class Consumer:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has stopped, whoever stops it."""
         self._check_process()
-        return self._stopped.wait(timeout)
+        return self._stopped.wait(None if timeout is None else checked_seconds(timeout))
 
     def run(self, timeout: float = 30.0) -> StopReport:
         """Start, and stop at SIGTERM or SIGINT, drained within ``timeout``; a second signal does not wait.
@@ -247,6 +273,7 @@ class Consumer:
         In another thread than the main one signals are left alone: there it ends when ``stop`` is called.
         """
         self._check_process()
+        timeout = checked_seconds(timeout)
         with SignalWatch() as self._watch:
             try:
                 if self._state == "new":
@@ -280,13 +307,12 @@ class Consumer:
     def wait_until_connected(self, timeout: float = 10.0, connections: int = 1) -> bool:
         """Whether that many nsqds are connected within the time."""
         self._check_process()
-        return self._engine.wait_until_connected(connections, time.monotonic() + timeout)
+        return self._engine.wait_until_connected(connections, time.monotonic() + checked_seconds(timeout))
 
     def set_max_in_flight(self, max_in_flight: int) -> None:
         """Change how many messages may be here at once. What is here already stays."""
         self._check_process()
-        if max_in_flight < 0:
-            raise ConfigError(f"max_in_flight is {max_in_flight}; it cannot be negative")
+        checked_whole("max_in_flight", max_in_flight, least=0)
         self._follow_handlers = False
         self._engine.pacing.set_max_in_flight(max_in_flight)
 
@@ -343,19 +369,10 @@ class Consumer:
         """
         self._lock = threading.Lock()
         self._state = "inherited from the parent process, inert"
+        self._own_transport.abandon()
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.abandon()
-
-
-def _addresses(given: Addresses) -> list[str]:
-    return [given] if isinstance(given, str) else list(given)
-
-
-def _positive(name: str, value: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name} is {value!r}; it must be a number from 1 up")
-    return value
 
 
 def _strategy(config: Config) -> Strategy:

@@ -263,13 +263,20 @@ class Directory:
         return wanted and self._polled
 
     def expected(self, now: float) -> int:
-        """How many connections there are or will be shortly: those that are dialled, or due."""
+        """How many connections there are or will be shortly: those that are dialled, or due, for the first
+        time. One that was refused or lost may stay away for hours, and nobody is to make room for it at each
+        try: it gets its share when it is there.
+        """
         return sum(
-            place.state in (State.CONNECTED, State.DIALING)
-            or (place.state is State.WAITING and place.dial_at <= now and self._may_be_there(place))
+            place.state is State.CONNECTED or (not place.failures and self._is_dialled(place, now))
             for place in self._places.values()
             if not place.dismissed
         )
+
+    def _is_dialled(self, place: _Place, now: float) -> bool:
+        """Or is about to be."""
+        due = place.state is State.WAITING and place.dial_at <= now and self._may_be_there(place)
+        return due or place.state is State.DIALING
 
     def known(self) -> tuple[Known, ...]:
         """All addresses, sorted."""

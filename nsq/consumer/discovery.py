@@ -27,7 +27,7 @@ from nsq.consumer.discovered import DiscoveryState
 from nsq.consumer.errands import Errands, Event
 from nsq.consumer.lookups import Asker, Lookups
 from nsq.consumer.polling import Polling
-from nsq.errors import Closed, NsqError, UsageError
+from nsq.errors import Closed, ConfigError, NsqError, UsageError
 from nsq.transport import addresses
 
 log = logging.getLogger("nsq.consumer")
@@ -68,10 +68,12 @@ class Discovery:
         rewrite: Rewrite | None = None,
         accept: Accept | None = None,
         asker: Asker | None = None,
+        interrupt_dials: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._host = host
+        self._interrupt_dials = interrupt_dials
         self._clock = clock
         self._asker = asker or Lookups(topic, config)
         self._lock = threading.Lock()  # guards the two below, what the user has configured
@@ -109,10 +111,11 @@ class Discovery:
         self._thread.start()
 
     def stop(self) -> None:
-        """Nothing is asked or dialled from here on. A dial that is under way is the host's to end."""
+        """Nothing is asked or dialled from here on. A dial that is past connecting is the host's to end."""
         self._stopping = True
         self._events.put(None)
         self._asker.cancel()
+        self._interrupt_dials()
 
     def join(self, deadline: float) -> bool:
         """After ``stop``, wait for all threads to end; whether they have by the deadline (monotonic)."""
@@ -258,8 +261,10 @@ class Discovery:
         self._directory.dialed(address, error, self._clock())
 
 
-def _checked(address: str) -> str:
+def _checked(address: object) -> str:
     """The address of an nsqd; ConfigError when it is none."""
+    if not isinstance(address, str):
+        raise ConfigError(f"nsqd address {address!r} must be host:port, as text")
     if addresses.is_unix(address):
         addresses.unix_path(address)
     else:

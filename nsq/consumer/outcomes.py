@@ -15,11 +15,14 @@ class Requeue(NsqError):
     backing off. Not an error, so nothing is logged."""
 
     def __init__(self, delay: float | None = None, *, backoff: bool = True) -> None:
-        super().__init__("requeue")
+        super().__init__()  # no arguments: pickle hands them back
         if delay is not None and not (isinstance(delay, (int, float)) and math.isfinite(delay)):
             raise InvalidMessage(f"a requeue delay of {delay!r}; it must be a number of seconds")
         self.delay = delay
         self.backoff = backoff
+
+    def __str__(self) -> str:
+        return "requeue"
 
 
 @dataclass(frozen=True)

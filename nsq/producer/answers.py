@@ -110,8 +110,9 @@ class Answers:
         """See to it that it ends by its deadline."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
+                thread.start()  # RuntimeError when there are no more threads: the next one tries again
+                self._thread = thread
             self._watched.add(transaction)
             sooner = transaction.deadline < self._wakes_at
         if sooner:

@@ -29,10 +29,11 @@ class Courier:
 
     def put(self, transaction: Transaction) -> None:
         with self._lock:
-            self._waiting += 1
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="nsq-producer-courier", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="nsq-producer-courier", daemon=True)
+                thread.start()  # RuntimeError when there are no more threads: the next one tries again
+                self._thread = thread
+            self._waiting += 1
         self._queue.put(transaction)
 
     def stop(self, timeout: float) -> None:

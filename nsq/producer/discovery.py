@@ -13,9 +13,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from nsq.api.interruptible import Interrupter
 from nsq.api.nsqlookupd import NsqlookupdApi
+from nsq.api.nsqlookupd_calls import nsqlookupd_address
 from nsq.config import Config
 from nsq.errors import ApiError
+from nsq.transport.tls import context_of
 
 log = logging.getLogger("nsq.producer")
 
@@ -29,21 +32,29 @@ class Addressed(Protocol):
 
 
 class _Apis:
-    """The nsqlookupds' HTTP APIs; a wrong address is told when this is made."""
+    """The nsqlookupds' HTTP APIs; a wrong address is told when this is made.
+
+    Over https the ``tls`` settings made for nsqds hold, or, without such, the public authorities.
+    """
 
     def __init__(self, lookupds: Iterable[str], config: Config) -> None:
-        self._apis = {
-            address: NsqlookupdApi(
-                address,
-                authorization=config.auth_secret,
-                authorize=config.lookupd_authorization,
-                timeout=config.lookupd_poll_timeout,
-            )
-            for address in lookupds
-        }
+        self._config = config
+        self._interrupter = Interrupter()
+        self.interrupt = self._interrupter.interrupt
+        encrypted = [nsqlookupd_address(each).scheme == "https" for each in lookupds]
+        self._tls = context_of(config) if any(encrypted) else None
 
     def nodes(self, lookupd: str) -> list[str]:
-        return [node.tcp_address for node in self._apis[lookupd].nodes()]
+        with self._interrupter.connecting() as connect:
+            api = NsqlookupdApi(
+                lookupd,
+                authorization=self._config.auth_secret,
+                authorize=self._config.lookupd_authorization,
+                timeout=self._config.lookupd_poll_timeout,
+                tls=self._tls,
+                connect=connect,
+            )
+            return [node.tcp_address for node in api.nodes()]
 
 
 class Discovery:
@@ -66,7 +77,9 @@ class Discovery:
         self._fixed = tuple(fixed)
         self._chance = chance
         self._lookupds = tuple(lookupds)
-        self._nodes = nodes or _Apis(self._lookupds, config).nodes
+        apis = _Apis(self._lookupds, config)
+        self._interrupt = apis.interrupt
+        self._nodes = nodes or apis.nodes
         self._lock = threading.Lock()  # guards all below
         self._found: dict[str, set[str]] = {}
         self._threads: list[threading.Thread] = []
@@ -74,27 +87,30 @@ class Discovery:
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Only the first call does anything."""
+        """Only the first call does anything, unless it has failed."""
         if self._started:
             return
         with self._lock:
             if self._started:
                 return
-            self._started = True
-            self._threads = [
-                threading.Thread(
+            for address in self._lookupds[len(self._threads) :]:
+                thread = threading.Thread(
                     target=self._watch, args=(address,), name=f"nsq-producer-lookupd-{address}", daemon=True
                 )
-                for address in self._lookupds
-            ]
-        for thread in self._threads:
-            thread.start()
+                thread.start()  # RuntimeError when there are no more threads: the next call goes on here
+                self._threads.append(thread)
+            self._started = True
 
     def stop(self) -> None:
+        """It is not started any more. What runs goes on until ``join``: pending publishes may wait for what
+        it finds.
+        """
         self._started = True
-        self._stopping.set()
 
     def join(self, deadline: float) -> None:
+        """End it, and wait for its threads."""
+        self._stopping.set()
+        self._interrupt()
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(max(0.0, deadline - time.monotonic()))
@@ -116,8 +132,12 @@ class Discovery:
         try:
             found = set(self._nodes(address))
         except ApiError as fault:
-            log.warning("nsqlookupd %s: %s", address, fault, extra={"nsqlookupd_address": address})
-            self._pool.absence = str(fault)
+            self._failed(address, str(fault))
+            return False
+        except Exception as fault:
+            # A thread that died would never find anything again.
+            log.exception("asking nsqlookupd %s failed by a fault of ours", address)
+            self._failed(address, repr(fault))
             return False
         with self._lock:
             self._found[address] = found
@@ -125,3 +145,8 @@ class Discovery:
         self._pool.absence = f"nsqlookupd {address} lists none"
         self._pool.set_addresses(everyone)
         return True
+
+    def _failed(self, address: str, reason: str) -> None:
+        if not self._stopping.is_set():
+            log.warning("nsqlookupd %s: %s", address, reason, extra={"nsqlookupd_address": address})
+            self._pool.absence = reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 from typing import Protocol
 
 log = logging.getLogger("nsq.producer")
@@ -21,16 +22,24 @@ class Pending(Protocol):
 
 # Not weak: a producer that is forgotten has publishes under way all the same.
 _pending: set[Pending] = set()
-_registered = False
+_registered_in = 0  # the process
 
 
 def close_at_exit(owner: Pending) -> None:
     """Unless it is forgotten before."""
-    global _registered
+    global _registered_in
     _pending.add(owner)
-    if not _registered:
-        _registered = True
-        atexit.register(_close_all)
+    if _registered_in != os.getpid():
+        _registered_in = os.getpid()
+        _register()
+
+
+def _register() -> None:
+    atexit.register(_close_all)
+    # A process that multiprocessing has forked ends without that, and goes through a list of its own.
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None:
+        multiprocessing.Finalize(None, _close_all, exitpriority=0)
 
 
 def forget(owner: Pending) -> None:

@@ -24,11 +24,12 @@ from nsq.producer.reports import ConnectionStats
 from nsq.producer.route import Dial, Route
 from nsq.producer.transaction import Transaction, failure
 from nsq.transport.base import Transport
+from nsq.transport.tcp import OwnTransport
 from nsq.wire.layers import TlsContext
 
 log = logging.getLogger("nsq.producer")
 
-#: For a dial that was called off, or a connection that was closed, to end. A transport that is still
+#: For a dial that was called off, or a connection that was closed, to end. A user's transport that is still
 #: connecting cannot be interrupted; its thread ends when its timeout does.
 _CLOSING_GRACE = 1.0
 
@@ -190,6 +191,9 @@ class Pool:
             first = route.standing.failures == 1
             self._forget_if_unwanted(route)
             self._change()
+            called_off = self._closed
+        if called_off:
+            return
         log.log(
             logging.WARNING if first else logging.INFO,
             "no connection to %s, next try in %.1f s or when it is needed: %s",
@@ -330,6 +334,8 @@ class Pool:
             self._change()
         for dial in dialling:
             dial.line.conn.discard()
+        if isinstance(self._transport, OwnTransport):
+            self._transport.interrupt()
         for line in lines:
             if gracefully:
                 line.conn.finish_sending()
@@ -346,6 +352,8 @@ class Pool:
 
     def abandon(self) -> None:
         """In a forked child. The lock may be held by a thread that does not exist here."""
+        if isinstance(self._transport, OwnTransport):
+            self._transport.abandon()
         for line in [*self._lines(), *self._ending]:
             line.conn.abandon()
         for route in self._routes.values():

@@ -65,8 +65,10 @@ class Producer:
             raise UsageError(
                 'a producer needs an nsqd, such as Producer("127.0.0.1:4150"), or nsqlookupd=[…]'
             )
-        self._transport = transport or transport_of(self._config)
+        self._transport = transport
         self._context = context_of(self._config)
+        if on_acknowledged is not None and not callable(on_acknowledged):
+            raise UsageError(f"on_acknowledged is {on_acknowledged!r}, must be a function")
         self._on_acknowledged = on_acknowledged
         self._engine = self._new_engine()
         abandon_in_children(self)
@@ -76,7 +78,7 @@ class Producer:
             self._addresses,
             self._lookupds,
             self._config,
-            self._transport,
+            self._transport or transport_of(self._config),
             self._context,
             self._on_acknowledged,
         )
@@ -213,7 +215,8 @@ class Producer:
     def _ping(self, address: str, deadline: float) -> None:
         if deadline <= time.monotonic():
             raise Unanswered(f"{address} was not asked: there was no time left")
-        ready = dial(address, self._config, self._transport, self._context, deadline=deadline)
+        transport = self._transport or transport_of(self._config)
+        ready = dial(address, self._config, transport, self._context, deadline=deadline)
         ready.stream.close()
 
     def stats(self) -> ProducerStats:
@@ -246,6 +249,6 @@ def _checked_address(address: object, transport: Transport | None) -> str:
 
 
 def _checked_lookupds(addresses: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(addresses, str):
-        raise UsageError(f"nsqlookupd is one str ({addresses!r}), must be a list of addresses")
+    if isinstance(addresses, str) or not isinstance(addresses, Iterable):
+        raise UsageError(f"nsqlookupd is {addresses!r}, must be a list of addresses")
     return tuple(dict.fromkeys(addresses))

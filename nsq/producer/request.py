@@ -11,8 +11,8 @@ from nsq.errors import InvalidMessage, UsageError
 from nsq.wire import commands
 from nsq.wire.names import check_topic
 
-#: nsqd's --max-req-timeout, unless it was changed there.
-MAX_DEFER = 3600.0
+#: Unless an option says otherwise.
+MAX_DEFER: float = Config.max_defer
 
 #: The longest wait that threads can be asked for is far beyond this.
 MAX_TIMEOUT = 10.0**9
@@ -33,7 +33,7 @@ def publish_request(topic: str, body: object, defer: float | None, config: Confi
     # What usually is right is seen here: this is done for every single message.
     if type(body) is not bytes or not 0 < len(body) <= config.max_msg_size:
         body = _checked_body(body, config, "the message")
-    delay = 0 if defer is None else _checked_delay(defer)
+    delay = 0 if defer is None else _checked_delay(defer, config.max_defer)
     command = commands.dpub(name, delay, body) if delay else commands.pub(name, body)
     return Request(name, 1, len(body), command)
 
@@ -45,6 +45,8 @@ def multi_publish_request(topic: str, bodies: Iterable[object], config: Config) 
         raise UsageError(
             f"bodies is one {type(bodies).__name__}, must be several: a list, or another iterable"
         )
+    if not isinstance(bodies, Iterable):
+        raise UsageError(f"bodies is {bodies!r}, must be a list, or another iterable")
     checked = _checked_bodies(list(bodies), config)
     if not checked:
         raise UsageError("bodies is empty, must hold at least one message")
@@ -54,7 +56,7 @@ def multi_publish_request(topic: str, bodies: Iterable[object], config: Config) 
     if packed > limit:
         raise InvalidMessage(
             f"{len(checked)} messages take {packed} bytes together, must be at most {limit} "
-            "(nsqd's --max-body-size): publish them in smaller batches"
+            "(max_body_size, to be that of nsqd): publish them in smaller batches"
         )
     return Request(name, len(checked), size, commands.mpub(name, checked))
 
@@ -97,15 +99,17 @@ def _checked_body(body: object, config: Config, what: str) -> bytes:
     return data
 
 
-def _checked_delay(defer: float) -> int:
+def _checked_delay(defer: float, longest: float) -> int:
     """In milliseconds."""
     if isinstance(defer, bool) or not isinstance(defer, (int, float)) or not math.isfinite(defer):
         raise InvalidMessage(f"defer is {defer!r}, must be a number of seconds")
-    if not 0 <= defer <= MAX_DEFER:
-        raise InvalidMessage(f"defer is {defer:g} s, must be 0 to {MAX_DEFER:g} s (nsqd's --max-req-timeout)")
+    if not 0 <= defer <= longest:
+        raise InvalidMessage(
+            f"defer is {defer:g} s, must be 0 to {longest:g} s (max_defer, to be nsqd's --max-req-timeout)"
+        )
     return round(defer * 1000)
 
 
 def _batch_limit(config: Config) -> int:
     # An nsqd that was given a larger --max-msg-size has been given a larger --max-body-size with it.
-    return max(commands.Limits().max_body_size, config.max_msg_size + 8)
+    return max(config.max_body_size, config.max_msg_size + 8)

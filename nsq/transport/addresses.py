@@ -24,6 +24,8 @@ def unix_path(address: str) -> str:
 
 def split(address: str) -> tuple[str, int]:
     """Host and port of ``host:port``, an IPv6 address without its brackets; ConfigError for anything else."""
+    if "://" in address:
+        raise ConfigError(f"address {address!r} is a URL; nsqd's TCP address is host:port, without a scheme")
     host, _, port = address.rpartition(":")
     if not host or any(character.isspace() or character == "\0" for character in address):
         raise ConfigError(f"address {address!r} is not host:port, such as 127.0.0.1:4150")

@@ -31,6 +31,8 @@ class Target(NamedTuple):
 
 Lookup = Callable[[str, int], list[Target]]
 
+_INTERRUPTED = "the lookup of the name was interrupted"
+
 
 def look_up(host: str, port: int) -> list[Target]:
     """Blocks as long as the C library likes; OSError or UnicodeError when the name is none."""
@@ -73,6 +75,7 @@ class Resolver:
 
     def __init__(self, lookup: Lookup = look_up) -> None:
         self._lookup = lookup
+        self._interrupted = False
         # By name, port and process: the thread of a lookup that was under way at a fork is not in the child.
         self._under_way: dict[tuple[str, int, int], _Asked] = {}
 
@@ -87,11 +90,20 @@ class Resolver:
         asked = self._under_way.setdefault(key, fresh)
         if asked is fresh:
             self._start(key, fresh)
+        if self._interrupted:
+            raise OSError(_INTERRUPTED)
         if not asked.done.wait(min(max(timeout, 0.0), threading.TIMEOUT_MAX)):
             raise TimeoutError(f"the name was not resolved within {timeout:.3g} s")
         if asked.failure is not None:
             raise asked.failure
         return asked.targets
+
+    def interrupt(self) -> None:
+        """Have nobody wait any more, now or later. The threads end when the C library lets them."""
+        self._interrupted = True
+        for asked in list(self._under_way.values()):
+            asked.failure = OSError(_INTERRUPTED)
+            asked.done.set()
 
     def _start(self, key: tuple[str, int, int], asked: _Asked) -> None:
         # A daemon thread, the only one there is: it can neither be told to stop nor be waited for, and must

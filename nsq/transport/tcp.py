@@ -13,6 +13,7 @@ from nsq.errors import ConfigError, DialFailed
 
 from . import addresses
 from .base import Stream, Transport
+from .interrupting import Interrupter, Watch
 from .racing import race
 from .resolving import Resolver, Target, literal
 from .sockets import SocketStream, timeval
@@ -33,16 +34,27 @@ class TcpTransport:
         self.local_address = local_address
         self._local = None if local_address is None else _local_target(local_address)
         self._resolver = Resolver()
+        self._interrupter = Interrupter()
 
     def connect(self, address: str, *, timeout: float) -> Stream:
         deadline = time.monotonic() + timeout
         try:
             host, port = addresses.split(address)
             targets = self._reachable(self._resolver.resolve(host, port, timeout))
-            sock = race(targets, self._opened, deadline - time.monotonic())
+            with self._interrupter.watching() as watch:
+                sock = race(targets, lambda to: self._opened(to, watch), deadline - time.monotonic())
         except (OSError, UnicodeError, ConfigError) as error:
             raise _dial_failed(address, error) from error
         return SocketStream(sock, address)
+
+    def interrupt(self) -> None:
+        """End all dials that are under way, and refuse those to come. Connections stay."""
+        self._interrupter.interrupt()
+        self._resolver.interrupt()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's dials. Those to come are not affected."""
+        self._interrupter.abandon()
 
     def _reachable(self, targets: list[Target]) -> list[Target]:
         if self._local is None:
@@ -52,13 +64,14 @@ class TcpTransport:
             raise OSError(f"it has no address of the kind of local_address {self.local_address}")
         return reachable
 
-    def _opened(self, target: Target) -> socket.socket:
+    def _opened(self, target: Target, watch: Watch) -> socket.socket:
         sock = socket.socket(target.family, socket.SOCK_STREAM, target.protocol)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _keep_alive(sock)
             if self._local is not None:
                 self._bind(sock, self._local)
+            watch(sock)
         except BaseException:
             sock.close()
             raise
@@ -138,8 +151,16 @@ class AddressTransport:
 default_transport: Transport = AddressTransport()
 
 
-def transport_of(config: Config) -> Transport:
-    """The one that a client's options ask for."""
-    if config.local_address is None:
-        return default_transport
-    return AddressTransport(TcpTransport(local_address=config.local_address))
+class OwnTransport(AddressTransport):
+    """Of one client, which can end its dials when it closes."""
+
+    def __init__(self, local_address: str | None) -> None:
+        tcp = TcpTransport(local_address=local_address)
+        super().__init__(tcp)
+        self.interrupt = tcp.interrupt
+        self.abandon = tcp.abandon
+
+
+def transport_of(config: Config) -> OwnTransport:
+    """The one that a client's options ask for, made anew at each call."""
+    return OwnTransport(config.local_address)

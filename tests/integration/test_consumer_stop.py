@@ -35,6 +35,7 @@ from .consuming import (
     running,
     until,
 )
+from .holes import unreachable
 
 ROOT = Path(__file__).resolve().parents[2]
 BUSY = "nsq-orders/billing-handler-0"
@@ -203,6 +204,20 @@ def test_a_consumer_without_connection_stops_at_once(nsqd_factory: Factory[Nsqd]
         began = time.monotonic()
         assert consumer.stop(timeout=LONG).clean
     assert time.monotonic() - began < LONG / 2
+
+
+@pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
+def test_stopping_does_not_wait_for_a_dial_into_nowhere(kind: str) -> None:
+    def is_at_it(name: str) -> bool:
+        return "-dial-" in name or "-ask-" in name
+
+    with unreachable() as hole:
+        patient = {"dial_timeout": 300.0, "handshake_timeout": 300.0, "lookupd_poll_timeout": 300.0}
+        consumer = Consumer(TOPIC, CHANNEL, **{kind: hole}, **patient).start()
+        until("it dials", lambda: any(is_at_it(thread.name) for thread in threading.enumerate()))
+        began = time.monotonic()
+        assert consumer.stop(LONG).clean
+        assert time.monotonic() - began < LONG / 2
 
 
 def test_stopping_ends_waits_for_a_connection(nsqd_factory: Factory[Nsqd]) -> None:

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -37,6 +38,8 @@ from nsq.wire import commands
 
 from ..interop.auth_server import running_auth_server
 from ..interop.certificates import Certificate, issue
+from .holes import unreachable
+from .test_discovery import ScriptedLookupd
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 20.0
@@ -385,6 +388,33 @@ def test_nsqds_are_found_through_nsqlookupd(
         producer.ping()
 
 
+def test_an_nsqlookupd_is_trusted_as_an_nsqd_is(
+    nsqd_factory: Factory[Nsqd], certificate: Certificate, topic: str
+) -> None:
+    """Over https the authority given for nsqds holds; public ones would refuse."""
+    nsqd = nsqd_factory(tls_cert=certificate.chain, tls_key=certificate.key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.chain, certificate.key)
+    with (
+        ScriptedLookupd(nsqd.tcp_address, tls=context) as lookupd,
+        Producer(nsqlookupd=[lookupd.address], tls=True, tls_ca_file=str(certificate.authority)) as producer,
+    ):
+        producer.publish(topic, b"body", timeout=PATIENCE)
+    assert depth(nsqd, topic) == 1
+
+
+@pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
+def test_closing_leaves_no_thread_behind_in_nowhere(kind: str) -> None:
+    patient = {"dial_timeout": 300.0, "lookupd_poll_timeout": 300.0}
+    with unreachable() as hole:
+        producer = Producer(hole, **patient) if kind == "nsqd" else Producer(nsqlookupd=[hole], **patient)
+        future = producer.publish_async("orders", b"body")
+        assert producer.close(0.0) == 1
+        assert [thread.name for thread in threading.enumerate() if thread.name.startswith("nsq-")] == []
+        with pytest.raises(NsqError, match="closed"):
+            future.result(PATIENCE)
+
+
 def test_without_any_nsqd_known_the_reason_is_told(nsqlookupd: Nsqlookupd) -> None:
     with (
         Producer(nsqlookupd=[nsqlookupd.http_address], **QUICK) as producer,
@@ -532,6 +562,25 @@ def test_multiprocessing_with_fork(shared: Nsqd, topic: str) -> None:
         producer.publish(topic, b"parent again")
     bodies = [b"parent", b"parent again", b"worker-0", b"worker-1", b"worker-2"]
     assert sorted(drain(shared, topic)) == bodies
+
+
+def _publish_without_waiting(address: str, topic: str) -> None:
+    producer = Producer(address)
+    for number in range(100):
+        producer.publish_async(topic, b"%d" % number)
+
+
+@forks
+def test_a_worker_that_ends_without_closing_has_published_all(shared: Nsqd, topic: str) -> None:
+    """One that is forked by multiprocessing ends without atexit."""
+    worker = multiprocessing.get_context("fork").Process(
+        target=_publish_without_waiting, args=(shared.tcp_address, topic)
+    )
+    worker.start()
+    worker.join(PATIENCE)
+    assert worker.exitcode == 0
+    worker.close()
+    assert Counter(drain(shared, topic)) == Counter(b"%d" % number for number in range(100))
 
 
 PROGRAM = """

@@ -591,6 +591,23 @@ def test_a_black_hole_meets_the_deadline(
     assert SHORT * 0.9 < clock.elapsed < LONG / 2
 
 
+def test_an_interrupt_ends_a_dial_into_a_black_hole_and_those_to_come(
+    listening: Callable[..., Listener],
+) -> None:
+    hole, open_one = listening(backlog=0), listening()
+    hole.fill()
+    transport = TcpTransport()
+    ends = open_one.accept(transport.connect(open_one.address, timeout=LONG))
+    dialling = Running(lambda: transport.connect(hole.address, timeout=10 * LONG)).blocked()
+    transport.interrupt()
+    with pytest.raises(DialFailed, match=re.escape(hole.address)):
+        dialling.result()
+    with pytest.raises(DialFailed, match="interrupted"):
+        transport.connect(open_one.address, timeout=LONG)
+    ends.peer.sendall(b"still there")
+    assert ends.stream.read() == b"still there"
+
+
 def opened(target: Target) -> socket.socket:
     return socket.socket(target.family, socket.SOCK_STREAM)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import pytest
 
@@ -40,6 +41,11 @@ class Delegate:
 
 def made(delegate: Delegate | None = None, *, expires_at: float = math.inf) -> Message:
     return Message(delegate or Delegate(), 1.0, expires_at, 17, 3, id_of(7), b"body")
+
+
+def test_it_does_not_leave_its_process() -> None:
+    with pytest.raises(TypeError, match="pass its body on"):
+        pickle.dumps(made())
 
 
 def test_it_is_what_came_over_the_wire() -> None:

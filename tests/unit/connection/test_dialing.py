@@ -427,7 +427,7 @@ class TestLayers:
 
     def test_a_socket_in_the_file_system_has_no_name(self, trusting: dict[str, Any]) -> None:
         transport, play = answering(granting(tls_v1=True))
-        with played_by(play, transport), pytest.raises(ConfigError, match="server_hostname"):
+        with played_by(play, transport), pytest.raises(ConfigError, match="give tls_server_name"):
             dialled(transport, Config(**trusting), address="unix:/run/nsqd.sock")
         assert transport.peers[0].closed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 import time
@@ -16,7 +17,16 @@ import pytest
 from nsq.consumer.consumer import Consumer
 from nsq.consumer.hooks import ConsumerHooks
 from nsq.consumer.reports import StopReport
-from nsq.errors import AlreadyResponded, Closed, ConfigError, Forked, InvalidName, NsqError, ServerError
+from nsq.errors import (
+    AlreadyResponded,
+    Closed,
+    ConfigError,
+    Forked,
+    InvalidName,
+    NsqError,
+    ServerError,
+    UsageError,
+)
 from nsq.message import Message
 from nsq.transport import MemoryPeer, MemoryTransport
 from nsq.wire.frames import CLOSE_WAIT, OK, encode_response
@@ -110,9 +120,28 @@ class TestMaking:
         with pytest.raises(ConfigError, match=r"size|wait"):
             make().add_batch_handler(print, size, wait)
 
+    @pytest.mark.parametrize("address", [None, 4150, ["a:1", 4150], "http://a:4151"])
+    @pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
+    def test_needs_addresses_that_can_be_dialled(
+        self, make: Callable[..., Consumer], kind: str, address: Any
+    ) -> None:
+        if (kind, address) == ("nsqlookupd", "http://a:4151"):
+            return  # is one
+        with pytest.raises(UsageError):
+            make(**{kind: address})
+
+    @pytest.mark.parametrize("name", ["give_up", "rewrite_address", "accept_addresses"])
+    def test_needs_functions_where_it_calls_them(self, make: Callable[..., Consumer], name: str) -> None:
+        with pytest.raises(ConfigError, match=f"{name} is 'dead'"):
+            make(**{name: "dead"})
+
     def test_an_option_that_is_none_is_found(self, make: Callable[..., Consumer]) -> None:
         with pytest.raises(ConfigError, match="max_in_flight"):
             make(max_inflight=3)
+
+    def test_does_not_leave_its_process(self, make: Callable[..., Consumer]) -> None:
+        with pytest.raises(TypeError, match="make one in each process"):
+            pickle.dumps(make())
 
     def test_starts_nothing(self, make: Callable[..., Consumer], transport: MemoryTransport) -> None:
         before = threading.active_count()
@@ -143,9 +172,25 @@ class TestMaxInFlight:
         nsqd.expect(rdy(7))
         assert stopped(consumer, nsqd) == CLEAN
 
-    def test_cannot_be_negative(self, make: Callable[..., Consumer]) -> None:
-        with pytest.raises(ConfigError, match="-1"):
-            make().set_max_in_flight(-1)
+    def test_that_leaves_handlers_idle_is_told_of(
+        self, make: Callable[..., Consumer], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        make(max_in_flight=8).add_handler(nothing, threads=4).add_batch_handler(print, size=4).start()
+        make(max_in_flight=0).add_handler(nothing, threads=8).start()
+        assert not caplog.records
+        make(max_in_flight=7).add_handler(nothing, threads=4).add_batch_handler(print, size=4).start()
+        assert "max_in_flight is 7, but its handlers could work on 8 messages at once" in caplog.text
+
+    def test_of_nobody_is_told_of_too(
+        self, make: Callable[..., Consumer], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        make().start()
+        assert "has no handler" in caplog.text
+
+    @pytest.mark.parametrize("count", [-1, 2.5, "3", None])
+    def test_is_a_whole_number(self, make: Callable[..., Consumer], count: Any) -> None:
+        with pytest.raises(ConfigError, match=f"max_in_flight is {count!r}"):
+            make().set_max_in_flight(count)
 
 
 class TestStarting:
@@ -228,6 +273,28 @@ class TestStopping:
         assert consumer.run() == CLEAN
         with pytest.raises(Closed):
             consumer.start()
+
+    @pytest.mark.parametrize("timeout", [float("inf"), 1e300])
+    def test_however_long_it_may_take(
+        self, make: Callable[..., Consumer], transport: MemoryTransport, timeout: float
+    ) -> None:
+        consumer = make().start()
+        nsqd = accept(transport)
+        assert consumer.wait_until_connected(timeout)
+        thread = threading.Thread(target=consumer.stop, args=(timeout,))
+        thread.start()
+        nsqd.expect(CLS)
+        nsqd.say(CLOSE_WAIT)
+        thread.join(PATIENCE)
+        assert consumer.stop(timeout) == CLEAN
+
+    @pytest.mark.parametrize("timeout", [None, "3", float("nan")])
+    def test_needs_a_time(self, make: Callable[..., Consumer], timeout: Any) -> None:
+        consumer = make().start()
+        for call in (consumer.stop, consumer.run, consumer.wait_until_connected):
+            with pytest.raises(UsageError, match="timeout is"):
+                call(timeout)
+        assert consumer.health().state == "running"
 
     def test_without_a_handler(self, make: Callable[..., Consumer], transport: MemoryTransport) -> None:
         consumer = make().start()

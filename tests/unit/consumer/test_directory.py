@@ -320,9 +320,26 @@ class TestExpected:
         subject.dialed(A, None, 0.0)
         subject.dialed(B, "refused", 0.0)
         assert subject.expected(0.0) == 2
-        assert subject.expected(INITIAL) == 3
         subject.remove(A)
         assert subject.expected(0.0) == 1
+
+    def test_does_not_count_on_one_that_was_refused_until_it_is_there(self) -> None:
+        subject = directory(chance=1.0)
+        subject.add(A, 0.0)
+        subject.due(0.0)
+        subject.dialed(A, "refused", 0.0)
+        assert subject.expected(INITIAL) == 0
+        assert subject.due(INITIAL) == [A]
+        assert subject.expected(INITIAL) == 0
+        subject.dialed(A, None, INITIAL)
+        assert subject.expected(INITIAL) == 1
+
+    def test_nor_on_one_that_was_lost(self) -> None:
+        subject = directory(chance=1.0)
+        subject.add(A, 0.0)
+        connect(subject, 0.0)
+        subject.lost(A, 1.0, "gone", 1.0)
+        assert subject.expected(1.0 + INITIAL) == 0
 
 
 ADDRESSES = st.sampled_from([A, B, C, "d:4150"])

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -111,3 +112,42 @@ def test_the_courier_carries_in_turn_what_somebody_waits_for() -> None:
     assert carried == [first, last]
     assert not courier.busy
     assert given_up.state is State.OVER
+
+
+class Scarce(threading.Thread):
+    """The first cannot be started."""
+
+    left = 0
+
+    def start(self) -> None:
+        type(self).left += 1
+        if self.left == 1:
+            raise RuntimeError("can't start new thread")
+        super().start()
+
+
+@pytest.fixture
+def scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scarce, "left", 0)
+    monkeypatch.setattr("threading.Thread", Scarce)
+
+
+def test_a_thread_that_was_not_to_be_had_is_tried_again(scarce: None, watched: Watched) -> None:
+    first, second = transaction(), transaction()
+    with pytest.raises(RuntimeError):
+        watched.answers.watch(first)
+    watched.answers.watch(second)
+    watched.answers.put(second)
+    assert watched.completed.get(timeout=PATIENCE) is second
+
+
+def test_so_is_the_couriers(scarce: None) -> None:
+    carried: list[Transaction] = []
+    courier = Courier(carried.append)
+    first, second = transaction(), transaction()
+    with pytest.raises(RuntimeError):
+        courier.put(first)
+    assert not courier.busy
+    courier.put(second)
+    courier.stop(PATIENCE)
+    assert carried == [second]

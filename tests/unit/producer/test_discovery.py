@@ -92,6 +92,41 @@ def test_each_is_asked_on_a_thread_of_its_own_again_and_again() -> None:
     discovery.join(1e8)
 
 
+def test_what_is_pending_at_a_stop_may_wait_for_what_is_found() -> None:
+    stopped = threading.Event()
+
+    def nodes(lookupd: str) -> list[str]:
+        if not stopped.is_set():
+            raise ApiError("not yet")
+        return ["a:4150"]
+
+    pool = Addresses()
+    discovery = Discovery(["one:4161"], Config(reconnect_initial=0.01), pool, nodes=nodes)
+    discovery.start()
+    discovery.stop()
+    stopped.set()
+    pool.wait_for({"a:4150"})
+    discovery.join(1e8)
+
+
+def test_a_fault_of_ours_does_not_end_it(caplog: pytest.LogCaptureFixture) -> None:
+    answers = iter([RuntimeError("can't start new thread"), ["a:4150"]])
+
+    def nodes(lookupd: str) -> list[str]:
+        answer = next(answers, [])
+        if isinstance(answer, RuntimeError):
+            raise answer
+        return answer
+
+    pool = Addresses()
+    discovery = Discovery(["one:4161"], Config(reconnect_initial=0.01), pool, nodes=nodes)
+    discovery.start()
+    pool.wait_for({"a:4150"})
+    discovery.stop()
+    discovery.join(1e8)
+    assert "a fault of ours" in caplog.text
+
+
 def test_without_any_there_is_nothing_to_do() -> None:
     discovery = Discovery([], Config(), Addresses())
     discovery.start()

@@ -82,6 +82,7 @@ def test_mpub_of_any_iterable() -> None:
         ([], "bodies is empty, must hold at least one message"),
         (b"body", "bodies is one bytes, must be several"),
         ("body", "bodies is one str, must be several"),
+        (None, "bodies is None, must be a list"),
         ([b"fine", b""], "message 1 is empty"),
         ([b"fine", b"fine", "text"], "message 2 is a str"),
         ([b"x" * 101], "message 0 has 101 bytes"),
@@ -102,6 +103,18 @@ def test_bodies_are_checked_together() -> None:
         InvalidMessage, match="5 messages take 5242904 bytes together, must be at most 5242880"
     ):
         multi_publish_request("orders", [body] * count, config)
+
+
+def test_an_nsqd_may_take_larger_batches_and_later_messages() -> None:
+    config = Config(max_body_size=10 * 1024 * 1024, max_defer=86400.0)
+    body = b"x" * config.max_msg_size
+
+    assert multi_publish_request("orders", [body] * 8, config).messages == 8
+    assert publish_request("orders", b"body", 86400.0, config).data == commands.dpub(
+        "orders", 86_400_000, b"body"
+    )
+    with pytest.raises(InvalidMessage, match="defer is 86401 s, must be 0 to 86400 s"):
+        publish_request("orders", b"body", 86401.0, config)
 
 
 def test_one_message_of_the_largest_size_is_always_a_batch() -> None:

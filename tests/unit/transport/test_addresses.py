@@ -24,6 +24,7 @@ def test_split_and_join_are_inverse(address: str, host: str, port: int) -> None:
     "address",
     [
         "",
+        "http://nsqd:4151",
         "nsqd",
         "4150",
         ":4150",

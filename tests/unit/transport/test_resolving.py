@@ -131,3 +131,23 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(
         resolver.resolve("nsqd.example", 4150, 0.001)
     assert slow.reached.acquire(timeout=LONG)
     assert len(slow.asked) == 2
+
+
+def test_an_interrupt_ends_what_waits_and_what_would(slow: SlowLookup) -> None:
+    resolver = Resolver(slow)
+    faults: list[BaseException] = []
+
+    def resolve() -> None:
+        try:
+            resolver.resolve("nsqd.example", 4150, LONG)
+        except OSError as fault:
+            faults.append(fault)
+
+    waiting = threading.Thread(target=resolve)
+    waiting.start()
+    assert slow.reached.acquire(timeout=LONG)
+    resolver.interrupt()
+    waiting.join(LONG)
+    resolve()
+    assert [str(fault) for fault in faults] == ["the lookup of the name was interrupted"] * 2
+    slow.reached.release()  # both lookups are slow's to end
