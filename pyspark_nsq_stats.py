@@ -11,8 +11,12 @@ __all__ = ["DefaultSource"]
 
 
 def __getattr__(name: str) -> object:
-    if name == "DefaultSource":
+    if name != "DefaultSource":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
         from nsq.spark.batch.stats import NsqStatsDataSource
+    except Exception as fault:  # whatever it is, other formats must not suffer
+        from pyspark_nsq import unusable
 
-        return NsqStatsDataSource
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return unusable("nsq_stats", fault)
+    return NsqStatsDataSource

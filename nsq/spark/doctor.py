@@ -23,6 +23,7 @@ from nsq.api.nsqlookupd import NsqlookupdApi
 from nsq.config import Config
 from nsq.connection.dialing import dial
 from nsq.errors import ConfigError, NsqError
+from nsq.spark.wal.places import directory_of, shown
 from nsq.transport.tcp import transport_of
 from nsq.transport.tls import context_of
 
@@ -34,6 +35,7 @@ PYARROW = (18, 0)
 PATIENCE = 30.0
 LITTLE_SPACE = 1 << 30
 INSTALL = "pip install 'nsq[spark]'"
+_CHOOSE = f"export PYSPARK_PYTHON={sys.executable}"
 
 
 class Finding(NamedTuple):
@@ -58,6 +60,7 @@ def examine(
     yield check_java(os.environ)
     yield from check_packages(_installed_version)
     yield from check_workers(os.environ)
+    yield from check_default_python(os.environ)
     if wal is not None:
         yield check_wal(wal)
     for address in lookupd:
@@ -66,14 +69,16 @@ def examine(
         yield from check_nsqd(address, max_in_flight, settings)
 
 
-def obstacles(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """What would keep Spark from starting on this machine: a quick look, without asking NSQ anything."""
+def obstacles(environ: Mapping[str, str], *, workers: bool = True) -> Iterator[Finding]:
+    """What would keep Spark from starting on this machine, and its ``workers`` from working here: a quick
+    look, without asking NSQ anything.
+    """
     for found in check_packages(_installed_version):
         if found.state == WRONG:
             yield found
     if (java := check_java(environ)).state == WRONG:
         yield java
-    for found in check_workers(environ):
+    for found in check_workers(environ) if workers else ():
         if found.state == WRONG:
             yield found
 
@@ -125,24 +130,39 @@ def check_packages(installed: Callable[[str], str | None]) -> Iterator[Finding]:
 
 
 def check_workers(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Spark starts Python anew for its workers, and by default whatever ``python3`` is on PATH."""
-    python = environ.get("PYSPARK_PYTHON") or environ.get("PYSPARK_DRIVER_PYTHON")
+    """Spark starts Python anew for its workers; ``nsq-spark`` says which, where nobody has chosen."""
+    python = environ.get("PYSPARK_PYTHON")
     if python in (None, sys.executable):
         yield Finding(
             "workers", OK, f"nsq-spark starts them with {sys.executable} (PYSPARK_PYTHON is not set)"
         )
         return
-    probe = "import sys, nsq.spark, pyspark, pyarrow; print(*sys.version_info[:2], sep='.')"
-    status, said = _ask([python, "-c", probe])
-    own = ".".join(map(str, sys.version_info[:2]))
-    remedy = f"export PYSPARK_PYTHON={sys.executable}"
-    if status != 0:
-        yield Finding("workers", WRONG, f"PYSPARK_PYTHON={python}: {_last_line(said)}", remedy)
-    elif said.strip() != own:
-        text = f"PYSPARK_PYTHON={python} is Python {said.strip()}, this is {own}"
-        yield Finding("workers", WRONG, text, remedy)
+    fault = _worker_fault(python)
+    if fault:
+        yield Finding("workers", WRONG, f"PYSPARK_PYTHON={python}{fault}", _CHOOSE)
     else:
         yield Finding("workers", OK, f"PYSPARK_PYTHON={python} has all that is needed")
+
+
+def check_default_python(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Programs that do not say which Python they want get whatever ``python3`` is on PATH."""
+    if environ.get("PYSPARK_PYTHON"):
+        return
+    python = shutil.which("python3", path=environ.get("PATH"))
+    fault = _worker_fault(python) if python else ": there is none on PATH"
+    if fault:
+        text = f"{python or 'python3'}{fault}; Spark starts it for programs other than nsq-spark"
+        yield Finding("python3", WARNING, text, _CHOOSE)
+
+
+def _worker_fault(python: str) -> str:
+    """What is wrong with it, as the end of a sentence that begins with its name; empty if it will do."""
+    probe = "import sys, pyarrow, nsq.spark.source.format; print(*sys.version_info[:2], sep='.')"
+    status, said = _ask([python, "-c", probe])
+    own = ".".join(map(str, sys.version_info[:2]))
+    if status != 0:
+        return f": {_last_line(said)}"
+    return "" if said.strip() == own else f" is Python {said.strip()}, this is {own}"
 
 
 def _installed_version(package: str) -> str | None:
@@ -167,14 +187,18 @@ def _range(least: tuple[int, ...], below: tuple[int, ...] | None) -> str:
 
 def check_wal(location: str) -> Finding:
     """Write, fsync, lock, rename and delete a file there, and leave nothing behind."""
-    if "://" in location and not location.startswith("file://"):
-        return check_object_wal(location)
-    place = Path(location.removeprefix("file://")).absolute()
-    # It is made when a stream starts; until then its parent shows whether that will succeed.
-    there = next(path for path in (place, *place.parents) if path.exists())
     try:
-        with tempfile.TemporaryDirectory(prefix=".nsq-doctor-", dir=there) as directory:
-            _exercise(Path(directory))
+        directory = directory_of(location)
+    except ConfigError as fault:
+        return Finding("wal", WRONG, str(fault), "correct it: a directory will do")
+    if directory is None:
+        return check_object_wal(location)
+    place = directory.absolute()
+    # It is made when a stream starts; until then its parent shows whether that will succeed.
+    there = next(path for path in (place, *place.parents) if os.path.exists(path))
+    try:
+        with tempfile.TemporaryDirectory(prefix=".nsq-doctor-", dir=there) as trial:
+            _exercise(Path(trial))
         free = shutil.disk_usage(there).free
     except OSError as fault:
         text = f"{there}: {fault.strerror or fault} ({fault.filename or there})"
@@ -204,10 +228,11 @@ def _exercise(directory: Path) -> None:
 
 
 def check_object_wal(location: str) -> Finding:
+    place = shown(location)
     try:
         from pyarrow import fs
     except ImportError:
-        return Finding("wal", WRONG, f"{location} needs pyarrow, which is not installed", INSTALL)
+        return Finding("wal", WRONG, f"{place} needs pyarrow, which is not installed", INSTALL)
     try:
         store, path = fs.FileSystem.from_uri(location)
         probe = f"{path.rstrip('/')}/.nsq-doctor-{os.getpid()}"
@@ -219,8 +244,9 @@ def check_object_wal(location: str) -> Finding:
     except Exception as fault:
         # Every file system there has errors of its own.
         remedy = "check the URI and the credentials that pyarrow.fs finds"
-        return Finding("wal", WRONG, f"{location}: {_first_line(str(fault))}", remedy)
-    text = f"{location}: a put takes {seconds * 1000:.0f} ms, which a whole window of messages waits for"
+        reason = _first_line(str(fault)).replace(location, place)
+        return Finding("wal", WRONG, f"{place}: {reason}", remedy)
+    text = f"{place}: a put takes {seconds * 1000:.0f} ms, which a whole window of messages waits for"
     return Finding("wal", OK, text)
 
 

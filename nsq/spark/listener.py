@@ -32,9 +32,10 @@ log = logging.getLogger("nsq.spark")
 
 #: Figure of the source, name for Prometheus, help.
 _GAUGES = (
+    ("lag", "lag", "Messages that are in no batch yet, in nsqd and in the write-ahead log."),
     ("nsqdDepth", "depth", "Messages waiting in the channel."),
     ("nsqdInFlight", "in_flight", "Messages of the channel that clients hold."),
-    ("walRows", "wal_rows", "Messages in the write-ahead log that Spark has not finished."),
+    ("walRows", "wal_rows", "Messages in the write-ahead log that are in no batch yet."),
     ("walBytes", "wal_bytes", "Bytes of their bodies."),
     ("oldestSeconds", "oldest_seconds", "Age of the oldest of them."),
     ("paused", "paused", "1 while receiving is paused, because the log is full or cannot be written."),

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 #: For another Python to import what it needs: Arrow is large, and disks are slow.
 _PATIENCE = 60.0
+#: All that workers need, but pyspark, which Spark itself shows them.
+_PROBE = "import pyarrow, nsq.spark.receiver.receiving"
 
 
 def register(spark: SparkSession) -> None:
@@ -43,7 +45,7 @@ def _check_workers(python: str | None) -> None:
     if python is None or os.path.abspath(python) == os.path.abspath(sys.executable):
         return
     tried = subprocess.run(
-        [python, "-c", "import nsq.spark, pyarrow"],
+        [python, "-c", _PROBE],
         capture_output=True,
         text=True,
         timeout=_PATIENCE,

@@ -55,31 +55,69 @@ def checked(wanted: Sequence[Field]) -> list[Field]:
 def json(df: DataFrame, schema: StructType | str) -> DataFrame:
     """The rows with their bodies read as JSON: ``schema`` and ``_corrupt`` instead of ``body``.
 
-    What is no JSON object of that schema stands in ``_corrupt`` as text, which is null for all others. Bytes
-    that are no UTF-8 are shown with replacement characters. A column of the schema takes the place of ours of
-    the same name, so rename that before where both are wanted.
+    What is not one JSON object of that schema, and nothing else, stands in ``_corrupt`` as text, which is
+    null for all others. Bytes that are no UTF-8 stand there in hexadecimal: ``0xFF00``. A column of the
+    schema takes the place of ours of the same name, so rename that before where both are wanted.
     """
     from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
     from pyspark.sql.types import StructType
 
     wanted = cast(StructType, StructType.fromDDL(schema)) if isinstance(schema, str) else schema
-    asked_for = wanted.fieldNames()
-    # decode() would fail the query over a single body that is no UTF-8.
-    text = F.make_valid_utf8(F.col("body").cast("string"))
-    parsed = F.from_json(text, _with_corrupt(wanted), {"columnNameOfCorruptRecord": CORRUPT})
+    asked_for = [name for name in wanted.fieldNames() if name != CORRUPT]
     kept: list[Column] = [F.col(name) for name in df.columns if name not in {"body", CORRUPT, *asked_for}]
     made = "__json"
-    opened: list[Column] = [F.col(f"{made}.`{name}`").alias(name) for name in asked_for if name != CORRUPT]
-    # Of an empty text from_json makes nothing at all.
-    corrupt = F.coalesce(F.col(f"{made}.{CORRUPT}"), F.when(F.col(made).isNull(), text)).alias(CORRUPT)
-    return df.withColumn(made, parsed).select(*kept, *opened, corrupt)
+    read = JsonBody(F.col("body"), wanted)
+    opened: list[Column] = [F.col(f"{made}.{read.VALUE}.`{name}`").alias(name) for name in asked_for]
+    corrupt = read.corrupt(F.col(made)).alias(CORRUPT)
+    return df.withColumn(made, read.parsed()).select(*kept, *opened, corrupt)
 
 
-def _with_corrupt(schema: StructType) -> StructType:
-    from pyspark.sql.types import StringType, StructField, StructType
+class JsonBody:
+    """A column of bodies, read as JSON of a schema, of which nothing is lost.
 
-    own = [column for column in schema.fields if column.name != CORRUPT]
-    return StructType([*own, StructField(CORRUPT, StringType())])
+    Spark reads the first value of a text and ignores what stands behind it, such as a second line of JSON. So
+    the body is put into an object, before a mark that is not reached unless the body was one value. The mark
+    is made of the body, so that no body can contain its own.
+    """
+
+    VALUE = "value"
+    _MARK = "mark"
+
+    def __init__(self, body: Column, schema: StructType) -> None:
+        self._body = body
+        self._schema = schema
+
+    def parsed(self) -> Column:
+        """With the body's own fields in ``value``."""
+        from pyspark.sql import functions as F  # noqa: N812
+        from pyspark.sql.types import StringType, StructType
+
+        own = StructType([column for column in self._schema.fields if column.name != CORRUPT])
+        whole = StructType().add(self.VALUE, own).add(self._MARK, StringType()).add(CORRUPT, StringType())
+        text = F.concat(
+            F.lit(f'{{"{self.VALUE}":'),
+            F.make_valid_utf8(self._body.cast("string")),  # others would fail the query
+            F.lit(f',"{self._MARK}":"'),
+            F.md5(self._body),
+            F.lit('"}'),
+        )
+        return F.from_json(text, whole, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT})
+
+    def fits(self, parsed: Column) -> Column:
+        """Whether that is the whole body."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        read = parsed[self.VALUE].isNotNull() & parsed[CORRUPT].isNull()
+        marked = F.coalesce(parsed[self._MARK] == F.md5(self._body), F.lit(False))
+        return read & marked & F.is_valid_utf8(self._body.cast("string"))
+
+    def corrupt(self, parsed: Column) -> Column:
+        """The body where it does not fit, as text."""
+        from pyspark.sql import functions as F  # noqa: N812
+
+        text = self._body.cast("string")
+        shown = F.when(F.is_valid_utf8(text), text).otherwise(F.concat(F.lit("0x"), F.hex(self._body)))
+        return F.when(~self.fits(parsed), shown)
 
 
 def dedup(df: DataFrame, delay: str = "10 minutes") -> DataFrame:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from nsq.errors import ConfigError
+from nsq.spark.doctor import obstacles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,9 +32,12 @@ def local_session(
 
         spark = local_session(conf={"spark.driver.memory": "4g"})
 
-    ``master`` and ``conf`` overrule that. Below spark-submit, its own master and settings hold.
+    ``master`` and ``conf`` overrule that. Below spark-submit, its own master and settings hold. Raises
+    ConfigError, in a line, where Java or a package is missing: Spark's own words are many.
     """
     session_class = _session_class()
+    if session_class.getActiveSession() is None:
+        _refuse_obstacles(master, os.environ)
     # Spark would start `python3` of the PATH, which may be another one, without this package.
     for name, value in environment(master, os.environ).items():
         os.environ.setdefault(name, value)
@@ -80,6 +84,14 @@ def settings(master: str | None, conf: Mapping[str, str], environ: Mapping[str, 
     if master is not None or _SUBMITTED not in environ:
         chosen["spark.master"] = master or LOCAL
     return chosen | dict(conf)
+
+
+def _refuse_obstacles(master: str | None, environ: Mapping[str, str]) -> None:
+    if _SUBMITTED in environ:
+        return  # Java runs already
+    # Workers of a cluster have a Python of their own, under a name that may mean nothing here.
+    for obstacle in obstacles(environ, workers=_is_local(master, environ)):
+        raise ConfigError(f"{obstacle.what}: {obstacle.text}; {obstacle.remedy}")
 
 
 def _is_local(master: str | None, environ: Mapping[str, str]) -> bool:

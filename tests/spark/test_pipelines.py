@@ -154,13 +154,14 @@ def test_a_batch_that_failed_is_stored_once_however_it_is_cut_the_next_time(
 
 
 def test_bodies_as_text_and_as_json(spark: SparkSession, tmp_path: Path) -> None:
-    bodies = [b'{"id": 1, "name": "a"}', b"\xff", b"  ", b'{"id": "no"}', b"[1]"]
+    bodies = [b'{"id": 1, "name": "a"}', b"\xff", b"  ", b'{"id": "no"}', b"[1]", b'{"id": 1}{"id": 2}']
     put(tmp_path, "1", bodies)
     archived(spark, tmp_path, Body("json", "id bigint, name string"))
     frame = spark.read.parquet(str(tmp_path / "out")).orderBy("timestamp_ns")
     found = [(row.body.asDict() if row.body else None, row["_corrupt"]) for row in frame.collect()]
     assert found[0] == ({"id": 1, "name": "a"}, None)
-    assert found[1:4] == [(None, "�"), (None, "  "), (None, '{"id": "no"}')]
+    assert found[1:4] == [(None, "0xFF"), (None, "  "), (None, '{"id": "no"}')]
+    assert found[5] == (None, '{"id": 1}{"id": 2}')
 
     (tmp_path / "text").mkdir()
     put(tmp_path / "text", "1", bodies[:2])

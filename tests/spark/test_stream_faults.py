@@ -118,12 +118,13 @@ def test_a_lost_segment_is_an_error_unless_told_otherwise(
     publish(queue, bodies(100))
     sink.refusing = True
     failure(to_function(stream(spark, queue, tmp_path), tmp_path, sink))
-    for segment in segments(tmp_path):
-        segment.unlink()
+    (segment,) = segments(tmp_path)
+    segment.unlink()
+    lost = f"{segment.parent.name}/000001-*.arrow"
     sink.refusing = False
     sink.seen.clear()
     told = failure(to_function(stream(spark, queue, tmp_path), tmp_path, sink))
-    assert f"{tmp_path}/wal has lost what this batch needs: segment 1 of receiver" in told
+    assert f"{tmp_path}/wal has lost what this batch needs: {lost}" in told
     assert sink.seen == []
     publish(queue, bodies(10))
     lenient = stream(spark, queue, tmp_path, failOnDataLoss=False)
@@ -163,3 +164,8 @@ def test_a_receiver_that_is_killed_is_replaced(
         arrival(tmp_path, published())
     drain(frame, tmp_path)
     assert difference(written(tmp_path), published()) == EXACT
+
+
+def test_a_run_that_reaches_nobody_has_not_read_everything(spark: SparkSession, tmp_path: Path) -> None:
+    told = failure(to_parquet(stream(spark, None, tmp_path, nsqd="127.0.0.1:1"), tmp_path, availableNow=True))
+    assert "ConnectionFailed: no nsqd can be reached, so nothing was read: http://127.0.0.1:2/stats" in told

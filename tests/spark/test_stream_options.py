@@ -61,6 +61,13 @@ def test_json_puts_aside_what_is_none(spark: SparkSession) -> None:
         b"\xff\xfe",
         b'{"a": "text"}',
         b'{"b": "y"}',
+        b'{"a": 1}\n{"a": 2}\n',
+        b'{"a": 1} and more',
+        b'{"a": 1},',
+        b'{"a": 1}, "mark": "x"} {"a": 2',
+        b'{"b": "\xe9"}',
+        b"null",
+        b'{"a": 1}\n',
     ]
     rows = spark.createDataFrame([(number, text) for number, text in enumerate(texts)], "id int, body binary")
     read = nsq.spark.json(rows, "a int, b string")
@@ -69,5 +76,10 @@ def test_json_puts_aside_what_is_none(spark: SparkSession) -> None:
     assert (got[0].a, got[0].b, got[0]["_corrupt"]) == (1, "x", None)
     assert (got[7].a, got[7].b, got[7]["_corrupt"]) == (None, "y", None)
     assert [got[number]["_corrupt"] for number in (1, 2, 3, 4)] == ["no json", "[1]", "7", ""]
-    assert got[5]["_corrupt"] == "\ufffd\ufffd"
+    assert got[5]["_corrupt"] == "0xFFFE"
     assert got[6]["_corrupt"] == '{"a": "text"}'
+    # One value is read, but the rest of these would be lost.
+    assert [got[number]["_corrupt"] for number in range(8, 12)] == [text.decode() for text in texts[8:12]]
+    assert got[12]["_corrupt"] == "0x7B2262223A2022E9227D"
+    assert got[13]["_corrupt"] == "null"
+    assert (got[14].a, got[14]["_corrupt"]) == (1, None)

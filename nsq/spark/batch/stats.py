@@ -11,13 +11,14 @@ Loaded only when something is read, as this imports pyspark.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from nsq.api.nsqd import NsqdApi
 from nsq.errors import ApiError, ConfigError
+from nsq.spark.arrow import require_arrow
 from nsq.spark.batch import depths
 from nsq.spark.batch.nodes import all_nodes
 from nsq.spark.batch.options import StatsOptions
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 
 class NsqStatsDataSource(DataSource):
     """Register it with ``spark.dataSource.register``, or ``nsq.spark.register``."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        require_arrow()
 
     @classmethod
     def name(cls) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -183,7 +182,8 @@ def wal_ls(options: argparse.Namespace) -> int:
     from nsq.spark.wal.inspect import ls
 
     found = ls(options.place)
-    _tell(f"log {found.identity} at {found.location}, owned by {found.owner or 'nobody'}")
+    subject = f" of {found.subject}" if found.subject else ""
+    _tell(f"log {found.identity}{subject} at {found.location}, owned by {found.owner or 'nobody'}")
     heads = ["receiver", "alive", "segments", "messages", "bytes", "open", "oldest"]
     rows = [
         [
@@ -266,8 +266,6 @@ def _running(options: argparse.Namespace) -> Iterator[tuple[SparkSession, Meter]
     with _meter(options) as meter:
         if options.master and not options.master.startswith("local"):
             print(f"on the cluster itself: {_submit_line(options, options.master)}", file=sys.stderr)
-        for obstacle in physician.obstacles(os.environ):
-            raise ConfigError(f"{obstacle.what}: {obstacle.text}; {obstacle.remedy}")
         meter.say("starting Spark …")
         with contextlib.nullcontext() if options.debug else filtered(meter.note):
             spark = _session(options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,8 @@ from nsq.errors import NsqError
 from nsq.spark.cli import arguments
 
 INTERRUPTED = 130
+#: What Python writes below a traceback, which Spark tells whole.
+_OURS = re.compile(r"^nsq\.errors\.\w+: (.+)$", re.MULTILINE)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -42,10 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def in_a_line(fault: Exception) -> str:
-    """Ours are made to be read; of others the kind is told too, and of Java's long stories the first line."""
+    """Ours are made to be read, also where one is the reason of Spark's; of others the kind is told too, and
+    of Java's long stories the first line.
+    """
     first = str(fault).strip().split("\n", 1)[0]
     if isinstance(fault, NsqError):
         return str(fault)
+    ours = _OURS.search(str(fault))
+    if ours is not None:
+        return ours[1].strip()
     if isinstance(fault, ImportError):
         return f"{first}: pip install 'nsq[spark]'"
     return f"{type(fault).__name__}: {first} (--debug shows where)"

@@ -10,12 +10,12 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 
-#: What every start of Spark says, and what our own processes say for a log file.
+#: What every start of Spark says, what our own processes say for a log file, and where Java failed.
 _CHATTER = re.compile(
     r"WARNING: Using incubator modules|Using Spark's default log4j|Setting default log level"
     r"|To adjust logging level|Warning: Java versions > Java 11 can only"
     r"|.* WARN NativeCodeLoader: |.* WARN Utils: (Your hostname|Set SPARK_LOCAL_IP)"
-    r"|.* INFO nsq\.|\s*$"
+    r"|.* INFO nsq\.|\s+at [\w.$]+\(|\s+\.\.\. [0-9]+ more$|\s*$"
 )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from nsq.errors import ConfigError
 from nsq.spark.pipelines.publishing import Written
+from nsq.spark.rows import CORRUPT, JsonBody
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 KINDS = ("binary", "string", "json")
 PARTITIONS = ("date", "hour")
-CORRUPT = "_corrupt"
 BYTES = "_bytes"
 
 _HOUR = 3_600_000_000_000
@@ -58,30 +58,26 @@ def _body(body: Body) -> list[Column]:
     raw = f.col("body")
     if body.kind == "binary":
         return [raw]
-    # Parquet's text is UTF-8, and other readers insist on it.
-    text = f.make_valid_utf8(raw.cast("string"))
     if body.kind == "string":
-        return [text.alias("body")]
-    return _json(text, body)
+        # Parquet's text is UTF-8, and other readers insist on it.
+        return [f.make_valid_utf8(raw.cast("string")).alias("body")]
+    return _json(raw, body)
 
 
-def _json(text: Column, body: Body) -> list[Column]:
+def _json(raw: Column, body: Body) -> list[Column]:
     """Either the body, or, where the schema does not fit, its text beside it: nothing is lost."""
     from pyspark.sql import functions as f
-    from pyspark.sql.types import StringType, StructType
+    from pyspark.sql.types import StructType
 
     schema = body.schema if isinstance(body.schema, StructType) else StructType.fromDDL(str(body.schema))
     if not isinstance(schema, StructType):
         raise ConfigError(
             f"schema is {body.schema!r}, but must be a struct, such as 'id bigint, name string'"
         )
-    wanted = [field for field in schema.fields if field.name != CORRUPT]
-    asked = StructType([*wanted]).add(CORRUPT, StringType())
-    parsed = f.from_json(text, asked, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT})
-    # White space alone is no error to Spark, and no value either.
-    fits = parsed.isNotNull() & parsed[CORRUPT].isNull()
-    fields = f.struct(*(parsed[field.name].alias(field.name) for field in wanted))
-    return [f.when(fits, fields).alias("body"), f.when(~fits, text).alias(CORRUPT)]
+    read = JsonBody(raw, schema)
+    parsed = read.parsed()
+    value = f.when(read.fits(parsed), parsed[read.VALUE]).alias("body")
+    return [value, read.corrupt(parsed).alias(CORRUPT)]
 
 
 def write_parquet(frame: DataFrame, uri: str, *, partitions: tuple[str, ...] = ()) -> Written:

@@ -86,7 +86,8 @@ def replay(
                          since="2026-03-01", until="2026-03-02", rate=1000)
 
     ``where`` is an SQL condition, such as ``attempts > 1``; ``body`` an SQL expression that makes the body,
-    for an archive of JSON ``to_json(body)``. ``rate`` is messages per second. ``dry_run`` only counts.
+    for an archive of JSON ``coalesce(to_json(body), _corrupt)``: a row of which it makes null is left out.
+    ``rate`` is messages per second. ``dry_run`` only counts.
 
     Interrupted (``stop``, Ctrl-C, an error, a crash), it goes on where it was when it is called again with
     the same arguments: that is noted in ``state``, by default a file below ``<path>/_replay``, after every

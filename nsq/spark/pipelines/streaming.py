@@ -34,9 +34,9 @@ _PATIENCE = 30.0
 
 @dataclasses.dataclass(frozen=True)
 class Progress:
-    """How a running pipeline is doing. ``rate`` is rows a second since the last report. ``lag`` is about how
-    many messages are not through yet, in the log and in nsqd, ``lag_seconds`` the age of the oldest of them;
-    None as long as that is not known.
+    """How a running pipeline is doing. ``rate`` is rows a second since the last report. ``lag`` is how many
+    messages, in nsqd and in the log, were in no batch yet when the last one began, ``lag_seconds`` how old
+    the oldest in the log was; None as long as that is not known.
     """
 
     rows: int
@@ -234,11 +234,9 @@ def _reported(query: StreamingQuery) -> Mapping[str, Any]:
 
 def lag_of(reported: Mapping[str, Any]) -> tuple[int | None, float | None]:
     """Messages and seconds behind, from what the source adds to its offsets in a progress report."""
-    known = [reported[name] for name in ("walRows", "nsqdDepth", "nsqdInFlight") if name in reported]
-    counted = [number for number in known if isinstance(number, int)]
-    oldest = reported.get("oldestSeconds")
+    lag, oldest = reported.get("lag"), reported.get("oldestSeconds")
     return (
-        sum(counted) if counted else None,
+        lag if isinstance(lag, int) else None,
         float(oldest) if isinstance(oldest, (int, float)) else None,
     )
 

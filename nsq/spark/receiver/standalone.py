@@ -17,6 +17,7 @@ from nsq.spark.receiver.receiving import Receiving
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal import names
 from nsq.spark.wal.places import open_wal
+from nsq.spark.wal.subject import Subject
 
 log = logging.getLogger("nsq.spark.receiver")
 
@@ -35,7 +36,7 @@ def standalone(
     one at the end. Raises ConfigError, WalError and whatever nsqd has to say about the settings.
     """
     wal = open_wal(options.wal, fsync=options.fsync)
-    wal.prepare()
+    wal.prepare(Subject(options.topic, options.channel))
     with Bell() as bell, wal.log(names.new_receiver()) as to:
         receiving = Receiving(options, wal, to, changed=_nothing, sealed=_nothing)
         report = Report(progress or log.info, progress_interval, time.monotonic())

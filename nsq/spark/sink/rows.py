@@ -9,15 +9,13 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nsq.config import Config
 from nsq.errors import InvalidMessage
-from nsq.producer.request import MAX_DEFER
 from nsq.spark.sink.columns import Columns
 from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-_MOST_DEFER_MS = int(MAX_DEFER * 1000)
 
 
 class Rows(NamedTuple):
@@ -31,10 +29,11 @@ class Rows(NamedTuple):
 class Reader:
     """``topic`` is that of all rows, or empty when each row has its own."""
 
-    def __init__(self, columns: Columns, topic: str, max_msg_size: int) -> None:
+    def __init__(self, columns: Columns, topic: str, config: Config) -> None:
         self._columns = columns
         self._topic = topic
-        self._max_msg_size = max_msg_size
+        self._max_msg_size = config.max_msg_size
+        self._max_defer_ms = config.max_defer * 1000
 
     def read(self, batch: pa.RecordBatch) -> Iterator[Rows]:
         """Raises InvalidMessage or InvalidName for the first row that nsqd would refuse, before it yields."""
@@ -43,7 +42,7 @@ class Reader:
         columns = self._columns
         bodies = _binary(batch.column(columns.body))
         topics = None if columns.topic is None else batch.column(columns.topic)
-        delays = None if columns.defer is None else _delays(batch.column(columns.defer))
+        delays = None if columns.defer is None else self._delays(batch.column(columns.defer))
         self._check_sizes(bodies, topics)
         if topics is None:
             yield Rows(self._topic, _values(bodies), delays)
@@ -72,6 +71,19 @@ class Reader:
             "(maxMsgSize, to be nsqd's --max-msg-size)"
         )
 
+    def _delays(self, column: Any) -> list[float] | None:
+        """In seconds; None when all are null or 0."""
+        import pyarrow.compute as pc
+
+        extremes = pc.min_max(column)
+        least, most = extremes["min"].as_py() or 0, extremes["max"].as_py() or 0
+        if least < 0 or most > self._max_defer_ms:
+            raise InvalidMessage(
+                f"a row has {least if least < 0 else most} in column deferMs, must be 0 to "
+                f"{self._max_defer_ms:.0f} (maxDefer, to be nsqd's --max-req-timeout)"
+            )
+        return [(value or 0) / 1000 for value in column.to_pylist()] if most else None
+
 
 def _binary(column: Any) -> pa.Array:
     """As binary with 64-bit offsets, whatever Spark is set to send; of a short one nothing is copied."""
@@ -88,20 +100,6 @@ def _values(array: pa.Array) -> list[bytes]:
     start = ends[0]
     content = memoryview(data)[start : ends[-1]].tobytes()
     return [content[begin - start : end - start] for begin, end in itertools.pairwise(ends)]
-
-
-def _delays(column: Any) -> list[float] | None:
-    """In seconds; None when all are null or 0."""
-    import pyarrow.compute as pc
-
-    extremes = pc.min_max(column)
-    least, most = extremes["min"].as_py() or 0, extremes["max"].as_py() or 0
-    if least < 0 or most > _MOST_DEFER_MS:
-        wrong = least if least < 0 else most
-        raise InvalidMessage(
-            f"a row has {wrong} in column deferMs, must be 0 to {_MOST_DEFER_MS} (nsqd's --max-req-timeout)"
-        )
-    return [(value or 0) / 1000 for value in column.to_pylist()] if most else None
 
 
 def _by_topic(topics: Any, bodies: list[bytes], delays: list[float] | None) -> Iterator[Rows]:

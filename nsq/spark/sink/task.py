@@ -45,7 +45,7 @@ class Task:
 
     def __init__(self, options: SinkOptions, columns: Columns) -> None:
         self._options = options
-        self._reader = Reader(columns, options.topic, options.config.max_msg_size)
+        self._reader = Reader(columns, options.topic, options.config)
 
     def run(self, batches: Iterable[pa.RecordBatch], resumption: Resumption | None = None) -> Outcome:
         """With a resumption, nothing is published that was, and what is published now is written down."""

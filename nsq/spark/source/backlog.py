@@ -26,7 +26,7 @@ class Backlog:
     """The sum over the nsqds that answered, ``asked`` of them; ``faults`` say why others did not.
 
     ``depth`` is what nobody has yet, ``in_flight`` what some client has and did not finish, ours included,
-    ``deferred`` what comes later.
+    ``deferred`` what comes later. ``received`` is how much our own receivers had received by then.
     """
 
     depth: int = 0
@@ -35,6 +35,18 @@ class Backlog:
     paused: bool = False
     asked: int = 0
     faults: tuple[str, ...] = ()
+    received: int = 0
+
+    def unreceived(self, received: int) -> int:
+        """What is due and not received yet, now that so much is: answers of nsqds are old when they are used.
+        What was published since they were asked is not known.
+        """
+        return max(0, self.depth + self.in_flight - (received - self.received))
+
+    @property
+    def silence(self) -> str:
+        """Why nobody has told anything; empty when somebody has, or nobody is known who could."""
+        return "" if self.asked else "; ".join(self.faults)
 
     def waiting(self, with_held: bool) -> int:
         """Messages that are to come; ``with_held``: also those that come only when others give them back."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol
 
-from nsq.errors import Closed, NsqError, SegmentLost, WalError, WalForeign
+from nsq.errors import Closed, ConnectionFailed, NsqError, SegmentLost, WalError, WalForeign
 from nsq.spark.source import planning
 from nsq.spark.source.admission import Amount, Limits, Pace, admitted, amount
 from nsq.spark.source.backlog import Backlog
@@ -20,6 +20,8 @@ from nsq.spark.source.gauge import Gauge
 from nsq.spark.source.goal import Goal
 from nsq.spark.source.offsets import Lost, Offset, Position, Slice, between, unread
 from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal import names
+from nsq.spark.wal.places import shown
 from nsq.spark.wal.store import Claim, Segment, Wal
 
 log = logging.getLogger("nsq.spark.source")
@@ -43,9 +45,12 @@ _STILL_WAITING = 10.0
 
 
 class State(NamedTuple):
-    """How the receivers of this query are, all together. ``paused`` says why they take nothing."""
+    """How the receivers of this query are, all together. ``paused`` says why they take nothing; ``connected``
+    is whether any of them has an nsqd, as far as that is known here.
+    """
 
     ready: bool = True
+    connected: bool = True
     received: int = 0
     open: Amount = Amount()
     sealed: int = 0
@@ -116,15 +121,18 @@ class Feed:
     def aim(self) -> None:
         """This run is to read what there is now, and end."""
         self._list()
-        now = self._clock()
-        measured = self._backlog.wait(MEASURING)  # before anything of it is received
+        until = self._clock() + MEASURING
+        while (measured := self._backlog.wait(LISTING)) is None and self._clock() < until:
+            self._stay()  # nothing may be received before
         backlog = measured.value if measured else Backlog()
         if not backlog.asked:
-            reason = "; ".join(backlog.faults) or "no nsqd is known yet"
             log.warning(
-                "the backlog is unknown, so it is over when nothing comes for availableNowIdle: %s", reason
+                "the backlog is unknown, so it is over when nothing comes for availableNowIdle: %s",
+                backlog.silence or "no nsqd is known yet",
             )
-        self._before = (self._segments, backlog, now)
+        elif backlog.faults:
+            log.warning("only what other nsqds have is waited for: %s", "; ".join(backlog.faults))
+        self._before = (self._segments, backlog, self._clock())
 
     def latest(self, start: Mapping[str, Any], limits: Limits, poll: float = POLL) -> Mapping[str, Any]:
         """Where the next batch ends; ``start`` itself when there is none yet or, once aimed, no more."""
@@ -147,8 +155,7 @@ class Feed:
                 return start
             if self._goal is not None and self._is_over(self._goal, read, now):
                 return start
-            if not self._wanted():
-                raise Closed("nobody waits for a batch any more")
+            self._stay()
             left = LISTING if self._goal is not None else poll - (now - began)
             self._receivers.wait(max(_PAUSE, min(left, left if due is None else due)))
 
@@ -157,6 +164,7 @@ class Feed:
         self.receive()
         self._list()
         first, last = self._checked(start), self._checked(end)
+        self._read = last  # also when it was promised before a restart
         slices, lost = between(first, last, self._segments)
         if lost:
             self._lament(lost)
@@ -167,6 +175,9 @@ class Feed:
         self._forget(self._checked(end))
 
     def report(self) -> dict[str, Any]:
+        """The log's figures are those of what is in no batch yet. ``lag`` is everything that is in none: also
+        what waits in nsqd, or is in flight there, less what has come since nsqd was asked.
+        """
         state = self._receivers.state()
         waiting = self._pending(unread(self._read, self._segments), state)
         measured = self._backlog.look()
@@ -174,6 +185,7 @@ class Feed:
         oldest = self._oldest.look()
         return {
             **self._sealed_so_far().to_json(),
+            "lag": waiting.rows + known.unreceived(state.received) if known else None,
             "received": state.received,
             "walRows": waiting.rows,
             "walBytes": waiting.bytes,
@@ -182,6 +194,11 @@ class Feed:
             "oldestSeconds": oldest.value if oldest else None,
             "paused": state.paused or None,
         }
+
+    def _stay(self) -> None:
+        """A process that waits would not notice that nobody waits for it."""
+        if not self._wanted():
+            raise Closed("nobody waits for a batch any more")
 
     # The end
 
@@ -273,10 +290,15 @@ class Feed:
 
     def _is_over(self, goal: Goal, read: Offset, now: float) -> bool:
         measured = self._backlog.look()
-        pending = self._pending(unread(read, self._segments), self._receivers.state()).rows
+        state = self._receivers.state()
+        pending = self._pending(unread(read, self._segments), state).rows
         told = (measured.value, measured.began) if measured else (None, 0.0)
         reason = goal.verdict(now, pending, *told)
         if reason:
+            silence = measured.value.silence if measured and goal.rows is None else ""
+            if silence and not goal.taken and not state.connected:
+                # Nobody to read from is not nothing to read.
+                raise ConnectionFailed(f"no nsqd can be reached, so nothing was read: {silence}")
             log.info("done: %s", reason)
             # Spark asks for more only when everything up to here is committed; there will be no next batch
             # in this run with which to say so.
@@ -311,17 +333,18 @@ class Feed:
         self._segments = [segment for segment in self._segments if not read.has_read(segment)]
 
     def _checked(self, told: Mapping[str, Any]) -> Offset:
+        self._claim.check()
         offset = Offset.of_json(told)
         if offset.wal != self._identity:
             raise WalForeign(
-                f"the checkpoint belongs to the log {offset.wal}, but {self._wal.location} is the log "
+                f"the checkpoint belongs to the log {offset.wal}, but {shown(self._wal.location)} is the log "
                 f"{self._identity}: give option wal the old place, or begin a new checkpoint"
             )
         return offset
 
     def _lament(self, lost: Sequence[Lost]) -> None:
-        names = ", ".join(f"segment {number} of receiver {receiver}" for receiver, number in lost)
-        text = f"{self._wal.location} has lost what this batch needs: {names}"
+        files = ", ".join(f"{receiver}/{names.sealed_pattern(number)}" for receiver, number in lost)
+        text = f"{shown(self._wal.location)} has lost what this batch needs: {files}"
         if self._options.fail_on_data_loss:
             raise SegmentLost(f"{text}; failOnDataLoss=false goes on without it")
         log.warning("%s; going on without it", text)

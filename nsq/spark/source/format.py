@@ -6,14 +6,13 @@ is, and no more.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from nsq.errors import ConfigError, NsqError, UsageError
+from nsq.errors import ConfigError, NsqError
 from nsq.spark import rows
+from nsq.spark.arrow import require_arrow
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.source.stream import NsqStreamReader
 
@@ -33,11 +32,7 @@ class NsqDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        if importlib.util.find_spec("pyarrow") is None:
-            raise UsageError(
-                f"pyarrow is missing in {sys.executable}: pip install 'nsq[spark]' there, or set "
-                "PYSPARK_PYTHON to the Python that has it"
-            )
+        require_arrow()
 
     @classmethod
     def name(cls) -> str:

@@ -32,11 +32,16 @@ class OwnReceivers:
         now = self._crew.status()
         return State(
             ready=now.alive == self._count,
+            connected=now.connections > 0,
             received=now.received,
             open=Amount(now.open_rows, now.open_bytes),
             sealed=now.sealed,
             paused="; ".join(now.paused),
         )
+
+    def received(self) -> int:
+        """For any thread."""
+        return self._crew.status().received
 
     def wait(self, seconds: float) -> None:
         began = time.monotonic()
@@ -61,6 +66,9 @@ class NoReceivers:
 
     def state(self) -> State:
         return State()
+
+    def received(self) -> int:
+        return 0
 
     def wait(self, seconds: float) -> None:
         self._nap(seconds)

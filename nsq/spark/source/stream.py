@@ -7,6 +7,7 @@ tasks, and only ``read``. So making one does nothing, and every method begins wh
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import os
@@ -29,7 +30,7 @@ from nsq.spark import rows
 from nsq.spark.receiver.crew import Crew
 from nsq.spark.rows import Field
 from nsq.spark.source.admission import Limits
-from nsq.spark.source.backlog import measure
+from nsq.spark.source.backlog import Backlog, measure
 from nsq.spark.source.feed import Feed
 from nsq.spark.source.gauge import Gauge
 from nsq.spark.source.offsets import Slice
@@ -40,7 +41,6 @@ from nsq.spark.source.termination import Termination
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from nsq.spark.source.feed import Receivers
     from nsq.spark.source.reading import Portion
     from nsq.spark.wal.store import Wal
 
@@ -156,13 +156,14 @@ class _Running:
 
     def __init__(self, options: SourceOptions, backlog_every: float) -> None:
         from nsq.spark.source.reading import published
-        from nsq.spark.wal import open_wal
+        from nsq.spark.wal import Subject, open_wal
 
         _speak()
         self.options = options
         self._wal = open_wal(options.wal, fsync=options.fsync)
-        identity = self._wal.prepare()
-        claim = self._wal.own(f"the query that reads {options.topic}/{options.channel}", PATIENCE)
+        subject = Subject(options.topic, options.channel)
+        identity = self._wal.prepare(subject)
+        claim = self._wal.own(f"the query that reads {subject}", PATIENCE)
 
         @functools.lru_cache(maxsize=64)
         def since_when(piece: Slice) -> float | None:
@@ -172,14 +173,20 @@ class _Running:
             since = since_when(piece)
             return None if since is None else max(0.0, time.time() - since)
 
+        receivers = _receivers(options, self._wal)
+
+        def backlog() -> Backlog:
+            received = receivers.received()  # first: what comes meanwhile must not count twice
+            return dataclasses.replace(measure(options), received=received)
+
         try:
             self.feed = Feed(
                 options,
                 self._wal,
                 identity,
                 claim,
-                _receivers(options, self._wal),
-                Gauge("backlog", lambda: measure(options), backlog_every, time.monotonic),
+                receivers,
+                Gauge("backlog", backlog, backlog_every, time.monotonic),
                 age,
                 wanted=_same_parent(),
             )
@@ -202,7 +209,7 @@ class _Running:
             self._termination.end()
 
 
-def _receivers(options: SourceOptions, wal: Wal) -> Receivers:
+def _receivers(options: SourceOptions, wal: Wal) -> OwnReceivers | NoReceivers:
     if not options.receivers:
         return NoReceivers()
     return OwnReceivers(Crew(options, wal), options.receivers)

@@ -1,6 +1,7 @@
 """A write-ahead log in a directory: local, or NFS for a cluster (see ``locks`` for what that takes).
 
     <wal>/identity.json
+    <wal>/subject.json
     <wal>/owner                                  locked by the owner
     <wal>/<receiver>/lock                        locked by the receiver, all its life
     <wal>/<receiver>/000001-1250-250000.arrow    sealed
@@ -24,9 +25,11 @@ import pyarrow as pa
 
 from nsq.errors import SegmentLost, WalError, WalForeign
 from nsq.spark.wal import identity, locks, names, ownership, recovery, streams
+from nsq.spark.wal import subject as subjects
 from nsq.spark.wal.directory_log import DirectoryLog
 from nsq.spark.wal.disk import Disk
 from nsq.spark.wal.store import Claim, ReceiverFolder, Segment
+from nsq.spark.wal.subject import Subject
 
 _PRIVATE = 0o700
 _HIDDEN = "."
@@ -52,7 +55,7 @@ class DirectoryWal:
         self._clock = clock
         self._nap = nap
 
-    def prepare(self) -> str:
+    def prepare(self, subject: Subject | None = None) -> str:
         with _named(self._root, "cannot be made a log"):
             self._root.parent.mkdir(parents=True, exist_ok=True)
             self._root.mkdir(mode=_PRIVATE, exist_ok=True)
@@ -61,7 +64,10 @@ class DirectoryWal:
                 found = self._identity()  # it may just have been prepared by another process
                 if found is None:
                     raise WalForeign(f"{self._root} is no log, and not empty: give it a folder of its own")
-            return found or self._make_identity()
+            made = found or self._make_identity()
+            if subject is not None:
+                subject.check(self._subject() or self._dedicate(subject), self.location)
+            return made
 
     def own(self, description: str, patience: float) -> Claim:
         path = self._root / names.OWNER
@@ -73,6 +79,11 @@ class DirectoryWal:
         """None when it has not been prepared."""
         with _named(self._root, "cannot be read"):
             return self._identity()
+
+    def subject(self) -> Subject | None:
+        """None when nobody has said yet."""
+        with _named(self._root, "cannot be read"):
+            return self._subject()
 
     def owner(self) -> ownership.Owner | None:
         """Who owns it now."""
@@ -148,22 +159,35 @@ class DirectoryWal:
         except FileNotFoundError:
             return None
 
+    def _subject(self) -> Subject | None:
+        path = self._root / names.SUBJECT
+        try:
+            return subjects.decode(path.read_bytes(), str(path))
+        except FileNotFoundError:
+            return None
+
     def _make_identity(self) -> str:
-        """Complete or not at all; of several processes one makes it, and all of them learn which."""
         made = identity.new_identity()
-        draft = self._root / f"{_HIDDEN}identity-{uuid.uuid4().hex}"
-        text = memoryview(identity.encode(made, time.time()))
+        self._make_once(names.IDENTITY, identity.encode(made, time.time()))
+        return self._identity() or made
+
+    def _dedicate(self, subject: Subject) -> Subject | None:
+        self._make_once(names.SUBJECT, subjects.encode(subject))
+        return self._subject()
+
+    def _make_once(self, name: str, text: bytes) -> None:
+        """Complete or not at all; of several processes one makes it, and all of them can read which."""
+        draft = self._root / f"{_HIDDEN}{name}-{uuid.uuid4().hex}"
         descriptor = self._disk.create(draft, self._mode() & 0o666)
         try:
-            self._disk.write(descriptor, text, 0)
+            self._disk.write(descriptor, memoryview(text), 0)
             self._disk.sync(descriptor)
             with contextlib.suppress(FileExistsError):
-                os.link(draft, self._root / names.IDENTITY)
+                os.link(draft, self._root / name)
         finally:
             self._disk.close(descriptor)
             self._disk.remove(draft)
         self._disk.sync_folder(self._root)
-        return self._identity() or made
 
     def _enter(self, folder: Path) -> locks.FileLock:
         """A new folder that is locked before anybody can see it under its name."""

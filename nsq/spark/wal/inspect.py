@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from nsq.errors import SegmentLost, WalError
 from nsq.spark.wal import records
-from nsq.spark.wal.places import open_wal
+from nsq.spark.wal.places import open_wal, shown
 from nsq.spark.wal.store import Segment, Wal
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class ReceiverLine(NamedTuple):
 class Overview(NamedTuple):
     location: str
     identity: str
+    subject: str | None  # topic/channel; None when nobody has said yet
     owner: str | None
     receivers: list[ReceiverLine]
 
@@ -59,7 +60,7 @@ def ls(location: str, now: float | None = None) -> Overview:
     """Reads the first segment of each receiver, for the age."""
     wal, identity = _existing(location)
     segments = wal.segments()
-    owner = wal.owner()
+    owner, subject = wal.owner(), wal.subject()
     moment = time.time() if now is None else now
     lines = []
     for folder in wal.receivers():
@@ -75,7 +76,7 @@ def ls(location: str, now: float | None = None) -> Overview:
                 _age(wal, own[0], moment) if own else None,
             )
         )
-    return Overview(location, identity, str(owner) if owner else None, lines)
+    return Overview(shown(location), identity, _told(subject), _told(owner), lines)
 
 
 def verify(location: str) -> Verified:
@@ -127,8 +128,12 @@ def _existing(location: str) -> tuple[DirectoryWal | ObjectWal, str]:
     wal = open_wal(location)
     identity = wal.identity()
     if identity is None:
-        raise WalError(f"there is no log at {location}")
+        raise WalError(f"there is no log at {shown(location)}")
     return wal, identity
+
+
+def _told(one: object | None) -> str | None:
+    return None if one is None else str(one)
 
 
 def _age(wal: Wal, segment: Segment, now: float) -> float | None:

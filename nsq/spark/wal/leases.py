@@ -2,12 +2,14 @@
 
 Nobody is told that a lease has ended; it is over when it is gone, or half a minute old. Ages compare the
 holder's clock with the reader's, so clocks may differ by fifteen seconds; and whoever wants to own waits at
-most until it has itself seen a lease unchanged for half a minute.
+most until it has itself seen a lease unchanged for half a minute. Until then the holder may be dead, as it is
+when a query starts again after a crash: only a holder that shows a sign of life is a reason to give up.
 
 pyarrow cannot put an object on condition that it is not there. So two who want the same lease in the same
 second can both write it, and each believes it was free. Both then wait, and read it again: the last who wrote
 has it, and the other sees so. Only one that is stopped between reading and writing for longer than that wait
-can still take a lease from its holder; the holder finds out at its next refresh, and says so.
+can still take a lease from its holder, and a holder that is silent for half a minute loses it. It finds out
+at its next refresh; who holds one asks with ``check`` before doing what only a holder may.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ class HeldLease:
         self._name = name
         self._lease = lease
         self._now = now
-        self._guard = threading.Lock()  # of _lease
+        self._guard = threading.RLock()  # of _lease; a signal's handler may want it from whoever has it
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"nsq-wal-lease-{name}", daemon=True)
         self._thread.start()
@@ -92,6 +94,16 @@ class HeldLease:
         with self._guard:
             self._lease = self._lease._replace(owner=self._lease.owner._replace(leaving=True))
         self.refresh()
+
+    def check(self) -> None:
+        """Raises WalOwned when it has been taken from us."""
+        if self._now() - self._lease.refreshed > LIFETIME:
+            self.refresh()  # this process may just have woken up, before the thread that refreshes
+        if self.lost:
+            raise WalOwned(
+                f"{self._bucket.path('')} has been taken by somebody else, who had heard nothing of this "
+                f"process ({self._lease.owner}) for {LIFETIME:g} s: only one may go on"
+            )
 
     def release(self) -> None:
         """Twice does no harm. A lease that cannot be deleted ends by itself."""
@@ -137,9 +149,13 @@ def hold(bucket: Bucket, name: str, description: str, timing: Timing) -> HeldLea
 
 
 def contend(bucket: Bucket, name: str, description: str, patience: float, timing: Timing) -> HeldLease:
-    """Raises WalOwned when its holder does not leave in time."""
+    """Raises WalOwned when its holder does not leave in time, at a sign of life; without any ``patience`` its
+    lease alone will do.
+    """
     started = timing.clock()
     seen, since = read(bucket, name), started
+    alive = not patience
+    _announce(bucket, seen, timing)
     while True:
         now = timing.clock()
         if seen is None or not seen.live(timing.now()) or now - since >= LIFETIME:
@@ -149,13 +165,23 @@ def contend(bucket: Bucket, name: str, description: str, patience: float, timing
             found = read(bucket, name)
             if found is not None and found.token == lease.token:
                 return HeldLease(bucket, name, lease, timing.now)
-        elif now - started >= (max(patience, LEAVING_PATIENCE) if seen.owner.leaving else patience):
+        elif alive and now - started >= (max(patience, LEAVING_PATIENCE) if seen.owner.leaving else patience):
             raise WalOwned(f"{bucket.path('')} is owned by {seen.owner}; waited {now - started:.1f} s for it")
         else:
             timing.nap(_NAP)
         latest = read(bucket, name)
+        alive = not patience or latest != seen
         if latest != seen:
             seen, since = latest, timing.clock()
+
+
+def _announce(bucket: Bucket, found: Lease | None, timing: Timing) -> None:
+    """Waiting for a holder may take a while, and whoever looks on should know what for."""
+    if found is not None and found.live(timing.now()):
+        _logger.warning(
+            "%s is owned by %s; if that is dead, this begins when nothing was heard of it for %d s",
+            *(bucket.path(""), found.owner, LIFETIME),
+        )
 
 
 def _new(description: str, timing: Timing) -> Lease:

@@ -17,13 +17,14 @@ import time
 from nsq.spark.wal.store import Segment
 
 IDENTITY = "identity.json"
+SUBJECT = "subject.json"
 OWNER = "owner"
 LOCK = "lock"
 
 _RECEIVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _SEALED = re.compile(r"([0-9]{6,12})-([0-9]{1,12})-([0-9]{1,15})\.arrow")
 _OPEN = re.compile(r"([0-9]{6,12})\.open")
-_RESERVED = {IDENTITY, OWNER, f"{OWNER}.json"}
+_RESERVED = {IDENTITY, SUBJECT, OWNER, f"{OWNER}.json"}
 
 
 def new_receiver(
@@ -50,6 +51,11 @@ def open_file(number: int) -> str:
 
 def sealed_file(segment: Segment) -> str:
     return f"{segment.number:06d}-{segment.rows}-{segment.bytes}.arrow"
+
+
+def sealed_pattern(number: int) -> str:
+    """Of a file that is not there any more, so that nobody knows what it held."""
+    return f"{number:06d}-*.arrow"
 
 
 def read_open(name: str) -> int | None:

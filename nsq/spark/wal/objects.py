@@ -1,6 +1,7 @@
 """A write-ahead log in an object store, or anything else that pyarrow.fs reaches.
 
     <wal>/identity.json
+    <wal>/subject.json
     <wal>/owner.json                             the owner's lease
     <wal>/<receiver>/lease.json                  the receiver's
     <wal>/<receiver>/000001-1250-250000.arrow    a segment
@@ -28,9 +29,11 @@ from pyarrow import fs
 
 from nsq.errors import ConfigError, SegmentLost, WalError, WalForeign
 from nsq.spark.wal import identity, leases, names, ownership, records, streams
+from nsq.spark.wal import subject as subjects
 from nsq.spark.wal.bucket import Bucket
 from nsq.spark.wal.leases import HeldLease, Lease, Timing
 from nsq.spark.wal.store import Claim, ReceiverFolder, Segment
+from nsq.spark.wal.subject import Subject
 
 _OWNER = f"{names.OWNER}.json"
 _LEASE = "lease.json"
@@ -64,20 +67,29 @@ class ObjectWal:
             raise ConfigError(f"wal cannot be opened: pyarrow.fs refuses its {scheme} URI{reason}") from None
         return cls(filesystem, path, location=uri)
 
-    def prepare(self) -> str:
-        found = self.identity()
-        if found is not None:
-            return found
-        if any(name not in (names.IDENTITY, _OWNER) for name in self._bucket.names()):
-            found = self.identity()  # it may just have been prepared by another process
-            if found is None:
-                raise WalForeign(f"{self._bucket.path('')} is no log, and not empty: give it one of its own")
-            return found
-        self._bucket.make_folder("")
-        made = identity.new_identity()
-        self._bucket.rewrite(names.IDENTITY, identity.encode(made, self._timing.now()))
-        self._timing.nap(leases.SETTLE)  # of several who do this at once, the last one's counts for all
+    def prepare(self, subject: Subject | None = None) -> str:
+        found = self.identity() or self._identity_if_used()
+        made = found or identity.new_identity()
+        if found is None:
+            self._bucket.make_folder("")
+            self._bucket.rewrite(names.IDENTITY, identity.encode(made, self._timing.now()))
+        unsaid = subject is not None and self.subject() is None
+        if subject is not None and unsaid:
+            self._bucket.rewrite(names.SUBJECT, subjects.encode(subject))
+        if found is None or unsaid:
+            self._timing.nap(leases.SETTLE)  # of several who do this at once, the last one's counts for all
+        if subject is not None:
+            subject.check(self.subject(), self._bucket.path(""))
         return self.identity() or made
+
+    def _identity_if_used(self) -> str | None:
+        """Where there was none: it may just have been prepared by another process."""
+        if all(name in (names.IDENTITY, names.SUBJECT, _OWNER) for name in self._bucket.names()):
+            return None
+        found = self.identity()
+        if found is None:
+            raise WalForeign(f"{self._bucket.path('')} is no log, and not empty: give it one of its own")
+        return found
 
     def own(self, description: str, patience: float) -> Claim:
         return leases.contend(self._bucket, _OWNER, description, patience, self._timing)
@@ -139,6 +151,11 @@ class ObjectWal:
         if text is None:
             return None
         return identity.decode(bytes(text), self._bucket.path(names.IDENTITY))
+
+    def subject(self) -> Subject | None:
+        """None when nobody has said yet."""
+        text = self._bucket.get(names.SUBJECT)
+        return None if text is None else subjects.decode(bytes(text), self._bucket.path(names.SUBJECT))
 
     def _alive(self, receiver: str) -> bool:
         return self._live(leases.read(self._bucket, f"{receiver}/{_LEASE}"))

@@ -75,6 +75,9 @@ class FileClaim:
         self._owner = self._owner._replace(leaving=True)
         self._write()
 
+    def check(self) -> None:
+        """It is ours as long as this process lives."""
+
     def release(self) -> None:
         self._lock.release()
 

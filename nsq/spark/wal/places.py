@@ -29,6 +29,14 @@ def directory_of(location: str) -> Path | None:
     return Path("/" + unquote(path).lstrip("/"))
 
 
+def shown(location: str) -> str:
+    """For people and log files: without what a URI may hold of credentials."""
+    if directory_of(location) is not None:
+        return location
+    scheme, _, rest = location.partition(":")
+    return f"{scheme}://{rest.removeprefix('//').partition('?')[0].rpartition('@')[2]}"
+
+
 def open_wal(location: str, *, fsync: bool = True) -> DirectoryWal | ObjectWal:
     """The log at that place; ``prepare`` makes it. ``fsync`` concerns directories only."""
     if not location.strip():

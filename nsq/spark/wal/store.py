@@ -2,6 +2,7 @@
 (``objects.py``).
 
     <wal>/identity.json             which log this is; a checkpoint remembers it
+    <wal>/subject.json              which topic and channel it is for
     <wal>/owner                     held by the one query that reads and deletes
     <wal>/<receiver>/…              one folder per life of a receiver, which alone writes there
 
@@ -15,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+
+from nsq.spark.wal.subject import Subject
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -43,6 +46,9 @@ class Claim(Protocol):
 
     def leaving(self) -> None:
         """Tell whoever wants it that it is about to be free: a restart then waits instead of failing."""
+
+    def check(self) -> None:
+        """Raises WalOwned when somebody else has taken it: a lease can be lost, a file lock cannot."""
 
     def release(self) -> None: ...
 
@@ -80,12 +86,15 @@ class Wal(Protocol):
 
     location: str
 
-    def prepare(self) -> str:
-        """Make it where it is not there yet; its identity."""
+    def prepare(self, subject: Subject | None = None) -> str:
+        """Make it where it is not there yet; its identity. Raises WalForeign when it is for another
+        ``subject``; a log that does not say is for this one from now on.
+        """
 
     def own(self, description: str, patience: float) -> Claim:
         """Become the one who reads and deletes. Raises WalOwned, with the other's description, when that one
-        does not leave within ``patience`` seconds (half a minute when it has said that it is leaving).
+        does not leave within ``patience`` seconds (half a minute when it has said that it is leaving). Where
+        one cannot tell at once whether the other is alive, with leases, it takes as long as that takes.
         """
 
     def log(self, receiver: str) -> Log:

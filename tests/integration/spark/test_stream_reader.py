@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
+from operator import eq
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +147,33 @@ def test_a_report_tells_the_depth(queue: Nsqd, asking: Asking) -> None:
     asking.begin()
     report = eventually(asking.reader.reportLatestOffset, lambda told: told["nsqdDepth"] == 7, PATIENCE)
     assert report["received"] == report["walRows"] == 0
+
+
+def test_the_lag_counts_every_message_once(queue: Nsqd, asking: Asking) -> None:
+    """Nsqd tells the depth before anything is received, and the receiver has all of it a moment later."""
+    publish(queue, 1000)
+    asking.begin()
+
+    def lag() -> Any:
+        return asking.reader.reportLatestOffset()["lag"]
+
+    left = 1000
+    eventually(lag, partial(eq, left), PATIENCE)
+    while left:
+        end = asking.latest(ReadMaxRows(300))
+        if end != asking.read:
+            left -= len(asking.rows(end))
+            asking.read = end
+            # What is stored is still in flight until nsqd has heard so.
+            eventually(lag, partial(eq, left), PATIENCE)
+
+
+def test_a_log_is_for_one_channel(queue: Nsqd, asking: Asking, tmp_path: Path) -> None:
+    asking.begin()
+    asking.reader.stop()
+    other = Asking(queue, tmp_path, channel="archive")
+    with pytest.raises(WalForeign, match="is the log of orders/spark, and this is to read orders/archive"):
+        other.begin()
 
 
 def test_a_log_has_one_owner(

@@ -82,6 +82,22 @@ def test_workers_without_what_they_need(tmp_path: Path) -> None:
     assert absent.state == WRONG
 
 
+def test_the_one_that_starts_jupyter_is_no_worker() -> None:
+    (found,) = doctor.check_workers({"PYSPARK_DRIVER_PYTHON": "jupyter"})
+    assert found.state == OK
+
+
+def test_the_python_that_other_programs_get(tmp_path: Path) -> None:
+    script(tmp_path / "python3", "echo 'ModuleNotFoundError: pyarrow'; exit 1")
+    (found,) = doctor.check_default_python({"PATH": str(tmp_path)})
+    assert found.state == WARNING
+    assert found.text.startswith(f"{tmp_path}/python3: ModuleNotFoundError: pyarrow; Spark starts it for")
+    assert found.remedy.startswith("export PYSPARK_PYTHON=")
+    (absent,) = doctor.check_default_python({"PATH": str(tmp_path / "no")})
+    assert (absent.state, "there is none on PATH" in absent.text) == (WARNING, True)
+    assert list(doctor.check_default_python({"PATH": str(tmp_path), "PYSPARK_PYTHON": "chosen"})) == []
+
+
 def test_a_wal_that_can_be_used_and_is_left_alone(tmp_path: Path) -> None:
     found = doctor.check_wal(str(tmp_path / "not" / "made" / "yet"))
     assert found.state in (OK, WARNING)  # a warning where the disk is nearly full
@@ -105,4 +121,12 @@ def test_an_object_store(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
     assert doctor.check_object_wal(f"file://{tmp_path}").state == OK
     assert list(tmp_path.iterdir()) == []
-    assert doctor.check_object_wal("nonsense://bucket/wal").state == WRONG
+    wrong = doctor.check_wal("nonsense://key:secret@bucket/wal")
+    assert (wrong.state, "secret" in wrong.text) == (WRONG, False)
+
+
+def test_a_wal_is_read_as_a_stream_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert f"{tmp_path}/wal" in doctor.check_wal("~/wal").text
+    found = doctor.check_wal("file:relative")
+    assert (found.state, "file:///absolute/path" in found.text) == (WRONG, True)

@@ -15,7 +15,7 @@ from nsq.spark.listener import Listener, exposition, figures
 
 def report(**changes: Any) -> dict[str, Any]:
     offset = {
-        "wal": "5f1c", "at": {"a": 3}, "received": 1200, "walRows": 40, "walBytes": 8000,
+        "wal": "5f1c", "at": {"a": 3}, "lag": 50, "received": 1200, "walRows": 40, "walBytes": 8000,
         "nsqdDepth": 7, "nsqdInFlight": 3, "oldestSeconds": 1.5, "paused": None,
     }  # fmt: skip
     return {
@@ -36,7 +36,7 @@ def test_the_figures_of_a_report() -> None:
     assert found.query == "orders"
     assert found.values == {
         "rows": 100, "batchSeconds": 0.25, "inputRowsPerSecond": 50.0, "processedRowsPerSecond": 80.5,
-        "nsqdDepth": 7, "nsqdInFlight": 3, "walRows": 40, "walBytes": 8000, "oldestSeconds": 1.5,
+        "lag": 50, "nsqdDepth": 7, "nsqdInFlight": 3, "walRows": 40, "walBytes": 8000, "oldestSeconds": 1.5,
         "paused": 0, "received": 1200,
     }  # fmt: skip
 

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 
 from nsq.errors import ConfigError
-from nsq.spark.session import environment, local_session, settings
+from nsq.spark.doctor import obstacles
+from nsq.spark.session import _refuse_obstacles, environment, local_session, settings
 
 SUBMITTED = {"PYSPARK_GATEWAY_PORT": "1"}
 
@@ -44,3 +48,33 @@ def test_without_pyspark_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     with pytest.raises(ConfigError, match=r"pip install 'nsq\[spark\]'"):
         local_session()
+
+
+@pytest.fixture
+def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyspark")
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+
+@pytest.mark.usefixtures("no_java")
+def test_without_java_it_says_so_in_a_line() -> None:
+    with pytest.raises(ConfigError, match=r"^java: .*/java does not say its version: .*; install Java 17"):
+        local_session()
+
+
+@pytest.mark.usefixtures("no_java")
+@pytest.mark.parametrize("master", ["spark://host:7077", "local[2]"])
+def test_the_workers_of_a_cluster_are_not_looked_for_here(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, master: str
+) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"17.0.15\"' >&2\n")
+    java.chmod(0o755)
+    found = [each.what for each in obstacles({"JAVA_HOME": str(tmp_path), "PYSPARK_PYTHON": "/there/python"})]
+    assert found == ["workers"]
+    monkeypatch.setenv("PYSPARK_PYTHON", "/there/python")
+    refusal = pytest.raises(ConfigError, match=r"^workers: PYSPARK_PYTHON=/there/python: ")
+    with refusal if master.startswith("local") else nullcontext():
+        _refuse_obstacles(master, os.environ)

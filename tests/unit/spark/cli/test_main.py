@@ -24,6 +24,15 @@ def test_of_long_stories_the_first_line() -> None:
     )
 
 
+def test_of_sparks_stories_the_reason_if_it_is_ours() -> None:
+    story = (
+        "[STREAM_FAILED] Query terminated with exception: Traceback (most recent call last):\n"
+        '  File "/x/stream.py", line 64, in plain\n    raise fault\n'
+        "nsq.errors.WalOwned: /data/wal is owned by the query that reads orders/spark\n SQLSTATE: 38000"
+    )
+    assert in_a_line(RuntimeError(story)) == "/data/wal is owned by the query that reads orders/spark"
+
+
 def test_a_failed_command(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["wal", "ls", f"{tmp_path}/absent"]) == 1
     assert capsys.readouterr().err == f"nsq-spark: there is no log at {tmp_path}/absent\n"

@@ -19,6 +19,8 @@ from nsq.spark.cli.noise import filtered, worth_telling
         'Setting default log level to "WARN".\n',
         "26/11/20 12:05:57 WARN NativeCodeLoader: Unable to load native-hadoop library\n",
         "2026-11-20 12:06:05,433 INFO nsq.spark.receiver: receiver x receives\n",
+        "\tat org.apache.spark.sql.execution.StreamExecution$$anon$1.run(StreamExecution.scala:236)\n",
+        "\t... 23 more\n",
         "\n",
     ],
 )
@@ -31,6 +33,8 @@ def test_chatter(line: str) -> None:
     [
         "2026-11-20 12:06:05,433 WARNING nsq.spark.source: the backlog is unknown\n",
         "26/11/20 12:05:57 ERROR Executor: Exception in task 0.0\n",
+        "Caused by: java.io.IOException: No space left on device\n",
+        "  at least two of them\n",
     ],
 )
 def test_what_matters(line: str) -> None:

@@ -60,9 +60,9 @@ def test_totals() -> None:
     ("reported", "lag"),
     [
         ({}, (None, None)),
-        ({"walRows": 5}, (5, None)),
-        ({"walRows": 5, "nsqdDepth": 100, "nsqdInFlight": 7, "oldestSeconds": 3}, (112, 3.0)),
-        ({"walRows": None, "nsqdDepth": "?", "oldestSeconds": None}, (None, None)),
+        ({"walRows": 5}, (None, None)),
+        ({"lag": 112, "walRows": 5, "nsqdDepth": 100, "nsqdInFlight": 7, "oldestSeconds": 3}, (112, 3.0)),
+        ({"lag": None, "walRows": 5, "oldestSeconds": None}, (None, None)),
     ],
 )
 def test_the_lag_is_what_the_source_knows_of_it(

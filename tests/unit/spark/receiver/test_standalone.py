@@ -1,9 +1,16 @@
-"""What a receiver without an owner tells people."""
+"""What a receiver without an owner tells people, and where it does not even begin."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from nsq.errors import WalForeign
 from nsq.spark.receiver.protocol import Status, Stopped
-from nsq.spark.receiver.standalone import Report, progress_line
+from nsq.spark.receiver.standalone import Report, progress_line, standalone
+from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal import Subject, open_wal
 
 
 def test_a_line_says_how_it_goes() -> None:
@@ -38,3 +45,12 @@ def test_the_last_line_tells_what_is_left() -> None:
     lines: list[str] = []
     Report(lines.append, 10.0, 0.0).end(Status(received=5, sealed=1), Stopped(None, 3))
     assert lines == ["stopped: 5 messages received, 1 segments sealed, 3 left in flight"]
+
+
+def test_a_log_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    wal = open_wal(str(tmp_path / "wal"))
+    wal.prepare(Subject("clicks", "spark"))
+    given = {"topic": "orders", "channel": "spark", "wal": wal.location, "nsqd": "127.0.0.1:1"}
+    with pytest.raises(WalForeign, match="is the log of clicks/spark, and this is to read orders/spark"):
+        standalone(SourceOptions.of(given))
+    assert wal.receivers() == []

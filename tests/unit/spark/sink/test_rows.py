@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from nsq.config import Config
 from nsq.errors import InvalidMessage, InvalidName
 from nsq.spark.sink.columns import Columns
 from nsq.spark.sink.rows import Reader, Rows
@@ -21,7 +22,7 @@ def batch(bodies: list[Any], *others: Any, kind: Any = None) -> Any:
 
 
 def read(batch: Any, columns: Columns = BODY, topic: str = "orders", most: int = 100) -> list[Rows]:
-    return list(Reader(columns, topic, most).read(batch))
+    return list(Reader(columns, topic, Config(max_msg_size=most)).read(batch))
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()])
@@ -85,7 +86,7 @@ def test_what_nsqd_would_refuse_is_told_before_anything_is_published(body: bytes
     rows = batch([b"good", body, b"good"], pa.array(["a", "b", "a"]))
 
     with pytest.raises(InvalidMessage, match=words):
-        next(Reader(BODY_TOPIC, "", 100).read(rows))
+        next(Reader(BODY_TOPIC, "", Config(max_msg_size=100)).read(rows))
 
 
 def test_only_nulls_are_told_too() -> None:

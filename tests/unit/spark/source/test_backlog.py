@@ -66,6 +66,16 @@ def test_nsqds_add_up() -> None:
     assert added([]) == Backlog()
 
 
+def test_what_has_come_since_nsqd_was_asked_is_not_there_any_more() -> None:
+    asked = Backlog(depth=90, in_flight=10, deferred=5, asked=1, received=1000)
+    assert [asked.unreceived(now) for now in (1000, 1060, 1100, 5000)] == [100, 40, 0, 0]
+
+
+def test_why_nobody_tells() -> None:
+    assert Backlog(faults=("a is gone", "b too")).silence == "a is gone; b too"
+    assert Backlog().silence == Backlog(asked=1, faults=("b is gone",)).silence == ""
+
+
 def test_what_is_waited_for() -> None:
     backlog = Backlog(1, 20, 300)
     assert (backlog.waiting(True), backlog.waiting(False)) == (321, 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nsq.errors import Closed, SegmentLost, WalError, WalForeign
+from nsq.errors import Closed, ConnectionFailed, SegmentLost, WalError, WalForeign, WalOwned
 from nsq.spark.source.admission import Amount, Limits
 from nsq.spark.source.backlog import Backlog
 from nsq.spark.source.feed import Feed, State
@@ -130,6 +130,8 @@ class FakeGauge:
 
     def wait(self, seconds: float) -> Reading[Backlog] | None:
         self.calls.append("wait")
+        if self.value is None:
+            self.clock.now += seconds
         return self.look()
 
     def stop(self) -> None:
@@ -139,6 +141,11 @@ class FakeGauge:
 class FakeClaim:
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.taken = False
+
+    def check(self) -> None:
+        if self.taken:
+            raise WalOwned("/wal has been taken")
 
     def leaving(self) -> None:
         self.calls.append("leaving")
@@ -271,6 +278,20 @@ def test_a_foreign_checkpoint_is_refused_naming_both(scene: Scene) -> None:
             ask()
 
 
+def test_who_has_lost_the_log_reads_and_deletes_nothing_any_more(scene: Scene) -> None:
+    scene.log.seal("a", 10)
+    end = scene.latest()
+    scene.claim.taken = True
+    for ask in (
+        lambda: scene.latest(end),
+        lambda: scene.feed.plan(START, end),
+        lambda: scene.feed.commit(end),
+    ):
+        with pytest.raises(WalOwned, match="has been taken"):
+            ask()
+    assert scene.log.deleted == []
+
+
 def test_the_tasks_of_a_batch(scene: Scene) -> None:
     scene.log.seal("a", 10, 100)
     scene.log.seal("a", 10, 100)
@@ -280,7 +301,9 @@ def test_the_tasks_of_a_batch(scene: Scene) -> None:
 
 def test_a_lost_segment_is_an_error_that_names_it(scene: Scene) -> None:
     scene.log.seal("a", 10)
-    with pytest.raises(SegmentLost, match="segment 2 of receiver a; failOnDataLoss=false goes on"):
+    with pytest.raises(
+        SegmentLost, match=r"/wal has lost .*: a/000002-\*\.arrow; failOnDataLoss=false goes on"
+    ):
         scene.feed.plan(START, {"wal": "w", "at": {"a": 2}})
 
 
@@ -288,7 +311,7 @@ def test_a_lost_segment_is_left_out_if_so_asked(caplog: pytest.LogCaptureFixture
     scene = Scene(fail_on_data_loss=False)
     scene.log.seal("a", 10)
     assert len(scene.feed.plan(START, {"wal": "w", "at": {"a": 2}})) == 1
-    assert "segment 2 of receiver a" in caplog.text
+    assert "has lost what this batch needs: a/000002-*.arrow; going on" in caplog.text
 
 
 def test_a_commit_deletes_what_was_read_whole(scene: Scene) -> None:
@@ -376,10 +399,46 @@ def test_a_run_may_leave_to_others_what_they_hold() -> None:
 def test_a_run_without_news_of_nsqd_ends_in_silence(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     scene.feed.aim()
     assert "the backlog is unknown" in caplog.text
-    scene.receivers.at(1.0, lambda: scene.receivers.receive(5))
+    assert scene.clock.now == 1060.0
+    scene.receivers.at(61.0, lambda: scene.receivers.receive(5))
     end = scene.latest()
     assert end["at"] == {"own": 1}
     assert scene.latest(end) is end
+
+
+def test_a_run_that_reaches_nobody_is_a_failure(scene: Scene) -> None:
+    scene.backlog.value = Backlog(faults=("http://a:4151/stats cannot be reached",))
+    scene.receivers.now = State(connected=False)
+    scene.feed.aim()
+    with pytest.raises(ConnectionFailed, match="nothing was read: http://a:4151/stats cannot be reached"):
+        scene.latest()
+
+
+@pytest.mark.parametrize(
+    ("faults", "connected", "rows"),
+    [
+        (("a:4151 is behind a firewall",), True, 0),  # but its other port is not
+        ((), False, 0),  # nobody has published anything yet, anywhere
+        (("a:4151 cannot be reached",), False, 5),
+    ],
+)
+def test_a_run_that_has_somebody_or_something_is_none(
+    scene: Scene, faults: tuple[str, ...], connected: bool, rows: int
+) -> None:
+    scene.backlog.value = Backlog(faults=faults)
+    scene.receivers.now = State(connected=connected)
+    if rows:
+        scene.log.seal("old", rows)
+    scene.feed.aim()
+    end = scene.latest()
+    assert (end is START) == (not rows)
+    assert scene.latest(end) is end
+
+
+def test_a_run_says_whose_backlog_it_does_not_know(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    scene.backlog.value = Backlog(asked=1, faults=("b:4151 cannot be reached",))
+    scene.feed.aim()
+    assert "only what other nsqds have is waited for: b:4151 cannot be reached" in caplog.text
 
 
 def test_a_run_has_a_timeout() -> None:
@@ -396,6 +455,13 @@ def test_a_run_ends_with_whoever_wanted_it(scene: Scene) -> None:
     scene.receivers.at(5.0, lambda: setattr(scene, "wanted", False))
     with pytest.raises(Closed):
         scene.latest()
+
+
+def test_a_run_that_waits_for_nsqd_to_tell_ends_with_whoever_wanted_it(scene: Scene) -> None:
+    scene.wanted = False
+    with pytest.raises(Closed):
+        scene.feed.aim()
+    assert scene.clock.now <= 1001.0
 
 
 def test_a_run_keeps_to_limits_and_counts_what_it_takes(scene: Scene) -> None:
@@ -416,12 +482,13 @@ def test_a_report_tells_what_waits(scene: Scene) -> None:
     scene.latest(limits=Limits(rows=4))
     scene.receivers.receive(3)
     scene.receivers.now = State(received=13, paused="the disk is full")
-    scene.backlog.value = Backlog(depth=7, in_flight=2, asked=1)
+    scene.backlog.value = Backlog(depth=7, in_flight=2, asked=1, received=13)
     report = scene.feed.report()
     scene.feed.close()
     assert report == {
         "wal": "w",
         "at": {"a": 1},
+        "lag": 18,
         "received": 13,
         "walRows": 9,
         "walBytes": 63,
@@ -436,6 +503,31 @@ def test_a_report_does_without_what_nobody_knows(scene: Scene) -> None:
     report = scene.feed.report()
     scene.feed.close()
     assert (report["nsqdDepth"], report["walRows"], report["paused"]) == (None, 0, None)
+    assert report["lag"] is None
+
+
+def test_the_lag_is_what_is_in_no_batch_counted_once(scene: Scene) -> None:
+    """100 messages wait in nsqd when it is asked, 60 of them come, and a batch takes 45 of these."""
+    scene.backlog.value = Backlog(depth=90, in_flight=10, asked=1)
+    assert scene.feed.report()["lag"] == 100
+    scene.receivers.receive(60)
+    scene.receivers.now = State(received=60)
+    assert scene.feed.report()["lag"] == 100
+    end = scene.latest(limits=Limits(rows=45))
+    assert scene.feed.report()["lag"] == 55  # the batch is not done, but it is a batch
+    scene.feed.commit(end)
+    assert scene.feed.report()["lag"] == 55
+    scene.backlog.value = Backlog(depth=40, asked=1, received=60)
+    assert scene.feed.report()["lag"] == 55
+    scene.feed.close()
+
+
+def test_a_batch_that_was_promised_before_a_restart_is_no_lag(scene: Scene) -> None:
+    scene.log.seal("a", 10)
+    scene.backlog.value = Backlog(asked=1)
+    scene.feed.plan(START, {"wal": "w", "at": {"a": 1}})
+    assert scene.feed.report()["lag"] == 0
+    scene.feed.close()
 
 
 def test_closing_says_so_first_and_gives_the_log_up_last(scene: Scene) -> None:

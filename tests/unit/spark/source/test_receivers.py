@@ -48,14 +48,27 @@ def own(crew: FakeCrew, naps: list[float] | None = None, count: int = 2) -> OwnR
 
 def test_the_state_is_that_of_the_crew(crew: FakeCrew) -> None:
     crew.said = CrewStatus(
-        alive=2, received=9, sealed=3, open_rows=5, open_bytes=50, paused=("the log is full", "no disk")
+        alive=2,
+        connections=1,
+        received=9,
+        sealed=3,
+        open_rows=5,
+        open_bytes=50,
+        paused=("the log is full", "no disk"),
     )
-    assert own(crew).state() == State(True, 9, Amount(5, 50), 3, "the log is full; no disk")
+    assert own(crew).state() == State(True, True, 9, Amount(5, 50), 3, "the log is full; no disk")
+
+
+def test_what_was_received_can_be_told_in_spite_of_a_fault(crew: FakeCrew) -> None:
+    crew.said, crew.fault = CrewStatus(received=9), ConfigError("nsqd refuses")
+    assert own(crew).received() == 9
+    assert NoReceivers().received() == 0
 
 
 def test_it_is_ready_when_all_are(crew: FakeCrew) -> None:
     crew.said = CrewStatus(alive=1)
     assert not own(crew).state().ready
+    assert not own(crew).state().connected
 
 
 def test_what_makes_waiting_futile_is_raised(crew: FakeCrew) -> None:

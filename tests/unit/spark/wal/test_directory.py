@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nsq.errors import SegmentLost, WalError, WalForeign, WalOwned
-from nsq.spark.wal import ReceiverFolder, Segment, locks
+from nsq.spark.wal import ReceiverFolder, Segment, Subject, locks
 from nsq.spark.wal.directory import DirectoryWal
 
 
@@ -43,6 +43,43 @@ def test_a_newer_format_is_refused(wal: DirectoryWal) -> None:
         wal.prepare()
 
 
+ORDERS, CLICKS = Subject("orders", "spark"), Subject("clicks", "spark")
+
+
+def test_a_log_is_for_one_topic_and_channel(tmp_path: Path) -> None:
+    wal = DirectoryWal(tmp_path / "wal")
+    identity = wal.prepare(ORDERS)
+    assert wal.prepare(ORDERS) == wal.prepare() == identity
+    assert wal.subject() == ORDERS
+    for other in (CLICKS, Subject("orders", "archive")):
+        with pytest.raises(WalForeign, match=f"wal is the log of orders/spark, and this is to read {other}"):
+            wal.prepare(other)
+    assert sorted(os.listdir(wal.location)) == ["identity.json", "subject.json"]
+
+
+def test_a_log_that_does_not_say_is_adopted(wal: DirectoryWal, make: Any) -> None:
+    with wal.log("r") as log:
+        log.append(make(1))
+    assert wal.subject() is None
+    assert wal.prepare(ORDERS) == wal.identity()
+    with pytest.raises(WalForeign):
+        wal.prepare(CLICKS)
+    assert len(wal.segments()) == 1
+
+
+def test_of_two_who_adopt_a_log_at_once_one_gets_it(wal: DirectoryWal, monkeypatch: Any) -> None:
+    link = os.link
+
+    def late(*paths: Any) -> None:
+        monkeypatch.setattr(os, "link", link)
+        DirectoryWal(wal.location).prepare(ORDERS)
+        link(*paths)
+
+    monkeypatch.setattr(os, "link", late)
+    with pytest.raises(WalForeign, match="is the log of orders/spark"):
+        wal.prepare(CLICKS)
+
+
 def test_a_log_needs_a_prepared_place(tmp_path: Path) -> None:
     with pytest.raises(WalError, match="has to be prepared first"):
         DirectoryWal(tmp_path).log("r")
@@ -53,7 +90,7 @@ def test_a_log_needs_a_prepared_place(tmp_path: Path) -> None:
         DirectoryWal(tmp_path / "no").own("me", 0)
 
 
-@pytest.mark.parametrize("name", ["../r", ".r", "owner", ""])
+@pytest.mark.parametrize("name", ["../r", ".r", "owner", "subject.json", ""])
 def test_a_receiver_needs_a_name(wal: DirectoryWal, name: str) -> None:
     with pytest.raises(WalError, match="is no name for a receiver"):
         wal.log(name)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nsq.errors import WalError, WalOwned
-from nsq.spark.wal import Segment, inspect
+from nsq.spark.wal import Segment, Subject, inspect
 from nsq.spark.wal.directory import DirectoryWal
 
 
@@ -29,7 +29,7 @@ def test_ls(used: DirectoryWal, make: Any) -> None:
         found = inspect.ls(used.location, now=1_700_000_060)
         claim.release()
         size = (Path(used.location) / "c" / "000001.open").stat().st_size
-    assert (found.location, found.identity) == (used.location, used.identity())
+    assert (found.location, found.identity, found.subject) == (used.location, used.identity(), None)
     assert found.owner is not None
     assert found.owner.startswith("the query (process")
     assert found.receivers == [
@@ -37,6 +37,11 @@ def test_ls(used: DirectoryWal, make: Any) -> None:
         inspect.ReceiverLine("b", False, 0, 0, 0, 0, None),
         inspect.ReceiverLine("c", True, 0, 0, 0, size, None),
     ]
+
+
+def test_ls_says_what_a_log_is_for(used: DirectoryWal) -> None:
+    used.prepare(Subject("orders", "spark"))
+    assert inspect.ls(used.location).subject == "orders/spark"
 
 
 @pytest.mark.parametrize("look", [inspect.ls, inspect.verify, inspect.gc])

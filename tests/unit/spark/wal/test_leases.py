@@ -97,10 +97,66 @@ def test_a_lease_that_does_not_change_is_old_whatever_the_clocks_say(bucket: Buc
     assert leases.LIFETIME <= hours.passed < leases.LIFETIME + leases.SETTLE + 1
 
 
-def test_half_a_lease_is_somebodys(bucket: Bucket) -> None:
+def test_half_a_lease_is_somebodys_until_it_is_clear_that_nobody_writes_it(bucket: Bucket) -> None:
     bucket.rewrite(PATH, b'{"token"')
+    hours = Hours()
     with pytest.raises(WalOwned, match="somebody who has not said who"):
-        leases.contend(bucket, PATH, "me", 5, Hours().timing())
+        leases.contend(bucket, PATH, "me", 0, hours.timing())
+    leases.contend(bucket, PATH, "me", 5, hours.timing()).release()
+    assert leases.LIFETIME <= hours.passed < leases.LIFETIME + leases.SETTLE + 1
+
+
+@pytest.mark.parametrize("leaving", [False, True])
+def test_a_query_that_starts_again_after_a_crash_waits_for_what_is_left_of_its_lease(
+    bucket: Bucket, caplog: pytest.LogCaptureFixture, leaving: bool
+) -> None:
+    hours = Hours()
+    abandoned(bucket, hours, leaving)
+    leases.contend(bucket, PATH, "me", 5, hours.timing()).release()
+    assert leases.LIFETIME <= hours.passed < leases.LIFETIME + leases.SETTLE + 1
+    (line,) = caplog.messages
+    assert line.startswith("bucket/wal is owned by the dead (process 1 on host)")
+    assert line.endswith("; if that is dead, this begins when nothing was heard of it for 30 s")
+
+
+def refreshing(bucket: Bucket, hours: Hours, until: float) -> None:
+    """A holder that shows a sign of life when the others do."""
+    lease = abandoned(bucket, hours)
+
+    def refresh() -> None:
+        nonlocal lease
+        lease = lease._replace(beat=lease.beat + 1, refreshed=hours.timing().now())
+        bucket.rewrite(PATH, leases.encode(lease))
+        if hours.passed < until:
+            hours.events[hours.passed + leases.REFRESH] = refresh
+
+    hours.events[3.0] = refresh
+
+
+def test_a_holder_that_lives_is_refused_at_its_next_sign_of_life(bucket: Bucket) -> None:
+    hours = Hours()
+    refreshing(bucket, hours, until=1000.0)
+    with pytest.raises(WalOwned, match=r"bucket/wal is owned by the dead \(process 1 on host\); waited 13"):
+        leases.contend(bucket, PATH, "me", 5, hours.timing())
+
+
+def test_a_holder_that_dies_while_it_is_waited_for_is_followed(bucket: Bucket) -> None:
+    hours = Hours()
+    refreshing(bucket, hours, until=0.0)  # once more, and then no more
+    leases.contend(bucket, PATH, "me", 5, hours.timing()).release()
+    assert 3 + leases.LIFETIME <= hours.passed < 3 + leases.LIFETIME + leases.SETTLE + 1
+
+
+def test_who_was_silent_for_too_long_learns_that_before_it_goes_on(bucket: Bucket) -> None:
+    hours = Hours()
+    held = leases.hold(bucket, PATH, "me", hours.timing())
+    held.check()
+    abandoned(bucket, hours)
+    held.check()  # nothing is asked while the lease is fresh
+    hours.passed = leases.LIFETIME + 1
+    with pytest.raises(WalOwned, match=r"taken by somebody else.* for 30 s: only one may go on"):
+        held.check()
+    held.release()
 
 
 def test_who_is_leaving_is_waited_for(bucket: Bucket) -> None:

@@ -11,6 +11,11 @@ def test_a_new_receiver_says_when_and_where_it_began() -> None:
     assert names.is_receiver(name)
 
 
+def test_a_file_that_is_gone_is_named_as_far_as_it_can_be() -> None:
+    assert names.sealed_pattern(7) == "000007-*.arrow"
+    assert names.sealed_file(Segment("r", 7, 1250, 250_000)).startswith("000007-")
+
+
 def test_two_new_receivers_differ() -> None:
     assert names.new_receiver() != names.new_receiver()
 
@@ -21,7 +26,7 @@ def test_any_host_name_will_do(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", ".new-1", "a/b", "owner", "owner.json", "identity.json", "x" * 201, "a b"]
+    "name", ["", ".new-1", "a/b", "owner", "owner.json", "identity.json", "subject.json", "x" * 201, "a b"]
 )
 def test_no_receiver(name: str) -> None:
     assert not names.is_receiver(name)

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import fs
 
 from nsq.errors import SegmentLost, WalError, WalForeign, WalOwned
-from nsq.spark.wal import ReceiverFolder, Segment, leases
+from nsq.spark.wal import ReceiverFolder, Segment, Subject, leases
 from nsq.spark.wal.bucket import Bucket
 from nsq.spark.wal.objects import ObjectWal
 
@@ -67,6 +67,37 @@ def test_a_newer_format_is_refused() -> None:
     Bucket(files, "b/wal").put("identity.json", b'{"format": 2, "identity": "x"}')
     with pytest.raises(WalForeign, match=r"b/wal/identity\.json has format 2"):
         on(files, "b/wal").prepare()
+
+
+ORDERS, CLICKS = Subject("orders", "spark"), Subject("clicks", "spark")
+
+
+def test_a_log_is_for_one_topic_and_channel(wal: ObjectWal) -> None:
+    assert wal.subject() is None  # as older logs do, it does not say
+    assert wal.prepare(ORDERS) == wal.prepare(ORDERS) == wal.identity()
+    with pytest.raises(WalForeign, match="wal is the log of orders/spark, and this is to read clicks/spark"):
+        wal.prepare(CLICKS)
+    assert wal.receivers() == []
+
+
+def test_of_two_who_prepare_at_once_the_last_one_has_it() -> None:
+    files = fs._MockFileSystem()
+
+    def meanwhile(seconds: float) -> None:
+        Bucket(files, "b/wal").delete("subject.json")  # the other one has not seen ours
+        on(files, "b/wal").prepare(CLICKS)
+
+    first = ObjectWal(files, "b/wal", now=now, clock=now, nap=meanwhile)
+    with pytest.raises(WalForeign, match="b/wal is the log of clicks/spark"):
+        first.prepare(ORDERS)
+
+
+def test_a_new_log_is_waited_for_once() -> None:
+    naps: list[float] = []
+    wal = ObjectWal(fs._MockFileSystem(), "b/wal", now=now, clock=now, nap=naps.append)
+    wal.prepare(ORDERS)
+    wal.prepare(ORDERS)
+    assert naps == [leases.SETTLE]
 
 
 def test_appended_is_sealed(wal: ObjectWal, make: Any) -> None:

@@ -57,6 +57,18 @@ def test_credentials_stay_out_of_errors() -> None:
     assert caught.value.__cause__ is None
 
 
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("/data/w@l?", "/data/w@l?"),
+        ("s3://bucket/wal", "s3://bucket/wal"),
+        ("s3://key:sec/ret@bucket/wal?region=eu&token=secret", "s3://bucket/wal"),
+    ],
+)
+def test_what_is_shown_of_a_place(location: str, shown: str) -> None:
+    assert places.shown(location) == shown
+
+
 def test_importing_it_loads_no_pyarrow() -> None:
     program = "import nsq.spark.wal, nsq.spark.wal.names, sys; print('pyarrow' in sys.modules)"
     root = Path(__file__).resolve().parents[4]

@@ -1,0 +1,92 @@
+"""Spark's search for formats in a Python that lacks something, as PySpark's ``lookup_data_sources`` goes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+ROOT = Path(__file__).resolve().parents[3]
+
+_LOOKUP = """
+import importlib, json, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == {absent!r}:
+            raise {fault}
+
+sys.meta_path.insert(0, Absent())
+from pyspark.serializers import CPickleSerializer
+from pyspark.sql.datasource import DataSource
+
+found = {{}}
+for module in map(importlib.import_module, ("pyspark_nsq", "pyspark_nsq_stats")):
+    assert hasattr(module, "DefaultSource") and issubclass(module.DefaultSource, DataSource)
+    # It goes to other processes.
+    source = CPickleSerializer().loads(CPickleSerializer().dumps(module.DefaultSource))
+    try:
+        source({{}})
+        found[source.name()] = ""
+    except Exception as fault:
+        found[source.name()] = str(fault)
+print(json.dumps(found))
+"""
+
+
+def looked_up(absent: str, fault: str) -> dict[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _LOOKUP.format(absent=absent, fault=fault)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+def test_where_nothing_is_missing() -> None:
+    assert looked_up("nothing", "ImportError()") == {"nsq": "", "nsq_stats": ""}
+
+
+@pytest.mark.parametrize(("absent", "needed_by"), [("nsq", ["nsq", "nsq_stats"]), ("snappy", ["nsq"])])
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("ImportError(f'No module named {name!r}')", "No module named"),
+        ("SyntaxError('too new')", "SyntaxError: too new"),
+    ],
+)
+def test_what_is_missing_is_told_by_the_format_and_breaks_no_search(
+    absent: str, needed_by: list[str], fault: str, told: str
+) -> None:
+    found = looked_up(absent, fault)
+    assert set(found) == {"nsq", "nsq_stats"}
+    for name in needed_by:
+        text = found[name]
+        assert text.startswith(f"format({name!r}) cannot be used with {sys.executable}: {told}")
+        assert text.endswith(
+            "; pip install 'nsq[spark]' there, or set PYSPARK_PYTHON to the Python that has it"
+        )
+        assert "\n" not in text
+
+
+def test_a_python_without_arrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    import pyspark_nsq
+    import pyspark_nsq_stats
+    from nsq.errors import UsageError
+
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for module in (pyspark_nsq, pyspark_nsq_stats):
+        with pytest.raises(UsageError, match=f"pyarrow is missing in {sys.executable}: pip install"):
+            module.DefaultSource({})
