@@ -104,12 +104,19 @@ class Engine:
             self._changed.wait_for(lambda: not self._conns, max(0.0, deadline - time.monotonic()))
             left = list(self._conns.values())
         in_flight = sum(conn.in_flight for conn in left)
+        cut_off = sorted(conn.address for conn in left)
         for conn in left:
             conn.close()
         last = max(deadline, time.monotonic() + _LAST_MOMENTS)
         # Those as well that have ended by themselves: their loops have something to tell until the end.
         lasting = [conn for conn in {*conns, *left} if not conn.join(last)]
-        return self._join(last, in_flight, ["connections"] if lasting else [])
+        unfinished = self._join(last, ["connections"] if lasting else [])
+        return StopReport(
+            clean=not (in_flight or cut_off or unfinished),
+            in_flight=in_flight,
+            cut_off=cut_off,
+            unfinished_threads=unfinished,
+        )
 
     def _begin_closing(self) -> list[Conn]:
         with self._changed:
@@ -127,7 +134,8 @@ class Engine:
             self.pacing.closing(conn)
         return conns
 
-    def _join(self, deadline: float, in_flight: int, unfinished: list[str]) -> StopReport:
+    def _join(self, deadline: float, unfinished: list[str]) -> list[str]:
+        """Add the threads that have not ended by then."""
         self._timer.stop()
         unfinished += self.pool.stop(deadline)
         if not self._timer.join(deadline):
@@ -136,9 +144,7 @@ class Engine:
             unfinished.append(f"{self.name}-lookupd")
         if not self._hooks.stop(deadline):
             unfinished.append(f"{self.name}-hooks")
-        return StopReport(
-            clean=not in_flight and not unfinished, in_flight=in_flight, unfinished_threads=unfinished
-        )
+        return unfinished
 
     def abandon(self) -> None:
         """In a forked child: forget everything, which is the parent's, its locks too."""

@@ -48,10 +48,15 @@ class ConsumerHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class StopReport:
-    """How a stop went. ``clean`` when nothing was left: else nsqd delivers ``in_flight`` messages again."""
+    """How a stop went. ``clean`` when nothing was left: else nsqd delivers ``in_flight`` messages again.
+
+    ``cut_off`` are the nsqds that did not see the connection off in time: answers sent to them last may not
+    have arrived.
+    """
 
     clean: bool
     in_flight: int = 0
+    cut_off: list[str] = field(default_factory=list)
     unfinished_threads: list[str] = field(default_factory=list)
 
     def __bool__(self) -> bool:

@@ -110,7 +110,11 @@ class Engine:
         if not self._closed_at_exit:
             self._closed_at_exit = True
             exits.close_at_exit(self)
-        self._answers.watch(transaction)
+        try:
+            self._answers.watch(transaction)
+        except RuntimeError:  # there is no thread to be had: it has not been placed anywhere
+            self._admission.settle(transaction.era, leaving=True)
+            raise
         # Nobody overtakes those who wait for a connection.
         line = None if self._courier.busy else self.pool.ready()
         if line is None or not line.send(transaction, through=False):

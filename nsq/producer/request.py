@@ -11,9 +11,6 @@ from nsq.errors import InvalidMessage, UsageError
 from nsq.wire import commands
 from nsq.wire.names import check_topic
 
-#: Unless an option says otherwise.
-MAX_DEFER: float = Config.max_defer
-
 #: The longest wait that threads can be asked for is far beyond this.
 MAX_TIMEOUT = 10.0**9
 

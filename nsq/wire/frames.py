@@ -31,6 +31,9 @@ _HEAD_SIZE = _HEAD.size
 _MESSAGE_HEAD_SIZE = _MESSAGE_HEAD.size
 _MESSAGE_OVERHEAD = 4 + _MESSAGE_FIELDS.size
 
+#: Where nsqd has the type of a frame nsqlookupd, not understanding "  V2", has the begin of E_BAD_PROTOCOL.
+_NSQLOOKUPD = int.from_bytes(b"E_BA", "big")
+
 M = TypeVar("M")
 
 
@@ -192,6 +195,11 @@ def _reply(kind: int, data: bytes) -> Response | ErrorReply:
         return _COMMON.get(data) or Response(data)
     if kind == FRAME_ERROR:
         return ErrorReply(data)
+    if kind == _NSQLOOKUPD:
+        raise NotNsqd(
+            "the peer answers as nsqlookupd does: this is its TCP port, which is for nsqds; "
+            "clients ask its HTTP port (4161 by default)"
+        )
     raise FrameError(f"a frame of unknown type {kind}")
 
 

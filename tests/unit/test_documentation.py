@@ -15,7 +15,7 @@ from nsq.flags import FlagExit, parse
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.glob("*.md"))]
 #: Its default is this machine's.
 MACHINES_OWN = {"broadcast-address"}
 
@@ -124,5 +124,5 @@ def test_the_extras_that_are_named_exist() -> None:
     setup = configparser.ConfigParser(interpolation=None, delimiters=("=",))
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
     for page in PAGES:
-        for extras in re.findall(r"nsq\[([a-z,]+)\]", page.read_text("utf-8")):
+        for extras in re.findall(r"['`](?:nsq|\.)\[([a-z,]+)\]", page.read_text("utf-8")):
             assert set(extras.split(",")) <= set(setup["options.extras_require"]), page.name

@@ -21,7 +21,7 @@ EXTRAS = {
     "test": {"nsq[server]", "pytest", "pytest-timeout", "hypothesis", "trustme"},
     "spark-test": {"nsq[test,spark,chart]", "pandas"},
     "dev": {"nsq[test]", "coverage", "ruff", "mypy"},
-    "docs": {"mkdocs", "mkdocstrings[python]"},
+    "docs": {"mkdocs", "mkdocstrings[python]", "pygments", "ruff"},
 }
 SCRIPTS = {
     "nsqd": "nsq.daemons.nsqd.main:main",

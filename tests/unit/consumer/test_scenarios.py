@@ -626,6 +626,17 @@ class TestStop:
         assert "did not stop cleanly" in caplog.text
         gate.open.set()
 
+    def test_an_nsqd_that_does_not_see_it_off_is_reported(self, stage: Stage) -> None:
+        """Whether the last FIN has arrived nobody knows."""
+        consumer = stage.consumer()
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1)
+        nsqd.expect(fin(1))
+        assert consumer.stop(timeout=0.05) == StopReport(clean=False, cut_off=[A])
+        nsqd.expect(CLS)
+        nsqd.peer.wait_closed()
+
     def test_an_nsqd_that_hangs_up_at_cls_is_let_go(self, stage: Stage) -> None:
         consumer = stage.consumer()
         nsqd = stage.nsqd()

@@ -26,6 +26,7 @@ from nsq.errors import (
     UsageError,
 )
 from nsq.producer import Acknowledged, Producer
+from nsq.producer.answers import Answers
 from nsq.transport import MemoryStream, MemoryTransport, WrappedStream
 from nsq.wire import commands
 from nsq.wire.frames import encode_message, encode_response
@@ -966,3 +967,17 @@ def test_it_cannot_be_pickled() -> None:
 def test_nothing_secret_is_in_its_repr() -> None:
     with producer(MemoryTransport(), A, auth_secret="s3cret") as p:
         assert repr(p) == "<Producer nsqd-a:4150>"
+
+
+def test_a_publish_for_which_there_is_no_thread_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(self: object, transaction: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Answers, "watch", refuse)
+    with Producer(A, transport=MemoryTransport()) as producer:
+        with pytest.raises(RuntimeError):
+            producer.publish_async("orders", b"body")
+        assert producer.stats().pending == 0
+        assert producer.flush(0.0) == 0

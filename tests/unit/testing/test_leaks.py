@@ -97,11 +97,14 @@ def test_both_ends_of_a_connection_are_described(before: leaks.Snapshot) -> None
 
 
 @linux_only
-def test_a_unix_socket_is_described_by_its_path(before: leaks.Snapshot, tmp_path: Path) -> None:
-    path = tmp_path / "nsqd.sock"
+def test_a_unix_socket_is_described_by_its_path(
+    before: leaks.Snapshot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A whole path may be longer than a socket's can be.
+    monkeypatch.chdir(tmp_path)
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(path))
-        assert new_since(before) == [f"descriptor {server.fileno()}: unix socket {path}"]
+        server.bind("nsqd.sock")
+        assert new_since(before) == [f"descriptor {server.fileno()}: unix socket nsqd.sock"]
 
 
 @linux_only

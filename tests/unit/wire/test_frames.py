@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq.errors import FrameError, NotNsqd
+from nsq.wire import lookup
 from nsq.wire.frames import (
     CLOSE_WAIT,
     HEARTBEAT,
@@ -129,6 +130,11 @@ def test_the_smallest_and_largest_frames_there_are() -> None:
 def test_an_http_server_is_named_as_what_it_is() -> None:
     with pytest.raises(NotNsqd, match="HTTP port"):
         FrameParser(RawMessage).feed(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def test_so_is_nsqlookupd() -> None:
+    with pytest.raises(NotNsqd, match="as nsqlookupd does.*HTTP port"):
+        FrameParser(RawMessage).feed(lookup.reply(b"E_BAD_PROTOCOL"))
 
 
 def test_buffered_counts_the_incomplete_frame() -> None:
