@@ -39,6 +39,13 @@ class Play:
     def lost(self) -> int:
         return sum(service.tally.lost for service in self.services)
 
+    def describe(self) -> list[str]:
+        """Who takes part, for somebody who has never heard of topics and channels."""
+        return [
+            f"a web shop publishes {self.shop.events:,} events; each channel of the topic gets all of them:",
+            *(f"{service.name:<10}  {service.work}" for service in self.services),
+        ]
+
     def perform(self) -> None:
         began = time.monotonic()
         self.shop.open()
@@ -84,8 +91,11 @@ class Play:
 
     def _show(self) -> int:
         """How much is done so far: an event counts when it is published, and in each service."""
-        counts = [self.shop.published, *(service.tally.handled for service in self.services)]
-        published, billed, archived = (f"{count:,}" for count in counts)
+        handled = [service.tally.handled for service in self.services]
+        counts = [self.shop.published, *handled]
+        # All as wide as they will be in the end, so that nothing moves.
+        width = len(f"{self.shop.events:,}")
+        published, billed, archived = (f"{count:>{width},}" for count in counts)
         share = sum(counts) / (len(counts) * self.shop.events)
-        self._screen.show(share, f"{published} events published, {billed} billed, {archived} archived")
+        self._screen.show(share, f"{published} published, {billed} billed, {archived} archived")
         return sum(counts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from typing import TextIO
 
-WIDTH = 30
+WIDEST, NARROWEST = 40, 10
 _CLEAR = "\r\x1b[K"
 
 
@@ -23,9 +23,10 @@ class Screen:
     def show(self, share: float, text: str) -> None:
         """How far things are, from 0 to 1, and in words."""
         if self._terminal:
-            columns = shutil.get_terminal_size().columns
-            # A bar that fills the last column would wrap, and could not be taken back.
-            self._bar = f"{bar(share)} {share:4.0%}  {text}"[: columns - 1]
+            # What fills the last column would wrap, and could not be taken back.
+            columns = shutil.get_terminal_size().columns - 1
+            words = f" {share:4.0%}  {text}"
+            self._bar = (bar(share, columns - len(words)) + words)[:columns]
             self._write(_CLEAR + self._bar)
         elif int(share * 4) > self._quarter:
             self._quarter = int(share * 4)
@@ -42,6 +43,7 @@ class Screen:
         self._out.flush()
 
 
-def bar(share: float) -> str:
-    filled = int(share * WIDTH)
-    return f"[{'#' * filled}{'.' * (WIDTH - filled)}]"
+def bar(share: float, room: int) -> str:
+    width = min(max(room - len("[]"), NARROWEST), WIDEST)
+    filled = int(share * width)
+    return f"[{'#' * filled}{'.' * (width - filled)}]"

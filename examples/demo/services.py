@@ -53,6 +53,7 @@ class Billing:
     """Four workers; the card terminal does not answer each of them every time."""
 
     name = "billing"
+    work = "4 workers; now and then a payment fails and is tried again"
 
     def __init__(self, nsqlookupd: str, expected: int) -> None:
         self.tally = Tally(expected)
@@ -74,6 +75,7 @@ class Archive:
     """One worker appends to a file, in which an event that came twice stands twice."""
 
     name = "archive"
+    work = "1 worker, which writes a file"
 
     def __init__(self, nsqlookupd: str, expected: int) -> None:
         self.tally = Tally(expected)

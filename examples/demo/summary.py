@@ -17,8 +17,8 @@ def _publishing(play: Play) -> list[str]:
         "each confirmed from disk"
     ]
     if play.outage:
-        again = f"{shop.uncertain:,} events were published again, as its answer never came"
-        lines.append(f"one nsqd was killed and away for {play.outage:.1f} s; {again}")
+        lines.append(f"one nsqd was killed and away for {play.outage:.1f} s")
+        lines.append(f"{shop.uncertain:,} events were published again, as its answer never came")
     return lines
 
 
@@ -31,12 +31,14 @@ def _services(play: Play) -> list[str]:
             f"{service.name:<10}{tally.handled:>10,}{rate:>10,.0f}{tally.retries:>10,}"
             f"{tally.duplicates:>10,}{tally.lost:>10,}"
         )
+    if any(service.tally.duplicates for service in play.services):
+        lines.append("twice: published again, or done just before the kill and not noted on disk")
     return lines
 
 
 def _archive(play: Play) -> list[str]:
     path = play.archive.path
-    return [f"the archive is {path} ({path.stat().st_size / 1e6:.1f} MB); head -3 {path}"]
+    return [f"the archive has {path.stat().st_size / 1e6:.1f} MB: head -3 {path}"]
 
 
 def verdict(play: Play) -> str:

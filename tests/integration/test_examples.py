@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 import trustme
 
+from examples.demo.screen import Screen
 from nsq import Consumer, Producer
 from nsq.errors import Unauthorized
 from nsq.testing import Nsqd, Nsqlookupd
@@ -264,6 +266,46 @@ def test_the_demo_can_be_kept(example: Start, tmp_path: Path) -> None:
     assert script.interrupt() == 0
     assert [address for address in addresses if is_listening(address)] == []
     assert [path.suffix for path in tmp_path.iterdir()] == [".jsonl"]
+
+
+def test_the_demo_interrupted_before_anything_runs_ends_quietly(tmp_path: Path) -> None:
+    """While it is still being imported: here the first of its imports is a Ctrl-C."""
+    code = (
+        "import runpy, signal, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'examples.demo.program':\n"
+        "            signal.raise_signal(signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "runpy.run_module('examples.demo', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, b"")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_the_demos_bar_fits_into_a_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    terminal = Terminal()
+    text = "240,000 published, 240,000 billed, 240,000 archived"
+    Screen(terminal).show(1.0, text)
+    shown = terminal.getvalue().removeprefix("\r\x1b[K")
+    assert re.fullmatch(rf"\[#{{10,}}\] 100%  {text}", shown)
+    assert len(shown) < columns
 
 
 def is_listening(address: str) -> bool:
