@@ -174,6 +174,7 @@ def check(command: list[str], block: Block, place: Place) -> None:
         "make": lambda: check_target(arguments),
         "pip": lambda: check_extras(arguments),
         "python": lambda: check_program(arguments, block),
+        "python3": lambda: check_program(arguments, block),
     }
     if program in checks:
         checks[program]()
@@ -231,7 +232,7 @@ def check_target(arguments: list[str]) -> None:
 def check_extras(arguments: list[str]) -> None:
     setup = configparser.ConfigParser(interpolation=None, delimiters=("=",))
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
-    for extras in re.findall(r"nsq\[([a-z,]+)\]", " ".join(arguments)):
+    for extras in re.findall(r"(?:nsq|\.)\[([a-z,]+)\]", " ".join(arguments)):
         for extra in extras.split(","):
             assert extra in setup["options.extras_require"], f"there is no extra {extra}"
 
