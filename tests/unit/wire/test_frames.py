@@ -133,7 +133,7 @@ def test_an_http_server_is_named_as_what_it_is() -> None:
 
 
 def test_so_is_nsqlookupd() -> None:
-    with pytest.raises(NotNsqd, match="as nsqlookupd does.*HTTP port"):
+    with pytest.raises(NotNsqd, match=r"as nsqlookupd does.*HTTP port"):
         FrameParser(RawMessage).feed(lookup.reply(b"E_BAD_PROTOCOL"))
 
 
