@@ -9,6 +9,7 @@ from nsq.api.nsqlookupd import NsqlookupdApi
 from nsq.api.nsqlookupd_calls import NsqdNode
 from nsq.config import Config
 from nsq.errors import ApiError, ApiRefused
+from nsq.transport.tls import context_of
 
 log = logging.getLogger("nsq.spark")
 
@@ -41,12 +42,14 @@ def _merged(
     found: dict[str, NsqdNode] = {}
     faults: list[ApiError] = []
     answered = False
+    context = context_of(config)
     for address in lookupds:
         api = NsqlookupdApi(
             address,
             authorization=config.auth_secret,
             authorize=config.lookupd_authorization,
             timeout=config.lookupd_poll_timeout,
+            tls=context,
         )
         try:
             for node in ask(api):

@@ -14,7 +14,7 @@ from nsq.errors import ConfigError
 from nsq.message import Message
 from nsq.spark.batch.options import PEEK, PeekOptions
 from nsq.spark.batch.peeking import peek
-from nsq.spark.batch.safety import Place, places, safe_places
+from nsq.spark.batch.safety import Place, asking, places, safe_places
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +38,8 @@ class PeekReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Also says, before anything is run, why there is nothing to see or it must not be looked at."""
         found = places(self._options)
-        return [Sight(safe_places(found, self._options.topic))]
+        ask = asking(self._options.config)
+        return [Sight(safe_places(found, self._options.topic, ask))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Sight)

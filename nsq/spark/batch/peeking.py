@@ -12,7 +12,7 @@ from nsq.consumer.consumer import Consumer
 from nsq.errors import ConnectionFailed, UsageError
 from nsq.message import Message
 from nsq.spark.batch.options import PeekOptions
-from nsq.spark.batch.safety import Ask, Place, asked, safe_places
+from nsq.spark.batch.safety import Ask, Place, asking, safe_places
 from nsq.wire.names import EPHEMERAL
 
 #: Longer than anybody looks: an nsqd that was lost is not dialled again, as nobody has asked it then whether
@@ -49,8 +49,9 @@ class Collection:
             return list(self._messages)
 
 
-def peek(options: PeekOptions, found: Sequence[Place], ask: Ask = asked) -> list[Message]:
+def peek(options: PeekOptions, found: Sequence[Place], ask: Ask | None = None) -> list[Message]:
     """Messages that come within the time, copies of what other channels get."""
+    ask = ask or asking(options.config)
     safe = safe_places(found, options.topic, ask)
     collection = Collection(options.limit)
     consumer = Consumer(

@@ -19,10 +19,12 @@ from typing import NamedTuple
 
 from nsq.api.nsqd import NsqdApi
 from nsq.api.nsqd_stats import NsqdStats
+from nsq.config import Config
 from nsq.errors import ApiError, ConfigError, UsageError
 from nsq.spark.batch.nodes import nodes_of
 from nsq.spark.batch.options import PeekOptions
 from nsq.transport import addresses
+from nsq.transport.tls import context_of
 from nsq.wire.names import is_ephemeral
 
 _LAST_PORT = 65535
@@ -43,13 +45,13 @@ def places(options: PeekOptions) -> list[Place]:
     """All nsqds in question. Raises ConfigError for one whose HTTP address has to be given."""
     found = [Place(tcp, http) for tcp, http in zip(options.nsqd, options.nsqd_http, strict=False)]
     if not options.nsqd_http:
-        found = [_beside(tcp) for tcp in options.nsqd]
+        found = [_beside(tcp, options.config) for tcp in options.nsqd]
     for node in nodes_of(options.topic, options.lookupd, options.config) if options.lookupd else ():
         found.append(Place(node.tcp_address, node.http_address))
     return list({place.tcp: place for place in found}.values())
 
 
-def _beside(tcp: str) -> Place:
+def _beside(tcp: str, config: Config) -> Place:
     """The HTTP address as nsqd has it by default, if it is one of the same nsqd."""
     wanted = f"give the address of {tcp}'s HTTP API, where it is asked for its channels: option nsqdHttp"
     if addresses.is_unix(tcp):
@@ -59,7 +61,7 @@ def _beside(tcp: str) -> Place:
         raise ConfigError(wanted)
     http = addresses.join(host, port + 1)
     try:
-        told = NsqdApi(http).info().tcp_port
+        told = NsqdApi(http, tls=context_of(config)).info().tcp_port
     except ApiError as fault:
         raise ConfigError(f"{wanted} ({fault})") from None
     if told != port:
@@ -67,11 +69,17 @@ def _beside(tcp: str) -> Place:
     return Place(tcp, http)
 
 
-def asked(place: Place, topic: str) -> NsqdStats:
-    return NsqdApi(place.http).stats(topic, include_clients=False)
+def asking(config: Config) -> Ask:
+    """Of the nsqd itself; over https by the TLS options."""
+    context = context_of(config)
+
+    def ask(place: Place, topic: str) -> NsqdStats:
+        return NsqdApi(place.http, tls=context).stats(topic, include_clients=False)
+
+    return ask
 
 
-def safe_places(found: Iterable[Place], topic: str, ask: Ask = asked) -> list[Place]:
+def safe_places(found: Iterable[Place], topic: str, ask: Ask) -> list[Place]:
     """Those that have the topic; the others are left out, as looking would create it there.
 
     Raises UsageError when looking would take messages, and when no nsqd has the topic.

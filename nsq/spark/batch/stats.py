@@ -22,6 +22,7 @@ from nsq.spark.arrow import require_arrow
 from nsq.spark.batch import depths
 from nsq.spark.batch.nodes import all_nodes
 from nsq.spark.batch.options import StatsOptions
+from nsq.transport.tls import context_of
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -74,7 +75,7 @@ class StatsReader(DataSourceReader):
     def _rows(self, nsqd: str) -> Iterator[depths.Row]:
         options = self._options
         try:
-            api = NsqdApi(nsqd, timeout=options.timeout)
+            api = NsqdApi(nsqd, timeout=options.timeout, tls=context_of(options.config))
             stats = api.stats(options.topic, options.channel, include_clients=False)
         except ApiError as fault:
             if options.fail_fast:

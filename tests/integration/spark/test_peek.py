@@ -13,7 +13,7 @@ from nsq.api.nsqd_stats import NsqdStats
 from nsq.errors import ConfigError, ConnectionFailed, UsageError
 from nsq.spark.batch.options import PeekOptions
 from nsq.spark.batch.peeking import peek
-from nsq.spark.batch.safety import Place, asked, places
+from nsq.spark.batch.safety import Place, asking, places
 from nsq.testing import DaemonFailed, Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
@@ -167,6 +167,7 @@ def test_an_ephemeral_channel_is_no_company(nsqd: Nsqd) -> None:
 def test_a_channel_that_goes_while_a_look_begins_ends_it(nsqd: Nsqd) -> None:
     create(nsqd, "billing")
     looked_for = options(nsqd)
+    nsqds_answer = asking(looked_for.config)
     questions = 0
 
     def ask(place: Place, topic: str) -> NsqdStats:
@@ -174,7 +175,7 @@ def test_a_channel_that_goes_while_a_look_begins_ends_it(nsqd: Nsqd) -> None:
         questions += 1
         if questions == 2:
             assert nsqd.post("/channel/delete?topic=orders&channel=billing").status == 200
-        return asked(place, topic)
+        return nsqds_answer(place, topic)
 
     with pytest.raises(UsageError, match="may be lost: topic 'orders' has no lasting channel"):
         peek(looked_for, places(looked_for), ask)

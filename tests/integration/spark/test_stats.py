@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from nsq.errors import ApiError, ConfigError
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 
+from ..authority import Authority
 from ..patience import eventually
 
 pytest.importorskip("pyspark")
@@ -47,6 +49,18 @@ def test_each_channel_and_each_topic_without_one_is_a_row(nsqd: Nsqd) -> None:
         ("visits", None, 2, 2),
     ]
     assert {row[4] for row in rows} == {nsqd.http_address}
+
+
+def test_over_https_the_tls_options_say_whom_to_believe(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    nsqd = nsqd_factory(**authority.server_options)
+    fill(nsqd, "orders", "billing")
+
+    wanted = {"nsqd": f"https://{nsqd.https_address}"}
+    trusting = {"tls": "true", "tlsCaFile": str(authority.certificate)}
+    assert read("topic", "depth", **wanted, **trusting) == [("orders", 3)]
+    with pytest.raises(ApiError):
+        read("topic", **wanted, failFast="true")
 
 
 def test_topics_and_channels_may_be_chosen(nsqd: Nsqd) -> None:

@@ -12,6 +12,9 @@ class Nobody:
     def finish(self, message: Message) -> None:
         raise AssertionError
 
+    def finish_all(self, messages: list[Message]) -> None:
+        raise AssertionError
+
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         raise AssertionError
 
