@@ -7,6 +7,7 @@ Must not import anything that knows a connection.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import NoReturn, Protocol
 
 from nsq.errors import AlreadyResponded
@@ -21,6 +22,9 @@ class MessageDelegate(Protocol):
     def address(self) -> str: ...
 
     def finish(self, message: Message) -> None: ...
+
+    def finish_all(self, messages: list[Message]) -> None:
+        """Those that are in flight; the others are passed over."""
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None: ...
 
@@ -130,3 +134,12 @@ class Message:
         except AlreadyResponded:
             # It expired between the look and the answer.
             pass
+
+
+def finish_all(messages: Iterable[Message]) -> None:
+    """Those that still need an answer, in one piece for each nsqd."""
+    of: dict[MessageDelegate, list[Message]] = {}
+    for message in messages:
+        of.setdefault(message._delegate, []).append(message)
+    for delegate, own in of.items():
+        delegate.finish_all(own)

@@ -13,6 +13,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from nsq.config import Config
 from nsq.connection.delegates import ConnDelegate
@@ -456,6 +457,30 @@ class Conn:
             self._write(fin)
         elif wake:
             self._wakeup.release()
+        if session.close_wait:
+            self._close_if_drained()
+
+    def finish_all(self, messages: list[Message]) -> None:
+        """As one by one, at a third of the cost, where nothing follows from it."""
+        with self._lock:
+            session, outbox = self._session, self._outbox
+            if outbox.closing or outbox.dead:
+                return
+            heeded = self._heeded()
+            finished = [] if heeded else session.release_those_held(messages)
+            session.finished += len(finished)
+            mine = wake = False
+            if finished:
+                fins = commands.fins([message.id for message in finished])
+                mine = not session.in_flight and outbox.may_write_through()
+                wake = not mine and outbox.add(fins)
+        if mine:
+            self._write(fins)
+        elif wake:
+            self._wakeup.release()
+        for message in messages if heeded else ():
+            with suppress(AlreadyResponded):
+                self.finish(message)
         if session.close_wait:
             self._close_if_drained()
 

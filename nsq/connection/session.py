@@ -118,6 +118,13 @@ class Session:
                 self._in_flight[message.id] = held
             self.require(message)
 
+    def release_those_held(self, messages: list[Message]) -> list[Message]:
+        """As ``release``, of many; which of them were in flight."""
+        held = [message for message in messages if self._in_flight.get(message.id) is message]
+        for message in held:
+            del self._in_flight[message.id]
+        return held
+
     def answered(self, ticket: int) -> bool:
         """One of the unsent answers has its place on the wire now."""
         self.unsent -= 1

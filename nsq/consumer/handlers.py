@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from nsq.consumer.outcomes import FINISH, Verdict, of_exception, of_result
 from nsq.errors import AlreadyResponded, ConfigError
-from nsq.message import Message
+from nsq.message import Message, finish_all
 
 log = logging.getLogger("nsq.consumer")
 
@@ -280,8 +280,12 @@ class _BatchWorker:
             verdict = of_exception(fault, self._no_backoff)
             if verdict.worth_logging:
                 log.exception("batch handler failed on %d messages", len(batch))
-        for message in batch:
-            if message.auto_response and not message.responded:
+        unanswered = [message for message in batch if message.auto_response]
+        if verdict.finish:
+            finish_all(unanswered)
+            return
+        for message in unanswered:
+            if not message.responded:
                 answer(message, verdict)
 
 

@@ -48,6 +48,11 @@ def fin(message_id: bytes) -> bytes:
     return b"FIN " + message_id + b"\n"
 
 
+def fins(message_ids: Iterable[bytes]) -> bytes:
+    """For at least one of them."""
+    return b"FIN " + b"\nFIN ".join(message_ids) + b"\n"
+
+
 def req(message_id: bytes, delay_ms: int) -> bytes:
     return b"REQ %s %d\n" % (message_id, delay_ms)
 

@@ -6,7 +6,7 @@ import pickle
 import pytest
 
 from nsq.errors import AlreadyResponded
-from nsq.message import Message
+from nsq.message import Message, finish_all
 
 from .scripted import A, id_of
 
@@ -28,6 +28,9 @@ class Delegate:
 
     def finish(self, message: Message) -> None:
         self._note("finish", message)
+
+    def finish_all(self, messages: list[Message]) -> None:
+        self._note("finish all", *messages)
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         self._note("requeue", message, delay, backoff)
@@ -130,3 +133,11 @@ class TestAsAContext:
         delegate.too_late = True
         with pytest.raises(KeyError), made(delegate):
             raise KeyError("x")
+
+
+def test_many_are_finished_by_connection() -> None:
+    one, other = Delegate(), Delegate()
+    a, b, c = made(one), made(other), made(one)
+    finish_all([a, b, c])
+    assert one.notes == [("finish all", a, c)]
+    assert other.notes == [("finish all", b)]

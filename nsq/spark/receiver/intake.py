@@ -11,12 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 from nsq.consumer.outcomes import Requeue
-from nsq.errors import AlreadyResponded, WalError
-from nsq.message import Message
+from nsq.errors import WalError
+from nsq.message import Message, finish_all
 from nsq.spark.receiver.valve import Valve
 from nsq.spark.wal.store import Log, Segment
 
@@ -91,7 +90,7 @@ class Intake:
         for portion in portions:
             self._keep(portion)
             if len(portions) > 1:
-                _finish(portion)  # whatever becomes of the next one
+                finish_all(portion)  # whatever becomes of the next one
 
     def _keep(self, messages: list[Message]) -> None:
         pause = FIRST_PAUSE
@@ -210,9 +209,3 @@ def _portions(messages: list[Message], largest: int = LARGEST_APPEND) -> Iterato
         yield from _portions(messages[middle:], largest)
     else:
         yield messages
-
-
-def _finish(messages: list[Message]) -> None:
-    for message in messages:
-        with suppress(AlreadyResponded):
-            message.finish()

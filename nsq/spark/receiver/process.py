@@ -111,7 +111,7 @@ class Servant:
     def _receive(self, options: SourceOptions) -> int:
         wal = open_wal(options.wal, fsync=options.fsync)
         with wal.log(names.new_receiver()) as to:
-            receiving = Receiving(options, wal, to, changed=self._bell.ring, sealed=self._sealed)
+            receiving = Receiving(options, wal, to, changed=self._changed, sealed=self._sealed)
             try:
                 self._say(receiving.start())
                 while not self._ending and not self._refusal:
@@ -174,6 +174,11 @@ class Servant:
             self._over = True
         else:
             self._commands.append(said)
+
+    def _changed(self) -> None:
+        """Called by any thread. Where it is about to be told anyway there is nothing to wake up for."""
+        if not self._stale:
+            self._bell.ring()
 
     def _sealed(self, segment: Segment) -> None:
         """Called by the handler thread."""

@@ -22,7 +22,7 @@ from nsq.errors import (
     Unanswered,
     WireError,
 )
-from nsq.message import Message
+from nsq.message import Message, finish_all
 from nsq.transport import MemoryStream, MemoryTransport, WrappedStream
 from nsq.wire.frames import CLOSE_WAIT, HEARTBEAT, encode_response
 
@@ -153,6 +153,37 @@ class TestAnswering:
         assert one.responded
         assert either.delegate.notes == ([("finished", one)] if either.heeded else [])
         assert either.conn.session.finished == 1
+
+    def test_finish_many_at_once(self, either: Pair) -> None:
+        """What has been answered before is passed over."""
+        nsqd = either.connect()
+        either.conn.send_rdy(4)
+        nsqd.deliver(1, 2, 3, 4)
+        one, two, three, four = messages = either.delegate.wait_for_messages(4)
+        two.finish()
+        finish_all([one, two, three])
+        finish_all([one, two, three])
+        nsqd.expect(rdy(4), fin(2), fin(1), fin(3))
+        assert [message.responded for message in messages] == [True, True, True, False]
+        finished = [("finished", message) for message in (two, one, three)]
+        assert either.delegate.notes == (finished if either.heeded else [])
+        assert either.conn.session.finished == 3
+        assert either.conn.in_flight == 1
+        finish_all([four])
+        nsqd.expect(fin(4))
+
+    def test_the_last_of_many_end_the_connection(self, either: Pair) -> None:
+        nsqd = either.connect()
+        either.conn.send_rdy(3)
+        nsqd.deliver(1, 2, 3)
+        messages = either.delegate.wait_for_messages(3)
+        either.conn.start_close()
+        nsqd.expect(rdy(3), CLS)
+        nsqd.close_wait()
+        finish_all(messages)
+        nsqd.expect(fin(1), fin(2), fin(3))
+        nsqd.peer.wait_closed()
+        finish_all(messages)  # nobody to tell, and nothing to raise
 
     @pytest.mark.parametrize(("delay", "sent"), [(None, 3000), (0, 0), (0.25, 250), (-1, 0), (0.0006, 1)])
     def test_requeue(self, pair: Pair, delay: float | None, sent: int) -> None:

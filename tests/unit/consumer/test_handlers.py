@@ -49,6 +49,11 @@ class Desk:
     def finish(self, message: Message) -> None:
         self._answer(message, "finish", int(message.id))
 
+    def finish_all(self, messages: list[Message]) -> None:
+        for message in messages:
+            if message.id not in self.answered:
+                self.finish(message)
+
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         self._answer(message, "requeue", int(message.id), delay, backoff)
 

@@ -286,6 +286,7 @@ def test_the_encoders_bytes() -> None:
     assert commands.sub("t", "c") == b"SUB t c\n"
     assert commands.rdy(5) == b"RDY 5\n"
     assert commands.fin(ID) == b"FIN " + ID + b"\n"
+    assert commands.fins([ID, ID[::-1]]) == commands.fin(ID) + commands.fin(ID[::-1])
     assert commands.req(ID, 7) == b"REQ " + ID + b" 7\n"
     assert commands.touch(ID) == b"TOUCH " + ID + b"\n"
     assert commands.pub("t", b"x") == b"PUB t\n\0\0\0\1x"

@@ -111,6 +111,11 @@ class Nsqd:
             raise AlreadyResponded("finished before")
         self.finished.append(message.body)
 
+    def finish_all(self, messages: list[Message]) -> None:
+        for message in messages:
+            if self.holds(message):
+                self.finish(message)
+
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         raise AssertionError("the consumer requeues, not the intake")
 
