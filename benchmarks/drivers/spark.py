@@ -63,11 +63,11 @@ class Loads:
         return [rows / _seconds(batches, "triggerExecution"), rows / _seconds(batches, "addBatch")]
 
     def store_log(self, rows: int, a_batch: int, size: int) -> Sequence[float]:
-        """The log's rows into Parquet: the same of the batches but the first, and of all."""
+        """The log's rows into Parquet; see ``_rates``."""
         place = self._place()
         batches = self._drain_log(place, "nsq", "parquet", rows, a_batch, size)
         self._keep(place)
-        return [_rate(batches[1:]), _rate(batches)]
+        return _rates(batches)
 
     def _drain_log(
         self, place: Path, form: str, sink: str, rows: int, a_batch: int, size: int
@@ -89,7 +89,7 @@ class Loads:
         return [median(duration[part] for duration in durations) for part in parts]
 
     def from_nsqd(self, port: int, http_port: int, rows: int, size: int, a_batch: int) -> Sequence[float]:
-        """A backlog to Parquet: rows a second of the batches but the first, and of all."""
+        """A backlog to Parquet; see ``_rates``."""
         _publish(http_port, rows, size)
         place = self._place()
         where = {"nsqd": f"127.0.0.1:{port}", "nsqdHttp": f"127.0.0.1:{http_port}"}
@@ -97,7 +97,7 @@ class Loads:
         batches = _drained(frame, "parquet", place)
         assert sum(batch["numInputRows"] for batch in batches) == rows, batches
         self._keep(place)
-        return [_rate(batches[1:]), _rate(batches)]
+        return _rates(batches)
 
     def copy(self) -> Sequence[float]:
         """What came of the last load into Parquet, from there into Parquet again: rows a second."""
@@ -107,7 +107,7 @@ class Loads:
         self._spark.read.parquet(source).write.parquet(str(place / "copy"))
         rate = rows / (time.monotonic() - began)
         shutil.rmtree(place)
-        return [rate, rate]
+        return [rate, rate, rate]
 
     def endure(self, port: int, http_port: int, a_second: int, seconds: float, size: int) -> Sequence[float]:
         """Megabytes of this process, the source's and the receiver's together: the medians of the second
@@ -217,9 +217,18 @@ def _drained(frame: DataFrame, sink: str, place: Path) -> list[dict[str, Any]]:
     return [batch for batch in batches if batch["numInputRows"]]
 
 
-def _rate(batches: Sequence[dict[str, Any]]) -> float:
-    """Rows a second, waiting for them included."""
-    return sum(int(batch["numInputRows"]) for batch in batches) / _seconds(batches, "triggerExecution")
+def _rates(batches: Sequence[dict[str, Any]]) -> Sequence[float]:
+    """Rows a second of the batches but the first; of these without the time that there were none to be had;
+    and of all.
+    """
+    warm = batches[1:]
+    rows, seconds = _rows(warm), _seconds(warm, "triggerExecution")
+    busy = seconds - _seconds(warm, "latestOffset")
+    return [rows / seconds, rows / busy, _rows(batches) / _seconds(batches, "triggerExecution")]
+
+
+def _rows(batches: Sequence[dict[str, Any]]) -> int:
+    return sum(int(batch["numInputRows"]) for batch in batches)
 
 
 def _seconds(batches: Sequence[dict[str, Any]], part: str) -> float:
