@@ -5,8 +5,8 @@ does around them.
 Storing: a backlog in an nsqd (which runs here too, as does the receiver) through the log into Parquet; rows
 that are in the log already; and the rows that came of it, from Parquet into Parquet in one job. The rate is
 that of the batches but the first, whose time is mostly that of processes that start; waiting for rows counts,
-and is left out of ``once there``. ``all batches`` has the first as well. What goes on before the first batch is
-in none of them.
+and is left out of ``once there``. ``all batches`` has the first as well. What goes on before the first batch
+is in none of them.
 """
 
 from __future__ import annotations

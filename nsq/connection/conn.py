@@ -252,7 +252,8 @@ class Conn:
     def _write(self, data: bytes, timeout: float = math.inf) -> None:
         """With the baton in hand."""
         try:
-            self._stream.write(data, min(timeout, self._write_timeout))
+            longest = self._write_timeout
+            self._stream.write(data, timeout if timeout < longest else longest)
         except NsqError as fault:
             self._fail(fault)
         except BaseException as fault:

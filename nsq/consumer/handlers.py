@@ -166,10 +166,16 @@ class _Worker:
     def run(self) -> None:
         # The hot path: what is needed for every message is at hand.
         me, monotonic, running = threading.get_ident(), time.monotonic, self._running
-        get = self._next if self._alone() else self._inbox.get
+        get = self._inbox.get
         handler, no_backoff = self._handler, self._no_backoff
         max_attempts = self._overseer.max_attempts or float("inf")
-        while (message := get()) is not None:
+        while True:
+            try:
+                message = get(False)
+            except queue.Empty:
+                message = self._wait()
+            if message is None:
+                return
             try:
                 if message.expires_at <= monotonic():
                     self._overseer.expired(message)
@@ -194,8 +200,8 @@ class _Worker:
             finally:
                 running[me] = ()
 
-    def _next(self) -> Message | None:
-        if not self._inbox:
+    def _wait(self) -> Message | None:
+        if self._alone():
             self._overseer.read_along()
         return self._inbox.get()
 

@@ -112,14 +112,16 @@ class Line:
             return
         times = data.times if isinstance(data, Oks) else 1
         settled = self._pending.stored(conn.handed_over, times)
-        answered = settled.awaited + settled.forsaken
-        for transaction in answered:
-            self.published += transaction.request.messages
+        answered = 0
+        for transactions in settled:
+            for transaction in transactions:
+                self.published += transaction.request.messages
+                answered += 1
         if answered:
             if self.overdue or not self.was_proven:
                 self._watcher.proven(self)
             self._watcher.deliver(settled)
-        if len(answered) < times:
+        if answered < times:
             self._break_over("an OK to nothing")
 
     def on_error(self, conn: Conn, error: ServerError) -> None:

@@ -85,8 +85,10 @@ class SocketStream:
             self._leave()
 
     def write(self, data: bytes, timeout: float) -> None:
-        if not self._enter():
-            raise ConnectionLost(f"{self.peer}: the connection was closed on this side")
+        with self._lock:  # as in ``read``
+            if self._closed:
+                raise ConnectionLost(f"{self.peer}: the connection was closed on this side")
+            self._inside += 1
         try:
             sent = self._at_once(data)
             if sent != len(data):
