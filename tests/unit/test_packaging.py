@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = {
     "server": {"aiohttp"},
     "fast": {"uvloop"},
-    "spark": {"pyspark[sql]", "pyarrow"},
+    "spark": {"pyspark[sql]", "pyarrow", "pandas"},
     "chart": {"matplotlib"},
     "test": {"nsq[server]", "pytest", "pytest-timeout", "hypothesis", "trustme"},
-    "spark-test": {"nsq[test,spark,chart]", "pandas"},
+    "spark-test": {"nsq[test,spark,chart]"},
     "dev": {"nsq[test]", "coverage", "ruff", "mypy"},
     "docs": {"mkdocs", "mkdocstrings[python]", "pygments", "ruff"},
 }
