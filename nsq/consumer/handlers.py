@@ -202,7 +202,10 @@ class _Worker:
 
     def _wait(self) -> Message | None:
         if self._alone():
-            self._overseer.read_along()
+            try:
+                self._overseer.read_along()
+            except BaseException:
+                log.exception("reading ahead failed by a fault of ours; the connection ends")
         return self._inbox.get()
 
 
