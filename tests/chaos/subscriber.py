@@ -81,6 +81,7 @@ class Subscriber(ConsumerHooks):
             "timeout": timeout,
             "clean": report.clean,
             "in_flight": report.in_flight,
+            "cut_off": report.cut_off,
             "unfinished": report.unfinished_threads,
         }
 
