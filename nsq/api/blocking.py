@@ -27,6 +27,7 @@ T = TypeVar("T")
 #: Opens a connection to where a URL points, within so many seconds; OSError when it cannot.
 Connect = Callable[[Url, float], socket.socket]
 Opened = Callable[[socket.socket], None]
+Asking = Callable[[Callable[[], None]], None]
 
 DEFAULT_TIMEOUT = 5.0
 _RECEIVE = 64 * 1024
@@ -145,15 +146,18 @@ def _public_authorities() -> ssl.SSLContext:
     return ssl.create_default_context(cafile=certifi.where())
 
 
-def connected(url: Url, timeout: float, opened: Opened = lambda _: None) -> socket.socket:
+def connected(
+    url: Url, timeout: float, opened: Opened = lambda _: None, asking: Asking = lambda _: None
+) -> socket.socket:
     """A plain connection to a URL's Unix socket, or to the first of its host's addresses that accepts.
 
-    ``opened`` is called with each socket before it connects; what it raises ends the attempt.
+    ``opened`` is called with each socket before it connects; what it raises ends the attempt. ``asking`` is
+    given what ends the wait for a name's addresses, before that begins.
     """
     deadline = _Deadline(timeout)
     if url.socket_path:
         return _connected_to(socket.AF_UNIX, url.socket_path, deadline.left(), opened)
-    found = _addresses(url.host, url.port, deadline)
+    found = _addresses(url.host, url.port, deadline, asking)
     fault: OSError = OSError(f"{url.host} has no address")
     for tried, (family, _, _, _, where) in enumerate(found):
         # Shared out, so that an address that swallows everything leaves time for the next.
@@ -177,17 +181,18 @@ def _connected_to(family: int, where: Any, timeout: float, opened: Opened) -> so
     return stream
 
 
-def _addresses(host: str, port: int, deadline: _Deadline) -> list[Any]:
+def _addresses(host: str, port: int, deadline: _Deadline, asking: Asking) -> list[Any]:
     with suppress(socket.gaierror):
         return socket.getaddrinfo(
             _codecless(host), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
         )
-    return _looked_up(host, port, deadline)
+    return _looked_up(host, port, deadline, asking)
 
 
-def _looked_up(host: str, port: int, deadline: _Deadline) -> list[Any]:
+def _looked_up(host: str, port: int, deadline: _Deadline, asking: Asking) -> list[Any]:
     """A name's addresses. The system's resolver knows no deadline, so a thread waits for it."""
-    answers: queue.SimpleQueue[list[Any] | Exception] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[list[Any] | Exception | None] = queue.SimpleQueue()
+    asking(lambda: answers.put(None))
 
     def ask() -> None:
         try:
@@ -202,6 +207,8 @@ def _looked_up(host: str, port: int, deadline: _Deadline) -> list[Any]:
         answer = answers.get(timeout=deadline.left())
     except queue.Empty:
         raise TimeoutError from None
+    if answer is None:
+        raise OSError("interrupted")
     thread.join()
     if isinstance(answer, Exception):
         raise answer

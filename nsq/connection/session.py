@@ -120,9 +120,11 @@ class Session:
 
     def release_those_held(self, messages: list[Message]) -> list[Message]:
         """As ``release``, of many; which of them were in flight."""
-        held = [message for message in messages if self._in_flight.get(message.id) is message]
-        for message in held:
-            del self._in_flight[message.id]
+        held = []
+        for message in messages:  # a handler's list, which may name one twice
+            if self._in_flight.get(message.id) is message:
+                del self._in_flight[message.id]
+                held.append(message)
         return held
 
     def answered(self, ticket: int) -> bool:

@@ -117,6 +117,10 @@ class Discovery:
         self._asker.cancel()
         self._interrupt_dials()
 
+    def abandon(self) -> None:
+        """In a forked child, where none of its threads exist."""
+        self._asker.abandon()
+
     def join(self, deadline: float) -> bool:
         """After ``stop``, wait for all threads to end; whether they have by the deadline (monotonic)."""
         if self._thread.ident is None:

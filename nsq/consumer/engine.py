@@ -150,6 +150,8 @@ class Engine:
         """In a forked child: forget everything, which is the parent's, its locks too."""
         self._changed = threading.Condition()
         self.pacing.abandon()
+        if self.discovery is not None:
+            self.discovery.abandon()
         for conn in [*self._conns.values(), *self._dialing]:
             conn.abandon()
         self._conns = {}

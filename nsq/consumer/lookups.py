@@ -15,13 +15,16 @@ _TOPIC_NOT_FOUND = "TOPIC_NOT_FOUND"
 
 
 class Asker(Protocol):
-    """Who asks nsqlookupds. Both methods are called from any thread."""
+    """Who asks nsqlookupds. All methods are called from any thread."""
 
     def ask(self, lookupd: str) -> frozenset[str]:
         """The addresses of the topic's nsqds; blocks, within a time, and raises NsqError."""
 
     def cancel(self) -> None:
         """Have every ``ask`` end early, those to come as well."""
+
+    def abandon(self) -> None:
+        """In a forked child: let go of what is under way, which is the parent's."""
 
 
 class Lookups:
@@ -55,3 +58,6 @@ class Lookups:
 
     def cancel(self) -> None:
         self._interrupter.interrupt()
+
+    def abandon(self) -> None:
+        self._interrupter.abandon()

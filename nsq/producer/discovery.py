@@ -41,6 +41,7 @@ class _Apis:
         self._config = config
         self._interrupter = Interrupter()
         self.interrupt = self._interrupter.interrupt
+        self.abandon = self._interrupter.abandon
         encrypted = [nsqlookupd_address(each).scheme == "https" for each in lookupds]
         self._tls = context_of(config) if any(encrypted) else None
 
@@ -79,6 +80,7 @@ class Discovery:
         self._lookupds = tuple(lookupds)
         apis = _Apis(self._lookupds, config)
         self._interrupt = apis.interrupt
+        self.abandon = apis.abandon
         self._nodes = nodes or apis.nodes
         self._lock = threading.Lock()  # guards all below
         self._found: dict[str, set[str]] = {}

@@ -245,4 +245,5 @@ class Engine:
     def abandon(self) -> None:
         """In a forked child: it is the parent's."""
         exits.forget(self)
+        self._discovery.abandon()
         self.pool.abandon()

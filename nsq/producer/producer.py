@@ -66,6 +66,8 @@ class Producer:
                 'a producer needs an nsqd, such as Producer("127.0.0.1:4150"), or nsqlookupd=[…]'
             )
         self._transport = transport
+        # Not the engine's, whose dials end when it closes; one, as lookups of the same name share a thread.
+        self._pings = transport or transport_of(self._config)
         self._context = context_of(self._config)
         if on_acknowledged is not None and not callable(on_acknowledged):
             raise UsageError(f"on_acknowledged is {on_acknowledged!r}, must be a function")
@@ -215,8 +217,7 @@ class Producer:
     def _ping(self, address: str, deadline: float) -> None:
         if deadline <= time.monotonic():
             raise Unanswered(f"{address} was not asked: there was no time left")
-        transport = self._transport or transport_of(self._config)
-        ready = dial(address, self._config, transport, self._context, deadline=deadline)
+        ready = dial(address, self._config, self._pings, self._context, deadline=deadline)
         ready.stream.close()
 
     def stats(self) -> ProducerStats:

@@ -77,7 +77,8 @@ class JsonBody:
 
     Spark reads the first value of a text and ignores what stands behind it, such as a second line of JSON. So
     the body is put into an object, before a mark that is not reached unless the body was one value. The mark
-    is made of the body, so that no body can contain its own.
+    is made of the body, so that no body can contain its own. What gets there all the same, a value and more
+    keys of that object, is nothing that can stand in an array: there it is tried too.
     """
 
     VALUE = "value"
@@ -96,7 +97,7 @@ class JsonBody:
         whole = StructType().add(self.VALUE, own).add(self._MARK, StringType()).add(CORRUPT, StringType())
         text = F.concat(
             F.lit(f'{{"{self.VALUE}":'),
-            F.make_valid_utf8(self._body.cast("string")),  # others would fail the query
+            self._text(),
             F.lit(f',"{self._MARK}":"'),
             F.md5(self._body),
             F.lit('"}'),
@@ -109,7 +110,19 @@ class JsonBody:
 
         read = parsed[self.VALUE].isNotNull() & parsed[CORRUPT].isNull()
         marked = F.coalesce(parsed[self._MARK] == F.md5(self._body), F.lit(False))
-        return read & marked & F.is_valid_utf8(self._body.cast("string"))
+        return read & marked & self._is_alone() & F.is_valid_utf8(self._body.cast("string"))
+
+    def _is_alone(self) -> Column:
+        from pyspark.sql import functions as F  # noqa: N812
+        from pyspark.sql.types import ArrayType, StructType
+
+        inside = F.from_json(F.concat(F.lit("["), self._text(), F.lit("]")), ArrayType(StructType()))
+        return F.coalesce(F.size(inside) == 1, F.lit(False))
+
+    def _text(self) -> Column:
+        from pyspark.sql import functions as F  # noqa: N812
+
+        return F.make_valid_utf8(self._body.cast("string"))  # others would fail the query
 
     def corrupt(self, parsed: Column) -> Column:
         """The body where it does not fit, as text."""

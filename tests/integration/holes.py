@@ -1,10 +1,15 @@
-"""Where packets vanish."""
+"""Where packets vanish, and questions."""
 
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+_AT_MOST = 60.0
 
 
 @contextmanager
@@ -19,3 +24,19 @@ def unreachable() -> Iterator[str]:
             filler.setblocking(False)
             filler.connect_ex(listener.getsockname())
         yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@contextmanager
+def silent_resolver() -> Iterator[threading.Event]:
+    """No name is answered meanwhile; the event is set when one has been asked for."""
+    asked, over = threading.Event(), threading.Event()
+
+    def hang(*_: Any, flags: int = 0, **__: Any) -> Any:
+        if not flags & socket.AI_NUMERICHOST:
+            asked.set()
+            over.wait(_AT_MOST)
+        raise socket.gaierror("no such name")
+
+    with mock.patch.object(socket, "getaddrinfo", hang):
+        yield asked
+        over.set()

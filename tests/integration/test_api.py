@@ -17,6 +17,7 @@ import trustme
 
 from nsq.api.blocking import connected, send
 from nsq.api.http import HttpRequest, Url, parse_url
+from nsq.api.interruptible import Interrupter
 from nsq.api.nsqd import NsqdApi
 from nsq.api.nsqlookupd import NsqlookupdApi
 from nsq.errors import ApiError, ApiRefused, InvalidMessage
@@ -497,3 +498,15 @@ class TestConnecting:
         for thread in threads:
             thread.join(10.0)
         assert api.stats()["topics"][0]["message_count"] == 8
+
+
+def test_a_forked_child_lets_go_of_requests_under_way() -> None:
+    """What it closes are duplicates of its own: the parent's connection goes on."""
+    interrupter = Interrupter()
+    with socket.create_server(("127.0.0.1", 0)) as listener, interrupter.connecting() as connect:
+        host, port = listener.getsockname()
+        with connect(Url("http", host, port, "/"), 5.0) as stream, listener.accept()[0] as peer:
+            interrupter.abandon()
+            interrupter.interrupt()
+            stream.sendall(b"still there")
+            assert peer.recv(100) == b"still there"

@@ -35,7 +35,7 @@ from .consuming import (
     running,
     until,
 )
-from .holes import unreachable
+from .holes import silent_resolver, unreachable
 
 ROOT = Path(__file__).resolve().parents[2]
 BUSY = "nsq-orders/billing-handler-0"
@@ -215,6 +215,16 @@ def test_stopping_does_not_wait_for_a_dial_into_nowhere(kind: str) -> None:
         patient = {"dial_timeout": 300.0, "handshake_timeout": 300.0, "lookupd_poll_timeout": 300.0}
         consumer = Consumer(TOPIC, CHANNEL, **{kind: hole}, **patient).start()
         until("it dials", lambda: any(is_at_it(thread.name) for thread in threading.enumerate()))
+        began = time.monotonic()
+        assert consumer.stop(LONG).clean
+        assert time.monotonic() - began < LONG / 2
+
+
+@pytest.mark.parametrize("kind", ["nsqd", "nsqlookupd"])
+def test_stopping_does_not_wait_for_a_name(kind: str) -> None:
+    with silent_resolver() as asked:
+        consumer = Consumer(TOPIC, CHANNEL, **{kind: "nsq.invalid:4150"}, lookupd_poll_timeout=300.0).start()
+        assert asked.wait(PATIENCE)
         began = time.monotonic()
         assert consumer.stop(LONG).clean
         assert time.monotonic() - began < LONG / 2

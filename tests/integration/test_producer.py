@@ -38,7 +38,7 @@ from nsq.wire import commands
 
 from ..interop.auth_server import running_auth_server
 from ..interop.certificates import Certificate, issue
-from .holes import unreachable
+from .holes import silent_resolver, unreachable
 from .test_discovery import ScriptedLookupd
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -413,6 +413,15 @@ def test_closing_leaves_no_thread_behind_in_nowhere(kind: str) -> None:
         assert [thread.name for thread in threading.enumerate() if thread.name.startswith("nsq-")] == []
         with pytest.raises(NsqError, match="closed"):
             future.result(PATIENCE)
+
+
+def test_pings_of_a_name_that_nobody_answers_for_share_its_lookup() -> None:
+    with silent_resolver(), Producer("nsq.invalid:4150") as producer:
+        for _ in range(3):
+            with pytest.raises(NsqError):
+                producer.ping(timeout=0.05)
+        lookups = [thread for thread in threading.enumerate() if thread.name.startswith("nsq-resolve")]
+        assert len(lookups) == 1
 
 
 def test_without_any_nsqd_known_the_reason_is_told(nsqlookupd: Nsqlookupd) -> None:

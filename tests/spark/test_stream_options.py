@@ -68,6 +68,9 @@ def test_json_puts_aside_what_is_none(spark: SparkSession) -> None:
         b'{"b": "\xe9"}',
         b"null",
         b'{"a": 1}\n',
+        b'{"a": 1},"junk":{"a": 2}',
+        b'{"a": 1},"value":{"a": 2}',
+        b'{"a": [1, {"b": 2}], "b": "}"}',
     ]
     rows = spark.createDataFrame([(number, text) for number, text in enumerate(texts)], "id int, body binary")
     read = nsq.spark.json(rows, "a int, b string")
@@ -83,3 +86,5 @@ def test_json_puts_aside_what_is_none(spark: SparkSession) -> None:
     assert got[12]["_corrupt"] == "0x7B2262223A2022E9227D"
     assert got[13]["_corrupt"] == "null"
     assert (got[14].a, got[14]["_corrupt"]) == (1, None)
+    assert [got[number]["_corrupt"] for number in (15, 16)] == [text.decode() for text in texts[15:17]]
+    assert got[17]["_corrupt"] == texts[17].decode()

@@ -125,9 +125,10 @@ class HeldLease:
                 _logger.error("%s has been taken by somebody else", self._bucket.path(self._name))
                 return
             with self._guard:
-                self._lease = self._lease._replace(beat=self._lease.beat + 1, refreshed=self._now())
-                text = encode(self._lease)
-            self._bucket.rewrite(self._name, text)
+                self._lease = lease = self._lease._replace(beat=self._lease.beat + 1, refreshed=self._now())
+            self._bucket.rewrite(self._name, encode(lease))
+            if self._lease.owner != lease.owner:  # a signal's handler has told that we leave, and we undid it
+                self._bucket.rewrite(self._name, encode(self._lease))
         except WalError as fault:
             _logger.warning("a lease cannot be refreshed: %s", fault)
 

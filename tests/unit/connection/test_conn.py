@@ -161,7 +161,7 @@ class TestAnswering:
         nsqd.deliver(1, 2, 3, 4)
         one, two, three, four = messages = either.delegate.wait_for_messages(4)
         two.finish()
-        finish_all([one, two, three])
+        finish_all([one, two, three, one])
         finish_all([one, two, three])
         nsqd.expect(rdy(4), fin(2), fin(1), fin(3))
         assert [message.responded for message in messages] == [True, True, True, False]

@@ -87,6 +87,8 @@ class FakeAsker:
             raise answer
         return answer
 
+    def abandon(self) -> None: ...
+
     def cancel(self) -> None:
         for gate in self.gates.values():
             gate.set()

@@ -169,6 +169,27 @@ def test_who_is_leaving_is_waited_for(bucket: Bucket) -> None:
     second.release()
 
 
+def test_who_leaves_in_the_middle_of_a_refresh_is_leaving(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The signal's handler runs in the thread that refreshes, and is done before its file is written."""
+    hours = Hours()
+    held = leases.hold(bucket, PATH, "me", hours.timing())
+    rewrite, calls = bucket.rewrite, [held.leaving]
+
+    def interrupted(name: str, text: bytes) -> None:
+        if calls:
+            calls.pop()()
+        rewrite(name, text)
+
+    monkeypatch.setattr(bucket, "rewrite", interrupted)
+    held.refresh()
+    found = leases.read(bucket, PATH)
+    assert found is not None
+    assert found.owner.leaving
+    held.release()
+
+
 def test_of_two_who_write_at_once_the_last_one_has_it(bucket: Bucket) -> None:
     hours = Hours()
     winners: list[HeldLease] = []
