@@ -113,13 +113,13 @@ class Client:
                 self._unread = data
                 return
             self._magic, data = True, data[len(_MAGIC) :]
-        finished = count_fins(data) if data.startswith(b"FIN") else 0
+        finished = count_fins(data)
         self._in_flight -= finished
-        rest = data[finished * FIN :] if finished else data
+        rest = data[finished * FIN :]
         if self._hose.ring is not None:
             rest = self._confirm(rest)
         # A piece of what is only counted waits here, not in the parser: the next begins where it does.
-        self._unread = rest if rest and (is_piece_of_fin(rest) or self._counts(rest)) else b""
+        self._unread = rest if is_piece_of_fin(rest) or self._counts(rest) else b""
         if rest and not self._unread:
             self._execute(rest)
         self.push()
@@ -255,7 +255,9 @@ def serve(port: int, hose: Hose) -> None:
     clients: dict[int, Client] = {}
     poll.register(listener, select.POLLIN)
     while True:
-        for descriptor, _ in poll.poll(_patience(clients.values()) if hose.hold else None):
+        due = min((client.due for client in clients.values()), default=math.inf)
+        patience = None if due == math.inf else max(0.0, due - time.monotonic()) * 1000
+        for descriptor, _ in poll.poll(patience):
             if descriptor == listener.fileno():
                 client = Client(_accepted(listener), hose)
                 clients[client.connection.fileno()] = client
@@ -266,17 +268,10 @@ def serve(port: int, hose: Hose) -> None:
             except (Gone, OSError):
                 poll.unregister(descriptor)
                 _forget(clients.pop(descriptor), hose)
-        if hose.hold:
-            now = time.monotonic()
-            for client in clients.values():
-                if client.due <= now:
-                    client.flush()
-
-
-def _patience(clients: Iterable[Client]) -> float | None:
-    """Milliseconds until somebody's buffer is to be flushed."""
-    due = min((client.due for client in clients), default=math.inf)
-    return None if due == math.inf else max(0.0, due - time.monotonic()) * 1000
+        now = time.monotonic()
+        for client in clients.values():
+            if client.due <= now:
+                client.flush()
 
 
 def _accepted(listener: socket.socket) -> socket.socket:
