@@ -3,6 +3,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections import Counter
+from collections.abc import Iterator
+
+import pytest
 
 from nsq.daemons.debug.sampling import Profile, sample
 
@@ -54,7 +57,16 @@ def test_a_thread_is_looked_at_until_there_is_enough() -> None:
     assert names[-1] == "nsq.daemons.debug.sampling:_sample"
 
 
-def test_the_interpreter_switches_sooner_only_meanwhile() -> None:
+@pytest.fixture
+def usual() -> Iterator[float]:
+    """The interpreter's switch interval, whatever it is for the other tests."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(0.005)
+    yield 0.005
+    sys.setswitchinterval(before)
+
+
+def test_the_interpreter_switches_sooner_only_meanwhile(usual: float) -> None:
     seen = []
 
     class Watching(Looks):
@@ -62,9 +74,9 @@ def test_the_interpreter_switches_sooner_only_meanwhile() -> None:
             seen.append(sys.getswitchinterval())
             return super().wait(timeout)
 
-    usual = sys.getswitchinterval()
     sample(threading.get_ident(), 1000.0, Watching(3))
-    assert max(seen) < 0.001 <= usual == sys.getswitchinterval()
+    assert max(seen) < usual
+    assert sys.getswitchinterval() == pytest.approx(usual)
 
 
 def test_or_until_the_time_is_over() -> None:
