@@ -299,6 +299,7 @@ class TestStopping:
     def test_without_a_handler(self, make: Callable[..., Consumer], transport: MemoryTransport) -> None:
         consumer = make().start()
         nsqd = accept(transport)
+        assert consumer.wait_until_connected(PATIENCE)  # nothing else tells: there will be no RDY
         assert stopped(consumer, nsqd) == CLEAN
 
     def test_twice_and_from_several_threads(
