@@ -462,7 +462,7 @@ class Conn:
             self._close_if_drained()
 
     def finish_all(self, messages: list[Message]) -> None:
-        """As one by one, at a third of the cost, where nothing follows from it."""
+        """As one by one; where nothing follows from it, for one lock and in one piece."""
         with self._lock:
             session, outbox = self._session, self._outbox
             if outbox.closing or outbox.dead:

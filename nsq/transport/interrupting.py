@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-Watch = Callable[[socket.socket], socket.socket]
+Watch = Callable[[socket.socket], None]
 
 
 class Interrupter:
@@ -21,21 +21,17 @@ class Interrupter:
         self._connecting: set[socket.socket] = set()
         self._interrupted = False
 
-    def check(self) -> None:
-        if self._interrupted:
-            raise OSError("interrupted, as this client is closed")
-
     @contextmanager
     def watching(self) -> Iterator[Watch]:
         """For one dial: what is to be called with each socket before it connects."""
         handles: list[socket.socket] = []
 
-        def watch(sock: socket.socket) -> socket.socket:
+        def watch(sock: socket.socket) -> None:
             handle = sock.dup()
             handles.append(handle)
             self._connecting.add(handle)
-            self.check()  # only now: an interrupt either finds the handle or is seen here
-            return sock
+            if self._interrupted:  # only now: an interrupt either finds the handle or is seen here
+                raise OSError("interrupted, as this client is closed")
 
         try:
             yield watch
