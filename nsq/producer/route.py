@@ -35,10 +35,10 @@ class Route:
         self.wanted = True  # or only as long as its connection lasts
 
     def state(self, now: float) -> ConnectionState:
+        if self.dialling is not None:  # with a line too, until it takes publishes
+            return "dialling"
         if self.line is not None:
             return "overdue" if self.line.overdue else "open"
-        if self.dialling is not None:
-            return "dialling"
         return "paused" if now < self.standing.due_at(urgent=False) else "idle"
 
     def stats(self, now: float, ending: Iterable[Line]) -> ConnectionStats:
