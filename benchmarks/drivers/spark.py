@@ -24,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.drivers.spark_tuples import NsqTuples
 from benchmarks.peers.work import CHANNEL, TOPIC
+from benchmarks.spark.session import CORES
 from benchmarks.usage import MEGABYTE, resident_memory
 from nsq.api.nsqd import NsqdApi
 from nsq.spark import register
@@ -32,12 +33,12 @@ from nsq.spark.wal import new_receiver, open_wal
 from nsq.spark.wal.records import stored
 
 _PATIENCE = 110
-_CORES = 2
 _APPENDED = 1250  # what a receiver appends at a time
 _SEGMENT_BYTES = 32 << 20
 _DIFFERENT, _AT_ONCE = 50_000, 5000
 _NOBODY = "127.0.0.1:1"
 _SAMPLE_EVERY = 0.5
+_LOOK_EVERY = 0.1
 
 
 class Loads:
@@ -55,7 +56,8 @@ class Loads:
             self.read_log("nsq", 1_000_000, 250_000, 200)
             self.store_log(1_000_000, 250_000, 200)
         self.read_log("nsq_tuples", 250_000, 50_000, 200)
-        self.copy()
+        self.copy(CORES)
+        self.copy_at_once()
 
     def read_log(self, form: str, rows: int, a_batch: int, size: int) -> Sequence[float]:
         """The log's rows into nothing: rows a second of the batches, and of their tasks alone."""
@@ -73,10 +75,10 @@ class Loads:
         self, place: Path, form: str, sink: str, rows: int, a_batch: int, size: int
     ) -> list[dict[str, Any]]:
         shutil.copytree(self._filled(rows, size), place / "wal", copy_function=os.link)
-        limits = {"maxMessagesPerTrigger": a_batch, "minPartitions": _CORES}
+        limits = {"maxMessagesPerTrigger": a_batch, "minPartitions": CORES}
         frame = self._stream(form, place, receivers=0, nsqd=_NOBODY, **limits)
         batches = _drained(frame, sink, place)
-        assert sum(batch["numInputRows"] for batch in batches) == rows, batches
+        assert _rows(batches) == rows, batches
         return batches
 
     def floor(self, batches: int, a_batch: int) -> Sequence[float]:
@@ -92,15 +94,38 @@ class Loads:
         """A backlog to Parquet; see ``_rates``."""
         _publish(http_port, rows, size)
         place = self._place()
-        where = {"nsqd": f"127.0.0.1:{port}", "nsqdHttp": f"127.0.0.1:{http_port}"}
-        frame = self._stream("nsq", place, maxMessagesPerTrigger=a_batch, minPartitions=_CORES, **where)
+        frame = self._live(place, port, a_batch, nsqdHttp=f"127.0.0.1:{http_port}")
         batches = _drained(frame, "parquet", place)
-        assert sum(batch["numInputRows"] for batch in batches) == rows, batches
+        assert _rows(batches) == rows, batches
         self._keep(place)
         return _rates(batches)
 
-    def copy(self) -> Sequence[float]:
-        """What came of the last load into Parquet, from there into Parquet again: rows a second."""
+    def from_stream(self, port: int, rows: int, size: int, a_batch: int) -> Sequence[float]:
+        """At least so many rows of an endless topic to Parquet, and those of the batch they begin with; see
+        ``_rates``.
+        """
+        place = self._place()
+        query = _start(self._live(place, port, a_batch), "parquet", place, processingTime="0 seconds")
+        try:
+            batches = _watched(query, rows + a_batch)
+        finally:
+            query.stop()
+        self._keep(place)
+        return _rates(batches)
+
+    def copy(self, files_a_batch: int) -> Sequence[float]:
+        """What came of the last load into Parquet, from there into Parquet again, by a query of batches too;
+        see ``_rates``.
+        """
+        place, source = self._place(), f"{self._last}/out"
+        schema = self._spark.read.parquet(source).schema
+        files = self._spark.readStream.schema(schema).option("maxFilesPerTrigger", files_a_batch)
+        batches = _drained(files.parquet(source), "parquet", place)
+        shutil.rmtree(place)
+        return _rates(batches)
+
+    def copy_at_once(self) -> Sequence[float]:
+        """The same as one job: rows a second."""
         place, source = self._place(), f"{self._last}/out"
         rows = self._spark.read.parquet(source).count()
         began = time.monotonic()
@@ -145,6 +170,10 @@ class Loads:
         if not log.exists():
             _fill(log, rows, size, 0)
         return log
+
+    def _live(self, place: Path, port: int, a_batch: int, **more: object) -> DataFrame:
+        limits = {"maxMessagesPerTrigger": a_batch, "minPartitions": CORES}
+        return self._stream("nsq", place, nsqd=f"127.0.0.1:{port}", **limits, **more)
 
     def _stream(self, form: str, place: Path, **options: object) -> DataFrame:
         given = {"topic": TOPIC, "channel": CHANNEL, "wal": place / "wal", "availableNowIdle": "0s"} | options
@@ -213,6 +242,20 @@ def _drained(frame: DataFrame, sink: str, place: Path) -> list[dict[str, Any]]:
     query = _start(frame, sink, place, availableNow=True)
     if not query.awaitTermination(_PATIENCE):
         raise SystemExit(f"not at its end: {query.status}")
+    return _with_rows(query)
+
+
+def _watched(query: StreamingQuery, rows: int) -> list[dict[str, Any]]:
+    """The same of one without an end, as soon as there were so many rows."""
+    deadline = time.monotonic() + _PATIENCE
+    while _rows(batches := _with_rows(query)) < rows:
+        if not query.isActive or time.monotonic() > deadline:
+            raise SystemExit(f"{_rows(batches)} rows of {rows}: {query.exception() or query.status}")
+        time.sleep(_LOOK_EVERY)
+    return batches
+
+
+def _with_rows(query: StreamingQuery) -> list[dict[str, Any]]:
     batches = [json.loads(progress.json) for progress in query.recentProgress]
     return [batch for batch in batches if batch["numInputRows"]]
 
@@ -292,7 +335,7 @@ def main() -> None:
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         conf = {"spark.local.dir": folder, "spark.sql.warehouse.dir": f"{folder}/warehouse"}
-        spark = local_session(master=f"local[{_CORES}]", app="benchmarks", conf=conf)
+        spark = local_session(master=f"local[{CORES}]", app="benchmarks", conf=conf)
         register(spark)
         spark.dataSource.register(NsqTuples)
         loads = Loads(spark, Path(folder))

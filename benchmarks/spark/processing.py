@@ -1,9 +1,11 @@
-"""What Spark makes of the log, and of a whole backlog, in one session that is warm.
+"""What Spark makes of the log, and of what comes from nsqd, in one session that is warm.
 
 Reading: the same segments into the noop sink, as Arrow batches and as tuples; ``tasks`` leaves out what Spark
 does around them.
-Storing: a backlog in an nsqd (which runs here too, as does the receiver) through the log into Parquet; rows
-that are in the log already; and the rows that came of it, from Parquet into Parquet in one job. The rate is
+Storing: messages through receiver, log and Spark into Parquet, all at the same time on the same cores: out of
+the firehose, which costs little, so that it is the pipeline that is measured, and a backlog out of an nsqd,
+which takes its share. Rows that are in the log already. Against them the rows that came of it, from Parquet
+into Parquet: by a query of the same kind, which notes its batches as ours does, and by one job. The rate is
 that of the batches but the first, whose time is mostly that of processes that start; waiting for rows counts,
 and is left out of ``once there``. ``all batches`` has the first as well. What goes on before the first batch
 is in none of them.
@@ -13,16 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from benchmarks.client.parties import firehose, under
 from benchmarks.comparison import Bar, Comparison, Figure, Measure
 from benchmarks.daemon import servers
-from benchmarks.processes import serving
-from benchmarks.spark.session import ask
+from benchmarks.processes import Server, serving
+from benchmarks.spark.session import CORES, ask
 
 SIZE = 200
 _ROWS, _A_BATCH = 1_200_000, 400_000
 _BACKLOG, _BACKLOG_A_BATCH = 1_000_000, 250_000
 _SMALL_BATCHES, _SMALL = 30, 50
-_COPY = "Parquet to Parquet"
+_END_TO_END, _COPY = "firehose to Parquet", "Parquet to Parquet"
 
 
 def comparisons() -> Sequence[Comparison]:
@@ -51,12 +54,20 @@ def _storing() -> Comparison:
     return Comparison(
         name=f"store {_BACKLOG:,} rows",
         figures=(Figure("", "rows/s"), Figure("once there", "rows/s"), Figure("all batches", "rows/s")),
-        contenders={"nsqd to Parquet": _drain, "log to Parquet": _store, _COPY: lambda _: ask("copy")},
-        # What is received ahead is stored at the log's rate. Out of nsqd at the same time, on the same cores,
-        # it is nsqd's and the receiver's rate: printed.
-        bars=[Bar("log to Parquet", _COPY, 0.5)],
+        contenders={
+            _END_TO_END: under(firehose(), _pour),
+            "nsqd to Parquet": _drain,
+            "log to Parquet": _store,
+            _COPY: lambda _: ask("copy", files_a_batch=CORES),
+            "the same in one job": lambda _: ask("copy_at_once"),
+        },
+        bars=[Bar(_END_TO_END, _COPY, 0.5), Bar("log to Parquet", _COPY, 0.5)],
         rounds=3,
     )
+
+
+def _pour(server: Server, scale: float) -> Sequence[float]:
+    return ask("from_stream", port=server.port, **_backlog(scale))
 
 
 def _drain(scale: float) -> Sequence[float]:

@@ -14,6 +14,9 @@ import time
 
 from benchmarks.processes import ROOT, Broken
 
+#: Of the session, hence tasks of a batch, hence files that it writes.
+CORES = 2
+
 _PATIENCE = 120.0
 _FAREWELL = 20.0
 
