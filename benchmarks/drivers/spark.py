@@ -52,7 +52,7 @@ class Loads:
 
     def warm_up(self) -> None:
         """What comes first is slower than all that follows, and no load's fault."""
-        for _ in range(3):  # as long as compilers find something to do
+        for _ in range(6):  # as long as compilers find something to do
             self.read_log("nsq", 1_000_000, 250_000, 200)
             self.store_log(1_000_000, 250_000, 200)
         self.read_log("nsq_tuples", 250_000, 50_000, 200)
