@@ -215,7 +215,7 @@ class Conn:
         """
         with self._lock:
             outbox = self._outbox
-            if not outbox.open:
+            if outbox.closing or outbox.dead:
                 return False
             if register is not None and not register(outbox.next_ticket):
                 return True
@@ -320,19 +320,24 @@ class Conn:
         # The end of a connection is the read loop's.
         return self._outbox.open and self._lends()
 
-    def read_along(self, over: Callable[[], bool], deadline: float) -> None:
+    def read_along(self, over: Callable[[], bool], deadline: float) -> bool:
         """For a thread that waits for what is to be read: read it here, until ``over`` or the deadline, if
-        the read loop has left that to others; otherwise the read loop does.
+        the read loop has left that to others; otherwise the read loop does. Whether it is over.
         """
         lending = self._lending
         if not lending.borrow():
             lending.recall()
-            return
+            return False
         try:
-            while not over():
-                if time.monotonic() >= deadline or not self._read_for_a_while():
-                    lending.recall()
+            if over():
+                return True
+            while self._read_for_a_while():
+                if over():
+                    return True
+                if time.monotonic() >= deadline:
                     break
+            lending.recall()
+            return over()
         finally:
             lending.give_back()
 

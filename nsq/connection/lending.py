@@ -45,7 +45,7 @@ class Lending:
 
     def borrow(self) -> bool:
         """Take the baton, if the read loop has left it and nobody else has it."""
-        return self._lent and self.baton.acquire(blocking=False)
+        return self._lent and self.baton.acquire(False)
 
     def give_back(self) -> None:
         self._uses += 1

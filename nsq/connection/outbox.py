@@ -14,7 +14,8 @@ class Outbox:
 
     def __init__(self) -> None:
         self._waiting: list[bytes] = []
-        self._accepted = 0  # the ticket of what was queued or written through last
+        self.next_ticket = 1
+        """Of what is queued or written through next: they count in the order of the wire."""
         self.handed_over = 0  # all up to this ticket has gone to the stream, or is going
         self.writing = False
         self.idle = False  # the write loop sleeps
@@ -28,23 +29,18 @@ class Outbox:
     def open(self) -> bool:
         return not (self.closing or self.dead)
 
-    @property
-    def next_ticket(self) -> int:
-        """Of what is queued or written through next. Tickets count from 1, in the order of the wire."""
-        return self._accepted + 1
-
     def may_write_through(self) -> bool:
         """Take the baton if it lies there and nobody is in line."""
         if self.writing or self._waiting or self.dead:
             return False
         self.writing = True
-        self._accepted += 1
-        self.handed_over = self._accepted
+        self.handed_over = self.next_ticket
+        self.next_ticket += 1
         return True
 
     def add(self, data: bytes) -> bool:
         """Queue; whether the write loop must be woken."""
-        self._accepted += 1
+        self.next_ticket += 1
         self._waiting.append(data)
         return self.idle and self._rouse()
 
@@ -54,7 +50,7 @@ class Outbox:
             return None
         self.writing = True
         waiting, self._waiting = self._waiting, []
-        self.handed_over = self._accepted
+        self.handed_over = self.next_ticket - 1
         return waiting[0] if len(waiting) == 1 else b"".join(waiting)
 
     def withdraw(self, ticket: int) -> bool:

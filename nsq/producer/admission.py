@@ -26,45 +26,41 @@ class Admission:
         self._lock = threading.Lock()
         self._room = threading.Condition(self._lock)
         self._settlement = threading.Condition(self._lock)
-        self._inside = 0
+        self.inside = 0  # have not left yet
         self._era = 0
         self._unsettled: dict[int, int] = {0: 0}
         self._waiting = 0  # for room
         self._flushing = 0
         self._closed = False
 
-    @property
-    def inside(self) -> int:
-        return self._inside
-
     def enter(self, deadline: float) -> int:
         """The era it belongs to. QueueFull when there is no room by the deadline, or at once if not
         patient.
         """
         with self._lock:
-            if self._inside >= self._limit and not self._closed and self._patient():
+            if self.inside >= self._limit and not self._closed and self._patient():
                 self._await_room(deadline)
             if self._closed:
                 raise Closed("the producer is closed")
-            if self._inside >= self._limit:
+            if self.inside >= self._limit:
                 raise QueueFull(
-                    f"{self._inside} publishes are unanswered, as many as max_pending allows, "
+                    f"{self.inside} publishes are unanswered, as many as max_pending allows, "
                     "and none was answered in time"
                 )
-            self._inside += 1
+            self.inside += 1
             self._unsettled[self._era] += 1
             return self._era
 
     def _await_room(self, deadline: float) -> None:
         self._waiting += 1
         self._room.wait_for(
-            lambda: self._closed or self._inside < self._limit, max(0.0, deadline - self._clock())
+            lambda: self._closed or self.inside < self._limit, max(0.0, deadline - self._clock())
         )
         self._waiting -= 1
 
     def leave(self, count: int = 1) -> None:
         with self._lock:
-            self._inside -= count
+            self.inside -= count
             if self._waiting:
                 self._room.notify(count)
 
@@ -74,7 +70,7 @@ class Admission:
             if self._flushing and not self._unsettled[era]:
                 self._settlement.notify_all()
             if leaving:
-                self._inside -= 1
+                self.inside -= 1
                 if self._waiting:
                     self._room.notify()
 

@@ -84,12 +84,7 @@ class Engine:
             # rushes ahead breaks that up.
             alone = self._admission.inside == 1
             line = self._send(transaction, through=alone)
-            if alone:
-                line.read_along(transaction)
-            if (
-                not transaction.wait(transaction.deadline - self._clock())
-                and transaction.give_up() is State.PLACED
-            ):
+            if not ((alone and line.read_along(transaction)) or self._await_answer(transaction)):
                 raise self._too_late(transaction)
             error = transaction.error
             if error is None:
@@ -100,6 +95,11 @@ class Engine:
                 raise error
             if transaction.over:
                 raise failure(transaction, str(error)) from error
+
+    def _await_answer(self, transaction: Transaction) -> bool:
+        """Whether it came in time."""
+        answered = transaction.wait(transaction.deadline - self._clock())
+        return answered or transaction.give_up() is not State.PLACED
 
     def publish_async(self, request: Request, seconds: float) -> Future[None]:
         started = self._clock()

@@ -84,13 +84,15 @@ class Line:
         left = transaction.deadline - now
         limit = _PATIENT_THROUGH_LIMIT if left >= self._write_timeout else _THROUGH_LIMIT
         pending = self._pending
-        self._alone = through and not pending
+        self._alone = through and not pending.in_order
         register = partial(pending.add, transaction, now)
         return self.conn.send(data, self._alone and len(data) <= limit, max(0.0, left), register)
 
-    def read_along(self, transaction: Transaction) -> None:
-        """For its caller: read its answer here, where the read loop has left that to whoever waits."""
-        self.conn.read_along(transaction.off_line, transaction.deadline)
+    def read_along(self, transaction: Transaction) -> bool:
+        """For its caller: read its answer here, where the read loop has left that to whoever waits. Whether
+        it came.
+        """
+        return self.conn.read_along(transaction.off_line, transaction.deadline)
 
     def lends(self) -> bool:
         """Whether one caller publishes, and waits, and publishes again: it may as well read the answers."""
@@ -112,11 +114,11 @@ class Line:
             return
         times = data.times if isinstance(data, Oks) else 1
         settled = self._pending.stored(conn.handed_over, times)
-        answered = 0
-        for transactions in settled:
-            for transaction in transactions:
-                self.published += transaction.request.messages
-                answered += 1
+        for transaction in settled.awaited:
+            self.published += transaction.request.messages
+        for transaction in settled.forsaken:
+            self.published += transaction.request.messages
+        answered = len(settled.awaited) + len(settled.forsaken)
         if answered:
             if self.overdue or not self.was_proven:
                 self._watcher.proven(self)

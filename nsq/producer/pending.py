@@ -27,30 +27,30 @@ class Pending:
     def __init__(self, holder: Holder, *, retry_uncertain: bool) -> None:
         self._holder = holder
         self._retry_uncertain = retry_uncertain
-        self._queue: deque[Transaction] = deque()
+        self.in_order: deque[Transaction] = deque()
         self._halted_by: ServerError | None = None
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self.in_order)
 
     def add(self, transaction: Transaction, now: float, ticket: int) -> bool:
         """False when it must not be sent."""
         if not transaction.place(self._holder, ticket, now):
             return False
-        self._queue.append(transaction)
+        self.in_order.append(transaction)
         return True
 
     def remove(self, transaction: Transaction) -> bool:
         """Take out what is never sent; False when somebody has done so before."""
         try:
-            self._queue.remove(transaction)
+            self.in_order.remove(transaction)
         except ValueError:
             return False
         return True
 
     def oldest(self) -> Transaction | None:
         try:
-            return self._queue[0]
+            return self.in_order[0]
         except IndexError:
             return None
 
@@ -59,7 +59,7 @@ class Pending:
     def stored(self, handed_over: int, times: int = 1) -> Settled:
         """nsqd said OK to so many of the oldest. They are fewer when there is nothing it can have meant."""
         settled = Settled([], [])
-        queue = self._queue
+        queue = self.in_order
         try:
             while times and queue[0].ticket <= handed_over:
                 transaction = queue.popleft()
@@ -84,8 +84,8 @@ class Pending:
 
     def ended(self, cause: NsqError, handed_over: int) -> Settled:
         """The connection is gone. Only what was handed over, and not behind a fatal error, may be stored."""
-        transactions = list(self._queue)
-        self._queue.clear()
+        transactions = list(self.in_order)
+        self.in_order.clear()
         settled = Settled([], [])
         for each in transactions:
             awaited = self._end(each, cause, handed_over)
@@ -105,4 +105,4 @@ class Pending:
     def _take(self, handed_over: int) -> Transaction | None:
         oldest = self.oldest()
         # An answer to what has not been sent is none.
-        return None if oldest is None or oldest.ticket > handed_over else self._queue.popleft()
+        return None if oldest is None or oldest.ticket > handed_over else self.in_order.popleft()

@@ -129,7 +129,8 @@ class Producer:
         return self._current().publish_async(request, self._seconds(timeout))
 
     def _seconds(self, timeout: float | None) -> float:
-        return checked_timeout(timeout, self._config.publish_timeout)
+        default = self._config.publish_timeout
+        return default if timeout is None else checked_timeout(timeout, default)
 
     def _patience(self, timeout: float | None) -> float:
         return checked_timeout(timeout, self._config.publish_timeout, may_be_zero=True)

@@ -42,7 +42,7 @@ class Holder(Protocol):
 
 
 class Transaction:
-    """With a ``future`` it is completed elsewhere; without one, ``wait`` returns when there is news.
+    """With a ``future`` it is completed elsewhere; without one, its caller ``wait``s for it.
 
     ``error`` is None once it is stored. ``again`` tells that it may be tried elsewhere.
     """
@@ -84,10 +84,7 @@ class Transaction:
         )
         self.doubts: tuple[str, ...] = ()  # who may have stored it
         self._lock = threading.Lock()  # guards all of the above that changes; the innermost of all locks
-        # A lock, not a Condition: it is made for every single publish.
-        if future is None:
-            self._news = threading.Lock()
-            self._news.acquire()
+        self._news: threading.Lock | None = None  # released for whoever waits
 
     def __repr__(self) -> str:
         return f"<Transaction {self.request.topic} {self.state.value}>"
@@ -110,13 +107,20 @@ class Transaction:
             self.error, self.again = error, again
             if doubt:
                 self.doubts += (doubt,)
-        if self.future is None and self._news.locked():
-            self._news.release()
+            news, self._news = self._news, None
+        if news is not None:
+            news.release()
         return True
 
     def wait(self, seconds: float) -> bool:
         """Whether it was answered within that time."""
-        return self._news.acquire(timeout=seconds) if seconds > 0 else self._news.acquire(blocking=False)
+        with self._lock:
+            if self.state is not _PLACED:
+                return True
+            # A lock, not a Condition: it is made for nearly every publish.
+            news = self._news = threading.Lock()
+            news.acquire()
+        return news.acquire(timeout=seconds) if seconds > 0 else news.acquire(blocking=False)
 
     def give_up(self) -> State:
         """Wait for it no longer. What its state was: when ANSWERED, the answer counts all the same."""

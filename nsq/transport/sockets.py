@@ -9,6 +9,10 @@ Who closes the descriptor: the last thread out. ``close`` shuts the connection, 
 send or poll is blocked in it; then whoever leaves last (the reader, the writer or the closer itself)
 closes. Closing earlier would free the number while a thread is about to use it, and the next file or
 connection of this process gets that number.
+
+The one reader and the one writer say that they are inside by a flag of their own, without a lock, as they
+come for every chunk: each sets its flag before it looks whether the stream is closed, and the closer sets
+that before it looks at the flags, so that one of the two always sees the other.
 """
 
 from __future__ import annotations
@@ -40,9 +44,9 @@ class SocketStream:
         self.peer = peer
         self._socket = sock
         self._read_timeout: float | None = None
-        # Guards the three below; never held during a call that can block.
-        self._lock = threading.Lock()
-        self._inside = 0  # threads that may be using the descriptor
+        self._reading = self._writing = False
+        self._lock = threading.Lock()  # guards the next; never held during a call that can block
+        self._inside = 0  # other threads that may be using the descriptor
         self._woken = False
         self._closed = False
 
@@ -67,12 +71,9 @@ class SocketStream:
             self._leave()
 
     def read(self, limit: int = CHUNK) -> bytes:
-        with self._lock:  # _enter, spelled out: this is the hot path
-            if self._woken:
-                return b""
-            self._inside += 1
+        self._reading = True
         try:
-            return self._socket.recv(limit)
+            return b"" if self._woken else self._socket.recv(limit)
         except OSError as error:
             if self._woken:
                 return b""
@@ -82,21 +83,24 @@ class SocketStream:
                 raise Unanswered(f"{self.peer}: nothing was received within {words}") from error
             raise self._lost(error) from error
         finally:
-            self._leave()
+            self._reading = False
+            if self._closed:
+                self._close_if_last()
 
     def write(self, data: bytes, timeout: float) -> None:
-        with self._lock:  # as in ``read``
+        self._writing = True
+        try:
             if self._closed:
                 raise ConnectionLost(f"{self.peer}: the connection was closed on this side")
-            self._inside += 1
-        try:
             sent = self._at_once(data)
             if sent != len(data):
                 self._send_rest(data, sent, timeout)
         except OSError as error:
             raise self._lost(error) from error
         finally:
-            self._leave()
+            self._writing = False
+            if self._closed:
+                self._close_if_last()
 
     def _at_once(self, data: bytes | memoryview) -> int:
         """How many bytes fitted into the socket's buffer."""
@@ -148,6 +152,7 @@ class SocketStream:
         self._closed = self._woken = True
         # Threads that were inside at the fork exist in the parent only.
         self._inside = 0
+        self._reading = self._writing = False
         self._socket.close()
 
     def _shut(self, how: int) -> None:
@@ -164,8 +169,11 @@ class SocketStream:
     def _leave(self) -> None:
         with self._lock:
             self._inside -= 1
-            last = self._closed and not self._inside
-        if last:
+        if self._closed:
+            self._close_if_last()
+
+    def _close_if_last(self) -> None:
+        if not (self._inside or self._reading or self._writing):
             self._socket.close()
 
     def _lost(self, error: OSError) -> ConnectionLost:
