@@ -393,9 +393,10 @@ class Conn:
             self._delegate.on_response(self, frame.data)
 
     def _fail(self, cause: NsqError | None) -> None:
-        """Whatever goes wrong first is the cause. The read loop is woken to bury the connection."""
+        """Whatever ends it first is the cause. The read loop is woken to bury the connection."""
         with self._lock:
-            self.cause = self.cause or cause
+            if not self._outbox.dead:  # else it ended before, and a write that fails now fails of that
+                self.cause = self.cause or cause
             wake = self._outbox.kill()
             stream = self._dialled
         if wake:
@@ -409,7 +410,8 @@ class Conn:
         if self._asked_to_close:
             cause = None
         with self._lock:
-            self.cause = self.cause or cause
+            if not self._outbox.dead:
+                self.cause = self.cause or cause
             wake = self._outbox.kill()
             for message in self._session.release_all():
                 message.expires_at = 0.0  # nsqd has it again: whoever holds it may as well stop

@@ -599,9 +599,11 @@ class TestEnds:
         assert "by a fault of ours" in caplog.text
 
     def test_a_stalled_write_does_not_outlive_a_close(self, pair: Pair) -> None:
+        """Nor is that it fails then the cause of anything."""
         nsqd = pair.connect()
-        nsqd.peer.stall()
+        nsqd.peer.stall(after=1)
         pair.conn.send(b"NOP\n")
+        nsqd.peer.wait_until(lambda got: got.endswith(b"N"))
         pair.conn.close()
         assert pair.conn.join(time.monotonic() + PATIENCE)
         assert pair.delegate.causes == [None]
