@@ -49,11 +49,11 @@ class Timer:
                 )
                 if self._stopped:
                     return
-                poked, self._poked = self._poked, False
-            if not poked:
+                self._poked = False
+            # A poke only ever makes it earlier: else enough of them would put it off for ever.
+            if time.monotonic() >= due:
                 self._guarded_call()
                 due = math.inf
-            # A poke only ever makes it earlier: else enough of them would put it off for ever.
             due = min(due, self._next_due(time.monotonic()))
 
     def _guarded_call(self) -> None:

@@ -15,11 +15,11 @@ FAR = 1000.0
 
 
 class Due:
-    """``next_due`` gives what the test has set; everybody who asks is counted."""
+    """``next_due`` gives one wait after the other, and the last for ever; everybody who asks is counted."""
 
-    def __init__(self, wait: float) -> None:
+    def __init__(self, *waits: float) -> None:
         self._changed = threading.Condition()
-        self.wait = wait
+        self._waits = list(waits)
         self.asked = 0
         self.calls = 0
         self.fail = False
@@ -28,7 +28,7 @@ class Due:
         with self._changed:
             self.asked += 1
             self._changed.notify_all()
-            return now + self.wait
+            return now + (self._waits.pop(0) if len(self._waits) > 1 else self._waits[0])
 
     def call(self) -> None:
         with self._changed:
@@ -73,24 +73,36 @@ def test_not_before(timers: Callable[[Due], Timer]) -> None:
 
 
 def test_a_poke_makes_it_look_again(timers: Callable[[Due], Timer]) -> None:
-    due = Due(FAR)
+    due = Due(FAR, 0.0)
     timer = timers(due)
     due.wait_for(lambda: due.asked == 1)
-    due.wait = 0.0
     timer.poke()
     due.wait_for(lambda: due.calls >= 1)
 
 
 def test_a_poke_alone_calls_nothing_and_puts_nothing_off(timers: Callable[[Due], Timer]) -> None:
-    due = Due(0.05)
+    due = Due(0.05, FAR)
     timer = timers(due)
     due.wait_for(lambda: due.asked == 1)
     while not due.calls:  # many times within the 50 ms, and with any number of them it comes
         asked = due.asked
-        due.wait = FAR
         timer.poke()
         due.wait_for(lambda asked=asked: due.asked > asked or due.calls)  # type: ignore[misc]
     assert due.calls == 1
+
+
+def test_nor_do_pokes_that_never_end(timers: Callable[[Due], Timer]) -> None:
+    class Poking(Due):
+        def next_due(self, now: float) -> float:
+            timer.poke()
+            return super().next_due(now)
+
+    due = Poking(0.0)
+    timer = Timer("nsq-test-rdy", due.call, due.next_due)
+    timer.start()
+    due.wait_for(lambda: due.calls >= 2)
+    timer.stop()
+    assert timer.join(time.monotonic() + PATIENCE)
 
 
 def test_a_failure_does_not_end_it(timers: Callable[[Due], Timer], caplog: pytest.LogCaptureFixture) -> None:
