@@ -47,8 +47,6 @@ class Line:
 
     def __init__(self, address: str, config: Config, watcher: Watcher, clock: Callable[[], float]) -> None:
         self.address = address
-        self.published = 0
-        self.failed = 0
         self.was_proven = False
         self.overdue = False
         self._patience = config.read_timeout
@@ -65,6 +63,14 @@ class Line:
     @property
     def pending(self) -> int:
         return len(self._pending)
+
+    @property
+    def published(self) -> int:
+        return self._pending.published
+
+    @property
+    def failed(self) -> int:
+        return self._pending.failed
 
     @property
     def usable(self) -> bool:
@@ -113,14 +119,12 @@ class Line:
             self._break_over(repr(data[:80]))
             return
         times = data.times if isinstance(data, Oks) else 1
+        if not self.was_proven and self._pending.awaits(conn.handed_over):
+            self._watcher.proven(self)  # before the callers are told
         settled = self._pending.stored(conn.handed_over, times)
-        for transaction in settled.awaited:
-            self.published += transaction.request.messages
-        for transaction in settled.forsaken:
-            self.published += transaction.request.messages
         answered = len(settled.awaited) + len(settled.forsaken)
         if answered:
-            if self.overdue or not self.was_proven:
+            if self.overdue:  # looked at behind the answers: see ``Pool.suspect``
                 self._watcher.proven(self)
             self._watcher.deliver(settled)
         if answered < times:
@@ -132,7 +136,6 @@ class Line:
             # nsqd closes too, and executes nothing more. One with codes of its own may go on.
             self._break(error)
         if settled is not None:
-            self.failed += 1
             self._watcher.deliver(settled)
 
     def on_heartbeat(self, conn: Conn) -> None:
@@ -145,7 +148,7 @@ class Line:
 
     def on_close(self, conn: Conn, cause: NsqError | None) -> None:
         fault = self._fault or cause or ConnectionLost(f"the connection to {self.address} was closed")
-        self.failed += len(self._pending)
+        self._pending.failed += len(self._pending)
         # First: whoever learns of it next looks for another line.
         self._watcher.lost(self, fault)
         settled = self._pending.ended(fault, conn.handed_over)

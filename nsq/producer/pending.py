@@ -29,6 +29,9 @@ class Pending:
         self._retry_uncertain = retry_uncertain
         self.in_order: deque[Transaction] = deque()
         self._halted_by: ServerError | None = None
+        # Counted before those who wait are woken: whoever has been told finds itself counted.
+        self.published = 0  # messages
+        self.failed = 0  # publishes
 
     def __len__(self) -> int:
         return len(self.in_order)
@@ -56,6 +59,11 @@ class Pending:
 
     # What nsqd says.
 
+    def awaits(self, handed_over: int) -> bool:
+        """Whether there is anything to answer: what has not been sent is not."""
+        oldest = self.oldest()
+        return oldest is not None and oldest.ticket <= handed_over
+
     def stored(self, handed_over: int, times: int = 1) -> Settled:
         """nsqd said OK to so many of the oldest. They are fewer when there is nothing it can have meant."""
         settled = Settled([], [])
@@ -64,6 +72,7 @@ class Pending:
             while times and queue[0].ticket <= handed_over:
                 transaction = queue.popleft()
                 self._halted_by = None  # it goes on after an error: a kind of nsqd we do not know
+                self.published += transaction.request.messages
                 (settled.awaited if transaction.answer(None) else settled.forsaken).append(transaction)
                 times -= 1
         except IndexError:
@@ -77,6 +86,7 @@ class Pending:
             self._halted_by = error
         if transaction is None:
             return None
+        self.failed += 1
         again = error.retry and (self._retry_uncertain or not error.maybe_stored)
         doubt = self._holder.address if error.maybe_stored else ""
         awaited = transaction.answer(error, again=again, doubt=doubt)
@@ -103,6 +113,4 @@ class Pending:
         return transaction.answer(doubt, again=self._retry_uncertain, doubt=address)
 
     def _take(self, handed_over: int) -> Transaction | None:
-        oldest = self.oldest()
-        # An answer to what has not been sent is none.
-        return None if oldest is None or oldest.ticket > handed_over else self.in_order.popleft()
+        return self.in_order.popleft() if self.awaits(handed_over) else None

@@ -224,9 +224,9 @@ class Pool:
     # What lines tell.
 
     def proven(self, line: Line) -> None:
-        line.was_proven = True
-        line.overdue = False
         with self._lock:
+            line.was_proven = True
+            line.overdue = False
             route = self._routes.get(line.address)
             if route is not None:
                 route.standing.proven()
@@ -235,6 +235,9 @@ class Pool:
     def suspect(self, line: Line) -> None:
         """A caller has waited for it in vain: others come first until it answers."""
         with self._lock:
+            # First: its answer may come in this moment, and whoever reads that must see it as overdue, or it
+            # stayed so: with others there, it would never be used again.
+            line.overdue = True
             line.overdue = line.pending > 0
             self._change()
 
@@ -280,8 +283,8 @@ class Pool:
 
     def _change(self) -> None:
         """With the lock: make the snapshots anew and wake whoever waits."""
-        lines = [] if self._closed else self._lines()
-        takers = [line for line in lines if line.usable]
+        started = [] if self._closed else [route.started for route in self._routes.values()]
+        takers = [line for line in started if line is not None and line.usable]
         self._usable = tuple(line for line in takers if not line.overdue) or tuple(takers)
         self._redial_at = self._next_due(urgent=False)
         self._changes += 1

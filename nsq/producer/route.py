@@ -53,6 +53,11 @@ class Route:
         )
 
     @property
+    def started(self) -> Line | None:
+        """Its line, unless that is a moment before it is started still."""
+        return self.line if self.dialling is None else None
+
+    @property
     def idle(self) -> bool:
         """Whether nobody sees to a connection."""
         return self.line is None and self.dialling is None

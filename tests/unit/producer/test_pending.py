@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +45,23 @@ def test_answers_go_to_the_oldest() -> None:
     assert queue.stored(2) == ([second], [])
     assert len(queue) == 0
     assert queue.oldest() is None
+
+
+def test_whoever_is_told_is_counted() -> None:
+    queue = Pending(Slot(), retry_uncertain=False)
+    counts: list[tuple[int, int]] = []
+
+    class Told(Transaction):
+        def answer(self, *args: Any, **options: Any) -> bool:
+            counts.append((queue.published, queue.failed))
+            return super().answer(*args, **options)
+
+    for ticket in (1, 2):
+        assert queue.add(Told(transaction().request, 0.0, 10.0), ticket, 0.0)
+    queue.stored(2)
+    queue.refused(PubFailed("E_PUB_FAILED"), 2)
+
+    assert counts == [(1, 0), (1, 1)]
 
 
 def test_an_answer_to_nothing_is_none() -> None:
