@@ -26,6 +26,9 @@ from .base import CHUNK
 PATIENCE = 20.0
 """Seconds a test's own waits last, unless told otherwise."""
 
+#: Seconds; nobody who holds a connection's lock waits for anything.
+_LONGEST_HELD = 1.0
+
 
 class MemoryTransport:
     """Connects to any address, and hands the other end of each connection to the test.
@@ -276,6 +279,13 @@ class MemoryPeer:
             self._played += len(expected)
             self._sent += answer
 
+    def _release_lock(self) -> None:
+        """In a forked child: whoever held it at the fork does not exist here, and never gives it back."""
+        if self._changed.acquire(timeout=_LONGEST_HELD):
+            self._changed.release()
+        else:
+            self._changed = threading.Condition()
+
     def _leave(self, *, woken: bool = True, closed: bool = False, abandoned: bool = False) -> None:
         with self._changed:
             self._woken |= woken
@@ -305,4 +315,5 @@ class MemoryStream:
         self._other_end._leave(closed=True)
 
     def abandon(self) -> None:
+        self._other_end._release_lock()
         self._other_end._leave(closed=True, abandoned=True)
