@@ -28,7 +28,7 @@ from nsq.errors import (
     NsqError,
     Unanswered,
 )
-from nsq.transport import MemoryPeer, MemoryTransport
+from nsq.transport import CHUNK, MemoryPeer, MemoryTransport, WrappedStream
 from nsq.transport.layered import LayeredStream
 from nsq.transport.tls import context_of
 from nsq.wire import commands
@@ -100,6 +100,31 @@ def answering(*answers: bytes) -> tuple[MemoryTransport, Callable[[MemoryPeer], 
             peer.send(answer)
 
     return MemoryTransport(), play
+
+
+class Silent(MemoryTransport):
+    """An nsqd that says one thing, ``after`` which nothing comes: how long that is waited for is noted, and
+    not waited.
+    """
+
+    def __init__(self, after: bytes = b"") -> None:
+        super().__init__()
+        self.patience: list[float] = []
+        self._after = after
+
+    def connect(self, address: str, *, timeout: float) -> Any:
+        patience = self.patience
+
+        class Hurried(WrappedStream):
+            def read(self, limit: int = CHUNK) -> bytes:
+                assert self.read_timeout is not None
+                patience.append(self.read_timeout)
+                self.read_timeout = 0.0
+                return super().read(limit)
+
+        stream = Hurried(super().connect(address, timeout=timeout))
+        self.peers[-1].send(self._after)
+        return stream
 
 
 class TestIdentifyRequest:
@@ -207,9 +232,11 @@ class TestEndings:
         assert transport.peers[0].closed
 
     def test_silence_ends_at_the_deadline(self) -> None:
-        transport = MemoryTransport()
-        with pytest.raises(Unanswered):
-            dialled(transport, timeout=0.5)
+        transport = Silent()
+        with pytest.raises(Unanswered, match="did not complete the handshake in time"):
+            dialled(transport)
+        (patience,) = transport.patience
+        assert 0 < patience <= PATIENCE
         assert transport.peers[0].closed
 
     def test_no_time_left(self) -> None:
@@ -432,9 +459,11 @@ class TestLayers:
         assert transport.peers[0].closed
 
     def test_tls_that_hangs_ends_at_the_deadline(self, trusting: dict[str, Any]) -> None:
-        transport, play = answering(granting(tls_v1=True))
-        with played_by(play, transport), pytest.raises(Unanswered):
-            dialled(transport, Config(**trusting), timeout=0.3)
+        transport = Silent(after=granting(tls_v1=True))
+        with pytest.raises(Unanswered, match="did not complete the handshake in time"):
+            dialled(transport, Config(**trusting))
+        identify, tls = transport.patience
+        assert 0 < tls <= identify <= PATIENCE
         assert transport.peers[0].closed
 
 

@@ -18,21 +18,28 @@ from ..scripted import CLS, NOP, Nsqd, fin, id_of, message, rdy
 from .paired import PATIENCE, Pair
 
 
+class Telling(Lending):
+    """Tells when it is lent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lent = threading.Event()
+
+    def lend(self, worthwhile: Callable[[], bool]) -> None:
+        def told() -> bool:  # asked when it is lent already
+            self.lent.set()
+            return worthwhile()
+
+        super().lend(told)
+
+
 class TestLending:
     @contextmanager
-    def lent(
-        self, subject: Lending, worthwhile: Callable[[], bool] = lambda: True
-    ) -> Iterator[threading.Thread]:
+    def lent(self, subject: Telling) -> Iterator[threading.Thread]:
         """As its read loop; ends with it."""
-        asked = threading.Event()
-
-        def answer() -> bool:
-            asked.set()
-            return True
-
-        thread = threading.Thread(target=subject.lend, args=(answer,))
+        thread = threading.Thread(target=subject.lend, args=(lambda: True,))
         thread.start()
-        assert asked.wait(PATIENCE)
+        assert subject.lent.wait(PATIENCE)
         yield thread
         subject.recall()
         thread.join(PATIENCE)
@@ -43,7 +50,7 @@ class TestLending:
 
     def test_one_at_a_time_borrows(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lending, "LEASE", PATIENCE)
-        subject = Lending()
+        subject = Telling()
         with self.lent(subject):
             assert subject.borrow()
             assert not subject.borrow()
@@ -53,7 +60,7 @@ class TestLending:
 
     def test_it_comes_back_when_called(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lending, "LEASE", PATIENCE)
-        subject = Lending()
+        subject = Telling()
         with self.lent(subject) as thread:
             subject.recall()
             thread.join(PATIENCE / 2)
@@ -62,7 +69,7 @@ class TestLending:
 
     def test_it_comes_back_when_nobody_reads(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lending, "LEASE", 0.001)
-        subject = Lending()
+        subject = Telling()
         with self.lent(subject) as thread:
             thread.join(PATIENCE)
             assert not thread.is_alive()
@@ -74,7 +81,7 @@ class TestLending:
 
     def test_a_call_for_nothing_does_not_count_later(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(lending, "LEASE", PATIENCE)
-        subject = Lending()
+        subject = Telling()
         subject.recall()
         with self.lent(subject) as thread:
             assert thread.is_alive()
@@ -86,6 +93,7 @@ class TestLending:
 def pair() -> Iterator[Pair]:
     with ExitStack() as ends:
         made = Pair(lends=True)
+        made.conn._lending = Telling()
         ends.callback(made.end)
         yield made
 
@@ -103,21 +111,12 @@ def connected(pair: Pair) -> Nsqd:
     nsqd.expect(rdy(10))
     nsqd.peer.send(message(1))
     pair.delegate.wait_for_messages(1)
-    wait_until_lent(pair)
+    assert pair.conn._lending.lent.wait(PATIENCE)  # type: ignore[attr-defined]
     return nsqd
 
 
 def read_along(pair: Pair, over: Callable[[], bool], seconds: float = PATIENCE) -> None:
     pair.conn.read_along(over, time.monotonic() + seconds)
-
-
-def wait_until_lent(pair: Pair) -> None:
-    """The read loop has told of what it read, and is about to lend."""
-    deadline = time.monotonic() + PATIENCE
-    while not pair.conn._lending.borrow():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-    pair.conn._lending.give_back()
 
 
 def test_who_waits_reads_for_itself(pair: Pair, patient: None) -> None:
