@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from nsq.producer import Producer
+from nsq.producer import ConnectionStats, Producer
 from nsq.transport import MemoryPeer, MemoryTransport
 from nsq.wire import commands
 from nsq.wire.frames import HEARTBEAT, OK, encode_error, encode_response
@@ -84,12 +84,32 @@ def who_got(body: bytes, nsqds: dict[str, Nsqd]) -> Nsqd:
     raise AssertionError(f"none of {', '.join(nsqds)} got {body!r}")
 
 
-def wait_connected(p: Producer, count: int) -> None:
-    """Until so many connections take publishes: nsqd has seen a handshake's end a little earlier."""
-    deadline = time.monotonic() + PATIENCE
-    while sum(each.state == "open" for each in p.stats().connections) < count:
-        assert time.monotonic() < deadline, p.stats()
-        time.sleep(0.001)
+def wait_for(p: Producer, condition: Callable[[dict[str, ConnectionStats]], bool]) -> None:
+    """Until its connections, by address, are like that: nsqd has seen what leads there a little earlier."""
+    pool = p._engine.pool
+
+    def connections() -> dict[str, ConnectionStats]:
+        return {address: route.stats(pool._clock(), []) for address, route in pool._routes.items()}
+
+    with pool._changed:  # whatever changes about them is announced
+        assert pool._changed.wait_for(lambda: condition(connections()), PATIENCE), connections()
+
+
+def wait_for_state(p: Producer, state: str, *addresses: str) -> None:
+    wait_for(p, lambda connections: all(connections[each].state == state for each in addresses))
+
+
+def time_is_up(p: Producer) -> None:
+    """For all that has been published and waits for a connection, or is a future's."""
+
+    def later() -> float:
+        return time.monotonic() + 10 * PATIENCE
+
+    engine = p._engine
+    engine._clock = engine.pool._clock = engine._answers._clock = later
+    with engine.pool._lock:
+        engine.pool._change()  # has those look at the clock that wait
+    engine._answers._queue.put(None)  # as well as this
 
 
 def in_thread(call: Callable[[], object]) -> Future[object]:

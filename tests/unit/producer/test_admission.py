@@ -9,6 +9,7 @@ import pytest
 from nsq.errors import Closed, QueueFull
 from nsq.producer.admission import Admission
 
+PATIENCE = 20.0
 LATER = 1000.0  # by a clock that stands still: the deadline is never reached
 
 
@@ -57,7 +58,7 @@ def test_who_waits_enters_when_there_is_room() -> None:
 
     room.leave()
 
-    assert entered.result(5.0) == 0
+    assert entered.result(PATIENCE) == 0
     assert room.inside == 1
 
 
@@ -78,7 +79,7 @@ def test_nobody_enters_what_is_closed_and_who_waits_is_told() -> None:
     assert not room.close()
 
     with pytest.raises(Closed):
-        waiting.result(5.0)
+        waiting.result(PATIENCE)
     with pytest.raises(Closed):
         room.enter(LATER)
 
@@ -108,7 +109,7 @@ def test_a_flush_waits_for_what_was_there_and_for_nothing_later() -> None:
     assert not flushed.done()
     room.settle(before)
 
-    assert flushed.result(5.0) == 0
+    assert flushed.result(PATIENCE) == 0
     assert room.unsettled == 1
 
 

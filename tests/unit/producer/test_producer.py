@@ -31,12 +31,24 @@ from nsq.transport import MemoryStream, MemoryTransport, WrappedStream
 from nsq.wire import commands
 from nsq.wire.frames import encode_message, encode_response
 
-from .scripted import PATIENCE, A, B, Nsqd, accept, accept_all, in_thread, producer, wait_connected, who_got
+from .scripted import (
+    PATIENCE,
+    A,
+    B,
+    Nsqd,
+    accept,
+    accept_all,
+    in_thread,
+    producer,
+    time_is_up,
+    wait_for,
+    wait_for_state,
+    who_got,
+)
 
-SOON = 0.05  # seconds that a test waits in full
-#: The same, where the message must be on its way before: over an open connection only the call's own thread
-#: has to get there, see ``connected``.
-SHORTLY = 1.0
+#: Seconds that a test waits in full, for what needs no other thread to come to its end: see ``connected``.
+#: For all else there is ``time_is_up``.
+SOON = 0.05
 
 
 class HeldTransport(MemoryTransport):
@@ -57,7 +69,9 @@ class HeldTransport(MemoryTransport):
 
 
 def connected(p: Producer, transport: MemoryTransport) -> Nsqd:
-    """An nsqd that has taken a publish: the next waits for no dial, no handshake and no other thread."""
+    """An nsqd that has taken a publish: the next, if it is alone, is written by its own caller at once,
+    however little time that has.
+    """
     first = in_thread(lambda: p.publish("orders", b"first"))
     nsqd = accept(transport)
     nsqd.answer(b"first")
@@ -256,7 +270,7 @@ def test_what_is_not_answered_in_time_may_be_stored() -> None:
     transport = MemoryTransport()
     with producer(transport) as p:
         nsqd = connected(p, transport)
-        published = in_thread(lambda: p.publish("orders", b"body", timeout=SHORTLY))
+        published = in_thread(lambda: p.publish("orders", b"body", timeout=SOON))
         nsqd.expect(b"body")
 
         with pytest.raises(PublishUncertain, match=rf"'orders'.*sent to {A} and not answered"):
@@ -269,7 +283,7 @@ def test_an_answer_after_the_deadline_is_not_taken_for_that_of_the_next() -> Non
     transport = MemoryTransport()
     with producer(transport) as p:
         nsqd = connected(p, transport)
-        late = in_thread(lambda: p.publish("orders", b"late", timeout=SHORTLY))
+        late = in_thread(lambda: p.publish("orders", b"late", timeout=SOON))
         nsqd.expect(b"late")
         assert isinstance(late.exception(PATIENCE), PublishUncertain)
 
@@ -310,10 +324,12 @@ def test_a_doubt_that_could_not_be_tried_again_stays_one() -> None:
     transport = MemoryTransport()
     with producer(transport, retry_uncertain=True) as p:
         nsqd = connected(p, transport)
-        published = in_thread(lambda: p.publish("orders", b"body", timeout=SHORTLY))
+        published = in_thread(lambda: p.publish("orders", b"body"))
         nsqd.expect(b"body")
         transport.refuse()
         nsqd.hang_up()
+        wait_for(p, lambda connections: "connection refused" in connections[A].reason)
+        time_is_up(p)
 
         with pytest.raises(PublishUncertain, match=rf"sent to {A}.*connection refused"):
             published.result(PATIENCE)
@@ -448,11 +464,12 @@ def test_publishes_go_round() -> None:
         nsqds = accept_all(transport, 2)
         who_got(b"first", nsqds).answer(b"first")
         connected.result(PATIENCE)
-        wait_connected(p, 2)
+        wait_for_state(p, "open", A, B)
+        before = {address: nsqd.peer.received.count(b"PUB ") for address, nsqd in nsqds.items()}
 
         futures = [p.publish_async("orders", b"%d" % number) for number in range(10)]
-        for nsqd in nsqds.values():
-            nsqd.peer.wait_until(lambda got: got.count(b"PUB ") >= 5)
+        for address, nsqd in nsqds.items():
+            nsqd.peer.wait_until(lambda got, all_=before[address] + 5: got.count(b"PUB ") == all_)  # type: ignore[misc]
             for _ in range(5):
                 nsqd.ok()
         for future in futures:
@@ -467,8 +484,9 @@ def test_one_that_cannot_be_dialled_is_left_out() -> None:
         nsqd = accept(transport)
         nsqd.answer(b"body")
         published.result(PATIENCE)
-
         assert nsqd.address == B
+
+        wait_for(p, lambda connections: bool(connections[A].reason))
         health = p.health()
         assert health.healthy
         assert set(health.problems) == {A}
@@ -491,9 +509,12 @@ def test_nobody_can_be_reached() -> None:
     transport.refuse(A, "connection refused")
     transport.refuse(B, "no route to host")
     with producer(transport, A, B) as p:
-        with pytest.raises(PublishFailed) as caught:
-            p.publish("orders", b"body", timeout=SOON)
+        published = in_thread(lambda: p.publish("orders", b"body"))
+        wait_for(p, lambda connections: all(each.reason for each in connections.values()))
+        time_is_up(p)
 
+        with pytest.raises(PublishFailed) as caught:
+            published.result(PATIENCE)
         text = str(caught.value)
         assert f"{A}: connection refused" in text
         assert f"{B}: no route to host" in text
@@ -538,20 +559,25 @@ def test_a_transport_with_a_fault_of_its_own_is_no_nsqd() -> None:
         def connect(self, address: str, *, timeout: float) -> MemoryStream:
             raise RuntimeError("proxy misconfigured")
 
-    with producer(Broken()) as p, pytest.raises(PublishFailed, match="proxy misconfigured"):
-        p.publish("orders", b"body", timeout=SOON)
+    with producer(Broken()) as p:
+        published = in_thread(lambda: p.publish("orders", b"body"))
+        wait_for(p, lambda connections: bool(connections[A].reason))
+        time_is_up(p)
+
+        with pytest.raises(PublishFailed, match="proxy misconfigured"):
+            published.result(PATIENCE)
 
 
 def test_one_that_keeps_somebody_waiting_comes_last_until_it_answers() -> None:
     transport = HeldTransport(B)
     with producer(transport, A, B) as p:
         slow = connected(p, transport)
-        late = in_thread(lambda: p.publish("orders", b"late", timeout=SHORTLY))
+        late = in_thread(lambda: p.publish("orders", b"late", timeout=SOON))
         slow.expect(b"late")
         assert isinstance(late.exception(PATIENCE), PublishUncertain)
         transport.release()
         quick = accept(transport)
-        _wait_for_state(p, B, "open")
+        wait_for_state(p, "open", B)
 
         for number in range(4):
             published = in_thread(lambda n=number: p.publish("orders", b"%d" % n))  # type: ignore[misc]
@@ -561,20 +587,12 @@ def test_one_that_keeps_somebody_waiting_comes_last_until_it_answers() -> None:
         assert p.health().problems == {A: "overdue"}
 
         slow.ok()
-        _wait_for_state(p, A, "open")
+        wait_for_state(p, "open", A)
         futures = [p.publish_async("orders", b"x") for _ in range(2)]
         slow.answer(b"x")
         quick.answer(b"x")
         for future in futures:
             future.result(PATIENCE)
-
-
-def _wait_for_state(p: Producer, address: str, state: str) -> None:
-    pool = p._engine.pool
-    with pool._changed:
-        assert pool._changed.wait_for(
-            lambda: pool._routes[address].state(pool._clock()) == state, PATIENCE
-        ), f"{address} is not {state}"
 
 
 # Futures
@@ -670,8 +688,9 @@ def test_a_future_that_was_sent_and_not_answered_may_be_stored() -> None:
     transport = MemoryTransport()
     with producer(transport) as p:
         nsqd = connected(p, transport)
-        future = p.publish_async("orders", b"body", timeout=SHORTLY)
+        future = p.publish_async("orders", b"body")
         nsqd.expect(b"body")
+        time_is_up(p)
 
         assert isinstance(future.exception(PATIENCE), PublishUncertain)
         nsqd.ok()  # late, and to nobody
@@ -740,7 +759,7 @@ def test_what_was_given_up_keeps_its_place_until_it_is_answered() -> None:
     transport = MemoryTransport()
     with producer(transport, max_pending=1) as p:
         nsqd = connected(p, transport)
-        late = in_thread(lambda: p.publish("orders", b"late", timeout=SHORTLY))
+        late = in_thread(lambda: p.publish("orders", b"late", timeout=SOON))
         nsqd.expect(b"late")
         assert isinstance(late.exception(PATIENCE), PublishUncertain)
         with pytest.raises(QueueFull):
