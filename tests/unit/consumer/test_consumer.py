@@ -9,7 +9,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -45,6 +45,7 @@ from ..scripted import (
     hear_identify,
     id_of,
     rdy,
+    touch,
 )
 
 PATIENCE = 20.0
@@ -380,15 +381,17 @@ class TestStopping:
             peer.wait_closed()
 
     def test_while_an_nsqd_is_lost_over_and_over(
-        self, make: Callable[..., Consumer], transport: MemoryTransport
+        self, make: Callable[..., Consumer], transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr("nsq.consumer.engine._LAST_MOMENTS", PATIENCE)  # for all threads to end
         consumer = make().add_handler(nothing).start()
         for _ in range(5):
             accept(transport).peer.end()
-        assert consumer.stop(timeout=0.0).in_flight == 0
-        dials = len(transport.dials)
+        report = consumer.stop(timeout=0.0)
+        assert (report.in_flight, report.unfinished_threads) == (0, [])
         assert consumer.wait(0.0)
-        assert len(transport.dials) == dials
+        names = [thread.name for thread in threading.enumerate()]
+        assert not [name for name in names if name.startswith("nsq-")]  # that could dial once more
 
     def test_no_messages_are_dealt_out_any_more(
         self, make: Callable[..., Consumer], transport: MemoryTransport
@@ -416,18 +419,6 @@ class TestStopping:
 
 def _has_heard_cls(received: bytes) -> bool:
     return received.endswith(b"CLS\n")
-
-
-def send(number: signal.Signals, has_come: Callable[[float], object]) -> None:
-    """Python may overlook a signal that comes in the very moment in which the main thread blocks, until there
-    is another one.
-    """
-    for _ in range(int(PATIENCE)):
-        os.kill(os.getpid(), number)
-        with suppress(AssertionError):
-            has_come(1.0)
-            return
-    raise AssertionError(f"{number.name} had no effect")
 
 
 class TestRunning:
@@ -458,7 +449,7 @@ class TestRunning:
             nsqd.expect(rdy(2))
             nsqd.deliver(1)
             assert entered.wait(PATIENCE)
-            send(signal.SIGTERM, lambda patience: nsqd.peer.wait_until(_has_heard_cls, patience))
+            os.kill(os.getpid(), signal.SIGTERM)
             nsqd.expect(CLS)
             nsqd.close_wait()
             gate.set()
@@ -486,8 +477,10 @@ class TestRunning:
             nsqd.expect(rdy(2))
             nsqd.deliver(1)
             assert entered.wait(PATIENCE)
-            send(signal.SIGINT, lambda patience: nsqd.peer.wait_until(_has_heard_cls, patience))
-            send(signal.SIGINT, nsqd.peer.wait_closed)
+            os.kill(os.getpid(), signal.SIGINT)
+            nsqd.expect(CLS)
+            os.kill(os.getpid(), signal.SIGINT)
+            nsqd.peer.wait_closed()
             gate.set()
 
         player = threading.Thread(target=play)
@@ -589,20 +582,37 @@ class TestAutoTouch:
     def test_what_takes_long_is_touched(
         self, make: Callable[..., Consumer], transport: MemoryTransport
     ) -> None:
-        gate = threading.Event()
+        taken: list[Message] = []
+        entered, gate = threading.Event(), threading.Event()
 
         def hold(message: Message) -> None:
-            gate.wait(PATIENCE)
+            taken.append(message)
+            entered.set()
+            gate.wait(2 * PATIENCE)
 
-        consumer = make(auto_touch=True, max_in_flight=1).add_handler(hold).start()
-        nsqd = accept(transport, msg_timeout=200, max_msg_timeout=60_000)
+        consumer = make(auto_touch=True, max_in_flight=1, rdy_redistribute_interval=0.005)
+        consumer.add_handler(hold).start()
+        nsqd = accept(transport, msg_timeout=60_000)
         nsqd.expect(rdy(1))
         nsqd.deliver(1)
-        nsqd.expect(b"TOUCH " + id_of(1), b"TOUCH " + id_of(1))
+        assert entered.wait(PATIENCE)
+        for _ in range(2):
+            taken[0].expires_at = time.monotonic() + 25.0  # it is less than half of its time now
+            nsqd.expect(touch(1))
+            assert taken[0].time_left > 30.0
         gate.set()
-        nsqd.peer.wait_until(lambda got: got.endswith(b"FIN " + id_of(1) + b"\n"))
+        nsqd.expect(fin(1))
         assert consumer.stats().timed_out == 0
-        together(consumer.stop, lambda: nsqd.peer.wait_until(_has_heard_cls) and nsqd.close_wait())
+        assert stopped(consumer, nsqd) == CLEAN
+
+    def test_it_is_looked_after_several_times_before_its_time_is_up(
+        self, make: Callable[..., Consumer], transport: MemoryTransport
+    ) -> None:
+        consumer = make(auto_touch=True).add_handler(nothing).start()
+        nsqd = accept(transport, msg_timeout=4000)
+        nsqd.expect(rdy(2))
+        assert consumer._engine._next_tick(100.0) == 101.0
+        assert stopped(consumer, nsqd) == CLEAN
 
 
 def in_child(check: Callable[[], None]) -> int:

@@ -6,6 +6,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -146,6 +148,14 @@ class World:
         self.now += seconds
         discovery.lost("nobody:1", 0.0, None)
 
+    @contextmanager
+    def at_once(self, discovery: Discovery) -> Iterator[None]:
+        """What it is told meanwhile it takes in together."""
+        gate = threading.Event()
+        discovery._events.put(partial(gate.wait, PATIENCE))  # type: ignore[arg-type]
+        yield
+        gate.set()
+
     def close(self) -> None:
         for gate in [*self.host.gates.values(), *self.asker.gates.values()]:
             gate.set()
@@ -268,8 +278,9 @@ class TestAsking:
         world.until(lambda: {state_of(discovery, each) for each in (A, B)} == {State.CONNECTED})
         world.now += 1.0
         world.chance = 1.0
-        discovery.lost(A, 1.0, ConnectionLost("gone"))
-        discovery.lost(B, 1.0, ConnectionLost("gone"))
+        with world.at_once(discovery):
+            discovery.lost(A, 1.0, ConnectionLost("gone"))
+            discovery.lost(B, 1.0, ConnectionLost("gone"))
         world.ledger.await_("answer", L1, times=2)
         world.pass_time(discovery, 1.0)
         world.ledger.await_("dial", A, times=2)
