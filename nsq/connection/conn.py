@@ -154,6 +154,10 @@ class Conn:
             stream.close()
 
     @property
+    def started(self) -> bool:
+        return self._reader is not None
+
+    @property
     def open(self) -> bool:
         """Whether commands can be sent."""
         return self._outbox.open

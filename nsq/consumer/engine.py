@@ -362,9 +362,13 @@ class Engine:
     def wait_until_connected(self, connections: int, deadline: float) -> bool:
         with self._changed:
             self._changed.wait_for(
-                lambda: len(self._conns) >= connections or self._closing, deadline - time.monotonic()
+                lambda: self._started >= connections or self._closing, deadline - time.monotonic()
             )
-            return len(self._conns) >= connections
+            return self._started >= connections
+
+    @property
+    def _started(self) -> int:
+        return sum(conn.started for conn in self._conns.values())
 
     def stats(self) -> ConsumerStats:
         with self._changed:

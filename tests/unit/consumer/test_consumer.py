@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from nsq.connection import Conn
 from nsq.consumer.consumer import Consumer
 from nsq.consumer.hooks import ConsumerHooks
 from nsq.consumer.reports import StopReport
@@ -217,6 +218,24 @@ class TestStarting:
         for nsqd in nsqds:
             nsqd.expect(rdy(1))
         assert stopped(consumer, *nsqds) == CLEAN
+
+    def test_whoever_has_waited_for_a_connection_finds_it_with_its_share(
+        self, make: Callable[..., Consumer], transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        seen: list[bool] = []
+        start = Conn.start
+
+        def start_late(conn: Conn) -> None:
+            seen.append(consumer.wait_until_connected(0.0))
+            start(conn)
+
+        monkeypatch.setattr(Conn, "start", start_late)
+        consumer = make().add_handler(nothing).start()
+        nsqd = accept(transport)
+        assert consumer.wait_until_connected(PATIENCE)
+        assert (seen, consumer.health().ok) == ([False], True)
+        nsqd.expect(rdy(2))
+        assert stopped(consumer, nsqd) == CLEAN
 
     def test_who_waits_for_connections_is_not_left_behind_by_a_stop(
         self, make: Callable[..., Consumer], transport: MemoryTransport
