@@ -23,7 +23,9 @@ __all__ = ["nsqd", "nsqd_factory", "nsqlookupd", "nsqlookupd_factory"]
 #: Set where the tests are to judge something: then a machine that cannot run them is a failure.
 REQUIRED = "NSQ_REQUIRE_SPARK"
 #: The first batch of a session takes seconds on a good day, and many times that on a bad one.
-_TIMEOUT = 240
+_TIMEOUT = 600
+#: Seconds for what is on its way out.
+_GRACE = 30.0
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -97,7 +99,7 @@ def _end(gateway: object) -> None:
     gateway.shutdown()  # type: ignore[attr-defined]
     process = gateway.proc  # type: ignore[attr-defined]
     process.stdin.close()
-    process.wait(30)
+    process.wait(120)
     SparkContext._gateway = None
     SparkContext._jvm = None
 
@@ -116,7 +118,7 @@ def nothing_left_behind(watched_directories: list[Path], request: pytest.Fixture
 
     before = look()
     yield
-    left = leaks.leftovers(before, look)
+    left = leaks.leftovers(before, look, grace=_GRACE)
     if left:
         pytest.fail("this test left behind:\n  " + "\n  ".join(leaks.describe(left)), pytrace=False)
 
