@@ -31,7 +31,7 @@ class Bystander:
         self._begun = threading.Event()
         self._thread = threading.Thread(target=self._run, name="bystander")
         self._thread.start()
-        assert self._begun.wait(10), "the bystander could not begin"
+        assert self._begun.wait(60), "the bystander could not begin"
 
     def _run(self) -> None:
         try:
@@ -43,7 +43,7 @@ class Bystander:
                     body = b"message %d" % self.count
                     began = time.monotonic()
                     producer.send(commands.pub("bystander", body))
-                    producer.expect_ok(timeout=20)
+                    producer.expect_ok(timeout=60)
                     message = _next_message(listener)
                     self.slowest = max(self.slowest, time.monotonic() - began)
                     assert (message.body, message.attempts) == (body, 1)
@@ -55,20 +55,20 @@ class Bystander:
 
     def stop(self) -> None:
         self._ended.set()
-        self._thread.join(30)
+        self._thread.join(100)
         if self._fault is not None:
             raise AssertionError(f"the bystander was disturbed: {self._fault!r}") from self._fault
 
 
 def _next_message(listener: V2Client) -> Message:
-    while (frame := listener.frame(timeout=20)) == (FRAME_RESPONSE, HEARTBEAT):
+    while (frame := listener.frame(timeout=60)) == (FRAME_RESPONSE, HEARTBEAT):
         listener.send(commands.NOP)
     assert frame.type == FRAME_MESSAGE, frame
     return frame.message
 
 
 @contextmanager
-def bystander(nsqd: Nsqd, within: float = 8.0) -> Iterator[Bystander]:
+def bystander(nsqd: Nsqd, within: float = 20.0) -> Iterator[Bystander]:
     """Meanwhile every one of its messages goes through, and none takes longer than this."""
     made = Bystander(nsqd)
     try:

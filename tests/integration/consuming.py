@@ -19,7 +19,7 @@ from nsq.testing import Nsqd
 
 TOPIC = "orders"
 CHANNEL = "billing"
-PATIENCE = 20.0
+PATIENCE = 60.0
 _NAP = 0.01
 
 

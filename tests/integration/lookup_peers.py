@@ -52,7 +52,7 @@ class Mute:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
-        self._thread.join(5)
+        self._thread.join(60)
 
     def _serve(self) -> None:
         parser = lookup.CommandParser()

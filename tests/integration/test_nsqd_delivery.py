@@ -17,7 +17,7 @@ from nsq.testing import Nsqd, V2Client
 from nsq.testing.plugin import Factory, factory
 from nsq.testing.v2 import Message
 from nsq.wire import commands
-from nsq.wire.frames import CLOSE_WAIT, FRAME_RESPONSE
+from nsq.wire.frames import CLOSE_WAIT, FRAME_MESSAGE, FRAME_RESPONSE
 from tests.integration.authority import Authority
 from tests.integration.clients import (
     channel_stats,
@@ -36,6 +36,8 @@ from tests.integration.patience import eventually
 NOTHING = 0.15
 #: So much may clocks of different resolution differ. Every time is taken before what starts the wait.
 EARLY = 0.02
+#: Of no message: the answer to its TOUCH tells that all commands before it have been dealt with.
+NOBODYS = b"f" * 16
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +95,33 @@ def in_flight(nsqd: Nsqd, topic: str) -> int:
 
 def until_in_flight(nsqd: Nsqd, topic: str, wanted: int) -> None:
     eventually(lambda: in_flight(nsqd, topic), lambda count: count == wanted)
+
+
+def dealt_with(client: V2Client, command: bytes) -> tuple[list[Message], bool]:
+    """What came again until nsqd had dealt with the command, and whether that came in time for its message.
+
+    Whoever is held up for longer than a message's timeout, as anybody may be on a busy machine, finds it sent
+    again.
+    """
+    client.send(command + commands.touch(NOBODYS))
+    again, in_time = [], True
+    while NOBODYS not in (frame := client.frame()).data:
+        if frame.type == FRAME_MESSAGE:
+            again.append(frame.message)
+        else:
+            assert b"_FAILED " in frame.data
+            in_time = False
+    return again, in_time
+
+
+def finish(client: V2Client, message: Message) -> Message:
+    """Before it times out; the last of its deliveries."""
+    while True:
+        again, in_time = dealt_with(client, commands.fin(message.id))
+        message = again[-1] if again else message
+        if in_time:
+            return message
+        message = message if again else client.expect_message(timeout=1.0 + LATE)
 
 
 class TestBalance:
@@ -176,16 +205,18 @@ class TestTimeouts:
                 assert (again.id, again.body, again.attempts) == (first.id, b"body", attempts)
                 assert again.timestamp == first.timestamp
                 assert time.monotonic() - began > (attempts - 1) * 1.0 - EARLY
-            finish_all(client, [again])
+            deliveries = finish(client, again).attempts
             client.expect_silence(NOTHING)
         channel = channel_stats(hasty, topic)
-        assert (channel["timeout_count"], channel["requeue_count"], channel["depth"]) == (2, 0, 0)
+        counts = (channel["timeout_count"], channel["requeue_count"], channel["depth"])
+        assert counts == (deliveries - 1, 0, 0)
 
     def test_the_answer_must_come_in_time(self, hasty: Nsqd, topic: str) -> None:
         with consumer(hasty, topic) as slow:
             publish(hasty, topic, [b"body"])
             late = slow.expect_message()
-            slow.send(commands.rdy(0))
+            again, _ = dealt_with(slow, commands.rdy(0))
+            late = again[-1] if again else late
             until_in_flight(hasty, topic, 0)
             slow.send(commands.fin(late.id))
             assert late.id in slow.expect_error("E_FIN_FAILED").data
@@ -194,11 +225,11 @@ class TestTimeouts:
             slow.send(commands.req(late.id, 0))
             slow.expect_error("E_REQ_FAILED")
             with consumer(hasty, topic) as other:
-                again = other.expect_message()
-                assert (again.id, again.attempts) == (late.id, 2)
+                once_more = other.expect_message()
+                assert (once_more.id, once_more.attempts) == (late.id, late.attempts + 1)
                 slow.send(commands.fin(late.id))
                 slow.expect_error("E_FIN_FAILED")
-                finish_all(other, [again])
+                finish(other, once_more)
 
     def test_a_client_may_ask_for_its_own(self, hasty: Nsqd, topic: str) -> None:
         with consumer(hasty, topic, msg_timeout=1600) as client:
@@ -211,47 +242,73 @@ class TestTimeouts:
     def test_touch_starts_the_time_again(self, hasty: Nsqd, topic: str) -> None:
         with consumer(hasty, topic) as client:
             publish(hasty, topic, [b"body"])
-            message = client.expect_message()
-            client.expect_silence(0.25)
-            touched = time.monotonic()
-            client.send(commands.touch(message.id))
-            assert client.expect_message(timeout=1.0 + LATE).attempts == 2
+            message, in_time = client.expect_message(), False
+            while not in_time:
+                time.sleep(0.25)  # a touch at once would change nothing
+                touched = time.monotonic()
+                again, in_time = dealt_with(client, commands.touch(message.id))
+                message = again[-1] if again else message
+                if not in_time and not again:
+                    message = client.expect_message(timeout=1.0 + LATE)
+            assert client.expect_message(timeout=1.0 + LATE).attempts == message.attempts + 1
             assert time.monotonic() - touched > 1.0 - EARLY
 
     def test_touch_can_not_exceed_the_longest(self, hasty: Nsqd, topic: str) -> None:
         with consumer(hasty, topic) as client:
-            began = time.monotonic()
-            publish(hasty, topic, [b"body"])
-            message = client.expect_message()
-            while time.monotonic() - began < 3.0 + LATE:
-                client.send(commands.touch(message.id))
-                with contextlib.suppress(TimeoutError):
-                    again = client.expect_message(timeout=0.1)
-                    break
-            elapsed = time.monotonic() - began
-            assert again.attempts == 2
+            # Who is held up in touching for longer than the timeout has to begin again.
+            elapsed, _ = eventually(
+                lambda: touch_until_it_comes_again(hasty, topic, client),
+                lambda seen: seen[1] < 0.9,
+                within=10 * LATE,
+            )
             assert elapsed > 3.0 - EARLY
+
+
+def touch_until_it_comes_again(nsqd: Nsqd, topic: str, client: V2Client) -> tuple[float, float]:
+    """Seconds from publishing a message until then, and the longest between two touches."""
+    began = touched = time.monotonic()
+    longest = 0.0
+    publish(nsqd, topic, [b"body"])
+    message = client.expect_message()
+    while time.monotonic() - began < 3.0 + LATE:
+        client.send(commands.touch(message.id))
+        with contextlib.suppress(TimeoutError):
+            again = client.expect(FRAME_MESSAGE, timeout=0.1).message
+            break
+        longest, touched = max(longest, time.monotonic() - touched), time.monotonic()
+    elapsed = time.monotonic() - began
+    longest = max(longest, time.monotonic() - touched)
+    assert again.attempts == 2
+    finish(client, again)
+    return elapsed, longest
 
 
 class TestDelays:
     @pytest.mark.parametrize("over", ["TCP", "HTTP"])
-    def test_a_deferred_message_comes_when_it_is_due(self, hasty: Nsqd, topic: str, over: str) -> None:
-        with consumer(hasty, topic) as client, connected(hasty) as publisher:
-            began = time.monotonic()
+    def test_a_deferred_message_comes_when_it_is_due(self, nsqd: Nsqd, topic: str, over: str) -> None:
+        def defer(publisher: V2Client, seconds: float) -> None:
+            milliseconds = round(seconds * 1000)
             if over == "TCP":
-                publisher.send(commands.dpub(topic, 1200, b"body"))
+                publisher.send(commands.dpub(topic, milliseconds, b"body"))
                 publisher.expect_ok()
             else:
-                assert hasty.post(f"/pub?topic={topic}&defer=1200", b"body").status == 200
-            channel = channel_stats(hasty, topic)
-            assert (channel["deferred_count"], channel["depth"]) == (1, 0)
+                assert nsqd.post(f"/pub?topic={topic}&defer={milliseconds}", b"body").status == 200
+
+        with consumer(nsqd, topic) as client, connected(nsqd) as publisher:
+            defer(publisher, 3600)
+            eventually(
+                lambda: channel_stats(nsqd, topic),
+                lambda found: (found["deferred_count"], found["depth"]) == (1, 0),
+            )
+            began = time.monotonic()
+            defer(publisher, 1.2)
             message = client.expect_message(timeout=1.2 + LATE)
             assert time.monotonic() - began > 1.2 - EARLY
         assert (message.body, message.attempts) == (b"body", 1)
 
-    def test_a_requeued_message_comes_when_it_is_due(self, hasty: Nsqd, topic: str) -> None:
-        with consumer(hasty, topic, rdy=2) as client:
-            publish(hasty, topic, [b"body"])
+    def test_a_requeued_message_comes_when_it_is_due(self, nsqd: Nsqd, topic: str) -> None:
+        with consumer(nsqd, topic, rdy=2) as client:
+            publish(nsqd, topic, [b"body"])
             first = client.expect_message()
             began = time.monotonic()
             client.send(commands.req(first.id, 300))
@@ -260,16 +317,20 @@ class TestDelays:
             assert (again.id, again.attempts) == (first.id, 2)
             client.send(commands.req(first.id, 0))
             assert client.expect_message().attempts == 3
-        channel = channel_stats(hasty, topic)
+        channel = channel_stats(nsqd, topic)
         assert channel["timeout_count"] == 0
 
     def test_a_requeue_beyond_the_longest_takes_the_longest(self, hasty: Nsqd, topic: str) -> None:
         with consumer(hasty, topic) as client:
             publish(hasty, topic, [b"body"])
-            first = client.expect_message()
-            began = time.monotonic()
-            client.send(commands.req(first.id, 3_600_000))
-            assert client.expect_message(timeout=1.5 + LATE).attempts == 2
+            message, in_time = client.expect_message(), False
+            while not in_time:
+                began = time.monotonic()
+                again, in_time = dealt_with(client, commands.req(message.id, 3_600_000))
+                message = again[-1] if again else message
+                if not in_time and not again:
+                    message = client.expect_message(timeout=1.0 + LATE)
+            assert client.expect_message(timeout=1.5 + LATE).attempts == message.attempts + 1
             assert time.monotonic() - began > 1.5 - EARLY
 
     def test_a_deferral_beyond_the_longest_is_refused(self, hasty: Nsqd, topic: str) -> None:
@@ -280,8 +341,8 @@ class TestDelays:
         reply = hasty.post(f"/pub?topic={topic}&defer=1501", b"body")
         assert (reply.status, reply.json()) == (400, {"message": "INVALID_DEFER"})
 
-    def test_what_is_due_first_comes_first(self, hasty: Nsqd, topic: str) -> None:
-        with consumer(hasty, topic, rdy=3) as client, connected(hasty) as publisher:
+    def test_what_is_due_first_comes_first(self, nsqd: Nsqd, topic: str) -> None:
+        with consumer(nsqd, topic, rdy=3) as client, connected(nsqd) as publisher:
             # Together: on a busy machine much could happen between one and the next.
             publisher.send(b"".join(commands.dpub(topic, delay, b"%d" % delay) for delay in (500, 100, 300)))
             for _ in range(3):
@@ -361,7 +422,9 @@ class TestConsumers:
             first = lost.expect_message()
         with consumer(hasty, topic) as other:
             again = other.expect_message(timeout=1.0 + LATE)
-            assert (again.id, again.attempts) == (first.id, 2)
+            # Who loses it slowly may have had it twice.
+            assert again.id == first.id
+            assert again.attempts >= 2
 
     @only_ours("Go's nsqd waits for the message's timeout")
     def test_it_goes_to_another_at_once(self, nsqd: Nsqd, topic: str) -> None:
@@ -410,10 +473,11 @@ class TestConsumers:
 
     def test_a_slow_reader_slows_only_itself(self, program: Nsqd, topic: str) -> None:
         total = 800
-        with consumer(program, topic, rdy=2500, client_id="slow") as slow:
+        patient = {"msg_timeout": 600_000}
+        with consumer(program, topic, rdy=2500, client_id="slow", **patient) as slow:
             for _ in range(total // 50):
                 publish(program, topic, [b"x" * 65536] * 50)
-            with consumer(program, topic, rdy=100, client_id="fast") as fast:
+            with consumer(program, topic, rdy=100, client_id="fast", **patient) as fast:
                 left = total - read_all(program, topic, fast, "fast")
             assert 0 < left < total / 2
             finish_all(slow, messages(slow, left))
@@ -424,7 +488,7 @@ class TestConsumers:
 
 def read_all(nsqd: Nsqd, topic: str, client: V2Client, client_id: str) -> int:
     """Finish what the client is given until nothing waits for anybody; how many that were."""
-    read, deadline = 0, time.monotonic() + 20
+    read, deadline = 0, time.monotonic() + 100
     while time.monotonic() < deadline:
         channel = channel_stats(nsqd, topic)
         (given,) = (each["message_count"] for each in channel["clients"] if each["client_id"] == client_id)
@@ -581,9 +645,13 @@ class TestLatency:
     def test_a_message_now_and_then_arrives_at_once(
         self, program: Nsqd, topic: str, rdy: int, identify: dict[str, Any]
     ) -> None:
-        took = []
+        took, bare = [], []
         with consumer(program, topic, rdy=rdy, **identify) as client, connected(program) as publisher:
             for body in bodies(100):
+                began = time.perf_counter()
+                publisher.send(commands.pub("nobody_listens", body))
+                publisher.expect_ok()
+                bare.append(time.perf_counter() - began)
                 began = time.perf_counter()
                 publisher.send(commands.pub(topic, body))
                 message = client.expect_message()
@@ -592,5 +660,7 @@ class TestLatency:
                 publisher.expect_ok()
                 finish_all(client, [message])
                 client.expect_silence(0.002)
-        # Held output would arrive anywhere within 250 ms; a busy machine delays many, but not nearly all.
-        assert statistics.quantiles(took, n=4)[0] < 0.030
+        # Held output would arrive anywhere within 250 ms; a busy machine delays many, but not nearly all, and
+        # what nobody holds as well.
+        quick = statistics.quantiles(bare, n=4)[0]
+        assert statistics.quantiles(took, n=4)[0] < 0.030 + 5 * quick

@@ -33,7 +33,7 @@ def process(nsqd_factory: Factory[Nsqd]) -> Callable[..., Nsqd]:
     return functools.partial(nsqd_factory, process=True)
 
 
-def run(*arguments: str, cwd: Path, timeout: float = 20) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, cwd: Path, timeout: float = 60) -> subprocess.CompletedProcess[str]:
     """A run of nsqd that is to end by itself."""
     return subprocess.run(
         [*command("nsqd"), *arguments],
@@ -261,7 +261,7 @@ def publishing(nsqd: Nsqd, topic: str) -> Iterator[None]:
     try:
         yield
     finally:
-        publisher.join(10)
+        publisher.join(60)
         assert not publisher.is_alive()
 
 
@@ -296,7 +296,7 @@ def run_without_aiohttp(directory: Path, *arguments: str) -> subprocess.Complete
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
 

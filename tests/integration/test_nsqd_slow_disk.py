@@ -87,7 +87,7 @@ def test_the_second_signal_ends_a_stop_that_waits_for_a_hanging_disk(
         assert process.poll() is None
         process.send_signal(signal.SIGTERM)
         wait_for(process, "second signal (SIGTERM)")
-        assert process.wait(20) == 1
+        assert process.wait(60) == 1
 
 
 def wait_for_both(process: subprocess.Popen[str], texts: list[str]) -> None:
@@ -123,14 +123,14 @@ def test_more_queues_than_files_that_may_be_open(
             client.send(b"".join(commands.pub(topic, b"a") for topic in topics))
             client.send(b"".join(commands.dpub(topic, 3_600_000, b"later") for topic in topics))
             for _ in range(2 * len(topics)):
-                client.expect_ok(timeout=20)
+                client.expect_ok(timeout=60)
         assert len(os.listdir(f"/proc/{nsqd.pid}/fd")) <= 64
     if durable:
         nsqd.kill()
         nsqd.start()
     else:
         nsqd.restart()
-    eventually(lambda: nsqd.get("/ping").status, lambda status: status == 200, within=20)
+    eventually(lambda: nsqd.get("/ping").status, lambda status: status == 200, within=60)
     assert [topic["depth"] for topic in stats(nsqd)["topics"]] == [4] * len(topics)
     for topic in (topics[0], topics[-1]):
         with consumer(nsqd, topic, rdy=5) as client:
