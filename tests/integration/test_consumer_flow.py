@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from nsq import ConsumerHooks, Message, Requeue
+from nsq.consumer.reports import ConsumerHealth
 from nsq.errors import ConfigError
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
@@ -59,7 +61,8 @@ def test_max_in_flight_is_for_all_nsqds_together(three: list[Nsqd]) -> None:
             gate.wait_until_passed(passed)
             gate.wait_until_held(7)
         until("nsqd has all answers", lambda: in_flight(three) == 7)
-        assert sum(rdys(three)) <= 7
+        # Asked one after the other, while a window may be moved from one to the next.
+        until("nowhere more", lambda: sum(rdys(three)) <= 7)
         gate.let_go()
         gate.wait_until_passed(60)
         for nsqd in three:
@@ -81,9 +84,10 @@ def test_more_nsqds_than_messages_at_once(three: list[Nsqd]) -> None:
     )
     with running(consumer.add_handler(gate), connections=3):
         until("one has its turn", lambda: sorted(rdys(three)) == [0, 0, 1])
-        reasons = Counter(connection.reason for connection in consumer.health().connections)
         shared = "3 connections share a max_in_flight of 1"
-        assert reasons == {f"{shared}: waits for its turn": 2, f"{shared}: has its turn": 1}
+        wanted = {f"{shared}: waits for its turn": 2, f"{shared}: has its turn": 1}
+        # At any moment the turn may be on its way from one to the next.
+        until("told so", lambda: Counter(each.reason for each in consumer.health().connections) == wanted)
         for nsqd in three:
             expect_drained(nsqd)
     assert gate.most_held == 1
@@ -177,7 +181,7 @@ def test_is_starved_while_hardly_more_can_come(nsqd: Nsqd) -> None:
         assert consumer.health().starved
         gate.let_go()
         expect_drained(nsqd)
-        assert not consumer.is_starved
+        until("its own account", lambda: not consumer.is_starved)
 
 
 # Latency.
@@ -189,14 +193,18 @@ def test_is_starved_while_hardly_more_can_come(nsqd: Nsqd) -> None:
 def test_a_message_does_not_wait_in_nsqds_buffer(nsqd: Nsqd, options: dict[str, bool], bound: float) -> None:
     create(nsqd)
     delays: list[float] = []
+    answers: list[float] = []
     seen = Recorder(lambda message: delays.append(time.time() - message.timestamp / 1e9))
     with running(make_consumer(nsqd, max_in_flight=100, **options).add_handler(seen)):
         for count in range(1, 12):
+            began = time.time()
+            assert nsqd.get("/ping").status == 200
+            answers.append(time.time() - began)
             publish(nsqd, [b"now"])
             seen.wait_for(count)
         (client,) = clients_of(nsqd)
-    # The median, as the machine may be busy at any moment: go-nsq's is 135 ms.
-    assert sorted(delays)[len(delays) // 2] < bound
+    # The median, as the machine may be busy at any moment, and for all that nobody holds: go-nsq's is 135 ms.
+    assert statistics.median(delays) < bound + 5 * statistics.median(answers)
     assert client["user_agent"].startswith("nsq-python/")
 
 
@@ -211,6 +219,11 @@ class Backoffs(ConsumerHooks):
         self.levels.append(level)
 
 
+def in_pause(health: ConsumerHealth) -> ConsumerHealth | None:
+    """Given back while nothing is let through, not even one message to test the waters."""
+    return health if "backing off for" in health.summary else None
+
+
 def test_failures_back_off_and_a_success_ends_it(nsqd: Nsqd) -> None:
     create(nsqd)
     publish(nsqd, [b"fails twice"])
@@ -222,21 +235,20 @@ def test_failures_back_off_and_a_success_ends_it(nsqd: Nsqd) -> None:
         return message.attempts > 2 or message.body == b"one more"
 
     seen = Recorder(handle)
-    # 0.2 s at level 1, 0.4 s at level 2, 0.2 s again on the way back.
-    consumer = make_consumer(nsqd, max_backoff_duration=10.0, backoff_multiplier=0.1, hooks=hooks)
+    # 0.5 s at level 1, 1 s at level 2, 0.5 s again on the way back.
+    consumer = make_consumer(nsqd, max_backoff_duration=10.0, backoff_multiplier=0.25, hooks=hooks)
     with running(consumer.add_handler(seen)):
-        until("backing off", lambda: rdys([nsqd]) == [0])
-        health = consumer.health()
+        # Whoever looks late sees the second time.
+        health = until("backing off", lambda: in_pause(consumer.health()))
         assert not health.ok
-        assert health.backoff_level == 1
-        assert "backing off for" in health.summary
+        assert health.backoff_level in (1, 2)
         seen.wait_for(3)
         publish(nsqd, [b"one more"])  # for the way back
         until("back to normal", lambda: consumer.health().backoff_level == 0)
         expect_drained(nsqd, requeues=2)
         until("the hooks", lambda: hooks.levels == [1, 2, 1, 0])
-    assert times[1] - times[0] >= 0.19
-    assert times[2] - times[1] >= 0.39
+    assert times[1] - times[0] >= 0.49
+    assert times[2] - times[1] >= 0.99
 
 
 def test_one_message_tests_the_waters(nsqd: Nsqd) -> None:

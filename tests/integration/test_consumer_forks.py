@@ -37,7 +37,7 @@ def make():
 
 def wait_for(count):
     with changed:
-        assert changed.wait_for(lambda: len(seen) >= count, 10), seen
+        assert changed.wait_for(lambda: len(seen) >= count, 100), seen
 
 def in_child(call):
     # Whatever the child's call returns, through a pipe; a child that hangs is killed.
@@ -51,7 +51,7 @@ def in_child(call):
         os.write(writing, json.dumps(result).encode())
         os._exit(0)
     os.close(writing)
-    killer = threading.Timer(10, os.kill, (child, 9))
+    killer = threading.Timer(60, os.kill, (child, 9))
     killer.start()
     with os.fdopen(reading) as pipe:
         text = pipe.read()
@@ -69,7 +69,7 @@ def run(program: str, nsqd: Nsqd) -> Any:
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", BEGINNING + program, nsqd.tcp_address],
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=200,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )
@@ -159,7 +159,7 @@ def end_orderly():
 for child in (end_orderly, lambda: os._exit(0), lambda: os.kill(os.getpid(), 9)):
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
-    process.join(10)
+    process.join(60)
 print(json.dumps(consumer.stats().connections), flush=True)
 sys.stdin.read()
 wait_for(20)
@@ -246,12 +246,12 @@ def work(address, results, both_are_there):
     go = threading.Event()
 
     def handle(message):
-        assert go.wait(20)
+        assert go.wait(60)
         results.put([os.getpid(), message.body.decode()])
 
     consumer.add_handler(handle).start()
     assert consumer.wait_until_connected()
-    both_are_there.wait(20)
+    both_are_there.wait(60)
     go.set()
     report = consumer.run()
     assert report.clean
@@ -264,11 +264,11 @@ if __name__ == "__main__":
     workers = [context.Process(target=work, args=arguments) for _ in range(2)]
     for worker in workers:
         worker.start()
-    got = [results.get(timeout=20) for _ in range(200)]
+    got = [results.get(timeout=60) for _ in range(200)]
     for worker in workers:
         worker.terminate()  # SIGTERM: run() drains
     for worker in workers:
-        worker.join(20)
+        worker.join(60)
     bodies, pids = sorted(body for _, body in got), {pid for pid, _ in got}
     print(json.dumps([bodies, len(pids), [worker.exitcode for worker in workers]]))
 """
@@ -284,7 +284,7 @@ def test_multiprocessing_workers_share_a_channel(nsqd: Nsqd, tmp_path: Path, met
         [sys.executable, str(program), nsqd.tcp_address, method],
         capture_output=True,
         text=True,
-        timeout=40,
+        timeout=200,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )

@@ -103,7 +103,8 @@ def test_dead_letters_stay_while_their_topic_cannot_be_reached(nsqd_factory: Fac
             assert channel_of(nsqd)["message_count"] == 1
             cemetery.start()
             until("buried", lambda: consumer.stats().given_up == 1)
-    assert cemetery.get("/stats?format=json&topic=dead").json()["topics"][0]["depth"] == 1
+    # More than one if an answer came when its publish had been given up.
+    assert cemetery.get("/stats?format=json&topic=dead").json()["topics"][0]["depth"] >= 1
 
 
 def test_dead_letters_go_to_a_file(nsqd: Nsqd, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from nsq import ConsumerHooks, Message, NsqError
+from nsq.consumer.reports import ConsumerHealth
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 
@@ -121,15 +122,20 @@ def test_stats_are_totals_over_lost_connections(nsqd: Nsqd) -> None:
     assert consumer.stats().connections == 0
 
 
+def settled(health: ConsumerHealth) -> ConsumerHealth | None:
+    """Given back once each connection has its share."""
+    shares = sorted(connection.rdy for connection in health.connections)
+    return health if shares == [3, 3, 4] else None
+
+
 def test_health_says_what_there_is(three: list[Nsqd]) -> None:
     consumer = make_consumer(three, max_in_flight=10).add_handler(Recorder())
     assert consumer.health().summary == "new"
     with running(consumer, connections=3):
-        until("all windows", lambda: sum(rdys(three)) == 10)
-        health = consumer.health()
+        until("all windows", lambda: sorted(rdys(three)) == [3, 3, 4])
+        health = until("as told", lambda: settled(consumer.health()))
         assert health.ok
         assert health.summary == "3 connections, all of which may send"
-        assert sorted(connection.rdy for connection in health.connections) == [3, 3, 4]
         assert {connection.reason for connection in health.connections} == {"its share of max_in_flight 10"}
         assert all(connection.seconds_connected >= 0 for connection in health.connections)
         assert {line.split()[1] for line in health.discovery} == {nsqd.tcp_address for nsqd in three}
@@ -148,9 +154,11 @@ def test_idle_nsqds_leave_their_window_to_busy_ones(nsqd_factory: Factory[Nsqd])
     with running(consumer.add_handler(gate), connections=2):
         publish(busy, numbered(50))
         until("nine for the busy one", lambda: gate.held == 9)
-        assert [connection.reason for connection in consumer.health().connections if connection.rdy == 1] == [
-            "idle: its share is with connections that have messages"
-        ]
+        idle_ones = ["idle: its share is with connections that have messages"]
+        until(
+            "said so",
+            lambda: [each.reason for each in consumer.health().connections if each.rdy == 1] == idle_ones,
+        )
         publish(idle, [b"news"])
         gate.wait_until_held(10)
         gate.let_go()
