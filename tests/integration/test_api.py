@@ -26,8 +26,10 @@ from nsq.testing.plugin import Factory
 
 TIMEOUT = 0.4
 """For what is meant to time out."""
-PATIENCE = 3.0
+PATIENCE = 30.0
 """A call with TIMEOUT has failed when it takes this long, however busy the machine is."""
+ENOUGH = 60.0
+"""For what is not meant to time out."""
 
 REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"
 
@@ -61,7 +63,7 @@ def serving(behave: Behaviour, tls: ssl.SSLContext | None = None) -> Iterator[st
             with suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
         listener.close()
-        thread.join(5.0)
+        thread.join(ENOUGH)
 
 
 def answering(data: bytes) -> Behaviour:
@@ -95,7 +97,7 @@ def failure(address: str, timeout: float = TIMEOUT, **options: Any) -> str:
     started = time.monotonic()
     with pytest.raises(ApiError) as caught:
         send(HttpRequest(parse_url(f"{address}/path?secret=hunter2")), timeout=timeout, **options)
-    assert time.monotonic() - started < PATIENCE
+    assert time.monotonic() - started < timeout + PATIENCE
     assert "hunter2" not in str(caught.value)
     assert address.removeprefix("http://") in str(caught.value)
     return str(caught.value)
@@ -162,7 +164,7 @@ class TestNsqd:
         api.publish("t", b"one")
         api.multi_publish("t", [b"two\nlines", b"\0\xff"])
         api.publish("t", b"later", defer=60.0)
-        deadline = time.monotonic() + 20.0
+        deadline = time.monotonic() + ENOUGH
         while True:  # a topic hands its messages on in its own time
             (channel,) = api.stats("t", include_clients=False)["topics"][0]["channels"]
             if (channel["depth"], channel["deferred_count"]) == (3, 1):
@@ -245,7 +247,7 @@ class TestNsqd:
             api.publish("t", b"x")
             assert api.stats()["topics"][0]["message_count"] == 1
             request = HttpRequest(parse_url(f"{address}/info"))
-            assert send(request, timeout=5.0).status == 403  # not without being told to
+            assert send(request, timeout=ENOUGH).status == 403  # not without being told to
 
 
 class TestNsqlookupd:
@@ -304,7 +306,7 @@ class TestNsqlookupd:
 
 def _eventually(look: Callable[[], Any]) -> Any:
     """What it gives once that is something; nobody tells when a registration has arrived."""
-    deadline = time.monotonic() + 20.0
+    deadline = time.monotonic() + ENOUGH
     while True:
         with suppress(ApiRefused):
             if found := look():
@@ -348,7 +350,7 @@ class TestDeadlines:
         stop = threading.Event()
 
         def deaf(_: socket.socket) -> None:
-            stop.wait(10.0)
+            stop.wait(2 * PATIENCE)
 
         with serving(deaf) as address:
             body = b"x" * (64 * 1024 * 1024)
@@ -376,7 +378,7 @@ class TestDeadlines:
 
         def slow(*_: Any, flags: int = 0, **__: Any) -> Any:
             if not flags & socket.AI_NUMERICHOST:
-                hang.wait(10.0)
+                hang.wait(2 * PATIENCE)
             raise socket.gaierror(socket.EAI_NONAME, "unknown")
 
         monkeypatch.setattr(socket, "getaddrinfo", slow)
@@ -392,11 +394,11 @@ class TestDeadlines:
 class TestBadServers:
     def test_an_endless_head(self) -> None:
         with serving(repeating(b"X-More: " + b"x" * 4096 + b"\r\n", 0.0, b"HTTP/1.1 200 OK\r\n")) as address:
-            assert "head is larger than" in failure(address, 10.0)
+            assert "head is larger than" in failure(address, ENOUGH)
 
     def test_a_body_that_says_it_is_huge(self) -> None:
         with serving(answering(b"HTTP/1.1 200 OK\r\nContent-Length: 100000000000\r\n\r\n")) as address:
-            assert "body is larger than" in failure(address, 10.0)
+            assert "body is larger than" in failure(address, ENOUGH)
 
     @pytest.mark.parametrize(
         ("head", "piece"),
@@ -408,11 +410,11 @@ class TestBadServers:
     )
     def test_a_body_that_does_not_end(self, head: bytes, piece: bytes) -> None:
         with serving(repeating(piece, 0.0, head)) as address:
-            assert "body is larger than 100000 bytes" in failure(address, 10.0, max_body=100_000)
+            assert "body is larger than 100000 bytes" in failure(address, ENOUGH, max_body=100_000)
 
     def test_another_protocol(self) -> None:
         with serving(answering(b"SSH-2.0-OpenSSH_9.0\r\n")) as address:
-            assert "does not answer in HTTP but with b'SSH-2.0" in failure(address, 10.0)
+            assert "does not answer in HTTP but with b'SSH-2.0" in failure(address, ENOUGH)
 
     def test_nsqds_tcp_port(self, nsqd: Nsqd) -> None:
         with pytest.raises(ApiError, match="a TCP port of NSQ"):
@@ -436,18 +438,18 @@ class TestBadServers:
 
     def test_it_closes_at_once(self) -> None:
         with serving(lambda _: None) as address:
-            failure(address, 10.0)
+            failure(address, ENOUGH)
 
     def test_it_breaks_off(self) -> None:
         with serving(answering(REPLY[:-1])) as address:
-            assert "closed in the middle" in failure(address, 10.0)
+            assert "closed in the middle" in failure(address, ENOUGH)
 
     def test_an_end_that_tls_did_not_vouch_for(
         self, server_tls: ssl.SSLContext, client_tls: ssl.SSLContext
     ) -> None:
         # Without a length the end of the connection ends the body, and anybody can end a connection.
         with serving(answering(b"HTTP/1.1 200 OK\r\n\r\ncut sho"), server_tls) as address:
-            assert "EOF" in failure(f"https://{address}", 10.0, tls=client_tls)
+            assert "EOF" in failure(f"https://{address}", ENOUGH, tls=client_tls)
 
     def test_a_redirect_is_not_followed(self) -> None:
         moved = b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/?secret\r\nContent-Length: 0\r\n\r\n"
@@ -457,7 +459,7 @@ class TestBadServers:
     def test_nobody_there(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             address = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert "cannot be reached" in failure(address)
+        assert "cannot be reached" in failure(address, ENOUGH)
 
     @pytest.mark.parametrize("address", ["nobody.invalid:80", f"{'x' * 64}.example:80", "/no/such.sock"])
     def test_no_such_host(self, address: str) -> None:
@@ -496,7 +498,7 @@ class TestConnecting:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10.0)
+            thread.join(ENOUGH)
         assert api.stats()["topics"][0]["message_count"] == 8
 
 
@@ -505,7 +507,7 @@ def test_a_forked_child_lets_go_of_requests_under_way() -> None:
     interrupter = Interrupter()
     with socket.create_server(("127.0.0.1", 0)) as listener, interrupter.connecting() as connect:
         host, port = listener.getsockname()
-        with connect(Url("http", host, port, "/"), 5.0) as stream, listener.accept()[0] as peer:
+        with connect(Url("http", host, port, "/"), ENOUGH) as stream, listener.accept()[0] as peer:
             interrupter.abandon()
             interrupter.interrupt()
             stream.sendall(b"still there")

@@ -297,7 +297,7 @@ def test_a_bad_handshake(
             assert not consumer.health().ok
             until("it is tried again", lambda: bad.connections >= 2)
         finally:
-            assert consumer.stop(5.0).clean
+            assert consumer.stop(PATIENCE).clean
     assert seen.messages == []
     assert not [line for line in log.lines if "fault of ours" in line]
 
@@ -366,6 +366,7 @@ def test_a_server_that_goes_bad(
             consumer.resume()
             line = log.wait_for("WARNING", "connection lost", bad.address, *words)
             assert "fault of ours" not in line
+            until("the hook", lambda: bad.address in hooks.causes)
             assert isinstance(hooks.causes[bad.address], kind)
             until("health names it", lambda: all(word in str(consumer.health().discovery) for word in words))
             publish(good, [b"after"])
@@ -403,9 +404,9 @@ def lose_connection(script: Script, *words: str, **options: Any) -> Recorder:
         consumer = make_consumer(bad.address, reconnect_initial=60.0, reconnect_max=60.0, **options)
         consumer.add_handler(seen).start()
         try:
-            log.wait_for("WARNING", bad.address, *words, timeout=30.0)
+            log.wait_for("WARNING", bad.address, *words, timeout=100.0)
         finally:
-            assert consumer.stop(5.0).clean
+            assert consumer.stop(PATIENCE).clean
     return seen
 
 
@@ -495,13 +496,14 @@ def test_stopping_does_not_wait_for_who_never_answers() -> None:
     """Neither for a handshake, nor for an answer to CLS."""
     for script in (is_silent, silent_after_the_handshake):
         with BadServer(script) as bad:
-            consumer = make_consumer(bad.address, dial_timeout=60.0).add_handler(Recorder()).start()
+            patient = {"dial_timeout": 300.0, "handshake_timeout": 300.0}
+            consumer = make_consumer(bad.address, **patient).add_handler(Recorder()).start()
             until("dialled", lambda bad=bad: bad.connections)
             if script is silent_after_the_handshake:
                 assert consumer.wait_until_connected(PATIENCE)
             began = time.monotonic()
             consumer.stop(1.0)
-            assert time.monotonic() - began < 20.0
+            assert time.monotonic() - began < PATIENCE
 
 
 def test_a_slow_handshake_does_not_delay_other_nsqds(nsqd: Nsqd) -> None:
@@ -547,8 +549,7 @@ def test_handlers_keep_what_they_have_when_the_server_goes_bad() -> None:
             gate.wait_until_held(1)
             go_bad.set()
             until("noticed", lambda: not consumer.health().connections)
-            assert held.messages[0].responded
-            assert held.messages[0].expired
+            until("it is nobody's", lambda: held.messages[0].responded and held.messages[0].expired)
             gate.let_go()
             until("the handler is free", lambda: gate.passed == 1)
             assert consumer.stats().finished == 0

@@ -47,7 +47,7 @@ STANDING_FOR: dict[str, Callable[[Nsqlookupd, Nsqd, Nsqd], str]] = {
     "10.0.0.3:4150": lambda lookupd, first, second: second.tcp_address,
 }
 A_MESSAGE = b'{"order": 1, "amount": 20}'
-LONGEST = 20.0
+LONGEST = 120.0
 #: Commands of which it is enough that the reader knows them.
 ELSEWHERE = {"source"}
 

@@ -72,7 +72,7 @@ class Example:
         return self.end()
 
     def end(self) -> int:
-        status = self._process.wait(PATIENCE)
+        status = self._process.wait(2 * PATIENCE)
         self._reader.join(PATIENCE)
         return status
 
@@ -139,7 +139,8 @@ def test_batch_consumer(example: Start, nsqd: Nsqd, tmp_path: Path) -> None:
     bodies = [body for (body,) in database.execute("SELECT body FROM orders")]
     database.close()
     assert sorted(bodies) == sorted(numbered(250))
-    assert "stored 100" in script.lines
+    sizes = [int(line.split()[1]) for line in script.lines if "stored" in line]
+    assert 1 < max(sizes) <= 100  # as many as came within half a second
 
 
 def test_dead_letters(example: Start, nsqd: Nsqd) -> None:

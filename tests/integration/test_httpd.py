@@ -94,7 +94,7 @@ async def exchange(
     address: Address, request: bytes, tls: ssl.SSLContext | None = None
 ) -> tuple[bytes, dict[str, str], bytes]:
     """One request on a connection of its own: the status line, the headers but Date, the body."""
-    async with connected(address, tls) as (reader, writer), asyncio.timeout(10):
+    async with connected(address, tls) as (reader, writer), asyncio.timeout(60):
         writer.write(request)
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     status, *lines = head.split(b"\r\n")
@@ -227,7 +227,7 @@ def test_a_head_that_does_not_end(monkeypatch: pytest.MonkeyPatch, start: bytes)
     monkeypatch.setattr(httpd, "IDLE_SECONDS", 0.1)
 
     async def scenario() -> None:
-        async with serving() as (_, address), connected(address) as (reader, writer), asyncio.timeout(20):
+        async with serving() as (_, address), connected(address) as (reader, writer), asyncio.timeout(60):
             writer.write(start)
             ended = asyncio.create_task(reader.read())
             while start and not ended.done():
@@ -252,10 +252,15 @@ def test_a_client_that_does_not_read_its_answer(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(httpd, "STALL_SECONDS", 0.05)
 
     async def scenario() -> None:
-        async with serving() as (_, address), connected(address) as (reader, writer):
+        async with serving() as (served, address), connected(address) as (reader, writer):
             reader._transport.pause_reading()  # type: ignore[attr-defined]
             writer.write(b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n")
-            await asyncio.sleep(0.5)
+            # The server has left when the test reads at last, however late that is.
+            server = served.server._server
+            assert server is not None
+            async with asyncio.timeout(60):
+                while not server.requests_count or server.connections:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.01)
             reader._transport.resume_reading()  # type: ignore[attr-defined]
             with contextlib.suppress(ConnectionError):
                 assert len(await reader.read()) < 10_000_000
@@ -294,7 +299,7 @@ def test_closing_ends_idle_and_busy_connections_soon() -> None:
             await idle.readuntil(b"\r\n\r\nOK")
             busy_writer.write(b"GET /forever HTTP/1.1\r\nHost: x\r\n\r\n")
             await asyncio.sleep(0.05)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 await served.server.close(grace=0.1)
                 assert [await stream.read() for stream in (idle, busy, fresh)] == [b"", b"", b""]
         await served.server.close()

@@ -54,9 +54,12 @@ class Client:
         self.writer = writer
         self._parser = ReplyParser()
 
-    async def ask(self, data: bytes) -> list[bytes]:
+    async def ask(self, data: bytes, answers: int = 1) -> list[bytes]:
         self.writer.write(data)
-        return self._parser.feed(await self.reader.read(65536))
+        told: list[bytes] = []
+        while len(told) < answers and (received := await self.reader.read(65536)):
+            told += self._parser.feed(received)
+        return told
 
     async def ended(self) -> bool:
         return await self.reader.read() == b""
@@ -97,11 +100,9 @@ async def get(address: str | None, target: str) -> object:
 
 async def eventually(address: str | None, target: str, answer: object) -> None:
     """The daemon learns of a closed connection a moment after the client has closed it."""
-    for _ in range(500):
-        if await get(address, target) == answer:
-            return
-        await asyncio.sleep(0.01)
-    assert await get(address, target) == answer
+    async with asyncio.timeout(60):
+        while await get(address, target) != answer:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
@@ -131,7 +132,7 @@ def test_an_nsqd_registers_is_found_and_leaves(host: str) -> None:
 def test_an_error_is_answered_and_the_connection_closed() -> None:
     async def scenario() -> None:
         async with running() as daemon, connected(daemon.tcp_address) as nsqd:
-            assert await nsqd.ask(b"PING\nFOO\nPING\n") == [b"OK", b"E_INVALID invalid command FOO"]
+            assert await nsqd.ask(b"PING\nFOO\nPING\n", 2) == [b"OK", b"E_INVALID invalid command FOO"]
             assert await nsqd.ended()
 
     asyncio.run(scenario())
@@ -150,7 +151,7 @@ def test_stopping_ends_connections_and_frees_the_addresses() -> None:
                 assert (await asyncio.to_thread(idle.getresponse)).read() == b"OK"
                 began = asyncio.get_running_loop().time()
                 await daemon.stop()
-                assert asyncio.get_running_loop().time() - began < 10.0
+                assert asyncio.get_running_loop().time() - began < 60.0
                 assert await nsqd.ended()
                 assert await silent.ended()
                 idle.close()
@@ -206,17 +207,14 @@ def test_a_port_in_use_is_named_and_nothing_stays_open() -> None:
 
 
 def test_who_never_introduces_itself_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "IDENTIFY_SECONDS", 0.05)
-
     async def scenario() -> None:
-        async with (
-            running() as daemon,
-            connected(daemon.tcp_address) as nsqd,
-            connected(daemon.tcp_address) as other,
-        ):
+        async with running() as daemon, connected(daemon.tcp_address) as nsqd:
             await nsqd.ask(lookup.identify(NSQD))
-            assert await other.ended()
-            assert await nsqd.ask(lookup.ping()) == [b"OK"]
+            # Not before: a busy machine may take longer for an introduction.
+            monkeypatch.setattr(connection, "IDENTIFY_SECONDS", 0.05)
+            async with connected(daemon.tcp_address) as other:
+                assert await other.ended()
+                assert await nsqd.ask(lookup.ping()) == [b"OK"]
 
     asyncio.run(scenario())
 
@@ -224,7 +222,7 @@ def test_who_never_introduces_itself_is_cut_off(monkeypatch: pytest.MonkeyPatch)
 def flood(address: str) -> None:
     """Introduce an nsqd and then send without ever reading, until the other side has had enough."""
     host, port = address.split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as sock:
+    with socket.create_connection((host, int(port)), timeout=60) as sock:
         sock.sendall(lookup.MAGIC + lookup.identify(NSQD))
         while True:
             sock.sendall(b"PING\n" * 20_000)
@@ -277,9 +275,9 @@ def test_a_signal_ends_the_program_in_order(number: signal.Signals) -> None:
         client = http.client.HTTPConnection(http_address)
         client.request("GET", "/ping")
         assert client.getresponse().read() == b"OK"
-        with socket.create_connection((host, int(port)), timeout=20) as peer:
+        with socket.create_connection((host, int(port)), timeout=60) as peer:
             process.send_signal(number)
-            _, log = process.communicate(timeout=30)
+            _, log = process.communicate(timeout=60)
             assert peer.recv(1) == b""
         client.close()
         assert process.returncode == 0
@@ -293,7 +291,7 @@ def test_a_port_in_use_is_one_fatal_line_and_status_1() -> None:
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with program(f"--tcp-address={address}", "--http-address=127.0.0.1:0") as process:
-            _, log = process.communicate(timeout=30)
+            _, log = process.communicate(timeout=60)
     assert process.returncode == 1
     fatal = log.splitlines()[-1]
     assert fatal.startswith("[nsqlookupd] ")
@@ -312,7 +310,7 @@ def test_a_vanished_stderr_does_not_stop_it() -> None:
             assert client.getresponse().read() == b"OK"
         client.close()
         process.terminate()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=60) == 0
 
 
 def run_without_aiohttp(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -324,7 +322,7 @@ def run_without_aiohttp(tmp_path: Path, *arguments: str) -> subprocess.Completed
         env=environment,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=False,
     )
 

@@ -49,7 +49,7 @@ def test_the_second_signal_does_not_wait_for_the_stop() -> None:
         process.send_signal(signal.SIGTERM)
         assert said(process) == "stopping\n"
         process.send_signal(signal.SIGINT)
-        _, log = process.communicate(timeout=30)
+        _, log = process.communicate(timeout=60)
     assert process.returncode == 1
     lines = log.splitlines()
     assert lines[0].endswith("INFO: received SIGTERM, stopping")
@@ -60,7 +60,7 @@ def test_a_signal_during_the_start_is_not_lost() -> None:
     with started(start="print('started', flush=True); await asyncio.sleep(0.3)") as process:
         assert said(process) == "started\n"
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=30)
+        out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "stopping\n")
 
 
@@ -73,7 +73,7 @@ def test_a_signal_during_the_start_is_not_lost() -> None:
 )
 def test_a_failed_start_exits_with_status_1(start: str, last: str) -> None:
     with started(start=start) as process:
-        _, log = process.communicate(timeout=30)
+        _, log = process.communicate(timeout=60)
     assert process.returncode == 1
     assert log.splitlines()[-1].endswith(last)
     assert ("Traceback" in log) == ("KeyError" in log)
