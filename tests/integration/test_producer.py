@@ -39,10 +39,11 @@ from nsq.wire import commands
 from ..interop.auth_server import running_auth_server
 from ..interop.certificates import Certificate, issue
 from .holes import silent_resolver, unreachable
+from .patience import eventually
 from .test_discovery import ScriptedLookupd
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 20.0
+PATIENCE = 60.0
 QUICK = {"reconnect_initial": 0.01, "reconnect_max": 0.1}
 
 # From 3.12 on Python warns of what these tests are about.
@@ -261,7 +262,12 @@ def test_a_restart_loses_nothing_that_was_acknowledged(nsqd_factory: Factory[Nsq
         nsqd.restart()
         before = len(publishers.acknowledged)
         publishers.wait_for(100)
-    acknowledged = publishers.acknowledged[before:]
+    # What a publisher notes first may have been stored before the restart.
+    noted, acknowledged = set[bytes](), list[bytes]()
+    for body in publishers.acknowledged[before:]:
+        publisher = body.rpartition(b"-")[0]
+        acknowledged += [body] if publisher in noted else []
+        noted.add(publisher)
     assert publishers.faults == []
     # Ours forgets at a restart what it had in memory, Go's writes it to disk: either will do.
     stored = drain(nsqd, topic)
@@ -320,14 +326,13 @@ def test_when_one_is_killed_the_other_takes_over(nsqd_factory: Factory[Nsqd], to
     with Producer(*(nsqd.tcp_address for nsqd in nsqds), **QUICK) as producer:
         with Publishers(producer, topic, 8) as publishers:
             publishers.wait_for(100)
+            eventually(lambda: min(depth(nsqd, topic) for nsqd in nsqds))  # both have a share
             killed.kill()
             publishers.wait_for(100)
-            assert set(producer.health().problems) == {killed.tcp_address}
+            eventually(lambda: set(producer.health().problems), lambda seen: seen == {killed.tcp_address})
             killed.start()
-            deadline = time.monotonic() + PATIENCE
-            while producer.health().problems:
-                assert time.monotonic() < deadline
-                publishers.wait_for(20)
+            eventually(lambda: not producer.health().problems)
+            eventually(lambda: depth(killed, topic))
             publishers.wait_for(100)
         published = {each.address: each.published for each in producer.stats().connections}
     assert publishers.faults == []
@@ -376,10 +381,12 @@ def test_nsqds_are_found_through_nsqlookupd(
         assert depth(first, topic) == 1
 
         second = nsqd_factory(lookupd=[nsqlookupd])
-        deadline = time.monotonic() + PATIENCE
-        while not depth(second, topic):
-            assert time.monotonic() < deadline
+
+        def reached() -> int:
             producer.publish(topic, b"more")
+            return depth(second, topic)
+
+        eventually(reached)
         assert len(producer.stats().connections) == 2
 
         nsqlookupd.stop()  # which forgets nothing
@@ -458,11 +465,12 @@ def test_layers(
 
 
 def test_tls_that_is_not_offered_is_told_at_once(shared: Nsqd, certificate: Certificate) -> None:
-    with (
-        Producer(shared.tcp_address, tls=True, tls_ca_file=str(certificate.authority)) as producer,
-        pytest.raises((HandshakeFailed, NsqError), match="TLS"),
-    ):
-        producer.publish("orders", b"body", timeout=0.5)
+    with Producer(shared.tcp_address, tls=True, tls_ca_file=str(certificate.authority)) as producer:
+        with suppress(NsqError):
+            producer.publish("orders", b"body", timeout=0.1)  # dials
+        eventually(lambda: "TLS" in str(producer.health().problems))
+        with pytest.raises((HandshakeFailed, NsqError), match="TLS"):
+            producer.publish("orders", b"body", timeout=0.5)
 
 
 def test_auth(nsqd_factory: Factory[Nsqd]) -> None:
@@ -612,7 +620,7 @@ def test_a_program_that_ends_without_closing_has_published_all(shared: Nsqd, top
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=PATIENCE,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -626,7 +634,12 @@ Producer("127.0.0.1:1", publish_timeout=0.5).publish_async("orders", b"body")
 """
     began = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=20, check=False
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert done.returncode == 0
     assert "127.0.0.1:1" in done.stderr
@@ -643,7 +656,7 @@ def test_the_example(shared: Nsqd) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=PATIENCE,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
