@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from . import installed
 
-PATIENCE = 30.0
+PATIENCE = 90.0
 """Seconds for an order that names no time of its own."""
 
 _CHUNK = 1 << 20
@@ -102,7 +102,7 @@ class Driver:
             if pipe is not None:
                 pipe.close()
         try:
-            process.wait(2.0)
+            process.wait(10.0)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -186,12 +186,12 @@ class Producer(_Client):
 
 
 class Consumer(_Client):
-    def received(self, count: int, timeout: float = 15.0) -> list[Received]:
+    def received(self, count: int, timeout: float = 60.0) -> list[Received]:
         """Everything received so far, as soon as that is at least so many."""
-        noted = self._ask("received", count=count, within=timeout, patience=timeout + 5)
+        noted = self._ask("received", count=count, within=timeout, patience=timeout + 30)
         return [Received(base64.b64decode(body), attempts, at) for body, attempts, at in noted]
 
-    def bodies(self, count: int, timeout: float = 15.0) -> list[bytes]:
+    def bodies(self, count: int, timeout: float = 60.0) -> list[bytes]:
         return sorted(each.body for each in self.received(count, timeout))
 
     def release(self) -> None:

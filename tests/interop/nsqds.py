@@ -17,7 +17,7 @@ _NAP = 0.02
 _TROUBLE = re.compile(r"E_\w+_FAILED|Traceback| dropped")
 
 
-def eventually(look: Callable[[], Any], wanted: Any, timeout: float = 10.0) -> None:
+def eventually(look: Callable[[], Any], wanted: Any, timeout: float = 60.0) -> None:
     """``look()`` becomes what is wanted; a FIN, for one, is answered by nobody."""
     deadline = time.monotonic() + timeout
     while (seen := look()) != wanted:

@@ -24,7 +24,7 @@ BODIES = sorted([b"text", bytes(range(256)), b"\n", b"FIN 0123456789abcdef\n", b
 MEGABYTE = 1 << 20  # what nsqd takes at most
 
 DELAY = 0.4
-MSG_TIMEOUT = 1.0
+MSG_TIMEOUT = 3.0
 # MPUB of a single message is what ansq cannot do: it writes neither the number of messages nor the inner
 # size.
 

@@ -22,7 +22,7 @@ from .driver import Consumer, Driver, Producer, required
 
 BEFORE = [b"before %d" % number for number in range(50)]
 AFTER = [b"after %d" % number for number in range(50)]
-RETURN = 25.0
+RETURN = 90.0
 """Seconds in which every client is back: what the slowest waits, and time to spare for slow machines."""
 
 

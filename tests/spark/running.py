@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 #: Seconds that anything may take on a machine that has other things to do.
-PATIENCE = 90
+PATIENCE = 200
 TOPIC, CHANNEL = "orders", "spark"
 
 

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE = 220
+PATIENCE = 550
 
 
 def test_the_demo_ends_on_spark(java: None, tmp_path: Path) -> None:

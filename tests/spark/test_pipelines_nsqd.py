@@ -48,7 +48,7 @@ def consumed(nsqd: Nsqd, topic: str, count: int) -> list[bytes]:
     consumer = nsq.Consumer(topic, "check", nsqd=nsqd.tcp_address, max_in_flight=200)
     consumer.add_handler(handle)
     with consumer:
-        assert enough.wait(90), f"{len(got)} of {count} came"
+        assert enough.wait(200), f"{len(got)} of {count} came"
     return got
 
 

@@ -110,7 +110,8 @@ def test_what_somebody_else_took_is_not_waited_for(spark: SparkSession, queue: N
         assert enough.wait(PATIENCE)
 
     publish(queue, bodies(20))
-    other = nsq.Consumer("orders", "spark", nsqd=queue.tcp_address, max_in_flight=5)
+    # For longer than the test may take.
+    other = nsq.Consumer("orders", "spark", nsqd=queue.tcp_address, max_in_flight=5, msg_timeout=900.0)
     with other.add_handler(hold, threads=5):
         holding.wait(PATIENCE)
         frame = stream(spark, queue, tmp_path, availableNowIdle="200ms")

@@ -16,7 +16,7 @@ from ..consuming import CHANNEL, TOPIC, channel_of
 from ..patience import eventually
 
 #: Everything here starts processes, on machines that are busy with others.
-PATIENCE = 40.0
+PATIENCE = 100.0
 
 
 def options_of(wal: Path | str, *nsqds: Nsqd | str, **given: str) -> SourceOptions:

@@ -130,7 +130,7 @@ def test_an_nsqd_that_comes_late_and_goes_away_and_comes_back(
         drained(nsqd)
         assert crew.roll(PATIENCE)
         assert crew.status().deaths == 0
-        assert crew.status().errors == ()
+        eventually(crew.status, lambda status: status.errors == (), PATIENCE)
     assert sorted(bodies_of(wal)) == sorted(numbered(500, "early") + numbered(500, "late"))
 
 
@@ -256,7 +256,7 @@ def test_a_log_that_is_not_there_yet_is_waited_for(nsqd: Nsqd, tmp_path: Path) -
         wal.prepare()
         assert crew.wait_until_ready(PATIENCE)
         received(crew, 10)
-        assert crew.status().errors == ()
+        eventually(crew.status, lambda status: status.errors == (), PATIENCE)
         assert crew.roll(PATIENCE)
     assert sorted(bodies_of(wal)) == sorted(numbered(10))
 

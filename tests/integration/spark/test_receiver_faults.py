@@ -156,7 +156,7 @@ log = DirectoryWal(Path(wal))
 log.prepare()
 crew = Crew(options, log)
 crew.start()
-assert crew.wait_until_ready(40)
+assert crew.wait_until_ready(100)
 sleeper = os.fork() if forks == "yes" else 0
 if forks == "yes" and sleeper == 0:
     time.sleep(600)
@@ -191,6 +191,8 @@ def test_receivers_end_with_their_owner(nsqd: Nsqd, tmp_path: Path, forks: bool)
         eventually(lambda: channel_of(nsqd)["message_count"], lambda seen: seen == 3000, PATIENCE)
         process.kill()
         eventually(lambda: list(filter(runs, receivers)), lambda left: not left, PATIENCE)
+    # What they sent last may have to be read yet.
+    connected(nsqd, clients=0)
     stats = channel_of(nsqd)
     assert (stats["in_flight_count"], stats["timeout_count"]) == (0, 0)
     wal = DirectoryWal(tmp_path / "wal")

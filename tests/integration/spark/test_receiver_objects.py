@@ -39,9 +39,9 @@ def test_all_messages_become_objects_and_leave_nsqd(nsqd: Nsqd, tmp_path: Path) 
         receiving = Receiving(options, wal, log, changed=lambda *_: None, sealed=lambda *_: None)
         receiving.start()
         try:
-            eventually(lambda: receiving.status().received, lambda received: received == COUNT)
+            eventually(lambda: receiving.status().received, lambda received: received == COUNT, 200.0)
         finally:
-            stopped = receiving.stop(30.0)
+            stopped = receiving.stop(100.0)
 
     assert stopped.in_flight == 0
     stored = [
@@ -51,5 +51,9 @@ def test_all_messages_become_objects_and_leave_nsqd(nsqd: Nsqd, tmp_path: Path) 
         for body in batch["body"].to_pylist()
     ]
     assert sorted(stored) == bodies
-    (channel,) = api.stats("orders")["topics"][0]["channels"]
-    assert (channel["depth"], channel["in_flight_count"]) == (0, 0)
+
+    def left() -> tuple[int, int]:
+        (channel,) = api.stats("orders")["topics"][0]["channels"]
+        return channel["depth"], channel["in_flight_count"]
+
+    eventually(left, lambda seen: seen == (0, 0))  # nobody answers a FIN

@@ -17,6 +17,7 @@ from nsq.spark.sink.task import Outcome, Resumption, Task
 from nsq.testing import Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
+from tests.integration.patience import eventually
 
 pa: Any = pytest.importorskip("pyarrow")
 
@@ -90,9 +91,13 @@ def test_a_row_with_a_delay_is_deferred_and_the_others_are_not(nsqd: Nsqd) -> No
     outcome = task(Columns(body=0, topic=None, defer=1), nsqd=nsqd.tcp_address).run([rows])
 
     assert outcome.messages == 4
-    (topic,) = nsqd.get("/stats?format=json&topic=orders").json()["topics"]
-    (channel,) = topic["channels"]
-    assert (channel["depth"], channel["deferred_count"]) == (2, 2)
+
+    def waiting() -> tuple[int, int]:
+        (topic,) = nsqd.get("/stats?format=json&topic=orders").json()["topics"]
+        (channel,) = topic["channels"]
+        return channel["depth"], channel["deferred_count"]
+
+    eventually(waiting, lambda seen: seen == (2, 2))
 
 
 def test_nsqds_are_found_and_another_one_takes_over(
@@ -130,7 +135,7 @@ def test_an_nsqd_that_restarts_meanwhile_loses_nothing(nsqd: Nsqd) -> None:
 
 def test_nobody_there_is_told_when_the_time_is_up() -> None:
     with pytest.raises(PublishFailed, match=r"127\.0\.0\.1:1"):
-        task(nsqd="127.0.0.1:1", timeout="50ms", retries="1").run([batch(bodies(1))])
+        task(nsqd="127.0.0.1:1", timeout="500ms", retries="1").run([batch(bodies(1))])
 
 
 def test_a_row_that_is_too_large_is_told_before_its_batch_is_published(nsqd: Nsqd) -> None:

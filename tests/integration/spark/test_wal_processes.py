@@ -16,7 +16,7 @@ from nsq.errors import WalOwned
 from nsq.spark.wal import open_wal
 
 ROOT = Path(__file__).resolve().parents[3]
-PATIENCE = 60.0
+PATIENCE = 100.0
 
 BEGIN = """
 import sys

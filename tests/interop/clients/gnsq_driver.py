@@ -97,8 +97,8 @@ def defer(name: str, topic: str, bodies: list[str], delay_ms: int) -> None:
 
 def confirmed(sends: Any) -> None:
     """Send all, then wait until nsqd has confirmed all."""
-    for result in [send(timeout=10, raise_error=False) for send in sends]:
-        result.get(timeout=10)
+    for result in [send(timeout=60, raise_error=False) for send in sends]:
+        result.get(timeout=60)
 
 
 def consume(
@@ -165,7 +165,7 @@ def close(name: str) -> None:
     client = producers.pop(name, None) or consumers.pop(name)
     treatments.pop(name, None)
     client.close()
-    client.join(timeout=5)
+    client.join(timeout=30)
 
 
 def serve() -> None:

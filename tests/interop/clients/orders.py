@@ -89,7 +89,7 @@ class Treatment:
         return held
 
 
-async def until(holds: Callable[[], Any], what: str, within: float = 10.0) -> None:
+async def until(holds: Callable[[], Any], what: str, within: float = 60.0) -> None:
     deadline = time.monotonic() + within
     while not holds():
         if time.monotonic() > deadline:
