@@ -9,11 +9,6 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
-
-# How long an example takes, or making one up, says how busy the machine is and nothing of what is tested.
-settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session", autouse=True)
