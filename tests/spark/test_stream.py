@@ -15,7 +15,9 @@ from nsq.spark.wal import new_receiver, open_wal
 from nsq.spark.wal.records import stored
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
+from tests.integration.authority import Authority
 from tests.integration.patience import eventually
+from tests.interop.auth_server import running_auth_server
 from tests.spark.running import (
     EXACT,
     PATIENCE,
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+EVERYTHING = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
+
+
 @pytest.fixture
 def queue(nsqd: Nsqd) -> Nsqd:
     subscribe(nsqd)
@@ -54,6 +59,27 @@ def test_available_now_reads_exactly_what_there_is(spark: SparkSession, queue: N
     (source,) = progress["sources"]
     reported = source["latestOffset"]
     assert {"received", "walRows", "walBytes", "nsqdDepth", "oldestSeconds", "paused"} <= set(reported)
+
+
+def test_over_tls_and_with_a_secret_all_the_way_there_and_back(
+    spark: SparkSession, nsqd_factory: Factory[Nsqd], tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    with running_auth_server({"open-sesame": [EVERYTHING]}) as address:
+        nsqd = nsqd_factory(**authority.server_options, tls_required="true", auth_http_addresses=[address])
+        secure = {"tls": "true", "tlsCaFile": str(authority.certificate), "authSecret": "open-sesame"}
+        frame = stream(
+            spark, None, tmp_path, nsqd=nsqd.tcp_address, nsqdHttp=f"https://{nsqd.https_address}", **secure
+        )
+        wanted = bodies(100)
+        rows = spark.createDataFrame([(body.decode(),) for body in wanted], "body string")
+        rows.write.format("nsq").mode("append").options(
+            topic="orders", nsqd=nsqd.tcp_address, **secure
+        ).save()
+
+        drain(frame, tmp_path)
+
+    assert difference(written(tmp_path), wanted) == EXACT
 
 
 def test_a_row_says_where_it_comes_from(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
