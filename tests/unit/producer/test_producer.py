@@ -745,9 +745,11 @@ def test_at_most_so_many_are_pending() -> None:
             with pytest.raises(QueueFull, match="max_pending"):
                 publish("orders", b"full", timeout=SOON)
         waiting = in_thread(lambda: p.publish("orders", b"waited"))
+        nsqd.expect(b"0")
+        nsqd.expect(b"1")  # on its way: what waits for room only might overtake it
 
-        nsqd.answer(b"0")
-        nsqd.answer(b"1")
+        nsqd.ok()
+        nsqd.ok()
         nsqd.answer(b"waited")
 
         waiting.result(PATIENCE)
