@@ -59,7 +59,7 @@ docs: .venv/installed-docs ## the pages of docs/ and the reference, as HTML in b
 bench: .venv/installed-dev .venv/installed-spark .venv/installed-interop ## the benchmarks
 	@$(python) -m benchmarks $(ARGS)
 
-chaos: .venv/installed-dev .venv/installed-spark ## the tests that cut networks and kill daemons (LATE=7: other late lines, see tests/late.py)
+chaos: .venv/installed-dev .venv/installed-spark ## the tests that cut networks and kill daemons (LATE=7: other lines are late)
 	@$(pytest) -m chaos $(ARGS)
 	@NSQ_TEST_SWITCH_INTERVAL=1e-6 $(pytest) -m 'not chaos' tests/unit tests/chaos $(ARGS)
 	@NSQ_TEST_LATE=$(or $(LATE),1) $(pytest) tests/unit/producer tests/unit/consumer tests/unit/connection $(ARGS)
