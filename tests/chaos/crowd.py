@@ -61,7 +61,8 @@ class Ledger:
 
     @property
     def messages(self) -> int:
-        return sum(map(len, self.confirmed.values()))
+        with self.lock:
+            return sum(map(len, self.confirmed.values()))
 
     @property
     def duplicates(self) -> int:
@@ -84,7 +85,7 @@ class Worker:
         self.ended.set()
 
     def join(self) -> None:
-        self._thread.join(20)
+        self._thread.join(100)
         assert not self._thread.is_alive(), f"{self.name} hangs"
 
     def _run(self) -> None:
@@ -243,7 +244,7 @@ def messages(client: V2Client, ended: Callable[[], bool]) -> Iterator[Message]:
             raise AssertionError(f"an error nobody asked for: {frame.data!r}")
 
 
-def drain(nsqd: Nsqd, ledger: Ledger, place: tuple[str, str], within: float = 30.0) -> None:
+def drain(nsqd: Nsqd, ledger: Ledger, place: tuple[str, str], within: float = 100.0) -> None:
     """Take and finish all that is left in a channel."""
     topic, channel = place
     deadline = time.monotonic() + within

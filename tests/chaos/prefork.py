@@ -76,7 +76,7 @@ class Nursery:
             signal.signal(signal.SIGTERM, lambda *_: worker.ended.set())
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             worker.run()
-            status = 0 if self._producer.close(10.0) == 0 else 2
+            status = 0 if self._producer.close(60.0) == 0 else 2
         except BaseException:
             traceback.print_exc()
         finally:
@@ -119,7 +119,7 @@ def main() -> None:
             nursery.bear()
         statuses = nursery.end()
         parent.ended.set()
-        thread.join(20)
+        thread.join(100)
         faults += ["the parent hangs"] if thread.is_alive() else []
     print(json.dumps({"faults": faults, "statuses": statuses, "published": parent.published}))
 

@@ -56,7 +56,7 @@ class Publisher:
         left = self.producer.close(timeout)
         elapsed = time.monotonic() - began
         for thread in self._threads:
-            thread.join(30)
+            thread.join(60)
         hanging = [thread.name for thread in self._threads if thread.is_alive()]
         self.recorder.close()
         return {"elapsed": elapsed, "left": left, "hanging": hanging, "errors": self.errors}
@@ -158,7 +158,7 @@ def main() -> None:
     publisher.start()
     (timeout,) = commands()
     report = publisher.close(timeout)
-    left = leaks.leftovers(before, grace=10.0)
+    left = leaks.leftovers(before, grace=30.0)
     report |= {"timeout": timeout, "leaks": leaks.describe(left), "faults": publisher.faults}
     print(json.dumps(report))
 

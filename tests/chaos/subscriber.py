@@ -103,7 +103,7 @@ def main() -> None:
     (timeout,) = commands()
     report = subscriber.stop(timeout)
     # A handler that is still at work, or a dial, is let end.
-    left = leaks.leftovers(before, lambda: _without_recorder(subscriber), grace=15.0)
+    left = leaks.leftovers(before, lambda: _without_recorder(subscriber), grace=30.0)
     stats = subscriber.consumer.stats()
     report |= {
         "leaks": leaks.describe(left),

@@ -19,6 +19,7 @@ from nsq.wire import commands
 from tests.chaos.crowd import CHANNELS, TOPICS, Administrator, Consumer, Ledger, Producer, Worker, drain
 from tests.integration import go_reader
 from tests.integration.judged import only_ours
+from tests.integration.patience import eventually
 
 pytestmark = only_ours("durability")
 
@@ -40,8 +41,10 @@ def run(nsqd: Nsqd, data: Path, seed: str, kills: int) -> Ledger:
     administrator = Administrator(nsqd, ledger, seed)
     workers.append(administrator)
     try:
-        for _ in range(kills):
+        for done in range(kills):
             time.sleep(chance.uniform(0.05, 0.6))
+            # A busy machine may have published little by then.
+            eventually(lambda: ledger.messages > 30 * (done + 1))  # noqa: B023
             nsqd.terminate() if chance.random() < 0.15 else nsqd.kill()
             nsqd.start()
     finally:

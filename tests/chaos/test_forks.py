@@ -36,7 +36,7 @@ def storm(nsqd: Nsqd, directory: Path, seed: str, kills: int) -> dict[str, objec
         [sys.executable, "-W", "ignore::DeprecationWarning", "-m", "tests.chaos.prefork", json.dumps(plan)],
         capture_output=True,
         text=True,
-        timeout=60 + kills,
+        timeout=200 + kills,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
@@ -55,7 +55,7 @@ def stored(nsqd: Nsqd) -> Counter[int]:
         expected = channel_stats(nsqd, TOPIC, CHANNEL)["depth"]
         client.send(commands.rdy(2000))
         while sum(bodies.values()) < expected:
-            found = client.frame(10)
+            found = client.frame(60)
             if found.type == 2:
                 bodies[int(found.message.body)] += 1
                 finish_all(client, [found.message])
@@ -81,7 +81,7 @@ def check(nsqd_factory: Factory[Nsqd], directory: Path, seed: str, kills: int) -
     assert len(set(found) - confirmed) <= 2 * kills
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_a_few_children_are_killed(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
     check(nsqd_factory, tmp_path, "a few", 10)
 
@@ -107,7 +107,7 @@ print("encodings.idna" in sys.modules)
         [sys.executable, "-c", program, nsqd.tcp_address],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )

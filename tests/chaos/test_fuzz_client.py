@@ -32,7 +32,7 @@ from tests.chaos.hostile import LAYERS, HostileNsqd
 from tests.chaos.mutations import Mutator
 
 _MAX_FRAME = 1024 * 1024
-_PATIENCE = 30.0
+_PATIENCE = 60.0
 _FRAMES = 150  # of one conversation
 
 

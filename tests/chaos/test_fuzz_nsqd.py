@@ -258,7 +258,7 @@ def test_over_real_sockets(nsqd_factory: Factory[Nsqd], durable: bool, inputs: i
 
 def _send(address: str, mutator: Mutator) -> None:
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=5) as client, suppress(ConnectionError):
+    with socket.create_connection((host, int(port)), timeout=60) as client, suppress(ConnectionError):
         for chunk in mutator.chunks(mutator.conversation()):
             client.sendall(chunk)
         if mutator.random.random() < 0.5:

@@ -28,7 +28,7 @@ from .thread import Runnable, ThreadRun
 
 START_TIMEOUT = 30.0
 STOP_TIMEOUT = 30.0
-_READY_CHECK_TIMEOUT = 1.0
+_READY_CHECK_TIMEOUT = 5.0
 _PAUSE = 0.02
 
 
@@ -227,7 +227,9 @@ class Daemon:
 
     def _await_ready(self, run: ThreadRun | ProcessRun, deadline: float) -> None:
         while True:
-            answered = _answers(run.addresses)
+            answered = _answers(
+                run.addresses, min(_READY_CHECK_TIMEOUT, max(0.1, deadline - time.monotonic()))
+            )
             if not run.alive:  # asked last: somebody else may have answered on a port that was taken
                 raise run.failure()
             if answered:
@@ -328,14 +330,14 @@ class Nsqd(Daemon):
         return Program
 
 
-def _answers(addresses: Addresses) -> bool:
+def _answers(addresses: Addresses, timeout: float) -> bool:
     """Whether the TCP port accepts and /ping is answered by a daemon that is up."""
     try:
         if addresses.tcp is not None:
-            dial(addresses.tcp, _READY_CHECK_TIMEOUT).close()
+            dial(addresses.tcp, timeout).close()
         if addresses.http is None:
             return True
-        return _is_up(ask(addresses.http, "GET", "/ping", timeout=_READY_CHECK_TIMEOUT))
+        return _is_up(ask(addresses.http, "GET", "/ping", timeout=timeout))
     except (OSError, http.client.HTTPException):
         return False
 

@@ -45,7 +45,7 @@ def looked_up(absent: str, fault: str) -> dict[str, str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -46,8 +46,8 @@ def test_programs_of_the_block_are_heard_after_it_too() -> None:
     code = "import sys; sys.stdin.read(); print('disk full', file=sys.stderr)"
     with filtered(told.put):
         program = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)
-    program.communicate(b"", timeout=30)
-    assert told.get(timeout=10) == "disk full"
+    program.communicate(b"", timeout=200)
+    assert told.get(timeout=200) == "disk full"
     for thread in threading.enumerate():
         if thread.name == "nsq-spark-stderr":
-            thread.join(10)
+            thread.join(200)

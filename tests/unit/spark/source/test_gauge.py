@@ -8,7 +8,7 @@ import pytest
 
 from nsq.spark.source.gauge import Gauge
 
-LONG = 30.0
+LONG = 60.0
 
 
 class Source:

@@ -73,6 +73,6 @@ def test_importing_it_loads_no_pyarrow() -> None:
     program = "import nsq.spark.wal, nsq.spark.wal.names, sys; print('pyarrow' in sys.modules)"
     root = Path(__file__).resolve().parents[4]
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=200
     )
     assert (done.stdout, done.stderr) == ("False\n", "")

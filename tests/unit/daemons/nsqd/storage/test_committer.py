@@ -31,7 +31,7 @@ class Disk:
 
     def sync(self) -> None:
         if self.gate is not None:
-            assert self.gate.wait(40)
+            assert self.gate.wait(100)
         if self.faults:
             raise self.faults.pop(0)
 
@@ -53,7 +53,7 @@ def run(scenario: Callable[[Disk], Coroutine[Any, Any, None]]) -> Disk:
     async def main() -> Disk:
         disk = Disk()
         try:
-            async with asyncio.timeout(40):
+            async with asyncio.timeout(100):
                 await scenario(disk)
         finally:
             if disk.gate is not None:
