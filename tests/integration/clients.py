@@ -12,7 +12,7 @@ from nsq.wire import commands
 
 
 def publish(nsqd: Nsqd, topic: str, bodies: Iterable[bytes]) -> None:
-    reply = nsqd.post(f"/mpub?topic={_escaped(topic)}&binary=true", commands.pack_bodies(bodies), timeout=30)
+    reply = nsqd.post(f"/mpub?topic={_escaped(topic)}&binary=true", commands.pack_bodies(bodies), timeout=60)
     assert (reply.status, reply.body) == (200, b"OK")
 
 
@@ -45,7 +45,7 @@ def finish_all(client: V2Client, messages: Iterable[Message]) -> None:
 
 
 def stats(nsqd: Nsqd, query: str = "") -> dict[str, Any]:
-    reply = nsqd.get(f"/stats?format=json&include_mem=false{query}", timeout=30)
+    reply = nsqd.get(f"/stats?format=json&include_mem=false{query}", timeout=60)
     assert reply.status == 200
     answer: dict[str, Any] = reply.json()
     return answer

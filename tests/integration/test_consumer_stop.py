@@ -54,7 +54,7 @@ def loaded(nsqd: Nsqd) -> Nsqd:
 @pytest.fixture
 def forgetful(nsqd_factory: Factory[Nsqd]) -> Nsqd:
     """Its message comes back soon after whoever had it is gone: ours at once, Go's by the timeout."""
-    nsqd = nsqd_factory(msg_timeout=3.0)
+    nsqd = nsqd_factory(msg_timeout=10.0)
     create(nsqd)
     publish(nsqd, [b"hello"])
     return nsqd

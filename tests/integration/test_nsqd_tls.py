@@ -82,7 +82,7 @@ def https(
     nsqd: Nsqd, context: ssl.SSLContext, method: str, target: str, body: bytes | None = None
 ) -> tuple[int, bytes]:
     assert nsqd.https_address is not None
-    connection = http.client.HTTPSConnection(nsqd.https_address, context=context, timeout=20)
+    connection = http.client.HTTPSConnection(nsqd.https_address, context=context, timeout=60)
     with contextlib.closing(connection):
         connection.request(method, target, body)
         response = connection.getresponse()
@@ -306,7 +306,7 @@ class TestNoHandshake:
 
     def test_what_is_no_handshake_ends_an_https_connection(self, nsqd: Nsqd) -> None:
         assert nsqd.https_address is not None
-        with socket.create_connection(address(nsqd.https_address), timeout=20) as sock:
+        with socket.create_connection(address(nsqd.https_address), timeout=60) as sock:
             sock.sendall(b"GET /ping HTTP/1.1\r\nHost: nsqd\r\n\r\n" * 10)
             until_closed(sock)
         assert nsqd.get("/ping").status == 200
@@ -322,7 +322,7 @@ class TestNoHandshake:
 @contextlib.contextmanager
 def asked_for_tls(nsqd: Nsqd) -> Iterator[socket.socket]:
     """A connection on which nsqd expects a handshake."""
-    with socket.create_connection(address(nsqd.tcp_address), timeout=20) as sock:
+    with socket.create_connection(address(nsqd.tcp_address), timeout=60) as sock:
         wish = json.dumps({"feature_negotiation": True, "tls_v1": True}).encode()
         sock.sendall(commands.MAGIC_V2 + commands.identify(wish))
         granted = sock.recv(4096)

@@ -33,12 +33,12 @@ def bodies(count: int, start: int = 0) -> list[bytes]:
 
 
 def publish(nsqd: Nsqd, wanted: Iterable[bytes]) -> None:
-    NsqdApi(nsqd.http_address, timeout=30.0).multi_publish(TOPIC, wanted)
+    NsqdApi(nsqd.http_address, timeout=100.0).multi_publish(TOPIC, wanted)
 
 
 def subscribe(nsqd: Nsqd) -> None:
     """The channel is there before the first message, so none of them can go elsewhere."""
-    api = NsqdApi(nsqd.http_address, timeout=30.0)
+    api = NsqdApi(nsqd.http_address, timeout=100.0)
     api.create_topic(TOPIC)
     api.create_channel(TOPIC, CHANNEL)
 

@@ -26,7 +26,7 @@ def options(nsqd: Nsqd) -> dict[str, str]:
 
 def channel(nsqd: Nsqd, name: str, topic: str = TOPIC) -> None:
     """There before the first message, so that it gets all of them."""
-    api = NsqdApi(nsqd.http_address, timeout=30.0)
+    api = NsqdApi(nsqd.http_address, timeout=100.0)
     api.create_topic(topic)
     api.create_channel(topic, name)
 

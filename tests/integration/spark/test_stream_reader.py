@@ -85,7 +85,7 @@ def asking(queue: Nsqd, tmp_path: Path) -> Iterator[Asking]:
 
 def publish(nsqd: Nsqd, count: int, start: int = 0) -> list[bytes]:
     bodies = [b"%d" % number for number in range(start, start + count)]
-    NsqdApi(nsqd.http_address, timeout=30.0).multi_publish("orders", bodies)
+    NsqdApi(nsqd.http_address, timeout=100.0).multi_publish("orders", bodies)
     return bodies
 
 

@@ -620,7 +620,7 @@ class TestTlsStream:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(200)
         assert not any(thread.is_alive() for thread in threads)
         assert arrived == [b"".join(messages)] * 2
         assert all(end.peer_closed for end in ends)
