@@ -290,8 +290,10 @@ def test_a_peer_that_reads_drop_by_drop_does_not_move_the_deadline(ends: Ends) -
 
     def sip() -> None:
         while not stop.wait(SHORT / 4):
-            ends.peer.recv(1 << 16)  # all of it would take longer than the test may
+            with contextlib.suppress(BlockingIOError):  # whoever writes may be slower
+                ends.peer.recv(1 << 16)  # all of it would take longer than the test may
 
+    ends.peer.setblocking(False)
     sipping = Running(sip)
     clock = Clock()
     try:
@@ -593,7 +595,7 @@ def test_a_black_hole_meets_the_deadline(
     hole.fill()
     clock = Clock()
     with pytest.raises(
-        DialFailed, match=rf"cannot connect to {re.escape(hole.address)}: no answer within 0\.2 s"
+        DialFailed, match=rf"cannot connect to {re.escape(hole.address)}: no answer within 0(\.\d+)? s"
     ):
         default_transport.connect(hole.address, timeout=SHORT)
     assert SHORT * 0.9 < clock.elapsed < LONG / 2
