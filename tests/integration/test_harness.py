@@ -165,6 +165,15 @@ class TestFailures:
             assert lookupd.tcp_address != taken
             assert next(unlucky, None) is None
 
+    def test_a_port_that_somebody_had_for_a_moment_is_no_failure(self, tmp_path: Path) -> None:
+        """Gone when it is looked at, so nobody but the program can tell."""
+        tried = tmp_path / "tried"
+        unlucky = f'[ -e "{tried}" ] || {{ touch "{tried}"; echo "bind: address already in use"; exit 1; }}'
+        program = f'exec "{sys.executable}" -m nsq.daemons.nsqlookupd "$@"'
+        with Nsqlookupd(binary=_script(tmp_path, f"{unlucky}\n{program}")) as lookupd:
+            assert lookupd.get("/ping").status == 200
+            assert tried.exists()
+
     def test_a_misspelt_option_is_named_where_it_was_written(self) -> None:
         with pytest.raises(UsageError, match=r"'msg_timout' .*did you mean 'msg_timeout'"):
             Nsqd(msg_timout=1.0)

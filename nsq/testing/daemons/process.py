@@ -21,6 +21,8 @@ from .addresses import Addresses, is_taken
 from .errors import AddressTaken, DaemonFailed
 
 KILL_TIMEOUT = 20.0
+#: What our daemons and Go's say of it.
+_IN_USE = "address already in use"
 
 
 class ProcessRun:
@@ -66,6 +68,8 @@ class ProcessRun:
         status = f"{self._command[0]} exited with status {self._started().poll()} before it was ready"
         if taken:
             return AddressTaken(f"{status}; in use: {', '.join(taken)}", self.log)
+        if _IN_USE in self.log:  # by somebody who is gone again
+            return AddressTaken(f"{status}; {_IN_USE}", self.log)
         return DaemonFailed(status, self.log)
 
     def stop(self, timeout: float) -> int:
