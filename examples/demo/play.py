@@ -12,7 +12,7 @@ from .signals import Signals
 
 GONE = 1.5
 """Seconds that the killed nsqd stays away."""
-PATIENCE = 60.0
+PATIENCE = 20.0
 """Seconds without any progress, after which what is missing counts as lost."""
 GLANCE = 0.1
 

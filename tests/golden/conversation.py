@@ -20,8 +20,6 @@ from .deviations import Case
 FRAME_TYPES = {"response": 0, "error": 1, "message": 2}
 #: How long "nothing" is waited for where the recording's time is not the point.
 SHORT = 0.15
-#: Where it is, fractions of a second are, which a busy machine may take at any step: so often it may be that.
-_TRIES = 5
 _NOTHING = re.compile(r"nothing within ([\d.]+)s")
 _MESSAGE_ID = re.compile(rb"[0-9a-f]{16}")
 
@@ -35,21 +33,7 @@ class Replay(Protocol):
 
 
 def replay(case: Case, address: str) -> None:
-    """One case on a connection of its own, or on several if it is about time; raises Mismatch."""
-    for number in range(_TRIES - 1 if _is_about_time(case) else 0):
-        with contextlib.suppress(Mismatch):
-            _replay_once(_elsewhere(case, number), address)
-            return
-    _replay_once(case, address)
-
-
-def _elsewhere(case: Case, number: int) -> Case:
-    """With topics of its own: what another try has left is not in its way."""
-    renamed = json.dumps(case["steps"]).replace("golden_", f"golden{number}_")
-    return {**case, "steps": json.loads(renamed)}
-
-
-def _replay_once(case: Case, address: str) -> None:
+    """One case on a connection of its own; raises Mismatch."""
     magic, *steps = case["steps"]
     with V2Client(address, magic=as_bytes(magic["send"])) as client:
         conversation = Conversation(client, exact_silence=_is_about_time(case))
