@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
@@ -61,6 +62,7 @@ class Conversation:
     def __init__(self, client: V2Client, *, exact_silence: bool = False) -> None:
         self.client = client
         self._exact_silence = exact_silence
+        self._since = time.monotonic()  # before that the daemon has not begun to count for what comes next
         self._ids: dict[bytes, bytes] = {}  # recorded -> received
 
     def follow(self, number: int, step: Mapping[str, Any]) -> None:
@@ -75,6 +77,7 @@ class Conversation:
     def _send(self, data: bytes) -> None:
         for recorded, received in self._ids.items():
             data = data.replace(recorded, received)
+        self._since = time.monotonic()
         with contextlib.suppress(PeerClosed):  # the next step says whether the daemon was to close
             self.client.send(data)
 
@@ -85,11 +88,18 @@ class Conversation:
             found = _NOTHING.fullmatch(expected)
             if found is None:
                 raise ValueError(f"the recording holds a step this replay does not know: {expected}")
-            self.client.expect_silence(float(found[1]) if self._exact_silence else SHORT)
+            self._silence(float(found[1]))
         elif "message" in expected:
             self._message(expected, self.client.frame())
+            self._since = time.monotonic()
         else:
             self._answer(expected, self.client.frame())
+
+    def _silence(self, recorded: float) -> None:
+        """As recorded where that is the point: not from now on, as this may be late, and the daemon not."""
+        left = self._since + recorded - time.monotonic() if self._exact_silence else SHORT
+        if left > 0:
+            self.client.expect_silence(left)
 
     def _answer(self, expected: Mapping[str, Any], frame: Frame) -> None:
         data = compact(expected["json"]) if "json" in expected else as_bytes(expected["data"])
