@@ -27,7 +27,7 @@ from tests.integration.patience import eventually
 
 #: What a stop may take beyond its timeout: a second to end threads, a dial that cannot be called off, and
 #: what busy cores need.
-STOP_GRACE = 8.0
+STOP_GRACE = 4.0
 SETTLING = 60.0
 #: An nsqd looks after its nsqlookupds every 15 s, and one that was lost in silence takes it two looks: before
 #: that nobody can find it there.
