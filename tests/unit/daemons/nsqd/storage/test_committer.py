@@ -16,6 +16,7 @@ class Disk:
 
     def __init__(self) -> None:
         self.written = self.lasting = self.rounds = 0
+        self.at_work = False  # the thread, with the job of a round that is gathered a moment before
         self.faults: list[Exception] = []
         self.told: list[Exception] = []
         self.recovered = 0
@@ -30,6 +31,7 @@ class Disk:
         return this
 
     def sync(self) -> None:
+        self.at_work = True
         if self.gate is not None:
             assert self.gate.wait(100)
         if self.faults:
@@ -76,7 +78,7 @@ def test_all_that_arrives_during_a_round_shares_the_next() -> None:
     async def scenario(disk: Disk) -> None:
         disk.gate = threading.Event()
         first = asyncio.create_task(disk.write())
-        await until(lambda: disk.rounds)
+        await until(lambda: disk.at_work)
         others = [asyncio.create_task(disk.write()) for _ in range(100)]
         await asyncio.sleep(0)
         assert not first.done()
@@ -92,7 +94,7 @@ def test_a_round_that_is_under_way_confirms_nothing_that_came_later() -> None:
         early: list[int] = []
         late: list[int] = []
         disk.committer.when_lasting(early.append)
-        await until(lambda: disk.rounds)
+        await until(lambda: disk.at_work)
         ticket = disk.committer.when_lasting(late.append)
         disk.gate.set()
         disk.gate = None
@@ -148,7 +150,7 @@ def test_a_waiter_may_give_up() -> None:
     async def scenario(disk: Disk) -> None:
         disk.gate = threading.Event()
         impatient = asyncio.create_task(disk.write())
-        await until(lambda: disk.rounds)
+        await until(lambda: disk.at_work)
         impatient.cancel()
         await asyncio.gather(impatient, return_exceptions=True)
         disk.gate.set()
@@ -161,7 +163,7 @@ def test_closing_in_the_middle_of_a_round_waits_for_its_thread() -> None:
     async def scenario(disk: Disk) -> None:
         disk.gate = threading.Event()
         disk.committer.when_lasting(lambda _: called.append(True))
-        await until(lambda: disk.rounds)
+        await until(lambda: disk.at_work)
         opening = threading.Timer(0.01, disk.gate.set)
         opening.start()
         await disk.committer.close()
@@ -177,7 +179,7 @@ def test_a_close_that_waits_for_the_disk_leaves_the_loop_to_others() -> None:
     async def scenario(disk: Disk) -> None:
         disk.gate = threading.Event()
         disk.committer.ask()
-        await until(lambda: disk.rounds)
+        await until(lambda: disk.at_work)
         closing = asyncio.create_task(disk.committer.close())
         for _ in range(100):
             await asyncio.sleep(0)
