@@ -343,12 +343,13 @@ class TestDelays:
 
     def test_what_is_due_first_comes_first(self, nsqd: Nsqd, topic: str) -> None:
         with consumer(nsqd, topic, rdy=3) as client, connected(nsqd) as publisher:
-            # Together: on a busy machine much could happen between one and the next.
-            publisher.send(b"".join(commands.dpub(topic, delay, b"%d" % delay) for delay in (500, 100, 300)))
+            # Together, and a second apart: on a busy machine much could happen between one and the next.
+            delays = (3000, 1000, 2000)
+            publisher.send(b"".join(commands.dpub(topic, delay, b"%d" % delay) for delay in delays))
             for _ in range(3):
                 publisher.expect_ok()
-            for body in (b"100", b"300", b"500"):
-                message = client.expect_message(timeout=0.6 + LATE)
+            for body in (b"1000", b"2000", b"3000"):
+                message = client.expect_message(timeout=3.0 + LATE)
                 assert message.body == body
                 finish_all(client, [message])
 
