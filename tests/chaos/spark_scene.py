@@ -32,7 +32,7 @@ from tests.chaos.spark_processes import DRIVER, EXECUTOR, JVM, MARK
 from tests.integration.patience import eventually
 
 #: Seconds that anything may take on a machine that has other things to do.
-PATIENCE = 120.0
+PATIENCE = 300.0
 TOPIC, CHANNEL = "orders", "spark"
 #: What one receiver may have in flight: so much a kill of it may repeat.
 WINDOW = 2500
@@ -104,7 +104,7 @@ class Scene:
         self._driver: subprocess.Popen[bytes] | None = None
         for name in ("tmp", "local"):
             (folder / name).mkdir()
-        api = NsqdApi(nsqd.http_address, timeout=30.0)
+        api = NsqdApi(nsqd.http_address, timeout=100.0)
         api.create_topic(TOPIC)
         api.create_channel(TOPIC, CHANNEL)
 
@@ -115,7 +115,7 @@ class Scene:
         enough = threading.Event()
 
         def publish() -> None:
-            api = NsqdApi(self._nsqd.http_address, timeout=30.0)
+            api = NsqdApi(self._nsqd.http_address, timeout=100.0)
             while not enough.wait(self._pause):
                 first = self._published
                 api.multi_publish(TOPIC, [b"%010d" % number for number in range(first, first + _AT_ONCE)])

@@ -14,7 +14,7 @@ def test_whatever_is_killed_in_the_middle_of_a_batch_nothing_is_lost(
     nsqd_factory: Factory[Nsqd], tmp_path: Path
 ) -> None:
     nsqd = nsqd_factory(process=True)
-    with playing(nsqd, tmp_path, a_second=2000, msgTimeout="5s") as scene:
+    with playing(nsqd, tmp_path, a_second=2000, msgTimeout="30s") as scene:
         with scene.publishing():
             scene.follow("local[2]")
             scene.await_batches(1)

@@ -16,6 +16,7 @@ from tests.integration.patience import eventually
 from tests.spark.running import (
     EXACT,
     PATIENCE,
+    TOPIC,
     arrival,
     bodies,
     difference,
@@ -42,6 +43,11 @@ if TYPE_CHECKING:
 def queue(nsqd: Nsqd) -> Nsqd:
     subscribe(nsqd)
     return nsqd
+
+
+def in_flight(nsqd: Nsqd) -> int:
+    (topic,) = nsqd.get(f"/stats?format=json&topic={TOPIC}").json()["topics"]
+    return sum(channel["in_flight_count"] for channel in topic["channels"])
 
 
 class Sink:
@@ -143,6 +149,7 @@ def test_an_nsqd_that_restarts_and_one_that_comes_late(
     with running(to_parquet(stream(spark, None, tmp_path, **options), tmp_path)):
         publish(one, bodies(100))
         arrival(tmp_path, bodies(100))
+        eventually(lambda: in_flight(one), lambda count: count == 0)  # nobody answers a FIN
         one.restart()
         publish(one, bodies(100, 100))
         late = nsqd_factory(lookupd=[nsqlookupd])
