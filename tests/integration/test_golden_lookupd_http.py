@@ -36,7 +36,7 @@ G1 = {
 @pytest.fixture(scope="module")
 def answers() -> Iterator[web.Answers]:
     with factory(Nsqlookupd) as make:
-        nsqlookupd = make()
+        nsqlookupd = make(tombstone_lifetime=3600.0)  # however long the exchanges take
         with V1Client(nsqlookupd.tcp_address) as vm, V1Client(nsqlookupd.tcp_address) as g1:
             vm.identify(**VM)
             for topic, channel in (("golden_tls", ""), ("orders", "archive"), ("clicks", "archive")):
