@@ -57,6 +57,7 @@ class Example:
             found: re.Match[str] = until(
                 pattern,
                 lambda: next(filter(None, (re.search(pattern, line) for line in list(self.lines))), None),
+                timeout=4 * PATIENCE,  # it may have to be half-way through a lot
             )
         except AssertionError:
             raise AssertionError(f"no line has {pattern!r}: {self.lines}") from None
