@@ -9,6 +9,7 @@ import random
 import select
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -24,6 +25,9 @@ _BACKLOG = 1024
 _FILLERS = 8
 _FILLED_AFTER = 50  # milliseconds
 _ANYWHERE = ("127.0.0.1", 0)
+#: Held from a connection's first descriptor until its link knows it, and by whoever forks: a child closes
+#: what it knows of, and would keep the rest open for good.
+ADOPTING = threading.Lock()
 
 Recorder = Callable[["Link", Fault, int], None]
 
@@ -118,7 +122,10 @@ class Link(ListenerVerbs):
 
     def _accept(self, _: int) -> None:
         assert self._listener is not None
-        with contextlib.suppress(BlockingIOError, ConnectionError):  # whoever dialled has left again
+        with (
+            ADOPTING,
+            contextlib.suppress(BlockingIOError, ConnectionError),  # whoever dialled has left again
+        ):
             client, _ = self._listener.accept()
             self._adopt(client)
 

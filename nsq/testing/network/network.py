@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 from nsq.errors import UsageError
 
 from .faults import LISTENING, Fault, ListenerVerbs, checked
-from .link import Link
+from .link import ADOPTING, Link
 from .loop import Loop
 from .schedule import Schedule, Strike
 
@@ -161,10 +161,13 @@ _hooked = threading.Lock()  # taken for good by the first network, which registe
 def _remember(network: Network) -> None:
     _NETWORKS.add(network)
     if _hooked.acquire(blocking=False):
-        os.register_at_fork(after_in_child=_forget_all)
+        os.register_at_fork(
+            before=ADOPTING.acquire, after_in_parent=ADOPTING.release, after_in_child=_forget_all
+        )
 
 
 def _forget_all() -> None:
+    ADOPTING.release()
     for network in list(_NETWORKS):
         if not network._closed:
             network.forget()
