@@ -18,9 +18,9 @@ def publish(nsqd: Nsqd, topic: str, bodies: Iterable[bytes]) -> None:
 
 @contextmanager
 def connected(nsqd: Nsqd, **identify: object) -> Iterator[V2Client]:
-    """A client that has introduced itself."""
+    """A client that has introduced itself, and gets heartbeats among its answers as seldom as may be."""
     with V2Client(nsqd.tcp_address) as client:
-        client.identify(**identify)
+        client.identify(**{"heartbeat_interval": 60_000, **identify})
         yield client
 
 
