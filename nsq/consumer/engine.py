@@ -35,6 +35,8 @@ log = logging.getLogger("nsq.consumer")
 
 #: What is left of a stop's time for threads to end once connections have been cut off.
 _LAST_MOMENTS = 1.0
+#: What of it handlers cannot use up: it is for threads that end as soon as they are told to.
+_OWN_MOMENTS = 0.25
 #: In flight, of RDY, from which on hardly more can come.
 _STARVED_AT = 0.85
 
@@ -137,7 +139,7 @@ class Engine:
     def _join(self, deadline: float, unfinished: list[str]) -> list[str]:
         """Add the threads that have not ended by then."""
         self._timer.stop()
-        unfinished += self.pool.stop(deadline)
+        unfinished += self.pool.stop(deadline - _OWN_MOMENTS)
         if not self._timer.join(deadline):
             unfinished.append(f"{self.name}-rdy")
         if self.discovery is not None and not self.discovery.join(deadline):

@@ -657,10 +657,12 @@ class TestStop:
         nsqd.expect_no_more()
 
     def test_what_is_in_flight_at_the_deadline_is_reported(
-        self, stage: Stage, caplog: pytest.LogCaptureFixture
+        self, stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr("nsq.consumer.engine._LAST_MOMENTS", PATIENCE + SOON)
+        monkeypatch.setattr("nsq.consumer.engine._OWN_MOMENTS", PATIENCE)
         gate = Gate()
-        consumer = stage.consumer(gate)
+        consumer = stage.consumer(gate, hooks=ConsumerHooks())
         nsqd = stage.nsqd()
         nsqd.expect(rdy(5))
         nsqd.deliver(1, 2, 3)
@@ -668,7 +670,7 @@ class TestStop:
         report = consumer.stop(timeout=SOON)
         assert not report
         assert report.in_flight == 3
-        assert "nsq-orders/billing-handler-0" in report.unfinished_threads
+        assert report.unfinished_threads == ["nsq-orders/billing-handler-0"]
         nsqd.peer.wait_closed()
         expect_at_most_cls(nsqd)
         assert "did not stop cleanly" in caplog.text
