@@ -94,7 +94,7 @@ class Pair:
         self.delegate = Delegate()
         self.conn = Conn(
             A,
-            Config(**options),
+            Config(**{"write_timeout": 3 * PATIENCE, **options}),
             self.delegate,
             transport=self.transport,
             topic=TOPIC,

@@ -60,12 +60,13 @@ def transport() -> MemoryTransport:
 
 @pytest.fixture
 def make(transport: MemoryTransport) -> Iterator[Callable[..., Consumer]]:
-    """Makes consumers that dial again at once, and stops them in the end."""
+    """Makes consumers that dial again at once and are patient with a slow test, and stops them in the end."""
     with ExitStack() as ends:
 
         def make(**options: Any) -> Consumer:
-            fast = {"nsqd": A, "transport": transport, "reconnect_initial": 0.001, "reconnect_max": 0.01}
-            consumer = Consumer(TOPIC, CHANNEL, **{**fast, **options})
+            mine = {"nsqd": A, "transport": transport, "reconnect_initial": 0.001, "reconnect_max": 0.01}
+            patient = {"handshake_timeout": 3 * PATIENCE, "write_timeout": 3 * PATIENCE}
+            consumer = Consumer(TOPIC, CHANNEL, **{**mine, **patient, **options})
             ends.callback(consumer.stop, 0.0)
             return consumer
 

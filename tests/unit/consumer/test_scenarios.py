@@ -20,10 +20,12 @@ from ..scripted import CHANNEL, CLS, NOP, TOPIC, A, B, Nsqd, accept, accept_all,
 
 PATIENCE = 20.0
 SOON = 0.05  # seconds that a test waits in full
-#: Backs off for longer than any scene lasts, unless ``end_wait`` is called.
+#: Backs off for longer than any scene lasts, unless ``end_wait`` is called; is as patient with a slow test.
 BRISK = {
     "backoff_multiplier": 60.0,
     "max_backoff_duration": 3600.0,
+    "handshake_timeout": 3 * PATIENCE,
+    "write_timeout": 3 * PATIENCE,
     "reconnect_initial": 0.001,
     "reconnect_max": 0.01,
 }

@@ -20,9 +20,10 @@ PATIENCE = 20.0
 
 
 def producer(transport: MemoryTransport, *addresses: str, **options: Any) -> Producer:
-    """One that waits for little, and dials again at once."""
-    fast = {"reconnect_initial": 0.001, "reconnect_max": 0.01, "publish_timeout": PATIENCE}
-    return Producer(*(addresses or (A,)), transport=transport, **{**fast, **options})
+    """One that dials again at once, and is patient with a slow test."""
+    mine = {"reconnect_initial": 0.001, "reconnect_max": 0.01, "publish_timeout": PATIENCE}
+    patient = {"dial_timeout": 3 * PATIENCE, "write_timeout": 3 * PATIENCE}
+    return Producer(*(addresses or (A,)), transport=transport, **{**mine, **patient, **options})
 
 
 class Nsqd:

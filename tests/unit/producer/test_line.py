@@ -18,6 +18,7 @@ from .scripted import PATIENCE, A, Nsqd, accept, in_thread
 from .transactions import transaction
 
 FOREVER = 1e8
+CONFIG = Config(write_timeout=3 * PATIENCE)
 
 
 class Clock:
@@ -51,9 +52,9 @@ class Watching:
 
 @contextmanager
 def connected(clock: Clock) -> Iterator[tuple[Line, Nsqd, Watching]]:
-    transport, config, watcher = MemoryTransport(), Config(), Watching()
-    line = Line(A, config, watcher, clock)
-    line.conn = Conn(A, config, line, transport=transport)
+    transport, watcher = MemoryTransport(), Watching()
+    line = Line(A, CONFIG, watcher, clock)
+    line.conn = Conn(A, CONFIG, line, transport=transport)
     ready = in_thread(lambda: line.conn.connect(FOREVER))
     nsqd = accept(transport)
     ready.result(PATIENCE)
@@ -75,7 +76,7 @@ def test_a_sign_of_life_is_not_an_answer() -> None:
     clock = Clock()
     with connected(clock) as (line, nsqd, watcher):
         tx = placed(line)
-        clock.now = Config().read_timeout
+        clock.now = CONFIG.read_timeout
         nsqd.expect(b"body")
         nsqd.heartbeat()
         assert line.usable
@@ -99,7 +100,7 @@ def test_without_anything_pending_silence_is_peace() -> None:
         assert line.usable
 
 
-@pytest.mark.parametrize(("size", "deadline"), [(20_000, Config().write_timeout - 0.1), (70_000, 1000.0)])
+@pytest.mark.parametrize(("size", "deadline"), [(20_000, CONFIG.write_timeout - 0.1), (70_000, 1000.0)])
 def test_a_large_message_goes_by_the_write_loop_so_that_its_caller_can_give_up(
     size: int, deadline: float
 ) -> None:
