@@ -83,7 +83,7 @@ def test_a_poke_makes_it_look_again(timers: Callable[[Due], Timer]) -> None:
 def test_a_poke_alone_calls_nothing_and_puts_nothing_off(timers: Callable[[Due], Timer]) -> None:
     due = Due(0.05, FAR)
     timer = timers(due)
-    due.wait_for(lambda: due.asked == 1)
+    due.wait_for(lambda: due.asked >= 1)
     while not due.calls:  # many times within the 50 ms, and with any number of them it comes
         asked = due.asked
         timer.poke()
