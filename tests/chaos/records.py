@@ -17,11 +17,13 @@ CONFIRMED, DOUBTED = b"A", b"U"
 #: A consumer's: its handler has returned; its connection began or ended; nsqd refused an answer.
 HANDLED, CONNECTED, LOST, REFUSED = b"H", b"C", b"D", b"E"
 
-_RECORD = struct.Struct(">cQBHdd")
+_RECORD = struct.Struct(">cQBHddQ")
 
 
 class Record(NamedTuple):
-    """``since`` is when the message came, ``at`` when this was written; ``nsqd`` is its number."""
+    """``since`` is when the message came, ``at`` when this was written; ``nsqd`` is its number, and ``copy``
+    what that calls the message: what was published twice has two.
+    """
 
     kind: bytes
     message: int
@@ -29,6 +31,7 @@ class Record(NamedTuple):
     attempts: int
     since: float
     at: float
+    copy: int = 0
 
 
 class Recorder:

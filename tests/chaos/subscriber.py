@@ -46,8 +46,8 @@ class Subscriber(ConsumerHooks):
             if message.responded:
                 return
         nsqd = self.numbers[message.nsqd_address]
-        now = time.monotonic()
-        self.recorder.write([Record(HANDLED, number, nsqd, message.attempts, message.received_at, now)])
+        now, copy = time.monotonic(), int(message.id, 16)
+        self.recorder.write([Record(HANDLED, number, nsqd, message.attempts, message.received_at, now, copy)])
 
     def _misbehave(self, number: int, message: nsq.Message) -> None:
         if number % 97 == 1:

@@ -39,8 +39,8 @@ def written(tmp_path: Path) -> Written:
     return Written(tmp_path)
 
 
-def handled(message: int, since: float, *, nsqd: int = 0, attempts: int = 1) -> Record:
-    return Record(HANDLED, message, nsqd, attempts, since, since + 0.01)
+def handled(message: int, since: float, *, nsqd: int = 0, attempts: int = 1, copy: int = 7) -> Record:
+    return Record(HANDLED, message, nsqd, attempts, since, since + 0.01, copy)
 
 
 def published(kind: bytes, message: int) -> Record:
@@ -68,7 +68,6 @@ def test_a_duplicate_without_a_reason_is_unexplained(written: Written) -> None:
 @pytest.mark.parametrize(
     ("reason", "first", "records", "injuries"),
     [
-        ("published again after PublishUncertain", {}, [published(DOUBTED, 1)], []),
         ("nsqd killed before the answer lasted", {}, [], [("kill nsqd", 5.2)]),
         ("nsqd stopped before the answer arrived", {}, [], [("restart nsqd", 5.2)]),
         ("consumer killed before its answer arrived", {"killed": 5.2}, [], []),
@@ -91,6 +90,22 @@ def test_every_reason_is_told(
     )
     assert verdict.duplicates == {reason: 1}
     assert verdict.unexplained == []
+
+
+def test_what_was_published_again_for_a_doubt_has_two_copies(written: Written) -> None:
+    """And each may come more than once, if there is a reason for that."""
+    written.life("publisher", 1, published(DOUBTED, 1))
+    copies = handled(1, 5.0, attempts=2), handled(1, 5.0, attempts=2, copy=8)
+    written.life("consumer", 2, *copies)
+    assert written.judge().duplicates == {"published again after PublishUncertain": 1}
+    assert not written.judge().unexplained
+    written.life("consumer", 3, handled(1, 5.5, attempts=3, copy=8))
+    assert len(written.judge().unexplained) == 1
+
+
+def test_two_copies_without_a_doubt_are_unexplained(written: Written) -> None:
+    written.life("consumer", 1, handled(1, 5.0), handled(1, 5.5, copy=8))
+    assert len(written.judge().unexplained) == 1
 
 
 def test_what_comes_again_after_its_time_was_answered_too_late(written: Written) -> None:

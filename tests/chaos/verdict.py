@@ -95,18 +95,23 @@ class _Duplicates:
         for message, handlings in self._handled.items():
             if len(handlings) == 1:
                 continue
-            handlings.sort(key=lambda each: each.record.since)
-            for before, again in itertools.pairwise(handlings):
-                reason = self._reason(before, again)
-                if reason:
-                    verdict.duplicates[reason] += 1
-                else:
-                    verdict.unexplained.append(_words(message, before, again))
+            copies = _copies(handlings)
+            for before, again in itertools.chain.from_iterable(map(itertools.pairwise, copies)):
+                self._account(verdict, message, before, again, self._reason(before, again))
+            for before, again in itertools.pairwise(copy[0] for copy in copies):
+                doubted = "published again after PublishUncertain" if message in self._doubted else ""
+                self._account(verdict, message, before, again, doubted or self._reason(before, again))
+
+    def _account(
+        self, verdict: Verdict, message: int, before: Handling, again: Handling, reason: str
+    ) -> None:
+        if reason:
+            verdict.duplicates[reason] += 1
+        else:
+            verdict.unexplained.append(_words(message, before, again))
 
     def _reason(self, before: Handling, again: Handling) -> str:
         first, second = before.record, again.record
-        if first.message in self._doubted and (second.attempts == 1 or first.nsqd != second.nsqd):
-            return "published again after PublishUncertain"
         if _between(self._ends["kill nsqd", first.nsqd], first.since, second.since):
             return "nsqd killed before the answer lasted"
         if _between(self._ends["restart nsqd", first.nsqd], first.since, second.since):
@@ -121,6 +126,14 @@ class _Duplicates:
         if before.life.timeout is not None:
             return "consumer stopped before its answer arrived"
         return ""
+
+
+def _copies(handlings: list[Handling]) -> list[list[Handling]]:
+    """Of each what became of it, in order; the one that came first is the first."""
+    found: dict[tuple[int, int], list[Handling]] = {}
+    for each in sorted(handlings, key=lambda each: each.record.since):
+        found.setdefault((each.record.nsqd, each.record.copy), []).append(each)
+    return list(found.values())
 
 
 def _words(message: int, before: Handling, again: Handling) -> str:
