@@ -61,13 +61,15 @@ def files(root: Path, hour: str = HOUR) -> list[str]:
     return sorted(path.name for path in (root / hour).glob("[!.]*"))
 
 
-def run(root: Path, step: Callable[[str], None] = lambda _: None) -> CompactResult:
+def run(
+    root: Path, step: Callable[[str], None] = lambda _: None, stop: threading.Event | None = None
+) -> CompactResult:
     return compact_hours(
         root,
         NOW - datetime.timedelta(hours=1),
         target_bytes=1 << 20,
         linger=0,
-        stop=threading.Event(),
+        stop=stop or threading.Event(),
         progress=lambda _: None,
         step=step,
     )
@@ -195,35 +197,63 @@ def test_what_was_put_there_meanwhile_is_kept_across_a_crash(tmp_path: Path, cra
     assert numbers(tmp_path) == list(range(60))
 
 
+class Reader(threading.Event):
+    """Looks again and again. As the ``stop`` of a compaction, which lingers by waiting for it, it has old
+    files stay for as long as a look that has begun lasts.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.seen = 0
+        self.wrong: list[list[int]] = []
+        self._root = root
+        self._begun = self._ended = 0
+        self._over = False
+        self._thread = threading.Thread(target=self._read, name="reader")
+        self._thread.start()
+
+    def _read(self) -> None:
+        while not self._over:
+            self._begun += 1
+            try:
+                found = numbers(self._root)
+                self.seen += 1
+                if found[:50] != list(range(50)) or len(set(found)) != len(found):
+                    self.wrong.append(found)
+            except OSError:
+                pass  # cannot open what it has listed
+            finally:
+                self._ended += 1
+
+    def wait(self, timeout: float | None = None) -> bool:
+        begun = self._begun
+        self.wait_for(lambda: self._ended >= begun)
+        return False
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        while not condition() and self._thread.is_alive():
+            self._thread.join(0.001)
+
+    def end(self) -> None:
+        self._over = True
+        self._thread.join(200)
+
+
 def test_a_reader_always_finds_every_row_once(tmp_path: Path) -> None:
     """It lists and opens while hours are exchanged; it may fail to open what it has listed, and no more."""
     filled(tmp_path)
-    over, seen, wrong = threading.Event(), [0], []
-
-    def read() -> None:
-        while not over.is_set():
-            try:
-                found = numbers(tmp_path)
-            except (FileNotFoundError, OSError):
-                continue
-            seen[0] += 1
-            if found[:50] != list(range(50)) or len(set(found)) != len(found):
-                wrong.append(found)
-
-    thread = threading.Thread(target=read, name="reader")
-    thread.start()
+    reader = Reader(tmp_path)
     try:
         for round_ in range(20):
             put(tmp_path.parent, "new", range(50 + round_, 51 + round_), "outside")
             (tmp_path.parent / "outside" / "new").replace(tmp_path / HOUR / f"part-{round_ + 9}.parquet")
-            before = seen[0]
-            run(tmp_path)
-            while seen[0] == before and thread.is_alive():
-                thread.join(0.001)  # a look at least for each
+            before = reader.seen
+            run(tmp_path, stop=reader)
+            reader.wait_for(lambda before=before: reader.seen > before)  # type: ignore[misc]
     finally:
-        over.set()
-        thread.join(200)
-    assert wrong == []
+        reader.end()
+    assert reader.wrong == []
+    assert reader.seen >= 20
     assert numbers(tmp_path) == list(range(70))
 
 
