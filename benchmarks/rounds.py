@@ -16,7 +16,7 @@ def run(comparison: Comparison, rounds: int, scale: float, progress: Progress) -
     if comparison.not_run:
         progress(f"{comparison.name}: not run, {comparison.not_run}")
         return outcome
-    rounds = min(comparison.rounds or rounds, rounds)
+    rounds = min(comparison.rounds or rounds, rounds) * comparison.turns
     with _one_core() if comparison.one_core else nullcontext():
         _run(outcome, rounds, scale, progress)
     return outcome

@@ -2,7 +2,9 @@
 
 ``consume`` takes every message apart, makes an object of it, calls a handler and answers it, in one thread
 and without any care. ``publish`` sends each message by itself, with so many unanswered; ``share`` has threads
-share a socket, each waiting for its own answer.
+share a socket, each waiting for its own answer. ``latency`` is a publisher and a subscriber at a steady pace,
+in a thread each, as clients have them: one thread for both would be awake for the message, as it was for the
+answer.
 """
 
 from __future__ import annotations
@@ -108,6 +110,29 @@ def share(port: int, count: int, size: int, callers: int) -> Sequence[float]:
     return [counter.rate]
 
 
+def latency(port: int, count: int, a_second: int, size: int, max_in_flight: int) -> Sequence[float]:
+    over = threading.Event()
+    delays = work.Delays(count, size, over.set)
+    subscriber = wire.subscribe(port, work.TOPIC, work.CHANNEL)
+    subscriber.sendall(b"RDY %d\n" % max_in_flight)
+    publisher = wire.open_client(port)
+
+    def subscribe() -> None:
+        held = b""
+        while chunk := subscriber.recv(_CHUNK):
+            answers, held = _handle(held + chunk, lambda message: delays.note(message.body))
+            subscriber.sendall(b"".join(answers))
+
+    threading.Thread(target=subscribe, daemon=True).start()
+    began = time.perf_counter()
+    for due in work.pauses(count, a_second):
+        time.sleep(max(0.0, began + due - time.perf_counter()))
+        publisher.sendall(wire.pub(work.TOPIC, delays.stamp()))
+        wire.expect_ok(publisher)
+    over.wait()
+    return delays.numbers()
+
+
 def _answered(connection: socket.socket) -> int:
     answers = connection.recv(_CHUNK)
     if not answers or b"E_" in answers or len(answers) % len(wire.OK):
@@ -116,4 +141,4 @@ def _answered(connection: socket.socket) -> int:
 
 
 if __name__ == "__main__":
-    work.main({each.__name__: each for each in (consume, publish, share)})
+    work.main({each.__name__: each for each in (consume, publish, share, latency)})
