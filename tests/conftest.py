@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,9 @@ def pytest_report_header() -> str:
 
 
 def pytest_configure() -> None:
+    # In the background of a shell SIGINT is ignored, also by what is started here and interrupted by tests.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if SPARK_LACKS and os.environ.get("NSQ_REQUIRE_SPARK"):
         raise pytest.UsageError(f"{spark_said()}, and NSQ_REQUIRE_SPARK is set")
 
