@@ -30,7 +30,7 @@ ifneq ($(usable),yes)
 anew := anew
 endif
 
-.PHONY: help run test lint types format docs bench chaos soak clean anew
+.PHONY: help run test lint types format docs bench chaos races soak clean anew
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -59,13 +59,16 @@ docs: .venv/installed-docs ## the pages of docs/ and the reference, as HTML in b
 bench: .venv/installed-dev .venv/installed-spark .venv/installed-interop ## the benchmarks
 	@$(python) -m benchmarks $(ARGS)
 
-chaos: .venv/installed-dev .venv/installed-spark ## the tests that cut networks and kill daemons (LATE=7: other lines are late)
+chaos: .venv/installed-dev .venv/installed-spark ## races; then cut networks, killed daemons, spoiled frames (ARGS='-k name': those alone)
+	@$(if $(ARGS),,$(MAKE) races)
 	@$(pytest) -m chaos $(ARGS)
+
+races: .venv/installed-dev .venv/installed-spark ## threads that take turns every microsecond, lines that are late (LATE=7: others)
 	@NSQ_TEST_SWITCH_INTERVAL=1e-6 $(pytest) -m 'not chaos' tests/unit tests/chaos $(ARGS)
 	@NSQ_TEST_LATE=$(or $(LATE),1) $(pytest) tests/unit/producer tests/unit/consumer tests/unit/connection $(ARGS)
 
 soak: .venv/installed-dev ## a steady load for SOAK seconds (1800): memory, threads and descriptors stay flat
-	@SOAK=$(or $(SOAK),1800) $(pytest) -m chaos tests/chaos/test_soak.py -s $(ARGS)
+	@SOAK=$(or $(SOAK),1800) $(pytest) -m chaos tests/chaos/test_soak.py $(ARGS)
 
 clean: ## remove .venv, caches and build products
 	@rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.* htmlcov

@@ -1,8 +1,8 @@
 """Whatever happens to clients, daemons and the network between them: what was confirmed is handled.
 
-make chaos ARGS='-k client -s'                       # prints what happened
-NSQ_CHAOS_SEED=7 make chaos ARGS='-k client -s'      # one seed, or several with spaces between
-NSQ_CHAOS_FAULTS=1000 NSQ_CHAOS_MESSAGES=1000000     # of each seed, at least
+make chaos ARGS=tests/chaos/test_client.py                     # these alone
+NSQ_CHAOS_SEED=7 make chaos ARGS=tests/chaos/test_client.py    # one seed, or several with spaces between
+NSQ_CHAOS_FAULTS=1000 NSQ_CHAOS_MESSAGES=1000000               # of each seed, at least
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from nsq.testing import Nsqd, Nsqlookupd, Schedule
 from nsq.testing.plugin import Factory
 from tests.chaos.actors import Life
 from tests.chaos.stage import CHANNEL, TOPIC, Stage
+from tests.chaos.telling import Tell
 from tests.chaos.verdict import Progress, Verdict, judge
 from tests.golden.recordings import others_are_judged
 from tests.integration.patience import eventually
@@ -35,8 +36,9 @@ FINDING = 120.0
 
 
 class Play:
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: Stage, tell: Tell) -> None:
         self.stage = stage
+        self.tell = tell
         self.progress = Progress(stage.actors)
         self.began = time.monotonic()
 
@@ -49,11 +51,14 @@ class Play:
                 break
             if len(stage.injuries) >= faults:
                 stage.wait(0.5)
+                self.progress.look()
             else:
                 stage.wait(strike.after)
                 stage.strike(strike)
-            if len(stage.injuries) % 10 == 0:
-                self.progress.look()
+                if len(stage.injuries) % 10 == 0:
+                    self.progress.look()
+                if len(stage.injuries) % 50 == 0:
+                    self.tell(self._so_far)
         stage.heal()
         self._settle()
 
@@ -96,10 +101,32 @@ class Play:
         verdict = judge(self.stage.actors, self.stage.injuries[-50:])
         return not verdict.unrecovered
 
-    def check(self) -> Verdict:
+    def judged(self) -> Verdict:
+        verdict = judge(self.stage.actors, self.stage.injuries)
+        verdict.confirmed, verdict.lost = len(self.progress.confirmed), len(self.progress.missing)
+        reports = self._stops()
+        late = max((report["elapsed"] - report["timeout"] for report in reports), default=0.0)
+        errors = sum((Counter(report.get("errors", {})) for report in reports), Counter())
+        self.tell(
+            f"{self._so_far}\n"
+            f"{verdict}\n"
+            f"stops       {len(reports)}, the slowest {max(late, 0.0):.2f} s beyond its timeout\n"
+            f"publishers' errors: {', '.join(f'{name} {count}' for name, count in errors.items()) or 'none'}"
+        )
+        return verdict
+
+    @property
+    def _so_far(self) -> str:
+        return (
+            f"seed {self.stage.seed}: {len(self.stage.injuries)} faults and "
+            f"{len(self.progress.confirmed):,} messages in {time.monotonic() - self.began:.0f} s"
+        )
+
+    def _stops(self) -> list[dict[str, Any]]:
+        return [life.report for actor in self.stage.actors for life in actor.lives if life.report]
+
+    def check(self, verdict: Verdict) -> None:
         stage = self.stage
-        verdict = judge(stage.actors, stage.injuries)
-        self._tell(verdict)
         assert not self.progress.missing
         assert verdict.unexplained[:5] == []
         assert verdict.unrecovered == []
@@ -108,26 +135,6 @@ class Play:
             for life in actor.lives:
                 if life.report:
                     check_report(life, last=life is actor.life)
-        return verdict
-
-    def _tell(self, verdict: Verdict) -> None:
-        stage, kinds = self.stage, Counter(injury.kind for injury in self.stage.injuries)
-        stops = [life.report for actor in stage.actors for life in actor.lives if life.report]
-        slowest = [f"{seconds:.2f} s {what}" for seconds, what in sorted(verdict.recoveries)[-3:]]
-        late = max((report["elapsed"] - report["timeout"] for report in stops), default=0.0)
-        errors: Counter[str] = sum((Counter(r.get("errors", {})) for r in stops), Counter())
-        print(
-            f"\nseed {stage.seed}: {len(stage.injuries)} faults in {time.monotonic() - self.began:.0f} s, "
-            f"{len(self.progress.confirmed)} messages confirmed, {len(self.progress.missing)} lost, "
-            f"{sum(verdict.duplicates.values())} duplicates, {len(verdict.unexplained)} unexplained\n"
-            f"  faults      {_listed(kinds)}\n"
-            f"  duplicates  {_listed(verdict.duplicates)}\n"
-            f"  recovery    {len(verdict.recoveries)} times: p50 {verdict.recovery(0.5):.2f} s, "
-            f"p99 {verdict.recovery(0.99):.2f} s, max {verdict.recovery(1.0):.2f} s; "
-            f"{verdict.overlapping} overtaken by the next fault; the slowest: {', '.join(slowest)}\n"
-            f"  stops       {len(stops)}, the slowest {max(late, 0.0):.2f} s beyond its timeout\n"
-            f"  publishers' errors  {_listed(errors)}"
-        )
 
 
 def check_report(life: Life, *, last: bool) -> None:
@@ -154,10 +161,6 @@ def _left(nsqd: Nsqd) -> list[int]:
     return [topic["depth"], *(found[name] for name in ("depth", "in_flight_count", "deferred_count"))]
 
 
-def _listed(counted: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counted.most_common()) or "none"
-
-
 @pytest.fixture
 def make_stage(
     tmp_path: Path, nsqd_factory: Factory[Nsqd], nsqlookupd_factory: Factory[Nsqlookupd]
@@ -175,19 +178,22 @@ def make_stage(
 
 
 @pytest.mark.timeout(600)
-def test_a_few_faults_lose_nothing(make_stage: Any) -> None:
+def test_a_few_faults_lose_nothing(make_stage: Any, tell: Tell) -> None:
     # A seed that has one of nearly everything.
-    play = Play(make_stage(os.environ.get("NSQ_CHAOS_SHORT_SEED", "short 3711"), 0.3))
+    play = Play(make_stage(os.environ.get("NSQ_CHAOS_SHORT_SEED", "short 3711"), 0.3), tell)
     play.run(faults=10, messages=2000, longest=0.5)
-    play.check()
+    play.check(play.judged())
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", os.environ.get("NSQ_CHAOS_SEED", "1 2 3 4").split())
-def test_many_faults_lose_nothing(make_stage: Any, seed: str) -> None:
+def test_many_faults_lose_nothing(make_stage: Any, seed: str, tell: Tell, verdicts: list[Verdict]) -> None:
     faults = int(os.environ.get("NSQ_CHAOS_FAULTS", "250"))
     messages = int(os.environ.get("NSQ_CHAOS_MESSAGES", "250000"))
-    play = Play(make_stage(seed, 0.05))
-    play.run(faults, messages)
-    play.check()
+    play = Play(make_stage(seed, 0.05), tell)
+    try:
+        play.run(faults, messages)
+    finally:
+        verdicts.append(play.judged())
+    play.check(verdicts[-1])

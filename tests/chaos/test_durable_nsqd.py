@@ -1,7 +1,7 @@
 """An nsqd with --durable is killed at any moment: what it has confirmed is there afterwards.
 
-make chaos ARGS='-k durable -s'            # prints what happened
-NSQ_CHAOS_SEED=7 NSQ_CHAOS_KILLS=100 make chaos ARGS='-k durable -s'
+make chaos ARGS='-k durable'            # tells what happened
+NSQ_CHAOS_SEED=7 NSQ_CHAOS_KILLS=100 make chaos ARGS='-k durable'
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from nsq.testing import Nsqd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
 from tests.chaos.crowd import CHANNELS, TOPICS, Administrator, Consumer, Ledger, Producer, Worker, drain
+from tests.chaos.telling import Tell
 from tests.integration import go_reader
 from tests.integration.judged import only_ours
 from tests.integration.patience import eventually
@@ -24,7 +25,7 @@ from tests.integration.patience import eventually
 pytestmark = only_ours("durability")
 
 
-def run(nsqd: Nsqd, data: Path, seed: str, kills: int) -> Ledger:
+def run(nsqd: Nsqd, data: Path, seed: str, kills: int, tell: Tell) -> Ledger:
     chance, ledger = random.Random(seed), Ledger()
     for topic in TOPICS:
         for channel in CHANNELS:
@@ -61,8 +62,8 @@ def run(nsqd: Nsqd, data: Path, seed: str, kills: int) -> Ledger:
         for topic in TOPICS
         for channel in CHANNELS
     }
-    print(
-        f"\nseed {seed}: {kills} kills, {ledger.messages} messages, {len(ledger.losses)} losses, "
+    tell(
+        f"seed {seed}: {kills} kills, {ledger.messages} messages, {len(ledger.losses)} lost, "
         f"{ledger.duplicates} duplicates in {sum(ledger.deliveries.values())} deliveries, "
         f"{administrator.actions} changes of topics and channels"
     )
@@ -84,8 +85,10 @@ def start(nsqd_factory: Factory[Nsqd], data: Path) -> Nsqd:
     )
 
 
-def test_nothing_confirmed_is_lost_in_a_few_kills(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
-    ledger = run(start(nsqd_factory, tmp_path), tmp_path, "a few", 4)
+def test_nothing_confirmed_is_lost_in_a_few_kills(
+    nsqd_factory: Factory[Nsqd], tmp_path: Path, tell: Tell
+) -> None:
+    ledger = run(start(nsqd_factory, tmp_path), tmp_path, "a few", 4, tell)
     assert ledger.messages > 100
 
 
@@ -93,8 +96,8 @@ def test_nothing_confirmed_is_lost_in_a_few_kills(nsqd_factory: Factory[Nsqd], t
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", os.environ.get("NSQ_CHAOS_SEED", "1 2 3").split())
 def test_nothing_confirmed_is_lost_in_many_kills(
-    nsqd_factory: Factory[Nsqd], tmp_path: Path, seed: str
+    nsqd_factory: Factory[Nsqd], tmp_path: Path, seed: str, tell: Tell
 ) -> None:
     kills = int(os.environ.get("NSQ_CHAOS_KILLS", "40"))
-    ledger = run(start(nsqd_factory, tmp_path), tmp_path, seed, kills)
+    ledger = run(start(nsqd_factory, tmp_path), tmp_path, seed, kills, tell)
     assert ledger.messages > 30 * kills

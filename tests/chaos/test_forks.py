@@ -16,6 +16,7 @@ from nsq.testing.plugin import Factory
 from nsq.wire import commands
 from tests.chaos import records
 from tests.chaos.actors import ROOT
+from tests.chaos.telling import Tell
 from tests.integration.clients import channel_stats, finish_all
 
 TOPIC, CHANNEL = "orders", "channel"
@@ -62,7 +63,7 @@ def stored(nsqd: Nsqd) -> Counter[int]:
     return bodies
 
 
-def check(nsqd_factory: Factory[Nsqd], directory: Path, seed: str, kills: int) -> None:
+def check(nsqd_factory: Factory[Nsqd], directory: Path, seed: str, kills: int, tell: Tell) -> None:
     nsqd = nsqd_factory(process=True, mem_queue_size=10_000_000, msg_timeout=60.0, log_level="warn")
     assert nsqd.post(f"/topic/create?topic={TOPIC}").status == 200
     assert nsqd.post(f"/channel/create?topic={TOPIC}&channel={CHANNEL}").status == 200
@@ -73,7 +74,7 @@ def check(nsqd_factory: Factory[Nsqd], directory: Path, seed: str, kills: int) -
         record.message for path in directory.glob("worker-*.records") for record in records.read(path)
     }
     found = stored(nsqd)
-    print(f"\nseed {seed}: {kills} children killed, {len(confirmed)} messages confirmed")
+    tell(f"seed {seed}: {kills} children killed, {len(confirmed)} messages confirmed")
     assert confirmed - set(found) == set()
     # Nobody published anything a second time, so nothing is there twice.
     assert [number for number, times in found.items() if times > 1] == []
@@ -82,15 +83,15 @@ def check(nsqd_factory: Factory[Nsqd], directory: Path, seed: str, kills: int) -
 
 
 @pytest.mark.timeout(400)
-def test_a_few_children_are_killed(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
-    check(nsqd_factory, tmp_path, "a few", 10)
+def test_a_few_children_are_killed(nsqd_factory: Factory[Nsqd], tmp_path: Path, tell: Tell) -> None:
+    check(nsqd_factory, tmp_path, "a few", 10, tell)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", os.environ.get("NSQ_CHAOS_SEED", "1 2").split())
-def test_a_storm_of_forks(nsqd_factory: Factory[Nsqd], tmp_path: Path, seed: str) -> None:
-    check(nsqd_factory, tmp_path, seed, int(os.environ.get("NSQ_CHAOS_KILLS", "200")))
+def test_a_storm_of_forks(nsqd_factory: Factory[Nsqd], tmp_path: Path, seed: str, tell: Tell) -> None:
+    check(nsqd_factory, tmp_path, seed, int(os.environ.get("NSQ_CHAOS_KILLS", "200")), tell)
 
 
 def test_no_codec_is_half_loaded_when_somebody_forks(nsqd_factory: Factory[Nsqd]) -> None:

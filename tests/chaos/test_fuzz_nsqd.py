@@ -1,7 +1,7 @@
 """Recorded conversations, spoiled at random: no client harms nsqd, nor another client.
 
-make chaos ARGS='-k fuzz -s'                # a million, and their rate
-NSQ_FUZZ_SEED=7 NSQ_FUZZ_INPUTS=100000 make chaos ARGS='-k fuzz -s'
+make chaos ARGS='-k fuzz'                # a million, and their rate
+NSQ_FUZZ_SEED=7 NSQ_FUZZ_INPUTS=100000 make chaos ARGS='-k fuzz'
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from nsq.wire import commands
 from nsq.wire.frames import RawMessage
 from nsq.wire.layers import Deflate, Layer, Snappy
 from tests.chaos.mutations import Mutator
+from tests.chaos.telling import Tell
 from tests.integration.clients import connected, consumer, finish_all
 from tests.integration.judged import only_ours
 from tests.unit.daemons.nsqd.session.peer import OK, FakeAuthority, FakeLink, World
@@ -213,7 +214,7 @@ def test_a_thousand_spoiled_conversations(world: str) -> None:
 @pytest.mark.chaos
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_million_spoiled_conversations(world: str) -> None:
+def test_a_million_spoiled_conversations(world: str, tell: Tell) -> None:
     inputs = int(os.environ.get("NSQ_FUZZ_INPUTS", "1000000")) // len(WORLDS)
     fuzz = Fuzz(os.environ.get("NSQ_FUZZ_SEED", "a million"), **WORLDS[world])
     fuzz.run(min(inputs, 5000))
@@ -221,7 +222,7 @@ def test_a_million_spoiled_conversations(world: str) -> None:
     fuzz.run(inputs)
     grown = _resident() - memory
     rate = (inputs - 5000) / max(0.001, time.monotonic() - began)
-    print(f"\n{world}: {inputs} conversations, {rate:.0f}/s, {grown / 1e6:.1f} MB more memory")
+    tell(f"{world}: {inputs:,} conversations, {rate:.0f}/s, {grown / 1e6:.1f} MB more memory")
     assert grown < 50e6
 
 

@@ -1,11 +1,12 @@
 """A steady load for a long time, connections cut now and then: memory, threads and descriptors stay the same.
 
-SOAK=1800 make chaos ARGS='-k soak -s'       # seconds; nothing without it
+make soak SOAK=600       # seconds; half an hour without it
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import random
 import threading
@@ -22,6 +23,7 @@ from nsq.daemons.nsqd.memory import Memory
 from nsq.testing import Network, Nsqd
 from nsq.testing.network import Link
 from nsq.testing.plugin import Factory
+from tests.chaos.telling import Tell
 from tests.integration.patience import eventually
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -82,12 +84,20 @@ class Samples:
         begin = int(min(60, len(self.memory) * _WARM_UP))
         return Samples(*(values[begin:-1] for values in vars(self).values()))
 
-    def show(self) -> None:
-        print()
-        for name, values in (("MB", self.memory), ("threads", self.threads), ("fds", self.descriptors)):
-            print(f"{name:>8} {sparkline(values)} {min(values):.0f} to {max(values):.0f}")
-        rates = [after - before for before, after in zip(self.handled, self.handled[1:], strict=False)]
-        print(f"{'msg/s':>8} {sparkline(rates)} {min(rates):.0f} to {max(rates):.0f}")
+    @property
+    def last(self) -> str:
+        return (
+            f"{self.memory[-1]:.0f} MB, {self.threads[-1]:.0f} threads, {self.descriptors[-1]:.0f} fds, "
+            f"{self.handled[-1]:,.0f} messages"
+        )
+
+    def __str__(self) -> str:
+        rates = [after - before for before, after in itertools.pairwise(self.handled)]
+        rows = {"MB": self.memory, "threads": self.threads, "fds": self.descriptors, "msg/s": rates}
+        return "\n".join(
+            f"{name:>8} {sparkline(values)} {min(values):.0f} to {max(values):.0f}"
+            for name, values in rows.items()
+        )
 
 
 class Load:
@@ -154,7 +164,7 @@ class Load:
 @pytest.mark.chaos
 @pytest.mark.skipif(not os.environ.get("SOAK"), reason="SOAK=seconds asks for it")
 @pytest.mark.timeout(int(os.environ.get("SOAK") or 0) + 300)
-def test_nothing_grows(nsqd_factory: Factory[Nsqd]) -> None:
+def test_nothing_grows(nsqd_factory: Factory[Nsqd], tell: Tell) -> None:
     seconds = int(os.environ["SOAK"])
     nsqd = nsqd_factory(process=True, msg_timeout=5.0, log_level="warn")
     chance, samples = random.Random(os.environ.get("NSQ_CHAOS_SEED", "soak")), Samples()
@@ -171,8 +181,10 @@ def test_nothing_grows(nsqd_factory: Factory[Nsqd]) -> None:
                 if second % 10 == 0:
                     gc.collect()
                 samples.take(load.handled)
-    samples.show()
-    print(f"{seconds} s, {cuts} cuts, {load.confirmed} messages, {load.repeated} of them twice")
+                if second % 300 == 299:
+                    tell(f"{(second + 1) // 60} minutes: {samples.last}")
+    tell(str(samples))
+    tell(f"{seconds} s, {cuts} cuts, {load.confirmed} messages, {load.repeated} of them twice")
     settled = samples.settled()
     assert flat(settled.memory, 5), settled.memory
     assert flat(settled.threads, 1.5), settled.threads

@@ -1,7 +1,7 @@
 """Whoever has a part in a stream is killed while its batch is half done: no message is lost, and none is
 there twice but those that nsqd has delivered twice.
 
-make chaos ARGS='-k spark -s'              # prints what happened
+make chaos ARGS='-k spark'              # tells what happened
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ pytest.importorskip("pyspark", reason="pip install 'nsq[spark]'")
 
 from tests.chaos.spark_processes import DRIVER, JVM, RECEIVER, RUNNER
 from tests.chaos.spark_scene import PATIENCE, WINDOW, Scene, Verdict, judge, playing
+from tests.chaos.telling import Tell
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -27,6 +28,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 _SOON = {"msgTimeout": "10s"}
 
 Stage = Callable[..., Scene]
+Told = Callable[[str, Verdict], Verdict]
 
 
 @pytest.fixture
@@ -51,12 +53,16 @@ def in_the_middle(scene: Scene, master: str = "local[2]") -> Iterator[None]:
         yield
 
 
-def told(name: str, verdict: Verdict) -> Verdict:
-    print(f"\n{name}: {verdict}")
-    return verdict
+@pytest.fixture
+def told(tell: Tell) -> Told:
+    def told(killed: str, verdict: Verdict) -> Verdict:
+        tell(f"Spark, {killed} killed: {verdict}")
+        return verdict
+
+    return told
 
 
-def test_the_python_driver(stage: Stage) -> None:
+def test_the_python_driver(stage: Stage, told: Told) -> None:
     scene = stage()
     with in_the_middle(scene):
         scene.kill(DRIVER)
@@ -66,7 +72,7 @@ def test_the_python_driver(stage: Stage) -> None:
     judge(told("Python driver", scene.drain()), 0)
 
 
-def test_the_jvm(stage: Stage) -> None:
+def test_the_jvm(stage: Stage, told: Told) -> None:
     scene = stage()
     with in_the_middle(scene):
         scene.kill(JVM)
@@ -76,7 +82,7 @@ def test_the_jvm(stage: Stage) -> None:
     judge(told("JVM", scene.drain()), 0)
 
 
-def test_a_receiver(stage: Stage) -> None:
+def test_a_receiver(stage: Stage, told: Told) -> None:
     scene = stage(**_SOON)
     with in_the_middle(scene):
         victim = scene.kill_one(RECEIVER)
@@ -91,7 +97,7 @@ def test_a_receiver(stage: Stage) -> None:
     judge(told("a receiver", scene.drain()), WINDOW)
 
 
-def test_an_executor(stage: Stage) -> None:
+def test_an_executor(stage: Stage, told: Told) -> None:
     scene = stage()
     with in_the_middle(scene, "local-cluster[2,1,1024]"):
         (batch,) = scene.pending()
@@ -103,7 +109,7 @@ def test_an_executor(stage: Stage) -> None:
     judge(told("an executor", scene.drain()), 0)
 
 
-def test_everybody_at_once(stage: Stage) -> None:
+def test_everybody_at_once(stage: Stage, told: Told) -> None:
     scene = stage(**_SOON)
     with in_the_middle(scene):
         receivers = len(scene.processes(RECEIVER))
@@ -114,7 +120,7 @@ def test_everybody_at_once(stage: Stage) -> None:
     judge(told("driver, JVM, runner and receivers", scene.drain()), receivers * WINDOW)
 
 
-def test_everybody_one_after_the_other(stage: Stage) -> None:
+def test_everybody_one_after_the_other(stage: Stage, told: Told) -> None:
     """The same checkpoint and log survive them all."""
     scene, bound = stage(**_SOON), 0
     everybody = (DRIVER, JVM, RUNNER, RECEIVER)

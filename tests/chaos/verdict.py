@@ -49,8 +49,11 @@ class Progress:
 
 @dataclass
 class Verdict:
-    """``duplicates`` by their reason; recoveries are seconds, and from what."""
+    """``duplicates`` by their reason, ``faults`` by their kind; recoveries are seconds, and from what."""
 
+    faults: Counter[str] = field(default_factory=Counter)
+    confirmed: int = 0
+    lost: int = 0
     duplicates: Counter[str] = field(default_factory=Counter)
     unexplained: list[str] = field(default_factory=list)
     recoveries: list[tuple[float, str]] = field(default_factory=list)
@@ -61,10 +64,43 @@ class Verdict:
         times = sorted(seconds for seconds, _ in self.recoveries)
         return times[min(len(times) - 1, int(share * len(times)))] if times else 0.0
 
+    def __str__(self) -> str:
+        slowest = [f"{seconds:.2f} s {what}" for seconds, what in sorted(self.recoveries)[-3:]]
+        return "\n".join(
+            [
+                f"faults      {_listed(self.faults)}",
+                f"messages    {self.confirmed:,} confirmed, {self.lost} lost",
+                f"duplicates  {_listed(self.duplicates)}; {len(self.unexplained)} unexplained",
+                f"recovery    {len(self.recoveries)} times: p50 {self.recovery(0.5):.2f} s, "
+                f"p99 {self.recovery(0.99):.2f} s, max {self.recovery(1.0):.2f} s; "
+                f"{self.overlapping} overtaken by the next fault, {len(self.unrecovered)} never",
+                f"            the slowest: {', '.join(slowest) or 'none'}",
+            ]
+        )
+
+    @classmethod
+    def of_all(cls, verdicts: Iterable[Verdict]) -> Verdict:
+        total = cls()
+        for each in verdicts:
+            total.faults += each.faults
+            total.confirmed += each.confirmed
+            total.lost += each.lost
+            total.duplicates += each.duplicates
+            total.unexplained += each.unexplained
+            total.recoveries += each.recoveries
+            total.overlapping += each.overlapping
+            total.unrecovered += each.unrecovered
+        return total
+
+
+def _listed(counted: Counter[str]) -> str:
+    each = ", ".join(f"{name} {count:,}" for name, count in counted.most_common())
+    return f"{counted.total():,}: {each}" if each else "none"
+
 
 def judge(actors: Iterable[Actor], injuries: list[Injury]) -> Verdict:
     actors = list(actors)
-    verdict = Verdict()
+    verdict = Verdict(faults=Counter(injury.kind for injury in injuries))
     _Duplicates(actors, injuries).explain(verdict)
     _measure(actors, injuries, verdict)
     return verdict

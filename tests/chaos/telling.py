@@ -1,0 +1,45 @@
+"""Long tests say at once what came of them, whatever pytest captures; the sum of all seeds at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.chaos.verdict import Verdict
+
+Tell = Callable[[str], None]
+
+VERDICTS = pytest.StashKey[list[Verdict]]()
+
+
+@pytest.fixture
+def tell(request: pytest.FixtureRequest) -> Tell:
+    """Of a short test only the failures interest: what it says is captured as usual."""
+    if request.node.get_closest_marker("chaos") is None:
+        return print
+    capture = request.config.pluginmanager.getplugin("capturemanager")
+    reporter = request.config.pluginmanager.getplugin("terminalreporter")
+    assert capture is not None
+    assert reporter is not None
+
+    def tell(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            reporter.ensure_newline()
+            reporter.write_line(text)
+            reporter.flush()
+
+    return tell
+
+
+@pytest.fixture
+def verdicts(request: pytest.FixtureRequest) -> list[Verdict]:
+    """To be summed up at the end."""
+    return request.config.stash.setdefault(VERDICTS, [])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    verdicts = config.stash.get(VERDICTS, [])
+    if verdicts:
+        terminalreporter.section("what chaos did to the client")
+        terminalreporter.write_line(str(Verdict.of_all(verdicts)))
