@@ -141,7 +141,7 @@ class Client:
                 answers += 1
                 published += body if isinstance(body, list) else [body or b""]
             elif verb in (b"FIN", b"REQ"):
-                self._in_flight -= 1
+                self._in_flight -= len(body or [b""])
             elif verb == b"RDY":
                 self._rdy = int(params[0])
             elif verb == b"IDENTIFY" and isinstance(body, bytes):

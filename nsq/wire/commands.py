@@ -23,7 +23,6 @@ MAX_LINE = 16 * 1024
 
 #: Ids as every nsqd makes them. A line with other bytes may be more than it seems: it is split.
 _FINS = re.compile(rb"(?:FIN [0-9A-Za-z]{16}\n)+")
-_FIN_SIZE = len(b"FIN ") + 16 + 1
 _SIZE = struct.Struct(">i")
 _SIZES = struct.Struct(">ii")
 
@@ -113,7 +112,8 @@ class BadCommand:
         return self.code + b" " + self.text
 
 
-#: verb, parameters, body. A body is bytes; MPUB's is the list of its messages; most commands have none.
+#: verb, parameters, body. A body is bytes; MPUB's is the list of its messages; most commands have none. FINs
+#: that follow each other can be one command without parameters, whose body is the list of their ids.
 Command = tuple[bytes, list[bytes], bytes | list[bytes] | None]
 
 
@@ -225,8 +225,8 @@ class CommandParser:
         if data.startswith(b"FIN ", position):
             run = _FINS.match(data, position)
             if run is not None:
-                places = range(position + 4, run.end(), _FIN_SIZE)
-                commands += [(b"FIN", [data[place : place + 16]], None) for place in places]
+                ids = data[position + 4 : run.end() - 1].split(b"\nFIN ")
+                commands.append((b"FIN", [], ids))
                 position = run.end()
         elif self._pub_line and data.startswith(self._pub_line, position):
             position = self._cut_pubs(self._pub_line, data, position, commands)

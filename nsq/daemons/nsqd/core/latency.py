@@ -95,7 +95,7 @@ class MeasuredChannel(Channel):
 
     latency: LatencyWindow
 
-    def finish(self, subscriber: Subscriber, message_id: bytes) -> Message:
-        message = super().finish(subscriber, message_id)
-        self.latency.record(message.timestamp)
-        return message
+    def _finished(self, subscriber: Subscriber, messages: list[Message]) -> None:
+        super()._finished(subscriber, messages)
+        for message in messages:
+            self.latency.record(message.timestamp)

@@ -36,8 +36,8 @@ _HEARTBEAT_FRAME = encode_response(HEARTBEAT)
 #: How much of what compressed bytes expand to is executed in one go.
 _MAX_PORTION = 64 * 1024
 
-#: What the parser has made of a command's body: None, bytes, or MPUB's list of bytes; each verb knows its
-#: own.
+#: What the parser has made of a command's body: None, bytes, or a list of bytes: an MPUB's, or a run of FINs;
+#: each verb knows its own.
 _Body = Any
 
 
@@ -102,7 +102,7 @@ class Session:
         self._ended = False
         self._liveness = Liveness(self._clock, beat=self._send_heartbeat, silent=self._fell_silent)
         self._handlers: dict[bytes, Callable[[list[bytes], _Body], None]] = {
-            b"FIN": self._subscription.fin,
+            b"FIN": self._fin,
             b"RDY": self._subscription.rdy,
             b"PUB": self._pub,
             b"MPUB": self._mpub,
@@ -453,6 +453,10 @@ class Session:
     def _cls(self, params: list[bytes], body: _Body) -> None:
         self._subscription.cls()
         self._stream.write(encode_response(CLOSE_WAIT))
+
+    def _fin(self, params: list[bytes], body: _Body) -> None:
+        for failed in self._subscription.fin(params, body):
+            self._answer_refusal(failed)
 
     def _nop(self, params: list[bytes], body: _Body) -> None:
         """The answer to a heartbeat; that it came is all that matters."""

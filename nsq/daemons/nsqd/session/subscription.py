@@ -85,20 +85,17 @@ class Subscription:
         subscriber.rdy = count
         channel.wake()
 
-    def fin(self, params: list[bytes], body: None = None) -> None:
-        # One for every message: what others leave to functions stands here itself.
-        channel, subscriber = self._channel, self.subscriber
-        if channel is None or subscriber is None:
-            raise Refused("E_INVALID", "cannot FIN in current state")
-        if not params:
-            raise Refused("E_INVALID", "FIN insufficient number of params")
-        message_id = params[0]
-        if len(message_id) != _ID_SIZE:
-            raise Refused("E_INVALID", "invalid message ID")
-        try:
-            channel.finish(subscriber, message_id)
-        except NotInFlight as reason:
-            raise Failed("E_FIN_FAILED", f"FIN {readable(params[0])} failed {reason}") from None
+    def fin(self, params: list[bytes], run: list[bytes] | None = None) -> list[Failed]:
+        """One, or the ids of a run; what is to be answered to those that fail."""
+        channel, subscriber = self._active("FIN")
+        if run is None:
+            if not params:
+                raise Refused("E_INVALID", "FIN insufficient number of params")
+            run = [_message_id(params[0])]
+        return [
+            Failed("E_FIN_FAILED", f"FIN {readable(message_id)} failed {reason}")
+            for message_id, reason in channel.finish_all(subscriber, run)
+        ]
 
     def req(self, params: list[bytes], body: None = None) -> None:
         channel, subscriber = self._active("REQ")

@@ -93,6 +93,24 @@ def test_finishing_makes_room_for_the_next() -> None:
     assert consumer.subscriber.finish_count == 1
 
 
+def test_many_are_finished_at_once_and_those_that_cannot_be_are_named() -> None:
+    setup = Setup()
+    consumer, other = setup.consumer(2), setup.consumer(1)
+    setup.put(b"a", b"b", b"c", b"d")
+    setup.settle()
+    mine, theirs = list(consumer.subscriber.in_flight), next(iter(other.subscriber.in_flight))
+    failed = setup.channel.finish_all(consumer.subscriber, [mine[0], UNKNOWN, theirs, mine[1], mine[0]])
+    assert [(message_id, str(reason)) for message_id, reason in failed] == [
+        (UNKNOWN, "ID not in flight"),
+        (theirs, "client does not own message"),
+        (mine[0], "ID not in flight"),
+    ]
+    assert (consumer.subscriber.finish_count, other.subscriber.finish_count) == (2, 0)
+    setup.settle()
+    assert len(consumer.held) == 1
+    assert list(other.subscriber.in_flight) == [theirs]
+
+
 def test_lowered_rdy_delivers_nothing_until_enough_is_answered() -> None:
     setup = Setup()
     consumer = setup.consumer(3)
