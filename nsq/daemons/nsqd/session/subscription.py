@@ -94,7 +94,7 @@ class Subscription:
             run = [_message_id(params[0])]
         return [
             Failed("E_FIN_FAILED", f"FIN {readable(message_id)} failed {reason}")
-            for message_id, reason in channel.finish_all(subscriber, run)
+            for message_id, reason in channel.finish(subscriber, run)
         ]
 
     def req(self, params: list[bytes], body: None = None) -> None:

@@ -69,7 +69,7 @@ def test_channels_answer_for_themselves() -> None:
     two, _ = setup.consumer("t", "two")
     setup.broker.publish("t", [b"a"])
     setup.clock.settle()
-    channel_one.finish(one.subscriber, one.id_of(b"a"))
+    assert not channel_one.finish(one.subscriber, [one.id_of(b"a")])
     assert (one.held, two.held) == ([], [b"a"])
 
 

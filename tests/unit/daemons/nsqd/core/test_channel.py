@@ -87,7 +87,7 @@ def test_finishing_makes_room_for_the_next() -> None:
     consumer = setup.consumer(1)
     setup.put(b"a", b"b")
     setup.settle()
-    setup.channel.finish(consumer.subscriber, consumer.id_of(b"a"))
+    assert not setup.channel.finish(consumer.subscriber, [consumer.id_of(b"a")])
     setup.settle()
     assert consumer.held == [b"b"]
     assert consumer.subscriber.finish_count == 1
@@ -99,7 +99,7 @@ def test_many_are_finished_at_once_and_those_that_cannot_be_are_named() -> None:
     setup.put(b"a", b"b", b"c", b"d")
     setup.settle()
     mine, theirs = list(consumer.subscriber.in_flight), next(iter(other.subscriber.in_flight))
-    failed = setup.channel.finish_all(consumer.subscriber, [mine[0], UNKNOWN, theirs, mine[1], mine[0]])
+    failed = setup.channel.finish(consumer.subscriber, [mine[0], UNKNOWN, theirs, mine[1], mine[0]])
     assert [(message_id, str(reason)) for message_id, reason in failed] == [
         (UNKNOWN, "ID not in flight"),
         (theirs, "client does not own message"),
@@ -118,10 +118,10 @@ def test_lowered_rdy_delivers_nothing_until_enough_is_answered() -> None:
     setup.settle()
     consumer.subscriber.rdy = 1
     for body in (b"a", b"b"):
-        setup.channel.finish(consumer.subscriber, consumer.id_of(body))
+        assert not setup.channel.finish(consumer.subscriber, [consumer.id_of(body)])
         setup.settle()
         assert b"d" not in consumer.bodies
-    setup.channel.finish(consumer.subscriber, consumer.id_of(b"c"))
+    assert not setup.channel.finish(consumer.subscriber, [consumer.id_of(b"c")])
     setup.settle()
     assert consumer.held == [b"d"]
 
@@ -203,7 +203,7 @@ def test_a_closing_consumer_gets_nothing_and_can_still_answer() -> None:
     setup.put(b"a", b"b")
     setup.settle()
     consumer.subscriber.closing = True
-    setup.channel.finish(consumer.subscriber, consumer.id_of(b"a"))
+    assert not setup.channel.finish(consumer.subscriber, [consumer.id_of(b"a")])
     setup.settle()
     assert consumer.bodies == [b"a"]
     assert setup.channel.depth == 1
@@ -267,7 +267,7 @@ def test_messages_of_a_paused_channel_still_time_out_and_can_be_answered() -> No
     setup.put(b"a", b"b")
     setup.settle()
     setup.channel.pause(True)
-    setup.channel.finish(consumer.subscriber, consumer.id_of(b"a"))
+    assert not setup.channel.finish(consumer.subscriber, [consumer.id_of(b"a")])
     setup.clock.advance(5.0)
     assert setup.channel.timeout_count == 1
     assert (setup.channel.depth, consumer.held) == (1, [])
@@ -398,7 +398,7 @@ def test_requeue_at_once_and_with_a_delay() -> None:
     setup.channel.requeue(consumer.subscriber, consumer.id_of(b"b"), 0.0)
     setup.settle()
     assert consumer.held == [b"b"]
-    setup.channel.finish(consumer.subscriber, consumer.id_of(b"b"))
+    assert not setup.channel.finish(consumer.subscriber, [consumer.id_of(b"b")])
     setup.clock.advance(4.0)
     assert consumer.held == []
     setup.clock.advance(1.0)
@@ -419,15 +419,20 @@ def test_answers_for_what_is_not_in_flight(verb: str) -> None:
     setup.settle()
 
     def answer(consumer: Consumer, message_id: bytes) -> None:
-        delay = [0.0] if verb == "requeue" else []
-        getattr(setup.channel, verb)(consumer.subscriber, message_id, *delay)
+        if verb == "finish":
+            for _, reason in setup.channel.finish(consumer.subscriber, [message_id]):
+                raise reason
+        elif verb == "requeue":
+            setup.channel.requeue(consumer.subscriber, message_id, 0.0)
+        else:
+            setup.channel.touch(consumer.subscriber, message_id)
 
     with pytest.raises(NotInFlight, match=r"^ID not in flight$"):
         answer(owner, UNKNOWN)
     with pytest.raises(NotInFlight, match=r"^client does not own message$"):
         answer(other, owner.id_of(b"a"))
     assert owner.held == [b"a"]
-    setup.channel.finish(owner.subscriber, owner.id_of(b"a"))
+    assert not setup.channel.finish(owner.subscriber, [owner.id_of(b"a")])
     with pytest.raises(NotInFlight, match=r"^ID not in flight$"):
         answer(owner, owner.id_of(b"a"))
     assert other.subscriber.finish_count == other.subscriber.requeue_count == 0
@@ -440,8 +445,7 @@ def test_an_expired_message_can_no_longer_be_answered() -> None:
     setup.settle()
     consumer.subscriber.rdy = 0
     setup.clock.advance(1.0)
-    with pytest.raises(NotInFlight):
-        setup.channel.finish(consumer.subscriber, consumer.id_of(b"a"))
+    assert setup.channel.finish(consumer.subscriber, [consumer.id_of(b"a")])
 
 
 # Coming and going
@@ -484,8 +488,7 @@ def test_emptying_drops_what_waits_what_is_deferred_and_what_is_in_flight() -> N
     setup.put(b"d")
     setup.settle()
     assert consumer.held == [b"d"]
-    with pytest.raises(NotInFlight):
-        setup.channel.finish(consumer.subscriber, consumer.id_of(b"a"))
+    assert setup.channel.finish(consumer.subscriber, [consumer.id_of(b"a")])
 
 
 def test_closing_tells_every_consumer_once_and_stops_the_time() -> None:

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq.daemons.nsqd.core.broker import Broker
-from nsq.daemons.nsqd.core.channel import NotInFlight
 from nsq.daemons.nsqd.core.latency import LatencyWindow, MeasuredChannel, quantiles
 from tests.unit.daemons.nsqd.clock import FakeClock
 from tests.unit.daemons.nsqd.core.consumer import Consumer
@@ -122,7 +121,7 @@ class TestMeasuredChannel:
         assert isinstance(channel, MeasuredChannel)
         broker.publish("t", [b"x"])
         clock.advance(2.0)
-        channel.finish(consumer.subscriber, consumer.id_of(b"x"))
+        assert not channel.finish(consumer.subscriber, [consumer.id_of(b"x")])
         total, (value,) = quantiles([channel.latency], channel.latency.quantiles)
         assert (total, value) == (1, pytest.approx(2e9, rel=0.005))
         assert consumer.subscriber.finish_count == 1
@@ -136,8 +135,7 @@ class TestMeasuredChannel:
         broker.publish("t", [b"x"])
         clock.advance(1.0)
         channel.requeue(consumer.subscriber, consumer.id_of(b"x"), 0)
-        with pytest.raises(NotInFlight):
-            channel.finish(consumer.subscriber, b"0" * 16)
+        assert channel.finish(consumer.subscriber, [b"0" * 16])
         assert not channel.latency.counts()
 
     def test_without_percentiles_nothing_is_measured(self) -> None:

@@ -47,7 +47,7 @@ def test_room_that_comes_back_nearby_is_used_again() -> None:
     setup = Setup((ZONE_LOCAL, 1), (ANYWHERE, 1))
     near, far = setup.consumers
     assert setup.publish(3) == [1, 1]
-    setup.channel.finish(far.subscriber, far.delivered[0].id)
-    setup.channel.finish(near.subscriber, near.delivered[0].id)
+    assert not setup.channel.finish(far.subscriber, [far.delivered[0].id])
+    assert not setup.channel.finish(near.subscriber, [near.delivered[0].id])
     setup.clock.settle()
     assert [len(near.delivered), len(far.delivered)] == [2, 1]

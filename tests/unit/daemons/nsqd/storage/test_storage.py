@@ -50,7 +50,7 @@ class Node:
         found = self.broker.subscribe(topic, channel, consumer.subscriber)
         await until(lambda: len(consumer.delivered) >= count)
         for message in list(consumer.subscriber.in_flight.values()) if finish else []:
-            found.finish(consumer.subscriber, message.id)
+            assert not found.finish(consumer.subscriber, [message.id])
         found.unsubscribe(consumer.subscriber)
         return consumer.bodies
 
