@@ -451,9 +451,8 @@ class Conn:
             session, outbox = self._session, self._outbox
             if outbox.closing or outbox.dead:
                 raise self._gone(message)
-            session.release(message)
+            last = not session.release(message)
             session.finished += 1
-            last = not session.in_flight
             heeded = self._heeded()
             if heeded:
                 session.unsent += 1
@@ -504,10 +503,9 @@ class Conn:
             session = self._session
             if not self._outbox.open:
                 raise self._gone(message)
-            session.release(message)
+            last = not session.release(message)
             session.requeued += 1
             session.unsent += 1
-            last = not session.in_flight
         # In between: an RDY that follows goes out before the answer, which makes room for another message.
         self._delegate.on_requeued(self, message, backoff)
         self._answer(answer, last)

@@ -110,13 +110,15 @@ class Session:
                 "answered before, or timed out, or its connection is gone"
             )
 
-    def release(self, message: Message) -> None:
-        # As ``require``, in one step: this is done for every message.
-        held = self._in_flight.pop(message.id, None)
+    def release(self, message: Message) -> int:
+        """Let go of it; how many are left. One step with ``require``: this is done for every message."""
+        in_flight = self._in_flight
+        held = in_flight.pop(message.id, None)
         if held is not message:
             if held is not None:
-                self._in_flight[message.id] = held
+                in_flight[message.id] = held
             self.require(message)
+        return len(in_flight)
 
     def release_those_held(self, messages: list[Message]) -> list[Message]:
         """As ``release``, of many; which of them were in flight."""

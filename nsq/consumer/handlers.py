@@ -83,7 +83,7 @@ class HandlerPool:
         self._overseer = overseer
         self._threads: list[threading.Thread] = []
         self._batching = False
-        self._running: dict[int, Sequence[Message]] = {}  # by thread: what it works on just now
+        self._running: dict[int, Sequence[Message]] = {}  # by thread: what it took last
 
     def __len__(self) -> int:
         return len(self._threads)
@@ -140,7 +140,9 @@ class HandlerPool:
         return threading.current_thread() in self._threads
 
     def in_work(self) -> list[Message]:
-        """What the handlers are busy with at the moment."""
+        """What the handlers are busy with at the moment. The last of it may have its answer already: only a
+        thread that waits has nothing.
+        """
         return [message for messages in list(self._running.values()) for message in messages]
 
 
@@ -173,8 +175,10 @@ class _Worker:
             try:
                 message = get(False)
             except queue.Empty:
+                running[me] = ()
                 message = self._wait()
             if message is None:
+                running[me] = ()
                 return
             try:
                 if message.expires_at <= monotonic():
@@ -197,8 +201,6 @@ class _Worker:
                     answer(message, verdict)
             except BaseException:
                 log.exception("handling %r failed by a fault of ours; nsqd delivers it again", message)
-            finally:
-                running[me] = ()
 
     def _wait(self) -> Message | None:
         if self._alone():

@@ -26,10 +26,9 @@ DEFAULT_MAX_FRAME = 64 * 1024 * 1024
 
 _HEAD = struct.Struct(">ii")
 _MESSAGE_HEAD = struct.Struct(">iiqH16s")
-_MESSAGE_FIELDS = struct.Struct(">qH16s")
 _HEAD_SIZE = _HEAD.size
 _MESSAGE_HEAD_SIZE = _MESSAGE_HEAD.size
-_MESSAGE_OVERHEAD = 4 + _MESSAGE_FIELDS.size
+_MESSAGE_OVERHEAD = _MESSAGE_HEAD_SIZE - 4
 
 #: Where nsqd has the type of a frame nsqlookupd, not understanding "  V2", has the begin of E_BAD_PROTOCOL.
 _NSQLOOKUPD = int.from_bytes(b"E_BA", "big")
@@ -152,33 +151,49 @@ class FrameParser(Generic[M]):
 
     def _cut(self, data: bytes, frames: list[M | Response | ErrorReply]) -> int:
         position, end = 0, len(data)
-        make, append, limit = self.message, frames.append, self._max_frame
         while end - position >= _HEAD_SIZE:
             size, kind = _HEAD.unpack_from(data, position)
-            if not 4 <= size <= limit:
+            if not 4 <= size <= self._max_frame:
                 raise self._impossible(data[position : position + _HEAD_SIZE], size)
             stop = position + 4 + size
             if stop > end:
                 self._needed = 4 + size
                 return position
-            if kind == FRAME_MESSAGE:
-                if size < _MESSAGE_OVERHEAD:
-                    raise FrameError(f"a message frame of {size} bytes, shorter than its own header")
-                timestamp, attempts, message_id = _MESSAGE_FIELDS.unpack_from(data, position + 8)
-                append(make(timestamp, attempts, message_id, data[position + _MESSAGE_HEAD_SIZE : stop]))
+            if kind != FRAME_MESSAGE:
+                position = self._cut_replies(data, position, stop, kind, frames)
+            elif size >= _MESSAGE_OVERHEAD:
+                position = self._cut_messages(data, position, frames)
             else:
-                oks = _OKS.match(data, position) if stop < end and size == _OK_SIZE - 4 else None
-                if oks is not None:
-                    stop = oks.end()
-                    count = (stop - position) // _OK_SIZE
-                    frames += [OKAY] * count
-                    self.replies += count
-                else:
-                    append(_reply(kind, data[position + 8 : stop]))
-                    self.replies += 1
-            position = stop
+                raise FrameError(f"a message frame of {size} bytes, shorter than its own header")
         self._needed = _HEAD_SIZE
         return position
+
+    def _cut_messages(self, data: bytes, position: int, frames: list[M | Response | ErrorReply]) -> int:
+        """The message here and all that follow it in a row: each is unpacked in one step."""
+        end, limit = len(data), self._max_frame
+        make, append, unpack = self.message, frames.append, _MESSAGE_HEAD.unpack_from
+        while end - position >= _MESSAGE_HEAD_SIZE:
+            size, kind, timestamp, attempts, message_id = unpack(data, position)
+            stop = position + 4 + size
+            if kind != FRAME_MESSAGE or stop > end or not _MESSAGE_OVERHEAD <= size <= limit:
+                break
+            append(make(timestamp, attempts, message_id, data[position + _MESSAGE_HEAD_SIZE : stop]))
+            position = stop
+        return position
+
+    def _cut_replies(
+        self, data: bytes, position: int, stop: int, kind: int, frames: list[M | Response | ErrorReply]
+    ) -> int:
+        """The reply that ends at ``stop``; of OKs, all in a row."""
+        oks = _OKS.match(data, position) if stop - position == _OK_SIZE and stop < len(data) else None
+        if oks is None:
+            frames.append(_reply(kind, data[position + 8 : stop]))
+            self.replies += 1
+            return stop
+        count = (oks.end() - position) // _OK_SIZE
+        frames += [OKAY] * count
+        self.replies += count
+        return oks.end()
 
     def _impossible(self, head: bytes, size: int) -> FrameError:
         if head.startswith(b"HTTP"):
