@@ -166,9 +166,11 @@ def _moved(done: _Result) -> str:
 
 
 def receive(options: argparse.Namespace) -> int:
+    from nsq.spark.receiver.collector import calm_collector
     from nsq.spark.receiver.standalone import standalone
     from nsq.spark.source.options import SourceOptions
 
+    calm_collector()
     given = {"topic": options.topic, "channel": options.channel, "wal": options.wal, **_reached(options)}
     with _meter(options) as meter:
         standalone(SourceOptions.of(given), progress=meter.say, progress_interval=1.0)

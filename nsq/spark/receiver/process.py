@@ -16,6 +16,7 @@ import time
 from nsq.errors import NsqError, UsageError, WalForeign
 from nsq.spark.receiver import protocol
 from nsq.spark.receiver.bell import Bell
+from nsq.spark.receiver.collector import calm_collector
 from nsq.spark.receiver.protocol import Begin, Event, Fault, Garbled, Lines, Roll, Rolled, Status, Stop
 from nsq.spark.receiver.receiving import Receiving
 from nsq.spark.receiver.settings import unpacked
@@ -218,5 +219,6 @@ def main() -> int:
     # Whatever prints to stdout would garble the events: from here on it prints to stderr.
     events = os.dup(1)
     os.dup2(2, 1)
+    calm_collector()
     with Bell() as bell:
         return Servant(0, Outlet(events), bell).run()
