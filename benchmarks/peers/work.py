@@ -21,6 +21,9 @@ TOPIC, CHANNEL = "bench", "work"
 #: Messages that pass before the clock starts: connections are made, RDY has risen, code is warm.
 WARM_UP = 200
 
+#: The same at a steady pace: the first of all takes several times as long as any other, whoever sends it.
+LEAD_IN = 10
+
 _SENT = struct.Struct(">d")
 
 Clock = Callable[[], float]
@@ -58,7 +61,7 @@ class Counter:
 
 
 class Delays:
-    """How long messages took from ``stamp`` to ``note``, in one process."""
+    """How long messages took from ``stamp`` to ``note``, in one process; those of the lead-in do not count."""
 
     def __init__(
         self, count: int, size: int, done: Callable[[], object], clock: Clock = time.perf_counter
@@ -75,15 +78,15 @@ class Delays:
 
     def note(self, body: bytes) -> None:
         self._took.append(self._clock() - _SENT.unpack_from(body)[0])
-        if len(self._took) == self._count:
+        if len(self._took) == LEAD_IN + self._count:
             self._done()
 
     def numbers(self) -> Sequence[float]:
         """p50 and p99 in milliseconds."""
-        hundredths = statistics.quantiles(self._took, n=100)
+        hundredths = statistics.quantiles(self._took[LEAD_IN:], n=100)
         return hundredths[49] * 1000, hundredths[98] * 1000
 
 
 def pauses(count: int, a_second: int) -> Sequence[float]:
-    """When each message is due, in seconds from the first."""
-    return [number / a_second for number in range(count)]
+    """When each message is due, in seconds from the first: those of the lead-in, and so many more."""
+    return [number / a_second for number in range(LEAD_IN + count)]

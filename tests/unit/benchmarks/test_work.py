@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.peers.work import WARM_UP, Counter, Delays, pauses
+from benchmarks.peers.work import LEAD_IN, WARM_UP, Counter, Delays, pauses
 
 
 def test_a_counter_is_done_at_the_last_message_behind_the_warm_up() -> None:
@@ -18,10 +18,12 @@ def test_a_counter_is_done_at_the_last_message_behind_the_warm_up() -> None:
 
 def test_delays_are_read_from_bodies_of_the_size_asked_for() -> None:
     done: list[bool] = []
-    times = iter([1.0, 2.0, 3.0, 3.5, 4.5, 5.5])
+    first = [0.0] * LEAD_IN
+    times = iter([*first, 1.0, 2.0, 3.0, *first, 3.5, 4.5, 5.5])
     delays = Delays(3, 200, lambda: done.append(True), clock=lambda: next(times))
-    bodies = [delays.stamp() for _ in range(3)]
+    bodies = [delays.stamp() for _ in range(LEAD_IN + 3)]
     for body in bodies:
+        assert not done
         delays.note(body)
 
     assert {len(body) for body in bodies} == {200}
@@ -30,4 +32,6 @@ def test_delays_are_read_from_bodies_of_the_size_asked_for() -> None:
 
 
 def test_messages_are_due_at_a_steady_pace() -> None:
-    assert list(pauses(3, 100)) == pytest.approx([0.0, 0.01, 0.02])
+    due = list(pauses(3, 100))
+    assert due[:3] == pytest.approx([0.0, 0.01, 0.02])
+    assert len(due) == LEAD_IN + 3
