@@ -61,7 +61,7 @@ class Counter:
 
 
 class Delays:
-    """How long messages took from ``stamp`` to ``note``, in one process; those of the lead-in do not count."""
+    """How long messages took from ``stamp`` to ``note``, in one process; the lead-in does not count."""
 
     def __init__(
         self, count: int, size: int, done: Callable[[], object], clock: Clock = time.perf_counter
