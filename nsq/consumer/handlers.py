@@ -140,9 +140,7 @@ class HandlerPool:
         return threading.current_thread() in self._threads
 
     def in_work(self) -> list[Message]:
-        """What the handlers are busy with at the moment. The last of it may have its answer already: only a
-        thread that waits has nothing.
-        """
+        """What each thread took last; a thread that waits has nothing. Some may be answered already."""
         return [message for messages in list(self._running.values()) for message in messages]
 
 

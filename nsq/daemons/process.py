@@ -1,13 +1,13 @@
 """Running a daemon as a program: the event loop, signals, exit codes.
 
-Imports nothing of the package but errors and the daemons' log; never aiohttp: ``--version`` works without it.
+Of the package only errors, the collector and the daemons' log are imported, and never aiohttp: ``--version``
+works without it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import importlib.util
 import os
 import resource
@@ -15,6 +15,7 @@ import signal
 from collections.abc import Callable
 from typing import Protocol
 
+from nsq.collector import calm_collector
 from nsq.daemons.logs import DaemonLog
 from nsq.errors import NsqError
 
@@ -35,20 +36,10 @@ def require_server_extra(program: str) -> None:
 
 def run(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
     """Run until SIGTERM or SIGINT and return the exit status. A second signal does not wait for the stop."""
-    _calm_collector()
+    calm_collector()
     _allow_many_files()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(make_daemon, log))
-
-
-def _calm_collector() -> None:
-    """Look for cycles less often: a message makes none, yet every one that waits is looked at.
-
-    With the usual thresholds that took 45 % of the time under a pipelined MPUB, and rates doubled without it.
-    Only a program does this: a daemon in somebody's thread must leave the process as it is.
-    """
-    gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
 
 
 def _allow_many_files() -> None:

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "nsq"
 # is there for everybody, its other names only for the parts below it.
 PUBLIC = "nsq"
 ORDER = [
-    ["errors"],
+    ["errors", "collector"],
     ["literals"],
     ["options"],
     ["config", "message"],
@@ -32,7 +32,7 @@ ORDER = [
 ]
 
 # Narrower or wider than the order above.
-MAY_IMPORT_ONLY = {"daemons": {"errors", "literals", "wire", "api", "flags"}}
+MAY_IMPORT_ONLY = {"daemons": {"errors", "collector", "literals", "wire", "api", "flags"}}
 MAY_IMPORT_ANYTHING = {"testing"}
 
 # Parts of one folder that are programs of their own and do not import each other.

@@ -166,7 +166,7 @@ def _moved(done: _Result) -> str:
 
 
 def receive(options: argparse.Namespace) -> int:
-    from nsq.spark.receiver.collector import calm_collector
+    from nsq.collector import calm_collector
     from nsq.spark.receiver.standalone import standalone
     from nsq.spark.source.options import SourceOptions
 

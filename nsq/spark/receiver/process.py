@@ -13,10 +13,10 @@ import queue
 import sys
 import time
 
+from nsq.collector import calm_collector
 from nsq.errors import NsqError, UsageError, WalForeign
 from nsq.spark.receiver import protocol
 from nsq.spark.receiver.bell import Bell
-from nsq.spark.receiver.collector import calm_collector
 from nsq.spark.receiver.protocol import Begin, Event, Fault, Garbled, Lines, Roll, Rolled, Status, Stop
 from nsq.spark.receiver.receiving import Receiving
 from nsq.spark.receiver.settings import unpacked

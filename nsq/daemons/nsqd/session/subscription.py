@@ -72,7 +72,7 @@ class Subscription:
         if self._channel is not None:
             self._channel.wake()
 
-    # The verbs, as a session calls them: with a body that none of them has.
+    # The verbs, as a session calls them: with a body, which only a run of FINs has.
 
     def rdy(self, params: list[bytes], body: None = None) -> None:
         if self.state == CLOSING:

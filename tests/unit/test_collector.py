@@ -1,4 +1,4 @@
-"""The garbage collector of a receiver's process."""
+"""The garbage collector of a program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nsq.spark.receiver.collector import calm_collector
+from nsq.collector import calm_collector
 
 
 class Cycle:
@@ -21,6 +21,7 @@ def as_it_was() -> Iterator[None]:
     before = gc.get_threshold()
     gc.collect()
     yield
+    gc.unfreeze()
     gc.set_threshold(*before)
 
 
