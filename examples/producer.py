@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import sys
 
-import nsq.errors as errors
-from nsq.producer import Producer
+import nsq
 
 
-def publish(producer: Producer) -> None:
+def publish(producer: nsq.Producer) -> None:
     # Returns when an nsqd has stored it.
     producer.publish("orders", b'{"order": 1}')
 
@@ -31,14 +30,14 @@ def publish(producer: Producer) -> None:
 
 def main(addresses: list[str]) -> int:
     logging.basicConfig(level=logging.WARNING)
-    with Producer(*addresses) as producer:
+    with nsq.Producer(*addresses) as producer:
         try:
             publish(producer)
-        except errors.PublishUncertain as fault:
-            print(f"may be stored, and may not: {fault}")
+        except nsq.PublishUncertain as error:
+            print(f"may be stored, and may not: {error}")
             return 2
-        except errors.PublishFailed as fault:
-            print(f"not stored: {fault}")
+        except nsq.PublishFailed as error:
+            print(f"not stored: {error}")
             return 1
         for connection in producer.stats().connections:
             print(f"{connection.address}: {connection.published} messages")

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from nsq import options
 from nsq.errors import ConfigError
 from nsq.options import METADATA, Option
+from nsq.other_clients import option_here
 
 if TYPE_CHECKING:
     import ssl
@@ -74,13 +75,13 @@ class Config:
         5.0, 0.001, 300.0, "Time to reach an nsqd. go-nsq's 1 s is lost to a single dropped packet."
     )
     handshake_timeout: float = options.seconds(
-        15.0, 0.001, 300.0, "Time until a connection is ready: dialling, TLS, IDENTIFY, AUTH, SUB."
+        15.0, 0.001, 300.0, "Time until a connection is ready: dialing, TLS, IDENTIFY, AUTH, SUB."
     )
     read_timeout: float = options.seconds(
         60.0, 0.1, 300.0, "Silence after which a connection counts as dead; longer than heartbeat_interval."
     )
     write_timeout: float = options.seconds(
-        5.0, 0.1, 300.0, "Time an nsqd may take to accept what is written to it. go-nsq: 1 s."
+        5.0, 0.1, 300.0, "Time an nsqd may take to accept each MiB that is written to it. go-nsq: 1 s."
     )
     local_address: str | None = options.declare(
         None, Option("IP address to connect from, with or without a port.", options.TEXT, also=(None,))
@@ -93,7 +94,7 @@ class Config:
         "cannot be switched off.",
     )
     reconnect_initial: float = options.seconds(
-        0.25, 0.001, 3600.0, "Pause before a lost or refused connection is dialled again, at first."
+        0.25, 0.001, 3600.0, "Pause before a lost or refused connection is dialed again, at first."
     )
     reconnect_max: float = options.seconds(60.0, 0.001, 3600.0, "The longest that pause grows to.")
     max_frame_size: int = options.count(
@@ -148,7 +149,7 @@ class Config:
     tls_server_name: str | None = options.declare(
         None,
         Option(
-            "Name expected in nsqd's certificate, instead of the host dialled.", options.TEXT, also=(None,)
+            "Name expected in nsqd's certificate, instead of the host dialed.", options.TEXT, also=(None,)
         ),
     )
     tls_min_version: str = options.choice("TLSv1.2", ("TLSv1.2", "TLSv1.3"), "Oldest TLS version accepted.")
@@ -220,6 +221,20 @@ class Config:
         10.0, 0.001, 3600.0, "Time for one publish: connecting, sending and nsqd's answer."
     )
     max_pending: int = options.count(10_000, 1, 2**31 - 1, "Publishes that may wait for an answer at once.")
+    max_pending_bytes: int = options.count(
+        64 * _MIB,
+        1,
+        2**62,
+        "Bytes of the publishes that may wait for an answer at once; each thread may exceed it by one "
+        "publish.",
+    )
+    coalesce: bool = options.declare(
+        True,
+        Option(
+            "Send publishes for one topic that wait together as one MPUB; none is delayed for that.",
+            options.YES_NO,
+        ),
+    )
     max_msg_size: int = options.count(
         _MIB, 1, 2**31 - 1, "Bytes of the largest message accepted for publishing; as nsqd's --max-msg-size."
     )
@@ -320,7 +335,7 @@ class Config:
         texts = {
             name[len(prefix) :].lower(): text for name, text in variables.items() if name.startswith(prefix)
         }
-        known = {name: text for name, text in texts.items() if name in cls._options() or _nearest(name, 0.8)}
+        known = {name: text for name, text in texts.items() if _resembles_an_option(name)}
         try:
             return cls.from_strings(known)
         except ConfigError as fault:
@@ -365,30 +380,24 @@ _TLS_DETAILS = (
 )
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 
-# What other clients call our options, where difflib would not find out.
-_ELSEWHERE = {
-    "tls_v1": "tls=True",
-    "tls_config": "tls, which takes an ssl.SSLContext",
-    "tls_options": "tls, which takes an ssl.SSLContext",
-    "tls_insecure_skip_verify": "tls_verify=False",
-    "tls_root_ca_file": "tls_ca_file",
-    "skip_lookupd_authorization": "lookupd_authorization, which is 'https', 'always' or 'never'",
-    "max_tries": "max_attempts",
-    "requeue_delay": "default_requeue_delay",
-    "lookupd_connect_timeout": "lookupd_poll_timeout",
-    "lookupd_request_timeout": "lookupd_poll_timeout",
-    "connect_timeout": "dial_timeout",
-    "timeout": "dial_timeout, read_timeout, write_timeout or publish_timeout",
-    "concurrency": "max_in_flight, and the number of threads of add_handler",
-}
 
-
-def _nearest(name: str, cutoff: float = 0.6) -> str:
+def _nearest(name: str) -> str:
     """What was probably meant, as the end of a sentence; empty when nothing comes near."""
-    if name in _ELSEWHERE:
-        return f"; it is called {_ELSEWHERE[name]} here"
+    elsewhere = option_here(name)
+    if elsewhere:
+        return f"; {elsewhere}"
+    close = _close_match(name, 0.6)
+    return f"; did you mean {close}?" if close else ""
+
+
+def _close_match(name: str, cutoff: float) -> str:
     close = difflib.get_close_matches(name.lower().replace("-", "_"), _FIELDS, n=1, cutoff=cutoff)
-    return f"; did you mean {close[0]}?" if close else ""
+    return close[0] if close else ""
+
+
+def _resembles_an_option(name: str) -> bool:
+    """Whether an environment variable is meant for us: NSQ_TLS_V1 is, NSQ_PORT belongs to Kubernetes."""
+    return bool(option_here(name, arguments=False) or _close_match(name, 0.8))
 
 
 def _default_of(name: str) -> Any:

@@ -85,7 +85,10 @@ class DialFailed(ConnectionFailed):
 
 
 class HandshakeFailed(ConnectionFailed):
-    """An nsqd was reached, but the connection could not be set up as asked: TLS, IDENTIFY or AUTH."""
+    """An nsqd was reached, but not on the terms that were asked for: TLS, IDENTIFY or AUTH. Waiting does not
+    change that."""
+
+    retry = False
 
 
 class ConnectionLost(ConnectionFailed):

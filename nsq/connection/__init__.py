@@ -1,9 +1,9 @@
-"""One connection to one nsqd: what it is (``Session``), what waits to be sent (``Outbox``), who is told of
-what happens (``ConnDelegate``), and the pair of threads that drives them (``Conn``)."""
+"""One connection to one nsqd: ``Conn`` has the two loops, ``session`` what is in flight, ``handshake`` its
+beginning, ``forks`` what becomes of it in a child process.
+"""
 
 from __future__ import annotations
 
-from nsq.connection.conn import Conn
-from nsq.connection.delegates import ConnDelegate
+from nsq.connection.conn import Conn, ConnDelegate
 
 __all__ = ["Conn", "ConnDelegate"]

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import TypeVar
 
 from nsq.errors import ConfigError, UsageError
 
-Addresses = str | Iterable[str]
 C = TypeVar("C")
 
 #: Seconds; threads cannot be asked to wait very much longer.
 _FOR_EVER = 10.0**9
-
-
-def checked_addresses(name: str, given: Addresses) -> list[str]:
-    """One, or several. What each looks like is for those who dial it."""
-    if isinstance(given, str):
-        return [given]
-    if not isinstance(given, Iterable):
-        raise ConfigError(f"{name} is {given!r}; it must be an address, or several of them")
-    return list(given)
 
 
 def checked_whole(name: str, value: int, least: int = 1) -> int:
@@ -31,7 +20,7 @@ def checked_whole(name: str, value: int, least: int = 1) -> int:
 
 
 def checked_callable(name: str, value: C) -> C:
-    """None is none."""
+    """None means not given."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name} is {value!r}; it must be a function")
     return value

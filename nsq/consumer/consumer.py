@@ -14,8 +14,6 @@ from typing import Any, NoReturn, Self
 from nsq.config import Config
 from nsq.connection.forks import abandon_in_children
 from nsq.consumer.arguments import (
-    Addresses,
-    checked_addresses,
     checked_callable,
     checked_seconds,
     checked_whole,
@@ -31,8 +29,10 @@ from nsq.consumer.reports import ConsumerHealth, ConsumerStats, StopReport
 from nsq.consumer.signals import SignalWatch
 from nsq.errors import Closed, ConfigError, Forked
 from nsq.message import Message
+from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
 from nsq.transport.tcp import transport_of
+from nsq.waiting import refuse_eventlet
 from nsq.wire.names import check_channel, check_topic
 
 log = logging.getLogger("nsq.consumer")
@@ -74,12 +74,13 @@ class Consumer:
         config: Config | None = None,
         **options: Any,
     ) -> None:
+        refuse_eventlet()
         self.topic = check_topic(topic)
         self.channel = check_channel(channel)
         self.config = Config.of(config, options)
         self._threads = checked_whole("threads", threads)
-        self._nsqds = checked_addresses("nsqd", nsqd)
-        self._nsqlookupds = checked_addresses("nsqlookupd", nsqlookupd)
+        self._nsqds = checked_nsqds(nsqd)
+        self._nsqlookupds = checked("nsqlookupd", nsqlookupd)
         if not self._nsqds and not self._nsqlookupds:
             raise ConfigError("a consumer needs nsqd or nsqlookupd addresses, or both")
         self._rewrite = checked_callable("rewrite_address", rewrite_address)

@@ -235,7 +235,7 @@ class Directory:
         return addresses
 
     def _search(self, place: _Place, now: float) -> None:
-        """Instead of dialling what nobody lists: ask again, less and less often."""
+        """Instead of dialing an nsqd that no nsqlookupd lists: ask again, less and less often."""
         self._wants_round = True
         ceiling = self._pauses.ceiling(place.failures)
         place.dial_at = now + ceiling - self._pauses.draw(place.failures) / 2.0  # never at once

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from nsq.api.nsqlookupd_calls import nsqlookupd_address
 from nsq.config import Config
-from nsq.connection.dialing import describe
+from nsq.connection.handshake import describe
 from nsq.consumer.admission import Accept, Admission, Rewrite
 from nsq.consumer.complaints import Complaints
 from nsq.consumer.directory import Directory, Pauses

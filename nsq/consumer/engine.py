@@ -14,9 +14,8 @@ from contextlib import suppress
 
 from nsq.config import Config
 from nsq.connection.conn import Conn
-from nsq.connection.dialing import describe
 from nsq.connection.forks import abandon_in_children
-from nsq.connection.lending import LEASE
+from nsq.connection.handshake import describe
 from nsq.consumer.backoff import Outcome
 from nsq.consumer.discovery import Discovery
 from nsq.consumer.flow import Flow
@@ -83,7 +82,6 @@ class Engine:
             connections=0,
         )
         self._given_up = 0
-        self._keeps_up = False  # the handlers were done with everything when the last messages came
         self._closing = False
         self._timer = Timer(f"{self.name}-rdy", self._tick, self._next_tick)
 
@@ -128,10 +126,10 @@ class Engine:
         if self.discovery is not None:
             self.discovery.stop()
         for conn in dialing:
-            conn.discard()
+            conn.close()
         # All of them first: what one gives up must not be handed to another that is about to close.
         for conn in conns:
-            conn.start_close()
+            conn.send_cls()
         for conn in conns:
             self.pacing.closing(conn)
         return conns
@@ -177,8 +175,6 @@ class Engine:
             channel=self.channel,
             name=self.name,
             requeue_delay=self._requeue_delay,
-            heeded=self._heeds_finished,
-            lends=self._lends,
         )
         with self._changed:
             if self._closing or address in self._conns:
@@ -190,13 +186,13 @@ class Engine:
         finally:
             with self._changed:
                 self._dialing.discard(conn)
-                welcome = conn.granted is not None and not self._closing and address not in self._conns
+                welcome = conn.negotiated is not None and not self._closing and address not in self._conns
                 if welcome:
                     self._conns[address] = conn
         if welcome:
             self._begin(conn)
         else:
-            conn.discard()
+            conn.close()
 
     def _begin(self, conn: Conn) -> None:
         # Before the loops run: the end of a connection must not be reported before its beginning.
@@ -216,7 +212,7 @@ class Engine:
         with self._changed:
             conn = self._conns.get(address)
         if conn is not None:
-            conn.start_close()
+            conn.send_cls()
             self.pacing.closing(conn)
 
     def expect(self, connections: int) -> None:
@@ -228,8 +224,10 @@ class Engine:
         self.pacing.received(conn, conn.last_message_at)
         if self._hooks.active:
             self._hooks.tell(self._hooks.hooks.received, messages)
-        self._keeps_up = not self.pool.inbox
         self.pool.inbox.put(messages)
+
+    def on_ok(self, conn: Conn, count: int) -> None:
+        log.debug("nsqd %s says OK", conn.address)
 
     def on_response(self, conn: Conn, data: bytes) -> None:
         log.debug("nsqd %s says %r", conn.address, data)
@@ -262,10 +260,6 @@ class Engine:
         with self._changed:
             self._changed.notify_all()
 
-    def _heeds_finished(self) -> bool:
-        """Whether a success is of use to anybody: mostly it only means the same again."""
-        return bool(self._flow.backoff.level or self._flow.short or self._hooks.active)
-
     def on_finished(self, conn: Conn, message: Message) -> None:
         if self._flow.backoff.level:
             self.pacing.outcome(Outcome.SUCCESS)
@@ -289,17 +283,6 @@ class Engine:
             conn.in_flight > 0 and conn.in_flight >= int(conn.rdy * _STARVED_AT)
             for conn in list(self._conns.values())
         )
-
-    def read_along(self) -> None:
-        conns = list(self._conns.values())
-        if len(conns) == 1:
-            conns[0].read_along(lambda: len(self.pool.inbox) > 0, time.monotonic() + LEASE)
-
-    def _lends(self) -> bool:
-        """Whether the only handler is at work and keeps up with what comes: it can read what comes next
-        itself, as soon as it wants it. That spares the hand-over, and two threads in each other's way.
-        """
-        return self._keeps_up and len(self._conns) == 1 and self.pool.alone and self.pool.busy
 
     def give_up(self, message: Message) -> None:
         log.warning("giving up on %r from %s", message, message.nsqd_address)

@@ -34,9 +34,6 @@ class Overseer(Protocol):
     def starved(self) -> bool:
         """Whether nothing more will come until some of what is here is answered."""
 
-    def read_along(self) -> None:
-        """The only handler has nothing to do: it may read what comes next itself, for a moment."""
-
     def give_up(self, message: Message) -> None:
         """It has failed too often. Returning finishes it, raising requeues it."""
 
@@ -82,25 +79,15 @@ class HandlerPool:
         self._name = name
         self._overseer = overseer
         self._threads: list[threading.Thread] = []
-        self._batching = False
         self._running: dict[int, Sequence[Message]] = {}  # by thread: what it took last
 
     def __len__(self) -> int:
         return len(self._threads)
 
-    @property
-    def alone(self) -> bool:
-        """Whether there is but one thread for whatever comes, and it takes one message at a time."""
-        return len(self._threads) == 1 and not self._batching
-
-    @property
-    def busy(self) -> bool:
-        return len(self.inbox) > 0 or any(list(self._running.values()))
-
     def add(self, handler: Handler, threads: int, no_backoff: tuple[type[BaseException], ...] = ()) -> None:
         _check_handler(handler)
         _check_exceptions(no_backoff)
-        worker = _Worker(self._overseer, self.inbox, self._running, handler, no_backoff, lambda: self.alone)
+        worker = _Worker(self._overseer, self.inbox, self._running, handler, no_backoff)
         self._add_threads(worker.run, threads)
 
     def add_batch(
@@ -113,7 +100,6 @@ class HandlerPool:
     ) -> None:
         _check_handler(handler)
         _check_exceptions(no_backoff)
-        self._batching = True
         worker = _BatchWorker(self._overseer, self.inbox, self._running, handler, no_backoff, size, wait)
         self._add_threads(worker.run, threads)
 
@@ -154,9 +140,7 @@ class _Worker:
         running: dict[int, Sequence[Message]],
         handler: Handler,
         no_backoff: tuple[type[BaseException], ...],
-        alone: Callable[[], bool],
     ) -> None:
-        self._alone = alone
         self._overseer = overseer
         self._inbox = inbox
         self._running = running
@@ -174,7 +158,7 @@ class _Worker:
                 message = get(False)
             except queue.Empty:
                 running[me] = ()
-                message = self._wait()
+                message = get()
             if message is None:
                 running[me] = ()
                 return
@@ -199,14 +183,6 @@ class _Worker:
                     answer(message, verdict)
             except BaseException:
                 log.exception("handling %r failed by a fault of ours; nsqd delivers it again", message)
-
-    def _wait(self) -> Message | None:
-        if self._alone():
-            try:
-                self._overseer.read_along()
-            except BaseException:
-                log.exception("reading ahead failed by a fault of ours; the connection ends")
-        return self._inbox.get()
 
 
 class _BatchWorker:

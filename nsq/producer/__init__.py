@@ -3,6 +3,23 @@
 from __future__ import annotations
 
 from nsq.producer.producer import Producer
-from nsq.producer.reports import Acknowledged, ConnectionStats, ProducerHealth, ProducerStats
+from nsq.producer.reports import (
+    Acknowledged,
+    CloseReport,
+    ConnectionStats,
+    Failed,
+    FlushReport,
+    ProducerHealth,
+    ProducerStats,
+)
 
-__all__ = ["Acknowledged", "ConnectionStats", "Producer", "ProducerHealth", "ProducerStats"]
+__all__ = [
+    "Acknowledged",
+    "CloseReport",
+    "ConnectionStats",
+    "Failed",
+    "FlushReport",
+    "Producer",
+    "ProducerHealth",
+    "ProducerStats",
+]

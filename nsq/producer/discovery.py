@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -24,7 +23,7 @@ log = logging.getLogger("nsq.producer")
 
 
 class Addressed(Protocol):
-    """Where what is found goes."""
+    """Receives discovered addresses."""
 
     absence: str
 
@@ -84,7 +83,8 @@ class Discovery:
         self._nodes = nodes or apis.nodes
         self._lock = threading.Lock()  # guards all below
         self._found: dict[str, set[str]] = {}
-        self._threads: list[threading.Thread] = []
+        self.threads: list[threading.Thread] = []
+        self.asks = bool(self._lookupds)
         self._started = not self._lookupds
         self._stopping = threading.Event()
 
@@ -95,27 +95,19 @@ class Discovery:
         with self._lock:
             if self._started:
                 return
-            for address in self._lookupds[len(self._threads) :]:
+            for address in self._lookupds[len(self.threads) :]:
                 thread = threading.Thread(
                     target=self._watch, args=(address,), name=f"nsq-producer-lookupd-{address}", daemon=True
                 )
                 thread.start()  # RuntimeError when there are no more threads: the next call goes on here
-                self._threads.append(thread)
+                self.threads.append(thread)
             self._started = True
 
     def stop(self) -> None:
-        """It is not started any more. What runs goes on until ``join``: pending publishes may wait for what
-        it finds.
-        """
+        """End its threads. Does not wait."""
         self._started = True
-
-    def join(self, deadline: float) -> None:
-        """End it, and wait for its threads."""
         self._stopping.set()
         self._interrupt()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join(max(0.0, deadline - time.monotonic()))
 
     def _watch(self, address: str) -> None:
         pause = self._config.reconnect_initial
@@ -133,13 +125,13 @@ class Discovery:
         """One nsqlookupd, once; whether it answered."""
         try:
             found = set(self._nodes(address))
-        except ApiError as fault:
-            self._failed(address, str(fault))
+        except ApiError as error:
+            self._failed(address, str(error))
             return False
-        except Exception as fault:
+        except Exception as error:
             # A thread that died would never find anything again.
-            log.exception("asking nsqlookupd %s failed by a fault of ours", address)
-            self._failed(address, repr(fault))
+            log.exception("asking nsqlookupd %s failed, which is a bug of ours", address)
+            self._failed(address, repr(error))
             return False
         with self._lock:
             self._found[address] = found

@@ -1,368 +1,671 @@
-"""The connections of a producer, keyed by the address of their nsqd.
+"""The connections of a producer, keyed by the address of their nsqd, and what is under way over them.
 
-Publishes go round over the connections that are open. One that is missing is dialled in the background, by
-a thread of its own for each address, so that an address which swallows everything costs nobody's time while
-another one answers. An address that fails is left alone for a while that grows; when no nsqd is left at
-all, callers wait and the pause is a second at most.
+    a user's thread   pending.add, put: into the queue of an open connection, or into ``waiting``
+    endpoints' loops  send and answer; ``settled`` tells what became of a publish
+    the pool's thread hands ``waiting`` out when a connection opens, takes back what a closed one left,
+                      ends what has reached its deadline, and closes
+    callbacks' thread futures' callbacks and hooks
+
+Between a user's thread and the others stand ``pending`` (a set), ``waiting`` (a deque), the queue of a
+connection, ``usable`` (a tuple that is swapped), and the pool's own queue of things to do. No lock: whoever
+publishes may be interrupted at any bytecode, or be a signal handler that has interrupted another publish.
 """
 
 from __future__ import annotations
 
+import _thread
 import copy
 import itertools
 import logging
+import math
+import os
+import queue
 import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any
 
 from nsq.config import Config
-from nsq.connection import Conn
-from nsq.errors import ConnectionFailed, DialFailed, NsqError, ServerError
-from nsq.producer.line import Line
-from nsq.producer.pending import Settled
-from nsq.producer.reports import ConnectionStats
-from nsq.producer.route import Dial, Route
-from nsq.producer.transaction import Transaction, failure
+from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, UsageError
+from nsq.producer import atexit_hook
+from nsq.producer.discovery import Discovery
+from nsq.producer.endpoint import Endpoint
+from nsq.producer.publishes import Publish, PublishFuture, unanswered, unsent
+from nsq.producer.reports import Acknowledged, CloseReport, ConnectionStats, Failed
 from nsq.transport.base import Transport
 from nsq.transport.tcp import OwnTransport
+from nsq.waiting import Waiters, start_thread
 from nsq.wire.layers import TlsContext
 
 log = logging.getLogger("nsq.producer")
 
-#: For a dial that was called off, or a connection that was closed, to end. A user's transport that is still
-#: connecting cannot be interrupted; its thread ends when its timeout does.
-_CLOSING_GRACE = 1.0
+NAME = "nsq-producer"
+
+#: Of close's time, what is kept for threads to end: this share, and at most so many seconds.
+_ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
+#: For connections to say goodbye, half of this, before they are cut off.
+_FAREWELL_SECONDS = 2.0
+#: What close allows its own threads even when it was given no time at all.
+_LEAST_TO_CLOSE = 0.1
+
+Hook = Callable[[Any], None] | None
 
 
 class Pool:
-    """A Watcher of its lines. ``deliver`` takes what is off its line, and is called by read loops."""
+    """Of one process; a forked child makes its own. ``lookupds`` are asked for nsqds beside ``addresses``."""
 
     def __init__(
         self,
         addresses: Iterable[str],
+        lookupds: Iterable[str],
         config: Config,
         transport: Transport,
         context: TlsContext | None,
-        deliver: Callable[[Settled], None],
+        on_acknowledged: Hook = None,
+        on_failed: Hook = None,
         *,
-        clock: Callable[[], float],
+        clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self.deliver = deliver
+        self.pid = os.getpid()
+        self.transport = transport
+        self.context = context
+        self.pending: set[Publish] = set()
+        """Publishes that have not ended, and those that have while their connection still owes an answer."""
+        self.waiting: deque[Publish] = deque()  # for a connection
+        self.usable: tuple[Endpoint, ...] = ()
+        self.absence = "none is discovered yet"
+        """Why no nsqd is known, for errors. Discovery sets it."""
+        self.closed = False
+        """Nothing new is taken."""
+        self.exiting = False
+        """The program ends: nothing is left to run behind whoever publishes."""
+        self.report: CloseReport | None = None  # once it is closed
+        self._addresses = tuple(addresses)
         self._config = config
-        self._transport = transport
-        self._context = context
         self._clock = clock
         self._chance = chance
-        self._lock = threading.Lock()  # guards the routes and all below
-        self._changed = threading.Condition(self._lock)
-        self._changes = 0
-        self._closed = False
-        self._routes = {address: Route(address, config) for address in addresses}
-        self._ending: set[Line] = set()  # not of use any more, and not gone yet
-        self._redial_at = 0.0
-        self.absence = "none is discovered yet"
-        """Why there is no address, for errors."""
-        # Snapshots, read without the lock by every publish.
-        self._usable: tuple[Line, ...] = ()
+        self._hooks = (on_acknowledged, on_failed)
+        self.callbacks = Callbacks(self._tell)
+        self.discovery = Discovery(lookupds, config, self, fixed=self._addresses)
         self._turn = itertools.count()
+        self._room = Waiters()
+        self._bytes_left = 0  # a hint: see ``_has_room``
+        self._wakes_at = math.inf  # when the pool's thread looks at deadlines next
+        # The pool's thread.
+        self._to_do: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._boot = _thread.allocate_lock()  # whoever takes it starts the threads
+        self._booted = False
+        self._up = False
+        self._changed = Waiters()  # for ``_up``, ``_unstarted`` and ``report``
+        self._unstarted: RuntimeError | None = None  # why there are no threads
+        self._thread: threading.Thread | None = None
+        self.own_threads: frozenset[int] = frozenset()  # their idents; callbacks' thread is not among them
+        self._close_by = math.inf
+        self._join_by = math.inf
+        self._gone = False  # the pool's thread has ended
+        self._endpoints: tuple[Endpoint, ...] = ()
+        # Its threads run already: for an nsqd that is discovered when no thread can be started any more.
+        self._spare: Endpoint | None = None
 
-    # Choosing.
+    # Publishing: any thread of the user's.
 
-    def ready(self) -> Line | None:
-        """The next of the open lines, or None at once. Sees to it that missing ones are dialled when they
-        are due.
+    def publish(self, publish: Publish, seconds: float, *, block: bool = True) -> None:
+        """Have it sent. It ends by itself. A caller that is interrupted in here, or behind it, calls
+        ``cancel``.
         """
-        if self._clock() >= self._redial_at:
-            self._dial_due(urgent=False)
-        usable = self._usable
-        return usable[next(self._turn) % len(usable)] if usable else None
-
-    def line_for(self, transaction: Transaction) -> Line:
-        """The next of the open lines, once there is one; raises why there is none by the deadline."""
-        while True:
-            line = self.ready()
-            if line is not None:
-                return line
-            self._dial_due(urgent=True)
-            self._await_line(transaction)
-
-    def _await_line(self, transaction: Transaction) -> None:
-        with self._lock:
-            if self._closed:
-                raise failure(transaction, "the producer was closed before an nsqd was reached")
-            if self._usable:
-                return
-            self._raise_if_hopeless(transaction)
-            now = self._clock()
-            if now >= transaction.deadline:
-                raise failure(transaction, self._reasons())
-            until = min(transaction.deadline, self._next_due(urgent=True))
-            seen = self._changes
-            self._changed.wait_for(lambda: self._changes != seen, max(0.0, until - now))
-
-    def _raise_if_hopeless(self, transaction: Transaction) -> None:
-        routes = self._routes.values()
-        if not routes or not all(r.standing.hopeless_since(transaction.started) for r in routes):
-            return
-        if transaction.doubts or len(routes) > 1:
-            raise failure(transaction, self._reasons())
-        for route in routes:
-            # A copy: callers must not share a traceback.
-            reason = copy.copy(route.standing.reason)
-            assert reason is not None
-            reason.add_note(f"said by {route.address}")
-            raise reason
-
-    def explain(self) -> str:
-        """Why nobody could be reached, for each address."""
-        with self._lock:
-            return self._reasons()
-
-    def _reasons(self) -> str:
-        if not self._routes:
-            return f"no nsqd is known: {self.absence}"
-        reasons = (route.reason for route in self._routes.values())
-        return f"no nsqd could be reached in time: {'; '.join(reasons)}"
-
-    def _next_due(self, *, urgent: bool) -> float:
-        return min(
-            (route.standing.due_at(urgent=urgent) for route in self._routes.values() if route.idle),
-            default=float("inf"),
-        )
-
-    # Dialling.
-
-    def _dial_due(self, *, urgent: bool) -> None:
-        now = self._clock()
-        with self._lock:
-            due = [
-                route
-                for route in self._routes.values()
-                if route.idle and route.standing.due_at(urgent=urgent) <= now and not self._closed
-            ]
-            dials = [(route, self._prepare_dial(route)) for route in due]
-            self._redial_at = self._next_due(urgent=False)
-        for route, dial in dials:
-            try:
-                dial.thread.start()
-            except RuntimeError as fault:  # no more threads, or the interpreter is ending
-                self._dial_failed(route, DialFailed(f"{route.address} was not dialled: {fault}"))
-
-    def _prepare_dial(self, route: Route) -> Dial:
-        line = Line(route.address, self._config, self, self._clock)
-        line.conn = Conn(
-            route.address,
-            self._config,
-            line,
-            transport=self._transport,
-            context=self._context,
-            name="nsq-producer",
-            lends=line.lends,
-        )
-        name = f"nsq-producer-dial-{route.address}"
-        thread = threading.Thread(target=self._dial, args=(route, line), name=name, daemon=True)
-        route.dialling = Dial(line, thread)
-        return route.dialling
-
-    def _dial(self, route: Route, line: Line) -> None:
-        try:
-            line.conn.connect(self._clock() + self._config.dial_timeout)
-        except NsqError as fault:
-            self._dial_failed(route, fault)
-            return
-        except Exception as fault:
-            log.exception("dialling %s failed by a fault of ours", route.address, extra=_extra(route.address))
-            self._dial_failed(route, DialFailed(f"{route.address}: {fault!r}"))
-            return
-        self._dialled(route, line)
-
-    def _forget_line(self, route: Route, line: Line) -> None:
-        """It came to nothing before it was started: its end is never told."""
-        with self._lock:
-            if route.line is line:
-                route.line = None
-
-    def _dial_failed(self, route: Route, fault: NsqError) -> None:
-        with self._lock:
-            route.dialling = None
-            route.standing.failed(fault, self._clock(), self._chance(), final=not fault.retry)
-            pause = route.standing.pause
-            first = route.standing.failures == 1
-            self._forget_if_unwanted(route)
-            self._change()
-            called_off = self._closed
-        if called_off:
-            return
-        log.log(
-            logging.WARNING if first else logging.INFO,
-            "no connection to %s, next try in %.1f s or when it is needed: %s",
-            route.address,
-            pause,
-            fault,
-            extra=_extra(route.address),
-        )
-
-    def _dialled(self, route: Route, line: Line) -> None:
-        with self._lock:
-            if not self._closed:
-                route.line = line  # before it is started, as its end may be told at once
-        if route.line is not line:
-            line.conn.discard()
-            return
-        try:
-            line.conn.start()
-        except NsqError as fault:  # no more threads
-            self._forget_line(route, line)
-            self._dial_failed(route, fault)
-            return
-        with self._lock:
-            route.dialling = None
-            self._change()
-        log.info("connected to %s", route.address, extra=_extra(route.address))
-
-    # What lines tell.
-
-    def proven(self, line: Line) -> None:
-        with self._lock:
-            line.was_proven = True
-            line.overdue = False
-            route = self._routes.get(line.address)
-            if route is not None:
-                route.standing.proven()
-            self._change()
-
-    def suspect(self, line: Line) -> None:
-        """A caller has waited for it in vain: others come first until it answers."""
-        with self._lock:
-            # First: its answer may come in this moment, and whoever reads that must see it as overdue, or it
-            # stayed so: with others there, it would never be used again.
-            line.overdue = True
-            line.overdue = line.pending > 0
-            self._change()
-
-    def discard(self, line: Line) -> None:
-        """It takes nothing any more; its end is about to be told."""
-        with self._lock:
-            self._remove(line)
-
-    def lost(self, line: Line, cause: NsqError) -> None:
-        with self._lock:
-            self._remove(line)
-            self._ending.discard(line)
-            route = self._routes.get(line.address)
-            if route is not None:
-                route.published += line.published
-                route.failed += line.failed
-                self._judge(route, line, cause)
-                self._forget_if_unwanted(route)
-            self._change()
-            expected = self._closed or (route is not None and not route.wanted)
-        if not expected:
-            log.warning("the connection to %s is lost: %s", line.address, cause, extra=_extra(line.address))
-
-    def _judge(self, route: Route, line: Line, cause: NsqError) -> None:
-        now = self._clock()
-        if isinstance(cause, ServerError) and not cause.retry:
-            # A caller's mistake, which has been told: nothing is wrong with this nsqd.
-            route.standing.failed_at = now
-        elif line.was_proven and isinstance(cause, ConnectionFailed):
-            route.standing.lost(cause, now)
+        publish.started = self._clock()
+        publish.deadline = publish.started + seconds
+        if not self._up:
+            self._start(publish.deadline)
+        if len(self.pending) >= self._config.max_pending or self._bytes_left <= 0:
+            self._await_room(publish.deadline, block)
+        if self.closed:
+            raise Closed("the producer is closed")
+        self.pending.add(publish)
+        self._bytes_left -= publish.size
+        usable = self.usable
+        # Nobody overtakes those that wait for a connection.
+        if usable and not self.waiting:
+            publish.endpoint = endpoint = usable[next(self._turn) % len(usable)]
+            conn = endpoint.conn
+            assert conn is not None
+            conn.put(publish)
+            if conn.closed:  # meanwhile; what it left was taken back before, or is now
+                self.take_back(conn.waiting)
         else:
-            route.standing.failed(cause, now, self._chance())
+            self.waiting.append(publish)
+            self.look()
+        publish.handed_over = True
+        if publish.deadline < self._wakes_at:
+            self._to_do.put(self._look_at_deadlines)
+        if self._gone:
+            self.give_up(publish, "the producer was closed")
 
-    def _remove(self, line: Line) -> None:
-        route = self._routes.get(line.address)
-        if route is not None and route.line is line:
-            route.line = None
-            self._ending.add(line)
-            self._change()
+    def _await_room(self, deadline: float, block: bool) -> None:
+        if self._has_room():
+            return
+        full = (
+            f"{len(self.pending)} publishes are unanswered, as many as max_pending or max_pending_bytes allow"
+        )
+        if not block:
+            raise QueueFull(full)
+        self.refuse_own_thread("publish, which would wait for room,")
+        if not self._room.wait_for(lambda: self.closed or self._has_room(), deadline):
+            raise QueueFull(f"{full}, and none was answered in time")
 
-    def _lines(self) -> list[Line]:
-        return [route.line for route in self._routes.values() if route.line is not None]
+    def _has_room(self) -> bool:
+        """Counting bytes takes a look at each: done only when those that were left have been used up. Two
+        threads that take some at once may count one publish; the next look corrects that.
+        """
+        if len(self.pending) >= self._config.max_pending:
+            return False
+        if self._bytes_left <= 0:
+            used = sum([publish.size for publish in self.pending.copy()])
+            self._bytes_left = self._config.max_pending_bytes - used
+        return self._bytes_left > 0
 
-    def _change(self) -> None:
-        """With the lock: make the snapshots anew and wake whoever waits."""
-        started = [] if self._closed else [route.started for route in self._routes.values()]
-        takers = [line for line in started if line is not None and line.usable]
-        self._usable = tuple(line for line in takers if not line.overdue) or tuple(takers)
-        self._redial_at = self._next_due(urgent=False)
-        self._changes += 1
-        self._changed.notify_all()
+    def cancel(self, publish: Publish) -> None:
+        """Its caller was interrupted: it is not sent, unless it is too late for that."""
+        if publish.claim.acquire(False):
+            self.pending.discard(publish)
+            publish.end(PublishFailed(f"publishing to {publish.topic!r}: the call was interrupted"))
+            self._room.wake()
+            if self.closed:
+                self.look()
+        publish.future = None
 
-    # Addresses that come and go.
+    def give_up(self, publish: Publish, reason: str = "") -> None:
+        """Its time is up, or the producer's is. By its caller or by the pool's thread."""
+        endpoint = publish.endpoint
+        if publish.claim.acquire(False):
+            if not reason and endpoint is not None:
+                reason = f"{endpoint.address} did not take it in time"
+            self.settled([publish], unsent(publish, reason or self.explain()))
+        elif endpoint is not None:
+            # Its place on the connection is kept for the answer, which would be taken for that of the next.
+            self._end(publish, unanswered(publish, endpoint.address, reason or "no answer in time"))
+            self._to_do.put(partial(self._suspect, endpoint))
+
+    def refuse_own_thread(self, what: str) -> None:
+        """UsageError on a thread that it would wait for."""
+        if _thread.get_ident() in self.own_threads:
+            raise UsageError(
+                f"{what} was called on {threading.current_thread().name}, a thread of the producer's own "
+                "that it would have to wait for: use publish_async, or another thread"
+            )
+
+    # What became of publishes: the endpoints' loops, and whoever gives up.
+
+    def settled(self, publishes: list[Publish], error: NsqError | None) -> None:
+        """They are off their connection, stored or not."""
+        for publish in publishes:
+            self._end(publish, error)
+        self.pending.difference_update(publishes)
+        self._room.wake()
+        if self.closed:
+            self.look()
+
+    def _end(self, publish: Publish, error: NsqError | None) -> None:
+        if not publish.end(error):
+            return
+        future, publish.future = publish.future, None  # the two refer to each other no longer than needed
+        if (future is not None and future.cells.copy()) or self._hooks[error is not None] is not None:
+            self.callbacks.put(publish, future)
+
+    def take_back(self, left: deque[Any]) -> None:
+        """What a closed connection has not sent waits for another one, in front of the others."""
+        self._to_do.put(partial(self._take_back, left))
+
+    def look(self) -> None:
+        """Have the pool's thread see what has changed."""
+        self._to_do.put(None)
+
+    # Beginning.
+
+    def _start(self, deadline: float) -> None:
+        """Return when all threads run that are needed to the end of the program."""
+        if self.closed:
+            raise Closed("the producer is closed")
+        self._unstarted = None
+        try:
+            start_thread(self._boot_once, f"{NAME}-start", self._not_started)
+        except RuntimeError as error:
+            self._not_started(error)
+        self._changed.wait_for(lambda: self._up or self._unstarted or self._gone, deadline)
+        if self._unstarted is not None:
+            raise PublishFailed(
+                f"no thread can be started ({self._unstarted}): publish once before the interpreter ends"
+            )
+        if self._gone:
+            raise Closed("the producer is closed")
+        if not self._up:
+            raise PublishFailed("the producer's threads did not start in time")
+
+    def _boot_once(self) -> None:
+        if not self._boot.acquire(False):
+            return
+        self._booted = True
+        try:
+            # What an earlier attempt has started is there still.
+            if not self.callbacks.threads:
+                self.callbacks.start()
+            while len(self._endpoints) < len(self._addresses):
+                self._endpoints += (self._started(),)
+            self._keep_spare()
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=NAME, daemon=True)
+                thread.start()
+                self._thread = thread
+            endpoints = self._endpoints
+            self._note_own_threads()
+            self.discovery.start()
+        except RuntimeError as error:
+            self._boot.release()
+            self._not_started(error)
+            return
+        # Only now: from here on other threads see to it.
+        for endpoint, address in zip(endpoints, self._addresses, strict=True):
+            endpoint.assign(address)
+        atexit_hook.register(self)
+        self._up = True
+        self._changed.wake()
+
+    def _not_started(self, error: RuntimeError) -> None:
+        self._unstarted = error
+        self._changed.wake()
+
+    def _started(self) -> Endpoint:
+        endpoint = Endpoint(self, self._config, self._clock, self._chance)
+        endpoint.start()
+        return endpoint
+
+    def _keep_spare(self) -> None:
+        """For the next nsqd that is discovered; none when no thread can be had."""
+        if self.discovery.asks and self._spare is None:
+            with suppress(RuntimeError):
+                self._spare = self._started()
+
+    def _note_own_threads(self) -> None:
+        threads = [thread for each in self._endpoints for thread in each.threads]
+        own = [self._thread, *threads, *self.discovery.threads]
+        self.own_threads = frozenset(thread.ident for thread in own if thread is not None and thread.ident)
+
+    # The pool's thread.
+
+    def _run(self) -> None:
+        while not self._gone:
+            try:
+                self._work()
+                self._choose()
+                self._expire()
+                if self.closed:
+                    self._close_when_done()
+            except Exception:
+                log.exception("the producer's own thread failed, which is a bug of ours")
+
+    def _work(self) -> None:
+        """Sleep until there is something to do, and do it."""
+        due = min(self._wakes_at, self._close_by) - self._clock()
+        try:
+            job = self._to_do.get(timeout=min(max(due, 0.0), 3600.0))
+            while True:
+                if job is not None:
+                    job()
+                job = self._to_do.get_nowait()
+        except queue.Empty:
+            pass
+
+    def _choose(self) -> None:
+        """Which connections are used from now on. What waits for one goes first."""
+        unwanted = [
+            each for each in self._endpoints if not each.wanted and not each.open and not each.dialing
+        ]
+        if unwanted:
+            self._endpoints = tuple(each for each in self._endpoints if each not in unwanted)
+            for endpoint in unwanted:
+                endpoint.stop()
+        takers = [endpoint for endpoint in self._endpoints if endpoint.open]
+        usable = tuple(each for each in takers if not each.overdue) or tuple(takers)
+        if usable:
+            self._hand_out(usable)
+            self.usable = usable
+            if self.waiting:  # came between the two lines above
+                self._hand_out(usable)
+            return
+        self.usable = ()
+        self._forget_ended()
+        if self.waiting:
+            self._raise_if_hopeless()
+            for endpoint in self._endpoints:
+                if not endpoint.dialing:
+                    endpoint.ring()  # its pause is shorter now
+
+    @property
+    def urgent(self) -> bool:
+        """Whether a publish waits for any connection."""
+        return bool(self.waiting) and not self.usable
+
+    def _hand_out(self, usable: tuple[Endpoint, ...]) -> None:
+        while self.waiting:
+            publish = self.waiting[0]
+            endpoint = usable[next(self._turn) % len(usable)]
+            conn = endpoint.conn
+            assert conn is not None
+            if publish.ended:
+                self._forget(publish)
+            else:
+                publish.endpoint = endpoint
+                conn.put(publish)
+                if conn.closed:
+                    self.take_back(conn.waiting)
+            self.waiting.popleft()  # not before: an empty ``waiting`` lets others go ahead
+
+    def _forget(self, publish: Publish) -> None:
+        """It ended while it waited to be sent again."""
+        self.pending.discard(publish)
+        self._room.wake()
+
+    def _forget_ended(self) -> None:
+        """Of what waits: while no nsqd can be reached it must not pile up."""
+        while self.waiting and self.waiting[0].ended:
+            self._forget(self.waiting.popleft())
+        if len(self.waiting) > 2 * self._config.max_pending:  # behind one with a long timeout
+            for _ in range(len(self.waiting)):
+                publish = self.waiting.popleft()
+                if publish.ended:
+                    self._forget(publish)
+                else:
+                    self.waiting.append(publish)
+
+    def _take_back(self, left: deque[Any]) -> None:
+        publishes = []
+        while left:
+            item = left.popleft()
+            if type(item) is Publish:
+                item.endpoint = None
+                publishes.append(item)
+        self.waiting.extendleft(reversed(publishes))
+
+    def _raise_if_hopeless(self) -> None:
+        for publish in list(self.waiting):
+            endpoints = self._endpoints
+            if not endpoints or not all(each.hopeless(publish.started) for each in endpoints):
+                continue
+            with suppress(ValueError):
+                self.waiting.remove(publish)
+            error = unsent(publish, self._reasons())
+            reason = endpoints[0].backoff.reason
+            if len(endpoints) == 1 and not publish.doubts and reason is not None:
+                error = copy.copy(reason)  # callers must not share a traceback
+                error.add_note(f"said by {endpoints[0].address}")
+            if publish.claim.acquire(False):
+                self.settled([publish], error)
+
+    def _look_at_deadlines(self) -> None:
+        self._wakes_at = -math.inf
+
+    def _expire(self) -> None:
+        """End what has reached its deadline, and see when to look again."""
+        now = self._clock()
+        if now < self._wakes_at:
+            return
+        # First: whoever publishes from here on either is seen below, or sees that we sleep.
+        self._wakes_at = earliest = math.inf
+        for publish in self.pending.copy():
+            if publish.ended:
+                continue
+            if publish.deadline <= now:
+                self.give_up(publish)
+            else:
+                earliest = min(earliest, publish.deadline)
+        self._wakes_at = earliest
+
+    def _suspect(self, endpoint: Endpoint) -> None:
+        """A publish waited in vain for its answer: others come first until it answers."""
+        # First: its answer may come in this moment, and the read thread must see it as overdue to undo that.
+        endpoint.overdue = True
+        endpoint.overdue = endpoint.pending > 0
+
+    # Addresses that come and go: discovery's threads.
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
         """Discovered anew. One that is not among them is kept as long as its connection lasts."""
-        wanted = set(addresses)
-        with self._lock:
-            for route in list(self._routes.values()):
-                route.wanted = route.address in wanted
-                self._forget_if_unwanted(route)
-            for address in wanted - self._routes.keys():
-                self._routes[address] = Route(address, self._config)
-            self._change()
+        self._to_do.put(partial(self._set_addresses, set(addresses)))
 
-    def _forget_if_unwanted(self, route: Route) -> None:
-        if not route.wanted and route.idle:
-            self._routes.pop(route.address, None)
-
-    # What there is to know.
-
-    def stats(self) -> tuple[ConnectionStats, ...]:
-        with self._lock:
-            now = self._clock()
-            return tuple(
-                route.stats(now, [line for line in self._ending if line.address == route.address])
-                for route in self._routes.values()
-            )
-
-    @property
-    def connected(self) -> bool:
-        return bool(self._usable)
-
-    @property
-    def addresses(self) -> Sequence[str]:
-        with self._lock:
-            return tuple(self._routes)
+    def _set_addresses(self, wanted: set[str]) -> None:
+        known = {endpoint.address: endpoint for endpoint in self._endpoints}
+        for address, endpoint in known.items():
+            endpoint.wanted = address in wanted
+        for address in sorted(wanted - known.keys()):
+            try:
+                endpoint = self._spare or self._started()
+            except RuntimeError as error:
+                log.warning("%s is not dialed: no thread can be started: %s", address, error)
+                continue
+            self._spare = None
+            self._endpoints += (endpoint,)
+            endpoint.assign(address)
+            self._keep_spare()
+        self._note_own_threads()
 
     # The end.
 
-    def close(self, deadline: float, *, gracefully: bool) -> None:
-        """No more lines. ``gracefully``: what is queued goes out first."""
-        with self._lock:
-            self._closed = True
-            lines = [*self._lines(), *self._ending]
-            dialling = [route.dialling for route in self._routes.values() if route.dialling is not None]
-            self._change()
-        for dial in dialling:
-            dial.line.conn.discard()
-        if isinstance(self._transport, OwnTransport):
-            self._transport.interrupt()
-        for line in lines:
-            if gracefully:
-                line.conn.finish_sending()
-            else:
-                line.conn.close()
-        patience = self._clock() + _CLOSING_GRACE
-        for dial in dialling:
-            if dial.thread.ident is not None:
-                dial.thread.join(max(0.0, patience - self._clock()))
-        for line in lines:
-            if not line.conn.join(max(deadline, patience)):
-                line.conn.close()
-                line.conn.join(self._clock() + _CLOSING_GRACE)
+    def flush(self, deadline: float) -> int:
+        """Wait for all that is pending now; how many have not ended by then."""
+        self._refuse_callback("flush")
+        publishes = self._unended()
+        left = sum([not publish.wait_for(publish.outcomes.__len__, deadline) for publish in publishes])
+        if self._up:
+            self.callbacks.wait_until_run(deadline)
+        return left
+
+    def _unended(self) -> list[Publish]:
+        """Not those that are just being published: we may be a signal handler that has interrupted that."""
+        return [each for each in self.pending.copy() if each.handed_over and not each.ended]
+
+    def close(self, seconds: float) -> CloseReport:
+        """Ask for the end, and wait for it."""
+        self._refuse_callback("close")
+        deadline = self._clock() + seconds
+        self.ask_to_close(deadline)
+        if not self._booted:
+            return CloseReport(clean=True)
+        hard = max(deadline, self._clock() + _LEAST_TO_CLOSE)
+        self._changed.wait_for(lambda: self.report is not None, hard)
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(max(0.0, hard - self._clock()))
+        if self.report is None:
+            return CloseReport(clean=False, unanswered=len(self.pending), unfinished_threads=[NAME])
+        return self.report
+
+    def ask_to_close(self, deadline: float) -> None:
+        """Take nothing new. Does not wait."""
+        self.closed = True
+        self._room.wake()
+        self._to_do.put(partial(self._begin_close, deadline))
+
+    def _begin_close(self, deadline: float) -> None:
+        keep = min(_ENDING_SECONDS, _ENDING_SHARE * max(0.0, deadline - self._clock()))
+        self._close_by = min(self._close_by, deadline - keep)
+        self._join_by = min(self._join_by, max(deadline, self._clock() + _LEAST_TO_CLOSE))
+
+    def _close_when_done(self) -> None:
+        """On the pool's thread: end what is left when the time is up, then all threads."""
+        left = self._unended()
+        if left and self._clock() < self._close_by:
+            return
+        for publish in left:
+            self.give_up(publish, "the producer was closed")
+        self._stop_all()
+        threads = [thread for endpoint in self._endpoints for thread in endpoint.threads]
+        if not self.pending:  # else a connection still owes an answer: it is cut off
+            by = min(self._join_by - self._clock(), _FAREWELL_SECONDS) / 2 + self._clock()
+            for thread in threads:
+                _join(thread, by)
+        for endpoint in self._endpoints:
+            endpoint.cut_off()
+        unfinished = [
+            thread.name for thread in [*threads, *self.discovery.threads] if not _join(thread, self._join_by)
+        ]
+        self._gone = True
+        for publish in self.pending.copy():  # came while we closed; whoever comes later sees that we are gone
+            self.give_up(publish, "the producer was closed")
+        self.callbacks.stop()
+        unfinished += [each.name for each in self.callbacks.threads if not _join(each, self._join_by)]
+        atexit_hook.forget(self)
+        if left:
+            log.warning("closed with %d publishes unanswered", len(left), extra={"left": len(left)})
+        self.report = CloseReport(
+            clean=not (left or unfinished), unanswered=len(left), unfinished_threads=unfinished
+        )
+        self._changed.wake()
+
+    def _stop_all(self) -> None:
+        self.discovery.stop()
+        if self._spare is not None:
+            self._endpoints += (self._spare,)
+            self._spare = None
+        for endpoint in self._endpoints:
+            endpoint.stop()
+        if isinstance(self.transport, OwnTransport):
+            self.transport.interrupt()
+
+    def _refuse_callback(self, verb: str) -> None:
+        self.refuse_own_thread(verb)
+        if self.callbacks.ident == _thread.get_ident():
+            raise UsageError(
+                f"{verb} was called by a future's callback, whose return it would wait for: "
+                "call it from another thread"
+            )
 
     def abandon(self) -> None:
-        """In a forked child. The lock may be held by a thread that does not exist here."""
-        if isinstance(self._transport, OwnTransport):
-            self._transport.abandon()
-        for line in [*self._lines(), *self._ending]:
-            line.conn.abandon()
-        for route in self._routes.values():
-            if route.dialling is not None:
-                route.dialling.line.conn.abandon()
+        """In a forked child: it is the parent's. What it has under way, the parent sees to."""
+        self.closed = self._gone = True
+        atexit_hook.forget(self)
+        self.discovery.abandon()
+        if isinstance(self.transport, OwnTransport):
+            self.transport.abandon()
+        for endpoint in self._endpoints:
+            endpoint.abandon()
+        for publish in self.pending.copy():
+            publish.end(Forked("it was published by the parent process, which sees to it"))
+
+    # What there is to know.
+
+    @property
+    def connected(self) -> bool:
+        return bool(self.usable)
+
+    @property
+    def unended(self) -> int:
+        return sum([not publish.ended for publish in self.pending.copy()])
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(endpoint.address for endpoint in self._endpoints) or self._addresses
+
+    def stats(self) -> tuple[ConnectionStats, ...]:
+        if not self._endpoints:
+            return tuple(ConnectionStats(address=address) for address in self._addresses)
+        return tuple(endpoint.stats() for endpoint in self._endpoints)
+
+    def explain(self) -> str:
+        """Why nobody could be reached, for each address."""
+        return self._reasons()
+
+    def _reasons(self) -> str:
+        if not self._endpoints:
+            return f"no nsqd is known: {self.absence}"
+        reasons = (endpoint.reason for endpoint in self._endpoints)
+        return f"no nsqd could be reached in time: {'; '.join(reasons)}"
+
+    # Hooks: the callbacks' thread.
+
+    def _tell(self, publish: Publish) -> None:
+        error = publish.error
+        hook = self._hooks[error is not None]
+        if hook is None:
+            return
+        address = publish.endpoint.address if publish.endpoint is not None else ""
+        latency = self._clock() - publish.started
+        size, messages = publish.size, publish.messages
+        try:
+            if error is None:
+                hook(Acknowledged(publish.topic, messages, size, address, latency))
+            else:
+                hook(Failed(publish.topic, messages, size, error, latency))
+        except Exception:
+            log.exception("%r failed", hook, extra={"topic": publish.topic})
 
 
-def _extra(address: str) -> dict[str, str]:
-    return {"nsqd_address": address}
+def _join(thread: threading.Thread, deadline: float) -> bool:
+    """Whether it has ended by then."""
+    if thread.ident is not None:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return not thread.is_alive()
+
+
+class Callbacks:
+    """The thread that runs futures' callbacks and hooks, one after the other, in the order of the ends."""
+
+    def __init__(self, tell: Callable[[Publish], None]) -> None:
+        self._tell = tell
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.threads: list[threading.Thread] = []
+        self.ident = 0  # of the thread
+        self._ended = False
+
+    def start(self) -> None:
+        thread = threading.Thread(target=self._run, name=f"{NAME}-callbacks", daemon=True)
+        thread.start()
+        self.threads.append(thread)
+
+    def put(self, publish: Publish, future: PublishFuture | None) -> None:
+        """Its end is told."""
+        self._queue.put(partial(self._tell, publish))
+        if future is not None:
+            self._queue.put(future.run_callbacks)
+        if self._ended:  # its thread has seen what was put, or we do
+            self._run_what_is_left()
+
+    def wait_until_run(self, deadline: float) -> None:
+        """Until all that is queued now has run."""
+        run = Waiters()
+        reached: list[None] = []
+
+        def mark() -> None:
+            reached.append(None)
+            run.wake()
+
+        self._queue.put(mark)
+        run.wait_for(reached.__len__, deadline)
+
+    def stop(self) -> None:
+        """End behind what is queued."""
+        self._queue.put(None)
+
+    def _call(self, item: Callable[[], None]) -> None:
+        try:
+            item()
+        except BaseException:  # a hook's SystemExit must not end the thread that all others rely on
+            log.exception("a hook of a publish failed")
+
+    def _run_what_is_left(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                item = self._queue.get_nowait()
+                if item is not None:
+                    self._call(item)
+
+    def _run(self) -> None:
+        self.ident = _thread.get_ident()
+        while (item := self._queue.get()) is not None:
+            self._call(item)
+        self._ended = True
+        self._run_what_is_left()

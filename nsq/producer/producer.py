@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import _thread
 import os
 import time
 import warnings
@@ -12,26 +12,38 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from nsq.config import Config
-from nsq.connection.dialing import describe, dial
 from nsq.connection.forks import abandon_in_children
-from nsq.errors import ConnectionFailed, NsqError, Unanswered, UsageError
-from nsq.producer.engine import Engine
-from nsq.producer.reports import Acknowledged, ProducerHealth, ProducerStats
-from nsq.producer.request import checked_timeout, multi_publish_request, publish_request
-from nsq.transport.addresses import is_unix, split, unix_path
+from nsq.connection.handshake import describe, dial
+from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered
+from nsq.producer.pool import Pool
+from nsq.producer.publishes import (
+    Publish,
+    PublishFuture,
+    checked_timeout,
+    new_multi_publish,
+    new_publish,
+)
+from nsq.producer.reports import (
+    Acknowledged,
+    CloseReport,
+    Failed,
+    FlushReport,
+    ProducerHealth,
+    ProducerStats,
+)
+from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
 from nsq.transport.tcp import transport_of
 from nsq.transport.tls import context_of
-
-log = logging.getLogger("nsq.producer")
+from nsq.waiting import Waiters, refuse_eventlet, start_thread
 
 
 class Producer:
-    """``Producer("10.0.0.2:4150", "10.0.0.3:4150")``, or ``Producer(nsqlookupd=["10.0.0.7:4161"])``.
+    """``Producer("10.0.0.2:4150", "10.0.0.3:4150")``, or ``Producer(nsqlookupd="10.0.0.7:4161")``.
 
-    One for the whole program: any number of threads may share it, and a process forked from this one goes
-    on with connections of its own. Options are those of Config. Connections are made when they are first
-    needed.
+    One for the whole program: any number of threads may share it, signal handlers too, and a process forked
+    from this one goes on with connections of its own. Options are those of Config. Connections are made when
+    they are first needed.
 
     Every publish ends in one of these ways:
 
@@ -43,46 +55,49 @@ class Producer:
     - UsageError (InvalidName, InvalidMessage): nothing was sent.
 
     As long as it is sure that nothing was stored, other nsqds are tried, or the same one again, until
-    ``timeout``.
+    ``timeout``. A publish that an exception out of a signal handler interrupts may be stored or not.
     """
 
     def __init__(
         self,
-        *nsqd: str,
-        nsqlookupd: Iterable[str] = (),
+        *addresses: str,
+        nsqd: Addresses = (),
+        nsqlookupd: Addresses = (),
         config: Config | None = None,
         transport: Transport | None = None,
         on_acknowledged: Callable[[Acknowledged], None] | None = None,
+        on_failed: Callable[[Failed], None] | None = None,
         **options: Any,
     ) -> None:
-        """``on_acknowledged`` is told of all that was stored, by the thread that published, or by the one
-        that completes futures.
+        """``nsqd`` and ``nsqlookupd`` are an address, or several. The hooks are told of all that was stored,
+        and of all that was not, by the thread that runs the callbacks of futures.
         """
+        refuse_eventlet()
         self._config = Config.of(config, options)
-        self._addresses = tuple(dict.fromkeys(_checked_address(each, transport) for each in nsqd))
-        self._lookupds = _checked_lookupds(nsqlookupd)
+        several = (*checked("nsqd", addresses), *checked("nsqd", nsqd))
+        self._addresses = tuple(dict.fromkeys(several)) if transport is not None else checked_nsqds(several)
+        self._lookupds = checked("nsqlookupd", nsqlookupd)
         if not self._addresses and not self._lookupds:
-            raise UsageError(
-                'a producer needs an nsqd, such as Producer("127.0.0.1:4150"), or nsqlookupd=[…]'
-            )
+            raise ConfigError("a producer needs nsqd or nsqlookupd addresses, or both")
         self._transport = transport
-        # Not the engine's, whose dials end when it closes; one, as lookups of the same name share a thread.
+        # Not the pool's, whose dials end when it closes; one, as lookups of the same name share a thread.
         self._pings = transport or transport_of(self._config)
         self._context = context_of(self._config)
-        if on_acknowledged is not None and not callable(on_acknowledged):
-            raise UsageError(f"on_acknowledged is {on_acknowledged!r}, must be a function")
-        self._on_acknowledged = on_acknowledged
-        self._engine = self._new_engine()
+        for name, hook in (("on_acknowledged", on_acknowledged), ("on_failed", on_failed)):
+            if hook is not None and not callable(hook):
+                raise ConfigError(f"{name} is {hook!r}, must be a function")
+        self._hooks = on_acknowledged, on_failed
+        self._pool = self._new_pool()
         abandon_in_children(self)
 
-    def _new_engine(self) -> Engine:
-        return Engine(
+    def _new_pool(self) -> Pool:
+        return Pool(
             self._addresses,
             self._lookupds,
             self._config,
             self._transport or transport_of(self._config),
             self._context,
-            self._on_acknowledged,
+            *self._hooks,
         )
 
     def __repr__(self) -> str:
@@ -95,83 +110,115 @@ class Producer:
     ) -> None:
         """Return when an nsqd has stored the message.
 
-        ``defer``: it is delivered after so many seconds. ``timeout`` covers everything: room among the
+        ``defer``: nsqd delivers it after so many seconds. ``timeout`` covers everything: room among the
         pending, connecting, sending, the answer, and other attempts; publish_timeout by default.
         """
-        request = publish_request(topic, body, defer, self._config)
-        self._current().publish(request, self._seconds(timeout))
+        self._publish_and_wait(new_publish(topic, body, defer, self._config), timeout)
 
     def multi_publish(self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None) -> None:
         """All of them at once, to one nsqd, which stores all or, unless it fails midway, none."""
-        request = multi_publish_request(topic, bodies, self._config)
-        self._current().publish(request, self._seconds(timeout))
+        self._publish_and_wait(new_multi_publish(topic, bodies, self._config), timeout)
 
     def publish_async(
-        self, topic: str, body: bytes, *, defer: float | None = None, timeout: float | None = None
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        defer: float | None = None,
+        timeout: float | None = None,
+        block: bool = True,
     ) -> Future[None]:
-        """Return at once; the future tells what became of it, as ``publish`` would, after ``timeout`` at
-        the latest.
+        """Return at once; the future tells what became of it, as ``publish`` would, after ``timeout`` at the
+        latest.
 
-        Waits only while max_pending publishes are unanswered. The future cannot be cancelled. Its callbacks
-        run on a thread of the producer, which completes one after the other: they should be quick, and must
-        not flush or close.
+        Waits only while max_pending publishes, or max_pending_bytes of them, are unanswered; with
+        ``block=False`` it raises QueueFull instead. The future cannot be cancelled. Its callbacks run on a
+        thread of the producer's, one after the other: they should be quick, and must not flush, close, or
+        wait for other futures.
         """
-        request = publish_request(topic, body, defer, self._config)
-        return self._current().publish_async(request, self._seconds(timeout))
+        return self._publish_async(new_publish(topic, body, defer, self._config), timeout, block)
 
     def multi_publish_async(
-        self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None
+        self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None, block: bool = True
     ) -> Future[None]:
         """``multi_publish`` that returns at once, as ``publish_async`` does: several batches under way at a
         time keep nsqd busy while the next one is made.
         """
-        request = multi_publish_request(topic, bodies, self._config)
-        return self._current().publish_async(request, self._seconds(timeout))
+        return self._publish_async(new_multi_publish(topic, bodies, self._config), timeout, block)
 
-    def _seconds(self, timeout: float | None) -> float:
+    def _publish_and_wait(self, publish: Publish, timeout: float | None) -> None:
+        pool = self._current()
+        if _thread.get_ident() in pool.own_threads:
+            pool.refuse_own_thread("publish")
         default = self._config.publish_timeout
-        return default if timeout is None else checked_timeout(timeout, default)
+        try:
+            pool.publish(publish, default if timeout is None else checked_timeout(timeout, default))
+            if not publish.wait_for(publish.outcomes.__len__, publish.deadline):
+                pool.give_up(publish)
+        except BaseException:
+            pool.cancel(publish)
+            raise
+        error = publish.error
+        if error is not None:
+            raise error
 
-    def _patience(self, timeout: float | None) -> float:
-        return checked_timeout(timeout, self._config.publish_timeout, may_be_zero=True)
+    def _publish_async(self, publish: Publish, timeout: float | None, block: bool) -> Future[None]:
+        pool = self._current()
+        future = PublishFuture(publish, pool.callbacks)
+        default = self._config.publish_timeout
+        try:
+            pool.publish(
+                publish, default if timeout is None else checked_timeout(timeout, default), block=block
+            )
+            if pool.exiting:
+                publish.wait_for(publish.outcomes.__len__, publish.deadline)
+        except BaseException:
+            pool.cancel(publish)
+            raise
+        return future
 
-    def _current(self) -> Engine:
+    def _current(self) -> Pool:
         # A belt: a child made behind Python's back has run no fork hook.
-        if self._engine.pid != os.getpid():
+        if self._pool.pid != os.getpid():
             self.abandon()
-        return self._engine
+        return self._pool
 
     # Lifetime.
 
-    def flush(self, timeout: float | None = None) -> int:
-        """Wait until all that was published so far is answered; how many are not. publish_timeout by
-        default.
+    def flush(self, timeout: float | None = None) -> FlushReport:
+        """Wait until all that was published so far is answered, for publish_timeout by default. The report is
+        true when nothing is left.
         """
-        return self._current().flush(self._patience(timeout))
+        left = self._current().flush(time.monotonic() + self._patience(timeout))
+        return FlushReport(clean=not left, unanswered=left)
 
-    def close(self, timeout: float | None = None) -> int:
-        """Take nothing new, wait for what is pending, close the connections; how many publishes were left
-        unanswered.
+    def close(self, timeout: float | None = None) -> CloseReport:
+        """Take nothing new, wait for what is pending, close the connections, within ``timeout``:
+        publish_timeout by default. The report is true when nothing was left.
 
-        Those end with PublishUncertain, or PublishFailed if they were never sent. Harmless when it is
-        closed already.
+        Publishes that are left end with PublishUncertain, or PublishFailed if they were never sent. A close
+        that was interrupted goes on; another call waits for it.
         """
-        left = self._current().close(self._patience(timeout))
-        if left:
-            log.warning("%r was closed with %d publishes unanswered", self, left, extra={"left": left})
-        return left
+        return self._current().close(self._patience(timeout))
+
+    def _patience(self, timeout: float | None) -> float:
+        return checked_timeout(timeout, self._config.publish_timeout, may_be_zero=True)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
 
     def __del__(self) -> None:
-        engine = getattr(self, "_engine", None)
-        if engine is not None and engine.pid == os.getpid() and not engine.closed and engine.pool.connected:
+        pool = getattr(self, "_pool", None)
+        if pool is None or pool.closed or pool.pid != os.getpid():
+            return
+        # What is under way is still sent; then the threads end, which hold the pool and not this object.
+        pool.ask_to_close(time.monotonic() + self._config.publish_timeout)
+        if pool.connected:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
 
     def __reduce__(self) -> NoReturn:
@@ -181,9 +228,8 @@ class Producer:
         """In a forked child, where this is called by itself: leave everything of the parent's alone, begin
         anew.
         """
-        inherited, self._engine = self._engine, self._new_engine()
-        if inherited.closed:
-            self._engine.close(0.0)
+        inherited, self._pool = self._pool, self._new_pool()
+        self._pool.closed = inherited.closed
         inherited.abandon()
 
     # What there is to know.
@@ -195,38 +241,65 @@ class Producer:
         for the answers to IDENTIFY, TLS and AUTH, and closes it. It proves that nsqd is there and takes our
         credentials.
         """
-        deadline = time.monotonic() + self._seconds(timeout)
-        addresses = (
-            self._current().pool.addresses if nsqd is None else (_checked_address(nsqd, self._transport),)
-        )
-        faults = []
+        deadline = time.monotonic() + checked_timeout(timeout, self._config.publish_timeout)
+        pool = self._current()
+        addresses = pool.addresses
+        if nsqd is not None:
+            addresses = (nsqd,) if self._transport is not None else checked_nsqds(nsqd)
+        errors: list[NsqError] = []
+        failures = []
         for place, address in enumerate(addresses):
             share = (deadline - time.monotonic()) / (len(addresses) - place)
-            try:
-                self._ping(address, time.monotonic() + share)
-            except NsqError as fault:
-                if len(addresses) == 1:
-                    raise
-                faults.append(describe(address, fault))
-        if faults:
+            error = self._ping(address, time.monotonic() + share)
+            if error is not None:
+                errors.append(error)
+                failures.append(describe(address, error))
+        if len(addresses) == len(errors) == 1:
+            raise errors[0]
+        if failures:
             raise ConnectionFailed(
-                f"{len(faults)} of {len(addresses)} nsqds do not answer: {'; '.join(faults)}"
+                f"{len(failures)} of {len(addresses)} nsqds do not answer: {'; '.join(failures)}"
             )
         if not addresses:
-            raise ConnectionFailed(f"no nsqd is known: {self._engine.pool.absence}")
+            raise ConnectionFailed(f"no nsqd is known: {pool.absence}")
 
-    def _ping(self, address: str, deadline: float) -> None:
-        if deadline <= time.monotonic():
-            raise Unanswered(f"{address} was not asked: there was no time left")
-        ready = dial(address, self._config, self._pings, self._context, deadline=deadline)
-        ready.stream.close()
+    def _ping(self, address: str, deadline: float) -> NsqError | None:
+        """On a thread of its own: no user's thread touches a socket."""
+        answers: list[NsqError | None] = []
+        changed = Waiters()
+
+        def answer(error: NsqError | None) -> None:
+            answers.append(error)
+            changed.wake()
+
+        def ask() -> None:
+            try:
+                dial(address, self._config, self._pings, self._context, deadline=deadline).stream.close()
+            except NsqError as error:
+                answer(error)
+            except Exception as error:
+                answer(ConnectionFailed(f"{address}: {error!r}"))
+            else:
+                answer(None)
+
+        if deadline > time.monotonic():
+            start_thread(
+                ask,
+                f"nsq-producer-ping-{address}",
+                lambda error: answer(ConnectionFailed(f"{address} was not asked: {error}")),
+            )
+            # The dial has the same deadline, and says more about it.
+            if changed.wait_for(answers.__len__, deadline + 1.0):
+                return answers[0]
+        return Unanswered(f"{address} was not asked, or did not answer, in time")
 
     def stats(self) -> ProducerStats:
         """Counters and states as they are now."""
-        return self._current().stats()
+        pool = self._current()
+        return ProducerStats(pending=pool.unended, connections=pool.stats())
 
     def health(self) -> ProducerHealth:
-        """Healthy is who has an open connection, or has not needed one yet."""
+        """Healthy is a producer with an open connection, or one that has not needed a connection yet."""
         connections = self.stats().connections
         problems = {
             each.address: each.reason or each.state
@@ -237,20 +310,3 @@ class Producer:
             healthy=any(each.state == "open" for each in connections) or (not problems and bool(connections)),
             problems=problems,
         )
-
-
-def _checked_address(address: object, transport: Transport | None) -> str:
-    if not isinstance(address, str) or not address:
-        raise UsageError(f"nsqd address {address!r} must be host:port, as text")
-    if transport is None:  # another one may have addresses of its own
-        if is_unix(address):
-            unix_path(address)
-        else:
-            split(address)
-    return address
-
-
-def _checked_lookupds(addresses: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(addresses, str) or not isinstance(addresses, Iterable):
-        raise UsageError(f"nsqlookupd is {addresses!r}, must be a list of addresses")
-    return tuple(dict.fromkeys(addresses))

@@ -1,13 +1,15 @@
-"""What a producer tells about itself: snapshots, and the report of an acknowledged publish."""
+"""What a producer tells about itself: snapshots, reports of flush and close, and what hooks are told."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-#: idle: not dialled yet. paused: it failed, and is left alone for a while. overdue: connected, and behind
-#: with an answer that somebody has given up waiting for; others are preferred.
-ConnectionState = Literal["idle", "dialling", "open", "overdue", "paused"]
+from nsq.errors import NsqError
+
+#: idle: not dialed yet. paused: it failed, and is left alone for a while. overdue: connected, and a publish
+#: has waited in vain for its answer; others are preferred.
+ConnectionState = Literal["idle", "dialing", "open", "overdue", "paused"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,41 @@ class Acknowledged:
     latency: float
 
 
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """These messages came to nothing, or may have: ``error`` is what the publish raised."""
+
+    topic: str
+    messages: int
+    bytes: int
+    error: NsqError
+    latency: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlushReport:
+    """How a flush went. ``clean``, and true, when nothing was left; else ``unanswered`` publishes have not
+    ended.
+    """
+
+    clean: bool
+    unanswered: int = 0
+
+    def __bool__(self) -> bool:
+        return self.clean
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloseReport(FlushReport):
+    """How a close went: ``unanswered`` publishes were ended with an error, these threads have not ended in
+    time.
+    """
+
+    unfinished_threads: list[str] = field(default_factory=list)
+
+    __bool__ = FlushReport.__bool__
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConnectionStats:
     """One nsqd. ``published`` and ``failed`` count messages that it stored, and publishes that came to
@@ -28,16 +65,16 @@ class ConnectionStats:
     """
 
     address: str
-    state: ConnectionState
-    pending: int
-    published: int
-    failed: int
+    state: ConnectionState = "idle"
+    pending: int = 0
+    published: int = 0
+    failed: int = 0
     reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProducerStats:
-    """``pending`` counts publishes of which it is not known what became of them, wherever they are."""
+    """``pending`` counts publishes that have not ended, wherever they are."""
 
     pending: int
     connections: tuple[ConnectionStats, ...]

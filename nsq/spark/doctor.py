@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from nsq.api.nsqlookupd import NsqlookupdApi
 from nsq.config import Config
-from nsq.connection.dialing import dial
+from nsq.connection.handshake import dial
 from nsq.errors import ConfigError, NsqError
 from nsq.spark.wal.places import directory_of, shown
 from nsq.transport.tcp import transport_of
@@ -262,7 +262,7 @@ def check_nsqd(address: str, max_in_flight: int, config: Config) -> Iterator[Fin
     except NsqError as fault:
         yield Finding(what, WRONG, str(fault), _remedy_for(fault))
         return
-    reply = ready.granted.reply
+    reply = ready.negotiated.reply
     yield Finding(
         what, OK, f"version {reply.version}, messages time out after {reply.msg_timeout / 1000:g} s"
     )

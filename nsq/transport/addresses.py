@@ -5,9 +5,36 @@ Pure; must not import socket, as no name is looked up here.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from nsq.errors import ConfigError
 
+Addresses = str | Iterable[str]
+
 _UNIX = "unix:"
+
+
+def checked(name: str, given: Addresses) -> tuple[str, ...]:
+    """What a user gave as ``name``, one address or several. Each is text, of whatever form."""
+    several = [given] if isinstance(given, str) else given
+    if not isinstance(several, Iterable):
+        raise ConfigError(f"{name} is {given!r}, must be an address, or several of them")
+    found = tuple(dict.fromkeys(several))
+    for address in found:
+        if not isinstance(address, str) or not address:
+            raise ConfigError(f"{name} has {address!r}, must be an address as text, such as 127.0.0.1:4150")
+    return found
+
+
+def checked_nsqds(given: Addresses) -> tuple[str, ...]:
+    """The same, each ``host:port`` or a Unix socket."""
+    found = checked("nsqd", given)
+    for address in found:
+        if is_unix(address):
+            unix_path(address)
+        else:
+            split(address)
+    return found
 
 
 def is_unix(address: str) -> bool:

@@ -113,9 +113,8 @@ class Resolver:
         )
         try:
             thread.start()
-        except RuntimeError as error:  # no more threads, or the interpreter is ending
-            asked.failure = OSError(str(error))
-            self._finish(key, asked)
+        except RuntimeError:  # no more threads, or the interpreter is ending
+            self._ask(key, asked)
 
     def _ask(self, key: tuple[str, int, int], asked: _Asked) -> None:
         try:

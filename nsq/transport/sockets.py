@@ -1,14 +1,13 @@
 """A Stream over a connected socket, TCP or Unix.
 
-Reading is one blocking ``recv`` with SO_RCVTIMEO: one system call for each chunk. Writing is a ``send``
-that does not wait, and ``poll`` only when the peer is slow: SO_SNDTIMEO would count anew for each buffer of
-a Unix socket. ``socket.settimeout`` is not used, as it belongs to the socket and not to a direction; nor is
-``select``, which cannot take descriptors from 1024 on.
+A socket object's timeout holds for both directions, and a reader and a writer would overwrite each other's.
+So each has a socket object of its own on the one connection, made by ``dup``. That also works for sockets
+that gevent has patched, to which SO_RCVTIMEO means nothing.
 
-Who closes the descriptor: the last thread out. ``close`` shuts the connection, which ends whatever recv,
-send or poll is blocked in it; then whoever leaves last (the reader, the writer or the closer itself)
-closes. Closing earlier would free the number while a thread is about to use it, and the next file or
-connection of this process gets that number.
+Who closes the descriptors: the last thread out. ``close`` shuts the connection, which ends whatever recv or
+send is blocked in it; then the last one to leave (the reader, the writer or the closer itself) closes.
+Closing earlier would free the number while a thread is about to use it, and the next file or connection of
+this process gets that number.
 
 The one reader and the one writer say that they are inside by a flag of their own, without a lock, as they
 come for every chunk: each sets its flag before it looks whether the stream is closed, and the closer sets
@@ -17,8 +16,9 @@ that before it looks at the flags, so that one of the two always sees the other.
 
 from __future__ import annotations
 
+import errno
 import math
-import select
+import os
 import socket
 import struct
 import threading
@@ -28,25 +28,27 @@ from contextlib import suppress
 from nsq.errors import ConfigError, ConnectionLost, Unanswered
 
 from .base import CHUNK
-from .racing import poll_milliseconds
 
 _TIMEVAL = struct.Struct("@ll")
 _LONGEST = 10**9  # seconds; the kernel takes it for "for ever" or nearly so
+_LONGEST_TIMEOUT = 10**6  # seconds; poll counts milliseconds in 32 bits
 # A peer that is gone must raise an error, not a signal, even where a program has restored SIGPIPE.
-_AT_ONCE = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
+_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class SocketStream:
     """Adopts ``sock``, which must be connected, and closes it in the end."""
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
-        sock.setblocking(True)
         self.peer = peer
-        self._socket = sock
+        self._in = sock
+        self._out = socket.socket(sock.family, sock.type, sock.proto, fileno=os.dup(sock.fileno()))
+        self._in.settimeout(_LONGEST_TIMEOUT)
+        self._out_timeout = -1.0
         self._read_timeout: float | None = None
         self._reading = self._writing = False
         self._lock = threading.Lock()  # guards the next; never held during a call that can block
-        self._inside = 0  # other threads that may be using the descriptor
+        self._inside = 0  # other threads that may be using the descriptors
         self._woken = False
         self._closed = False
 
@@ -64,7 +66,7 @@ class SocketStream:
             return
         try:
             self._read_timeout = seconds
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(seconds))
+            self._in.settimeout(_LONGEST_TIMEOUT if seconds is None else min(seconds, _LONGEST_TIMEOUT))
         except OSError as error:
             raise self._lost(error) from error
         finally:
@@ -73,11 +75,11 @@ class SocketStream:
     def read(self, limit: int = CHUNK) -> bytes:
         self._reading = True
         try:
-            return b"" if self._woken else self._socket.recv(limit)
+            return b"" if self._woken else self._in.recv(limit)
         except OSError as error:
             if self._woken:
                 return b""
-            if isinstance(error, BlockingIOError):
+            if isinstance(error, (TimeoutError, BlockingIOError)) and error.errno != errno.ETIMEDOUT:
                 waited = self._read_timeout  # or what another thread has just replaced it with
                 words = "its read timeout" if waited is None else f"{waited:.3g} s"
                 raise Unanswered(f"{self.peer}: nothing was received within {words}") from error
@@ -92,9 +94,16 @@ class SocketStream:
         try:
             if self._closed:
                 raise ConnectionLost(f"{self.peer}: the connection was closed on this side")
-            sent = self._at_once(data)
+            if timeout != self._out_timeout:
+                self._out.settimeout(min(max(timeout, 0.0), _LONGEST_TIMEOUT))
+                self._out_timeout = timeout
+            sent = self._out.send(data, _NO_SIGNAL)
             if sent != len(data):
-                self._send_rest(data, sent, timeout)
+                self._send_rest(memoryview(data), sent, timeout)
+        except (TimeoutError, BlockingIOError) as error:
+            if self._closed:
+                raise self._lost(error) from error
+            raise self._not_taken(len(data), len(data), timeout) from error
         except OSError as error:
             raise self._lost(error) from error
         finally:
@@ -102,28 +111,19 @@ class SocketStream:
             if self._closed:
                 self._close_if_last()
 
-    def _at_once(self, data: bytes | memoryview) -> int:
-        """How many bytes fitted into the socket's buffer."""
-        try:
-            return self._socket.send(data, _AT_ONCE)
-        except BlockingIOError:
-            return 0
-
-    def _send_rest(self, data: bytes, sent: int, timeout: float) -> None:
+    def _send_rest(self, data: memoryview, sent: int, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        view = memoryview(data)
+        self._out_timeout = -1.0
         while sent < len(data):
             left = deadline - time.monotonic()
-            if left <= 0 or not self._writable_within(left):
-                count = f"{len(data) - sent} of {len(data)} bytes"
-                raise Unanswered(f"{self.peer}: {count} were not taken within {timeout:.3g} s")
-            sent += self._at_once(view[sent:])
+            if left <= 0:
+                raise self._not_taken(len(data) - sent, len(data), timeout)
+            self._out.settimeout(min(left, _LONGEST_TIMEOUT))
+            with suppress(TimeoutError):
+                sent += self._out.send(data[sent:], _NO_SIGNAL)
 
-    def _writable_within(self, seconds: float) -> bool:
-        """Also true when the connection is shut or broken: the next send says so."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLOUT)
-        return bool(poll.poll(poll_milliseconds(seconds)))
+    def _not_taken(self, left: int, size: int, timeout: float) -> Unanswered:
+        return Unanswered(f"{self.peer}: {left} of {size} bytes were not taken within {timeout:.3g} s")
 
     def wake(self) -> None:
         if not self._enter():
@@ -153,11 +153,11 @@ class SocketStream:
         # Threads that were inside at the fork exist in the parent only.
         self._inside = 0
         self._reading = self._writing = False
-        self._socket.close()
+        self._close_both()
 
     def _shut(self, how: int) -> None:
-        with suppress(OSError):  # not connected any more: nobody is blocked in it then
-            self._socket.shutdown(how)
+        with suppress(OSError):  # not connected any more: no thread is blocked in it then
+            self._in.shutdown(how)
 
     def _enter(self) -> bool:
         with self._lock:
@@ -174,7 +174,11 @@ class SocketStream:
 
     def _close_if_last(self) -> None:
         if not (self._inside or self._reading or self._writing):
-            self._socket.close()
+            self._close_both()
+
+    def _close_both(self) -> None:
+        self._in.close()
+        self._out.close()
 
     def _lost(self, error: OSError) -> ConnectionLost:
         if self._closed:

@@ -122,32 +122,33 @@ class FrameParser(Generic[M]):
     ) -> None:
         self.message = message
         self._max_frame = max_frame
-        self._held: list[bytes] = []
+        self.held: list[bytes] = []
+        """Pieces of an incomplete frame."""
         self._held_size = 0
         self._needed = 0
         self.replies = 0
         """How many of all frames so far were no messages: a chunk that adds none has only these."""
 
     def feed(self, data: bytes) -> list[M | Response | ErrorReply]:
-        if self._held:
+        if self.held:
             # Joined only when a whole frame is there: a large one arriving in small chunks is copied once.
-            self._held.append(data)
+            self.held.append(data)
             self._held_size += len(data)
             if self._held_size < self._needed:
                 return []
-            data = b"".join(self._held)
-            self._held.clear()
+            data = b"".join(self.held)
+            self.held.clear()
         frames: list[M | Response | ErrorReply] = []
         used = self._cut(data, frames)
         if used < len(data):
-            self._held.append(data[used:] if used else data)
+            self.held.append(data[used:] if used else data)
             self._held_size = len(data) - used
         return frames
 
     @property
     def buffered(self) -> int:
         """Bytes of an incomplete frame."""
-        return self._held_size if self._held else 0
+        return self._held_size if self.held else 0
 
     def _cut(self, data: bytes, frames: list[M | Response | ErrorReply]) -> int:
         position, end = 0, len(data)

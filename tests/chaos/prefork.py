@@ -76,7 +76,7 @@ class Nursery:
             signal.signal(signal.SIGTERM, lambda *_: worker.ended.set())
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             worker.run()
-            status = 0 if self._producer.close(60.0) == 0 else 2
+            status = 0 if self._producer.close(60.0) else 2
         except BaseException:
             traceback.print_exc()
         finally:

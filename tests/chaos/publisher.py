@@ -53,7 +53,7 @@ class Publisher:
         """In the middle of it all: the threads learn of it by the errors they get."""
         self.stopping.set()
         began = time.monotonic()
-        left = self.producer.close(timeout)
+        left = self.producer.close(timeout).unanswered
         elapsed = time.monotonic() - began
         for thread in self._threads:
             thread.join(60)

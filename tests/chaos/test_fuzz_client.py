@@ -112,6 +112,9 @@ class Witness:
             except NsqError as error:
                 self.seen[type(error).__name__] += 1
 
+    def on_ok(self, conn: Conn, count: int) -> None:
+        self.seen["responses"] += count
+
     def on_response(self, conn: Conn, data: bytes) -> None:
         self.seen["responses"] += 1
 

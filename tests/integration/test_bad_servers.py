@@ -237,6 +237,8 @@ def snapped(*parts: bytes) -> bytes:
 HTTP = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n400 Bad Request"
 TWO_GIB = struct.pack(">ii", 2**31 - 1, 2)
 
+UNREADABLE = "the answer to IDENTIFY cannot be read"
+
 #: Name, what the server does, options of the consumer, words of the error.
 BEFORE: list[tuple[str, Script, dict[str, Any], list[str]]] = [
     ("http", says(HTTP), {}, ["HTTP", "not nsqd's TCP port"]),
@@ -248,13 +250,8 @@ BEFORE: list[tuple[str, Script, dict[str, Any], list[str]]] = [
     ("resets", resets, {}, ["the connection is lost"]),
     ("half an answer", answers_identify_with(b"\0\0\0"), {"handshake_timeout": 0.3}, ["in time"]),
     ("silence", is_silent, {"handshake_timeout": 0.3}, ["in time"]),
-    (
-        "no JSON",
-        answers_identify_with(encode_response(b"what?")),
-        {},
-        ["IDENTIFY was answered with what is no"],
-    ),
-    ("JSON, no object", answers_identify_with(encode_response(b"[1]")), {}, ["IDENTIFY was answered with"]),
+    ("no JSON", answers_identify_with(encode_response(b"what?")), {}, [UNREADABLE]),
+    ("JSON, no object", answers_identify_with(encode_response(b"[1]")), {}, [UNREADABLE, "not an object"]),
     ("a message", answers_identify_with(message(1)), {}, ["a message before anything was subscribed"]),
     ("an error", answers_identify_with(encode_error(b"E_INVALID go away")), {}, ["E_INVALID go away"]),
     ("no subscription", refuses_the_subscription, {}, ["E_SUB_FAILED the channel is closed to you"]),

@@ -181,7 +181,7 @@ def test_a_read_has_a_timeout_and_reading_goes_on_after_it(ends: Ends) -> None:
     with pytest.raises(Unanswered, match=r": nothing was received within 0\.2 s") as caught:
         ends.stream.read()
     assert SHORT * 0.9 < clock.elapsed < LONG / 2
-    assert isinstance(caught.value.__cause__, BlockingIOError)
+    assert isinstance(caught.value.__cause__, TimeoutError)
     assert str(caught.value).startswith(ends.stream.peer)
     ends.peer.sendall(b"late")
     assert ends.stream.read() == b"late"
@@ -429,7 +429,7 @@ def test_descriptors_above_1024_are_no_matter(listening: Callable[..., Listener]
             stack.callback(os.close, null)
         ends = listening().connect()
         stack.callback(ends.stream.close)
-        assert ends.stream._socket.fileno() > 1024
+        assert ends.stream._in.fileno() > 1024
         with pytest.raises(Unanswered):
             ends.stream.write(HUGE, SHORT)  # this one waits in poll
         ends.stream.close()
@@ -464,7 +464,7 @@ def test_a_child_that_abandons_leaves_the_parents_connection_alone(ends: Ends) -
         assert ends.stream.read() == b""
         with pytest.raises(ConnectionLost):
             ends.stream.write(b"from the child", SHORT)
-        assert ends.stream._socket.fileno() == -1
+        assert ends.stream._in.fileno() == -1
 
     assert in_a_child(child) == 0
     ends.peer.sendall(b"to the parent")
@@ -489,12 +489,11 @@ def test_a_child_that_closes_ends_the_parents_connection(listening: Callable[...
 
 
 def test_a_connection_is_set_up_for_small_messages_and_dead_peers(listening: Callable[..., Listener]) -> None:
-    sock = listening().connect().stream._socket
+    sock = listening().connect().stream._in
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
     if hasattr(socket, "TCP_KEEPIDLE"):
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 60
-    assert sock.gettimeout() is None
     assert not sock.get_inheritable()
 
 
@@ -608,10 +607,10 @@ def test_an_interrupt_ends_a_dial_into_a_black_hole_and_those_to_come(
     hole.fill()
     transport = TcpTransport()
     ends = open_one.accept(transport.connect(open_one.address, timeout=LONG))
-    dialling = Running(lambda: transport.connect(hole.address, timeout=10 * LONG)).blocked()
+    dialing = Running(lambda: transport.connect(hole.address, timeout=10 * LONG)).blocked()
     transport.interrupt()
     with pytest.raises(DialFailed, match=re.escape(hole.address)):
-        dialling.result()
+        dialing.result()
     with pytest.raises(DialFailed, match="interrupted"):
         transport.connect(open_one.address, timeout=LONG)
     ends.peer.sendall(b"still there")

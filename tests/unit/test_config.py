@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import pickle
+import re
 import ssl
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import nsq
+from nsq import other_clients
 from nsq.config import Config
 from nsq.errors import ConfigError
 
@@ -64,7 +68,7 @@ class TestDefaults:
 
     def test_turn_nothing_on_that_was_not_asked_for(self) -> None:
         switches = {name for name in NAMES if getattr(Config(), name) is True}
-        assert switches == {"tls_verify"}
+        assert switches == {"tls_verify", "coalesce"}
 
 
 class TestImmutability:
@@ -253,17 +257,210 @@ class TestSecrets:
         assert eval(repr(config), {"Config": Config}) == config
 
 
+#: What other clients call it, and what must be named in the answer. An empty one means that it is ours too.
+GO_NSQ = {
+    "dial_timeout": "",
+    "read_timeout": "",
+    "write_timeout": "",
+    "local_addr": "local_address",
+    "lookupd_poll_interval": "",
+    "lookupd_poll_jitter": "",
+    "lookupd_poll_timeout": "",
+    "max_requeue_delay": "",
+    "default_requeue_delay": "",
+    "backoff_strategy": "",
+    "max_backoff_duration": "",
+    "backoff_multiplier": "",
+    "max_attempts": "",
+    "low_rdy_idle_timeout": "",
+    "low_rdy_timeout": "",
+    "rdy_redistribute_interval": "",
+    "client_id": "",
+    "hostname": "",
+    "user_agent": "",
+    "topology_region": "",
+    "topology_zone": "",
+    "heartbeat_interval": "",
+    "sample_rate": "",
+    "tls_v1": "tls=True",
+    "tls_config": "ssl.SSLContext",
+    "tls_root_ca_file": "tls_ca_file",
+    "tls_insecure_skip_verify": "tls_verify=False",
+    "tls_cert": "tls_cert_file",
+    "tls_key": "tls_key_file",
+    "tls_min_version": "",
+    "deflate": "",
+    "deflate_level": "",
+    "snappy": "",
+    "output_buffer_size": "",
+    "output_buffer_timeout": "",
+    "max_in_flight": "",
+    "msg_timeout": "",
+    "max_msg_size": "",
+    "auth_secret": "",
+    "skip_lookupd_authorization": "lookupd_authorization",
+}
+PYNSQ_READER = {
+    "message_handler": "add_handler(fn)",
+    "name": "client_id",
+    "nsqd_tcp_addresses": "nsqd here, an argument of Consumer and Producer",
+    "lookupd_http_addresses": "nsqlookupd here, an argument of Consumer and Producer",
+    "max_tries": "max_attempts",
+    "max_in_flight": "",
+    "lookupd_poll_interval": "",
+    "low_rdy_idle_timeout": "",
+    "max_backoff_duration": "",
+    "lookupd_poll_jitter": "",
+    "lookupd_connect_timeout": "lookupd_poll_timeout",
+    "lookupd_request_timeout": "lookupd_poll_timeout",
+    "timeout": "dial_timeout",
+    "heartbeat_interval": "",
+    "requeue_delay": "default_requeue_delay",
+    "tls_v1": "tls=True",
+    "tls_options": "ssl.SSLContext",
+    "snappy": "",
+    "deflate": "",
+    "deflate_level": "",
+    "user_agent": "",
+    "output_buffer_size": "",
+    "output_buffer_timeout": "",
+    "sample_rate": "",
+    "auth_secret": "",
+    "msg_timeout": "",
+    "hostname": "",
+    "io_loop": "no event loop",
+}
+PYNSQ_WRITER = {"reconnect_interval": "reconnect_initial", "name": "client_id"}
+GNSQ_CONSUMER = {
+    "nsqd_tcp_addresses": "nsqd",
+    "lookupd_http_addresses": "nsqlookupd",
+    "name": "client_id",
+    "message_handler": "add_handler(fn)",
+    "max_tries": "max_attempts",
+    "requeue_delay": "default_requeue_delay",
+    "lookupd_poll_interval": "",
+    "lookupd_poll_jitter": "",
+    "low_ready_idle_timeout": "low_rdy_idle_timeout",
+    "max_backoff_duration": "",
+    "backoff_on_requeue": "nsq.Requeue(backoff=False)",
+    "max_concurrency": "threads",
+    "async": "disable_auto_response",
+}
+GNSQ_CLIENT = {
+    "address": "nsqd",
+    "port": "nsqd",
+    "timeout": "publish_timeout",
+    "client_id": "",
+    "tls_v1": "tls=True",
+    "tls_options": "ssl.SSLContext",
+    "user_agent": "",
+}
+NSQ_PY = {"connect_timeout": "dial_timeout", "short_id": "client_id", "feature_negotiation": "always on"}
+ANSQ = {
+    "connection_options": "nsq.Config(...)",
+    "features": "nsq.Config(...)",
+    "on_message": "add_handler(fn)",
+    "on_exception": "nsq.ConsumerHooks",
+    "on_close": "nsq.ConsumerHooks",
+    "auto_reconnect": "reconnect_initial",
+    "message_queue": "queue.put",
+    "loop": "no event loop",
+    "debug": "logging",
+    "logger": "logging",
+}
+NSQJS = {
+    "lookupdHTTPAddresses": "nsqlookupd",
+    "nsqdTCPAddresses": "nsqd",
+    "messageTimeout": "msg_timeout",
+    "idleTimeout": "read_timeout",
+    "requeueDelay": "default_requeue_delay",
+    "maxBackoffDuration": "max_backoff_duration",
+    "tlsVerification": "tls_verify",
+}
+CLIENTS = {
+    "go-nsq": GO_NSQ,
+    "pynsq's Reader": PYNSQ_READER,
+    "pynsq's Writer": PYNSQ_WRITER,
+    "gnsq's Consumer": GNSQ_CONSUMER,
+    "gnsq's NsqdTCPClient": GNSQ_CLIENT,
+    "nsq-py": NSQ_PY,
+    "ansq": ANSQ,
+    "nsqjs": NSQJS,
+}
+ELSEWHERE = [
+    pytest.param(name, ours, id=f"{client}: {name}")
+    for client, table in CLIENTS.items()
+    for name, ours in table.items()
+]
+
+
+class TestTheOptionsOfOtherClients:
+    @pytest.mark.parametrize(("name", "ours"), ELSEWHERE)
+    def test_each_is_ours_too_or_answered_with_ours(self, name: str, ours: str) -> None:
+        if not ours:
+            assert name in NAMES
+            return
+        text = refusal(**{name: 1})
+        assert text.startswith(f"there is no option {name!r}; ")
+        assert ours in text
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda **options: nsq.Producer("127.0.0.1:4150", **options),
+            lambda **options: nsq.Consumer("orders", "billing", nsqd="127.0.0.1:4150", **options),
+            lambda **options: Config.of(Config(), options),
+        ],
+        ids=["Producer", "Consumer", "Config.of"],
+    )
+    def test_wherever_options_are_taken(self, make: Callable[..., object]) -> None:
+        for table in CLIENTS.values():
+            for name, ours in table.items():
+                if ours:
+                    with pytest.raises(ConfigError) as caught:
+                        make(**{name: 1})
+                    assert ours in str(caught.value)
+
+    def test_in_full(self) -> None:
+        assert refusal(tls_v1=True) == "there is no option 'tls_v1'; it is called tls=True here"
+        assert refusal(lookupd_http_addresses=["127.0.0.1:4161"]) == (
+            "there is no option 'lookupd_http_addresses'; "
+            "it is called nsqlookupd here, an argument of Consumer and Producer"
+        )
+
+    @pytest.mark.parametrize("name", other_clients.OPTIONS)
+    def test_what_is_named_exists(self, name: str) -> None:
+        assert name not in NAMES
+        words = set(re.findall(r"\w+", other_clients.OPTIONS[name]))
+        assert words & set(NAMES)
+        assert {word for word in words if "_" in word} <= set(NAMES)
+
+    def test_no_option_of_ours_is_taken_for_another_ones(self) -> None:
+        assert not set(NAMES) & {*other_clients.OPTIONS, *other_clients.ARGUMENTS}
+
+    def test_arguments_are_no_options(self) -> None:
+        for taker, missing in ((nsq.Producer, "threads"), (nsq.Consumer, "on_acknowledged")):
+            given = ("orders", "billing") if taker is nsq.Consumer else ("127.0.0.1:4150",)
+            with pytest.raises(ConfigError, match=f"no option '{missing}'; it is an argument of "):
+                taker(*given, **{missing: 1})
+        parameters = {
+            *inspect.signature(nsq.Consumer).parameters,
+            *inspect.signature(nsq.Producer).parameters,
+        }
+        ours = {
+            name for name, text in other_clients.ARGUMENTS.items() if text.startswith("it is an argument")
+        }
+        assert ours <= parameters
+
+
 class TestUnknownOptions:
     @pytest.mark.parametrize(
         ("name", "hint"),
         [
             ("max_inflight", "did you mean max_in_flight?"),
             ("maxInFlight", "did you mean max_in_flight?"),
-            ("local_addr", "did you mean local_address?"),
-            ("tls_cert", "did you mean tls_cert_file?"),
-            ("tls_v1", "it is called tls=True here"),
-            ("skip_lookupd_authorization", "lookupd_authorization"),
-            ("max_tries", "max_attempts"),
+            ("local_adress", "did you mean local_address?"),
+            ("tls_certfile", "did you mean tls_cert_file?"),
         ],
     )
     def test_the_nearest_is_named(self, name: str, hint: str) -> None:
@@ -395,12 +592,17 @@ class TestFromEnviron:
             "NSQ_PORT_4150_TCP_PROTO": "tcp",
             "NSQ_TLS_SERVICE_PORT": "4150",
             "NSQ_BIN_DIR": "/opt",
+            "NSQ_HOST": "queue.example",
+            "NSQ_TOPIC": "orders",
+            "NSQ_LOOKUPD_HTTP_ADDRESSES": "127.0.0.1:4161",
         }
         assert Config.from_environ(environ=environ) == Config()
 
     def test_a_misspelt_one_is_an_error(self) -> None:
         with pytest.raises(ConfigError, match=r"NSQ_\*: .*did you mean max_in_flight"):
             Config.from_environ(environ={"NSQ_MAX_INFLIGHT": "1"})
+        with pytest.raises(ConfigError, match=r"NSQ_\*: .*called tls=True here"):
+            Config.from_environ(environ={"NSQ_TLS_V1": "true"})
 
     def test_a_wrong_value_is_an_error(self) -> None:
         with pytest.raises(ConfigError, match=r"NSQ_\*: max_attempts is 'x'"):

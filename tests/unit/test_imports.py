@@ -18,11 +18,12 @@ PACKAGE = ROOT / "nsq"
 # is there for everybody, its other names only for the parts below it.
 PUBLIC = "nsq"
 ORDER = [
-    ["errors", "collector"],
+    ["errors", "collector", "other_clients"],
     ["literals"],
     ["options"],
     ["config", "message"],
     ["wire"],
+    ["waiting"],
     ["transport", "api", "flags"],
     ["connection"],
     ["consumer", "producer"],
@@ -54,6 +55,7 @@ ONLY_IN = {
     "django": ["contrib/"],
     "celery": ["contrib/"],
     "pytest": ["testing/"],
+    "eventlet": ["waiting.py"],
 }
 
 # Bytes in, bytes out: time, chance and the world come to these as arguments or not at all.

@@ -18,7 +18,7 @@ EXTRAS = {
     "fast": {"uvloop"},
     "spark": {"pyspark[sql]", "pyarrow", "pandas"},
     "chart": {"matplotlib"},
-    "test": {"nsq[server]", "pytest", "pytest-timeout", "hypothesis", "trustme"},
+    "test": {"nsq[server]", "pytest", "pytest-timeout", "hypothesis", "trustme", "gevent", "eventlet"},
     "spark-test": {"nsq[test,spark,chart]"},
     "dev": {"nsq[test]", "coverage", "ruff", "mypy"},
     "docs": {"mkdocs", "mkdocstrings[python]", "pygments", "ruff"},

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from nsq.config import Config
-from nsq.connection import Conn
+from nsq.connection.conn import Conn, Encoder
 from nsq.errors import NsqError, ServerError
 from nsq.message import Message
 from nsq.transport import MemoryTransport
@@ -27,6 +28,9 @@ class Delegate:
         self.notes: list[tuple[Any, ...]] = []
         self.causes: list[NsqError | None] = []
         self.on_answer: Callable[[Conn], None] = lambda _: None
+        """Called first when a message is finished or requeued."""
+        self.on_end: Callable[[Conn], None] = lambda _: None
+        """Called first when the connection has ended."""
 
     def _note(self, *note: Any) -> None:
         with self._changed:
@@ -38,6 +42,9 @@ class Delegate:
             self.messages += messages
             self._changed.notify_all()
 
+    def on_ok(self, conn: Conn, count: int) -> None:
+        self._note("ok", count)
+
     def on_response(self, conn: Conn, data: bytes) -> None:
         self._note("response", data)
 
@@ -48,6 +55,7 @@ class Delegate:
         self._note("heartbeat")
 
     def on_close(self, conn: Conn, cause: NsqError | None) -> None:
+        self.on_end(conn)
         with self._changed:
             self.causes.append(cause)
             self._changed.notify_all()
@@ -77,20 +85,17 @@ class Delegate:
 
 
 class Pair:
-    """A connection and its nsqd."""
+    """A connection and its nsqd. ``inner`` is the memory transport that ``transport`` wraps, if any."""
 
     def __init__(
         self,
         transport: Any = None,
         inner: MemoryTransport | None = None,
         *,
-        heeded: bool = True,
-        lends: bool = False,
+        encode: Encoder | None = None,
         **options: Any,
     ) -> None:
         self.transport = transport or MemoryTransport()
-        self.heeded = heeded
-        self.lends = lends
         self.delegate = Delegate()
         self.conn = Conn(
             A,
@@ -101,20 +106,32 @@ class Pair:
             channel=CHANNEL,
             name="test",
             requeue_delay=lambda attempts: attempts * 1.5,
-            heeded=lambda: self.heeded,
-            lends=lambda: self.lends,
+            encode=encode,
         )
         self._memory = inner or self.transport
 
     def connect(self, **granted: Any) -> Nsqd:
-        connecting = threading.Thread(target=self.conn.connect, args=(time.monotonic() + PATIENCE,))
-        connecting.start()
-        nsqd = accept(self._memory, **granted)
-        connecting.join(PATIENCE)
+        """Connect and start the loops."""
+        nsqd = self.shake_hands(**granted)
         self.conn.start()
         return nsqd
 
+    def shake_hands(self, **granted: Any) -> Nsqd:
+        """Connect; the loops do not run yet."""
+        with self.connecting():
+            return accept(self._memory, **granted)
+
+    @contextmanager
+    def connecting(self) -> Iterator[None]:
+        """Connect on a thread of its own, while the block plays the nsqd."""
+        thread = threading.Thread(target=self.conn.connect, args=(time.monotonic() + PATIENCE,))
+        thread.start()
+        try:
+            yield
+        finally:
+            thread.join(PATIENCE)
+
     def end(self) -> None:
-        if self.conn.granted is not None:
+        if self.conn.negotiated is not None:
             self.conn.close()
             assert self.conn.join(time.monotonic() + PATIENCE)

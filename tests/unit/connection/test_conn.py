@@ -1,11 +1,14 @@
-"""A connection over a scripted nsqd: what its threads do, and how it ends."""
+"""A connection over a scripted nsqd: what its loops do, what callers may do to it, and how it ends."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -17,20 +20,21 @@ from nsq.errors import (
     FinFailed,
     FrameError,
     InvalidMessage,
+    NotNsqd,
     NsqError,
     SubFailed,
     Unanswered,
     WireError,
 )
 from nsq.message import Message, finish_all
-from nsq.transport import MemoryStream, MemoryTransport, WrappedStream
-from nsq.wire.frames import CLOSE_WAIT, HEARTBEAT, encode_response
+from nsq.transport import CHUNK, MemoryTransport, WrappedStream
+from nsq.wire.frames import CLOSE_WAIT, OK, encode_response
 
 from ..scripted import (
     CLS,
     NOP,
     A,
-    accept,
+    Nsqd,
     fin,
     hear_identify,
     id_of,
@@ -40,6 +44,9 @@ from ..scripted import (
     touch,
 )
 from .paired import PATIENCE, Pair
+
+MIB = 1024 * 1024
+READER, WRITER = f"test-read-{A}", f"test-write-{A}"
 
 
 @pytest.fixture
@@ -59,14 +66,17 @@ def pair(pairs: Callable[..., Pair]) -> Pair:
     return pairs()
 
 
-@pytest.fixture(params=[True, False], ids=["heeded", "unheeded"])
-def either(pairs: Callable[..., Pair], request: pytest.FixtureRequest) -> Pair:
-    """Whose delegate wants to hear of every FIN, or does not."""
-    return pairs(heeded=request.param)
+def in_flight(pair: Pair, *numbers: int, **granted: Any) -> tuple[Nsqd, list[Message]]:
+    """Connect, and have nsqd deliver these messages."""
+    nsqd = pair.connect(**granted)
+    pair.conn.send_rdy(len(numbers))
+    nsqd.expect(rdy(len(numbers)))
+    nsqd.deliver(*numbers)
+    return nsqd, pair.delegate.wait_for_messages(len(numbers))
 
 
 def all_in_threads(*calls: Callable[[], object]) -> None:
-    """Let loose together; returns when all are done."""
+    """Start them together; return when all are done."""
     start = threading.Barrier(len(calls))
 
     def run(call: Callable[[], object]) -> None:
@@ -81,30 +91,97 @@ def all_in_threads(*calls: Callable[[], object]) -> None:
         assert not thread.is_alive()
 
 
+@contextmanager
+def interrupted_in(function: Any, line: int) -> Iterator[None]:
+    """Raise KeyboardInterrupt in this thread when it comes to that line of the function, as a signal may."""
+    left = line
+
+    def enter(frame: FrameType, event: str, argument: object) -> Any:
+        return step if frame.f_code is function.__code__ else None
+
+    def step(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        if event == "line":
+            if left == 0:
+                raise KeyboardInterrupt
+            left -= 1
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        with suppress(KeyboardInterrupt):
+            yield
+    finally:
+        sys.settrace(before)
+
+
+class Recording(WrappedStream):
+    """Notes which thread reads, and of each write its thread, size and timeout. Writes fail when told to."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream)
+        self.readers: set[str] = set()
+        self.writes: list[tuple[str, int, float]] = []
+        self.failure: Exception | None = None
+
+    def read(self, limit: int = CHUNK) -> bytes:
+        self.readers.add(threading.current_thread().name)
+        return super().read(limit)
+
+    def write(self, data: bytes, timeout: float) -> None:
+        self.writes.append((threading.current_thread().name, len(data), timeout))
+        if self.failure is not None:
+            raise self.failure
+        super().write(data, timeout)
+
+
+class RecordingTransport:
+    """A MemoryTransport that keeps its recording streams."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryTransport()
+        self.streams: list[Recording] = []
+
+    def connect(self, address: str, *, timeout: float) -> Recording:
+        self.streams.append(Recording(self.memory.connect(address, timeout=timeout)))
+        return self.streams[-1]
+
+
+def recorded(pairs: Callable[..., Pair], **options: Any) -> tuple[Pair, Nsqd, Recording]:
+    """A running connection; the writes of its handshake are not in the record."""
+    transport = RecordingTransport()
+    pair = pairs(transport, transport.memory, **options)
+    nsqd = pair.shake_hands()
+    (stream,) = transport.streams
+    stream.readers.clear()
+    stream.writes.clear()
+    pair.conn.start()
+    return pair, nsqd, stream
+
+
 class TestReading:
     def test_messages_arrive_in_flight(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        pair.conn.send_rdy(2)
-        nsqd.expect(rdy(2))
-        nsqd.deliver(1, 2)
-        one, two = pair.delegate.wait_for_messages(2)
+        _, (one, two) = in_flight(pair, 1, 2)
         assert (one.id, two.id) == (id_of(1), id_of(2))
         assert pair.conn.in_flight == 2
         assert pair.conn.holds(one)
         assert one.nsqd_address == A
+        assert pair.conn.last_message_at == one.received_at
+
+    def test_the_time_of_a_message_runs_from_its_reading(self, pair: Pair) -> None:
+        before = time.monotonic()
+        _, (one,) = in_flight(pair, 1, msg_timeout=30_000)
+        assert before <= one.received_at <= time.monotonic()
+        assert one.expires_at == one.received_at + 30.0
 
     def test_what_came_with_the_handshake_is_read_first(self, pair: Pair) -> None:
-        def shake() -> None:
+        with pair.connecting():
             peer = pair.transport.accept()
             hear_identify(peer)
             peer.send(encode_response(b"{}"))
             peer.wait_until(lambda got: got.endswith(b"SUB orders billing\n"))
             peer.send(encode_response(b"OK") + encode_response(b"early"))
-
-        nsqd = threading.Thread(target=shake)
-        nsqd.start()
-        pair.conn.connect(time.monotonic() + PATIENCE)
-        nsqd.join(PATIENCE)
         assert pair.delegate.notes == []
         pair.conn.start()
         pair.delegate.wait_for_note("response", b"early")
@@ -115,6 +192,36 @@ class TestReading:
             nsqd.heartbeat()
             nsqd.expect(NOP)
         pair.delegate.wait_for_note("heartbeat")
+
+    def test_oks_are_counted(self, pair: Pair) -> None:
+        nsqd = pair.connect()
+        ok, said = encode_response(OK), encode_response(b"said")
+        nsqd.peer.send(ok + said + 3 * ok + ok[:4])
+        nsqd.peer.send(ok[4:] + encode_response(b"over"))
+        pair.delegate.wait_for_note("response", b"over")
+        notes = pair.delegate.notes
+        assert [note for note in notes if note[0] == "response"] == [
+            ("response", b"said"),
+            ("response", b"over"),
+        ]
+        before = notes[: notes.index(("response", b"said"))]
+        assert sum(note[1] for note in before) == 1
+        assert sum(note[1] for note in notes if note[0] == "ok") == 5
+
+    def test_an_ok_alone_in_its_chunk(self, pair: Pair) -> None:
+        nsqd = pair.connect()
+        nsqd.say(OK)
+        pair.delegate.wait_for_note("ok", 1)
+        nsqd.peer.send(2 * encode_response(OK))
+        pair.delegate.wait_for_note("ok", 2)
+
+    def test_the_rest_of_a_frame_is_not_taken_for_an_ok(self, pair: Pair) -> None:
+        nsqd = pair.connect()
+        nsqd.peer.chunk_size = len(encode_response(OK))
+        data = b"xx" + encode_response(OK)
+        nsqd.say(data)
+        pair.delegate.wait_for_note("response", data)
+        assert pair.delegate.notes == [("response", data)]
 
     def test_errors_that_are_not_fatal(self, pair: Pair) -> None:
         nsqd = pair.connect()
@@ -136,56 +243,52 @@ class TestReading:
         nsqd = pair.connect()
         pair.conn.send_rdy(3)
         nsqd.expect(rdy(3))
-        nsqd.peer.send(message(1, b"x" * 100) + encode_response(HEARTBEAT) + message(2, b"") + message(3))
-        bodies = [received.body for received in pair.delegate.wait_for_messages(3)]
-        assert bodies == [b"x" * 100, b"", b"body"]
+        ok = encode_response(OK)
+        nsqd.peer.send(message(1, b"x" * 100) + 2 * ok + message(2, b"") + ok + message(3))
+        nsqd.heartbeat()
         nsqd.expect(NOP)
+        assert [each.body for each in pair.delegate.messages] == [b"x" * 100, b"", b"body"]
+        assert sum(note[1] for note in pair.delegate.notes if note[0] == "ok") == 3
 
 
 class TestAnswering:
-    def test_finish(self, either: Pair) -> None:
-        nsqd = either.connect()
-        either.conn.send_rdy(1)
-        nsqd.deliver(1)
-        (one,) = either.delegate.wait_for_messages(1)
+    def test_finish(self, pair: Pair) -> None:
+        nsqd, (one,) = in_flight(pair, 1)
         one.finish()
-        nsqd.expect(rdy(1), fin(1))
+        nsqd.expect(fin(1))
         assert one.responded
-        assert either.delegate.notes == ([("finished", one)] if either.heeded else [])
-        assert either.conn.session.finished == 1
+        assert pair.delegate.notes == [("finished", one)]
+        assert pair.conn.session.finished == 1
 
-    def test_finish_many_at_once(self, either: Pair) -> None:
+    def test_finish_many_at_once(self, pair: Pair) -> None:
         """What has been answered before is passed over."""
-        nsqd = either.connect()
-        either.conn.send_rdy(4)
-        nsqd.deliver(1, 2, 3, 4)
-        one, two, three, four = messages = either.delegate.wait_for_messages(4)
+        nsqd, messages = in_flight(pair, 1, 2, 3, 4)
+        one, two, three, four = messages
         two.finish()
         finish_all([one, two, three, one])
         finish_all([one, two, three])
-        nsqd.expect(rdy(4), fin(2), fin(1), fin(3))
-        assert [message.responded for message in messages] == [True, True, True, False]
-        finished = [("finished", message) for message in (two, one, three)]
-        assert either.delegate.notes == (finished if either.heeded else [])
-        assert either.conn.session.finished == 3
-        assert either.conn.in_flight == 1
+        nsqd.expect(fin(2), fin(1), fin(3))
+        assert [each.responded for each in messages] == [True, True, True, False]
+        assert pair.delegate.notes == [("finished", each) for each in (two, one, three)]
+        assert pair.conn.session.finished == 3
+        assert pair.conn.in_flight == 1
         finish_all([four])
         nsqd.expect(fin(4))
 
-    def test_the_last_of_many_end_the_connection(self, either: Pair) -> None:
-        nsqd = either.connect()
-        either.conn.send_rdy(3)
-        nsqd.deliver(1, 2, 3)
-        messages = either.delegate.wait_for_messages(3)
-        either.conn.start_close()
-        nsqd.expect(rdy(3), CLS)
+    def test_the_last_of_many_end_the_connection(self, pair: Pair) -> None:
+        nsqd, messages = in_flight(pair, 1, 2, 3)
+        pair.conn.send_cls()
+        nsqd.expect(CLS)
         nsqd.close_wait()
         finish_all(messages)
         nsqd.expect(fin(1), fin(2), fin(3))
         nsqd.peer.wait_closed()
-        finish_all(messages)  # nobody to tell, and nothing to raise
+        finish_all(messages)  # raises nothing
 
-    @pytest.mark.parametrize(("delay", "sent"), [(None, 3000), (0, 0), (0.25, 250), (-1, 0), (0.0006, 1)])
+    @pytest.mark.parametrize(
+        ("delay", "sent"),
+        [(None, 3000), (0, 0), (0.25, 250), (-1, 0), (0.0006, 1), (float("nan"), 0)],
+    )
     def test_requeue(self, pair: Pair, delay: float | None, sent: int) -> None:
         nsqd = pair.connect()
         pair.conn.send_rdy(1)
@@ -194,54 +297,42 @@ class TestAnswering:
         one.requeue(delay, backoff=False)
         nsqd.expect(rdy(1), req(1, sent))
         assert pair.delegate.notes == [("requeued", one, False)]
+        assert pair.conn.session.requeued == 1
 
-    @pytest.mark.parametrize("delay", [float("nan"), float("inf"), "soon"])
-    def test_a_delay_that_is_none_leaves_the_message_in_flight(self, pair: Pair, delay: Any) -> None:
-        nsqd = pair.connect()
-        pair.conn.send_rdy(1)
-        nsqd.deliver(1)
-        (one,) = pair.delegate.wait_for_messages(1)
-        if delay != delay:  # max() makes nothing of NaN
-            one.requeue(delay)
-            nsqd.expect(rdy(1), req(1, 0))
-            return
+    @pytest.mark.parametrize("delay", [float("inf"), "soon"])
+    def test_an_impossible_delay_leaves_the_message_in_flight(self, pair: Pair, delay: Any) -> None:
+        nsqd, (one,) = in_flight(pair, 1)
         with pytest.raises(InvalidMessage, match="requeue delay"):
             one.requeue(delay)
         assert not one.responded
         one.finish()
-        nsqd.expect(rdy(1), fin(1))
+        nsqd.expect(fin(1))
 
     def test_touch(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        pair.conn.send_rdy(1)
-        nsqd.deliver(1)
-        (one,) = pair.delegate.wait_for_messages(1)
+        nsqd, (one,) = in_flight(pair, 1)
         before = one.expires_at
         one.touch()
-        nsqd.expect(rdy(1), touch(1))
+        nsqd.expect(touch(1))
         assert one.expires_at > before
         assert not one.responded
 
-    def test_a_second_answer_is_refused_and_not_sent(self, either: Pair) -> None:
-        nsqd = either.connect()
-        either.conn.send_rdy(1)
-        nsqd.deliver(1)
-        (one,) = either.delegate.wait_for_messages(1)
+    def test_a_second_answer_is_refused_and_not_sent(self, pair: Pair) -> None:
+        nsqd, (one,) = in_flight(pair, 1)
         one.finish()
         for again in (one.finish, one.requeue, one.touch):
             with pytest.raises(AlreadyResponded):
                 again()
-        either.conn.send(b"NOP\n")
-        nsqd.expect(rdy(1), fin(1), NOP)
+        pair.conn.put(b"NOP\n")
+        nsqd.expect(fin(1), NOP)
 
-    def test_of_many_answers_at_once_one_counts(self, either: Pair) -> None:
-        nsqd = either.connect()
-        either.conn.send_rdy(1)
+    def test_of_many_answers_at_once_one_counts(self, pair: Pair) -> None:
+        nsqd = pair.connect()
+        pair.conn.send_rdy(1)
         nsqd.expect(rdy(1))
         refusals: list[AlreadyResponded] = []
         for round_ in range(20):
             nsqd.deliver(round_)
-            latest = either.delegate.wait_for_messages(round_ + 1)[-1]
+            latest = pair.delegate.wait_for_messages(round_ + 1)[-1]
 
             def answer(answered: Message = latest) -> None:
                 try:
@@ -256,33 +347,24 @@ class TestAnswering:
 
     def test_the_delegate_hears_of_it_before_it_is_sent(self, pair: Pair) -> None:
         """So that an RDY which follows from it is on the wire before nsqd has room for another message."""
-        nsqd = pair.connect()
-        pair.conn.send_rdy(1)
-        nsqd.deliver(1)
-        (one,) = pair.delegate.wait_for_messages(1)
+        nsqd, (one,) = in_flight(pair, 1)
         pair.delegate.on_answer = lambda conn: conn.send_rdy(0)
         one.requeue(0)
-        nsqd.expect(rdy(1), rdy(0), req(1, 0))
+        nsqd.expect(rdy(0), req(1, 0))
 
-    def test_a_requeued_message_comes_back_as_another(self, either: Pair) -> None:
-        nsqd = either.connect()
-        either.conn.send_rdy(1)
-        nsqd.deliver(1)
-        (first,) = either.delegate.wait_for_messages(1)
+    def test_a_requeued_message_comes_back_as_another(self, pair: Pair) -> None:
+        nsqd, (first,) = in_flight(pair, 1)
         first.requeue(0)
         nsqd.deliver(1, attempts=2)
-        second = either.delegate.wait_for_messages(2)[1]
+        second = pair.delegate.wait_for_messages(2)[1]
         assert second.attempts == 2
         with pytest.raises(AlreadyResponded):
             first.finish()
         second.finish()
-        nsqd.expect(rdy(1), req(1, 0), fin(1))
+        nsqd.expect(req(1, 0), fin(1))
 
-    def test_what_is_over_is_let_go_of(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        pair.conn.send_rdy(2)
-        nsqd.deliver(1, 2)
-        one, two = pair.delegate.wait_for_messages(2)
+    def test_messages_whose_time_is_up_are_let_go(self, pair: Pair) -> None:
+        _, (one, two) = in_flight(pair, 1, 2)
         one.expires_at = 0.0
         assert pair.conn.expire(time.monotonic()) == [one]
         assert not pair.conn.drop(one)
@@ -290,195 +372,280 @@ class TestAnswering:
         assert pair.conn.in_flight == 0
         assert pair.conn.session.timed_out == 2
 
-    def test_answers_after_the_end_are_refused(self, either: Pair) -> None:
-        nsqd = either.connect()
-        either.conn.send_rdy(1)
-        nsqd.deliver(1)
-        (one,) = either.delegate.wait_for_messages(1)
+    def test_answers_after_the_end_are_refused(self, pair: Pair) -> None:
+        nsqd, (one,) = in_flight(pair, 1)
         nsqd.peer.end()
-        either.delegate.wait_for_close()
+        pair.delegate.wait_for_close()
         assert one.expired
         for answer in (one.finish, one.requeue, one.touch):
             with pytest.raises(AlreadyResponded):
                 answer()
 
+    def test_an_answer_that_was_interrupted_blocks_the_end_until_its_time_is_up(self, pair: Pair) -> None:
+        """Its thread has claimed the message and may be about to put the FIN."""
+        nsqd, (one,) = in_flight(pair, 1)
 
-class OneAtATime(WrappedStream):
-    """Complains when two threads write at once."""
+        def interrupt(conn: Conn) -> None:
+            raise KeyboardInterrupt
 
-    def __init__(self, stream: MemoryStream) -> None:
-        super().__init__(stream)
-        self._lock = threading.Lock()
-        self.collisions = 0
-
-    def write(self, data: bytes, timeout: float) -> None:
-        if not self._lock.acquire(blocking=False):
-            self.collisions += 1
-            return
-        try:
-            super().write(data, timeout)
-        finally:
-            self._lock.release()
-
-
-class Watched:
-    """A transport whose streams complain."""
-
-    def __init__(self, memory: MemoryTransport) -> None:
-        self._memory = memory
-        self.streams: list[OneAtATime] = []
-
-    def connect(self, address: str, *, timeout: float) -> OneAtATime:
-        self.streams.append(OneAtATime(self._memory.connect(address, timeout=timeout)))
-        return self.streams[-1]
-
-
-class TestSending:
-    def test_many_threads_at_once(self, pairs: Callable[..., Pair]) -> None:
-        """Nothing is lost, all is sent in the order of the tickets, and one thread writes at a time."""
-        memory = MemoryTransport()
-        watched = Watched(memory)
-        pair = pairs(watched, memory)
-        nsqd = pair.connect()
-        order: list[tuple[int, bytes]] = []
-
-        def sender(name: int) -> Callable[[], None]:
-            def send() -> None:
-                for count in range(100):
-                    line = b"%d:%d" % (name, count)
-
-                    def register(ticket: int, line: bytes = line) -> bool:
-                        order.append((ticket, line))
-                        return True
-
-                    pair.conn.send(line + b"\n", through=(count + name) % 3 == 0, register=register)
-
-            return send
-
-        all_in_threads(*[sender(name) for name in range(4)])
-        assert [ticket for ticket, _ in order] == list(range(1, 401))
-        nsqd.expect(*[line for _, line in order])
-        assert watched.streams[0].collisions == 0
-        assert pair.conn.handed_over == 400
-
-    def test_a_close_behind_many_senders_loses_nothing(self, pairs: Callable[..., Pair]) -> None:
-        pair = pairs()
-        nsqd = pair.connect()
-        accepted: list[bytes] = []
-
-        def send() -> None:
-            for count in range(200):
-                line = b"%d" % count
-                if not pair.conn.send(line + b"\n", through=count % 2 == 0):
-                    return
-                accepted.append(line)
-
-        all_in_threads(send, pair.conn.finish_sending)
+        pair.delegate.on_answer = interrupt
+        with pytest.raises(KeyboardInterrupt):
+            one.finish()
+        with pytest.raises(AlreadyResponded):
+            one.requeue()
+        pair.conn.send_cls()
+        nsqd.expect(CLS)
+        nsqd.peer.send(encode_response(CLOSE_WAIT) + encode_response(b"behind it"))
+        pair.delegate.wait_for_note("response", b"behind it")
+        assert not pair.conn.session.drained
+        one.expires_at = 0.0
+        pair.conn.expire(time.monotonic())
         nsqd.peer.wait_closed()
-        assert nsqd.commands == accepted
         assert pair.delegate.wait_for_close() is None
 
-    def test_who_is_not_registered_is_not_sent(self, pair: Pair) -> None:
+
+class Looks:
+    """Encodes lines, and counts how often the write loop has looked in vain since it wrote last.
+
+    It sleeps behind its second such look.
+    """
+
+    def __init__(self) -> None:
+        self.in_vain = 0
+        self.second_look = threading.Event()
+        self.at_look: Callable[[int], None] = lambda count: None
+
+    def __call__(self, waiting: deque[Any]) -> bytes:
+        data = b"".join(waiting)
+        waiting.clear()
+        self.in_vain = 0 if data else self.in_vain + 1
+        self.at_look(self.in_vain)
+        if self.in_vain > 1:
+            self.second_look.set()
+        return data
+
+
+class TestWriting:
+    def test_a_put_wakes_the_sleeping_write_loop(self, pairs: Callable[..., Pair]) -> None:
+        looks = Looks()
+        pair = pairs(encode=looks)
         nsqd = pair.connect()
-        pair.conn.send(b"no\n", register=lambda ticket: False)
-        pair.conn.send(b"yes\n")
-        nsqd.expect(b"yes")
+        for _ in range(3):
+            assert looks.second_look.wait(PATIENCE)
+            looks.second_look.clear()
+            pair.conn.put(b"NOP\n")
+            nsqd.expect(NOP)
 
-    def test_what_waits_behind_a_stalled_peer_can_be_withdrawn(self, pair: Pair) -> None:
+    @pytest.mark.parametrize("look", [1, 2])
+    def test_what_is_put_while_it_goes_to_sleep_is_written(
+        self, pairs: Callable[..., Pair], look: int
+    ) -> None:
+        """It was put right behind a look that found nothing."""
+        looks = Looks()
+        pair = pairs(encode=looks)
+        late = [b"late\n"]
+
+        def put_late(in_vain: int) -> None:
+            if in_vain == look and late:
+                pair.conn.put(late.pop())
+
+        looks.at_look = put_late
+        pair.connect().expect(b"late")
+
+    def test_many_threads_at_once(self, pair: Pair) -> None:
+        """Nothing is lost or doubled, and what one thread puts keeps its order."""
         nsqd = pair.connect()
-        tickets: list[int] = []
+        lines = {name: [b"%d:%d" % (name, count) for count in range(200)] for name in range(4)}
 
-        def register(ticket: int) -> bool:
-            tickets.append(ticket)
-            return True
+        def putting(name: int) -> Callable[[], None]:
+            def put() -> None:
+                for line in lines[name]:
+                    pair.conn.put(line + b"\n")
 
-        nsqd.peer.stall(after=3)
-        pair.conn.send(b"first\n")
-        nsqd.peer.wait_until(lambda got: got.endswith(b"fir"))
-        for line in (b"second\n", b"third\n"):
-            pair.conn.send(line, register=register)
-        assert pair.conn.withdraw(tickets[0])
-        assert not pair.conn.withdraw(1)
+            return put
+
+        all_in_threads(*map(putting, lines))
+        nsqd.expect_in_any_order(*[line for several in lines.values() for line in several])
+        for name, several in lines.items():
+            assert [line for line in nsqd.commands if line.startswith(b"%d:" % name)] == several
+
+    def test_what_waits_is_written_together_and_in_order(self, pair: Pair) -> None:
+        nsqd, (one, two, three, four) = in_flight(pair, 1, 2, 3, 4)
+        nsqd.peer.stall(after=1)
+        pair.conn.put(b"NOP\n")
+        nsqd.peer.wait_until(lambda got: got.endswith(b"N"))
+        one.finish()
+        two.finish()
+        pair.conn.send_rdy(2)
+        three.requeue(0)
+        four.finish()
         nsqd.peer.resume()
-        nsqd.expect(b"first", b"third")
+        nsqd.expect(NOP, fin(1), fin(2), rdy(2), req(3, 0), fin(4))
+        assert nsqd.peer.writes[-1].count(b"\n") == 5
+        assert (pair.conn.session.finished, pair.conn.session.requeued) == (3, 1)
 
-    def test_nothing_can_be_sent_after_the_end(self, pair: Pair) -> None:
+    def test_the_encoder_may_leave_some_for_later(self, pairs: Callable[..., Pair]) -> None:
+        pair, nsqd, stream = recorded(pairs, encode=lambda waiting: waiting.popleft() if waiting else b"")
+        nsqd.peer.stall(after=1)
+        for line in (b"one\n", b"other\n", b"third\n"):
+            pair.conn.put(line)
+        nsqd.peer.resume()
+        nsqd.expect(b"one", b"other", b"third")
+        assert [size for _, size, _ in stream.writes] == [4, 6, 6]
+
+    @pytest.mark.parametrize(
+        ("size", "pieces"),
+        [(MIB, [MIB]), (MIB + 1, [MIB, 1]), (5 * MIB // 2, [MIB, MIB, MIB // 2])],
+    )
+    def test_large_data_is_written_in_pieces(
+        self, pairs: Callable[..., Pair], size: int, pieces: list[int]
+    ) -> None:
+        """Each piece has the whole write_timeout: progress is asked for, not a fast link."""
+        pair, nsqd, stream = recorded(pairs, write_timeout=7.0)
+        pair.conn.put(b"x" * (size - 1) + b"\n")
+        nsqd.expect(b"x" * (size - 1))
+        assert stream.writes == [(WRITER, piece, 7.0) for piece in pieces]
+
+    def test_only_the_loops_touch_the_stream(self, pairs: Callable[..., Pair]) -> None:
+        pair, nsqd, stream = recorded(pairs)
+        pair.conn.send_rdy(3)
+        nsqd.expect(rdy(3))
+        nsqd.deliver(1, 2, 3)
+        one, two, three = pair.delegate.wait_for_messages(3)
+        nsqd.heartbeat()
+        nsqd.expect(NOP)
+        all_in_threads(one.finish, two.requeue, three.touch)
+        nsqd.peer.wait_until(lambda got: b"FIN" in got and b"REQ" in got and b"TOUCH" in got)
+        all_in_threads(pair.conn.close, lambda: pair.conn.close(after_writing=True))
+        assert pair.conn.join(time.monotonic() + PATIENCE)
+        assert stream.readers == {READER}
+        assert {name for name, _, _ in stream.writes} == {WRITER}
+
+    @pytest.mark.parametrize("line", range(5))
+    def test_a_caller_that_is_interrupted_costs_the_connection_nothing(self, pair: Pair, line: int) -> None:
+        nsqd, (one, two) = in_flight(pair, 1, 2)
+        with interrupted_in(Conn.put, line):
+            pair.conn.put(b"interrupted\n")
+        with interrupted_in(Conn.finish, line):
+            one.finish()
+        two.finish()
+        nsqd.peer.wait_until(lambda got: got.endswith(fin(2) + b"\n"))
+        assert [each for each in nsqd.commands[1:] if each not in (b"interrupted", fin(1))] == [fin(2)]
+        assert pair.conn.open
+
+    def test_a_write_that_fails_ends_the_connection(self, pairs: Callable[..., Pair]) -> None:
+        pair, nsqd, stream = recorded(pairs)
+        stream.failure = Unanswered("nothing was taken")
+        pair.conn.put(b"NOP\n")
+        assert pair.delegate.wait_for_close() is stream.failure
+        assert nsqd.peer.closed
+
+    def test_an_encoder_that_raises_costs_the_connection_and_says_so(
+        self, pairs: Callable[..., Pair], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def encode(waiting: deque[Any]) -> bytes:
+            return b"".join([waiting.popleft().missing]) if waiting else b""
+
+        pair = pairs(encode=encode)
+        pair.connect()
+        pair.conn.put(b"NOP\n")
+        assert isinstance(pair.delegate.wait_for_close(), ConnectionLost)
+        assert f"writing to {A} failed, which is a bug of ours" in caplog.text
+
+    def test_what_is_put_after_the_end_stays_in_waiting(self, pair: Pair) -> None:
         nsqd = pair.connect()
         nsqd.peer.end()
         pair.delegate.wait_for_close()
-        assert not pair.conn.send(b"NOP\n")
+        pair.conn.put(b"NOP\n")
+        assert pair.conn.closed
+        assert list(pair.conn.waiting) == [b"NOP\n"]
         pair.conn.send_rdy(1)
+        assert len(pair.conn.waiting) == 1
         assert nsqd.commands == []
 
-    def test_a_peer_that_takes_nothing_is_given_up(self, pairs: Callable[..., Pair]) -> None:
-        pair = pairs(write_timeout=0.1)
-        nsqd = pair.connect()
-        nsqd.peer.stall()
-        pair.conn.send(b"NOP\n")
-        assert isinstance(pair.delegate.wait_for_close(), Unanswered)
-        assert nsqd.peer.closed
-
-    @pytest.mark.parametrize("interruption", [KeyboardInterrupt, RuntimeError])
-    def test_a_write_that_is_interrupted_ends_the_connection(
-        self, pairs: Callable[..., Pair], interruption: type[BaseException]
+    @pytest.mark.parametrize(
+        "end",
+        [
+            lambda pair, nsqd: pair.conn.close(),
+            lambda pair, nsqd: pair.conn.close(after_writing=True),
+            lambda pair, nsqd: nsqd.peer.end(),
+        ],
+        ids=["close", "close after writing", "the peer hangs up"],
+    )
+    def test_whatever_is_put_while_it_ends_is_taken_or_found_in_waiting(
+        self, pairs: Callable[..., Pair], end: Callable[[Pair, Nsqd], None]
     ) -> None:
-        """The exception of a signal (Ctrl-C, Celery's soft time limit) comes up in whoever writes through."""
+        """By its caller, who looks at ``closed`` behind the put, or by the delegate at the end."""
+        for _ in range(5):
+            taken: list[bytes] = []
+            found: list[bytes] = []
 
-        class Interrupted(OneAtATime):
-            def write(self, data: bytes, timeout: float) -> None:
-                if data == b"PUB\n":
-                    raise interruption
-                super().write(data, timeout)
+            def encode(waiting: deque[Any], taken: list[bytes] = taken) -> bytes:
+                parts = []
+                with suppress(IndexError):
+                    while True:
+                        parts.append(waiting.popleft())
+                taken += parts
+                return b"".join(parts)
 
-        memory = MemoryTransport()
-        watched = Watched(memory)
-        pair = pairs(watched, memory)
-        watched.connect = lambda address, timeout: Interrupted(  # type: ignore[method-assign]
-            memory.connect(address, timeout=timeout)
-        )
-        pair.connect()
-        with pytest.raises(interruption):
-            pair.conn.send(b"PUB\n", through=True)
-        cause = pair.delegate.wait_for_close()
-        assert isinstance(cause, ConnectionLost)
-        assert "interrupted" in str(cause)
-        assert pair.conn.join(time.monotonic() + PATIENCE)
+            def drain(conn: Conn, found: list[bytes] = found) -> None:
+                with suppress(IndexError):
+                    while True:
+                        found.append(conn.waiting.popleft())
+
+            pair = pairs(encode=encode)
+            pair.delegate.on_end = drain
+            nsqd = pair.connect()
+
+            def putting(
+                name: int, conn: Conn = pair.conn, drain: Callable[[Conn], None] = drain
+            ) -> Callable[[], None]:
+                def put() -> None:
+                    for count in range(100):
+                        conn.put(b"%d:%d\n" % (name, count))
+                        if conn.closed:
+                            drain(conn)
+
+                return put
+
+            all_in_threads(putting(1), putting(2), lambda pair=pair, nsqd=nsqd: end(pair, nsqd))
+            assert pair.conn.join(time.monotonic() + PATIENCE)
+            everything = [b"%d:%d\n" % (name, count) for name in (1, 2) for count in range(100)]
+            assert sorted(taken + found) == sorted(everything)
 
 
 class TestEnds:
-    def test_as_asked(self, either: Pair) -> None:
-        """CLS, CLOSE_WAIT, the messages in flight are answered, and then nobody has to say anything."""
-        nsqd = either.connect()
-        either.conn.send_rdy(2)
-        nsqd.deliver(1, 2)
-        one, two = either.delegate.wait_for_messages(2)
-        either.conn.start_close()
-        nsqd.expect(rdy(2), CLS)
+    def test_as_asked(self, pair: Pair) -> None:
+        """CLS, CLOSE_WAIT, an answer to each message in flight, and the connection closes by itself."""
+        nsqd, (one, two) = in_flight(pair, 1, 2)
+        pair.conn.send_cls()
+        assert pair.conn.rdy == 0
+        nsqd.expect(CLS)
         nsqd.close_wait()
-        either.conn.send_rdy(5)
+        pair.conn.send_rdy(5)
         one.finish()
         nsqd.expect(fin(1))
         assert not nsqd.peer.closed
         two.requeue(0)
         nsqd.expect(req(2, 0))
         nsqd.peer.wait_closed()
-        assert either.delegate.wait_for_close() is None
+        assert pair.delegate.wait_for_close() is None
         nsqd.expect_no_more()
-        assert either.conn.join(time.monotonic() + PATIENCE)
+        assert pair.conn.join(time.monotonic() + PATIENCE)
 
     def test_with_nothing_in_flight(self, pair: Pair) -> None:
         nsqd = pair.connect()
-        pair.conn.start_close()
+        pair.conn.send_cls()
         nsqd.see_off()
         assert pair.delegate.wait_for_close() is None
 
-    def test_a_message_that_comes_with_close_wait_is_still_answered(self, either: Pair) -> None:
-        nsqd = either.connect()
-        either.conn.send_rdy(1)
-        either.conn.start_close()
+    def test_a_message_that_comes_with_close_wait_is_still_answered(self, pair: Pair) -> None:
+        nsqd = pair.connect()
+        pair.conn.send_rdy(1)
+        pair.conn.send_cls()
         nsqd.expect(rdy(1), CLS)
         nsqd.peer.send(message(1) + encode_response(CLOSE_WAIT))
-        (one,) = either.delegate.wait_for_messages(1)
+        (one,) = pair.delegate.wait_for_messages(1)
         assert not nsqd.peer.closed
         one.finish()
         nsqd.expect(fin(1))
@@ -486,14 +653,11 @@ class TestEnds:
 
     def test_the_last_answers_of_several_threads_all_arrive(self, pairs: Callable[..., Pair]) -> None:
         """The one that empties the connection must not close it on one that is still on its way."""
-        for round_ in range(20):
-            pair = pairs(heeded=round_ % 2 == 0)
-            nsqd = pair.connect()
-            pair.conn.send_rdy(4)
-            nsqd.deliver(1, 2, 3, 4)
-            messages = pair.delegate.wait_for_messages(4)
-            pair.conn.start_close()
-            nsqd.expect(rdy(4), CLS)
+        for _ in range(20):
+            pair = pairs()
+            nsqd, messages = in_flight(pair, 1, 2, 3, 4)
+            pair.conn.send_cls()
+            nsqd.expect(CLS)
             all_in_threads(nsqd.close_wait, *[each.finish for each in messages])
             nsqd.expect_in_any_order(fin(1), fin(2), fin(3), fin(4))
             nsqd.peer.wait_closed()
@@ -501,12 +665,9 @@ class TestEnds:
 
     def test_an_answer_on_its_way_keeps_a_drained_connection(self, pair: Pair) -> None:
         """CLOSE_WAIT arrives when a message is out of flight, and its FIN not yet on the wire."""
-        nsqd = pair.connect()
-        pair.conn.send_rdy(1)
-        nsqd.deliver(1)
-        (one,) = pair.delegate.wait_for_messages(1)
-        pair.conn.start_close()
-        nsqd.expect(rdy(1), CLS)
+        nsqd, (one,) = in_flight(pair, 1)
+        pair.conn.send_cls()
+        nsqd.expect(CLS)
 
         def close_wait_now(conn: Conn) -> None:
             nsqd.peer.send(encode_response(CLOSE_WAIT) + encode_response(b"behind it"))
@@ -517,17 +678,24 @@ class TestEnds:
         nsqd.expect(fin(1))
         nsqd.peer.wait_closed()
 
-    def test_expiry_of_the_last_message_ends_it_too(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        pair.conn.send_rdy(1)
-        nsqd.deliver(1)
-        (one,) = pair.delegate.wait_for_messages(1)
-        pair.conn.start_close()
-        nsqd.expect(rdy(1), CLS)
+    @pytest.mark.parametrize(
+        "let_go",
+        [
+            lambda conn, message: conn.drop(message),
+            lambda conn, message: setattr(message, "expires_at", 0.0) or conn.expire(time.monotonic()),
+        ],
+        ids=["drop", "expire"],
+    )
+    def test_letting_the_last_message_go_ends_it_too(
+        self, pair: Pair, let_go: Callable[[Conn, Message], object]
+    ) -> None:
+        nsqd, (one,) = in_flight(pair, 1)
+        pair.conn.send_cls()
+        nsqd.expect(CLS)
         nsqd.peer.send(encode_response(CLOSE_WAIT) + encode_response(b"behind it"))
         pair.delegate.wait_for_note("response", b"behind it")
-        one.expires_at = 0.0
-        pair.conn.expire(time.monotonic())
+        assert not nsqd.peer.closed
+        assert let_go(pair.conn, one)
         nsqd.peer.wait_closed()
         assert pair.delegate.wait_for_close() is None
 
@@ -541,25 +709,36 @@ class TestEnds:
 
     def test_the_connection_breaks(self, pair: Pair) -> None:
         nsqd = pair.connect()
-        fault = ConnectionLost("reset by peer")
-        nsqd.peer.fail(fault)
-        assert pair.delegate.wait_for_close() is fault
+        error = ConnectionLost("reset by peer")
+        nsqd.peer.fail(error)
+        assert pair.delegate.wait_for_close() is error
         assert nsqd.peer.closed
 
     def test_silence(self, pair: Pair) -> None:
         pair.connect()
         stream = pair.conn._stream
         assert stream.read_timeout == 60.0
-        stream.read_timeout = 0.01
+        stream.read_timeout = 0.0
         pair.transport.peers[0].send(encode_response(b"the read after this one has a timeout"))
         cause = pair.delegate.wait_for_close()
         assert isinstance(cause, Unanswered)
         assert "has been silent for 60 s" in str(cause)
 
-    def test_garbage(self, pair: Pair) -> None:
+    @pytest.mark.parametrize(
+        ("sent", "error"),
+        [
+            (b"HTTP/1.1 200 OK\r\n\r\n", NotNsqd),
+            (b"\xff\xff\xff\xff\x00\x00\x00\x00", FrameError),
+            (encode_response(b"x" * 2000), FrameError),
+        ],
+        ids=["another protocol", "garbage", "more than max_frame_size"],
+    )
+    def test_no_frame(self, pairs: Callable[..., Pair], sent: bytes, error: type[NsqError]) -> None:
+        pair = pairs(max_frame_size=1024)
         nsqd = pair.connect()
-        nsqd.peer.send(b"HTTP/1.1 200 OK\r\n\r\n")
-        assert isinstance(pair.delegate.wait_for_close(), FrameError)
+        nsqd.peer.send(sent)
+        assert type(pair.delegate.wait_for_close()) is error
+        assert nsqd.peer.closed
 
     def test_far_more_than_was_asked_for(self, pair: Pair) -> None:
         nsqd = pair.connect()
@@ -571,23 +750,34 @@ class TestEnds:
         assert pair.conn.in_flight == 0
 
     def test_close_is_final_at_once_and_from_any_number_of_threads(self, pair: Pair) -> None:
-        nsqd = pair.connect()
-        pair.conn.send_rdy(1)
-        nsqd.deliver(1)
-        (one,) = pair.delegate.wait_for_messages(1)
+        _, (one,) = in_flight(pair, 1)
         all_in_threads(*[pair.conn.close] * 4)
         assert pair.conn.join(time.monotonic() + PATIENCE)
         assert pair.delegate.causes == [None]
         assert one.responded
         assert one.expired
 
+    def test_a_close_after_writing_writes_all_that_waits(self, pair: Pair) -> None:
+        nsqd = pair.connect()
+        nsqd.peer.stall(after=1)
+        lines = [b"%d" % count for count in range(100)]
+        for line in lines:
+            pair.conn.put(line + b"\n")
+        pair.conn.close(after_writing=True)
+        assert not pair.conn.open
+        nsqd.peer.resume()
+        nsqd.expect(*lines)
+        nsqd.peer.wait_closed()
+        assert pair.delegate.wait_for_close() is None
+
     def test_close_and_the_peers_end_at_once_are_one_end(self, pairs: Callable[..., Pair]) -> None:
         for _ in range(10):
             pair = pairs()
             nsqd = pair.connect()
-            all_in_threads(pair.conn.close, nsqd.peer.end, pair.conn.finish_sending)
+            close = pair.conn.close
+            all_in_threads(close, nsqd.peer.end, lambda close=close: close(after_writing=True))
             assert pair.conn.join(time.monotonic() + PATIENCE)
-            assert len(pair.delegate.causes) == 1
+            assert pair.delegate.causes == [None]
 
     def test_a_delegate_that_raises_costs_the_connection_and_says_so(
         self, pair: Pair, caplog: pytest.LogCaptureFixture
@@ -596,76 +786,140 @@ class TestEnds:
         pair.delegate.on_heartbeat = None  # type: ignore[assignment, method-assign]
         nsqd.heartbeat()
         assert isinstance(pair.delegate.wait_for_close(), ConnectionLost)
-        assert "by a fault of ours" in caplog.text
+        assert f"reading from {A} failed, which is a bug of ours" in caplog.text
 
     def test_a_stalled_write_does_not_outlive_a_close(self, pair: Pair) -> None:
-        """Nor is that it fails then the cause of anything."""
+        """Its failure is not the cause of the end."""
         nsqd = pair.connect()
         nsqd.peer.stall(after=1)
-        pair.conn.send(b"NOP\n")
+        pair.conn.put(b"NOP\n")
         nsqd.peer.wait_until(lambda got: got.endswith(b"N"))
         pair.conn.close()
         assert pair.conn.join(time.monotonic() + PATIENCE)
         assert pair.delegate.causes == [None]
 
 
+class Talkative:
+    """A layer that changes nothing, but answers "?" on its own and says goodbye."""
+
+    more = False
+    peer_closed = False
+
+    def __init__(self) -> None:
+        self._pending = b""
+
+    @property
+    def has_pending(self) -> bool:
+        return bool(self._pending)
+
+    def wrap(self, data: bytes) -> bytes:
+        return self.pending() + data
+
+    def unwrap(self, data: bytes) -> bytes:
+        self._pending += b"answer\n" * data.count(b"?")
+        return data.replace(b"?", b"")
+
+    def pending(self) -> bytes:
+        data, self._pending = self._pending, b""
+        return data
+
+    def close(self) -> bytes:
+        return b"goodbye\n"
+
+
+class TestLayers:
+    @pytest.fixture
+    def pair(self, pairs: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> Pair:
+        """Its layer talks, and its loops run."""
+        monkeypatch.setattr("nsq.connection.handshake.Snappy", Talkative)
+        pair = pairs(snappy=True)
+        with pair.connecting():
+            peer = pair.transport.accept()
+            hear_identify(peer)
+            peer.send(encode_response(b'{"snappy": true}') + encode_response(OK))
+            peer.expect(b"SUB orders billing\n")
+            peer.send(encode_response(OK))
+        pair.conn.start()
+        return pair
+
+    def test_what_a_layer_wants_sent_is_written_by_the_write_loop(self, pair: Pair) -> None:
+        (peer,) = pair.transport.peers
+        for _ in range(3):
+            peer.send(b"?")
+            peer.expect(b"answer\n")
+        pair.conn.put(b"NOP\n")
+        peer.expect(b"NOP\n")
+
+    def test_it_says_goodbye_behind_the_last_command(self, pair: Pair) -> None:
+        (peer,) = pair.transport.peers
+        pair.conn.put(b"NOP\n")
+        pair.conn.close(after_writing=True)
+        peer.expect(b"NOP\ngoodbye\n")
+        peer.wait_closed()
+
+    def test_there_is_no_goodbye_when_it_is_cut_off(self, pair: Pair) -> None:
+        (peer,) = pair.transport.peers
+        pair.conn.close()
+        assert pair.conn.join(time.monotonic() + PATIENCE)
+        assert not peer.received.endswith(b"goodbye\n")
+
+
 class TestBeginnings:
     def test_its_threads_say_what_they_are_for(self, pair: Pair) -> None:
+        assert not pair.conn.started
         pair.connect()
-        names = {thread.name for thread in threading.enumerate()}
-        assert {"test-read-nsqd-a:4150", "test-write-nsqd-a:4150"} <= names
+        assert pair.conn.started
+        assert {READER, WRITER} <= {thread.name for thread in threading.enumerate()}
 
-    def test_it_can_be_thrown_away_before_it_starts(self, pair: Pair) -> None:
-        connecting = threading.Thread(target=pair.conn.connect, args=(time.monotonic() + PATIENCE,))
-        connecting.start()
-        nsqd = accept(pair.transport)
-        connecting.join(PATIENCE)
-        pair.conn.discard()
-        pair.conn.discard()
+    def test_it_can_be_closed_before_it_starts(self, pair: Pair) -> None:
+        nsqd = pair.shake_hands()
+        pair.conn.close()
+        pair.conn.close()
         assert nsqd.peer.closed
         assert pair.delegate.causes == []
 
-    def test_its_making_can_be_ended_from_elsewhere(self, pair: Pair) -> None:
-        faults: list[NsqError] = []
+    def test_a_close_ends_a_connect_on_another_thread(self, pair: Pair) -> None:
+        errors: list[NsqError] = []
 
         def connect() -> None:
             try:
-                pair.conn.connect(time.monotonic() + 60.0)
-            except NsqError as fault:
-                faults.append(fault)
+                pair.conn.connect(time.monotonic() + 3 * PATIENCE)
+            except NsqError as error:
+                errors.append(error)
 
         connecting = threading.Thread(target=connect)
         connecting.start()
         peer = pair.transport.accept()
         hear_identify(peer)
-        pair.conn.discard()
+        pair.conn.close()
         connecting.join(PATIENCE)
-        assert isinstance(faults[0], ConnectionLost)
+        assert isinstance(errors[0], ConnectionLost)
         assert peer.closed
 
-    def test_what_is_thrown_away_before_it_is_made_is_not_made(self, pair: Pair) -> None:
-        pair.conn.discard()
+    def test_one_that_was_closed_before_does_not_connect(self, pair: Pair) -> None:
+        pair.conn.close()
         with pytest.raises(ConnectionLost):
             pair.conn.connect(time.monotonic() + PATIENCE)
-        assert pair.transport.peers[0].closed
+        (peer,) = pair.transport.peers
+        assert peer.closed
+        assert peer.received == b""
 
-    def test_no_thread_to_be_had(self, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-        connecting = threading.Thread(target=pair.conn.connect, args=(time.monotonic() + PATIENCE,))
-        connecting.start()
-        nsqd = accept(pair.transport)
-        connecting.join(PATIENCE)
+    @pytest.mark.parametrize("missing", [READER, WRITER])
+    def test_no_thread_to_be_had(self, pair: Pair, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+        nsqd = pair.shake_hands()
         start = threading.Thread.start
 
-        def refuse_readers(thread: threading.Thread) -> None:
-            if "-read-" in thread.name:
+        def refuse(thread: threading.Thread) -> None:
+            if thread.name == missing:
                 raise RuntimeError("can't start new thread")
             start(thread)
 
-        monkeypatch.setattr(threading.Thread, "start", refuse_readers)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
         with pytest.raises(ConnectionLost, match="no thread"):
             pair.conn.start()
-        assert nsqd.peer.closed
         assert pair.conn.join(time.monotonic() + PATIENCE)
+        assert nsqd.peer.closed
+        assert not pair.conn.started
 
     def test_its_repr(self, pair: Pair) -> None:
         pair.connect()
@@ -676,18 +930,15 @@ class TestBeginnings:
 
 class TestInAChild:
     def test_what_is_inherited_is_inert(self, pair: Pair) -> None:
-        """What ``abandon`` leaves, seen without a fork: nothing is said, nothing can be."""
-        nsqd = pair.connect()
-        pair.conn.send_rdy(1)
-        nsqd.expect(rdy(1))
-        nsqd.deliver(1)
-        (one,) = pair.delegate.wait_for_messages(1)
+        """What ``abandon`` leaves, seen without a fork: nothing is sent, answers are refused."""
+        nsqd, (one,) = in_flight(pair, 1)
+        bell = pair.conn._bell
         pair.conn.abandon()
         assert not pair.conn.open
         assert nsqd.peer.abandoned
         with pytest.raises(AlreadyResponded):
             one.finish()
-        assert not pair.conn.send(b"NOP\n")
+        pair.conn.put(b"NOP\n")
         nsqd.expect_no_more()
         assert pair.delegate.notes == []
-        pair.conn._wakeup.release()  # a child has no write loop; this one has to find out
+        bell.put(None)  # a child has no write loop; this one has to find out

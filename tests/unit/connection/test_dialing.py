@@ -1,4 +1,7 @@
-"""Dialling a scripted nsqd. The test is the nsqd, in a thread of its own where it has to answer in turn."""
+"""Dialing a scripted nsqd: ``dial`` of nsq/connection/handshake.py.
+
+The test is the nsqd, on a thread of its own where it has to answer in turn.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ import pytest
 import trustme
 
 from nsq.config import Config
-from nsq.connection.dialing import Ready, describe, dial, identify_request
+from nsq.connection.handshake import Ready, describe, dial, identify_request
 from nsq.errors import (
     BadBody,
     ConfigError,
@@ -49,15 +52,15 @@ def granting(**granted: Any) -> bytes:
 
 @contextmanager
 def played_by(play: Callable[[MemoryPeer], None], transport: MemoryTransport) -> Iterator[None]:
-    """An nsqd that plays its part with every connection; what it complains about fails the test."""
+    """Play the nsqd on a thread of its own; an error that it raises fails the test."""
     outcome: Future[None] = Future()
 
     def run() -> None:
         try:
             play(transport.accept())
             outcome.set_result(None)
-        except BaseException as fault:
-            outcome.set_exception(fault)
+        except BaseException as error:
+            outcome.set_exception(error)
 
     thread = threading.Thread(target=run, name="nsqd", daemon=True)
     thread.start()
@@ -68,7 +71,7 @@ def played_by(play: Callable[[MemoryPeer], None], transport: MemoryTransport) ->
     outcome.result(0)
 
 
-def dialled(
+def dialed(
     transport: MemoryTransport,
     config: Config | None = None,
     *,
@@ -103,9 +106,7 @@ def answering(*answers: bytes) -> tuple[MemoryTransport, Callable[[MemoryPeer], 
 
 
 class Silent(MemoryTransport):
-    """An nsqd that says one thing, ``after`` which nothing comes: how long that is waited for is noted, and
-    not waited.
-    """
+    """An nsqd that sends ``after`` and then nothing. Notes read timeouts, and does not wait for them."""
 
     def __init__(self, after: bytes = b"") -> None:
         super().__init__()
@@ -166,21 +167,21 @@ class TestPlain:
     def test_a_conversation(self) -> None:
         transport, play = answering(granting(msg_timeout=1000), FINE)
         with played_by(play, transport):
-            ready = dialled(transport)
-        assert ready.granted.reply.msg_timeout == 1000
+            ready = dialed(transport)
+        assert ready.negotiated.reply.msg_timeout == 1000
         assert ready.rest == b""
         assert transport.dials == [ADDRESS]
 
     def test_what_comes_behind_the_last_answer_is_kept(self) -> None:
         transport, play = answering(granting(), FINE + message(1)[:10])
         with played_by(play, transport):
-            assert dialled(transport).rest == message(1)[:10]
+            assert dialed(transport).rest == message(1)[:10]
 
     def test_answers_may_come_byte_by_byte(self) -> None:
         transport, play = answering(granting(), FINE + b"x")
         transport._chunk_size = 1
         with played_by(play, transport):
-            ready = dialled(transport)
+            ready = dialed(transport)
         assert ready.rest + ready.stream.read() == b"x"
 
     def test_a_heartbeat_in_the_middle_is_answered(self) -> None:
@@ -196,7 +197,7 @@ class TestPlain:
             peer.expect(commands.NOP)
 
         with played_by(play, transport):
-            dialled(transport)
+            dialed(transport)
 
     @pytest.mark.parametrize(
         ("wire", "error"),
@@ -208,33 +209,33 @@ class TestPlain:
             (encode_response(b"{"), HandshakeFailed),
         ],
     )
-    def test_an_answer_that_is_none(self, wire: bytes, error: type[NsqError]) -> None:
+    def test_an_answer_that_cannot_be_read(self, wire: bytes, error: type[NsqError]) -> None:
         transport, play = answering(wire)
         with played_by(play, transport), pytest.raises(error):
-            dialled(transport)
+            dialed(transport)
         assert transport.peers[0].closed
 
 
 class TestEndings:
-    def test_nobody_there(self) -> None:
+    def test_a_refused_connection(self) -> None:
         transport = MemoryTransport()
         transport.refuse()
         with pytest.raises(DialFailed):
-            dialled(transport)
+            dialed(transport)
 
-    def test_hung_up_on(self) -> None:
+    def test_a_server_that_hangs_up(self) -> None:
         transport = MemoryTransport()
         with (
             played_by(lambda peer: peer.end(), transport),
             pytest.raises(ConnectionLost, match="closed the connection during the handshake"),
         ):
-            dialled(transport)
+            dialed(transport)
         assert transport.peers[0].closed
 
     def test_silence_ends_at_the_deadline(self) -> None:
         transport = Silent()
         with pytest.raises(Unanswered, match="did not complete the handshake in time"):
-            dialled(transport)
+            dialed(transport)
         (patience,) = transport.patience
         assert 0 < patience <= PATIENCE
         assert transport.peers[0].closed
@@ -242,10 +243,10 @@ class TestEndings:
     def test_no_time_left(self) -> None:
         transport = MemoryTransport()
         with pytest.raises(Unanswered, match="did not complete the handshake in time"):
-            dialled(transport, timeout=-1.0)
+            dialed(transport, timeout=-1.0)
         assert transport.dials == []
 
-    def test_who_closes_the_stream_ends_it_early(self) -> None:
+    def test_closing_the_stream_ends_it_early(self) -> None:
         transport = MemoryTransport()
         streams: list[LayeredStream] = []
 
@@ -254,12 +255,12 @@ class TestEndings:
             streams[0].close()
 
         with played_by(hang_up, transport), pytest.raises(ConnectionLost):
-            dialled(transport, opened=streams.append)
+            dialed(transport, opened=streams.append)
 
-    def test_a_stream_that_is_unwanted_at_once_says_nothing(self) -> None:
+    def test_nothing_is_sent_on_a_stream_that_is_closed_at_once(self) -> None:
         transport = MemoryTransport()
         with pytest.raises(ConnectionLost):
-            dialled(transport, opened=LayeredStream.close)
+            dialed(transport, opened=LayeredStream.close)
         assert transport.peers[0].received == b""
 
 
@@ -281,13 +282,13 @@ class TestOutputBuffer:
             second.send(FINE)
 
         with played_by(play, transport):
-            ready = dialled(transport)
+            ready = dialed(transport)
         first, second = transport.peers
         assert first.closed
         assert not second.closed
         ready.stream.close()
 
-    def test_and_not_a_third_time(self) -> None:
+    def test_does_not_ask_a_third_time(self) -> None:
         transport = MemoryTransport()
 
         def play(peer: MemoryPeer) -> None:
@@ -295,13 +296,13 @@ class TestOutputBuffer:
             transport.accept().send(self.REFUSAL)
 
         with played_by(play, transport), pytest.raises(BadBody):
-            dialled(transport)
+            dialed(transport)
         assert len(transport.dials) == 2
 
-    def test_nor_when_that_cannot_be_the_reason(self) -> None:
+    def test_does_not_ask_again_when_that_cannot_be_the_reason(self) -> None:
         transport, play = answering(self.REFUSAL)
         with played_by(play, transport), pytest.raises(BadBody):
-            dialled(transport, Config(output_buffer_timeout=0.0))
+            dialed(transport, Config(output_buffer_timeout=0.0))
         assert len(transport.dials) == 1
 
 
@@ -382,7 +383,7 @@ class TestLayers:
             server.say(FINE + b"rest")
 
         with played_by(play, transport):
-            ready = dialled(transport, Config(**{name: True}))
+            ready = dialed(transport, Config(**{name: True}))
         assert ready.rest == b"rest"
 
     @pytest.mark.parametrize("compression", [None, "snappy", "deflate"])
@@ -407,8 +408,8 @@ class TestLayers:
             server.say(FINE)
 
         with played_by(play, transport):
-            ready = dialled(transport, Config(auth_secret=SECRET, **trusting, **wanted))
-        assert ready.granted.auth is not None
+            ready = dialed(transport, Config(auth_secret=SECRET, **trusting, **wanted))
+        assert ready.negotiated.auth is not None
         assert SECRET.encode() not in transport.peers[0].received
 
     def test_plain_text_before_tls_is_not_taken_for_an_answer(self, trusting: dict[str, Any]) -> None:
@@ -417,7 +418,7 @@ class TestLayers:
             played_by(play, transport),
             pytest.raises(HandshakeFailed, match=r"sent 20 bytes of plain text before TLS"),
         ):
-            dialled(transport, Config(auth_secret=SECRET, **trusting))
+            dialed(transport, Config(auth_secret=SECRET, **trusting))
         assert SECRET.encode() not in transport.peers[0].received
 
     def test_a_certificate_for_somebody_else_ends_it(
@@ -433,7 +434,7 @@ class TestLayers:
                 server.start_tls(server_tls(authority, name="other.example"))
 
         with played_by(play, transport), pytest.raises(HandshakeFailed, match=r"nsqd.example:4150: tls"):
-            dialled(transport, Config(auth_secret=SECRET, **trusting))
+            dialed(transport, Config(auth_secret=SECRET, **trusting))
         assert SECRET.encode() not in transport.peers[0].received
         assert transport.peers[0].closed
 
@@ -450,18 +451,18 @@ class TestLayers:
             server.say(FINE)
 
         with played_by(play, transport):
-            dialled(transport, Config(tls_server_name="other.example", **trusting))
+            dialed(transport, Config(tls_server_name="other.example", **trusting))
 
     def test_a_socket_in_the_file_system_has_no_name(self, trusting: dict[str, Any]) -> None:
         transport, play = answering(granting(tls_v1=True))
         with played_by(play, transport), pytest.raises(ConfigError, match="give tls_server_name"):
-            dialled(transport, Config(**trusting), address="unix:/run/nsqd.sock")
+            dialed(transport, Config(**trusting), address="unix:/run/nsqd.sock")
         assert transport.peers[0].closed
 
     def test_tls_that_hangs_ends_at_the_deadline(self, trusting: dict[str, Any]) -> None:
         transport = Silent(after=granting(tls_v1=True))
         with pytest.raises(Unanswered, match="did not complete the handshake in time"):
-            dialled(transport, Config(**trusting))
+            dialed(transport, Config(**trusting))
         identify, tls = transport.patience
         assert 0 < tls <= identify <= PATIENCE
         assert transport.peers[0].closed

@@ -10,9 +10,9 @@ from nsq.connection import forks
 
 
 class Owner:
-    def __init__(self, name: str, fault: Exception | None = None) -> None:
+    def __init__(self, name: str, error: Exception | None = None) -> None:
         self.name = name
-        self.fault = fault
+        self.error = error
         self.abandoned = 0
 
     def __repr__(self) -> str:
@@ -20,11 +20,11 @@ class Owner:
 
     def abandon(self) -> None:
         self.abandoned += 1
-        if self.fault is not None:
-            raise self.fault
+        if self.error is not None:
+            raise self.error
 
 
-def test_in_a_child_everybody_is_told_and_in_the_parent_nobody() -> None:
+def test_owners_are_abandoned_in_a_child_and_not_in_the_parent() -> None:
     owners = [Owner("one"), Owner("other")]
     for owner in owners:
         forks.abandon_in_children(owner)
@@ -38,7 +38,7 @@ def test_in_a_child_everybody_is_told_and_in_the_parent_nobody() -> None:
     assert [owner.abandoned for owner in owners] == [0, 0]
 
 
-def test_one_that_fails_does_not_keep_the_others(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_owner_that_fails_does_not_keep_the_others(caplog: pytest.LogCaptureFixture) -> None:
     owners = [Owner("one", KeyError("x")), Owner("other", KeyError("x"))]
     for owner in owners:
         forks.abandon_in_children(owner)
@@ -48,7 +48,7 @@ def test_one_that_fails_does_not_keep_the_others(caplog: pytest.LogCaptureFixtur
     assert "<other>" in caplog.text
 
 
-def test_whoever_is_gone_is_forgotten() -> None:
+def test_an_owner_that_is_gone_is_forgotten() -> None:
     owner = Owner("short-lived")
     forks.abandon_in_children(owner)
     assert "<short-lived>" in map(repr, forks._everyone)

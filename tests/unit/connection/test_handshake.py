@@ -1,4 +1,4 @@
-"""Conversations with nsqds of all kinds, without a socket: what is said, and what comes of it."""
+"""Conversations with nsqds of all kinds, without a stream: what is said, and what is negotiated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nsq.connection.handshake import Answer, Granted, Order, Send, Terms, Upgrade, shake_hands
+from nsq.connection.handshake import Answer, Negotiated, Order, Send, Terms, Upgrade, shake_hands
 from nsq.errors import (
     AuthFailed,
     AuthFirst,
@@ -49,8 +49,8 @@ def granting(**granted: Any) -> Response:
     return Response(json.dumps({"max_rdy_count": 2500, **granted}).encode())
 
 
-def converse(asked: Terms, *answers: Answer) -> tuple[list[Order], Granted | None]:
-    """All orders, and what was granted; None while another answer is waited for."""
+def converse(asked: Terms, *answers: Answer) -> tuple[list[Order], Negotiated | None]:
+    """All orders, and what was negotiated; None while another answer is waited for."""
     conversation = shake_hands(asked)
     orders = [next(conversation)]
     try:
@@ -92,11 +92,11 @@ class TestAgreement:
         asked = terms(**wanted)
         orders, outcome = converse(asked, granting(**granted), *[FINE] * len(steps), FINE)
         assert orders == [identify(asked), *steps, SUB]
-        assert outcome == Granted(IdentifyReply(**granted))
+        assert outcome == Negotiated(IdentifyReply(**granted))
 
     def test_a_producer_subscribes_to_nothing(self) -> None:
         asked = terms(topic="")
-        assert converse(asked, granting()) == ([identify(asked)], Granted(IdentifyReply()))
+        assert converse(asked, granting()) == ([identify(asked)], Negotiated(IdentifyReply()))
 
     def test_what_nsqd_says_of_its_limits_is_handed_on(self) -> None:
         _, outcome = converse(terms(), granting(max_rdy_count=7, msg_timeout=1000), FINE)
@@ -107,7 +107,7 @@ class TestAgreement:
         asked = terms(snappy=True)
         orders, outcome = converse(asked, FINE, FINE)
         assert orders == [identify(asked), SUB]
-        assert outcome == Granted(IdentifyReply())
+        assert outcome == Negotiated(IdentifyReply())
 
     def test_auth_is_sent_when_it_is_required(self) -> None:
         asked = terms(secret=SECRET)
@@ -145,7 +145,7 @@ class TestRefusal:
             ([ErrorReply(b"E_IDENTIFY_FAILED too bad")], IdentifyFailed, "too bad"),
             ([ErrorReply(b"E_INVALID client version")], InvalidCommand, "version"),
             ([ErrorReply(b"E_NEWS something else")], ServerError, "something else"),
-            ([Response(b"not json")], HandshakeFailed, "IDENTIFY was answered"),
+            ([Response(b"not json")], HandshakeFailed, "the answer to IDENTIFY cannot be read"),
             ([Response(b'{"max_rdy_count": "many"}')], HandshakeFailed, "max_rdy_count"),
             ([Response(b"[]")], HandshakeFailed, "not an object"),
             ([granting(), ErrorReply(b"E_SUB_FAILED max consumers")], SubFailed, "max consumers"),
@@ -157,29 +157,29 @@ class TestRefusal:
         ],
     )
     def test_without_layers(self, answers: list[Answer], error: type[NsqError], words: str) -> None:
-        _, fault = refused(terms(), *answers)
-        assert type(fault) is error
-        assert words in str(fault)
+        _, raised = refused(terms(), *answers)
+        assert type(raised) is error
+        assert words in str(raised)
 
     @pytest.mark.parametrize("answer", [granting(), granting(tls_v1=False), FINE])
     def test_tls_that_is_not_granted_ends_it_before_anything_else_is_said(self, answer: Answer) -> None:
         asked = terms(secret=SECRET, tls_v1=True)
-        orders, fault = refused(asked, answer)
+        orders, raised = refused(asked, answer)
         assert orders == [identify(asked)]
-        assert isinstance(fault, HandshakeFailed)
-        assert "does not offer" in str(fault)
+        assert isinstance(raised, HandshakeFailed)
+        assert "does not offer" in str(raised)
 
     @pytest.mark.parametrize("upgrade", list(Upgrade))
     def test_a_layer_that_is_not_confirmed(self, upgrade: Upgrade) -> None:
         wanted = {Upgrade.TLS: "tls_v1", Upgrade.SNAPPY: "snappy", Upgrade.DEFLATE: "deflate"}[upgrade]
         agreed = granting(auth_required=True, **{wanted: True})
-        orders, fault = refused(terms(secret=SECRET, **{wanted: True}), agreed, Response(b"no"))
+        orders, raised = refused(terms(secret=SECRET, **{wanted: True}), agreed, Response(b"no"))
         assert AUTH not in orders
-        assert f"{upgrade.value} was answered" in str(fault)
+        assert f"{upgrade.value} was answered" in str(raised)
 
     def test_auth_without_a_secret(self) -> None:
-        orders, fault = refused(terms(), granting(auth_required=True))
-        assert isinstance(fault, AuthFirst)
+        orders, raised = refused(terms(), granting(auth_required=True))
+        assert isinstance(raised, AuthFirst)
         assert len(orders) == 1
 
     @pytest.mark.parametrize(
@@ -192,10 +192,10 @@ class TestRefusal:
         ],
     )
     def test_auth_that_fails(self, answer: Answer, error: type[NsqError]) -> None:
-        orders, fault = refused(terms(secret=SECRET), granting(auth_required=True), answer)
-        assert type(fault) is error
+        orders, raised = refused(terms(secret=SECRET), granting(auth_required=True), answer)
+        assert type(raised) is error
         assert SUB not in orders
-        assert SECRET not in str(fault)
+        assert SECRET not in str(raised)
 
 
 def test_no_secret_in_a_repr() -> None:

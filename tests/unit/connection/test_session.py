@@ -1,224 +1,231 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from nsq.connection.session import Session
-from nsq.errors import AlreadyResponded, NotNsqd, WireError
+from nsq.errors import AlreadyResponded, WireError
 from nsq.message import Message
-from nsq.wire.frames import HEARTBEAT, OK, ErrorReply, Oks, Response, encode_error, encode_response
 from nsq.wire.identify import IdentifyReply
 
-from ..scripted import A, id_of, message
+from ..scripted import A, id_of
 
 
 class Owner:
-    """As far as a session looks at it."""
+    """All that a session asks of a message's connection."""
 
     address = A
 
 
-def session(*, max_frame: int = 1 << 20, **reply: int) -> Session:
-    return Session(IdentifyReply(**reply), Owner(), max_frame=max_frame)  # type: ignore[arg-type]
+def session(*, rdy: int = 0, **reply: int) -> Session:
+    made = Session(IdentifyReply(**reply))
+    made.set_rdy(rdy)
+    return made
 
 
 def deliver(subject: Session, *numbers: int, now: float = 0.0) -> list[Message]:
     """As a connection takes them in."""
-    messages, others = subject.parse(b"".join(message(number) for number in numbers), now)
-    assert others == []
+    messages = [
+        Message(Owner(), now, now + subject.msg_timeout, 0, 1, id_of(number), b"body")  # type: ignore[arg-type]
+        for number in numbers
+    ]
     subject.admit(messages, now)
     return messages
 
 
-class TestReading:
-    def test_frames_of_all_kinds_across_chunks(self) -> None:
-        subject = session()
-        wire = encode_response(HEARTBEAT) + message(1, b"one", attempts=2) + encode_error(b"E_FIN_FAILED x")
-        taken = [subject.parse(bytes([byte]), 5.0) for byte in wire]
-        (received,) = [message for messages, _ in taken for message in messages]
-        heartbeat, error = [other for _, others in taken for other in others]
-        assert heartbeat == Response(HEARTBEAT)
-        assert isinstance(received, Message)
-        assert (received.id, received.body, received.attempts) == (id_of(1), b"one", 2)
-        assert error == ErrorReply(b"E_FIN_FAILED x")
-
-    def test_frames_of_all_kinds_in_one_chunk(self) -> None:
-        subject = session()
-        one, two = message(1), message(2)
-        messages, others = subject.parse(one + encode_response(HEARTBEAT) + two, 5.0)
-        assert [received.id for received in messages] == [id_of(1), id_of(2)]
-        assert others == [Response(HEARTBEAT)]
-        assert subject.parse(one, 6.0)[1] == []
-
-    def test_nothing_but_oks_are_one(self) -> None:
-        subject, ok, heartbeat = session(), encode_response(OK), encode_response(HEARTBEAT)
-
-        _, (oks,) = subject.parse(3 * ok + ok[:4], 5.0)
-        assert oks.data == OK
-        assert isinstance(oks.data, Oks)
-        assert oks.data.times == 3
-
-        _, (single,) = subject.parse(ok[4:], 5.0)
-        assert (single, type(single.data)) == (Response(OK), bytes)
-        assert subject.parse(ok + heartbeat + ok, 5.0)[1] == [Response(OK), Response(HEARTBEAT), Response(OK)]
-
-    def test_a_message_that_is_not_held_is_not_let_go_of(self) -> None:
-        subject = session()
-        subject.set_rdy(2)
-        (first,) = deliver(subject, 1)
-        (again,) = deliver(subject, 1)
-        with pytest.raises(AlreadyResponded):
-            subject.release(first)
-        assert subject.holds(again)
-        assert subject.in_flight == 1
-        subject.release(again)
-        assert subject.in_flight == 0
-
-    def test_a_messages_time_runs_from_its_reading(self) -> None:
-        subject = session(msg_timeout=30_000)
-        subject.set_rdy(1)
-        (received,) = deliver(subject, 1, now=100.0)
-        assert (received.received_at, received.expires_at) == (100.0, 130.0)
-
-    def test_an_nsqd_that_says_nothing_has_the_usual_limits(self) -> None:
-        subject = session()
-        assert (subject.msg_timeout, subject.max_msg_timeout, subject.max_rdy) == (60.0, 900.0, 2500)
-
-    def test_frames_are_limited(self) -> None:
-        with pytest.raises(WireError, match="limit of 64"):
-            session(max_frame=64).parse(message(1, b"x" * 100), 0.0)
-
-    def test_a_wrong_port_is_named(self) -> None:
-        with pytest.raises(NotNsqd):
-            session().parse(b"HTTP/1.1 400 Bad Request\r\n", 0.0)
+def test_an_nsqd_that_does_not_say_its_limits_has_the_usual_ones() -> None:
+    subject = session()
+    assert (subject.msg_timeout, subject.max_msg_timeout, subject.max_rdy) == (60.0, 900.0, 2500)
 
 
 class TestInFlight:
-    def test_from_admission_to_release(self) -> None:
-        subject = session()
-        subject.set_rdy(2)
+    def test_from_admission_to_the_answer(self) -> None:
+        subject = session(rdy=2)
         one, two = deliver(subject, 1, 2)
         assert subject.in_flight == subject.received == 2
-        subject.release(one)
+        assert subject.take(one)
         assert not subject.holds(one)
         assert subject.holds(two)
         assert subject.in_flight == 1
 
-    def test_a_second_release_is_refused(self) -> None:
-        subject = session()
-        subject.set_rdy(1)
+    def test_a_message_is_taken_once(self) -> None:
+        subject = session(rdy=1)
         (one,) = deliver(subject, 1)
-        subject.release(one)
+        subject.require(one)
+        assert subject.take(one)
+        assert not subject.take(one)
+        assert not subject.drop(one)
         with pytest.raises(AlreadyResponded, match=r"0001 .* from nsqd-a:4150 is not in flight"):
-            subject.release(one)
+            subject.require(one)
 
     def test_the_same_id_again_is_another_message(self) -> None:
-        subject = session()
-        subject.set_rdy(1)
+        subject = session(rdy=1)
         (first,) = deliver(subject, 1)
-        subject.release(first)
+        assert subject.take(first)
         (second,) = deliver(subject, 1)
         assert not subject.holds(first)
-        with pytest.raises(AlreadyResponded):
-            subject.release(first)
-        subject.release(second)
+        assert not subject.take(first)
+        assert not subject.drop(first)
+        assert subject.take(second)
         assert subject.in_flight == 0
 
-    def test_redelivery_of_what_is_still_here_overtakes_it(self) -> None:
-        subject = session()
-        subject.set_rdy(1)
+    def test_a_redelivery_overtakes_the_delivery_that_is_still_here(self) -> None:
+        subject = session(rdy=1)
         (first,) = deliver(subject, 1)
         (second,) = deliver(subject, 1)
         assert subject.in_flight == 1
-        assert not subject.holds(first)
-        assert subject.holds(second)
         assert first.expired
+        assert not subject.take(first)
+        assert subject.holds(second)
         assert subject.expire(0.0) == [first]
         assert subject.timed_out == 1
         assert subject.expire(0.0) == []
 
-    def test_everything_at_once(self) -> None:
-        subject = session()
-        subject.set_rdy(3)
+    def test_a_message_that_nsqd_has_again_is_dropped(self) -> None:
+        subject = session(rdy=1)
+        (one,) = deliver(subject, 1)
+        assert subject.drop(one)
+        assert not subject.drop(one)
+        assert not subject.take(one)
+        assert (subject.in_flight, subject.timed_out) == (0, 1)
+
+    def test_everything_is_released_at_once(self) -> None:
+        subject = session(rdy=3)
         messages = deliver(subject, 1, 2, 3)
-        assert subject.release_all() == messages
+        assert subject.take(messages[0])
+        assert subject.release_all() == messages[1:]
         assert subject.in_flight == 0
 
 
+class Interrupting(dict[bytes, Any]):
+    """Lets something happen between a look at the messages in flight and the next step, once."""
+
+    def __init__(self, messages: dict[bytes, Message], meanwhile: Any) -> None:
+        super().__init__(messages)
+        self._meanwhile = [meanwhile]
+
+    def get(self, key: bytes, default: Any = None) -> Any:
+        found = super().get(key, default)
+        while self._meanwhile:
+            self._meanwhile.pop()()
+        return found
+
+
+class TestRaces:
+    """Another thread comes between two steps of one."""
+
+    def test_a_redelivery_while_a_message_is_taken_stays_in_flight(self) -> None:
+        subject = session(rdy=1)
+        (first,) = deliver(subject, 1)
+        again: list[Message] = []
+        subject._in_flight = Interrupting(
+            subject._in_flight, lambda: again.extend(deliver(subject, 1, now=1.0))
+        )
+        assert not subject.take(first)
+        assert subject.holds(again[0])
+        assert subject.take(again[0])
+
+    def test_of_two_that_take_one_message_the_later_leaves_nothing_behind(self) -> None:
+        subject = session(rdy=1)
+        (one,) = deliver(subject, 1)
+        subject.close_wait = True
+
+        def answer() -> None:
+            assert subject.take(one)
+            subject.written([one])
+
+        subject._in_flight = Interrupting(subject._in_flight, answer)
+        assert not subject.take(one)
+        assert subject.drained
+
+
 class TestTime:
-    def test_expiry_lets_go_of_what_is_over(self) -> None:
-        subject = session(msg_timeout=10_000)
-        subject.set_rdy(2)
+    def test_expiry_lets_go_of_messages_whose_time_is_up(self) -> None:
+        subject = session(rdy=2, msg_timeout=10_000)
         (old,) = deliver(subject, 1, now=0.0)
         (young,) = deliver(subject, 2, now=5.0)
         assert subject.expire(9.999) == []
         assert subject.expire(10.0) == [old]
         assert subject.timed_out == 1
         assert subject.holds(young)
+        assert not subject.take(old)
         with pytest.raises(AlreadyResponded, match="timed out"):
-            subject.release(old)
+            subject.require(old)
 
     def test_a_touch_renews_it_up_to_nsqds_limit(self) -> None:
-        subject = session(msg_timeout=10_000, max_msg_timeout=25_000)
-        subject.set_rdy(1)
+        subject = session(rdy=1, msg_timeout=10_000, max_msg_timeout=25_000)
         (one,) = deliver(subject, 1, now=100.0)
         subject.touch(one, 108.0)
         assert one.expires_at == 118.0
         subject.touch(one, 117.0)
         assert one.expires_at == 125.0
 
-    def test_what_is_answered_cannot_be_touched(self) -> None:
-        subject = session()
-        subject.set_rdy(1)
+    def test_an_answered_message_cannot_be_touched(self) -> None:
+        subject = session(rdy=1)
         (one,) = deliver(subject, 1)
-        subject.release(one)
+        assert subject.take(one)
         with pytest.raises(AlreadyResponded):
             subject.touch(one, 1.0)
 
 
 class TestExcess:
-    def test_twice_the_highest_rdy_is_taken(self) -> None:
-        subject = session()
-        subject.set_rdy(3)
+    def test_twice_the_highest_rdy_is_accepted(self) -> None:
+        subject = session(rdy=3)
         subject.set_rdy(1)
         deliver(subject, *range(6))
-        assert subject.in_flight == 6
+        assert (subject.in_flight, subject.rdy) == (6, 1)
 
     def test_more_is_not(self) -> None:
-        subject = session()
-        subject.set_rdy(3)
         with pytest.raises(WireError, match="7 messages in flight, though RDY was never above 3"):
-            deliver(subject, *range(7))
+            deliver(session(rdy=3), *range(7))
 
-    def test_nothing_is_taken_before_any_rdy(self) -> None:
+    def test_nothing_is_accepted_before_any_rdy(self) -> None:
         with pytest.raises(WireError):
             deliver(session(), 1)
 
-    def test_what_has_expired_does_not_count(self) -> None:
-        subject = session(msg_timeout=10_000)
-        subject.set_rdy(1)
-        deliver(subject, 1, 2, now=0.0)
-        deliver(subject, 3, 4, now=10.0)
+    def test_expired_and_answered_messages_do_not_count(self) -> None:
+        subject = session(rdy=1, msg_timeout=10_000)
+        (answered, _) = deliver(subject, 1, 2, now=0.0)
+        assert subject.take(answered)
+        deliver(subject, 3, now=0.0)
+        deliver(subject, 4, 5, now=10.0)
+        subject.expire(10.0)
         assert subject.in_flight == 2
         assert subject.timed_out == 2
 
 
 class TestTheEnd:
-    def test_drained_when_nothing_comes_any_more_and_nothing_is_left(self) -> None:
-        subject = session()
-        subject.set_rdy(1)
+    def test_drained_when_no_message_comes_any_more_and_none_is_left(self) -> None:
+        subject = session(rdy=1)
         (one,) = deliver(subject, 1)
         subject.closing = True
         assert not subject.drained
         subject.close_wait = True
         assert not subject.drained
-        subject.release(one)
+        assert subject.drop(one)
         assert subject.drained
 
-    def test_not_before_every_answer_has_its_place_on_the_wire(self) -> None:
-        subject = session()
+    def test_not_before_every_answer_is_written(self) -> None:
+        subject = session(rdy=2)
+        one, two = deliver(subject, 1, 2)
         subject.close_wait = True
-        subject.unsent = 2
-        assert subject.answered(7)
+        assert subject.take(one)
+        assert subject.take(two)
         assert not subject.drained
-        assert subject.answered(8)
+        subject.written([one])
+        assert not subject.drained
+        subject.written([two])
         assert subject.drained
+
+    def test_an_answer_that_is_never_written_is_waited_for_until_its_time_is_up(self) -> None:
+        """Its thread was interrupted between the claim and the answer."""
+        subject = session(rdy=1, msg_timeout=10_000)
+        (one,) = deliver(subject, 1, now=0.0)
+        subject.close_wait = True
+        assert subject.take(one)
+        assert subject.expire(9.9) == []
+        assert not subject.drained
+        assert subject.expire(10.0) == []
+        assert subject.drained
+        assert subject.timed_out == 0

@@ -6,19 +6,8 @@ from typing import Any
 
 import pytest
 
-from nsq.consumer.arguments import checked_addresses, checked_callable, checked_seconds, checked_whole
+from nsq.consumer.arguments import checked_callable, checked_seconds, checked_whole
 from nsq.errors import ConfigError, UsageError
-
-
-def test_addresses_are_one_or_several() -> None:
-    assert checked_addresses("nsqd", "a:1") == ["a:1"]
-    assert checked_addresses("nsqd", iter(["a:1", "b:1"])) == ["a:1", "b:1"]
-
-
-@pytest.mark.parametrize("given", [None, 4150])
-def test_anything_else_is_named(given: Any) -> None:
-    with pytest.raises(ConfigError, match=f"nsqd is {given}; it must be an address"):
-        checked_addresses("nsqd", given)
 
 
 def test_a_whole_number() -> None:

@@ -34,7 +34,6 @@ class Desk:
         self.notes: list[tuple[Any, ...]] = []
         self.answered: set[bytes] = set()
         self.trouble: BaseException | None = None
-        self.unreadable: BaseException | None = None
 
     def note(self, *note: Any) -> None:
         with self._changed:
@@ -62,11 +61,6 @@ class Desk:
 
     def holds(self, message: Message) -> bool:
         return message.id not in self.answered
-
-    def read_along(self) -> None:
-        if self.unreadable is not None:
-            self.note("read along")
-            raise self.unreadable
 
     def give_up(self, message: Message) -> None:
         self.note("give up", int(message.id))
@@ -204,18 +198,6 @@ class TestBeforeTheHandler:
         work(pool, desk.message(1, expires_at=0.0), desk.message(2))
         desk.wait_for(("expired", 1), ("finish", 2))
         assert [int(message.id) for message in handled] == [2]
-
-    @pytest.mark.parametrize("fault", [ValueError("x"), SystemExit(1)])
-    def test_what_goes_wrong_with_reading_ahead_does_not_end_the_only_thread(
-        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture, fault: BaseException
-    ) -> None:
-        desk.unreadable = fault
-        pool.add(lambda message: None, 1)
-        pool.start()
-        desk.wait_for(("read along",))
-        pool.inbox.put([desk.message(1)])
-        desk.wait_for(("finish", 1))
-        assert "reading ahead failed" in caplog.text
 
     def test_what_failed_too_often_is_given_up_and_finished(self, pool: HandlerPool, desk: Desk) -> None:
         handled: list[Message] = []

@@ -20,8 +20,13 @@ PATIENCE = 20.0
 
 
 def producer(transport: MemoryTransport, *addresses: str, **options: Any) -> Producer:
-    """One that dials again at once, and is patient with a slow test."""
-    mine = {"reconnect_initial": 0.001, "reconnect_max": 0.01, "publish_timeout": PATIENCE}
+    """One that dials again at once, is patient with a slow test, and sends every publish by itself."""
+    mine = {
+        "reconnect_initial": 0.001,
+        "reconnect_max": 0.01,
+        "publish_timeout": PATIENCE,
+        "coalesce": False,
+    }
     patient = {"dial_timeout": 3 * PATIENCE, "write_timeout": 3 * PATIENCE}
     return Producer(*(addresses or (A,)), transport=transport, **{**mine, **patient, **options})
 
@@ -86,31 +91,38 @@ def who_got(body: bytes, nsqds: dict[str, Nsqd]) -> Nsqd:
 
 
 def wait_for(p: Producer, condition: Callable[[dict[str, ConnectionStats]], bool]) -> None:
-    """Until its connections, by address, are like that: nsqd has seen what leads there a little earlier."""
-    pool = p._engine.pool
-
-    def connections() -> dict[str, ConnectionStats]:
-        return {address: route.stats(pool._clock(), []) for address, route in pool._routes.items()}
-
-    with pool._changed:  # whatever changes about them is announced
-        assert pool._changed.wait_for(lambda: condition(connections()), PATIENCE), connections()
+    """Until its connections, by address, are like that, as far as its threads have noticed."""
+    deadline = time.monotonic() + PATIENCE
+    while not condition(connections := {each.address: each for each in p.stats().connections}):
+        assert time.monotonic() < deadline, connections
+        on_pools_thread(p)
 
 
 def wait_for_state(p: Producer, state: str, *addresses: str) -> None:
     wait_for(p, lambda connections: all(connections[each].state == state for each in addresses))
+    on_pools_thread(p)
+
+
+def on_pools_thread(p: Producer) -> None:
+    """Return when the pool's thread has done all that it was told to before, and what follows from it."""
+    while not p._pool._up:
+        time.sleep(0.001)
+    for _ in range(2):
+        reached = threading.Event()
+        p._pool._to_do.put(reached.set)
+        assert reached.wait(PATIENCE)
 
 
 def time_is_up(p: Producer) -> None:
-    """For all that has been published and waits for a connection, or is a future's."""
-
-    def later() -> float:
-        return time.monotonic() + 10 * PATIENCE
-
-    engine = p._engine
-    engine._clock = engine.pool._clock = engine._answers._clock = later
-    with engine.pool._lock:
-        engine.pool._change()  # has those look at the clock that wait
-    engine._answers._queue.put(None)  # as well as this
+    """For all that has been published, which is something."""
+    deadline = time.monotonic() + PATIENCE
+    while not p._pool.pending:
+        assert time.monotonic() < deadline
+        on_pools_thread(p)
+    for publish in p._pool.pending.copy():
+        publish.deadline = 0.0
+        publish.wake()
+    p._pool._to_do.put(p._pool._look_at_deadlines)
 
 
 def in_thread(call: Callable[[], object]) -> Future[object]:

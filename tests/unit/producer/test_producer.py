@@ -25,9 +25,8 @@ from nsq.errors import (
     QueueFull,
     UsageError,
 )
-from nsq.producer import Acknowledged, Producer
-from nsq.producer.answers import Answers
-from nsq.transport import MemoryStream, MemoryTransport, WrappedStream
+from nsq.producer import Acknowledged, CloseReport, Failed, FlushReport, Producer
+from nsq.transport import MemoryStream, MemoryTransport
 from nsq.wire import commands
 from nsq.wire.frames import encode_message, encode_response
 
@@ -175,7 +174,9 @@ def test_a_callers_mistake_is_told_before_anything_is_dialled(call: Any, error: 
         ((), {}, UsageError),
         (("nsqd-a",), {}, ConfigError),
         ((4150,), {}, UsageError),
-        ((A,), {"nsqlookupd": "127.0.0.1:4161"}, UsageError),
+        ((A,), {"nsqlookupd": 4161}, UsageError),
+        ((A,), {"nsqd": [4150]}, UsageError),
+        ((A,), {"on_failed": "print"}, UsageError),
         ((A,), {"max_pendign": 3}, ConfigError),
         ((A,), {"config": "fast"}, ConfigError),
     ],
@@ -412,34 +413,6 @@ def test_what_was_never_sent_is_taken_back_and_surely_not_stored() -> None:
         last.result(PATIENCE)
 
 
-def test_an_interrupted_write_costs_its_connection_and_nobody_else_anything() -> None:
-    class Interrupted(WrappedStream):
-        def write(self, data: bytes, timeout: float) -> None:
-            if b"interrupted" in data:
-                super().write(data[:10], timeout)
-                raise KeyboardInterrupt
-            super().write(data, timeout)
-
-    class Interrupting(MemoryTransport):
-        def connect(self, address: str, *, timeout: float) -> Any:
-            return Interrupted(super().connect(address, timeout=timeout))
-
-    transport = Interrupting()
-    with producer(transport, max_pending=1) as p:
-        first = in_thread(lambda: p.publish("orders", b"first"))
-        nsqd = accept(transport)
-        nsqd.answer(b"first")
-        first.result(PATIENCE)
-
-        with pytest.raises(KeyboardInterrupt):
-            p.publish("orders", b"interrupted")
-
-        nsqd.peer.wait_closed()
-        again = in_thread(lambda: p.publish("orders", b"again"))
-        accept(transport).answer(b"again")
-        again.result(PATIENCE)
-
-
 def test_nobody_writes_beyond_the_own_deadline() -> None:
     transport = MemoryTransport()
     with producer(transport) as p:
@@ -501,7 +474,7 @@ def test_one_that_swallows_everything_costs_nobody_time() -> None:
 
         published.result(PATIENCE)
         states = {each.address: each.state for each in p.stats().connections}
-        assert states == {A: "dialling", B: "open"}
+        assert states == {A: "dialing", B: "open"}
         transport.release()
 
 
@@ -610,7 +583,7 @@ def test_a_future_is_completed_by_a_thread_of_its_own() -> None:
         accept(transport).answer(b"body")
 
         assert future.result(PATIENCE) is None
-        assert seen.result(PATIENCE) == "nsq-producer-answers"
+        assert seen.result(PATIENCE) == "nsq-producer-callbacks"
 
 
 def test_several_batches_are_under_way_at_once() -> None:
@@ -709,7 +682,7 @@ def test_a_callback_that_exits_ends_nothing_else(caplog: pytest.LogCaptureFixtur
         nsqd.answer(b"1")
         nsqd.answer(b"2")
         second.result(PATIENCE)
-    assert "ended with an exception of its own" in caplog.text
+    assert "a callback of <PublishFuture" in caplog.text
 
 
 def test_a_callback_may_publish_but_not_wait_for_itself() -> None:
@@ -787,7 +760,7 @@ def test_flush_waits_for_what_is_pending() -> None:
             assert not flushed.done()
             nsqd.answer(b"%d" % number)
 
-        assert flushed.result(PATIENCE) == 0
+        assert flushed.result(PATIENCE) == FlushReport(clean=True)
         assert all(future.done() for future in futures)
 
 
@@ -796,7 +769,8 @@ def test_flush_says_what_is_left() -> None:
     with producer(transport) as p:
         future = p.publish_async("orders", b"body")
         nsqd = accept(transport)
-        assert p.flush(SOON) == 1
+        report = p.flush(SOON)
+        assert (bool(report), report.unanswered) == (False, 1)
         nsqd.answer(b"body")
         future.result(PATIENCE)
 
@@ -809,10 +783,10 @@ def test_close_flushes() -> None:
     closed = in_thread(p.close)
     nsqd.answer(b"body")
 
-    assert closed.result(PATIENCE) == 0
+    assert closed.result(PATIENCE) == CloseReport(clean=True)
     assert future.done()
     nsqd.peer.wait_closed()
-    assert p.close() == 0
+    assert p.close()
     for publish in (p.publish, p.publish_async):
         with pytest.raises(Closed):
             publish("orders", b"body")
@@ -825,7 +799,7 @@ def test_close_reports_what_it_leaves_and_ends_its_futures(caplog: pytest.LogCap
     nsqd = accept(transport)
     nsqd.expect(b"sent")
 
-    assert p.close(timeout=SOON) == 1
+    assert p.close(timeout=SOON).unanswered == 1
 
     assert isinstance(sent.exception(PATIENCE), PublishUncertain)
     assert "1 publishes unanswered" in caplog.text
@@ -839,7 +813,7 @@ def test_close_ends_what_has_found_no_connection() -> None:
     publishing = in_thread(lambda: p.publish("orders", b"body"))
     transport.wait_for_dials(2)
 
-    assert p.close(timeout=SOON) in (1, 2)  # the thread may not have come that far
+    assert p.close(timeout=SOON).unanswered in (1, 2)  # the thread may not have come that far
 
     assert isinstance(future.exception(PATIENCE), PublishFailed)
     assert isinstance(publishing.exception(PATIENCE), (PublishFailed, Closed))
@@ -851,8 +825,8 @@ def test_who_will_not_wait_need_not() -> None:
     p = producer(transport)
     future = p.publish_async("orders", b"body")
 
-    assert p.flush(0) == 1
-    assert p.close(0) == 1
+    assert p.flush(0).unanswered == 1
+    assert p.close(0).unanswered == 1
 
     assert isinstance(future.exception(PATIENCE), PublishFailed)
 
@@ -865,7 +839,7 @@ def test_close_takes_a_dialled_connection_along() -> None:
     closed = in_thread(p.close)
     transport.release()
 
-    assert closed.result(PATIENCE) == 0
+    assert closed.result(PATIENCE) == CloseReport(clean=True)
 
 
 def test_a_producer_that_did_nothing_closes() -> None:
@@ -889,12 +863,14 @@ def test_one_that_is_forgotten_is_missed() -> None:
 # Reports
 
 
-def test_what_is_acknowledged_is_told() -> None:
+def test_hooks_are_told_what_became_of_publishes() -> None:
     transport = MemoryTransport()
-    told: list[tuple[Acknowledged, str]] = []
-    with producer(
-        transport, on_acknowledged=lambda each: told.append((each, threading.current_thread().name))
-    ) as p:
+    told: list[tuple[Acknowledged | Failed, str]] = []
+
+    def tell(each: Acknowledged | Failed) -> None:
+        told.append((each, threading.current_thread().name))
+
+    with producer(transport, on_acknowledged=tell, on_failed=tell) as p:
         published = in_thread(lambda: p.multi_publish("orders", [b"one", b"three"]))
         nsqd = accept(transport)
         nsqd.peer.expect(commands.mpub("orders", [b"one", b"three"]))
@@ -908,11 +884,14 @@ def test_what_is_acknowledged_is_told() -> None:
         nsqd.refuse("E_BAD_MESSAGE")
         assert refused.exception(PATIENCE)
 
-    (batch, batch_thread), (single, single_thread) = told
+    assert {thread for _, thread in told} == {"nsq-producer-callbacks"}
+    batch, single, bad = (each for each, _ in told)
+    assert isinstance(batch, Acknowledged)
     assert (batch.topic, batch.messages, batch.bytes, batch.nsqd_address) == ("orders", 2, 8, A)
     assert 0 < batch.latency < PATIENCE
     assert (single.messages, single.bytes) == (1, 4)
-    assert (batch_thread, single_thread) == ("publisher", "nsq-producer-answers")
+    assert isinstance(bad, Failed)
+    assert isinstance(bad.error, BadMessage)
 
 
 def test_a_hook_that_fails_fails_no_publish(caplog: pytest.LogCaptureFixture) -> None:
@@ -962,13 +941,13 @@ def test_ping_says_who_does_not_answer() -> None:
 
 def test_a_child_that_no_hook_has_told_begins_anew() -> None:
     with producer(MemoryTransport()) as p:
-        inherited = p._engine
+        inherited = p._pool
         inherited.pid = -1
 
         assert p.stats().pending == 0
 
-        assert p._engine is not inherited
-        assert not p._engine.closed
+        assert p._pool is not inherited
+        assert not p._pool.closed
 
 
 def test_a_child_of_one_that_is_closed_is_closed() -> None:
@@ -989,17 +968,3 @@ def test_it_cannot_be_pickled() -> None:
 def test_nothing_secret_is_in_its_repr() -> None:
     with producer(MemoryTransport(), A, auth_secret="s3cret") as p:
         assert repr(p) == "<Producer nsqd-a:4150>"
-
-
-def test_a_publish_for_which_there_is_no_thread_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def refuse(self: object, transaction: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(Answers, "watch", refuse)
-    with Producer(A, transport=MemoryTransport()) as producer:
-        with pytest.raises(RuntimeError):
-            producer.publish_async("orders", b"body")
-        assert producer.stats().pending == 0
-        assert producer.flush(0.0) == 0

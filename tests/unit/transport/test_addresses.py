@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from nsq.errors import ConfigError
@@ -94,3 +96,29 @@ def test_host_and_port_are_no_unix_address() -> None:
 def test_a_unix_address_without_a_usable_path_is_named(address: str) -> None:
     with pytest.raises(ConfigError, match="no Unix socket"):
         addresses.unix_path(address)
+
+
+def test_an_argument_is_one_address_or_several() -> None:
+    assert addresses.checked("nsqd", "a:1") == ("a:1",)
+    assert addresses.checked("nsqd", iter(["a:1", "b:1", "a:1"])) == ("a:1", "b:1")
+    assert addresses.checked("nsqd", ()) == ()
+
+
+@pytest.mark.parametrize("given", [None, 4150])
+def test_an_argument_of_another_kind_is_named(given: Any) -> None:
+    with pytest.raises(ConfigError, match=f"nsqd is {given}, must be an address, or several of them"):
+        addresses.checked("nsqd", given)
+
+
+@pytest.mark.parametrize("given", [[4150], [""], [None], {b"a:1": 1}])
+def test_an_argument_with_something_else_among_its_addresses_is_named(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"nsqd has .*, must be an address as text"):
+        addresses.checked("nsqd", given)
+
+
+def test_an_nsqd_is_host_and_port_or_a_unix_socket() -> None:
+    several = ("a:1", "unix:/run/nsqd.sock", "/run/nsqd.sock")
+    assert addresses.checked_nsqds(several) == several
+    for wrong in ("a", "unix:", ["a:1", "http://a:1"]):
+        with pytest.raises(ConfigError):
+            addresses.checked_nsqds(wrong)

@@ -36,7 +36,7 @@ def nothing(*_: object) -> None: ...
         (lambda to: metrics("orders", nsqd=NSQD, top=0), "top is 0"),
         (lambda to: replay(to, "again", nsqd=NSQD, rate=0), "rate 0"),
         (lambda to: replay(to, "again", nsqd=NSQD, chunk=0), "chunk is 0"),
-        (lambda to: replay(to, "again"), "needs an nsqd"),
+        (lambda to: replay(to, "again"), "needs nsqd or nsqlookupd"),
         (lambda to: replay("s3a://b/o", "again", nsqd=NSQD), "state is missing"),
         (lambda to: fanout("orders", sinks={}, state=to, nsqd=NSQD), "no sink"),
         (

@@ -1,0 +1,450 @@
+"""What becomes of one publish: made of what a user gave, joined with others, sent, answered, ended.
+
+    claim    whoever sends it and whoever cancels it race for one lock: cancelled is surely not sent
+    end      the first end counts: nsqd's answer, its deadline, or the end of its connection or producer
+
+A message is *surely not stored* while nobody has sent it, when nsqd said so, and when nsqd refused an earlier
+command of the same connection for good: it executes commands in order, and none behind that one. Whatever was
+sent and not answered *may be stored*. No socket and no thread here.
+"""
+
+from __future__ import annotations
+
+import _thread
+import copy
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from concurrent.futures._base import FINISHED, RUNNING
+from contextlib import suppress
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+from nsq.config import Config
+from nsq.errors import (
+    BadBody,
+    BadMessage,
+    InvalidMessage,
+    NsqError,
+    PublishFailed,
+    PublishUncertain,
+    ServerError,
+    UsageError,
+)
+from nsq.waiting import Signal, Waiters
+from nsq.wire import commands
+from nsq.wire.names import check_topic
+
+if TYPE_CHECKING:
+    from nsq.producer.endpoint import Endpoint
+    from nsq.producer.pool import Callbacks
+
+log = logging.getLogger("nsq.producer")
+
+#: Messages and bytes of one MPUB that publishes are joined to, at most.
+_JOINED_MESSAGES = 1000
+_JOINED_BYTES = 512 * 1024
+#: The longest timeout in seconds; threads can be asked to wait for longer than this.
+MAX_TIMEOUT = 10.0**9
+
+
+class Publish(Waiters):
+    """One call of the user's, from then until it has ended and its place on a connection is free.
+
+    ``command`` is ready to be sent; without one it is a message that may be joined with others.
+    """
+
+    __slots__ = (
+        "alone",
+        "body",
+        "claim",
+        "command",
+        "deadline",
+        "doubts",
+        "endpoint",
+        "future",
+        "handed_over",
+        "messages",
+        "outcomes",
+        "size",
+        "started",
+        "topic",
+    )
+
+    def __init__(
+        self, topic: str, body: bytes, command: bytes | None = None, messages: int = 1, size: int = 0
+    ) -> None:
+        self._locks = []  # of Waiters: not by its __init__, as this is done for every publish
+        self.topic = topic
+        self.body = body
+        self.command = command
+        self.messages = messages
+        self.size = size or len(body)
+        self.started = 0.0
+        self.deadline = math.inf
+        self.future: PublishFuture | None = None
+        self.claim = _thread.allocate_lock()
+        self.endpoint: Endpoint | None = None  # where it waits or was sent
+        self.handed_over = False  # its caller has put it where it is sent from
+        self.alone = False  # nsqd refused it together with others: not to be joined again
+        self.doubts: tuple[str, ...] = ()  # the nsqds that may have stored it
+        self.outcomes: list[tuple[NsqError | None]] = []  # its ends; the first counts
+
+    def __repr__(self) -> str:
+        return f"<Publish {self.topic}, {self.messages} messages{', ended' if self.ended else ''}>"
+
+    @property
+    def ended(self) -> bool:
+        return len(self.outcomes) > 0
+
+    @property
+    def error(self) -> NsqError | None:
+        """Of one that has ended; None when it is stored."""
+        return self.outcomes[0][0]
+
+    def end(self, error: NsqError | None) -> bool:
+        """Its end, unless it has one; whether this was it."""
+        outcome = (error,)
+        self.outcomes.append(outcome)
+        self.wake()
+        return self.outcomes[0] is outcome
+
+    def try_again(self) -> None:
+        """Whoever sends it next claims it anew."""
+        self.claim = _thread.allocate_lock()
+        self.endpoint = None
+
+
+# Made of what a user gave.
+
+
+def new_publish(topic: str, body: object, defer: float | None, config: Config) -> Publish:
+    """PUB, or DPUB for a message that nsqd delivers after ``defer`` seconds."""
+    name = _checked_topic(topic) if type(topic) is str else check_topic(topic)
+    # The usual case first: this is done for every message.
+    if type(body) is not bytes or not 0 < len(body) <= config.max_msg_size:
+        body = _checked_body(body, config, "the message")
+    if defer is None:
+        return Publish(name, body)
+    delay_ms = _checked_delay(defer, config.max_defer)
+    return Publish(name, body, commands.dpub(name, delay_ms, body)) if delay_ms else Publish(name, body)
+
+
+def new_multi_publish(topic: str, bodies: Iterable[object], config: Config) -> Publish:
+    """MPUB."""
+    name = check_topic(topic)
+    if isinstance(bodies, (bytes, bytearray, memoryview, str)):
+        raise UsageError(
+            f"bodies is one {type(bodies).__name__}, must be several: a list, or another iterable"
+        )
+    if not isinstance(bodies, Iterable):
+        raise UsageError(f"bodies is {bodies!r}, must be a list, or another iterable")
+    checked = _checked_bodies(list(bodies), config)
+    if not checked:
+        raise UsageError("bodies is empty, must hold at least one message")
+    size = sum(map(len, checked))
+    # An nsqd that was given a larger --max-msg-size has been given a larger --max-body-size with it.
+    limit = max(config.max_body_size, config.max_msg_size + 8)
+    packed = 4 + 4 * len(checked) + size
+    if packed > limit:
+        raise InvalidMessage(
+            f"{len(checked)} messages take {packed} bytes together, must be at most {limit} "
+            "(max_body_size, to be that of nsqd): publish them in smaller batches"
+        )
+    return Publish(name, b"", commands.mpub(name, checked), len(checked), size)
+
+
+def checked_timeout(timeout: float | None, default: float, *, may_be_zero: bool = False) -> float:
+    """In seconds; the default when none is given. Zero is for calls that need not wait."""
+    if timeout is None:
+        return default
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
+        raise UsageError(f"timeout is {timeout!r}, must be a number of seconds")
+    if may_be_zero and timeout == 0:
+        return 0.0
+    if not 0 < timeout <= MAX_TIMEOUT:
+        raise UsageError(f"timeout is {timeout!r}, must be more than 0 seconds and finite")
+    return float(timeout)
+
+
+_checked_topic = lru_cache(maxsize=1024)(check_topic)
+
+
+def _checked_bodies(bodies: list[object], config: Config) -> list[bytes]:
+    """The usual case, all of it bytes, at once: one by one takes ten times as long."""
+    if set(map(type, bodies)) == {bytes}:
+        checked = cast("list[bytes]", bodies)
+        if min(map(len, checked)) > 0 and max(map(len, checked)) <= config.max_msg_size:
+            return checked
+    return [_checked_body(body, config, f"message {place}") for place, body in enumerate(bodies)]
+
+
+def _checked_body(body: object, config: Config, what: str) -> bytes:
+    if isinstance(body, str):
+        raise InvalidMessage(f"{what} is a str, must be bytes: encode it, for example with .encode()")
+    if not isinstance(body, (bytes, bytearray, memoryview)):
+        raise InvalidMessage(f"{what} is a {type(body).__name__}, must be bytes")
+    data = bytes(body)
+    if not data:
+        raise InvalidMessage(f"{what} is empty, must have at least one byte")
+    if len(data) > config.max_msg_size:
+        raise InvalidMessage(
+            f"{what} has {len(data)} bytes, must have at most {config.max_msg_size} "
+            "(max_msg_size, to be that of nsqd)"
+        )
+    return data
+
+
+def _checked_delay(defer: float, longest: float) -> int:
+    """In milliseconds."""
+    if isinstance(defer, bool) or not isinstance(defer, (int, float)) or not math.isfinite(defer):
+        raise InvalidMessage(f"defer is {defer!r}, must be a number of seconds")
+    if not 0 <= defer <= longest:
+        raise InvalidMessage(
+            f"defer is {defer:g} s, must be 0 to {longest:g} s (max_defer, to be nsqd's --max-req-timeout)"
+        )
+    return round(defer * 1000)
+
+
+# Joined.
+
+
+def join(publishes: list[Publish], largest: int) -> list[list[Publish]]:
+    """Batches that go out as one command each, in an order that keeps that of every topic.
+
+    Messages for one topic that wait together become one MPUB, of ``largest`` bytes at most (0: none is
+    joined); larger ones go alone, and so does what has a command of its own.
+    """
+    largest = min(largest, _JOINED_BYTES)
+    batches: list[list[Publish]] = []
+    growing: dict[str, tuple[list[Publish], int]] = {}  # by topic: what more may join, and its bytes
+    for publish in publishes:
+        size = 4 + publish.size
+        if publish.command is not None or publish.alone or 4 + size > largest:
+            growing.pop(publish.topic, None)
+            batches.append([publish])
+            continue
+        batch, used = growing.get(publish.topic, (None, 0))
+        if batch is None or used + size > largest or len(batch) >= _JOINED_MESSAGES:
+            batch, used = [], 4  # the count of the messages
+            batches.append(batch)
+        batch.append(publish)
+        growing[publish.topic] = batch, used + size
+    return batches
+
+
+def command_of(batch: list[Publish]) -> bytes:
+    first = batch[0]
+    if first.command is not None:
+        return first.command
+    if len(batch) == 1:
+        return commands.pub(first.topic, first.body)
+    return commands.mpub(first.topic, [publish.body for publish in batch])
+
+
+# Refused, or not answered.
+
+
+class Verdict(NamedTuple):
+    """What is to be done with one publish: end it with the error, or send it again."""
+
+    publish: Publish
+    error: NsqError
+    again: bool
+
+
+def refused(batch: list[Publish], error: ServerError, address: str, retry_uncertain: bool) -> list[Verdict]:
+    """nsqd said no to this batch."""
+    if len(batch) > 1 and isinstance(error, (BadMessage, BadBody)):
+        # Nothing of it is stored. One of them is at fault: each goes alone now.
+        for publish in batch:
+            publish.alone = True
+        return [Verdict(publish, error, again=True) for publish in batch]
+    if error.maybe_stored:
+        for publish in batch:
+            publish.doubts += (address,)
+        if len(batch) > 1:
+            return [
+                Verdict(each, unanswered(each, address, str(error), error), retry_uncertain) for each in batch
+            ]
+    again = error.retry and (retry_uncertain or not error.maybe_stored)
+    # A copy for each: callers must not share a traceback.
+    return [Verdict(publish, copy.copy(error) if len(batch) > 1 else error, again) for publish in batch]
+
+
+def lost(
+    batch: list[Publish], cause: NsqError, address: str, *, executed: bool, retry_uncertain: bool
+) -> list[Verdict]:
+    """The connection ended before the answer came. ``executed`` is false when nsqd had stopped before."""
+    if not executed:
+        return [Verdict(publish, cause, again=True) for publish in batch]
+    verdicts = []
+    for publish in batch:
+        publish.doubts += (address,)
+        verdicts.append(Verdict(publish, unanswered(publish, address, str(cause), cause), retry_uncertain))
+    return verdicts
+
+
+def unanswered(
+    publish: Publish, address: str, reason: str, cause: NsqError | None = None
+) -> PublishUncertain:
+    error = PublishUncertain(
+        f"publishing to {publish.topic!r}: it was sent to {address} and not answered ({reason}); "
+        "it may be stored"
+    )
+    error.__cause__ = cause
+    return error
+
+
+def unsent(publish: Publish, reason: str) -> NsqError:
+    """What to raise for a publish that was not sent, or not again."""
+    if publish.doubts:
+        return unanswered(publish, " and ".join(publish.doubts), f"then: {reason}")
+    return PublishFailed(f"publishing to {publish.topic!r}: {reason}")
+
+
+# Futures.
+
+
+class PublishFuture(Future[None]):
+    """The future that ``publish_async`` returns: like any other of concurrent.futures, without its Condition.
+
+    A signal handler that raises inside a Condition leaks its lock. Here a waiter brings its own lock, and a
+    callback is a cell that whoever pops it calls.
+    """
+
+    def __init__(self, publish: Publish, callbacks: Callbacks) -> None:  # not the parent's
+        self._publish = publish
+        self._callbacks = callbacks
+        self.cells: list[list[Callable[[Future[None]], object]]] = []
+        publish.future = self
+
+    def cancel(self) -> bool:
+        """A publish cannot be called back; it ends by its timeout at the latest."""
+        return False
+
+    def cancelled(self) -> bool:
+        return False
+
+    def running(self) -> bool:
+        return not self._publish.ended
+
+    def done(self) -> bool:
+        return self._publish.ended
+
+    def result(self, timeout: float | None = None) -> None:
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+
+    def exception(self, timeout: float | None = None) -> NsqError | None:
+        publish = self._publish
+        if not publish.outcomes:
+            self._refuse_in_callback()
+            deadline = math.inf if timeout is None else time.monotonic() + timeout
+            if not publish.wait_for(publish.outcomes.__len__, deadline):
+                raise TimeoutError(f"{publish!r} has not ended within {timeout:g} s")
+        return publish.error
+
+    def _refuse_in_callback(self) -> None:
+        if self._callbacks.ident == _thread.get_ident():
+            raise UsageError(
+                "a future's callback waits for another future of the same producer, which holds up all other "
+                "callbacks: add a callback to that one instead, or wait on another thread"
+            )
+
+    def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
+        """Call ``fn`` with the future when it ends, on a thread of the producer's; at once if it has."""
+        cell = [fn]
+        self.cells.append(cell)
+        if self._publish.ended:  # whoever ended it has seen the cell or has not: one of us pops it
+            self._call(cell)
+
+    def run_callbacks(self) -> None:
+        for cell in self.cells.copy():
+            self._call(cell)
+
+    def _call(self, cell: list[Callable[[Future[None]], object]]) -> None:
+        try:
+            fn = cell.pop()
+        except IndexError:
+            return
+        try:
+            fn(self)
+        except BaseException:  # SystemExit too: the others are called all the same
+            log.exception("a callback of %r failed", self)
+
+    def __repr__(self) -> str:
+        return f"<PublishFuture of {self._publish!r}>"
+
+    # What concurrent.futures.wait and as_completed look at.
+
+    @property
+    def _state(self) -> str:  # type: ignore[override]
+        frozen = self._frozen.get(_thread.get_ident())
+        return frozen or (FINISHED if self._publish.ended else RUNNING)
+
+    @property
+    def _frozen(self) -> dict[int, str]:
+        """By thread: the state that it found when it "locked" the future, until it "unlocks" it."""
+        frozen: dict[int, str] = self.__dict__.setdefault("_states", {})
+        return frozen
+
+    @property
+    def _condition(self) -> Any:  # type: ignore[override]
+        return _Watched(self)
+
+    @property
+    def _waiters(self) -> Any:  # type: ignore[override]
+        return _Watched(self)
+
+
+class _Watched:
+    """Stands for a future's ``_condition`` and ``_waiters``: no lock, but the thread sees one state
+    throughout.
+    """
+
+    def __init__(self, future: PublishFuture) -> None:
+        self._future = future
+
+    def acquire(self) -> None:
+        future = self._future
+        future._frozen[_thread.get_ident()] = FINISHED if future._publish.ended else RUNNING
+
+    def release(self) -> None:
+        self._future._frozen.pop(_thread.get_ident(), None)
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def append(self, waiter: Any) -> None:
+        if self._future._state == FINISHED:
+            return
+        self._future._refuse_in_callback()
+        if not isinstance(waiter.event, Signal):
+            waiter.event = Signal()  # an Event would leak its lock when its waiter is interrupted
+        self._future.add_done_callback(_Told(waiter))
+
+    def remove(self, waiter: Any) -> None:
+        for cell in self._future.cells.copy():
+            if cell and isinstance(cell[0], _Told) and cell[0].waiter is waiter:
+                with suppress(ValueError):
+                    self._future.cells.remove(cell)
+
+
+class _Told:
+    """The callback by which concurrent.futures' waiter learns of the end."""
+
+    def __init__(self, waiter: Any) -> None:
+        self.waiter = waiter
+
+    def __call__(self, future: Future[None]) -> None:
+        if future.exception() is None:
+            self.waiter.add_result(future)
+        else:
+            self.waiter.add_exception(future)

@@ -1,0 +1,76 @@
+"""How far it is from a publish to its answer: the functions and files of ours that it runs through, counted
+over all threads. Run with -s to see them.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+import nsq
+from nsq.testing import Nsqd
+
+PACKAGE = str(Path(nsq.__file__).parent) + "/"
+BODY = b"x" * 200
+
+Hops = dict[tuple[str, str], str]
+
+
+@contextmanager
+def counted() -> Iterator[Callable[[Callable[[], object]], Hops]]:
+    """Threads that start in here are counted, while the call runs and a moment longer."""
+    hops: Hops = {}
+    counting = False
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        path = frame.f_code.co_filename
+        if counting and event == "call" and path.startswith(PACKAGE):
+            hops.setdefault(
+                (path.removeprefix(PACKAGE), frame.f_code.co_qualname), threading.current_thread().name
+            )
+
+    def count(call: Callable[[], object]) -> Hops:
+        nonlocal counting
+        hops.clear()
+        sys.setprofile(profile)
+        counting = True
+        try:
+            call()
+            time.sleep(0.05)  # for threads that are not done when the caller knows
+        finally:
+            counting = False
+            sys.setprofile(None)
+        return dict(hops)
+
+    threading.setprofile(profile)
+    try:
+        yield count
+    finally:
+        threading.setprofile(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["publish", "publish_async"])
+def test_a_publish_is_few_hops(kind: str) -> None:
+    with Nsqd(process=True) as nsqd, counted() as count, nsq.Producer(nsqd.tcp_address) as producer:
+        calls: dict[str, Callable[[], object]] = {
+            "publish": lambda: producer.publish("hops", BODY),
+            "publish_async": lambda: producer.publish_async("hops", BODY).result(),
+        }
+        for _ in range(5):
+            calls[kind]()
+        hops = count(calls[kind])
+
+    files = {path for path, _ in hops}
+    print(f"\n{kind}: {len(hops)} functions in {len(files)} files")
+    for (path, name), thread in hops.items():
+        print(f"  {thread:40} {path}: {name}")
+    assert "Publish.end" in {name for _, name in hops}
+    assert len(hops) <= 25
+    assert len(files) <= 8

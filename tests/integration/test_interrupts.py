@@ -1,0 +1,278 @@
+"""An exception out of a signal handler costs the call that it hits, and nothing else.
+
+Once by tracing, at every line of ours that a user's thread comes to, and once by real signals at random
+moments.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import nsq
+from nsq.testing import Nsqd
+
+PACKAGE = str(Path(nsq.__file__).parent) + "/"
+BODY = b"x" * 200
+PATIENCE = 20.0
+
+
+class Interrupted(BaseException):
+    """What the signal handler raises."""
+
+
+@pytest.fixture(scope="module")
+def nsqd() -> Iterator[Nsqd]:
+    with Nsqd(process=True, mem_queue_size=10_000_000) as nsqd:
+        yield nsqd
+
+
+@pytest.fixture
+def producer(nsqd: Nsqd) -> Iterator[nsq.Producer]:
+    with nsq.Producer(nsqd.tcp_address) as producer:
+        producer.publish("interrupts", BODY)
+        yield producer
+
+
+Call = Callable[[nsq.Producer], Any]
+
+CALLS: dict[str, Call] = {
+    "publish": lambda p: p.publish("interrupts", BODY),
+    "publish_async": lambda p: p.publish_async("interrupts", BODY),
+    "result": lambda p: p.publish_async("interrupts", BODY).result(),
+    "multi_publish": lambda p: p.multi_publish("interrupts", [BODY] * 3),
+    "multi_publish_async": lambda p: p.multi_publish_async("interrupts", [BODY] * 3),
+    "flush": lambda p: (p.publish_async("interrupts", BODY), p.flush()),
+    "stats": lambda p: (p.stats(), p.health()),
+}
+
+
+def unharmed(producer: nsq.Producer, conn: object) -> None:
+    """The connection is the same one, nothing is lost or left over, and the next publish is quick."""
+    started = time.monotonic()
+    producer.publish("interrupts", BODY, timeout=PATIENCE)
+    assert producer.flush(PATIENCE)
+    assert time.monotonic() - started < PATIENCE / 4
+    assert conn_of(producer) is conn
+    assert producer.stats().pending == 0
+    eventually(lambda: not producer._pool.pending)
+
+
+def conn_of(producer: nsq.Producer) -> object:
+    (endpoint,) = producer._pool._endpoints
+    return endpoint.conn
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+# By tracing.
+
+
+class AtLine:
+    """Raises at the n-th line of ours that the thread comes to; clean-up bodies do not count: no Python code
+    is safe in there.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+
+    def __enter__(self) -> AtLine:
+        sys.settrace(self._enter)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+
+    def _line(self, frame: FrameType, event: str, argument: object) -> Any:
+        if event == "line" and frame.f_lineno not in clean_up_lines(frame.f_code.co_filename):
+            self.left -= 1
+            if self.left == 0:
+                sys.settrace(None)
+                raise Interrupted(f"{frame.f_code.co_filename}:{frame.f_lineno}")
+        return self._line
+
+
+@cache
+def clean_up_lines(path: str) -> frozenset[int]:
+    """Of ``finally``, of ``except BaseException``, and of ``with``, to which its exit is counted."""
+    lines: set[int] = set()
+    for node in ast.walk(ast.parse(Path(path).read_text())):
+        bodies: list[ast.stmt] = []
+        if isinstance(node, ast.Try):
+            bodies += node.finalbody
+            for handler in node.handlers:
+                if isinstance(handler.type, ast.Name) and handler.type.id == "BaseException":
+                    bodies += handler.body
+        for each in bodies:
+            lines.update(range(each.lineno, (each.end_lineno or each.lineno) + 1))
+        if isinstance(node, ast.With):
+            lines.add(node.lineno)
+    return frozenset(lines)
+
+
+def each_line(call: Callable[[], Any]) -> Iterator[bool]:
+    """Interrupt the call at its first line, its second, and so on; whether it was, each time."""
+    number = 0
+    interrupted = True
+    while interrupted:
+        number += 1
+        try:
+            with AtLine(number):
+                call()
+            interrupted = False
+        except Interrupted:
+            pass
+        yield interrupted
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_at_every_line(producer: nsq.Producer, name: str) -> None:
+    conn = conn_of(producer)
+    for _ in each_line(lambda: CALLS[name](producer)):
+        unharmed(producer, conn)
+
+
+def test_at_every_line_of_a_first_publish(nsqd: Nsqd) -> None:
+    interrupted = True
+    number = 0
+    while interrupted:
+        number += 1
+        with nsq.Producer(nsqd.tcp_address) as producer:
+            try:
+                with AtLine(number):
+                    producer.publish("interrupts", BODY)
+                interrupted = False
+            except Interrupted:
+                pass
+            producer.publish("interrupts", BODY)
+            unharmed(producer, conn_of(producer))
+
+
+def test_at_every_line_of_a_close(nsqd: Nsqd) -> None:
+    interrupted = True
+    number = 0
+    while interrupted:
+        number += 1
+        producer = nsq.Producer(nsqd.tcp_address)
+        future = producer.publish_async("interrupts", BODY)
+        try:
+            with AtLine(number):
+                producer.close()
+            interrupted = False
+        except Interrupted:
+            pass
+        assert producer.close()
+        assert future.exception(0) is None
+
+
+# By signals.
+
+
+class Signals:
+    """Sends this process a signal at a random moment of a call; its handler raises."""
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+        self._inside = False
+        self.hits = 0
+
+    def __enter__(self) -> Signals:
+        self._before = signal.signal(signal.SIGALRM, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._inside:
+            self._inside = False
+            self.hits += 1
+            raise Interrupted
+
+    def during(self, call: Callable[[], Any]) -> bool:
+        """Whether the call came through; the moment is chosen so that about half of them do."""
+        try:
+            self._inside = True
+            signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, self._longest))
+            call()
+            self._inside = False
+        except Interrupted:
+            return False
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        return True
+
+
+COUNTS = [pytest.param(1_000, id="few"), pytest.param(20_000, id="many", marks=pytest.mark.chaos)]
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("name", CALLS)
+def test_by_real_signals(nsqd: Nsqd, name: str, count: int) -> None:
+    call = CALLS[name]
+    topic = "interrupts"
+    with nsq.Producer(nsqd.tcp_address) as producer:
+        producer.publish(topic, BODY)
+        conn = conn_of(producer)
+        threads = threading.active_count()
+        started = time.monotonic()
+        for _ in range(20):
+            call(producer)
+        with Signals((time.monotonic() - started) / 20) as signals:
+            while signals.hits < count:
+                signals.during(lambda: call(producer))
+        unharmed(producer, conn)
+        assert threading.active_count() == threads
+        (each,) = producer.stats().connections
+        assert (each.failed, each.pending) == (0, 0)
+
+
+# An exception that comes up in a weak reference's callback, of the threading module for example, is ignored
+# by Python: then the call comes through.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "count", [pytest.param(200, id="few"), pytest.param(20_000, id="many", marks=pytest.mark.chaos)]
+)
+def test_closing_by_real_signals(nsqd: Nsqd, count: int) -> None:
+    with Signals(0.003) as signals:
+        while signals.hits < count:
+            producer = nsq.Producer(nsqd.tcp_address)
+            future = producer.publish_async("interrupts", BODY)
+            signals.during(producer.close)
+            assert producer.close()
+            assert future.exception(0) is None
+
+
+def test_what_was_acknowledged_is_stored(nsqd: Nsqd) -> None:
+    """Whatever is interrupted beside it."""
+    topic = "acknowledged"
+    acknowledged = attempts = 0
+    with nsq.Producer(nsqd.tcp_address) as producer, Signals(0.0004) as signals:
+        producer.publish(topic, BODY)
+        while signals.hits < 1_000:
+            attempts += 1
+            acknowledged += signals.during(lambda: producer.publish(topic, BODY))
+    _, _, body = nsqd.get(f"/stats?format=json&topic={topic}")
+    (stats,) = json.loads(body)["topics"]
+    assert acknowledged + 1 <= stats["message_count"] <= attempts + 1

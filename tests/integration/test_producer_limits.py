@@ -1,0 +1,183 @@
+"""A producer's timeouts and bounds, against nsqds that are silent, slow, or refuse for good."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import nsq
+from nsq.testing import Nsqd
+from nsq.wire.frames import encode_response
+
+BODY = b"x" * 200
+PATIENCE = 30.0
+
+
+@contextmanager
+def frozen(nsqd: Nsqd) -> Iterator[None]:
+    os.kill(nsqd.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(nsqd.pid, signal.SIGCONT)
+
+
+class SlowNsqd:
+    """Takes ``rate`` bytes a second, and says OK to every command that it has read to its end."""
+
+    def __init__(self, rate: float) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._rate = rate
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> SlowNsqd:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self._thread.join(PATIENCE)
+
+    def _serve(self) -> None:
+        with self._listener.accept()[0] as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            reader = peer.makefile("rb", buffering=65536)
+            reader.read(4 + len("IDENTIFY\n"))
+            reader.read(struct.unpack(">i", reader.read(4))[0])
+            peer.sendall(encode_response(json.dumps({"max_rdy_count": 2500}).encode()))
+            while reader.readline():
+                left = struct.unpack(">i", reader.read(4))[0]
+                while left:
+                    left -= len(reader.read(min(left, 65536)))
+                    time.sleep(65536 / self._rate)
+                peer.sendall(encode_response(b"OK"))
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize("retry", [True, False])
+def test_a_silent_nsqd_costs_read_timeout_and_the_next_is_used(warm: bool, retry: bool) -> None:
+    with (
+        Nsqd(process=True) as silent,
+        Nsqd() as other,
+        nsq.Producer(
+            silent.tcp_address,
+            read_timeout=1.1,
+            heartbeat_interval=1.0,
+            retry_uncertain=retry,
+            publish_timeout=PATIENCE,
+        ) as producer,
+    ):
+        if warm:
+            for _ in range(50):
+                producer.publish("silent", BODY)
+        else:
+            producer.publish("silent", BODY)
+        with frozen(silent):
+            started = time.monotonic()
+            future = producer.publish_async("silent", BODY)
+            producer._pool.set_addresses([silent.tcp_address, other.tcp_address])
+            if retry:
+                assert future.exception(PATIENCE) is None
+            else:
+                assert isinstance(future.exception(PATIENCE), nsq.PublishUncertain)
+                producer.publish("silent", BODY)
+            assert time.monotonic() - started < 5
+
+
+def test_write_timeout_is_about_progress() -> None:
+    """A body of many megabytes over a link that is slow and healthy takes much longer than write_timeout."""
+    megabytes = 24
+    with (
+        SlowNsqd(rate=12e6) as nsqd,
+        nsq.Producer(
+            nsqd.address,
+            write_timeout=0.5,
+            publish_timeout=PATIENCE,
+            max_msg_size=2**30,
+            max_body_size=2**30,
+        ) as producer,
+    ):
+        started = time.monotonic()
+        producer.publish("slow", bytes(megabytes * 2**20))
+        assert time.monotonic() - started > 1.0
+
+
+def test_pending_bytes_are_bounded() -> None:
+    """Of a process that publishes as fast as it can to an nsqd that has stopped to read."""
+    size, limit = 100_000, 4 * 2**20
+    with Nsqd(process=True) as nsqd:
+        producer = nsq.Producer(nsqd.tcp_address, max_pending_bytes=limit)
+        producer.publish("bytes", BODY)
+        with frozen(nsqd):
+            futures = []
+
+            def fill() -> None:
+                while True:
+                    futures.append(producer.publish_async("bytes", bytes(size), block=False))
+
+            with pytest.raises(nsq.QueueFull, match="max_pending_bytes"):
+                fill()
+            assert limit <= len(futures) * size < limit + 2 * size
+            with pytest.raises(nsq.QueueFull):
+                producer.publish("bytes", BODY, timeout=0.1)
+        assert producer.flush(PATIENCE)
+        producer.publish_async("bytes", BODY, block=False).result(PATIENCE)
+        assert producer.close()
+
+
+def test_many_callers_exceed_the_bound_by_one_publish_each() -> None:
+    size, limit, callers = 100_000, 2 * 2**20, 8
+    with Nsqd(process=True) as nsqd:
+        producer = nsq.Producer(nsqd.tcp_address, max_pending_bytes=limit)
+        producer.publish("bytes", BODY)
+        issued: list[int] = []
+
+        def issue() -> None:
+            try:
+                while True:
+                    producer.publish_async("bytes", bytes(size), block=False)
+                    issued.append(size)
+            except nsq.QueueFull:
+                pass
+
+        with frozen(nsqd):
+            threads = [threading.Thread(target=issue) for _ in range(callers)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(PATIENCE)
+            assert sum(issued) <= limit + callers * size
+        assert producer.close(PATIENCE)
+
+
+def at_once(call: Callable[[], object], error: type[nsq.NsqError], match: str) -> None:
+    started = time.monotonic()
+    with pytest.raises(error, match=match):
+        call()
+    assert time.monotonic() - started < 3, "it was tried again, though that cannot help"
+
+
+def test_what_cannot_heal_is_raised_at_once() -> None:
+    """The next publish too, and the one after that."""
+    with Nsqd() as plain, nsq.Producer(plain.tcp_address, tls=True, publish_timeout=PATIENCE) as producer:
+        for _ in range(3):
+            at_once(lambda: producer.publish("final", BODY), nsq.HandshakeFailed, "TLS")
+
+
+def test_a_bad_topic_costs_only_its_own_publish() -> None:
+    with Nsqd() as nsqd, nsq.Producer(nsqd.tcp_address, max_msg_size=2**22) as producer:
+        good = [producer.publish_async("good", BODY) for _ in range(100)]
+        bad = producer.publish_async("good", bytes(2**21))  # more than this nsqd takes
+        good += [producer.publish_async("good", BODY) for _ in range(100)]
+        assert isinstance(bad.exception(PATIENCE), nsq.BadMessage)
+        assert [future.exception(PATIENCE) for future in good] == [None] * 200

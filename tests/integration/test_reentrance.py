@@ -1,0 +1,375 @@
+"""A producer is called where no other code could be: in signal handlers, ``__del__``, callbacks, at the end
+of a program; it is dropped, and closed at any moment. Nothing waits for itself, and every publish ends.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import gc
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import nsq
+from nsq.testing import Nsqd
+
+ROOT = Path(__file__).resolve().parents[2]
+BODY = b"x" * 200
+PATIENCE = 30.0
+
+
+@pytest.fixture(scope="module")
+def nsqd() -> Iterator[Nsqd]:
+    with Nsqd(process=True, mem_queue_size=10_000_000) as nsqd:
+        yield nsqd
+
+
+@pytest.fixture
+def producer(nsqd: Nsqd) -> Iterator[nsq.Producer]:
+    with nsq.Producer(nsqd.tcp_address) as producer:
+        producer.publish("reentrance", BODY)
+        yield producer
+
+
+class Ticking:
+    """Calls ``handle`` in a signal handler of the main thread, again and again."""
+
+    def __init__(self, handle: Callable[[], Any]) -> None:
+        self.results: list[Any] = []
+        self._handle = handle
+
+    def _tick(self, number: int, frame: FrameType | None) -> None:
+        self.results.append(self._handle())
+        self._arm()  # not before: handlers would interrupt each other without an end
+
+    def __enter__(self) -> Ticking:
+        self._before = signal.signal(signal.SIGALRM, self._tick)
+        self._arm()
+        return self
+
+    def _arm(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3))
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)
+
+
+@pytest.mark.parametrize("handled", ["publish", "publish_async", "flush"])
+@pytest.mark.parametrize("interrupted", ["publish", "publish_async", "multi_publish", "flush"])
+def test_in_a_signal_handler(producer: nsq.Producer, handled: str, interrupted: str) -> None:
+    calls: dict[str, Callable[[], Any]] = {
+        "publish": lambda: producer.publish("reentrance", BODY),
+        "publish_async": lambda: producer.publish_async("reentrance", BODY),
+        "multi_publish": lambda: producer.multi_publish("reentrance", [BODY] * 3),
+        "flush": lambda: producer.flush() or pytest.fail("not flushed"),
+    }
+    with Ticking(calls[handled]) as ticking:
+        deadline = time.monotonic() + PATIENCE
+        while len(ticking.results) < 200:
+            calls[interrupted]()
+            assert time.monotonic() < deadline
+    assert producer.flush(PATIENCE)
+    for future in ticking.results:
+        if isinstance(future, concurrent.futures.Future):
+            assert future.exception(0) is None
+
+
+def test_in_a_del(producer: nsq.Producer) -> None:
+    futures = []
+
+    class Goodbye:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def __del__(self) -> None:
+            futures.append(producer.publish_async("reentrance", BODY))
+
+    before = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        for _ in range(300):
+            Goodbye()
+            producer.publish("reentrance", BODY)
+    finally:
+        gc.set_threshold(*before)
+    gc.collect()
+    assert producer.flush(PATIENCE)
+    assert len(futures) == 300
+    assert all(future.exception(0) is None for future in futures)
+
+
+def test_a_first_publish_in_a_signal_handler(nsqd: Nsqd) -> None:
+    """Cold, while the code that it interrupts starts threads too."""
+    for _ in range(20):
+        with nsq.Producer(nsqd.tcp_address) as ours, nsq.Producer(nsqd.tcp_address) as theirs:
+
+            def start_and_publish(theirs: nsq.Producer = theirs) -> None:
+                theirs.publish("reentrance", BODY)
+
+            with Ticking(start_and_publish) as ticking:
+                ours.publish("reentrance", BODY)
+                while not ticking.results:
+                    thread = threading.Thread(target=int)
+                    thread.start()
+                    thread.join()
+
+
+def test_in_a_callback(producer: nsq.Producer) -> None:
+    """It may publish, also wait for that; for another future it may not wait: that holds up all other
+    callbacks.
+    """
+    outcome: concurrent.futures.Future[list[Any]] = concurrent.futures.Future()
+
+    def callback(_: object) -> None:
+        told: list[Any] = []
+        try:
+            producer.publish("reentrance", BODY)
+            producer.publish_async("reentrance", BODY)
+            told.append("published")
+            other = producer.publish_async("reentrance", BODY)
+            # Not answered yet, for all that the callback can do about it.
+            for wait in (other.result, other.exception, lambda: concurrent.futures.wait([other])):
+                try:
+                    wait()
+                except nsq.UsageError as error:
+                    told.append("callback" in str(error))
+                else:
+                    told.append(other.done())  # it was quicker
+        finally:
+            outcome.set_result(told)
+
+    producer.publish_async("reentrance", BODY).add_done_callback(callback)
+    assert outcome.result(PATIENCE) == ["published", True, True, True]
+
+
+def test_on_a_thread_that_it_would_wait_for(nsqd: Nsqd) -> None:
+    """A user's transport that publishes, or a logging handler: refused at once."""
+    from nsq.transport import default_transport
+
+    errors: list[BaseException] = []
+    futures: list[concurrent.futures.Future[None]] = []
+    dialed = threading.Event()
+
+    class Publishing:
+        def connect(self, address: str, *, timeout: float) -> Any:
+            assert producer._pool._changed.wait_for(lambda: producer._pool._up, time.monotonic() + PATIENCE)
+            for call in (lambda: producer.publish("reentrance", BODY), producer.flush, producer.close):
+                try:
+                    call()  # type: ignore[operator]
+                except nsq.UsageError as error:
+                    errors.append(error)
+            futures.append(producer.publish_async("reentrance", BODY))
+            dialed.set()
+            return default_transport.connect(address, timeout=timeout)
+
+    producer = nsq.Producer(nsqd.tcp_address, transport=Publishing())
+    with producer:
+        producer.publish("reentrance", BODY)
+        assert dialed.wait(PATIENCE)
+        assert len(errors) == 3
+        assert all("nsq-producer-read" in str(error) for error in errors)
+        assert futures[0].exception(PATIENCE) is None
+
+
+def test_close_in_a_signal_handler(nsqd: Nsqd) -> None:
+    for _ in range(20):
+        producer = nsq.Producer(nsqd.tcp_address)
+        producer.publish("reentrance", BODY)
+        with Ticking(producer.close) as ticking:
+            try:
+                while True:
+                    producer.publish("reentrance", BODY)
+            except (nsq.Closed, nsq.PublishFailed):  # the latter is what the handler has interrupted
+                pass
+        assert ticking.results[0]
+        assert producer.close()
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_every_future_ends_when_it_is_closed(nsqd: Nsqd, warm: bool) -> None:
+    """Those too that are issued while ``close(0)`` runs."""
+    for _ in range(10):
+        futures: list[concurrent.futures.Future[None]] = []
+        producer = nsq.Producer(nsqd.tcp_address)
+        if warm:
+            producer.publish("reentrance", BODY)
+
+        def issue(producer: nsq.Producer = producer, futures: list[Any] = futures) -> None:
+            try:
+                while True:
+                    futures.append(producer.publish_async("reentrance", BODY))
+            except (nsq.Closed, nsq.PublishFailed):
+                pass
+
+        threads = [threading.Thread(target=issue) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.005)
+        producer.close(0)
+        for thread in threads:
+            thread.join(PATIENCE)
+        for future in futures:
+            error = future.exception(1.0)
+            assert error is None or isinstance(error, (nsq.PublishFailed, nsq.PublishUncertain))
+
+
+def test_close_keeps_its_time(nsqd: Nsqd) -> None:
+    """Threads included, whatever the nsqd does."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        producer = nsq.Producer(f"127.0.0.1:{silent.getsockname()[1]}", nsqd.tcp_address)
+        futures = [producer.publish_async("reentrance", BODY) for _ in range(10)]
+        os.kill(nsqd.pid, signal.SIGSTOP)
+        try:
+            futures += [producer.publish_async("reentrance", BODY) for _ in range(10)]
+            started = time.monotonic()
+            report = producer.close(0.5)
+            took = time.monotonic() - started
+        finally:
+            os.kill(nsqd.pid, signal.SIGCONT)
+        assert took < 0.5 + 0.2
+        assert report.unfinished_threads == []
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("nsq-producer")]
+        assert all(future.done() for future in futures)
+
+
+def test_dropped_unclosed_it_leaves_nothing(nsqd: Nsqd) -> None:
+    """But sends what it was given."""
+    producer = nsq.Producer(nsqd.tcp_address)
+    producer.publish("dropped", BODY)
+    futures = [producer.publish_async("dropped", BODY) for _ in range(100)]
+    producers = [producer]
+    del producer
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        producers.clear()
+    assert all(future.exception(PATIENCE) is None for future in futures)
+    deadline = time.monotonic() + PATIENCE
+    while any(thread.name.startswith("nsq-producer") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# The end of a program.
+
+ENDS = {
+    "cold": """
+for n in range(500):
+    producer.publish_async(topic, b"%d" % n)
+""",
+    "warm": """
+producer.publish(topic, b"first")
+for n in range(499):
+    producer.publish_async(topic, b"%d" % n)
+""",
+    "atexit": """
+import atexit
+def at_the_end():
+    for n in range(200):
+        producer.publish(topic, b"%d" % n)
+    for n in range(299):
+        producer.publish_async(topic, b"%d" % n)
+atexit.register(at_the_end)
+producer.publish(topic, b"first")
+""",
+    "connection lost": """
+producer.publish(topic, b"first")
+import atexit, time
+def at_the_end():
+    producer._pool._endpoints[0].cut_off()
+    for n in range(499):
+        producer.publish_async(topic, b"%d" % n)
+atexit.register(at_the_end)
+""",
+    "lookupd": """
+for n in range(500):
+    producer.publish_async(topic, b"%d" % n)
+""",
+}
+
+
+def pythons() -> list[str]:
+    """This one, and others on PATH that have what nsq needs: what is started late fails on some only."""
+    others = (shutil.which(f"python3.{minor}") for minor in range(12, 16))
+    return [sys.executable, *(path for path in others if path and _runs(path))]
+
+
+def _runs(path: str) -> bool:
+    return not subprocess.run([path, "-c", "import snappy"], capture_output=True, check=False).returncode
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_program_that_ends_has_sent_all(nsqd: Nsqd, end: str) -> None:
+    from nsq.testing import Nsqlookupd
+
+    with Nsqlookupd() as lookupd, Nsqd(lookupd=[lookupd]) as found:
+        where = f"nsqlookupd={lookupd.http_address!r}" if end == "lookupd" else repr(nsqd.tcp_address)
+        if end == "lookupd":
+            wait_for_node(lookupd)
+        for number, python in enumerate(pythons()):
+            topic = f"{end.replace(' ', '-')}-{number}"
+            program = f"import nsq\ntopic = {topic!r}\nproducer = nsq.Producer({where})\n{ENDS[end]}"
+            done = subprocess.run(
+                [python, "-c", program],
+                cwd=ROOT,
+                capture_output=True,
+                text=True,
+                timeout=PATIENCE,
+                check=False,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+            assert done.returncode == 0
+            assert not done.stderr or "is lost" in done.stderr
+            assert depth(found if end == "lookupd" else nsqd, topic) == 500
+
+
+def wait_for_node(lookupd: Any) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while b"broadcast_address" not in lookupd.get("/nodes")[2]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def depth(nsqd: Nsqd, topic: str) -> int:
+    import json
+
+    _, _, body = nsqd.get(f"/stats?format=json&topic={topic}")
+    (stats,) = json.loads(body)["topics"]
+    return int(stats["message_count"])
+
+
+def test_a_first_publish_at_the_end_is_sent_or_refused_at_once(nsqd: Nsqd) -> None:
+    program = f"""
+import atexit, nsq, time
+producer = nsq.Producer({nsqd.tcp_address!r})
+def at_the_end():
+    started = time.monotonic()
+    try:
+        producer.publish("late", b"body")
+    except nsq.PublishFailed as error:
+        assert "interpreter" in str(error), error
+    assert time.monotonic() - started < 5
+    print("ended")
+atexit.register(at_the_end)
+"""
+    for python in pythons():
+        done = subprocess.run(
+            [python, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")

@@ -1,0 +1,132 @@
+"""What ``import nsq`` offers, and what it says of the names that other clients have."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import nsq
+from nsq import errors, other_clients
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ast.parse((ROOT / "nsq/__init__.py").read_text("utf-8"))
+#: Errors of Spark's write-ahead log, which no user of the client meets.
+OF_SPARK = {"WalError", "WalOwned", "WalForeign", "SegmentLost"}
+ERRORS = [
+    name for name, value in vars(errors).items() if inspect.isclass(value) and issubclass(value, Exception)
+]
+
+#: What users of other clients write first, and what must be named in the answer.
+FIRST_TRIES = [
+    ("Reader", "nsq.Consumer"),
+    ("LegacyReader", "nsq.Consumer"),
+    ("Writer", "nsq.Producer"),
+    ("run", "nsq.Consumer(...).add_handler(fn).run()"),
+    ("Error", "nsq.NsqError"),
+    ("BackoffTimer", "backoff_strategy"),
+    ("AsyncConn", "nsq.Producer"),
+    ("SyncConn", "nsq.Producer"),
+    ("pub", "Producer.publish"),
+    ("mpub", "Producer.multi_publish"),
+    ("finish", "Message.finish()"),
+    ("requeue", "Message.requeue"),
+    ("touch", "Message.touch()"),
+    ("valid_topic_name", "check_topic"),
+    ("valid_channel_name", "check_channel"),
+    ("NSQClient", "nsq.Producer"),
+    ("Client", "nsq.Consumer"),
+    ("Nsqd", "nsq.testing.Nsqd"),
+    ("NsqdTCPClient", "nsq.Producer"),
+    ("NsqdHTTPClient", "NsqdApi"),
+    ("Lookupd", "NsqlookupdApi"),
+    ("LookupdClient", "NsqlookupdApi"),
+    ("NSQException", "nsq.NsqError"),
+    ("NSQRequeueMessage", "nsq.Requeue"),
+    ("create_reader", "nsq.Consumer"),
+    ("create_writer", "nsq.Producer"),
+    ("open_connection", "nsq.Producer"),
+    ("ConnectionOptions", "nsq.Config"),
+    ("NewConsumer", "nsq.Consumer"),
+    ("NewProducer", "nsq.Producer"),
+    ("NewConfig", "nsq.Config"),
+]
+
+
+@pytest.mark.parametrize("name", sorted(set(ERRORS) - OF_SPARK))
+def test_every_error_is_here(name: str) -> None:
+    assert getattr(nsq, name) is getattr(errors, name)
+    assert name in nsq.__all__
+    assert name in dir(nsq)
+
+
+def test_those_of_the_log_of_spark_are_not() -> None:
+    assert set(ERRORS) >= OF_SPARK
+    assert not OF_SPARK & set(nsq.__all__)
+
+
+@pytest.mark.parametrize("name", nsq.__all__)
+def test_every_name_leads_to_what_its_module_defines(name: str) -> None:
+    if name != "__version__":
+        assert getattr(importlib.import_module(nsq._HOME[name]), name) is getattr(nsq, name)
+
+
+def test_type_checkers_see_the_same_names() -> None:
+    (block,) = (node for node in SOURCE.body if isinstance(node, ast.If))
+    seen = {
+        alias.asname: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if alias.asname == alias.name
+    }
+    assert seen == nsq._HOME
+
+
+def test_nothing_is_loaded_before_it_is_used() -> None:
+    program = "import sys, nsq; print(sorted(name for name in sys.modules if name.startswith('nsq')))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert (done.stdout.strip(), done.stderr) == ("['nsq']", "")
+
+
+# The names of other clients.
+
+
+@pytest.mark.parametrize(("name", "ours"), FIRST_TRIES)
+def test_a_name_of_another_client_is_answered_with_ours(name: str, ours: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(nsq, name)
+    text = str(caught.value)
+    assert text.startswith(f"module 'nsq' has no attribute {name!r}: ")
+    assert text.endswith(other_clients.NAMES[name])
+    assert ours in text
+    assert not hasattr(nsq, name)
+
+
+def test_importing_such_a_name_is_answered_too() -> None:
+    with pytest.raises(ImportError, match=r"pynsq's Reader is nsq\.Consumer here"):
+        exec("from nsq import Reader")
+
+
+def test_what_is_named_instead_exists() -> None:
+    for name, text in other_clients.NAMES.items():
+        assert not hasattr(nsq, name)
+        for path in re.findall(r"\bnsq(?:\.\w+)+", text):
+            assert pkgutil.resolve_name(path), text
+        for kind, method in re.findall(r"\b(Producer|Message)\.(\w+)", text):
+            assert hasattr(getattr(nsq, kind), method), text
+
+
+@pytest.mark.parametrize("name", ["zzz", "consumer_", "_private"])
+def test_any_other_name_is_just_unknown(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"^module 'nsq' has no attribute '{name}'$"):
+        getattr(nsq, name)

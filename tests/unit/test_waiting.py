@@ -1,0 +1,272 @@
+"""Waiting that survives interruption: no wake is lost, and an exception out of a wait leaks nothing."""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from nsq import waiting
+from nsq.errors import ConfigError
+from nsq.waiting import Signal, Waiters, refuse_eventlet, start_thread
+
+PATIENCE = 20.0
+PAST = 0.0  # a deadline
+
+
+class Looks:
+    """A condition that is false until its ``last`` look, and says that it has been looked at."""
+
+    def __init__(self, last: int = 10**6, *, at_look: Callable[[int], None] = lambda count: None) -> None:
+        self.count = 0
+        self.last = last
+        self.twice = threading.Event()  # the waiter is in the list, and sleeps unless it is woken
+        self._at_look = at_look
+
+    def __call__(self) -> bool:
+        self.count += 1
+        if self.count == 2:
+            self.twice.set()
+        self._at_look(self.count)
+        return self.count >= self.last
+
+
+class Running:
+    """A call on a thread of its own."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self._results: list[object] = []
+        self._thread = threading.Thread(target=lambda: self._results.append(call()), daemon=True)
+        self._thread.start()
+
+    def result(self) -> object:
+        self._thread.join(PATIENCE)
+        return self._results[0]
+
+
+@contextmanager
+def main_thread_signalled(looks: Looks, handler: Callable[[], None]) -> Iterator[None]:
+    """Have the handler called once in the main thread, as a signal handler, while it waits for ``looks``.
+
+    A signal that comes right before the thread falls asleep is handled when it wakes up: so it is sent again.
+    """
+    main = threading.get_ident()
+    handled: list[None] = []
+
+    def handle(*_: object) -> None:
+        if not handled:
+            handled.append(None)
+            handler()
+
+    def send() -> None:
+        looks.twice.wait(PATIENCE)
+        while not handled:
+            signal.pthread_kill(main, signal.SIGUSR1)
+            threading.Event().wait(0.001)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    sender = Running(send)
+    try:
+        yield
+    finally:
+        sender.result()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+class TestWaiters:
+    @pytest.mark.parametrize(("holds", "looks"), [(True, 1), (False, 1)])
+    def test_a_deadline_that_is_over_costs_one_look(self, holds: bool, looks: int) -> None:
+        waiters = Waiters()
+        condition = Looks(1 if holds else 10)
+        assert waiters.wait_for(condition, PAST) is holds
+        assert condition.count == looks
+        assert waiters._locks == []
+
+    def test_nothing_is_waited_for_when_the_condition_comes_true_behind_the_first_look(self) -> None:
+        assert Waiters().wait_for(Looks(2))
+
+    def test_a_wake_between_the_second_look_and_the_sleep_is_not_lost(self) -> None:
+        waiters = Waiters()
+        condition = Looks(3, at_look=lambda count: waiters.wake() if count == 2 else None)
+        assert waiters.wait_for(condition)
+        assert waiters._locks == []
+
+    def test_a_wake_without_reason_is_slept_over(self) -> None:
+        waiters = Waiters()
+        condition = Looks(9, at_look=lambda count: waiters.wake())
+        assert waiters.wait_for(condition)
+
+    def test_every_waiter_is_woken(self) -> None:
+        waiters = Waiters()
+        made: list[None] = []
+        conditions = [Looks() for _ in range(5)]
+        running = [
+            Running(lambda looks=looks: waiters.wait_for(lambda: looks() or len(made) > 0))
+            for looks in conditions
+        ]
+        assert all(looks.twice.wait(PATIENCE) for looks in conditions)
+        made.append(None)
+        waiters.wake()
+        assert [each.result() for each in running] == [True] * 5
+        assert waiters._locks == []
+
+    def test_a_wake_may_come_twice_and_to_nobody(self) -> None:
+        waiters = Waiters()
+        waiters.wake()
+        condition = Looks(3, at_look=lambda count: (waiters.wake(), waiters.wake()))
+        assert waiters.wait_for(condition)
+
+    def test_two_threads_take_turns_without_losing_a_wake(self) -> None:
+        waiters = Waiters()
+        turn = [0]
+
+        def play(me: int) -> Callable[[], bool]:
+            def run() -> bool:
+                for number in range(me, 1000, 2):
+                    if not waiters.wait_for(lambda number=number: turn[0] == number):
+                        return False
+                    turn[0] = number + 1
+                    waiters.wake()
+                return True
+
+            return run
+
+        assert [each.result() for each in (Running(play(0)), Running(play(1)))] == [True, True]
+        assert turn == [1000]
+
+    def test_an_interrupted_waiter_leaves_nothing_and_the_others_are_woken(self) -> None:
+        waiters = Waiters()
+        made: list[None] = []
+        other = Looks()
+        running = Running(lambda: waiters.wait_for(lambda: other() or len(made) > 0))
+        assert other.twice.wait(PATIENCE)
+        interrupted = Looks()
+        with main_thread_signalled(interrupted, interrupt), pytest.raises(KeyboardInterrupt):
+            waiters.wait_for(interrupted)
+        assert len(waiters._locks) == 1
+        made.append(None)
+        waiters.wake()
+        assert running.result() is True
+
+    @pytest.mark.parametrize("look", [1, 2])
+    def test_a_condition_that_raises_leaves_nothing(self, look: int) -> None:
+        waiters = Waiters()
+        with pytest.raises(KeyboardInterrupt):
+            waiters.wait_for(Looks(at_look=lambda count: interrupt() if count == look else None))
+        assert waiters._locks == []
+
+    def test_a_signal_handler_may_wake_the_thread_that_it_interrupts(self) -> None:
+        waiters = Waiters()
+        made: list[None] = []
+        looks = Looks()
+
+        def make() -> None:
+            made.append(None)
+            waiters.wake()
+
+        with main_thread_signalled(looks, make):
+            assert waiters.wait_for(lambda: looks() or len(made) > 0)
+
+
+class TestSignal:
+    def test_set_and_clear(self) -> None:
+        flag = Signal()
+        assert not flag.is_set()
+        assert not flag.wait(0.0)
+        flag.set()
+        flag.set()
+        assert flag.is_set()
+        assert flag.wait(0.0)
+        assert flag.wait()
+        flag.clear()
+        assert not flag.is_set()
+        assert not flag.wait(0.0)
+
+    @pytest.mark.parametrize("timeout", [None, PATIENCE])
+    def test_a_set_wakes_all_who_wait(self, timeout: float | None) -> None:
+        flag = Signal()
+        running = [Running(lambda: flag.wait(timeout)) for _ in range(3)]
+        flag.set()
+        assert [each.result() for each in running] == [True] * 3
+
+
+class TestStartThread:
+    def test_it_is_a_daemon_of_that_name(self) -> None:
+        seen: list[tuple[str, bool]] = []
+        done = threading.Event()
+
+        def run() -> None:
+            thread = threading.current_thread()
+            seen.append((thread.name, thread.daemon))
+            done.set()
+
+        start_thread(run, "nsq-test", failed=pytest.fail)
+        assert done.wait(PATIENCE)
+        assert seen == [("nsq-test", True)]
+
+    def test_its_caller_takes_no_lock_of_the_threading_module(self) -> None:
+        """A signal handler may call it that has interrupted Thread.start."""
+        ran = threading.Event()
+        with threading._active_limbo_lock:  # type: ignore[attr-defined]
+            start_thread(ran.set, "nsq-test", failed=pytest.fail)
+        assert ran.wait(PATIENCE)
+
+    def test_a_thread_that_cannot_be_had_is_reported_on_another_thread(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        failed: list[tuple[str, int]] = []
+        done = threading.Event()
+
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        def note(error: RuntimeError) -> None:
+            failed.append((str(error), _thread.get_ident()))
+            done.set()
+
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        start_thread(pytest.fail, "nsq-test", note)
+        assert done.wait(PATIENCE)
+        ((text, ident),) = failed
+        assert text == "can't start new thread"
+        assert ident != threading.get_ident()
+
+    def test_without_even_a_bare_thread_it_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object) -> int:
+            raise RuntimeError("can't start new thread")
+
+        monkeypatch.setattr(waiting._thread, "start_new_thread", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            start_thread(pytest.fail, "nsq-test", failed=pytest.fail)
+
+
+@pytest.mark.parametrize(
+    ("replaced", "refused"),
+    [(None, False), (set(), False), ({"thread"}, True), ({"socket"}, True), ({"os"}, False)],
+)
+def test_eventlet_is_refused_where_it_has_replaced_threads_or_sockets(
+    monkeypatch: pytest.MonkeyPatch, replaced: set[str] | None, refused: bool
+) -> None:
+    if replaced is None:
+        monkeypatch.delitem(sys.modules, "eventlet", raising=False)
+    else:
+        eventlet = types.ModuleType("eventlet")
+        eventlet.patcher = types.SimpleNamespace(  # type: ignore[attr-defined]
+            is_monkey_patched=lambda name: name in replaced
+        )
+        monkeypatch.setitem(sys.modules, "eventlet", eventlet)
+    if refused:
+        with pytest.raises(ConfigError, match=r"eventlet.monkey_patch\(\) .* use plain threads or gevent"):
+            refuse_eventlet()
+    else:
+        refuse_eventlet()
