@@ -15,11 +15,18 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from nsq.errors import ConfigError
 
 #: Seconds; threads cannot be asked to wait for longer at once.
 _LONGEST = 3600.0
+
+
+class Released(Protocol):
+    """A raw lock, or what lies among them."""
+
+    def release(self) -> None: ...
 
 
 class Waiters:
@@ -33,7 +40,7 @@ class Waiters:
     __slots__ = ("_locks",)
 
     def __init__(self) -> None:
-        self._locks: list[_thread.LockType] = []
+        self._locks: list[Released] = []
 
     def wait_for(self, condition: Callable[[], object], deadline: float = math.inf) -> bool:
         """Return whether the condition holds, by ``deadline`` (monotonic) at the latest."""

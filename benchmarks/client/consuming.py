@@ -79,7 +79,9 @@ def _sleeping() -> Comparison:
 
 
 def _one_in_flight() -> Comparison:
-    """On one core, as publishing with one caller is."""
+    """On one core, where what a party does is all that takes time. On two each answer waits until an idle
+    core has woken up, for all parties alike, and longer than the rest takes.
+    """
     peers = ("pynsq",)
     contenders = {OURS: _consume(OURS, _ONE_BY_ONE, max_in_flight=1)}
     contenders |= {peer: _consume(peer, _ONE_BY_ONE, max_in_flight=1) for peer in (LIMIT, *peers)}

@@ -1,4 +1,4 @@
-"""Who takes part: our client, the others where they are installed, bare sockets, and the firehose."""
+"""Who takes part: our client, the others where they are installed, bare programs, and the firehose."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ import trustme
 from benchmarks.comparison import Measure
 from benchmarks.processes import ROOT, Command, Place, Server, numbers_of, serving
 
-OURS, LIMIT = "nsq", "bare socket"
+OURS, LIMIT, BARE = "nsq", "bare socket", "bare program"
 PEERS = ("gnsq", "pynsq")
 
 SIZE = 200
+
+#: Programs of this package; the others are in benchmarks/peers.
+_DRIVERS = {OURS: "client", LIMIT: "bare", BARE: "bare_publisher"}
 
 _ENVIRONMENTS = ROOT / ".venv" / "interop"
 
@@ -36,10 +39,8 @@ def missing(peers: Sequence[str]) -> dict[str, str]:
 
 
 def driver_of(party: str) -> Drive:
-    if party == OURS:
-        argv = [sys.executable, "-m", "benchmarks.drivers.client"]
-    elif party == LIMIT:
-        argv = [sys.executable, "-m", "benchmarks.drivers.bare"]
+    if party in _DRIVERS:
+        argv = [sys.executable, "-m", f"benchmarks.drivers.{_DRIVERS[party]}"]
     else:
         # Neither PYTHONPATH nor the user's own packages may bring our nsq in.
         program = ROOT / "benchmarks" / "peers" / f"{party}_peer.py"

@@ -1,18 +1,14 @@
 """Loops over a bare socket, the limit of what a client in Python can reach: ``bare LOAD ARGUMENTS``.
 
 ``consume`` takes every message apart, makes an object of it, calls a handler and answers it, in one thread
-and without any care. ``publish`` sends each message by itself, with so many unanswered; ``share`` has threads
-share a socket, each waiting for its own answer. ``latency`` is a publisher and a subscriber at a steady pace,
-in a thread each, as clients have them: one thread for both would be awake for the message, as it was for the
-answer.
+and without any care. ``latency`` is a publisher and a subscriber at a steady pace, in a thread each, as
+clients have them: one thread for both would be awake for the message, as it was for the answer.
 """
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from benchmarks.drivers import wire
@@ -71,45 +67,6 @@ def _handle(data: bytes, handler: Callable[[Message], None]) -> tuple[list[bytes
     return answers, data[position:]
 
 
-def publish(port: int, count: int, size: int, window: int) -> Sequence[float]:
-    connection, body = wire.open_client(port), b"x" * size
-    unanswered, began = 0, time.perf_counter()
-    for _ in range(count):
-        connection.sendall(wire.pub(work.TOPIC, body))
-        unanswered += 1
-        if unanswered == window:
-            unanswered -= _answered(connection)
-    return [count / (time.perf_counter() - began)]
-
-
-def share(port: int, count: int, size: int, callers: int) -> Sequence[float]:
-    connection, body, over = wire.open_client(port), b"x" * size, threading.Event()
-    counter = work.Counter(count, over.set)
-    waiting: deque[threading.Lock] = deque()
-    turn = threading.Lock()
-
-    def read() -> None:
-        while not over.is_set():
-            for _ in range(_answered(connection)):
-                waiting.popleft().release()
-
-    def call() -> None:
-        news = threading.Lock()
-        news.acquire()
-        while not over.is_set():
-            request = wire.pub(work.TOPIC, body)
-            with turn:
-                waiting.append(news)
-                connection.sendall(request)
-            news.acquire()
-            counter.tick()
-
-    for run in (read, *[call] * callers):
-        threading.Thread(target=run, daemon=True).start()
-    over.wait()
-    return [counter.rate]
-
-
 def latency(port: int, count: int, a_second: int, size: int, max_in_flight: int) -> Sequence[float]:
     over = threading.Event()
     delays = work.Delays(count, size, over.set)
@@ -133,12 +90,5 @@ def latency(port: int, count: int, a_second: int, size: int, max_in_flight: int)
     return delays.numbers()
 
 
-def _answered(connection: socket.socket) -> int:
-    answers = connection.recv(_CHUNK)
-    if not answers or b"E_" in answers or len(answers) % len(wire.OK):
-        raise wire.Refused(f"a publish was answered by {answers[:200]!r}")
-    return len(answers) // len(wire.OK)
-
-
 if __name__ == "__main__":
-    work.main({each.__name__: each for each in (consume, publish, share, latency)})
+    work.main({each.__name__: each for each in (consume, latency)})

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import nsq
@@ -56,20 +57,28 @@ def publish(port: int, count: int, size: int, callers: int = 1) -> Sequence[floa
     return [counter.rate]
 
 
-def publish_async(port: int, count: int, size: int, window: int) -> Sequence[float]:
+def publish_async(port: int, count: int, size: int, window: int, callbacks: bool = False) -> Sequence[float]:
     """So many unanswered at any time: ``max_pending`` sees to that."""
-    producer, body = nsq.Producer(f"127.0.0.1:{port}", max_pending=window), b"x" * size
-    over = threading.Event()
-    counter = work.Counter(count, over.set)
+    failures: list[object] = []
+    producer, body = (
+        nsq.Producer(f"127.0.0.1:{port}", max_pending=window, on_failed=failures.append),
+        b"x" * size,
+    )
+    producer.publish(work.TOPIC, body)
+    began = time.perf_counter()
+    for _ in range(count):
+        future = producer.publish_async(work.TOPIC, body)
+        if callbacks:
+            future.add_done_callback(_check)
+    report = producer.flush()
+    took = time.perf_counter() - began
+    if failures or not report:
+        raise SystemExit(f"{report}, failed: {failures[:1]}")
+    return [count / took]
 
-    def answered(future: Any) -> None:
-        future.result()
-        counter.tick()
 
-    for _ in range(work.WARM_UP + count):
-        producer.publish_async(work.TOPIC, body).add_done_callback(answered)
-    over.wait()
-    return [counter.rate]
+def _check(future: Future[None]) -> None:
+    future.result()
 
 
 def multi_publish(port: int, count: int, size: int, batch: int) -> Sequence[float]:

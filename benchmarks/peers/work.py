@@ -13,7 +13,9 @@ import os
 import statistics
 import struct
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 
 TOPIC, CHANNEL = "bench", "work"
@@ -31,9 +33,16 @@ Clock = Callable[[], float]
 
 def main(loads: Mapping[str, Callable[..., Sequence[float]]]) -> None:
     name, arguments = sys.argv[1:3]
+    threading.excepthook = _fail
     print(*loads[name](**json.loads(arguments)), flush=True)
     # Without a goodbye: none of them has to tidy up after its last message.
     os._exit(0)
+
+
+def _fail(error: threading.ExceptHookArgs) -> None:
+    """A thread that failed would be waited for in vain."""
+    traceback.print_exception(error.exc_value)
+    os._exit(1)
 
 
 class Counter:

@@ -34,7 +34,7 @@ from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, Usage
 from nsq.producer import atexit_hook
 from nsq.producer.discovery import Discovery
 from nsq.producer.endpoint import Endpoint
-from nsq.producer.publishes import Publish, PublishFuture, unanswered, unsent
+from nsq.producer.publishes import Publish, unanswered, unsent
 from nsq.producer.reports import Acknowledged, CloseReport, ConnectionStats, Failed
 from nsq.transport.base import Transport
 from nsq.transport.tcp import OwnTransport
@@ -90,7 +90,7 @@ class Pool:
         self._clock = clock
         self._chance = chance
         self._hooks = (on_acknowledged, on_failed)
-        self.callbacks = Callbacks(self._tell)
+        self.callbacks = Callbacks()
         self.discovery = Discovery(lookupds, config, self, fixed=self._addresses)
         self._turn = itertools.count()
         self._room = Waiters()
@@ -118,8 +118,9 @@ class Pool:
         """Have it sent. It ends by itself. A caller that is interrupted in here, or behind it, calls
         ``cancel``.
         """
-        publish.started = self._clock()
-        publish.deadline = publish.started + seconds
+        publish.started = started = self._clock()
+        publish.deadline = started + seconds
+        publish.endpoint, publish.handed_over = None, False
         if not self._up:
             self._start(publish.deadline)
         if len(self.pending) >= self._config.max_pending or self._bytes_left <= 0:
@@ -177,7 +178,6 @@ class Pool:
             self._room.wake()
             if self.closed:
                 self.look()
-        publish.future = None
 
     def give_up(self, publish: Publish, reason: str = "") -> None:
         """Its time is up, or the producer's is. By its caller or by the pool's thread."""
@@ -188,7 +188,9 @@ class Pool:
             self.settled([publish], unsent(publish, reason or self.explain()))
         elif endpoint is not None:
             # Its place on the connection is kept for the answer, which would be taken for that of the next.
-            self._end(publish, unanswered(publish, endpoint.address, reason or "no answer in time"))
+            error = unanswered(publish, endpoint.address, reason or "no answer in time")
+            if publish.end(error) and self._hooks[True] is not None:
+                self.callbacks.put(partial(self._tell, publish))
             self._to_do.put(partial(self._suspect, endpoint))
 
     def refuse_own_thread(self, what: str) -> None:
@@ -203,19 +205,14 @@ class Pool:
 
     def settled(self, publishes: list[Publish], error: NsqError | None) -> None:
         """They are off their connection, stored or not."""
+        hook = self._hooks[error is not None]
         for publish in publishes:
-            self._end(publish, error)
+            if publish.end(error) and hook is not None:
+                self.callbacks.put(partial(self._tell, publish))
         self.pending.difference_update(publishes)
         self._room.wake()
         if self.closed:
             self.look()
-
-    def _end(self, publish: Publish, error: NsqError | None) -> None:
-        if not publish.end(error):
-            return
-        future, publish.future = publish.future, None  # the two refer to each other no longer than needed
-        if (future is not None and future.cells.copy()) or self._hooks[error is not None] is not None:
-            self.callbacks.put(publish, future)
 
     def take_back(self, left: deque[Any]) -> None:
         """What a closed connection has not sent waits for another one, in front of the others."""
@@ -386,7 +383,7 @@ class Pool:
         publishes = []
         while left:
             item = left.popleft()
-            if type(item) is Publish:
+            if type(item) is not bytes:
                 item.endpoint = None
                 publishes.append(item)
         self.waiting.extendleft(reversed(publishes))
@@ -614,8 +611,7 @@ def _join(thread: threading.Thread, deadline: float) -> bool:
 class Callbacks:
     """The thread that runs futures' callbacks and hooks, one after the other, in the order of the ends."""
 
-    def __init__(self, tell: Callable[[Publish], None]) -> None:
-        self._tell = tell
+    def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
         self.ident = 0  # of the thread
@@ -626,11 +622,8 @@ class Callbacks:
         thread.start()
         self.threads.append(thread)
 
-    def put(self, publish: Publish, future: PublishFuture | None) -> None:
-        """Its end is told."""
-        self._queue.put(partial(self._tell, publish))
-        if future is not None:
-            self._queue.put(future.run_callbacks)
+    def put(self, callback: Callable[[], None]) -> None:
+        self._queue.put(callback)
         if self._ended:  # its thread has seen what was put, or we do
             self._run_what_is_left()
 

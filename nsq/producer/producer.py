@@ -113,11 +113,11 @@ class Producer:
         ``defer``: nsqd delivers it after so many seconds. ``timeout`` covers everything: room among the
         pending, connecting, sending, the answer, and other attempts; publish_timeout by default.
         """
-        self._publish_and_wait(new_publish(topic, body, defer, self._config), timeout)
+        self._publish_and_wait(new_publish(Publish, topic, body, defer, self._config), timeout)
 
     def multi_publish(self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None) -> None:
         """All of them at once, to one nsqd, which stores all or, unless it fails midway, none."""
-        self._publish_and_wait(new_multi_publish(topic, bodies, self._config), timeout)
+        self._publish_and_wait(new_multi_publish(Publish, topic, bodies, self._config), timeout)
 
     def publish_async(
         self,
@@ -136,7 +136,8 @@ class Producer:
         thread of the producer's, one after the other: they should be quick, and must not flush, close, or
         wait for other futures.
         """
-        return self._publish_async(new_publish(topic, body, defer, self._config), timeout, block)
+        publish = new_publish(PublishFuture, topic, body, defer, self._config)
+        return self._publish_async(publish, timeout, block)
 
     def multi_publish_async(
         self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None, block: bool = True
@@ -144,10 +145,11 @@ class Producer:
         """``multi_publish`` that returns at once, as ``publish_async`` does: several batches under way at a
         time keep nsqd busy while the next one is made.
         """
-        return self._publish_async(new_multi_publish(topic, bodies, self._config), timeout, block)
+        publish = new_multi_publish(PublishFuture, topic, bodies, self._config)
+        return self._publish_async(publish, timeout, block)
 
     def _publish_and_wait(self, publish: Publish, timeout: float | None) -> None:
-        pool = self._current()
+        pool = self._pool
         if _thread.get_ident() in pool.own_threads:
             pool.refuse_own_thread("publish")
         default = self._config.publish_timeout
@@ -162,9 +164,9 @@ class Producer:
         if error is not None:
             raise error
 
-    def _publish_async(self, publish: Publish, timeout: float | None, block: bool) -> Future[None]:
-        pool = self._current()
-        future = PublishFuture(publish, pool.callbacks)
+    def _publish_async(self, publish: PublishFuture, timeout: float | None, block: bool) -> Future[None]:
+        pool = self._pool
+        publish.callbacks = pool.callbacks
         default = self._config.publish_timeout
         try:
             pool.publish(
@@ -175,7 +177,7 @@ class Producer:
         except BaseException:
             pool.cancel(publish)
             raise
-        return future
+        return publish
 
     def _current(self) -> Pool:
         # A belt: a child made behind Python's back has run no fork hook.

@@ -20,7 +20,7 @@ from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
 from contextlib import suppress
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from nsq.config import Config
 from nsq.errors import (
@@ -46,6 +46,7 @@ log = logging.getLogger("nsq.producer")
 #: Messages and bytes of one MPUB that publishes are joined to, at most.
 _JOINED_MESSAGES = 1000
 _JOINED_BYTES = 512 * 1024
+_STORED = (None,)
 #: The longest timeout in seconds; threads can be asked to wait for longer than this.
 MAX_TIMEOUT = 10.0**9
 
@@ -56,41 +57,36 @@ class Publish(Waiters):
     ``command`` is ready to be sent; without one it is a message that may be joined with others.
     """
 
+    # What most publishes do not need has its value here, and lies in a dict of its own for those that do.
     __slots__ = (
-        "alone",
+        "__dict__",
         "body",
         "claim",
-        "command",
         "deadline",
-        "doubts",
         "endpoint",
-        "future",
         "handed_over",
-        "messages",
         "outcomes",
         "size",
         "started",
         "topic",
     )
+    command: bytes | None = None
+    messages = 1
+    alone = False  # nsqd refused it together with others: not to be joined again
+    doubts: tuple[str, ...] = ()  # the nsqds that may have stored it
 
-    def __init__(
-        self, topic: str, body: bytes, command: bytes | None = None, messages: int = 1, size: int = 0
-    ) -> None:
+    def __init__(self, topic: str, body: bytes) -> None:
         self._locks = []  # of Waiters: not by its __init__, as this is done for every publish
         self.topic = topic
         self.body = body
-        self.command = command
-        self.messages = messages
-        self.size = size or len(body)
-        self.started = 0.0
-        self.deadline = math.inf
-        self.future: PublishFuture | None = None
+        self.size = len(body)
         self.claim = _thread.allocate_lock()
-        self.endpoint: Endpoint | None = None  # where it waits or was sent
-        self.handed_over = False  # its caller has put it where it is sent from
-        self.alone = False  # nsqd refused it together with others: not to be joined again
-        self.doubts: tuple[str, ...] = ()  # the nsqds that may have stored it
         self.outcomes: list[tuple[NsqError | None]] = []  # its ends; the first counts
+        # Written by the pool, before anybody else sees it.
+        self.started: float
+        self.deadline: float
+        self.endpoint: Endpoint | None  # where it waits or was sent
+        self.handed_over: bool  # its caller has put it where it is sent from
 
     def __repr__(self) -> str:
         return f"<Publish {self.topic}, {self.messages} messages{', ended' if self.ended else ''}>"
@@ -106,9 +102,11 @@ class Publish(Waiters):
 
     def end(self, error: NsqError | None) -> bool:
         """Its end, unless it has one; whether this was it."""
-        outcome = (error,)
+        outcome = _STORED if error is None else (error,)
         self.outcomes.append(outcome)
-        self.wake()
+        if self._locks.copy():
+            self.wake()
+            self._locks.clear()  # whoever comes now sees the outcome
         return self.outcomes[0] is outcome
 
     def try_again(self) -> None:
@@ -117,22 +115,27 @@ class Publish(Waiters):
         self.endpoint = None
 
 
+P = TypeVar("P", bound=Publish)
+
 # Made of what a user gave.
 
 
-def new_publish(topic: str, body: object, defer: float | None, config: Config) -> Publish:
+def new_publish(make: type[P], topic: str, body: object, defer: float | None, config: Config) -> P:
     """PUB, or DPUB for a message that nsqd delivers after ``defer`` seconds."""
     name = _checked_topic(topic) if type(topic) is str else check_topic(topic)
     # The usual case first: this is done for every message.
     if type(body) is not bytes or not 0 < len(body) <= config.max_msg_size:
         body = _checked_body(body, config, "the message")
     if defer is None:
-        return Publish(name, body)
+        return make(name, body)
+    publish = make(name, body)
     delay_ms = _checked_delay(defer, config.max_defer)
-    return Publish(name, body, commands.dpub(name, delay_ms, body)) if delay_ms else Publish(name, body)
+    if delay_ms:
+        publish.command = commands.dpub(name, delay_ms, body)
+    return publish
 
 
-def new_multi_publish(topic: str, bodies: Iterable[object], config: Config) -> Publish:
+def new_multi_publish(make: type[P], topic: str, bodies: Iterable[object], config: Config) -> P:
     """MPUB."""
     name = check_topic(topic)
     if isinstance(bodies, (bytes, bytearray, memoryview, str)):
@@ -153,7 +156,9 @@ def new_multi_publish(topic: str, bodies: Iterable[object], config: Config) -> P
             f"{len(checked)} messages take {packed} bytes together, must be at most {limit} "
             "(max_body_size, to be that of nsqd): publish them in smaller batches"
         )
-    return Publish(name, b"", commands.mpub(name, checked), len(checked), size)
+    publish = make(name, b"")
+    publish.command, publish.messages, publish.size = commands.mpub(name, checked), len(checked), size
+    return publish
 
 
 def checked_timeout(timeout: float | None, default: float, *, may_be_zero: bool = False) -> float:
@@ -220,18 +225,22 @@ def join(publishes: list[Publish], largest: int) -> list[list[Publish]]:
     largest = min(largest, _JOINED_BYTES)
     batches: list[list[Publish]] = []
     growing: dict[str, tuple[list[Publish], int]] = {}  # by topic: what more may join, and its bytes
+    topic, batch, used = "", list[Publish](), largest  # of the last one, which the next one usually joins
     for publish in publishes:
         size = 4 + publish.size
+        if publish.topic != topic:
+            growing[topic] = batch, used
+            topic = publish.topic
+            batch, used = growing.get(topic, ([], largest))
         if publish.command is not None or publish.alone or 4 + size > largest:
-            growing.pop(publish.topic, None)
             batches.append([publish])
-            continue
-        batch, used = growing.get(publish.topic, (None, 0))
-        if batch is None or used + size > largest or len(batch) >= _JOINED_MESSAGES:
-            batch, used = [], 4  # the count of the messages
+            used = largest  # what comes behind it must not go before it
+        elif used + size > largest or len(batch) >= _JOINED_MESSAGES:
+            batch, used = [publish], 4 + size  # 4: the count of the messages
             batches.append(batch)
-        batch.append(publish)
-        growing[publish.topic] = batch, used + size
+        else:
+            batch.append(publish)
+            used += size
     return batches
 
 
@@ -308,18 +317,19 @@ def unsent(publish: Publish, reason: str) -> NsqError:
 # Futures.
 
 
-class PublishFuture(Future[None]):
-    """The future that ``publish_async`` returns: like any other of concurrent.futures, without its Condition.
+class PublishFuture(Publish, Future[None]):
+    """What ``publish_async`` returns: a future as any other of concurrent.futures, without its Condition.
 
-    A signal handler that raises inside a Condition leaks its lock. Here a waiter brings its own lock, and a
-    callback is a cell that whoever pops it calls.
+    A signal handler that raises inside a Condition leaks its lock. Here a thread that waits brings its own
+    lock, and a callback lies among these: releasing it hands it to the thread that runs callbacks.
     """
 
-    def __init__(self, publish: Publish, callbacks: Callbacks) -> None:  # not the parent's
-        self._publish = publish
-        self._callbacks = callbacks
-        self.cells: list[list[Callable[[Future[None]], object]]] = []
-        publish.future = self
+    __slots__ = ("callbacks",)
+
+    callbacks: Callbacks
+    """Runs the callbacks. Given before anything is sent."""
+
+    __repr__ = Publish.__repr__
 
     def cancel(self) -> bool:
         """A publish cannot be called back; it ends by its timeout at the latest."""
@@ -329,10 +339,10 @@ class PublishFuture(Future[None]):
         return False
 
     def running(self) -> bool:
-        return not self._publish.ended
+        return not self.outcomes
 
     def done(self) -> bool:
-        return self._publish.ended
+        return len(self.outcomes) > 0
 
     def result(self, timeout: float | None = None) -> None:
         error = self.exception(timeout)
@@ -340,16 +350,15 @@ class PublishFuture(Future[None]):
             raise error
 
     def exception(self, timeout: float | None = None) -> NsqError | None:
-        publish = self._publish
-        if not publish.outcomes:
+        if not self.outcomes:
             self._refuse_in_callback()
             deadline = math.inf if timeout is None else time.monotonic() + timeout
-            if not publish.wait_for(publish.outcomes.__len__, deadline):
-                raise TimeoutError(f"{publish!r} has not ended within {timeout:g} s")
-        return publish.error
+            if not self.wait_for(self.outcomes.__len__, deadline):
+                raise TimeoutError(f"{self!r} has not ended within {timeout:g} s")
+        return self.error
 
     def _refuse_in_callback(self) -> None:
-        if self._callbacks.ident == _thread.get_ident():
+        if self.callbacks.ident == _thread.get_ident():
             raise UsageError(
                 "a future's callback waits for another future of the same producer, which holds up all other "
                 "callbacks: add a callback to that one instead, or wait on another thread"
@@ -357,34 +366,17 @@ class PublishFuture(Future[None]):
 
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
         """Call ``fn`` with the future when it ends, on a thread of the producer's; at once if it has."""
-        cell = [fn]
-        self.cells.append(cell)
-        if self._publish.ended:  # whoever ended it has seen the cell or has not: one of us pops it
-            self._call(cell)
-
-    def run_callbacks(self) -> None:
-        for cell in self.cells.copy():
-            self._call(cell)
-
-    def _call(self, cell: list[Callable[[Future[None]], object]]) -> None:
-        try:
-            fn = cell.pop()
-        except IndexError:
-            return
-        try:
-            fn(self)
-        except BaseException:  # SystemExit too: the others are called all the same
-            log.exception("a callback of %r failed", self)
-
-    def __repr__(self) -> str:
-        return f"<PublishFuture of {self._publish!r}>"
+        callback = Callback(self, fn)
+        self._locks.append(callback)
+        if self.outcomes:  # the end has met the callback, or has not: one of the two runs it
+            callback.run()
 
     # What concurrent.futures.wait and as_completed look at.
 
     @property
     def _state(self) -> str:  # type: ignore[override]
         frozen = self._frozen.get(_thread.get_ident())
-        return frozen or (FINISHED if self._publish.ended else RUNNING)
+        return frozen or (FINISHED if self.outcomes else RUNNING)
 
     @property
     def _frozen(self) -> dict[int, str]:
@@ -401,6 +393,28 @@ class PublishFuture(Future[None]):
         return _Watched(self)
 
 
+class Callback:
+    """Lies among the locks of those who wait: ``release`` hands it to the thread that runs callbacks."""
+
+    def __init__(self, future: PublishFuture, fn: Callable[[Future[None]], object]) -> None:
+        self.fn = fn
+        self._future = future
+        self._left = [None]  # popped by the thread that runs it
+
+    def release(self) -> None:
+        self._future.callbacks.put(self.run)
+
+    def run(self) -> None:
+        try:
+            self._left.pop()
+        except IndexError:
+            return
+        try:
+            self.fn(self._future)
+        except BaseException:  # SystemExit too: the others are called all the same
+            log.exception("a callback of %r failed", self._future)
+
+
 class _Watched:
     """Stands for a future's ``_condition`` and ``_waiters``: no lock, but the thread sees one state
     throughout.
@@ -411,7 +425,7 @@ class _Watched:
 
     def acquire(self) -> None:
         future = self._future
-        future._frozen[_thread.get_ident()] = FINISHED if future._publish.ended else RUNNING
+        future._frozen[_thread.get_ident()] = FINISHED if future.outcomes else RUNNING
 
     def release(self) -> None:
         self._future._frozen.pop(_thread.get_ident(), None)
@@ -431,10 +445,10 @@ class _Watched:
         self._future.add_done_callback(_Told(waiter))
 
     def remove(self, waiter: Any) -> None:
-        for cell in self._future.cells.copy():
-            if cell and isinstance(cell[0], _Told) and cell[0].waiter is waiter:
+        for each in self._future._locks.copy():
+            if isinstance(each, Callback) and isinstance(each.fn, _Told) and each.fn.waiter is waiter:
                 with suppress(ValueError):
-                    self._future.cells.remove(cell)
+                    self._future._locks.remove(each)
 
 
 class _Told:

@@ -1,10 +1,12 @@
 """A Stream over a connected socket, TCP or Unix.
 
-A socket object's timeout holds for both directions, and a reader and a writer would overwrite each other's.
-So each has a socket object of its own on the one connection, made by ``dup``. That also works for sockets
-that gevent has patched, to which SO_RCVTIMEO means nothing.
+Reading is one blocking ``recv`` with SO_RCVTIMEO, writing a ``send`` that does not wait, and ``poll`` only
+when the peer is slow: one system call for each. ``socket.settimeout`` would ask ``poll`` before every call,
+and belongs to the socket, not to a direction. Only sockets that gevent has patched need it, to which
+SO_RCVTIMEO means nothing: for those the two directions have a socket object each on the one connection, made
+by ``dup``.
 
-Who closes the descriptors: the last thread out. ``close`` shuts the connection, which ends whatever recv or
+Who closes the descriptor: the last thread out. ``close`` shuts the connection, which ends whatever recv or
 send is blocked in it; then the last one to leave (the reader, the writer or the closer itself) closes.
 Closing earlier would free the number while a thread is about to use it, and the next file or connection of
 this process gets that number.
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import errno
 import math
-import os
+import select
 import socket
 import struct
 import threading
@@ -28,12 +30,13 @@ from contextlib import suppress
 from nsq.errors import ConfigError, ConnectionLost, Unanswered
 
 from .base import CHUNK
+from .racing import poll_milliseconds
 
 _TIMEVAL = struct.Struct("@ll")
 _LONGEST = 10**9  # seconds; the kernel takes it for "for ever" or nearly so
 _LONGEST_TIMEOUT = 10**6  # seconds; poll counts milliseconds in 32 bits
 # A peer that is gone must raise an error, not a signal, even where a program has restored SIGPIPE.
-_NO_SIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+_AT_ONCE = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class SocketStream:
@@ -41,10 +44,14 @@ class SocketStream:
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self.peer = peer
-        self._in = sock
-        self._out = socket.socket(sock.family, sock.type, sock.proto, fileno=os.dup(sock.fileno()))
-        self._in.settimeout(_LONGEST_TIMEOUT)
-        self._out_timeout = -1.0
+        self._in = self._out = sock
+        self._patched = type(sock).__module__.startswith("gevent")
+        if self._patched:
+            self._out = sock.dup()
+            self._out.setblocking(False)
+            self._in.settimeout(_LONGEST_TIMEOUT)
+        else:
+            sock.setblocking(True)
         self._read_timeout: float | None = None
         self._reading = self._writing = False
         self._lock = threading.Lock()  # guards the next; never held during a call that can block
@@ -66,7 +73,10 @@ class SocketStream:
             return
         try:
             self._read_timeout = seconds
-            self._in.settimeout(_LONGEST_TIMEOUT if seconds is None else min(seconds, _LONGEST_TIMEOUT))
+            if self._patched:
+                self._in.settimeout(min(seconds or _LONGEST_TIMEOUT, _LONGEST_TIMEOUT))
+            else:
+                self._in.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(seconds))
         except OSError as error:
             raise self._lost(error) from error
         finally:
@@ -94,16 +104,9 @@ class SocketStream:
         try:
             if self._closed:
                 raise ConnectionLost(f"{self.peer}: the connection was closed on this side")
-            if timeout != self._out_timeout:
-                self._out.settimeout(min(max(timeout, 0.0), _LONGEST_TIMEOUT))
-                self._out_timeout = timeout
-            sent = self._out.send(data, _NO_SIGNAL)
+            sent = self._at_once(data)
             if sent != len(data):
                 self._send_rest(memoryview(data), sent, timeout)
-        except (TimeoutError, BlockingIOError) as error:
-            if self._closed:
-                raise self._lost(error) from error
-            raise self._not_taken(len(data), len(data), timeout) from error
         except OSError as error:
             raise self._lost(error) from error
         finally:
@@ -111,16 +114,23 @@ class SocketStream:
             if self._closed:
                 self._close_if_last()
 
+    def _at_once(self, data: bytes | memoryview) -> int:
+        """How many bytes fitted into the socket's buffer."""
+        try:
+            return self._out.send(data, _AT_ONCE)
+        except BlockingIOError:
+            return 0
+
     def _send_rest(self, data: memoryview, sent: int, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        self._out_timeout = -1.0
+        poll = select.poll()
+        poll.register(self._out, select.POLLOUT)
         while sent < len(data):
             left = deadline - time.monotonic()
-            if left <= 0:
+            # Also true when the connection is shut or broken: the next send says so.
+            if left <= 0 or not poll.poll(poll_milliseconds(left)):
                 raise self._not_taken(len(data) - sent, len(data), timeout)
-            self._out.settimeout(min(left, _LONGEST_TIMEOUT))
-            with suppress(TimeoutError):
-                sent += self._out.send(data[sent:], _NO_SIGNAL)
+            sent += self._at_once(data[sent:])
 
     def _not_taken(self, left: int, size: int, timeout: float) -> Unanswered:
         return Unanswered(f"{self.peer}: {left} of {size} bytes were not taken within {timeout:.3g} s")
@@ -178,7 +188,8 @@ class SocketStream:
 
     def _close_both(self) -> None:
         self._in.close()
-        self._out.close()
+        if self._patched:
+            self._out.close()
 
     def _lost(self, error: OSError) -> ConnectionLost:
         if self._closed:

@@ -11,12 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import nsq
 from nsq.testing import Nsqd
 from nsq.wire.frames import encode_response
+
+from ..interop.certificates import issue
 
 BODY = b"x" * 200
 PATIENCE = 30.0
@@ -167,11 +171,25 @@ def at_once(call: Callable[[], object], error: type[nsq.NsqError], match: str) -
     assert time.monotonic() - started < 3, "it was tried again, though that cannot help"
 
 
-def test_what_cannot_heal_is_raised_at_once() -> None:
+@pytest.mark.parametrize("wrong", ["TLS refused", "certificate", "AUTH"])
+def test_what_cannot_heal_is_raised_at_once(wrong: str, tmp_path: Path) -> None:
     """The next publish too, and the one after that."""
-    with Nsqd() as plain, nsq.Producer(plain.tcp_address, tls=True, publish_timeout=PATIENCE) as producer:
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+    ours, theirs = (issue(tmp_path / name) for name in ("ours", "theirs"))
+    daemon: dict[str, Any] = {
+        "TLS refused": {},
+        "certificate": {"tls_cert": theirs.chain, "tls_key": theirs.key},
+        "AUTH": {"auth_http_addresses": ("127.0.0.1:1",)},
+    }[wrong]
+    client: dict[str, Any] = {} if wrong == "AUTH" else {"tls": True, "tls_ca_file": str(ours.authority)}
+    errors = {"TLS refused": nsq.HandshakeFailed, "certificate": nsq.HandshakeFailed, "AUTH": nsq.AuthFirst}
+    with (
+        Nsqd(**daemon) as nsqd,
+        nsq.Producer(nsqd.tcp_address, publish_timeout=PATIENCE, **client) as producer,
+    ):
         for _ in range(3):
-            at_once(lambda: producer.publish("final", BODY), nsq.HandshakeFailed, "TLS")
+            at_once(lambda: producer.publish("final", BODY), errors[wrong], "TLS|certificate|AUTH")
 
 
 def test_a_bad_topic_costs_only_its_own_publish() -> None:

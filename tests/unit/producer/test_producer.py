@@ -682,7 +682,7 @@ def test_a_callback_that_exits_ends_nothing_else(caplog: pytest.LogCaptureFixtur
         nsqd.answer(b"1")
         nsqd.answer(b"2")
         second.result(PATIENCE)
-    assert "a callback of <PublishFuture" in caplog.text
+    assert "a callback of <Publish" in caplog.text
 
 
 def test_a_callback_may_publish_but_not_wait_for_itself() -> None:
