@@ -164,7 +164,11 @@ class Endpoint:
     def _run(self) -> None:
         if self._assigned.get() is not None:
             while not self._stopped:
-                self._dial()
+                try:
+                    self._dial()
+                except Exception as error:
+                    log.exception("the connection to %s failed, which is a bug of ours", self.address)
+                    self._dial_failed(ConnectionLost(f"{self.address}: {error!r}"))
                 self._pause()
         self._to_write.put(None)
         self._pool.look()
@@ -203,8 +207,8 @@ class Endpoint:
             conn.connect(self._clock() + self._config.handshake_timeout)
         except NsqError as error:
             self._dial_failed(error)
-        except Exception as error:
-            log.exception("dialing %s failed, which is a bug of ours", self.address, extra=self._fields())
+        except Exception as error:  # a user's transport
+            log.exception("dialing %s failed", self.address, extra=self._fields())
             self._dial_failed(DialFailed(f"{self.address}: {error!r}"))
         else:
             self._to_write.put(conn)

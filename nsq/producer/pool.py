@@ -102,12 +102,13 @@ class Pool:
         self._booted = False
         self._up = False
         self._changed = Waiters()  # for ``_up``, ``_unstarted`` and ``report``
-        self._unstarted: RuntimeError | None = None  # why there are no threads
+        self._unstarted: Exception | None = None  # why there are no threads
         self._thread: threading.Thread | None = None
         self.own_threads: frozenset[int] = frozenset()  # their idents; callbacks' thread is not among them
         self._close_by = math.inf
         self._join_by = math.inf
         self._gone = False  # the pool's thread has ended
+        self._rung = False  # endpoints have been told that a publish waits
         self._endpoints: tuple[Endpoint, ...] = ()
         # Its threads run already: for an nsqd that is discovered when no thread can be started any more.
         self._spare: Endpoint | None = None
@@ -186,12 +187,14 @@ class Pool:
             if not reason and endpoint is not None:
                 reason = f"{endpoint.address} did not take it in time"
             self.settled([publish], unsent(publish, reason or self.explain()))
-        elif endpoint is not None:
+        else:
             # Its place on the connection is kept for the answer, which would be taken for that of the next.
-            error = unanswered(publish, endpoint.address, reason or "no answer in time")
+            address = "an nsqd" if endpoint is None else endpoint.address
+            error = unanswered(publish, address, reason or "no answer in time")
             if publish.end(error) and self._hooks[True] is not None:
                 self.callbacks.put(partial(self._tell, publish))
-            self._to_do.put(partial(self._suspect, endpoint))
+            if endpoint is not None:
+                self._to_do.put(partial(self._suspect, endpoint))
 
     def refuse_own_thread(self, what: str) -> None:
         """UsageError on a thread that it would wait for."""
@@ -261,7 +264,7 @@ class Pool:
             endpoints = self._endpoints
             self._note_own_threads()
             self.discovery.start()
-        except RuntimeError as error:
+        except Exception as error:
             self._boot.release()
             self._not_started(error)
             return
@@ -272,7 +275,7 @@ class Pool:
         self._up = True
         self._changed.wake()
 
-    def _not_started(self, error: RuntimeError) -> None:
+    def _not_started(self, error: Exception) -> None:
         self._unstarted = error
         self._changed.wake()
 
@@ -300,7 +303,7 @@ class Pool:
                 self._work()
                 self._choose()
                 self._expire()
-                if self.closed:
+                if self._close_by < math.inf:
                     self._close_when_done()
             except Exception:
                 log.exception("the producer's own thread failed, which is a bug of ours")
@@ -310,10 +313,12 @@ class Pool:
         due = min(self._wakes_at, self._close_by) - self._clock()
         try:
             job = self._to_do.get(timeout=min(max(due, 0.0), 3600.0))
-            while True:
+            for _ in range(self._to_do.qsize()):
                 if job is not None:
                     job()
                 job = self._to_do.get_nowait()
+            if job is not None:
+                job()
         except queue.Empty:
             pass
 
@@ -326,9 +331,11 @@ class Pool:
             self._endpoints = tuple(each for each in self._endpoints if each not in unwanted)
             for endpoint in unwanted:
                 endpoint.stop()
+            self._note_own_threads()
         takers = [endpoint for endpoint in self._endpoints if endpoint.open]
         usable = tuple(each for each in takers if not each.overdue) or tuple(takers)
         if usable:
+            self._rung = False
             self._hand_out(usable)
             self.usable = usable
             if self.waiting:  # came between the two lines above
@@ -338,9 +345,12 @@ class Pool:
         self._forget_ended()
         if self.waiting:
             self._raise_if_hopeless()
+        if not self.waiting:
+            self._rung = False
+        elif not self._rung:
+            self._rung = True
             for endpoint in self._endpoints:
-                if not endpoint.dialing:
-                    endpoint.ring()  # its pause is shorter now
+                endpoint.ring()  # its pause is shorter now
 
     @property
     def urgent(self) -> bool:
@@ -511,6 +521,7 @@ class Pool:
             thread.name for thread in [*threads, *self.discovery.threads] if not _join(thread, self._join_by)
         ]
         self._gone = True
+        self.own_threads = frozenset()  # other threads may get these idents
         for publish in self.pending.copy():  # came while we closed; whoever comes later sees that we are gone
             self.give_up(publish, "the producer was closed")
         self.callbacks.stop()
@@ -636,7 +647,7 @@ class Callbacks:
             reached.append(None)
             run.wake()
 
-        self._queue.put(mark)
+        self.put(mark)
         run.wait_for(reached.__len__, deadline)
 
     def stop(self) -> None:
@@ -660,5 +671,6 @@ class Callbacks:
         self.ident = _thread.get_ident()
         while (item := self._queue.get()) is not None:
             self._call(item)
+        self.ident = 0
         self._ended = True
         self._run_what_is_left()
