@@ -390,11 +390,11 @@ class Conn:
         if self._first_end.acquire(False):
             self._lost = cause
         self.closed = True
+        for message in self.session.release_all():
+            message.expires_at = 0.0  # nsqd has it again: no handler needs to begin with it
         self._bell.put(None)
         self._layered.close()
         self._writer_left.wait(_WRITER_GRACE)
-        for message in self.session.release_all():
-            message.expires_at = 0.0  # nsqd has it again: whoever holds it may as well stop
         # What nsqd has said against us tells more than how the connection broke.
         self._delegate.on_close(self, None if self._asked_to_close else self._refusal or self._lost)
 
