@@ -13,8 +13,9 @@ import math
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsq.config import Config
@@ -114,6 +115,8 @@ class Endpoint:
         self._proven = False  # this connection has stored something
         self._error: NsqError | None = None  # why we closed this connection
         self._halted = False  # nsqd executes nothing more on this connection
+        self._mistake = False  # of a caller's: nsqd closes the connection, and nothing is wrong with it
+        self._again: deque[Publish] = deque()  # goes elsewhere when the connection has ended
         self._largest = config.max_body_size if config.coalesce else 0  # bytes of what is joined
         self._stopped = False
         self._assigned: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -189,15 +192,17 @@ class Endpoint:
     def _dial(self) -> None:
         """Dial once, and see the connection through to its end."""
         self.dialing = True
-        self._sent.clear()
-        self._error, self._proven, self._halted, self.overdue = None, False, False, False
+        # New ones: a write loop that ends late must not touch those of the next connection.
+        self._sent, self._again = deque(), deque()
+        self._error, self._proven, self._halted, self._mistake = None, False, False, False
+        self.overdue = False
         self._latest = conn = Conn(
             self.address,
             self._config,
             self,
             transport=self._pool.transport,
             context=self._pool.context,
-            encode=self._encode,
+            encode=partial(self._encode, sent=self._sent),
         )
         try:
             # Looked at behind the lines above: ``stop`` sees the connection, or we see here that it was
@@ -233,7 +238,7 @@ class Endpoint:
 
     # What is sent: the write thread.
 
-    def _encode(self, waiting: deque[Any]) -> bytes:
+    def _encode(self, waiting: deque[Any], sent: deque[list[Publish]]) -> bytes:
         """Take what waits, join it to commands, and note in which order they must be answered."""
         taken: list[Publish] = []
         parts: list[bytes] = []
@@ -243,17 +248,19 @@ class Endpoint:
                 item = waiting.popleft()
                 if type(item) is bytes:  # the answer to a heartbeat
                     parts.append(item)
-                elif item.claim.acquire(False):
+                    continue
+                item.sent = True  # before the claim: whoever finds it unset knows that it was not sent
+                if item.claim.acquire(False):
                     taken.append(item)
                     size += item.size
         except IndexError:
             pass
         if taken:
-            if not self._sent:
+            if not sent:
                 self._asked_at = self._clock()
             self._taken += len(taken)
             batches = [taken] if len(taken) == 1 else join(taken, self._largest)
-            self._sent.extend(batches)
+            sent.extend(batches)
             parts.extend(map(command_of, batches))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -286,6 +293,8 @@ class Endpoint:
         self._break_over(repr(data[:80]))
 
     def on_error(self, conn: Conn, error: ServerError) -> None:
+        if isinstance(self._error, WireError):
+            return
         batch = self._sent.popleft() if self._sent else []
         self._settled += len(batch)
         verdicts = refused(batch, error, self.address, self._config.retry_uncertain)
@@ -293,10 +302,13 @@ class Endpoint:
             self._largest = 0  # alone each of them can be refused, and go elsewhere
         if error.fatal and type(error) is not ServerError:
             # nsqd closes too, and executes nothing more. One with codes of its own may go on.
-            self._halted = True
+            self._halted, self._mistake = True, bool(batch) and not error.retry
             self._break(error)
         self.failed += sum(not (each.again and each.publish.alone) for each in verdicts)
         self._carry_out(verdicts)
+        if self._again and self._error is None:  # the connection goes on
+            again, self._again = self._again, deque()
+            self._pool.take_back(again)
 
     def on_heartbeat(self, conn: Conn) -> None:
         """A sign of life is not an answer."""
@@ -325,7 +337,9 @@ class Endpoint:
             )
         self.failed += 0 if self._halted else len(verdicts)
         self._carry_out(verdicts)
-        self._pool.take_back(conn.waiting)
+        # In one piece, so that it stays in order: what was refused, what was sent behind it, what was not.
+        self._again.extend(item for item in _drained(conn.waiting) if type(item) is not bytes)
+        self._pool.take_back(self._again)
         if not self._stopped:
             log.warning("the connection to %s is lost: %s", self.address, cause, extra=self._fields())
 
@@ -338,23 +352,20 @@ class Endpoint:
     def _judge(self, cause: NsqError) -> None:
         """Whether to dial again at once."""
         now = self._clock()
-        if isinstance(cause, ServerError) and not cause.retry:
-            self.backoff.lost(None, now)  # a caller's mistake: nothing is wrong with this nsqd
+        if self._mistake:
+            self.backoff.lost(None, now)
         elif self._proven and isinstance(cause, ConnectionFailed):
             self.backoff.lost(cause, now)
         else:
             self.backoff.failed(cause, now, self._chance())
 
     def _carry_out(self, verdicts: list[Verdict]) -> None:
-        again: deque[Publish] = deque()
         for publish, error, retry in verdicts:
             if retry and not publish.ended:
                 publish.try_again()
-                again.append(publish)
+                self._again.append(publish)
             else:
                 self._pool.settled([publish], error)
-        if again:
-            self._pool.take_back(again)
 
     def _break_over(self, what: str) -> None:
         self._break(WireError(f"{self.address} answered with {what}: its answers cannot be matched any more"))
@@ -420,3 +431,9 @@ class Endpoint:
         """In a forked child: the connection is the parent's."""
         if self._latest is not None:
             self._latest.abandon()
+
+
+def _drained(waiting: deque[Any]) -> Iterator[Any]:
+    with suppress(IndexError):
+        while True:
+            yield waiting.popleft()

@@ -30,6 +30,7 @@ from functools import partial
 from typing import Any
 
 from nsq.config import Config
+from nsq.connection import Conn
 from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, UsageError
 from nsq.producer import atexit_hook
 from nsq.producer.discovery import Discovery
@@ -77,7 +78,7 @@ class Pool:
         self.pending: set[Publish] = set()
         """Publishes that have not ended, and those that have while their connection still owes an answer."""
         self.waiting: deque[Publish] = deque()  # for a connection
-        self.usable: tuple[Endpoint, ...] = ()
+        self.usable: tuple[tuple[Endpoint, Conn], ...] = ()
         self.absence = "none is discovered yet"
         """Why no nsqd is known, for errors. Discovery sets it."""
         self.closed = False
@@ -121,7 +122,7 @@ class Pool:
         """
         publish.started = started = self._clock()
         publish.deadline = started + seconds
-        publish.endpoint, publish.handed_over = None, False
+        publish.endpoint, publish.handed_over, publish.sent = None, False, False
         if not self._up:
             self._start(publish.deadline)
         if len(self.pending) >= self._config.max_pending or self._bytes_left <= 0:
@@ -133,9 +134,7 @@ class Pool:
         usable = self.usable
         # Nobody overtakes those that wait for a connection.
         if usable and not self.waiting:
-            publish.endpoint = endpoint = usable[next(self._turn) % len(usable)]
-            conn = endpoint.conn
-            assert conn is not None
+            publish.endpoint, conn = usable[next(self._turn) % len(usable)]
             conn.put(publish)
             if conn.closed:  # meanwhile; what it left was taken back before, or is now
                 self.take_back(conn.waiting)
@@ -183,10 +182,12 @@ class Pool:
     def give_up(self, publish: Publish, reason: str = "") -> None:
         """Its time is up, or the producer's is. By its caller or by the pool's thread."""
         endpoint = publish.endpoint
-        if publish.claim.acquire(False):
+        # Neither claimed nor sent: another thread gives it up too. Asked in this order: see ``_encode``.
+        if publish.claim.acquire(False) or not publish.sent:
             if not reason and endpoint is not None:
                 reason = f"{endpoint.address} did not take it in time"
             self.settled([publish], unsent(publish, reason or self.explain()))
+            publish.body, publish.command = b"", None  # it may lie among others that wait, for long
         else:
             # Its place on the connection is kept for the answer, which would be taken for that of the next.
             address = "an nsqd" if endpoint is None else endpoint.address
@@ -332,8 +333,9 @@ class Pool:
             for endpoint in unwanted:
                 endpoint.stop()
             self._note_own_threads()
-        takers = [endpoint for endpoint in self._endpoints if endpoint.open]
-        usable = tuple(each for each in takers if not each.overdue) or tuple(takers)
+        # With its connection: an endpoint's next one is used once the rest of this one is taken back.
+        takers = [(each, each.conn) for each in self._endpoints if each.open and each.conn is not None]
+        usable = tuple(each for each in takers if not each[0].overdue) or tuple(takers)
         if usable:
             self._rung = False
             self._hand_out(usable)
@@ -357,16 +359,13 @@ class Pool:
         """Whether a publish waits for any connection."""
         return bool(self.waiting) and not self.usable
 
-    def _hand_out(self, usable: tuple[Endpoint, ...]) -> None:
+    def _hand_out(self, usable: tuple[tuple[Endpoint, Conn], ...]) -> None:
         while self.waiting:
             publish = self.waiting[0]
-            endpoint = usable[next(self._turn) % len(usable)]
-            conn = endpoint.conn
-            assert conn is not None
             if publish.ended:
                 self._forget(publish)
             else:
-                publish.endpoint = endpoint
+                publish.endpoint, conn = usable[next(self._turn) % len(usable)]
                 conn.put(publish)
                 if conn.closed:
                     self.take_back(conn.waiting)
@@ -381,13 +380,12 @@ class Pool:
         """Of what waits: while no nsqd can be reached it must not pile up."""
         while self.waiting and self.waiting[0].ended:
             self._forget(self.waiting.popleft())
-        if len(self.waiting) > 2 * self._config.max_pending:  # behind one with a long timeout
-            for _ in range(len(self.waiting)):
-                publish = self.waiting.popleft()
+        if len(self.waiting) > 2 * len(self.pending):  # most have ended, behind one with a long timeout
+            for publish in self.waiting.copy():
                 if publish.ended:
                     self._forget(publish)
-                else:
-                    self.waiting.append(publish)
+                    with suppress(ValueError):
+                        self.waiting.remove(publish)
 
     def _take_back(self, left: deque[Any]) -> None:
         publishes = []
@@ -396,7 +394,11 @@ class Pool:
             if type(item) is not bytes:
                 item.endpoint = None
                 publishes.append(item)
-        self.waiting.extendleft(reversed(publishes))
+        # In front of those that came later, which is all but what was taken back a moment ago.
+        older = []
+        while publishes and self.waiting and self.waiting[0].started < publishes[0].started:
+            older.append(self.waiting.popleft())
+        self.waiting.extendleft(reversed(older + publishes))
 
     def _raise_if_hopeless(self) -> None:
         for publish in list(self.waiting):
@@ -436,7 +438,8 @@ class Pool:
         """A publish waited in vain for its answer: others come first until it answers."""
         # First: its answer may come in this moment, and the read thread must see it as overdue to undo that.
         endpoint.overdue = True
-        endpoint.overdue = endpoint.pending > 0
+        if not endpoint.pending:
+            endpoint.overdue = False
 
     # Addresses that come and go: discovery's threads.
 

@@ -66,6 +66,7 @@ class Publish(Waiters):
         "endpoint",
         "handed_over",
         "outcomes",
+        "sent",
         "size",
         "started",
         "topic",
@@ -87,6 +88,7 @@ class Publish(Waiters):
         self.deadline: float
         self.endpoint: Endpoint | None  # where it waits or was sent
         self.handed_over: bool  # its caller has put it where it is sent from
+        self.sent: bool  # a connection has tried to claim it
 
     def __repr__(self) -> str:
         return f"<Publish {self.topic}, {self.messages} messages{', ended' if self.ended else ''}>"
@@ -111,6 +113,7 @@ class Publish(Waiters):
 
     def try_again(self) -> None:
         """Whoever sends it next claims it anew."""
+        self.sent = False
         self.claim = _thread.allocate_lock()
         self.endpoint = None
 
