@@ -105,7 +105,9 @@ class Pool:
         self._changed = Waiters()  # for ``_up``, ``_unstarted`` and ``report``
         self._unstarted: Exception | None = None  # why there are no threads
         self._thread: threading.Thread | None = None
-        self.own_threads: frozenset[int] = frozenset()  # their idents; callbacks' thread is not among them
+        # Callbacks' thread is not among them.
+        self._own_threads: tuple[threading.Thread, ...] = ()
+        self.own_threads: frozenset[int] = frozenset()  # their idents
         self._close_by = math.inf
         self._join_by = math.inf
         self._gone = False  # the pool's thread has ended
@@ -198,10 +200,11 @@ class Pool:
                 self._to_do.put(partial(self._suspect, endpoint))
 
     def refuse_own_thread(self, what: str) -> None:
-        """UsageError on a thread that it would wait for."""
-        if _thread.get_ident() in self.own_threads:
+        """UsageError on a thread that it would wait for. The ident of one that has ended may be another's."""
+        current = threading.current_thread()
+        if any(thread is current for thread in self._own_threads):
             raise UsageError(
-                f"{what} was called on {threading.current_thread().name}, a thread of the producer's own "
+                f"{what} was called on {current.name}, a thread of the producer's own "
                 "that it would have to wait for: use publish_async, or another thread"
             )
 
@@ -294,7 +297,8 @@ class Pool:
     def _note_own_threads(self) -> None:
         threads = [thread for each in self._endpoints for thread in each.threads]
         own = [self._thread, *threads, *self.discovery.threads]
-        self.own_threads = frozenset(thread.ident for thread in own if thread is not None and thread.ident)
+        self._own_threads = tuple(thread for thread in own if thread is not None)
+        self.own_threads = frozenset(thread.ident for thread in self._own_threads if thread.ident)
 
     # The pool's thread.
 
@@ -427,6 +431,8 @@ class Pool:
         self._wakes_at = earliest = math.inf
         for publish in self.pending.copy():
             if publish.ended:
+                if not publish.sent:  # its caller was interrupted while it gave up
+                    self._forget(publish)
                 continue
             if publish.deadline <= now:
                 self.give_up(publish)
@@ -524,7 +530,6 @@ class Pool:
             thread.name for thread in [*threads, *self.discovery.threads] if not _join(thread, self._join_by)
         ]
         self._gone = True
-        self.own_threads = frozenset()  # other threads may get these idents
         for publish in self.pending.copy():  # came while we closed; whoever comes later sees that we are gone
             self.give_up(publish, "the producer was closed")
         self.callbacks.stop()

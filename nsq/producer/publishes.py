@@ -113,7 +113,6 @@ class Publish(Waiters):
 
     def try_again(self) -> None:
         """Whoever sends it next claims it anew."""
-        self.sent = False
         self.claim = _thread.allocate_lock()
         self.endpoint = None
 

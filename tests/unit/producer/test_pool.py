@@ -66,6 +66,14 @@ def refuse(endpoint: Endpoint, error: Any) -> None:
     endpoint.on_error(conn, error)
 
 
+def run_by(pool: StillPool, *threads: threading.Thread) -> None:
+    """These are its own threads."""
+    endpoint = pool._started()
+    endpoint.threads = list(threads)
+    pool._endpoints = (endpoint,)
+    pool._note_own_threads()
+
+
 class Meanwhile(Waiters):
     """For ``Pool._room``: what happens while a thread waits for room."""
 
@@ -193,7 +201,7 @@ class TestRoom:
     def test_a_thread_of_its_own_does_not_wait(self, block: bool, error: type[NsqError]) -> None:
         pool = StillPool(max_pending=1)
         pool.make(b"first")
-        pool.own_threads = frozenset({_thread.get_ident()})
+        run_by(pool, threading.current_thread())
         with pytest.raises(error):
             pool.publish(Publish("orders", b"late"), 10.0, block=block)
 
@@ -1009,10 +1017,10 @@ class TestClosing:
     def test_neither_flush_nor_close_waits_for_its_own_thread(self, pool: StillPool) -> None:
         calls: list[Callable[[], object]] = [lambda: pool.flush(PAST), lambda: pool.close(0.0)]
         for call in calls:
-            pool.own_threads = frozenset({_thread.get_ident()})
+            run_by(pool, threading.current_thread())
             with pytest.raises(UsageError, match="a thread of the producer's own"):
                 call()
-            pool.own_threads = frozenset()
+            run_by(pool)
             pool.callbacks.ident = _thread.get_ident()
             with pytest.raises(UsageError, match="a future's callback"):
                 call()
@@ -1205,6 +1213,72 @@ class TestRaces:
         assert made.ended
         assert not pool.pending
         assert not pool.waiting
+
+    def test_it_is_given_up_while_it_is_sent_elsewhere(self) -> None:
+        """Its caller has found it claimed, and stands still; when it goes on, another nsqd gets it."""
+
+        class Slow(StillPool):
+            meanwhile: Callable[[], object] | None = None
+
+            def settled(self, publishes: list[Publish], error: NsqError | None) -> None:
+                meanwhile, self.meanwhile = self.meanwhile, None
+                if meanwhile is not None:
+                    meanwhile()
+                super().settled(publishes, error)
+
+        pool = Slow()
+        one = pool.add(A)
+        pool.turn()
+        (made,) = pool.make(b"body")
+        write(one)
+        other = pool.add(B)
+
+        def refused_and_handed_on() -> None:
+            refuse(one, PubFailed("E_PUB_FAILED"))
+            lose(one)
+            pool.turn()
+            pool.meanwhile = lambda: written.append(write(other))
+
+        written: list[bytes] = []
+        Claim(made, behind=refused_and_handed_on)
+        pool.give_up(made)
+        written.append(write(other))
+        if any(written):
+            assert isinstance(made.error, PublishUncertain)
+
+    @pytest.mark.parametrize("give_up", [True, False], ids=["gives up", "cancels"])
+    def test_a_caller_that_is_interrupted_while_it_ends_its_publish_costs_no_room(
+        self, give_up: bool
+    ) -> None:
+        class Interrupting(set[Publish]):
+            interrupts = True
+
+            def interrupt(self) -> None:
+                if self.interrupts:
+                    self.interrupts = False
+                    raise KeyboardInterrupt
+
+            def discard(self, publish: Publish) -> None:
+                self.interrupt()
+                super().discard(publish)
+
+            def difference_update(self, *others: Any) -> None:
+                self.interrupt()
+                super().difference_update(*others)
+
+        clock = Clock()
+        pool = StillPool(clock=clock)
+        pool.pending = Interrupting()
+        made = waits_to_be_written(pool)
+        with pytest.raises(KeyboardInterrupt):
+            pool.give_up(made) if give_up else pool.cancel(made)
+        pool.cancel(made)  # as its caller does
+        clock.now += 100.0
+        pool.turn()
+        assert made.ended
+        assert write(pool._endpoints[0]) == b""
+        pool.turn()
+        assert not pool.pending
 
     def test_the_answer_comes_while_it_is_suspected(self, pool: StillPool) -> None:
         class Racing(Endpoint):
