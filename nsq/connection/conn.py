@@ -229,9 +229,14 @@ class Conn:
         except Exception as error:
             log.exception("writing to %s failed, which is a bug of ours", self.address)
             self._fail(ConnectionLost(f"{self.address}: {error!r}"))
-        # A goodbye only where nothing was cut off.
-        self._layered.close(farewell=None if self.closed else _WRITER_GRACE)
-        self._writer_left.set()
+        try:
+            # A goodbye only where nothing was cut off.
+            self._layered.close(farewell=None if self.closed else _WRITER_GRACE)
+        except Exception as error:  # of a user's transport
+            log.exception("closing the connection to %s failed", self.address)
+            self._fail(ConnectionLost(f"{self.address}: {error!r}"))
+        finally:
+            self._writer_left.set()
 
     def _write_what_waits(self) -> bool:
         """Sleep when there is nothing; False when the connection ends."""

@@ -31,12 +31,12 @@ _registered = False
 def abandon_in_children(owner: Inherited) -> None:
     """Have ``owner.abandon()`` called in every child forked from now on, as long as it lives."""
     global _registered
-    with _lock:
-        _everyone.add(owner)
-        if not _registered:
-            # At first use: an import must not change how a program forks.
-            os.register_at_fork(after_in_child=_in_child)
-            _registered = True
+    _everyone.add(owner)
+    # Not waited for: a signal handler may have interrupted a thread that holds it.
+    if not _registered and _lock.acquire(False):
+        # At first use: an import must not change how a program forks.
+        os.register_at_fork(after_in_child=_in_child)
+        _registered = True
 
 
 def _in_child() -> None:

@@ -178,7 +178,10 @@ class Endpoint:
 
     def _write(self) -> None:
         while (conn := self._to_write.get()) is not None:
-            conn.write_loop()
+            try:
+                conn.write_loop()
+            except Exception:
+                log.exception("writing to %s failed, which is a bug of ours", self.address)
 
     def _pause(self) -> None:
         self._pool.look()

@@ -258,8 +258,10 @@ class Pool:
             # What an earlier attempt has started is there still.
             if not self.callbacks.threads:
                 self.callbacks.start()
-            while len(self._endpoints) < len(self._addresses):
-                self._endpoints += (self._started(),)
+            for address in self._addresses[len(self._endpoints) :]:
+                endpoint = self._started()
+                endpoint.address, endpoint.dialing = address, True
+                self._endpoints += (endpoint,)
             self._keep_spare()
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name=NAME, daemon=True)
@@ -405,8 +407,10 @@ class Pool:
         self.waiting.extendleft(reversed(older + publishes))
 
     def _raise_if_hopeless(self) -> None:
+        endpoints = self._endpoints
+        if not all(each.backoff.final for each in endpoints):
+            return
         for publish in list(self.waiting):
-            endpoints = self._endpoints
             if not endpoints or not all(each.hopeless(publish.started) for each in endpoints):
                 continue
             with suppress(ValueError):
@@ -497,16 +501,17 @@ class Pool:
         if thread is not None and thread is not threading.current_thread():
             thread.join(max(0.0, hard - self._clock()))
         if self.report is None:
-            return CloseReport(clean=False, unanswered=len(self.pending), unfinished_threads=[NAME])
+            return CloseReport(clean=False, unanswered=self.unended, unfinished_threads=[NAME])
         return self.report
 
     def ask_to_close(self, deadline: float) -> None:
         """Take nothing new. Does not wait."""
+        self._to_do.put(partial(self._begin_close, deadline))
         self.closed = True
         self._room.wake()
-        self._to_do.put(partial(self._begin_close, deadline))
 
     def _begin_close(self, deadline: float) -> None:
+        self.closed = True  # its caller may have been interrupted before
         keep = min(_ENDING_SECONDS, _ENDING_SHARE * max(0.0, deadline - self._clock()))
         self._close_by = min(self._close_by, deadline - keep)
         self._join_by = min(self._join_by, max(deadline, self._clock() + _LEAST_TO_CLOSE))

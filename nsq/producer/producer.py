@@ -284,12 +284,14 @@ class Producer:
             else:
                 answer(None)
 
+        def not_asked(error: RuntimeError) -> None:
+            answer(ConnectionFailed(f"{address} was not asked: {error}"))
+
         if deadline > time.monotonic():
-            start_thread(
-                ask,
-                f"nsq-producer-ping-{address}",
-                lambda error: answer(ConnectionFailed(f"{address} was not asked: {error}")),
-            )
+            try:
+                start_thread(ask, f"nsq-producer-ping-{address}", not_asked)
+            except RuntimeError as error:
+                not_asked(error)
             # The dial has the same deadline, and says more about it.
             if changed.wait_for(answers.__len__, deadline + 1.0):
                 return answers[0]

@@ -371,7 +371,11 @@ class PublishFuture(Publish, Future[None]):
         callback = Callback(self, fn)
         self._locks.append(callback)
         if self.outcomes:  # the end has met the callback, or has not: one of the two runs it
-            callback.run()
+            callback.run(Exception)
+
+    def _get_snapshot(self) -> tuple[bool, bool, None, NsqError | None]:
+        """Asked for by the asyncio of newer Pythons: done, cancelled, result, exception."""
+        return (True, False, None, self.error) if self.outcomes else (False, False, None, None)
 
     # What concurrent.futures.wait and as_completed look at.
 
@@ -406,14 +410,15 @@ class Callback:
     def release(self) -> None:
         self._future.callbacks.put(self.run)
 
-    def run(self) -> None:
+    def run(self, kept_here: type[BaseException] = BaseException) -> None:
+        """On the callbacks' thread not even SystemExit gets further: it runs the others too."""
         try:
             self._left.pop()
         except IndexError:
             return
         try:
             self.fn(self._future)
-        except BaseException:  # SystemExit too: the others are called all the same
+        except kept_here:
             log.exception("a callback of %r failed", self._future)
 
 
