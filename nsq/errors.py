@@ -109,6 +109,8 @@ class ServerError(NsqError):
         super().__init__(text)
         self.text = text
         self.code = code or type(self).code
+        if type(self) is ServerError:
+            self.fatal = False  # a code of another server's, which may go on
 
 
 class InvalidCommand(ServerError):

@@ -1,8 +1,8 @@
 """How a user's thread waits for one of ours, and how it starts one.
 
 An exception out of a signal handler (Ctrl-C, a soft time limit) can hit the main thread at any bytecode.
-Inside a Condition, an Event or a Semaphore it leaks a lock, and whoever takes that lock next waits for ever.
-Here every waiter brings a raw lock of its own, so that an interrupted wait costs nobody else anything.
+Inside a Condition, an Event or a Semaphore it leaks a lock, and the next thread to take that lock blocks for
+ever. Here every waiter brings a raw lock of its own, so that an interrupted wait harms no other thread.
 Imports nothing of the package but errors.
 """
 
@@ -24,13 +24,13 @@ _LONGEST = 3600.0
 
 
 class Released(Protocol):
-    """A raw lock, or what lies among them."""
+    """A raw lock, or anything else to be told when the waiters are woken."""
 
     def release(self) -> None: ...
 
 
 class Waiters:
-    """Threads that wait until a condition holds. Whoever makes it hold calls ``wake`` behind that.
+    """Threads that wait until a condition holds. After making the condition true, call ``wake``.
 
     Nothing is lost between the two: the waiter leaves its lock, then looks at the condition; the other side
     changes the condition, then looks at the locks. Both look under the list's own lock (the GIL, or the lock
@@ -62,8 +62,11 @@ class Waiters:
     def wake(self) -> None:
         """Have every waiter look at its condition again. Any thread may call it, a signal handler too."""
         for lock in self._locks.copy():
-            with suppress(RuntimeError):  # another thread has released it already
+            try:
                 lock.release()
+            except RuntimeError:  # released before; its waiter is about to take it out, or was interrupted
+                with suppress(ValueError):
+                    self._locks.remove(lock)
 
 
 class Signal(Waiters):

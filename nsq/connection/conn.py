@@ -1,10 +1,10 @@
-"""One connection to one nsqd: a thread that writes, a thread that reads, and nobody else touches the socket.
+"""One connection to one nsqd: a thread that writes and a thread that reads. No other touches the socket.
 
     any thread    put(item) -> waiting
     write loop    waiting -> encode -> stream.write
     read loop     stream.read -> frames -> the delegate
 
-Whoever calls ``put`` may be interrupted at any bytecode: the connection does not notice. The two sides share
+A thread in ``put`` may be interrupted at any bytecode: the connection does not notice. The two sides share
 no lock; ``put`` is one append, and a ring when the write loop sleeps. What the delegate is told, it is told
 by the loops: it must neither block nor raise.
 """
@@ -195,7 +195,7 @@ class Conn:
     # What may be put.
 
     def put(self, item: Any) -> None:
-        """Have it written. Look at ``closed`` afterwards: what came too late is never written."""
+        """Have it written. Look at ``closed`` afterwards: items put after closing are never written."""
         self.waiting.append(item)
         if self._asleep:
             self._bell.put(None)
@@ -299,7 +299,7 @@ class Conn:
     # The read loop.
 
     def read_loop(self) -> None:
-        """Read until the connection ends, then bury it."""
+        """Read until the connection ends, then release it and tell the delegate."""
         cause: NsqError | None = None
         self._reading = True
         try:
@@ -322,7 +322,7 @@ class Conn:
 
     def _receive(self, data: bytes) -> None:
         parser = self._parser
-        if data == OK_FRAME and not parser.held:  # all that comes to one who publishes and waits
+        if data == OK_FRAME and not parser.held:  # the usual reply to a blocking publish
             self._delegate.on_ok(self, 1)
             return
         now = time.monotonic()
@@ -379,7 +379,7 @@ class Conn:
             self._fail(None)
 
     def _fail(self, cause: NsqError | None) -> None:
-        """The first to come says why. The read loop is woken to bury the connection."""
+        """The first to come says why. The read loop is woken to release the connection."""
         if self._first_end.acquire(False):
             self._lost = cause
         self.closed = True
@@ -399,7 +399,8 @@ class Conn:
             message.expires_at = 0.0  # nsqd has it again: no handler needs to begin with it
         self._bell.put(None)
         self._layered.close()
-        self._writer_left.wait(_WRITER_GRACE)
+        # Behind the write loop, which may be in the middle of a write: closing the stream has ended that.
+        self._writer_left.wait(_WRITER_GRACE + self._config.write_timeout)
         # What nsqd has said against us tells more than how the connection broke.
         self._delegate.on_close(self, None if self._asked_to_close else self._refusal or self._lost)
 
@@ -481,7 +482,7 @@ class Conn:
 
 
 def _milliseconds(delay: float) -> int:
-    """As REQ takes it; InvalidMessage for what is no delay."""
+    """As REQ takes it; InvalidMessage if the delay is not a number."""
     try:
         return round(max(0.0, delay) * 1000)
     except (TypeError, ValueError, OverflowError):

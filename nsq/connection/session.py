@@ -1,8 +1,8 @@
 """The messages of one connection that are in flight, and its RDY. Pure: time is an argument.
 
 Two tables, shared without a lock: every step on them is one operation of a dict or a set. ``in_flight`` holds
-what has no answer yet; whoever pops a message from it answers it. ``answering`` holds what is popped and
-whose answer is not written yet.
+what has no answer yet; the thread that pops a message from it answers it. ``answering`` holds what is popped
+and whose answer is not written yet.
 """
 
 from __future__ import annotations

@@ -7,7 +7,10 @@ import logging
 import os
 import sys
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nsq.producer.pool import Pool
 
 log = logging.getLogger("nsq.producer")
 
@@ -15,19 +18,12 @@ log = logging.getLogger("nsq.producer")
 EXIT_TIMEOUT = 5.0
 
 
-class Flushed(Protocol):
-    pid: int
-    exiting: bool
-
-    def flush(self, deadline: float) -> int: ...
-
-
 # Not weak: a producer that is forgotten has publishes under way all the same.
-_running: set[Flushed] = set()
+_running: set[Pool] = set()
 _registered_in = 0  # the process
 
 
-def register(pool: Flushed) -> None:
+def register(pool: Pool) -> None:
     """Flush it at the end of the program, unless it is forgotten before. By a thread of the pool's own."""
     global _registered_in
     _running.add(pool)
@@ -40,7 +36,7 @@ def register(pool: Flushed) -> None:
             multiprocessing.Finalize(None, _flush_all, exitpriority=0)
 
 
-def forget(pool: Flushed) -> None:
+def forget(pool: Pool) -> None:
     _running.discard(pool)
 
 
@@ -50,6 +46,6 @@ def _flush_all() -> None:
             continue  # the parent's
         # Flushed, not closed: functions that atexit calls later may still publish, and wait for that.
         pool.exiting = True
-        left = pool.flush(time.monotonic() + EXIT_TIMEOUT)
+        left = pool.flush(time.monotonic() + EXIT_TIMEOUT).unanswered
         if left:
             log.warning("the program ends with %d publishes unanswered", left, extra={"left": left})

@@ -1,9 +1,8 @@
-"""One nsqd of a producer's: dialled, published over, lost and dialled again, by two threads of its own.
+"""One nsqd of a producer's: it is dialed, published over, lost and dialed again, by two threads of its own.
 
 The read thread dials and then runs the connection's read loop, the write thread its write loop. Both live as
-long as the producer, so that at the end of a program, when no thread can be started any more, nothing is
-missing. Everything here is written by the read thread alone, but where it says otherwise; other threads look
-at it.
+long as the producer: at the end of a program, when Python starts no thread any more, none needs to be
+started. The read thread writes all attributes, except where noted; other threads read them.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Backoff:
         self.final = False  # waiting does not change the reason: a wrong secret, no TLS, another protocol
 
     def failed(self, reason: NsqError, now: float, chance: float, *, final: bool = False) -> None:
-        """It could not be dialled, or hung up before it answered anything, or cannot store."""
+        """It could not be dialed, or it hung up before it answered anything, or cannot store."""
         self.failures += 1
         self.failed_at = now
         self.reason = reason
@@ -82,7 +81,7 @@ class Backoff:
         self.final = False
 
     def due_at(self, *, urgent: bool) -> float:
-        """When it may be dialled; ``urgent``: a publish waits, and no other nsqd is connected."""
+        """When it may be dialed; ``urgent``: a publish waits, and no other nsqd is connected."""
         return self.failed_at + (min(self.pause, _URGENT_PAUSE) if urgent else self.pause)
 
 
@@ -109,8 +108,6 @@ class Endpoint:
         self._clock = clock
         self._chance = chance
         self._sent: deque[list[Publish]] = deque()  # batches without an answer, in the order of the wire
-        self._taken = 0  # publishes that were ever sent; of the write thread
-        self._settled = 0  # publishes that were ever answered
         self._asked_at = 0.0  # when the oldest of ``_sent`` was sent, or later
         self._proven = False  # this connection has stored something
         self._error: NsqError | None = None  # why we closed this connection
@@ -208,8 +205,7 @@ class Endpoint:
             encode=partial(self._encode, sent=self._sent),
         )
         try:
-            # Looked at behind the lines above: ``stop`` sees the connection, or we see here that it was
-            # called.
+            # Behind the lines above: either ``stop`` sees the connection, or this sees that it was called.
             if self._stopped:
                 conn.close()
             conn.connect(self._clock() + self._config.handshake_timeout)
@@ -252,7 +248,7 @@ class Endpoint:
                 if type(item) is bytes:  # the answer to a heartbeat
                     parts.append(item)
                     continue
-                item.sent = True  # before the claim: whoever finds it unset knows that it was not sent
+                item.sent = True  # before the claim: where it is unset, the publish was surely not sent
                 if item.claim.acquire(False):
                     taken.append(item)
                     size += item.size
@@ -261,7 +257,6 @@ class Endpoint:
         if taken:
             if not sent:
                 self._asked_at = self._clock()
-            self._taken += len(taken)
             batches = [taken] if len(taken) == 1 else join(taken, self._largest)
             sent.extend(batches)
             parts.extend(map(command_of, batches))
@@ -282,7 +277,6 @@ class Endpoint:
             return
         self._halted = False  # it goes on after an error: a server that we do not know
         self._asked_at = self._clock()
-        self._settled += len(answered)
         for publish in answered:
             self.published += publish.messages
         if not self._proven or self.overdue:
@@ -299,12 +293,10 @@ class Endpoint:
         if isinstance(self._error, WireError):
             return
         batch = self._sent.popleft() if self._sent else []
-        self._settled += len(batch)
         verdicts = refused(batch, error, self.address, self._config.retry_uncertain)
         if isinstance(error, MpubFailed):
             self._largest = 0  # alone each of them can be refused, and go elsewhere
-        if error.fatal and type(error) is not ServerError:
-            # nsqd closes too, and executes nothing more. One with codes of its own may go on.
+        if error.fatal:  # nsqd closes too, and executes nothing more
             self._halted, self._mistake = True, bool(batch) and not error.retry
             self._break(error)
         self.failed += sum(not (each.again and each.publish.alone) for each in verdicts)
@@ -314,7 +306,7 @@ class Endpoint:
             self._pool.take_back(again)
 
     def on_heartbeat(self, conn: Conn) -> None:
-        """A sign of life is not an answer."""
+        """Close the connection if publishes stay unanswered despite heartbeats."""
         patience = self._config.read_timeout
         if self._sent and self._clock() - self._asked_at > patience:
             self._break(
@@ -329,10 +321,8 @@ class Endpoint:
         self._judge(cause)
         verdicts: list[Verdict] = []
         while self._sent:
-            batch = self._sent.popleft()
-            self._settled += len(batch)
             verdicts += lost(
-                batch,
+                self._sent.popleft(),
                 cause,
                 self.address,
                 executed=not self._halted,
@@ -389,7 +379,7 @@ class Endpoint:
     def pending(self) -> int:
         """Publishes that wait here or are not answered; also those whose caller has given up."""
         waiting = len(self.conn.waiting) if self.conn is not None else 0
-        return waiting + max(0, self._taken - self._settled)
+        return waiting + sum(map(len, self._sent.copy()))
 
     def hopeless(self, since: float) -> bool:
         """Whether what it last said, after ``since`` or a moment ago, does not change by waiting."""

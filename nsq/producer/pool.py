@@ -1,4 +1,4 @@
-"""The connections of a producer, keyed by the address of their nsqd, and what is under way over them.
+"""The connections of a producer, keyed by the address of their nsqd, and the publishes sent over them.
 
     a user's thread   pending.add, put: into the queue of an open connection, or into ``waiting``
     endpoints' loops  send and answer; ``settled`` tells what became of a publish
@@ -7,8 +7,8 @@
     callbacks' thread futures' callbacks and hooks
 
 Between a user's thread and the others stand ``pending`` (a set), ``waiting`` (a deque), the queue of a
-connection, ``usable`` (a tuple that is swapped), and the pool's own queue of things to do. No lock: whoever
-publishes may be interrupted at any bytecode, or be a signal handler that has interrupted another publish.
+connection, ``usable`` (a tuple that is swapped), and the pool's own queue of things to do. No lock: a publish
+may be interrupted at any bytecode, or come from a signal handler that has interrupted another publish.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,14 @@ from nsq.producer import atexit_hook
 from nsq.producer.discovery import Discovery
 from nsq.producer.endpoint import Endpoint
 from nsq.producer.publishes import Publish, unanswered, unsent
-from nsq.producer.reports import Acknowledged, CloseReport, ConnectionStats, Failed
+from nsq.producer.reports import (
+    Acknowledged,
+    CloseReport,
+    ConnectionStats,
+    Failed,
+    FlushReport,
+    ProducerStats,
+)
 from nsq.transport.base import Transport
 from nsq.transport.tcp import OwnTransport
 from nsq.waiting import Waiters, start_thread
@@ -52,6 +60,8 @@ _ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
 _FAREWELL_SECONDS = 2.0
 #: What close allows its own threads even when it was given no time at all.
 _LEAST_TO_CLOSE = 0.1
+#: Events that may wait for a slow hook.
+_MOST_EVENTS = 100_000
 
 Hook = Callable[[Any], None] | None
 
@@ -84,7 +94,7 @@ class Pool:
         self.closed = False
         """Nothing new is taken."""
         self.exiting = False
-        """The program ends: nothing is left to run behind whoever publishes."""
+        """The program ends: no background work outlives the caller."""
         self.report: CloseReport | None = None  # once it is closed
         self._addresses = tuple(addresses)
         self._config = config
@@ -92,6 +102,8 @@ class Pool:
         self._chance = chance
         self._hooks = (on_acknowledged, on_failed)
         self.callbacks = Callbacks()
+        self._events_lost = 0
+        self._left = ConnectionStats(address="")  # the counts of endpoints that are gone
         self.discovery = Discovery(lookupds, config, self, fixed=self._addresses)
         self._turn = itertools.count()
         self._room = Waiters()
@@ -99,8 +111,7 @@ class Pool:
         self._wakes_at = math.inf  # when the pool's thread looks at deadlines next
         # The pool's thread.
         self._to_do: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._boot = _thread.allocate_lock()  # whoever takes it starts the threads
-        self._booted = False
+        self._boot = _thread.allocate_lock()  # taken by the thread that starts the others
         self._up = False
         self._changed = Waiters()  # for ``_up``, ``_unstarted`` and ``report``
         self._unstarted: Exception | None = None  # why there are no threads
@@ -134,7 +145,7 @@ class Pool:
         self.pending.add(publish)
         self._bytes_left -= publish.size
         usable = self.usable
-        # Nobody overtakes those that wait for a connection.
+        # Keep order: queue behind publishes that wait for a connection.
         if usable and not self.waiting:
             publish.endpoint, conn = usable[next(self._turn) % len(usable)]
             conn.put(publish)
@@ -188,14 +199,14 @@ class Pool:
         if publish.claim.acquire(False) or not publish.sent:
             if not reason and endpoint is not None:
                 reason = f"{endpoint.address} did not take it in time"
-            self.settled([publish], unsent(publish, reason or self.explain()))
+            self.settled([publish], unsent(publish, reason or self._reasons()))
             publish.body, publish.command = b"", None  # it may lie among others that wait, for long
         else:
             # Its place on the connection is kept for the answer, which would be taken for that of the next.
             address = "an nsqd" if endpoint is None else endpoint.address
             error = unanswered(publish, address, reason or "no answer in time")
             if publish.end(error) and self._hooks[True] is not None:
-                self.callbacks.put(partial(self._tell, publish))
+                self._queue_event(publish)
             if endpoint is not None:
                 self._to_do.put(partial(self._suspect, endpoint))
 
@@ -208,18 +219,27 @@ class Pool:
                 "that it would have to wait for: use publish_async, or another thread"
             )
 
-    # What became of publishes: the endpoints' loops, and whoever gives up.
+    # What became of publishes: the endpoints' loops, and threads that give up.
 
     def settled(self, publishes: list[Publish], error: NsqError | None) -> None:
         """They are off their connection, stored or not."""
         hook = self._hooks[error is not None]
         for publish in publishes:
             if publish.end(error) and hook is not None:
-                self.callbacks.put(partial(self._tell, publish))
+                self._queue_event(publish)
         self.pending.difference_update(publishes)
         self._room.wake()
         if self.closed:
             self.look()
+
+    def _queue_event(self, publish: Publish) -> None:
+        if self.callbacks.backlog < _MOST_EVENTS:
+            self.callbacks.put(partial(self._tell, publish))
+            return
+        # Rather no metrics than no memory; logged at 1, 2, 4, 8 …
+        self._events_lost += 1
+        if self._events_lost & (self._events_lost - 1) == 0:
+            log.warning("the hooks are too slow: %d events were dropped so far", self._events_lost)
 
     def take_back(self, left: deque[Any]) -> None:
         """What a closed connection has not sent waits for another one, in front of the others."""
@@ -241,11 +261,11 @@ class Pool:
         except RuntimeError as error:
             self._not_started(error)
         self._changed.wait_for(lambda: self._up or self._unstarted or self._gone, deadline)
-        if self._unstarted is not None:
+        if self._unstarted is not None and not self.closed:
             raise PublishFailed(
                 f"no thread can be started ({self._unstarted}): publish once before the interpreter ends"
             )
-        if self._gone:
+        if self.closed:
             raise Closed("the producer is closed")
         if not self._up:
             raise PublishFailed("the producer's threads did not start in time")
@@ -253,8 +273,9 @@ class Pool:
     def _boot_once(self) -> None:
         if not self._boot.acquire(False):
             return
-        self._booted = True
         try:
+            if self.closed:
+                raise Closed("the producer is closed")
             # What an earlier attempt has started is there still.
             if not self.callbacks.threads:
                 self.callbacks.start()
@@ -272,9 +293,11 @@ class Pool:
             self.discovery.start()
         except Exception as error:
             self._boot.release()
+            if self.closed:
+                self._close_unstarted()
             self._not_started(error)
             return
-        # Only now: from here on other threads see to it.
+        # Last: other threads take over from here.
         for endpoint, address in zip(endpoints, self._addresses, strict=True):
             endpoint.assign(address)
         atexit_hook.register(self)
@@ -338,6 +361,11 @@ class Pool:
             self._endpoints = tuple(each for each in self._endpoints if each not in unwanted)
             for endpoint in unwanted:
                 endpoint.stop()
+                self._left = replace(
+                    self._left,
+                    published=self._left.published + endpoint.published,
+                    failed=self._left.failed + endpoint.failed,
+                )
             self._note_own_threads()
         # With its connection: an endpoint's next one is used once the rest of this one is taken back.
         takers = [(each, each.conn) for each in self._endpoints if each.open and each.conn is not None]
@@ -431,7 +459,7 @@ class Pool:
         now = self._clock()
         if now < self._wakes_at:
             return
-        # First: whoever publishes from here on either is seen below, or sees that we sleep.
+        # First: a publish from here on either is seen below, or finds ``_wakes_at`` and has us look again.
         self._wakes_at = earliest = math.inf
         for publish in self.pending.copy():
             if publish.ended:
@@ -475,14 +503,13 @@ class Pool:
 
     # The end.
 
-    def flush(self, deadline: float) -> int:
-        """Wait for all that is pending now; how many have not ended by then."""
+    def flush(self, deadline: float) -> FlushReport:
+        """Wait for all that is pending now, and for its callbacks and hooks."""
         self._refuse_callback("flush")
         publishes = self._unended()
         left = sum([not publish.wait_for(publish.outcomes.__len__, deadline) for publish in publishes])
-        if self._up:
-            self.callbacks.wait_until_run(deadline)
-        return left
+        told = self.callbacks.wait_until_run(deadline) if self._up else True
+        return FlushReport(clean=told and not left, unanswered=left)
 
     def _unended(self) -> list[Publish]:
         """Not those that are just being published: we may be a signal handler that has interrupted that."""
@@ -493,8 +520,8 @@ class Pool:
         self._refuse_callback("close")
         deadline = self._clock() + seconds
         self.ask_to_close(deadline)
-        if not self._booted:
-            return CloseReport(clean=True)
+        if self._thread is None and not self._boot.locked():
+            self._close_unstarted()
         hard = max(deadline, self._clock() + _LEAST_TO_CLOSE)
         self._changed.wait_for(lambda: self.report is not None, hard)
         thread = self._thread
@@ -503,6 +530,13 @@ class Pool:
         if self.report is None:
             return CloseReport(clean=False, unanswered=self.unended, unfinished_threads=[NAME])
         return self.report
+
+    def _close_unstarted(self) -> None:
+        """No thread of the pool's runs, and none is being started."""
+        self._stop_all()
+        self.callbacks.stop()
+        self.report = CloseReport(clean=True)
+        self._changed.wake()
 
     def ask_to_close(self, deadline: float) -> None:
         """Take nothing new. Does not wait."""
@@ -535,7 +569,7 @@ class Pool:
             thread.name for thread in [*threads, *self.discovery.threads] if not _join(thread, self._join_by)
         ]
         self._gone = True
-        for publish in self.pending.copy():  # came while we closed; whoever comes later sees that we are gone
+        for publish in self.pending.copy():  # came while we closed; later ones look at ``_gone``
             self.give_up(publish, "the producer was closed")
         self.callbacks.stop()
         unfinished += [each.name for each in self.callbacks.threads if not _join(each, self._join_by)]
@@ -591,16 +625,19 @@ class Pool:
     def addresses(self) -> tuple[str, ...]:
         return tuple(endpoint.address for endpoint in self._endpoints) or self._addresses
 
-    def stats(self) -> tuple[ConnectionStats, ...]:
-        if not self._endpoints:
-            return tuple(ConnectionStats(address=address) for address in self._addresses)
-        return tuple(endpoint.stats() for endpoint in self._endpoints)
-
-    def explain(self) -> str:
-        """Why nobody could be reached, for each address."""
-        return self._reasons()
+    def stats(self) -> ProducerStats:
+        connections = tuple(endpoint.stats() for endpoint in self._endpoints)
+        if not connections:
+            connections = tuple(ConnectionStats(address=address) for address in self._addresses)
+        return ProducerStats(
+            pending=self.unended,
+            published=self._left.published + sum([each.published for each in connections]),
+            failed=self._left.failed + sum([each.failed for each in connections]),
+            connections=connections,
+        )
 
     def _reasons(self) -> str:
+        """Why no nsqd could be reached, for each address."""
         if not self._endpoints:
             return f"no nsqd is known: {self.absence}"
         reasons = (endpoint.reason for endpoint in self._endpoints)
@@ -651,8 +688,12 @@ class Callbacks:
         if self._ended:  # its thread has seen what was put, or we do
             self._run_what_is_left()
 
-    def wait_until_run(self, deadline: float) -> None:
-        """Until all that is queued now has run."""
+    @property
+    def backlog(self) -> int:
+        return self._queue.qsize()
+
+    def wait_until_run(self, deadline: float) -> bool:
+        """Whether all that is queued now has run by then."""
         run = Waiters()
         reached: list[None] = []
 
@@ -661,7 +702,7 @@ class Callbacks:
             run.wake()
 
         self.put(mark)
-        run.wait_for(reached.__len__, deadline)
+        return run.wait_for(reached.__len__, deadline)
 
     def stop(self) -> None:
         """End behind what is queued."""

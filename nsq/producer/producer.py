@@ -191,8 +191,7 @@ class Producer:
         """Wait until all that was published so far is answered, for publish_timeout by default. The report is
         true when nothing is left.
         """
-        left = self._current().flush(time.monotonic() + self._patience(timeout))
-        return FlushReport(clean=not left, unanswered=left)
+        return self._current().flush(time.monotonic() + self._patience(timeout))
 
     def close(self, timeout: float | None = None) -> CloseReport:
         """Take nothing new, wait for what is pending, close the connections, within ``timeout``:
@@ -299,8 +298,7 @@ class Producer:
 
     def stats(self) -> ProducerStats:
         """Counters and states as they are now."""
-        pool = self._current()
-        return ProducerStats(pending=pool.unended, connections=pool.stats())
+        return self._current().stats()
 
     def health(self) -> ProducerHealth:
         """Healthy is a producer with an open connection, or one that has not needed a connection yet."""

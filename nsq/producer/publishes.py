@@ -1,9 +1,9 @@
 """What becomes of one publish: made of what a user gave, joined with others, sent, answered, ended.
 
-    claim    whoever sends it and whoever cancels it race for one lock: cancelled is surely not sent
+    claim    sending and cancelling race for one lock: a cancelled publish was surely not sent
     end      the first end counts: nsqd's answer, its deadline, or the end of its connection or producer
 
-A message is *surely not stored* while nobody has sent it, when nsqd said so, and when nsqd refused an earlier
+A message is *surely not stored* before it is sent, when nsqd said so, and when nsqd refused an earlier
 command of the same connection for good: it executes commands in order, and none behind that one. Whatever was
 sent and not answered *may be stored*. No socket and no thread here.
 """
@@ -83,7 +83,7 @@ class Publish(Waiters):
         self.size = len(body)
         self.claim = _thread.allocate_lock()
         self.outcomes: list[tuple[NsqError | None]] = []  # its ends; the first counts
-        # Written by the pool, before anybody else sees it.
+        # Written by the pool before another thread sees it.
         self.started: float
         self.deadline: float
         self.endpoint: Endpoint | None  # where it waits or was sent
@@ -108,11 +108,11 @@ class Publish(Waiters):
         self.outcomes.append(outcome)
         if self._locks.copy():
             self.wake()
-            self._locks.clear()  # whoever comes now sees the outcome
+            self._locks.clear()  # later waiters see the outcome
         return self.outcomes[0] is outcome
 
     def try_again(self) -> None:
-        """Whoever sends it next claims it anew."""
+        """Give it a new claim before it is sent again."""
         self.claim = _thread.allocate_lock()
         self.endpoint = None
 
@@ -400,7 +400,7 @@ class PublishFuture(Publish, Future[None]):
 
 
 class Callback:
-    """Lies among the locks of those who wait: ``release`` hands it to the thread that runs callbacks."""
+    """Stored with the waiters' locks; ``release`` queues it for the thread that runs callbacks."""
 
     def __init__(self, future: PublishFuture, fn: Callable[[Future[None]], object]) -> None:
         self.fn = fn

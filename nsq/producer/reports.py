@@ -36,8 +36,8 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True)
 class FlushReport:
-    """How a flush went. ``clean``, and true, when nothing was left; else ``unanswered`` publishes have not
-    ended.
+    """How a flush went. ``clean``, and true, when nothing was left: ``unanswered`` publishes have not ended,
+    or callbacks and hooks of others have not run.
     """
 
     clean: bool
@@ -74,18 +74,14 @@ class ConnectionStats:
 
 @dataclass(frozen=True, kw_only=True)
 class ProducerStats:
-    """``pending`` counts publishes that have not ended, wherever they are."""
+    """``pending`` counts publishes that have not ended, wherever they are. ``published`` and ``failed`` are
+    totals since the start, with those of nsqds that have left.
+    """
 
     pending: int
+    published: int
+    failed: int
     connections: tuple[ConnectionStats, ...]
-
-    @property
-    def published(self) -> int:
-        return sum(each.published for each in self.connections)
-
-    @property
-    def failed(self) -> int:
-        return sum(each.failed for each in self.connections)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterable
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from nsq.errors import FrameError, NotNsqd
 
@@ -34,17 +34,6 @@ _MESSAGE_OVERHEAD = _MESSAGE_HEAD_SIZE - 4
 _NSQLOOKUPD = int.from_bytes(b"E_BA", "big")
 
 M = TypeVar("M")
-
-
-class Oks(bytes):
-    """OK, when it was said several times in a row."""
-
-    times: int
-
-    def __new__(cls, times: int) -> Self:
-        made = super().__new__(cls, OK)
-        made.times = times
-        return made
 
 
 class Response(NamedTuple):

@@ -30,10 +30,9 @@ BODY = b"x" * 200
 PATIENCE = 30.0
 
 
-@pytest.fixture(scope="module")
-def nsqd() -> Iterator[Nsqd]:
-    with Nsqd(process=True, mem_queue_size=10_000_000) as nsqd:
-        yield nsqd
+@pytest.fixture
+def nsqd(roomy_nsqd: Nsqd) -> Nsqd:
+    return roomy_nsqd
 
 
 @pytest.fixture
@@ -305,6 +304,17 @@ def pythons() -> list[str]:
     return [sys.executable, *(path for path in others if path and _runs(path))]
 
 
+def run(python: str, program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [python, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
 def _runs(path: str) -> bool:
     return not subprocess.run([path, "-c", "import snappy"], capture_output=True, check=False).returncode
 
@@ -320,15 +330,7 @@ def test_a_program_that_ends_has_sent_all(nsqd: Nsqd, end: str) -> None:
         for number, python in enumerate(pythons()):
             topic = f"{end.replace(' ', '-')}-{number}"
             program = f"import nsq\ntopic = {topic!r}\nproducer = nsq.Producer({where})\n{ENDS[end]}"
-            done = subprocess.run(
-                [python, "-c", program],
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                timeout=PATIENCE,
-                check=False,
-                env={**os.environ, "PYTHONPATH": str(ROOT)},
-            )
+            done = run(python, program)
             assert done.returncode == 0
             assert not done.stderr or "is lost" in done.stderr
             assert depth(found if end == "lookupd" else nsqd, topic) == 500
@@ -364,12 +366,5 @@ def at_the_end():
 atexit.register(at_the_end)
 """
     for python in pythons():
-        done = subprocess.run(
-            [python, "-c", program],
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        done = run(python, program)
         assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")

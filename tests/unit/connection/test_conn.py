@@ -231,6 +231,14 @@ class TestReading:
         nsqd.expect(NOP)
         assert pair.conn.open
 
+    def test_an_error_of_a_code_that_is_not_known_explains_no_later_loss(self, pair: Pair) -> None:
+        nsqd = pair.connect()
+        nsqd.refuse("E_OF_ANOTHER_SERVER it goes on")
+        nsqd.heartbeat()
+        nsqd.expect(NOP)
+        nsqd.peer.end()
+        assert isinstance(pair.delegate.wait_for_close(), ConnectionLost)
+
     def test_a_fatal_error_is_the_cause_of_the_end_that_follows(self, pair: Pair) -> None:
         nsqd = pair.connect()
         nsqd.refuse("E_SUB_FAILED channel is full")

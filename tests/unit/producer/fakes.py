@@ -126,7 +126,8 @@ class StillPool(Pool):
             clock=clock or Clock(),
             chance=lambda: 1.0,
         )
-        self._up = self._booted = True
+        self._up = True
+        self._boot.acquire()
 
     def add(self, address: str = A, *, connected: bool = True) -> Endpoint:
         """An endpoint without threads."""

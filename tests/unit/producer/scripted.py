@@ -105,8 +105,7 @@ def wait_for_state(p: Producer, state: str, *addresses: str) -> None:
 
 def on_pools_thread(p: Producer) -> None:
     """Return when the pool's thread has done all that it was told to before, and what follows from it."""
-    while not p._pool._up:
-        time.sleep(0.001)
+    assert p._pool._changed.wait_for(lambda: p._pool._up, time.monotonic() + PATIENCE)
     for _ in range(2):
         reached = threading.Event()
         p._pool._to_do.put(reached.set)

@@ -34,7 +34,7 @@ from nsq.producer import pool as pool_module
 from nsq.producer.endpoint import Endpoint
 from nsq.producer.pool import Callbacks
 from nsq.producer.publishes import Publish
-from nsq.producer.reports import Acknowledged, CloseReport, Failed
+from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport
 from nsq.waiting import Waiters
 from nsq.wire.commands import NOP
 
@@ -1007,12 +1007,12 @@ class TestClosing:
         pool = StillPool()
         pool._up = False
         left: list[int] = []
-        pool.pending = Added(lambda: left.append(pool.flush(PAST)))
+        pool.pending = Added(lambda: left.append(pool.flush(PAST).unanswered))
         pool._up = True
-        pool.callbacks.wait_until_run = lambda deadline: None  # type: ignore[method-assign]
+        pool.callbacks.wait_until_run = lambda deadline: True  # type: ignore[method-assign]
         pool.make(b"a", b"b")
         assert left == [0, 1]
-        assert pool.flush(PAST) == 2
+        assert pool.flush(PAST) == FlushReport(clean=False, unanswered=2)
 
     def test_neither_flush_nor_close_waits_for_its_own_thread(self, pool: StillPool) -> None:
         calls: list[Callable[[], object]] = [lambda: pool.flush(PAST), lambda: pool.close(0.0)]
@@ -1029,7 +1029,7 @@ class TestClosing:
 
     def test_one_that_never_started_is_closed_at_once(self) -> None:
         pool = StillPool()
-        pool._booted = False
+        pool._boot.release()
         assert pool.close(10.0) == CloseReport(clean=True)
 
 
@@ -1061,7 +1061,7 @@ class TestStarting:
     @pytest.mark.parametrize(
         ("happens", "error", "text"),
         [
-            (lambda pool: setattr(pool, "_gone", True), Closed, "closed"),
+            (lambda pool: setattr(pool, "closed", True), Closed, "closed"),
             (lambda pool: None, PublishFailed, "did not start in time"),
         ],
     )

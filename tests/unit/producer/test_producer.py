@@ -968,3 +968,61 @@ def test_it_cannot_be_pickled() -> None:
 def test_nothing_secret_is_in_its_repr() -> None:
     with producer(MemoryTransport(), A, auth_secret="s3cret") as p:
         assert repr(p) == "<Producer nsqd-a:4150>"
+
+
+# What a hostile reading found
+
+
+def test_a_slow_hook_costs_no_memory_without_bound(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nsq.producer.pool._MOST_EVENTS", 3)
+    transport, go_on = MemoryTransport(), threading.Event()
+    told: list[Acknowledged] = []
+
+    def slow(each: Acknowledged) -> None:
+        assert go_on.wait(PATIENCE)
+        told.append(each)
+
+    with producer(transport, on_acknowledged=slow) as p:
+        futures = [p.publish_async("orders", b"%d" % number) for number in range(10)]
+        nsqd = accept(transport)
+        for number, future in enumerate(futures):
+            nsqd.answer(b"%d" % number)
+            future.result(PATIENCE)
+        report = p.flush(SOON)
+        assert (report.clean, report.unanswered) == (False, 0)  # answered, but the hook has not run
+        go_on.set()
+        assert p.flush(PATIENCE)
+        assert 3 <= len(told) <= 4
+    assert "hooks are too slow" in caplog.text
+
+
+def test_what_an_nsqd_has_stored_counts_when_it_has_left() -> None:
+    transport = MemoryTransport()
+    transport.refuse(B)
+    with producer(transport, A, B) as p:
+        nsqd = connected(p, transport)
+        p._pool.set_addresses([B])
+        nsqd.hang_up()
+        wait_for(p, lambda connections: A not in connections)
+        assert p.stats().published == 1
+
+
+def test_a_close_after_a_start_that_found_no_thread_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "nsq-producer-read":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    p = producer(MemoryTransport())
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(PublishFailed, match="no thread can be started"):
+            p.publish("orders", b"body")
+    assert p.close(PATIENCE) == CloseReport(clean=True)
+    assert p.close(PATIENCE) == CloseReport(clean=True)
+    with pytest.raises(Closed):
+        p.publish("orders", b"body")
