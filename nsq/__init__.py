@@ -20,10 +20,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from nsq.config import Config as Config
     from nsq.consumer.consumer import Consumer as Consumer
-    from nsq.consumer.deadletters import DeadLetterFile as DeadLetterFile
-    from nsq.consumer.deadletters import DeadLetterTopic as DeadLetterTopic
-    from nsq.consumer.hooks import ConsumerHooks as ConsumerHooks
-    from nsq.consumer.outcomes import Requeue as Requeue
+    from nsq.consumer.handlers import DeadLetterFile as DeadLetterFile
+    from nsq.consumer.handlers import DeadLetterTopic as DeadLetterTopic
+    from nsq.consumer.handlers import Requeue as Requeue
+    from nsq.consumer.reports import ConsumerHooks as ConsumerHooks
     from nsq.consumer.reports import StopReport as StopReport
     from nsq.errors import AlreadyResponded as AlreadyResponded
     from nsq.errors import ApiError as ApiError
@@ -77,10 +77,8 @@ if TYPE_CHECKING:
 _NAMES = {
     "nsq.config": ["Config"],
     "nsq.consumer.consumer": ["Consumer"],
-    "nsq.consumer.deadletters": ["DeadLetterFile", "DeadLetterTopic"],
-    "nsq.consumer.hooks": ["ConsumerHooks"],
-    "nsq.consumer.outcomes": ["Requeue"],
-    "nsq.consumer.reports": ["StopReport"],
+    "nsq.consumer.handlers": ["DeadLetterFile", "DeadLetterTopic", "Requeue"],
+    "nsq.consumer.reports": ["ConsumerHooks", "StopReport"],
     "nsq.errors": [
         "AlreadyResponded",
         "ApiError",

@@ -90,8 +90,9 @@ class Config:
         30.0,
         1.0,
         300.0,
-        "How often nsqd asks for a sign of life; nothing else finds a connection that died in silence, so it "
-        "cannot be switched off.",
+        "How often nsqd asks for a sign of life; -1 switches it off: then nothing finds a connection that "
+        "died in silence.",
+        also=(-1.0,),
     )
     reconnect_initial: float = options.seconds(
         0.25, 0.001, 3600.0, "Pause before a lost or refused connection is dialed again, at first."
@@ -129,9 +130,10 @@ class Config:
         0.025,
         0.001,
         300.0,
-        "Longest time nsqd holds a message back for more; 0 is nsqd's own default. "
+        "Longest time nsqd holds a message back for more; 0 is nsqd's own default, -1 switches it off: "
+        "then a message may wait for output_buffer_size to fill. "
         "go-nsq asks for 250 ms, which is then what a message usually waits.",
-        also=(0.0,),
+        also=(0.0, -1.0),
     )
     low_latency: bool = options.switch(
         "Have nsqd send every message at once (output_buffer_size=-1): less delay, less throughput."

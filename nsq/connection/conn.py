@@ -16,13 +16,14 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 from nsq.config import Config
 from nsq.connection.handshake import Negotiated, dial
-from nsq.connection.session import Session
+from nsq.connection.session import GONE, Session
 from nsq.errors import (
     AlreadyResponded,
     ConnectionLost,
@@ -51,6 +52,10 @@ _PIECE = 1024 * 1024
 Encoder = Callable[[deque[Any]], bytes]
 
 
+#: Puts the answer to a message, now or later: the message itself for FIN; with milliseconds for REQ.
+Put = Callable[[Message | tuple[Message, int]], None]
+
+
 class ConnDelegate(Protocol):
     """Is told what happens on a connection, by its loops unless said otherwise."""
 
@@ -71,11 +76,16 @@ class ConnDelegate(Protocol):
     def on_close(self, conn: Conn, cause: NsqError | None) -> None:
         """Once, at the end of the read loop; None when it was closed as asked. Nothing more is written."""
 
-    def on_finished(self, conn: Conn, message: Message) -> None:
-        """By the thread that answers: the message is out of flight, its FIN is about to be sent."""
+    def on_finished(self, conn: Conn, message: Message) -> Put | None:
+        """By the thread that answers: the message is out of flight, its FIN is about to be put; by what this
+        returns, if it is not None.
+        """
 
-    def on_requeued(self, conn: Conn, message: Message, backoff: bool) -> None:
+    def on_requeued(self, conn: Conn, message: Message, backoff: bool) -> Put | None:
         """Likewise, its REQ."""
+
+    def on_timed_out(self, conn: Conn, message: Message) -> None:
+        """By the thread that would have answered: it is too late, the message is let go of."""
 
 
 class Conn:
@@ -153,7 +163,8 @@ class Conn:
         # Without a layer the stream inside does as well, for one call less.
         self._layers = bool(ready.stream.stack.layers)
         self._stream: Stream = ready.stream if self._layers else ready.stream.stream
-        self._stream.read_timeout = self._config.read_timeout
+        silent = self._config.heartbeat_interval < 0  # then no silence is too long
+        self._stream.read_timeout = None if silent else self._config.read_timeout
         self.session = Session(ready.negotiated.reply)
         self._parser: FrameParser[Message] = FrameParser(
             partial(Message, self, 0.0, 0.0), max_frame=self._config.max_frame_size
@@ -244,13 +255,13 @@ class Conn:
             return False
         data = self._encode(self.waiting)
         if not data:
-            if self.session.close_wait and self.session.drained:
-                self._asked_to_close = self._closing = True
-            if self._closing:
-                return False
             # Asleep first, then look again: whoever puts either is seen here or sees that it has to ring.
             self._asleep = True
+            if self.session.drained:
+                self._asked_to_close = self._closing = True
             data = self._encode(self.waiting)
+            if not data and self._closing:
+                return False
             if not (data or (self._layers and self._layered.has_pending)):
                 self._bell.get()
             self._asleep = False
@@ -294,6 +305,10 @@ class Conn:
             parts.append(commands.fins(fins))
             session.finished += len(fins)
         session.written(answered)
+        rdy = session.rdy_again(bool(answered))
+        if rdy:
+            # Behind the answers, which make room for what it brings.
+            parts.append(commands.rdy(rdy))
         return b"".join(parts)
 
     # The read loop.
@@ -396,7 +411,7 @@ class Conn:
             self._lost = cause
         self.closed = True
         for message in self.session.release_all():
-            message.expires_at = 0.0  # nsqd has it again: no handler needs to begin with it
+            message.expires_at = GONE  # nsqd has it again: no handler needs to begin with it
         self._bell.put(None)
         self._layered.close()
         # Behind the write loop, which may be in the middle of a write: closing the stream has ended that.
@@ -436,31 +451,49 @@ class Conn:
         return self.session.holds(message)
 
     def finish(self, message: Message) -> None:
-        if self.closed or not self.session.take(message):
+        if self.closed or message.expires_at <= time.monotonic() or not self.session.take(message):
             self._refuse(message)
-        # Before the FIN, which makes room for another message: an RDY may follow from it.
-        self._delegate.on_finished(self, message)
-        self.put(message)
+        put = self._delegate.on_finished(self, message) or self.put
+        put(message)
 
     def finish_all(self, messages: list[Message]) -> None:
         """Those that are in flight; the others are passed over."""
+        now = time.monotonic()
         for message in messages:
-            if not self.closed and self.session.take(message):
-                self._delegate.on_finished(self, message)
-                self.put(message)
+            if self.closed or message.expires_at <= now or not self.session.take(message):
+                with suppress(AlreadyResponded):
+                    self._refuse(message)
+            else:
+                put = self._delegate.on_finished(self, message) or self.put
+                put(message)
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         delay_ms = _milliseconds(self._requeue_delay(message.attempts) if delay is None else delay)
-        if self.closed or not self.session.take(message):
+        if self.closed or message.expires_at <= time.monotonic() or not self.session.take(message):
             self._refuse(message)
-        self._delegate.on_requeued(self, message, backoff)
-        self.put((message, delay_ms))
+        put = self._delegate.on_requeued(self, message, backoff) or self.put
+        put((message, delay_ms))
 
     def touch(self, message: Message) -> None:
-        self.session.touch(message, time.monotonic())
+        now = time.monotonic()
+        if self.closed or message.expires_at <= now:
+            self._refuse(message)
+        self.session.touch(message, now)
         self.put(commands.touch(message.id))
 
-    def _refuse(self, message: Message) -> None:
+    def touch_expiring(self, now: float, working: Container[Message]) -> None:
+        """Touch what has used up half of its time, unless its handler has left it to be answered later."""
+        for message in self.session.expiring(now):
+            if message.auto_response or message in working:
+                with suppress(AlreadyResponded):
+                    self.touch(message)
+
+    def _refuse(self, message: Message) -> NoReturn:
+        if message.expires_at <= time.monotonic() and self.drop(message):
+            self._delegate.on_timed_out(self, message)
+            raise AlreadyResponded(
+                f"{message!r} from {self.address} timed out before it was answered: nsqd delivers it again"
+            )
         if self.closed:
             raise AlreadyResponded(
                 f"{message!r}: the connection to {self.address} is gone, nsqd has the message again"
@@ -469,7 +502,10 @@ class Conn:
         raise AlreadyResponded(f"{message!r} from {self.address} is being answered by another thread")
 
     def drop(self, message: Message) -> bool:
-        """Let go of a message without an answer, because nsqd has it again; whether it was in flight."""
+        """Let go of a message without an answer, because nsqd has it again; whether it was in flight.
+
+        Any thread may call it.
+        """
         dropped = self.session.drop(message)
         self._ring()  # it may have been the last
         return dropped

@@ -138,9 +138,14 @@ class Ready:
     rest: bytes
 
 
+def _milliseconds(seconds: float) -> int:
+    """-1 switches the thing off, in Config as in IDENTIFY."""
+    return -1 if seconds < 0 else round(seconds * 1000)
+
+
 def identify_request(config: Config) -> IdentifyRequest:
     """IDENTIFY as the config wants it."""
-    size, timeout = config.output_buffer_size, round(config.output_buffer_timeout * 1000)
+    size, timeout = config.output_buffer_size, _milliseconds(config.output_buffer_timeout)
     if config.low_latency:
         size, timeout = -1, 0
     return IdentifyRequest(
@@ -148,7 +153,7 @@ def identify_request(config: Config) -> IdentifyRequest:
         hostname=config.hostname,
         user_agent=config.user_agent,
         feature_negotiation=True,
-        heartbeat_interval=round(config.heartbeat_interval * 1000),
+        heartbeat_interval=_milliseconds(config.heartbeat_interval),
         output_buffer_size=size or 0,
         output_buffer_timeout=timeout,
         tls_v1=bool(config.tls),

@@ -7,6 +7,7 @@ and whose answer is not written yet.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 
@@ -17,6 +18,9 @@ from nsq.wire.identify import IdentifyReply
 #: For an nsqd that negotiates nothing and so does not say.
 _DEFAULT_MSG_TIMEOUT = 60.0
 _DEFAULT_MAX_MSG_TIMEOUT = 900.0
+
+#: What a message's ``expires_at`` becomes when its connection has ended.
+GONE = -math.inf
 
 #: A server may lag behind our RDY; one that sends more than this many times the highest RDY is broken.
 _EXCESS = 2
@@ -41,6 +45,7 @@ class Session:
         self._counting = threading.Lock()  # guards the next; taken by our own threads alone
         self.timed_out = 0
         self._highest_rdy = 0
+        self._left = 0  # of the RDY that was sent last, for a server that counts it down
 
     # The read loop.
 
@@ -55,6 +60,7 @@ class Session:
                 overtaken.expires_at = 0.0
                 self._overtaken.append(overtaken)
         self.received += len(messages)
+        self._left -= len(messages)
         limit = _EXCESS * self._highest_rdy
         if len(in_flight) > limit:
             alive = sum(message.expires_at > now for message in in_flight.copy().values())
@@ -134,9 +140,23 @@ class Session:
         return messages
 
     def touch(self, message: Message, now: float) -> None:
-        """Let its time run anew, up to the most that nsqd allows for one delivery."""
+        """Start its time again, up to the most that nsqd allows for one delivery."""
         self.require(message)
         message.expires_at = min(now + self.msg_timeout, message.received_at + self.max_msg_timeout)
+
+    def expiring(self, now: float) -> list[Message]:
+        """Those that have used up half of their time and can get more."""
+        soon = now + self.msg_timeout / 2
+        return [
+            message
+            for message in self._in_flight.copy().values()
+            if now < message.expires_at <= soon
+            and message.expires_at < message.received_at + self.max_msg_timeout
+        ]
+
+    def oldest(self, now: float) -> float:
+        """The age of the message that has been in flight for longest, in seconds."""
+        return now - min((message.received_at for message in self._in_flight.copy().values()), default=now)
 
     @property
     def drained(self) -> bool:
@@ -146,5 +166,21 @@ class Session:
     # RDY.
 
     def set_rdy(self, count: int) -> None:
-        self.rdy = count
+        self.rdy = self._left = count
         self._highest_rdy = max(self._highest_rdy, count)
+
+    def rdy_again(self, answered: bool) -> int:
+        """The RDY that must be sent again, 0 for none; for the write loop, which has ``answered`` something.
+
+        nsqd takes RDY as a window and needs it once. The guides for clients describe servers that count it
+        down with every message: those send nothing more when it is used up.
+        """
+        rdy, left = self.rdy, self._left
+        if (
+            left < rdy
+            and (left <= 1 or left < rdy / 4)
+            and (not self._in_flight or (answered and len(self._in_flight) <= rdy / 2))
+        ):
+            self._left = rdy
+            return rdy
+        return 0

@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
-import threading
+import signal
 import time
 from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 from nsq.config import Config
 from nsq.connection.forks import abandon_in_children
-from nsq.consumer.arguments import (
-    checked_callable,
-    checked_seconds,
-    checked_whole,
-)
-from nsq.consumer.backoff import Backoff, Strategy, exponential, full_jitter
-from nsq.consumer.discovery import Discovery
 from nsq.consumer.engine import Engine
-from nsq.consumer.flow import Flow, Pace
-from nsq.consumer.handlers import BatchHandler, Handler
-from nsq.consumer.hooks import ConsumerHooks, HookRunner
-from nsq.consumer.outcomes import RequeueDelay
-from nsq.consumer.reports import ConsumerHealth, ConsumerStats, StopReport
+from nsq.consumer.handlers import BatchHandler, Handler, RequeueDelay
+from nsq.consumer.rdy import Backoff, RdyWindows, Strategy, Timeouts, exponential, full_jitter
+from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, HookRunner, StopReport
 from nsq.consumer.signals import SignalWatch
-from nsq.errors import Closed, ConfigError, Forked
+from nsq.discovery import Discovery
+from nsq.errors import Closed, ConfigError, Forked, UsageError
 from nsq.message import Message
 from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
@@ -37,11 +30,15 @@ from nsq.wire.names import check_channel, check_topic
 
 log = logging.getLogger("nsq.consumer")
 
+T = TypeVar("T")
+
 #: What one handler thread needs to stay busy: a message in work and the next one at hand. More would only age
 #: in the inbox, where its time runs just the same.
 _IN_FLIGHT_PER_THREAD = 2
 #: Seconds; beyond this a message times out before its batch is full.
 _LONGEST_WAIT = 3600.0
+#: Seconds; threads cannot be asked to wait very much longer.
+_FOR_EVER = 10.0**9
 
 
 class Consumer:
@@ -83,41 +80,47 @@ class Consumer:
         self._nsqlookupds = checked("nsqlookupd", nsqlookupd)
         if not self._nsqds and not self._nsqlookupds:
             raise ConfigError("a consumer needs nsqd or nsqlookupd addresses, or both")
-        self._rewrite = checked_callable("rewrite_address", rewrite_address)
-        self._accept = checked_callable("accept_addresses", accept_addresses)
         self._room = 0  # messages in flight that the handlers added so far want
         self._follow_handlers = self.config.max_in_flight is None
+        self._warned_of_zero = False
         backoff = Backoff(_strategy(self.config), self.config.max_backoff_duration)
-        pace = Pace(self.config.low_rdy_idle_timeout, self.config.low_rdy_timeout)
-        flow = Flow(self.config.max_in_flight or 0, backoff, random.choice, pace)
-        delay = RequeueDelay(
-            default=self.config.default_requeue_delay,
-            longest=self.config.max_requeue_delay,
-            jitter=self.config.requeue_jitter,
-            chance=random.random,
-        )
-        runner = HookRunner(hooks, f"nsq-{topic}/{channel}")
+        timeouts = Timeouts(self.config.low_rdy_idle_timeout, self.config.low_rdy_timeout)
         self._own_transport = transport_of(self.config)
         self._engine = Engine(
             self.topic,
             self.channel,
             self.config,
-            flow,
+            RdyWindows(self.config.max_in_flight or 0, backoff, random.choice, timeouts),
             transport or self._own_transport,
-            runner,
+            HookRunner(hooks, f"nsq-{topic}/{channel}"),
             checked_callable("give_up", give_up),
-            delay,
+            RequeueDelay(
+                default=self.config.default_requeue_delay,
+                longest=self.config.max_requeue_delay,
+                jitter=self.config.requeue_jitter,
+                chance=random.random,
+            ),
         )
-        self._finder = self._make_discovery()  # made now, so that wrong addresses are told of now
-        self._lock = threading.Lock()  # guards the state
-        self._state = "new"
+        self._engine.discovery = Discovery(  # made now, so that wrong addresses are told of now
+            self.topic,
+            self.config,
+            self._engine,
+            name=self._engine.name,
+            nsqds=self._nsqds,
+            nsqlookupds=self._nsqlookupds,
+            rewrite=checked_callable("rewrite_address", rewrite_address),
+            accept=checked_callable("accept_addresses", accept_addresses),
+            interrupt_dials=self._own_transport.interrupt,
+        )
         self._watch: SignalWatch | None = None  # while ``run`` waits
-        self._stopped = threading.Event()
-        self._report: StopReport | None = None
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
         return f"<Consumer {self.topic}/{self.channel} {self._state}>"
+
+    @property
+    def _state(self) -> str:
+        return self._engine.state
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Consumer cannot be pickled, as its connections cannot: make one in each process")
@@ -174,20 +177,17 @@ class Consumer:
     def start(self) -> Self:
         """Connect and handle, in the background."""
         self._check_process()
-        # Held to the end: a stop from elsewhere must find everything started, or nothing.
-        with self._lock:
-            self._refuse_started("start")
-            self._state = "running"
-            if self._follow_handlers:
-                self._engine.pacing.set_max_in_flight(self._room)
-            self._warn_of_idleness()
-            abandon_in_children(self)
-            self._engine.start(self._finder)
+        self._refuse_started("start")
+        if self._follow_handlers:
+            self._engine.windows.max_in_flight = self._room
+        self._warn_of_idleness()
+        abandon_in_children(self)
+        self._engine.start()
         return self
 
     def _warn_of_idleness(self) -> None:
-        """What nobody means, and what otherwise only looks slow."""
-        allowed, wanted = self._engine.pacing.max_in_flight, self._room // _IN_FLIGHT_PER_THREAD
+        """Warn of what is hardly meant, and otherwise only looks slow."""
+        allowed, wanted = self._engine.windows.max_in_flight, self._room // _IN_FLIGHT_PER_THREAD
         if not self._room:
             log.warning("%r has no handler: add one before it starts", self)
         elif 0 < allowed < wanted:
@@ -197,108 +197,88 @@ class Consumer:
                 allowed,
                 wanted,
             )
+        else:
+            self._warn_of_zero()
 
-    def _make_discovery(self) -> Discovery:
-        return Discovery(
-            self.topic,
-            self.config,
-            self._engine,
-            name=self._engine.name,
-            nsqds=self._nsqds,
-            nsqlookupds=self._nsqlookupds,
-            rewrite=self._rewrite,
-            accept=self._accept,
-            interrupt_dials=self._own_transport.interrupt,
-        )
+    def _warn_of_zero(self) -> None:
+        windows = self._engine.windows
+        if windows.max_in_flight == 0 and not windows.paused and not self._warned_of_zero:
+            self._warned_of_zero = True
+            log.warning(
+                "%r: max_in_flight is 0, so that no message comes: use pause() if that is meant", self
+            )
 
     def stop(self, timeout: float = 30.0) -> StopReport:
         """Take no more messages, let handlers finish what they have, then disconnect.
 
-        Blocks for up to ``timeout`` seconds, and one more when connections have to be cut or threads are
-        stuck, and says what was left; from within a handler or a hook it only asks for the stop, which goes
-        on without it.
+        Blocks for up to ``timeout`` seconds and says what was left. Within a handler or a hook it only asks
+        for the stop, and returns at once. A stop that was interrupted goes on; another call waits for it, and
+        makes it more urgent if its timeout ends sooner.
         """
         self._check_process()
-        timeout = checked_seconds(timeout)
-        deadline = time.monotonic() + timeout
-        own_thread = self._engine.owns_current_thread()
-        if not self._is_first_to_stop():
-            if not own_thread:
-                self._stopped.wait(timeout)
-        elif own_thread:
-            self._stop_in_background(deadline)
-        else:
-            self._stop_now(deadline)
-        if self._report is None:
-            return StopReport(clean=False, in_flight=self._engine.stats().in_flight)
-        return self._report
-
-    def _is_first_to_stop(self) -> bool:
-        """Whether the stop is the caller's to carry out."""
-        with self._lock:
-            if self._state == "new":
-                self._ended(StopReport(clean=True))
-            if self._state != "running":
-                return False
-            self._state = "stopping"
-            return True
-
-    def _stop_in_background(self, deadline: float) -> None:
-        name = f"{self._engine.name}-stop"
-        threading.Thread(target=self._stop_now, args=(deadline,), name=name, daemon=True).start()
-
-    def _stop_now(self, deadline: float) -> StopReport:
-        report = self._engine.stop(deadline)
-        if not report.clean:
-            log.warning("%r did not stop cleanly: %s", self, report)
-        self._ended(report)
-        return report
-
-    def _ended(self, report: StopReport) -> None:
-        if self._report is None:
-            self._report = report
-        self._state = "stopped"
-        self._stopped.set()
-        watch = self._watch
-        if watch is not None:
-            watch.wake()
+        return self._engine.stop(time.monotonic() + checked_seconds(timeout))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has stopped, whoever stops it."""
+        """Wait until it has stopped; whether it has, within the time."""
         self._check_process()
-        return self._stopped.wait(None if timeout is None else checked_seconds(timeout))
+        deadline = math.inf if timeout is None else time.monotonic() + checked_seconds(timeout)
+        return self._engine.changed.wait_for(lambda: self._engine.state == "stopped", deadline)
 
     def run(self, timeout: float = 30.0) -> StopReport:
-        """Start, and stop at SIGTERM or SIGINT, drained within ``timeout``; a second signal does not wait.
+        """Start, and stop at SIGTERM or SIGINT, within ``timeout``; a second signal ends it at once.
 
-        In another thread than the main one signals are left alone: there it ends when ``stop`` is called.
+        Raises what nsqd said if no nsqd lets it subscribe, such as Unauthorized. In another thread than the
+        main one signals are left alone: there it ends when ``stop`` is called.
         """
         self._check_process()
         timeout = checked_seconds(timeout)
+        engine = self._engine
+        if engine.state == "stopped":
+            raise Closed(f"{self!r} cannot run again: make a new one")
+        if not self._room:
+            raise UsageError(f"{self!r} has no handler: call add_handler before run")
         with SignalWatch() as self._watch:
-            try:
-                if self._state == "new":
-                    self.start()
-                signalled = False
-                while not self._stopped.is_set():
-                    number = self._watch.wait()
-                    if number is None:
-                        continue
-                    if signalled:
-                        return self._stop_now(time.monotonic())
+            signalled = self._run_until_stopped(self._watch, timeout)
+        if engine.refusal is not None and not signalled:
+            engine.stop(time.monotonic() + timeout)
+            raise engine.refusal
+        return engine.stop(time.monotonic())
+
+    def _run_until_stopped(self, watch: SignalWatch, timeout: float) -> bool:
+        """Return whether a signal came. A second one ends the wait for what the first one asked for."""
+        engine = self._engine
+        signalled = False
+        try:
+            engine.wake_run = watch.wake
+            if engine.state == "new":
+                self.start()
+            while engine.state != "stopped" and engine.refusal is None:
+                number = watch.wait()
+                if number is not None and signalled:
+                    break
+                if number is not None:
                     signalled = True
-                    if self._is_first_to_stop():
-                        log.info("%s: %r stops", number.name, self)
-                        self._stop_in_background(time.monotonic() + timeout)
-                return self.stop()
-            finally:
-                self._watch = None
+                    engine.ask_to_stop(time.monotonic() + timeout)
+                    self._tell_of(number)
+        finally:
+            engine.wake_run = lambda: None
+            self._watch = None
+        return signalled
+
+    def _tell_of(self, number: signal.Signals) -> None:
+        """One line at once, which a program without any logging shows to the person at the keyboard."""
+        busy = self._engine.pool.busy
+        text = f"waiting for {busy} handler{'s'[: busy != 1]}" if busy else "stopping"
+        if number is signal.SIGINT:
+            log.warning("%s; press Ctrl-C again to end", text)
+        else:
+            log.info("%s: %r: %s", number.name, self, text)
 
     def __enter__(self) -> Self:
         return self.start() if self._state == "new" else self
 
     def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, traceback: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self._pid == os.getpid():
             self.stop()
@@ -315,16 +295,17 @@ class Consumer:
         self._check_process()
         checked_whole("max_in_flight", max_in_flight, least=0)
         self._follow_handlers = False
-        self._engine.pacing.set_max_in_flight(max_in_flight)
+        self._engine.set_max_in_flight(max_in_flight)
+        self._warn_of_zero()
 
     def pause(self) -> None:
         """Take no new messages until ``resume``."""
         self._check_process()
-        self._engine.pacing.pause(True)
+        self._engine.pause(True)
 
     def resume(self) -> None:
         self._check_process()
-        self._engine.pacing.pause(False)
+        self._engine.pause(False)
 
     @property
     def is_starved(self) -> bool:
@@ -345,7 +326,7 @@ class Consumer:
 
     def _discovery(self) -> Discovery:
         self._check_process()
-        if self._engine.discovery is None:
+        if self._state == "new":
             raise Closed("the consumer has not been started")
         return self._engine.discovery
 
@@ -354,7 +335,7 @@ class Consumer:
 
     def health(self) -> ConsumerHealth:
         """How it is, and for every connection why it has the RDY it has."""
-        return self._engine.health(self._state)
+        return self._engine.health()
 
     # Forks.
 
@@ -365,11 +346,9 @@ class Consumer:
             )
 
     def abandon(self) -> None:
-        """Called in a forked child: what it inherits is inert. The engine, which may outlive this object, is
-        called by itself.
+        """In a forked child, where this is called by itself: what it inherits is inert. The engine, which may
+        outlive this object, is called by itself.
         """
-        self._lock = threading.Lock()
-        self._state = "inherited from the parent process, inert"
         self._own_transport.abandon()
         watch, self._watch = self._watch, None
         if watch is not None:
@@ -395,3 +374,26 @@ def _guarded(strategy: Strategy, fallback: Strategy) -> Strategy:
             return fallback(level)
 
     return wait
+
+
+# What users hand over beside the options, checked where they hand it over.
+
+
+def checked_whole(name: str, value: int, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} is {value!r}; it must be a whole number from {least} up")
+    return value
+
+
+def checked_callable(name: str, value: T) -> T:
+    """None means not given."""
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name} is {value!r}; it must be a function")
+    return value
+
+
+def checked_seconds(timeout: float) -> float:
+    """For a wait; infinity will do."""
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout):
+        raise UsageError(f"timeout is {timeout!r}; it must be a number of seconds")
+    return min(float(timeout), _FOR_EVER)

@@ -1,170 +1,451 @@
-"""What makes a consumer go: its connections, handlers, flow, discovery and timer, and how they end together.
+"""What makes a consumer go: one thread that decides about RDY, and starts and stops the others.
 
-The public face is ``Consumer``; this is what connections, handlers and discovery report to. Lock order:
-connections, then flow, then a connection's own. No lock is held while anything blocks or user code runs.
+    a user's thread   start, stop, pause …: a request, and a wait for it
+    read loops        messages into the inbox; a connection's end is a request
+    handler threads   answers; one that says something about backing off is a request, sent on by the owner
+    discovery         dials on threads of its own; a new connection is a request
+    the owner         (NAME-rdy) carries out the requests, one after the other, and looks at the clock
+
+Connections, windows and the stop belong to the owner alone, so they need no lock, and a user's thread may be
+interrupted at any bytecode. Others read ``_table``, which is replaced and never changed.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import queue
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Hashable
+from functools import partial
 
 from nsq.config import Config
-from nsq.connection.conn import Conn
+from nsq.connection.conn import Conn, Put
 from nsq.connection.forks import abandon_in_children
 from nsq.connection.handshake import describe
-from nsq.consumer.backoff import Outcome
-from nsq.consumer.discovery import Discovery
-from nsq.consumer.flow import Flow
 from nsq.consumer.handlers import HandlerPool
-from nsq.consumer.hooks import HookRunner
-from nsq.consumer.outcomes import RequeueDelay
-from nsq.consumer.pacing import Pacing
-from nsq.consumer.reports import ConnectionHealth, ConsumerHealth, ConsumerStats, StopReport
-from nsq.consumer.timer import Timer
-from nsq.errors import AlreadyResponded, Closed, NsqError, ServerError
+from nsq.consumer.rdy import Order, Outcome, RdyWindows
+from nsq.consumer.reports import (
+    ConnectionHealth,
+    ConsumerHealth,
+    ConsumerStats,
+    HookRunner,
+    StopReport,
+)
+from nsq.discovery import Discovery
+from nsq.errors import Closed, NsqError, ServerError
 from nsq.message import Message
 from nsq.transport.base import Transport
 from nsq.transport.tls import context_of
+from nsq.waiting import Waiters, start_thread
 
 log = logging.getLogger("nsq.consumer")
 
-#: What is left of a stop's time for threads to end once connections have been cut off.
-_LAST_MOMENTS = 1.0
-#: What of it handlers cannot use up: it is for threads that end as soon as they are told to.
-_OWN_MOMENTS = 0.25
+#: Of a stop's time, what handlers and nsqds cannot use up, as it is for threads to end: this share, and at
+#: most so many seconds.
+_ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
+#: What a stop allows its own threads even when it was given no time at all.
+_LEAST_TO_STOP = 0.1
 #: In flight, of RDY, from which on hardly more can come.
 _STARVED_AT = 0.85
+#: After a bug of ours, so as not to fail as fast as the machine can.
+_RESPITE = 0.1
+#: For the owner to carry out a request such as ``pause``, in seconds.
+_PATIENCE = 5.0
 
 
 class Engine:
-    """Implements what its parts ask of their owner: ConnDelegate, Overseer and Host."""
+    """A ConnDelegate, and discovery's host. ``discovery`` is set before the start."""
 
     def __init__(
         self,
         topic: str,
         channel: str,
         config: Config,
-        flow: Flow,
+        windows: RdyWindows,
         transport: Transport,
         hooks: HookRunner,
         give_up: Callable[[Message], None] | None,
-        requeue_delay: RequeueDelay,
+        requeue_delay: Callable[[int], float],
     ) -> None:
         self.topic = topic
         self.channel = channel
         self.name = f"nsq-{topic}/{channel}"
-        self.max_attempts = config.max_attempts
-        self.pool = HandlerPool(self.name, self)
-        self.pacing = Pacing(flow, self._backing_off)
-        self.discovery: Discovery | None = None
+        self.discovery: Discovery
+        self.windows = windows
+        self.changed = Waiters()
+        """Woken when anything has changed that a user may wait for."""
+        self.report: StopReport | None = None  # once it has stopped
+        self.refusal: ServerError | None = None
+        """Why no nsqd lets us subscribe, now or later."""
+        self.wake_run: Callable[[], None] = lambda: None  # while ``run`` waits for one of these two
+        self.pool = HandlerPool(
+            self.name,
+            max_attempts=config.max_attempts,
+            give_up=self._gives_up,
+            expired=self._expired,
+            starved=lambda: self.starved,
+        )
         self._config = config
-        self._flow = flow
         self._transport = transport
         self._context = context_of(config)
         self._hooks = hooks
-        self._give_up = give_up
+        self._keep = give_up
         self._requeue_delay = requeue_delay
-        self._changed = threading.Condition()  # guards the connections and totals below
-        self._conns: dict[str, Conn] = {}
+        self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._look = False  # the windows may have to change
+        # The connections by address, and what those that have ended received, finished, requeued, timed out.
+        self._table: tuple[dict[str, Conn], tuple[int, int, int, int]] = {}, (0, 0, 0, 0)
         self._dialing: set[Conn] = set()
-        self._gone = ConsumerStats(
-            received=0,
-            finished=0,
-            requeued=0,
-            timed_out=0,
-            given_up=0,
-            in_flight=0,
-            waiting=0,
-            connections=0,
-        )
+        self._refusals: dict[str, ServerError] = {}  # by address
         self._given_up = 0
-        self._closing = False
-        self._timer = Timer(f"{self.name}-rdy", self._tick, self._next_tick)
+        self._counting = threading.Lock()  # guards the line above; taken by handler threads alone
+        self._ticked_at = 0.0
+        self._shrunk = False  # the handlers' limit has been warned about
+        # The owner's beginning and end.
+        self._boot = threading.Lock()  # taken by the owner, for good
+        self._owner: threading.Thread | None = None
+        self._up = False  # all threads run
+        self._failed: Exception | None = None  # why it could not start
+        self._inherited = False  # from the parent process
+        self._unwanted = False  # a stop was asked for
+        self._closing: list[Conn] | None = None  # the connections that were told so, once it stops
+        self._left: StopReport | None = None  # for a ``stop`` whose time is up before the threads have ended
+        self._stop_by = math.inf
+        self._handlers_by = math.inf
+        self._join_by = math.inf
 
-    # Beginning and end.
+    # Requests: any thread.
 
-    def start(self, discovery: Discovery) -> None:
-        self.discovery = discovery
+    def _ask(self, request: Callable[[], None]) -> None:
+        self._requests.put(request)
+
+    def look(self) -> None:
+        """Have the owner see whether windows change."""
+        if not self._look:
+            self._look = True
+            self._requests.put(None)
+
+    def _do(self, action: Callable[[], None], deadline: float) -> None:
+        """Have the owner do it, and wait for that, unless it stops; raise what it raised."""
+        outcome: list[BaseException | None] = []
+
+        def request() -> None:
+            try:
+                action()
+            except BaseException as error:
+                outcome.append(error)
+            else:
+                outcome.append(None)
+
+        self._ask(request)
+        self.changed.wait_for(lambda: outcome or self._closing is not None, deadline)
+        if outcome and outcome[0] is not None:
+            raise outcome[0]
+
+    def set_max_in_flight(self, max_in_flight: int) -> None:
+        self.windows.max_in_flight = max_in_flight
+        self._decide_soon()
+
+    def pause(self, paused: bool) -> None:
+        self.windows.paused = paused
+        self._decide_soon()
+
+    def _decide_soon(self) -> None:
+        """Return when the windows follow from what was set."""
+        if threading.current_thread() is self._owner or not self._up:  # a backoff_strategy of the user's
+            self.look()
+        else:
+            self._do(self._decide, time.monotonic() + _PATIENCE)
+
+    # Beginning and end: any thread.
+
+    @property
+    def state(self) -> str:
+        if self._inherited:
+            return "inherited from the parent process, inert"
+        if self.report is not None or (self._unwanted and not self._boot.locked()):
+            return "stopped"
+        if self._unwanted:
+            return "stopping"
+        return "running" if self._up else "new"
+
+    def start(self) -> None:
+        """Return when all threads run; NsqError when they cannot be had."""
         abandon_in_children(self)
-        self._hooks.start()
-        self.pool.start()
-        self._timer.start()
-        discovery.start()
+        self._failed = None
+        try:
+            start_thread(self._run, f"{self.name}-rdy", self._not_started)
+        except RuntimeError as error:
+            self._not_started(error)
+        self.changed.wait_for(lambda: self._up or self.report is not None or self._failed is not None)
+        if self._failed is not None:
+            raise NsqError(f"the consumer cannot start, as no thread can be had: {self._failed}")
+
+    def _not_started(self, error: Exception) -> None:
+        self._failed = error
+        self.changed.wake()
+
+    def ask_to_stop(self, deadline: float) -> None:
+        """Does not wait."""
+        self._ask(partial(self._begin_to_stop, deadline))
+        self._unwanted = True
+        self.changed.wake()
+        self.wake_run()
 
     def stop(self, deadline: float) -> StopReport:
-        """No new connections, CLS to those there are, wait for the messages in flight, cut off what
-        is left.
-        """
-        conns = self._begin_closing()
-        with self._changed:
-            self._changed.wait_for(lambda: not self._conns, max(0.0, deadline - time.monotonic()))
-            left = list(self._conns.values())
-        in_flight = sum(conn.in_flight for conn in left)
-        cut_off = sorted(conn.address for conn in left)
-        for conn in left:
-            conn.close()
-        last = max(deadline, time.monotonic() + _LAST_MOMENTS)
-        # Those as well that have ended by themselves: their loops have something to tell until the end.
-        lasting = [conn for conn in {*conns, *left} if not conn.join(last)]
-        unfinished = self._join(last, ["connections"] if lasting else [])
-        return StopReport(
-            clean=not (in_flight or cut_off or unfinished),
-            in_flight=in_flight,
-            cut_off=cut_off,
-            unfinished_threads=unfinished,
-        )
+        """Take no more messages, wait for those in flight, cut off what is left."""
+        self.ask_to_stop(deadline)
+        # Behind the line above: an owner that begins now sees that it is unwanted.
+        if not self._boot.locked():
+            return StopReport(clean=True)
+        if not self.owns_current_thread():
+            hard = max(deadline, time.monotonic() + _LEAST_TO_STOP)
+            self.changed.wait_for(lambda: self.report is not None, hard)
+            owner = self._owner
+            if owner is not None:
+                owner.join(max(0.0, hard - time.monotonic()))
+        for report in (self.report, self._left):  # in a report that is false there is much to read
+            if report is not None:
+                return report
+        return StopReport(clean=False, in_flight=self._in_flight_now())
 
-    def _begin_closing(self) -> list[Conn]:
-        with self._changed:
-            self._closing = True
-            conns, dialing = list(self._conns.values()), list(self._dialing)
-            self._changed.notify_all()
-        if self.discovery is not None:
-            self.discovery.stop()
-        for conn in dialing:
+    def owns_current_thread(self) -> bool:
+        """Whether this is a thread of ours that runs user code, and so cannot wait for the end of all."""
+        current = threading.current_thread()
+        owners = (self.pool, self._hooks, self.discovery)
+        return current is self._owner or any(owner.owns_current_thread() for owner in owners)
+
+    def abandon(self) -> None:
+        """In a forked child: forget everything, which is the parent's."""
+        self._requests = queue.SimpleQueue()
+        self.changed = Waiters()
+        self.discovery.abandon()
+        for conn in [*self._conns.values(), *self._dialing.copy()]:
+            conn.abandon()
+        self._table = {}, self._table[1]
+        self._inherited = True
+
+    # The owner.
+
+    def _run(self) -> None:
+        if not self._boot.acquire(False):
+            return
+        self._owner = threading.current_thread()
+        try:
+            if not self._unwanted:
+                self._hooks.start()
+                self.pool.start()
+                self.discovery.start()
+        except RuntimeError as error:
+            self._failed = error
+            self._begin_to_stop(time.monotonic())
+        if self._failed is None:
+            self._up = True
+        if self._unwanted:
+            self._begin_to_stop(math.inf)
+        self.changed.wake()
+        while self.report is None:
+            try:
+                self._carry_out_requests()
+                self._tick()
+                if self._look:
+                    self._look = False
+                    self._decide()
+                if self._refusals:
+                    self._see_whether_all_refuse()
+                if self._closing is not None:
+                    self._stop_when_done(self._closing)
+            except Exception:
+                log.exception("%s failed, which is a bug of ours; it goes on", self.name)
+                time.sleep(_RESPITE)
+            self.changed.wake()
+        self.wake_run()
+
+    def _carry_out_requests(self) -> None:
+        """Sleep until there is something to do."""
+        due = min(self._next_tick(), self._stop_by) - time.monotonic()
+        try:
+            request = self._requests.get(timeout=min(max(due, 0.0), 3600.0))
+            for _ in range(self._requests.qsize()):
+                self._carry_out(request)
+                request = self._requests.get_nowait()
+            self._carry_out(request)
+        except queue.Empty:
+            pass
+
+    def _carry_out(self, request: Callable[[], None] | None) -> None:
+        if request is not None:
+            try:
+                request()
+            except BaseException:  # SystemExit too, of a user's backoff_strategy
+                log.exception("%s: a request failed, which is a bug of ours", self.name)
+
+    # The stop: the owner.
+
+    def _begin_to_stop(self, deadline: float) -> None:
+        """Also for a stop that is more urgent than the one under way."""
+        self._unwanted = True
+        now = time.monotonic()
+        hard = max(deadline, now + _LEAST_TO_STOP)
+        keep = min(_ENDING_SECONDS, _ENDING_SHARE * (hard - now))
+        self._stop_by = min(self._stop_by, max(deadline - keep, now))
+        self._handlers_by = min(self._handlers_by, hard - keep * 0.6)
+        self._join_by = min(self._join_by, hard - keep * 0.2)  # the rest is for the report to be taken
+        if self._closing is not None:
+            return
+        self._closing = conns = list(self._conns.values())
+        self.changed.wake()
+        self.discovery.stop()
+        for conn in self._dialing.copy():
             conn.close()
         # All of them first: what one gives up must not be handed to another that is about to close.
         for conn in conns:
             conn.send_cls()
         for conn in conns:
-            self.pacing.closing(conn)
-        return conns
+            self._obey(self.windows.closing(conn, now, self._in_flight()))
 
-    def _join(self, deadline: float, unfinished: list[str]) -> list[str]:
-        """Add the threads that have not ended by then."""
-        self._timer.stop()
-        unfinished += self.pool.stop(deadline - _OWN_MOMENTS)
-        if not self._timer.join(deadline):
-            unfinished.append(f"{self.name}-rdy")
-        if self.discovery is not None and not self.discovery.join(deadline):
+    def _stop_when_done(self, told: list[Conn]) -> None:
+        if self._conns and time.monotonic() < self._stop_by:
+            return
+        left = list(self._conns.values())
+        in_flight = sum(conn.in_flight for conn in left)
+        cut_off = sorted(conn.address for conn in left)
+        self._left = StopReport(clean=False, in_flight=in_flight, cut_off=cut_off)
+        for conn in left:
+            conn.close()
+        # Those as well that have ended by themselves: their loops have something to tell until the end.
+        lasting = [conn for conn in {*told, *left} if not conn.join(self._join_by)]
+        unfinished = ["connections"] if lasting else []
+        unfinished += self.pool.stop(self._handlers_by)
+        if not self.discovery.join(self._join_by):
             unfinished.append(f"{self.name}-lookupd")
-        if not self._hooks.stop(deadline):
+        self._carry_out_what_is_left()
+        if not self._hooks.stop(self._join_by):
             unfinished.append(f"{self.name}-hooks")
-        return unfinished
+        report = StopReport(
+            clean=not (in_flight or cut_off or unfinished),
+            in_flight=in_flight,
+            cut_off=cut_off,
+            unfinished_threads=unfinished,
+        )
+        if not report.clean:
+            log.warning("%s did not stop cleanly: %s", self.name, report)
+        self.report = report
 
-    def abandon(self) -> None:
-        """In a forked child: forget everything, which is the parent's, its locks too."""
-        self._changed = threading.Condition()
-        self.pacing.abandon()
-        if self.discovery is not None:
-            self.discovery.abandon()
-        for conn in [*self._conns.values(), *self._dialing]:
-            conn.abandon()
-        self._conns = {}
-        self._dialing = set()
+    def _carry_out_what_is_left(self) -> None:
+        for _ in range(self._requests.qsize()):
+            self._carry_out(self._requests.get())
 
-    def owns_current_thread(self) -> bool:
-        """Whether this is a thread of ours that runs user code, and so cannot wait for the end of all."""
-        owners = (self.pool, self._hooks, self.discovery)
-        return any(owner is not None and owner.owns_current_thread() for owner in owners)
+    # The clock: the owner.
 
-    # Discovery's host.
+    def _next_tick(self) -> float:
+        interval = self._config.rdy_redistribute_interval
+        if self._config.auto_touch:
+            interval = min(interval, self._shortest_timeout() / 4)
+        if self.windows.handling.active:
+            interval = min(interval, self._shortest_timeout() / 8)
+        until = self.windows.backoff.until
+        return min(self._ticked_at + interval, math.inf if until is None else until)
+
+    def _shortest_timeout(self) -> float:
+        return min((conn.session.msg_timeout for conn in self._conns.values()), default=60.0)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        if now < self._next_tick():
+            return
+        self._ticked_at = now
+        conns = list(self._conns.values())
+        if self._config.auto_touch:
+            working = set(self.pool.in_work())
+            for conn in conns:
+                conn.touch_expiring(now, working)
+        for conn in conns:
+            for message in conn.expire(now):
+                self.on_timed_out(conn, message)
+        if len(self.pool.inbox) > self.windows.max_in_flight:
+            self.pool.sweep(now)
+        handling = self.windows.handling
+        if handling.active:
+            oldest = max((conn.session.oldest(now) for conn in conns), default=0.0)
+            if handling.relax(now, self._handling_time(), self.windows.max_in_flight, oldest):
+                log.info(
+                    "%s: the handlers are quick: at most %d messages now", self.name, self.windows.allowed
+                )
+        self._obey(self.windows.tick(now, self._in_flight()))
+
+    def _handling_time(self) -> float:
+        """Seconds within which a message must be begun."""
+        if not self._config.auto_touch:
+            return self._shortest_timeout()
+        return min((conn.session.max_msg_timeout for conn in self._conns.values()), default=900.0)
+
+    def _handlers_are_late(self) -> None:
+        """A message has timed out before a handler began it."""
+        now, timeout, most = time.monotonic(), self._handling_time(), self.windows.max_in_flight
+        if self.windows.handling.expired(now, timeout, most, len(self.pool)):
+            limit = self.windows.allowed
+            log.log(
+                logging.INFO if self._shrunk else logging.WARNING,
+                "%s: messages time out before a handler begins them. At most %d are taken at once from now "
+                "on, not max_in_flight (%d), until the handlers are quicker: give more threads, a longer "
+                "msg_timeout (now %g s), or a lower max_in_flight",
+                self.name,
+                limit,
+                most,
+                timeout,
+            )
+            self._shrunk = True
+            self._decide()
+
+    # Windows: the owner.
+
+    def _in_flight(self) -> dict[Hashable, int]:
+        return {conn: conn.in_flight for conn in self._conns.values()}
+
+    def _decide(self) -> None:
+        was_short = self.windows.short
+        self._obey(self.windows.decide(time.monotonic(), self._in_flight()))
+        if self.windows.short and not was_short:
+            # What was answered meanwhile did not know that room is wanted.
+            self._obey(self.windows.decide(time.monotonic(), self._in_flight()))
+
+    def _obey(self, orders: list[Order]) -> None:
+        for order in orders:
+            conn = order.key
+            assert isinstance(conn, Conn)
+            conn.send_rdy(order.rdy)
+
+    def expect(self, connections: int) -> None:
+        """Discovery: so many connections there will be shortly."""
+        self._ask(partial(self._expect, connections))
+
+    def _expect(self, connections: int) -> None:
+        self._obey(self.windows.expect(connections, time.monotonic(), self._in_flight()))
+
+    def _outcome(self, outcome: Outcome, conn: Conn, answer: Message | tuple[Message, int]) -> None:
+        """RDY first: the answer makes room for another message."""
+        backoff = self.windows.backoff
+        before = backoff.level, backoff.until
+        try:
+            self._obey(self.windows.outcome(outcome, time.monotonic(), self._in_flight()))
+        finally:
+            conn.put(answer)
+        if (backoff.level, backoff.until) != before:
+            level = backoff.level
+            log.info("backing off, level %d", level) if level else log.info("backoff is over")
+            self._hooks.tell(self._hooks.hooks.backing_off, level)
+
+    # Connections come and go.
+
+    @property
+    def _conns(self) -> dict[str, Conn]:
+        return self._table[0]
 
     def dial(self, address: str) -> None:
+        """On a thread of discovery's."""
         conn = Conn(
             address,
             self._config,
@@ -176,52 +457,92 @@ class Engine:
             name=self.name,
             requeue_delay=self._requeue_delay,
         )
-        with self._changed:
-            if self._closing or address in self._conns:
-                return
-            self._dialing.add(conn)
-        welcome = False
+        self._dialing.add(conn)
         try:
+            if self._unwanted:  # behind the line above: ``_begin_to_stop`` sees the connection, or we see it
+                raise Closed("the consumer is stopping")
             conn.connect(time.monotonic() + self._config.handshake_timeout)
+            self._do(partial(self._adopt, conn), math.inf)
         finally:
-            with self._changed:
-                self._dialing.discard(conn)
-                welcome = conn.negotiated is not None and not self._closing and address not in self._conns
-                if welcome:
-                    self._conns[address] = conn
-        if welcome:
-            self._begin(conn)
-        else:
-            conn.close()
+            self._dialing.discard(conn)
+            if not conn.started:
+                conn.close()
 
-    def _begin(self, conn: Conn) -> None:
+    def _adopt(self, conn: Conn) -> None:
+        if self._unwanted or conn.address in self._conns:
+            raise Closed(f"the connection to {conn.address} is not needed any more")
+        self._dialing.discard(conn)  # here: a stop that follows must not cut it off
+        self._refusals.pop(conn.address, None)
+        conns, gone = self._table
+        self._table = {**conns, conn.address: conn}, gone
         # Before the loops run: the end of a connection must not be reported before its beginning.
-        self.pacing.connected(conn)
+        now = time.monotonic()
+        self._obey(self.windows.connected(conn, conn.session.max_rdy, now, self._in_flight()))
         self._hooks.tell(self._hooks.hooks.connected, conn.address)
         log.info("connected to nsqd %s", conn.address, extra=self._fields(conn.address))
         try:
             conn.start()
-        except NsqError as fault:
-            self._forget(conn, fault)
+        except NsqError as error:
+            self._forget(conn, error)
             raise
-        self._timer.poke()  # its messages may want a touch sooner than others'
-        with self._changed:
-            self._changed.notify_all()
+
+    def _forget(self, conn: Conn, cause: NsqError | None) -> None:
+        conns, (received, finished, requeued, timed_out) = self._table
+        session = conn.session
+        self._table = (
+            {address: each for address, each in conns.items() if each is not conn},
+            (
+                received + session.received,
+                finished + session.finished,
+                requeued + session.requeued,
+                timed_out + session.timed_out,
+            ),
+        )
+        self._obey(self.windows.disconnected(conn, time.monotonic(), self._in_flight()))
+        fields = self._fields(conn.address)
+        if cause is None:
+            log.info("connection to nsqd %s closed", conn.address, extra=fields)
+        else:
+            log.warning("connection lost: %s", describe(conn.address, cause), extra=fields)
+        self._hooks.tell(self._hooks.hooks.disconnected, conn.address, cause)
 
     def drop(self, address: str) -> None:
-        with self._changed:
-            conn = self._conns.get(address)
+        """Discovery: the connection is not wanted any more."""
+        self._ask(partial(self._drop, address))
+
+    def _drop(self, address: str) -> None:
+        conn = self._conns.get(address)
         if conn is not None:
             conn.send_cls()
-            self.pacing.closing(conn)
+            self._obey(self.windows.closing(conn, time.monotonic(), self._in_flight()))
 
-    def expect(self, connections: int) -> None:
-        self.pacing.expect(connections)
+    def refused(self, address: str, error: NsqError) -> None:
+        """Discovery: a dial has failed."""
+        if isinstance(error, ServerError) and not error.retry:
+            self._ask(partial(self._refused, address, error))
 
-    # The connections' delegate.
+    def _refused(self, address: str, error: ServerError) -> None:
+        if str(self._refusals.get(address)) != str(error):
+            self._hooks.tell(self._hooks.hooks.server_error, address, error)
+        self._refusals[address] = error
+
+    def _see_whether_all_refuse(self) -> None:
+        """``run`` ends when no nsqd is connected, or is dialed for the first time."""
+        known = {nsqd.address for nsqd in self.discovery.state().nsqds}
+        if self.refusal is None and not self._conns and known and known <= self._refusals.keys():
+            self.refusal = next(iter(self._refusals.values()))
+            self.wake_run()
+
+    # The connections' delegate: their loops, and threads that answer.
 
     def on_messages(self, conn: Conn, messages: list[Message]) -> None:
-        self.pacing.received(conn, conn.last_message_at)
+        now = conn.last_message_at
+        nsqd = self.windows.nsqds.get(conn)
+        if nsqd is not None:
+            silent = now - nsqd.last_message_at
+            nsqd.last_message_at = nsqd.has_sent_at = now
+            if silent >= self._config.low_rdy_idle_timeout:
+                self.look()  # its share grows again
         if self._hooks.active:
             self._hooks.tell(self._hooks.hooks.received, messages)
         self.pool.inbox.put(messages)
@@ -238,173 +559,123 @@ class Engine:
         self._hooks.tell(self._hooks.hooks.server_error, conn.address, error)
 
     def on_heartbeat(self, conn: Conn) -> None:
-        log.debug("heartbeat from %s", conn.address)
+        self._hooks.tell(self._hooks.hooks.heartbeat, conn.address)
 
     def on_close(self, conn: Conn, cause: NsqError | None) -> None:
-        self._forget(conn, cause)
-        if self.discovery is not None and not self._closing:
-            self.discovery.lost(conn.address, time.monotonic() - conn.connected_at, cause)
+        self._ask(partial(self._forget, conn, cause))
+        self.discovery.lost(conn.address, time.monotonic() - conn.connected_at, cause)
 
-    def _forget(self, conn: Conn, cause: NsqError | None) -> None:
-        with self._changed:
-            if self._conns.get(conn.address) is conn:
-                del self._conns[conn.address]
-            self._gone = _with(self._gone, conn)
-        self.pacing.disconnected(conn)
-        if cause is None:
-            log.info("connection to nsqd %s closed", conn.address, extra=self._fields(conn.address))
-        else:
-            words = describe(conn.address, cause)
-            log.warning("connection lost: %s", words, extra=self._fields(conn.address))
-        self._hooks.tell(self._hooks.hooks.disconnected, conn.address, cause)
-        with self._changed:
-            self._changed.notify_all()
-
-    def on_finished(self, conn: Conn, message: Message) -> None:
-        if self._flow.backoff.level:
-            self.pacing.outcome(Outcome.SUCCESS)
-        elif self._flow.short:
-            self.pacing.look_again()
+    def on_finished(self, conn: Conn, message: Message) -> Put | None:
         if self._hooks.active:
             self._hooks.tell(self._hooks.hooks.finished, message)
+        if self.windows.backoff.level:
+            return self._answer_by_owner(Outcome.SUCCESS, conn)
+        if self.windows.short:
+            self.look()
+        return None
 
-    def on_requeued(self, conn: Conn, message: Message, backoff: bool) -> None:
-        self.pacing.outcome(Outcome.FAILURE if backoff else Outcome.NEUTRAL)
-        if self._flow.short:
-            self.pacing.look_again()
+    def on_requeued(self, conn: Conn, message: Message, backoff: bool) -> Put | None:
         if self._hooks.active:
             self._hooks.tell(self._hooks.hooks.requeued, message)
+        if backoff or self.windows.backoff.level:
+            return self._answer_by_owner(Outcome.FAILURE if backoff else Outcome.NEUTRAL, conn)
+        if self.windows.short:
+            self.look()
+        return None
 
-    # The handlers' overseer.
+    def _answer_by_owner(self, outcome: Outcome, conn: Conn) -> Put:
+        """Sends an answer that says something about backing off: behind the RDY that follows from it."""
+        return lambda answer: self._ask(partial(self._outcome, outcome, conn, answer))
+
+    def on_timed_out(self, conn: Conn, message: Message) -> None:
+        log.warning("%r from %s timed out here", message, conn.address)
+        self._hooks.tell(self._hooks.hooks.timed_out, message)
+        if message.auto_response:  # in the inbox, or under a handler that began it too late
+            self._ask(self._handlers_are_late)
+        if self.windows.short:
+            self.look()
+
+    # The handlers' threads.
 
     @property
     def starved(self) -> bool:
         return any(
-            conn.in_flight > 0 and conn.in_flight >= int(conn.rdy * _STARVED_AT)
-            for conn in list(self._conns.values())
+            conn.in_flight > 0 and conn.in_flight >= conn.rdy * _STARVED_AT for conn in self._conns.values()
         )
 
-    def give_up(self, message: Message) -> None:
+    def _gives_up(self, message: Message) -> None:
         log.warning("giving up on %r from %s", message, message.nsqd_address)
-        if self._give_up is not None:
-            self._give_up(message)
-        with self._changed:
+        if self._keep is not None:
+            self._keep(message)
+        with self._counting:
             self._given_up += 1
         self._hooks.tell(self._hooks.hooks.given_up, message)
 
-    def expired(self, message: Message) -> None:
+    def _expired(self, message: Message) -> None:
+        """Before a handler began it."""
         conn = self._conns.get(message.nsqd_address)
         if conn is not None and conn.drop(message):
-            self._timed_out(message)
+            self.on_timed_out(conn, message)
 
-    def _timed_out(self, message: Message) -> None:
-        log.warning("%r from %s timed out here", message, message.nsqd_address)
-        self._hooks.tell(self._hooks.hooks.timed_out, message)
-        if self._flow.short:
-            self.pacing.look_again()
-
-    # The timer.
-
-    def _backing_off(self) -> None:
-        """The backoff has moved: the end of a wait is something to wake up for."""
-        level = self.pacing.backoff_level
-        log.info("backing off, level %d", level) if level else log.info("backoff is over")
-        self._hooks.tell(self._hooks.hooks.backing_off, level)
-        self._timer.poke()
-
-    def _next_tick(self, now: float) -> float:
-        due = now + self._config.rdy_redistribute_interval
-        until = self.pacing.backoff_until
-        if until is not None:
-            due = min(due, until)
-        if self._config.auto_touch:
-            due = min(due, now + self._shortest_timeout() / 4)
-        return due
-
-    def _shortest_timeout(self) -> float:
-        return min((conn.session.msg_timeout for conn in list(self._conns.values())), default=60.0)
-
-    def _tick(self) -> None:
-        now = time.monotonic()
-        if self._config.auto_touch:
-            self._touch_what_is_in_work()
-        for conn in list(self._conns.values()):
-            for message in conn.expire(now):
-                self._timed_out(message)
-        if len(self.pool.inbox) > self.pacing.max_in_flight:
-            # Handlers that are stuck: what nsqd sends again must not pile up behind them.
-            self.pool.inbox.sweep(now)
-        self.pacing.tick()
-
-    def _touch_what_is_in_work(self) -> None:
-        for message in self.pool.in_work():
-            if message.time_left < self._shortest_timeout() / 2:
-                with suppress(AlreadyResponded, Closed):
-                    message.touch()
-
-    # What it is like.
+    # What it is like: any thread.
 
     def wait_until_connected(self, connections: int, deadline: float) -> bool:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._started >= connections or self._closing, deadline - time.monotonic()
-            )
-            return self._started >= connections
+        self.changed.wait_for(lambda: self._started >= connections or self._unwanted, deadline)
+        return self._started >= connections
 
     @property
     def _started(self) -> int:
-        return sum(conn.started for conn in self._conns.values())
+        return sum([conn.started for conn in self._conns.values()])
+
+    def _in_flight_now(self) -> int:
+        return sum([conn.in_flight for conn in self._conns.values()])
 
     def stats(self) -> ConsumerStats:
-        with self._changed:
-            total = self._gone
-            conns = list(self._conns.values())
-            given_up = self._given_up
-        for conn in conns:
-            total = _with(total, conn)
+        by_address, (received, finished, requeued, timed_out) = self._table
+        conns = list(by_address.values())
         return ConsumerStats(
-            received=total.received,
-            finished=total.finished,
-            requeued=total.requeued,
-            timed_out=total.timed_out,
-            given_up=given_up,
-            in_flight=sum(conn.in_flight for conn in conns),
+            received=received + sum([conn.session.received for conn in conns]),
+            finished=finished + sum([conn.session.finished for conn in conns]),
+            requeued=requeued + sum([conn.session.requeued for conn in conns]),
+            timed_out=timed_out + sum([conn.session.timed_out for conn in conns]),
+            given_up=self._given_up,
+            in_flight=sum([conn.in_flight for conn in conns]),
             waiting=len(self.pool.inbox),
             connections=len(conns),
         )
 
-    def health(self, state: str) -> ConsumerHealth:
+    def health(self) -> ConsumerHealth:
         now = time.monotonic()
         conns = sorted(self._conns.values(), key=lambda conn: conn.address)
         connections = [
             ConnectionHealth(
                 nsqd_address=conn.address,
                 rdy=conn.rdy,
-                reason=self.pacing.reason(conn),
+                reason=self.windows.reason(conn),
                 in_flight=conn.in_flight,
                 seconds_connected=now - conn.connected_at,
                 seconds_since_message=now - conn.last_message_at,
             )
             for conn in conns
         ]
-        ok = any(connection.rdy for connection in connections)
         return ConsumerHealth(
-            ok=ok,
-            summary=self._summary(state, connections),
-            state=state,
-            max_in_flight=self.pacing.max_in_flight,
-            paused=self.pacing.paused,
+            ok=any(connection.rdy for connection in connections),
+            summary=self._summary(connections),
+            state=self.state,
+            max_in_flight=self.windows.max_in_flight,
+            paused=self.windows.paused,
             starved=self.starved,
-            backoff_level=self.pacing.backoff_level,
+            backoff_level=self.windows.backoff.level,
             connections=connections,
-            discovery=self.discovery.health() if self.discovery is not None else [],
+            discovery=self.discovery.health() if self._up else [],
         )
 
-    def _summary(self, state: str, connections: list[ConnectionHealth]) -> str:
-        if state != "running":
-            return state
+    def _summary(self, connections: list[ConnectionHealth]) -> str:
+        if self.state != "running":
+            return self.state
         if not connections:
-            return "no connection to any nsqd"
+            refusals = [describe(*refusal) for refusal in self._refusals.copy().items()]
+            return "; ".join(["no connection to any nsqd", *refusals])
         stuck = [connection for connection in connections if not connection.rdy]
         many, open_ones = len(connections), len(connections) - len(stuck)
         if not open_ones:
@@ -416,18 +687,3 @@ class Engine:
     def _fields(self, address: str) -> dict[str, str]:
         """For structured logs."""
         return {"nsq_topic": self.topic, "nsq_channel": self.channel, "nsqd_address": address}
-
-
-def _with(total: ConsumerStats, conn: Conn) -> ConsumerStats:
-    """The totals with the connection's added."""
-    session = conn.session
-    return ConsumerStats(
-        received=total.received + session.received,
-        finished=total.finished + session.finished,
-        requeued=total.requeued + session.requeued,
-        timed_out=total.timed_out + session.timed_out,
-        given_up=0,
-        in_flight=0,
-        waiting=0,
-        connections=0,
-    )

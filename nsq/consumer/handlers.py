@@ -1,44 +1,41 @@
 """The handler threads: they take messages from the inbox, run the user's code, and answer for it.
 
-A message stays with nobody for longer than nsqd leaves it with us: one whose time ran out in the inbox is
-dropped, not handled. Nothing a handler raises ends its thread.
+    read loops       inbox.put
+    handler threads  inbox.get -> the user's handler -> finish or requeue
+
+A message whose time ran out in the inbox is dropped, not handled: nsqd delivers it again. Nothing a handler
+raises ends its thread. Below: what a handler's end means for its messages, and where messages go that have
+failed too often.
 """
 
 from __future__ import annotations
 
+import base64
 import inspect
+import json
 import logging
+import math
+import os
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from nsq.consumer.outcomes import FINISH, Verdict, of_exception, of_result
-from nsq.errors import AlreadyResponded, ConfigError
+from nsq.errors import AlreadyResponded, ConfigError, InvalidMessage, NsqError, UsageError
 from nsq.message import Message, finish_all
+from nsq.wire.names import check_topic
 
 log = logging.getLogger("nsq.consumer")
 
 Handler = Callable[[Message], Any]
 BatchHandler = Callable[[list[Message]], Any]
+Exceptions = tuple[type[BaseException], ...]
 
-
-class Overseer(Protocol):
-    """Who the handlers work for."""
-
-    max_attempts: int
-
-    @property
-    def starved(self) -> bool:
-        """Whether nothing more will come until some of what is here is answered."""
-
-    def give_up(self, message: Message) -> None:
-        """It has failed too often. Returning finishes it, raising requeues it."""
-
-    def expired(self, message: Message) -> None:
-        """Its time ran out before it was handled."""
+#: Messages of which it is remembered how often they timed out before a handler saw them.
+_MOST_UNSEEN = 10_000
 
 
 class Inbox:
@@ -57,13 +54,17 @@ class Inbox:
         for message in messages:
             put(message)
 
-    def sweep(self, now: float) -> None:
-        """Throw away what has expired."""
+    def sweep(self, now: float) -> list[Message]:
+        """Take out what has expired."""
+        expired = []
         with suppress(queue.Empty):
             for _ in range(len(self)):
                 message = self._queue.get_nowait()
                 if message is None or message.expires_at > now:
                     self._queue.put(message)
+                else:
+                    expired.append(message)
+        return expired
 
     def close(self, readers: int) -> None:
         """Send this many readers home, behind what waits."""
@@ -71,55 +72,90 @@ class Inbox:
             self._queue.put(None)
 
 
-class HandlerPool:
-    """Threads in groups, one group per handler; all of them take from one inbox."""
+class Unseen:
+    """Deliveries that ended before a handler saw them. nsqd counts them as attempts; here they do not count
+    towards ``max_attempts``. Used by our own threads alone, which no signal interrupts.
+    """
 
-    def __init__(self, name: str, overseer: Overseer) -> None:
+    def __init__(self) -> None:
+        self.counts: dict[tuple[str, bytes], int] = {}
+        self._lock = threading.Lock()  # guards the counts
+
+    def note(self, message: Message) -> None:
+        key = message.nsqd_address, message.id
+        with self._lock:
+            self.counts[key] = self.counts.pop(key, 0) + 1  # the latest last
+            if len(self.counts) > _MOST_UNSEEN:
+                del self.counts[next(iter(self.counts))]
+
+    def attempts(self, message: Message) -> int:
+        """Without those that no handler here has seen."""
+        return message.attempts - self.counts.get((message.nsqd_address, message.id), 0)
+
+    def forget(self, message: Message) -> None:
+        with self._lock:
+            self.counts.pop((message.nsqd_address, message.id), None)
+
+
+class HandlerPool:
+    """Threads in groups, one group for each handler; all of them take from one inbox.
+
+    ``give_up`` is called with a message that has failed too often: its return finishes the message, an
+    exception requeues it. ``expired`` is called with one whose time ran out before it was handled, and
+    ``starved`` says whether nothing more will come until some of what is here is answered.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        max_attempts: int,
+        give_up: Callable[[Message], None],
+        expired: Callable[[Message], None],
+        starved: Callable[[], bool],
+    ) -> None:
         self.inbox = Inbox()
+        self.unseen = Unseen()
         self._name = name
-        self._overseer = overseer
+        self._max_attempts = max_attempts or float("inf")
+        self._give_up = give_up
+        self._expired = expired
+        self._starved = starved
         self._threads: list[threading.Thread] = []
         self._running: dict[int, Sequence[Message]] = {}  # by thread: what it took last
 
     def __len__(self) -> int:
         return len(self._threads)
 
-    def add(self, handler: Handler, threads: int, no_backoff: tuple[type[BaseException], ...] = ()) -> None:
+    def add(self, handler: Handler, threads: int, no_backoff: Exceptions = ()) -> None:
         _check_handler(handler)
         _check_exceptions(no_backoff)
-        worker = _Worker(self._overseer, self.inbox, self._running, handler, no_backoff)
-        self._add_threads(worker.run, threads)
+        self._add_threads(lambda: self._handle_each(handler, no_backoff), threads)
 
     def add_batch(
-        self,
-        handler: BatchHandler,
-        size: int,
-        wait: float,
-        threads: int,
-        no_backoff: tuple[type[BaseException], ...] = (),
+        self, handler: BatchHandler, size: int, wait: float, threads: int, no_backoff: Exceptions = ()
     ) -> None:
         _check_handler(handler)
         _check_exceptions(no_backoff)
-        worker = _BatchWorker(self._overseer, self.inbox, self._running, handler, no_backoff, size, wait)
-        self._add_threads(worker.run, threads)
+        self._add_threads(lambda: self._handle_batches(handler, no_backoff, size, wait), threads)
 
     def _add_threads(self, run: Callable[[], None], count: int) -> None:
-        for _ in range(count):
-            name = f"{self._name}-handler-{len(self._threads)}"
-            self._threads.append(threading.Thread(target=run, name=name, daemon=True))
+        self._threads += [
+            threading.Thread(target=run, name=f"{self._name}-handler-{number}", daemon=True)
+            for number in range(len(self._threads), len(self._threads) + count)
+        ]
 
     def start(self) -> None:
+        """RuntimeError when no thread can be had."""
         for thread in self._threads:
-            if thread.ident is None:
-                thread.start()
+            thread.start()
 
     def stop(self, deadline: float) -> list[str]:
         """End the threads once the inbox is empty; the names of those still busy at the deadline."""
         self.inbox.close(len(self._threads))
         started = [thread for thread in self._threads if thread.ident is not None]
         for thread in started:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
+            thread.join(max(0.0, deadline - time.monotonic()))
         return [thread.name for thread in started if thread.is_alive()]
 
     def owns_current_thread(self) -> bool:
@@ -129,30 +165,27 @@ class HandlerPool:
         """What each thread took last; a thread that waits has nothing. Some may be answered already."""
         return [message for messages in list(self._running.values()) for message in messages]
 
+    @property
+    def busy(self) -> int:
+        """Threads that are at work."""
+        return sum([bool(messages) for messages in list(self._running.values())])
 
-class _Worker:
-    """What each thread of a group runs."""
+    def sweep(self, now: float) -> None:
+        """Drop what has expired: when handlers are stuck, it must not pile up behind them."""
+        for message in self.inbox.sweep(now):
+            self.expire(message)
 
-    def __init__(
-        self,
-        overseer: Overseer,
-        inbox: Inbox,
-        running: dict[int, Sequence[Message]],
-        handler: Handler,
-        no_backoff: tuple[type[BaseException], ...],
-    ) -> None:
-        self._overseer = overseer
-        self._inbox = inbox
-        self._running = running
-        self._handler = handler
-        self._no_backoff = no_backoff
+    def expire(self, message: Message) -> None:
+        """Its time ran out before a handler saw it."""
+        self.unseen.note(message)
+        self._expired(message)
 
-    def run(self) -> None:
+    # One message.
+
+    def _handle_each(self, handler: Handler, no_backoff: Exceptions) -> None:
         # The hot path: what is needed for every message is at hand.
         me, monotonic, running = threading.get_ident(), time.monotonic, self._running
-        get = self._inbox.get
-        handler, no_backoff = self._handler, self._no_backoff
-        max_attempts = self._overseer.max_attempts or float("inf")
+        get, unseen, max_attempts = self.inbox.get, self.unseen, self._max_attempts
         while True:
             try:
                 message = get(False)
@@ -164,81 +197,58 @@ class _Worker:
                 return
             try:
                 if message.expires_at <= monotonic():
-                    self._overseer.expired(message)
+                    self.expire(message)
                     continue
                 running[me] = (message,)
-                if message.attempts > max_attempts:
-                    _give_up(self._overseer, message)
+                if message.attempts > max_attempts and unseen.attempts(message) > max_attempts:
+                    self._finish_or_requeue(message)
                     continue
                 try:
                     result = handler(message)
                     verdict = FINISH if result is None else of_result(result)
-                except BaseException as fault:
-                    # SystemExit and KeyboardInterrupt too: whatever one message does, the thread is for the
-                    # next.
-                    verdict = of_exception(fault, no_backoff)
+                except BaseException as error:
+                    # SystemExit and KeyboardInterrupt too: the thread goes on with the next message.
+                    verdict = of_exception(error, no_backoff)
                     if verdict.worth_logging:
                         log.exception("handler failed on %r (attempt %d)", message, message.attempts)
-                if message.auto_response:
-                    answer(message, verdict)
+                if message.auto_response and answer(message, verdict) and verdict.finish and unseen.counts:
+                    unseen.forget(message)
             except BaseException:
-                log.exception("handling %r failed by a fault of ours; nsqd delivers it again", message)
+                log.exception("handling %r failed, which is a bug of ours; nsqd delivers it again", message)
 
+    # A batch.
 
-class _BatchWorker:
-    """Collects up to ``size`` messages for up to ``wait`` seconds, less when no more can come."""
-
-    def __init__(
-        self,
-        overseer: Overseer,
-        inbox: Inbox,
-        running: dict[int, Sequence[Message]],
-        handler: BatchHandler,
-        no_backoff: tuple[type[BaseException], ...],
-        size: int,
-        wait: float,
-    ) -> None:
-        self._overseer = overseer
-        self._inbox = inbox
-        self._running = running
-        self._handler = handler
-        self._no_backoff = no_backoff
-        self._size = size
-        self._wait = wait
-
-    def run(self) -> None:
+    def _handle_batches(self, handler: BatchHandler, no_backoff: Exceptions, size: int, wait: float) -> None:
         me = threading.get_ident()
         over = False
         while not over:
-            over, batch = self._collect()
+            over, batch = self._collect(size, wait)
             try:
-                now, most = time.monotonic(), self._overseer.max_attempts or float("inf")
-                ready = [
-                    message
-                    for message in batch
-                    if (message.expires_at > now and message.attempts <= most) or self._fit(message)
-                ]
+                ready = [message for message in batch if self._fit(message)]
                 self._running[me] = ready
                 if ready:
-                    self._handle(ready)
+                    self._handle_batch(handler, no_backoff, ready)
             except BaseException:
-                log.exception("a batch of %d failed by a fault of ours; nsqd delivers it again", len(batch))
-            self._running[me] = []
+                log.exception(
+                    "handling %d messages failed, which is a bug of ours; nsqd delivers them again",
+                    len(batch),
+                )
+            self._running[me] = ()
 
-    def _collect(self) -> tuple[bool, list[Message]]:
-        """Whether this was the end, and a batch."""
-        get = self._inbox.get
+    def _collect(self, size: int, wait: float) -> tuple[bool, list[Message]]:
+        """Up to ``size`` messages, for up to ``wait`` seconds; and whether this was the end."""
+        get = self.inbox.get
         message = get()
         if message is None:
             return True, []
         batch = [message]
-        deadline = time.monotonic() + self._wait
-        while len(batch) < self._size:
+        deadline = time.monotonic() + wait
+        while len(batch) < size:
             try:
                 message = get(block=False)
             except queue.Empty:
                 # With nothing in the inbox and no room for more, waiting only costs time.
-                patience = 0.0 if self._overseer.starved else max(0.0, deadline - time.monotonic())
+                patience = 0.0 if self._starved() else max(0.0, deadline - time.monotonic())
                 try:
                     message = get(timeout=patience)
                 except queue.Empty:
@@ -249,33 +259,50 @@ class _BatchWorker:
         return False, batch
 
     def _fit(self, message: Message) -> bool:
+        """Whether it is to be handled; else it is dropped or given up."""
         if message.expires_at <= time.monotonic():
-            self._overseer.expired(message)
+            self.expire(message)
             return False
-        if self._overseer.max_attempts and message.attempts > self._overseer.max_attempts:
-            _give_up(self._overseer, message)
+        if message.attempts > self._max_attempts and self.unseen.attempts(message) > self._max_attempts:
+            self._finish_or_requeue(message)
             return False
         return True
 
-    def _handle(self, batch: list[Message]) -> None:
+    def _handle_batch(self, handler: BatchHandler, no_backoff: Exceptions, batch: list[Message]) -> None:
         try:
-            result = self._handler(batch)
+            result = handler(batch)
             verdict = FINISH if result is None else of_result(result)
-        except BaseException as fault:
-            verdict = of_exception(fault, self._no_backoff)
+        except BaseException as error:
+            verdict = of_exception(error, no_backoff)
             if verdict.worth_logging:
                 log.exception("batch handler failed on %d messages", len(batch))
         unanswered = [message for message in batch if message.auto_response]
         if verdict.finish:
+            now = time.monotonic()
             finish_all(unanswered)
+            if self.unseen.counts:
+                for message in unanswered:
+                    if message.expires_at > now:
+                        self.unseen.forget(message)
             return
         for message in unanswered:
             if not message.responded:
                 answer(message, verdict)
 
+    def _finish_or_requeue(self, message: Message) -> None:
+        """It has failed too often."""
+        try:
+            self._give_up(message)
+        except BaseException:
+            log.exception("giving up on %r failed; it is requeued", message)
+            answer(message, Verdict(finish=False, backoff=False))
+        else:
+            if answer(message, FINISH):
+                self.unseen.forget(message)
 
-def answer(message: Message, verdict: Verdict) -> None:
-    """Say so to nsqd, unless the handler has said something already."""
+
+def answer(message: Message, verdict: Verdict) -> bool:
+    """Say so to nsqd, unless the handler has said something already; whether it was said."""
     try:
         if verdict.finish:
             message.finish()
@@ -284,16 +311,8 @@ def answer(message: Message, verdict: Verdict) -> None:
     except AlreadyResponded:
         # Answered by the handler, or too late: nsqd has it again.
         log.debug("%r needs no answer any more", message)
-
-
-def _give_up(overseer: Overseer, message: Message) -> None:
-    try:
-        overseer.give_up(message)
-    except BaseException:
-        log.exception("giving up on %r failed; it is requeued", message)
-        answer(message, Verdict(finish=False, backoff=False))
-    else:
-        answer(message, FINISH)
+        return False
+    return True
 
 
 def _check_handler(handler: object) -> None:
@@ -311,3 +330,115 @@ def _check_exceptions(no_backoff: object) -> None:
         isinstance(c, type) and issubclass(c, BaseException) for c in classes
     ):
         raise ConfigError(f"no_backoff is {no_backoff!r}; it must be a tuple of exception classes")
+
+
+# What a handler's end means for its messages.
+
+
+class Requeue(NsqError):
+    """Raise it in a handler to have the message delivered again: after ``delay`` seconds, with or without
+    backing off. Not an error, so nothing is logged."""
+
+    def __init__(self, delay: float | None = None, *, backoff: bool = True) -> None:
+        super().__init__()  # no arguments: pickle hands them back
+        if delay is not None and not (isinstance(delay, (int, float)) and math.isfinite(delay)):
+            raise InvalidMessage(f"a requeue delay of {delay!r}; it must be a number of seconds")
+        self.delay = delay
+        self.backoff = backoff
+
+    def __str__(self) -> str:
+        return "requeue"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Finish it, or requeue it with this delay (None: the default one)."""
+
+    finish: bool
+    delay: float | None = None
+    backoff: bool = True
+    worth_logging: bool = False
+
+
+FINISH = Verdict(finish=True)
+REQUEUE = Verdict(finish=False)
+
+
+def of_result(result: object) -> Verdict:
+    """False asks for another try, as pynsq's handlers do; anything else is a success, None above all."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise UsageError("the handler returned a coroutine: handlers run in threads, without await")
+    return REQUEUE if result is False else FINISH
+
+
+def of_exception(error: BaseException, no_backoff: tuple[type[BaseException], ...]) -> Verdict:
+    if isinstance(error, Requeue):
+        return Verdict(finish=False, delay=error.delay, backoff=error.backoff)
+    return Verdict(finish=False, backoff=not isinstance(error, no_backoff), worth_logging=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequeueDelay:
+    """How long a requeued message waits unless told otherwise: longer with every attempt."""
+
+    default: float
+    longest: float
+    jitter: float
+    chance: Callable[[], float]
+
+    def __call__(self, attempts: int) -> float:
+        delay = min(self.default * attempts, self.longest)
+        return min(delay * (1 + self.jitter * self.chance()), self.longest)
+
+
+# Dead letters: values for a consumer's ``give_up``. Each keeps the message before it returns, or raises; the
+# consumer finishes the message only when it is kept.
+
+
+class Publisher(Protocol):
+    """A ``Producer``, or anything that publishes like one."""
+
+    def publish(self, topic: str, body: bytes) -> object: ...
+
+
+class DeadLetterTopic:
+    """Publishes the message, as it is, to another topic."""
+
+    def __init__(self, producer: Publisher, topic: str) -> None:
+        self._producer = producer
+        self._topic = check_topic(topic)
+
+    def __call__(self, message: Message) -> None:
+        self._producer.publish(self._topic, message.body)
+
+
+class DeadLetterFile:
+    """Appends a line of JSON: id, attempts, timestamp, nsqd and the body, as text or else as base64."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+        self._lock = threading.Lock()
+
+    def __call__(self, message: Message) -> None:
+        line = json.dumps(_record(message), ensure_ascii=False).encode() + b"\n"
+        # Opened every time: the file may be rotated away, and dead letters are rare. One write, so that lines
+        # of several processes do not mix; on disk before nsqd is told to forget the message.
+        with self._lock, open(self._path, "ab", buffering=0) as file:
+            if file.write(line) != len(line):
+                raise OSError(f"{self._path} took only a part of the dead letter: is its disk full?")
+            os.fsync(file.fileno())
+
+
+def _record(message: Message) -> dict[str, str | int]:
+    record: dict[str, str | int] = {
+        "id": message.id.decode("latin-1"),
+        "attempts": message.attempts,
+        "timestamp": message.timestamp,
+        "nsqd_address": message.nsqd_address,
+    }
+    try:
+        record["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        record["body_base64"] = base64.b64encode(message.body).decode()
+    return record

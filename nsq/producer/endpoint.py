@@ -342,6 +342,9 @@ class Endpoint:
     def on_requeued(self, conn: Conn, message: Message, backoff: bool) -> None:
         """There are no messages here."""
 
+    def on_timed_out(self, conn: Conn, message: Message) -> None:
+        """There are no messages here."""
+
     def _judge(self, cause: NsqError) -> None:
         """Whether to dial again at once."""
         now = self._clock()
@@ -354,7 +357,7 @@ class Endpoint:
 
     def _carry_out(self, verdicts: list[Verdict]) -> None:
         for publish, error, retry in verdicts:
-            if retry and not publish.ended:
+            if retry and not publish.done():
                 publish.try_again()
                 self._again.append(publish)
             else:

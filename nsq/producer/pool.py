@@ -32,11 +32,11 @@ from typing import Any
 
 from nsq.config import Config
 from nsq.connection import Conn
+from nsq.discovery import Discovery
 from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, UsageError
 from nsq.producer import atexit_hook
-from nsq.producer.discovery import Discovery
 from nsq.producer.endpoint import Endpoint
-from nsq.producer.publishes import Publish, unanswered, unsent
+from nsq.producer.publishes import Publish, checked_timeout, unanswered, unsent
 from nsq.producer.reports import (
     Acknowledged,
     CloseReport,
@@ -89,8 +89,6 @@ class Pool:
         """Publishes that have not ended, and those that have while their connection still owes an answer."""
         self.waiting: deque[Publish] = deque()  # for a connection
         self.usable: tuple[tuple[Endpoint, Conn], ...] = ()
-        self.absence = "none is discovered yet"
-        """Why no nsqd is known, for errors. Discovery sets it."""
         self.closed = False
         """Nothing new is taken."""
         self.exiting = False
@@ -104,7 +102,14 @@ class Pool:
         self.callbacks = Callbacks()
         self._events_lost = 0
         self._left = ConnectionStats(address="")  # the counts of endpoints that are gone
-        self.discovery = Discovery(lookupds, config, self, fixed=self._addresses)
+        self.discovery = Discovery(
+            None,
+            config,
+            found=self.set_addresses,
+            name=NAME,
+            nsqds=self._addresses,
+            nsqlookupds=lookupds,
+        )
         self._turn = itertools.count()
         self._room = Waiters()
         self._bytes_left = 0  # a hint: see ``_has_room``
@@ -129,36 +134,44 @@ class Pool:
 
     # Publishing: any thread of the user's.
 
-    def publish(self, publish: Publish, seconds: float, *, block: bool = True) -> None:
-        """Have it sent. It ends by itself. A caller that is interrupted in here, or behind it, calls
-        ``cancel``.
-        """
+    def publish(self, publish: Publish, timeout: float | None, block: bool = True) -> None:
+        """Have it sent. It ends by itself. A caller that is interrupted behind this calls ``cancel``."""
+        if timeout is None:
+            timeout = self._config.publish_timeout
+        else:
+            timeout = checked_timeout(timeout, 0.0)
         publish.started = started = self._clock()
-        publish.deadline = started + seconds
+        publish.deadline = deadline = started + timeout
         publish.endpoint, publish.handed_over, publish.sent = None, False, False
         if not self._up:
-            self._start(publish.deadline)
+            self._start(deadline)
         if len(self.pending) >= self._config.max_pending or self._bytes_left <= 0:
-            self._await_room(publish.deadline, block)
+            self._await_room(deadline, block)
         if self.closed:
             raise Closed("the producer is closed")
-        self.pending.add(publish)
-        self._bytes_left -= publish.size
-        usable = self.usable
-        # Keep order: queue behind publishes that wait for a connection.
-        if usable and not self.waiting:
-            publish.endpoint, conn = usable[next(self._turn) % len(usable)]
-            conn.put(publish)
-            if conn.closed:  # meanwhile; what it left was taken back before, or is now
-                self.take_back(conn.waiting)
-        else:
-            self.waiting.append(publish)
-            self.look()
-        publish.handed_over = True
-        if publish.deadline < self._wakes_at:
-            self._to_do.put(self._look_at_deadlines)
-        if self._gone:
-            self.give_up(publish, "the producer was closed")
+        try:
+            self.pending.add(publish)
+            self._bytes_left -= publish.size
+            usable = self.usable
+            # Keep order: queue behind publishes that wait for a connection.
+            if usable and not self.waiting:
+                publish.endpoint, conn = usable[next(self._turn) % len(usable)]
+                conn.put(publish)
+                if conn.closed:  # meanwhile; what it left was taken back before, or is now
+                    self.take_back(conn.waiting)
+            else:
+                self.waiting.append(publish)
+                self.look()
+            publish.handed_over = True
+            if deadline < self._wakes_at:
+                self._to_do.put(self._look_at_deadlines)
+            if self._gone:
+                self.give_up(publish, "the producer was closed")
+            if self.exiting:
+                publish.wait_for(publish.done, deadline)
+        except BaseException:
+            self.cancel(publish)
+            raise
 
     def _await_room(self, deadline: float, block: bool) -> None:
         if self._has_room():
@@ -291,6 +304,7 @@ class Pool:
             endpoints = self._endpoints
             self._note_own_threads()
             self.discovery.start()
+            self._to_do.put(self._note_own_threads)
         except Exception as error:
             self._boot.release()
             if self.closed:
@@ -396,7 +410,7 @@ class Pool:
     def _hand_out(self, usable: tuple[tuple[Endpoint, Conn], ...]) -> None:
         while self.waiting:
             publish = self.waiting[0]
-            if publish.ended:
+            if publish.done():
                 self._forget(publish)
             else:
                 publish.endpoint, conn = usable[next(self._turn) % len(usable)]
@@ -412,11 +426,11 @@ class Pool:
 
     def _forget_ended(self) -> None:
         """Of what waits: while no nsqd can be reached it must not pile up."""
-        while self.waiting and self.waiting[0].ended:
+        while self.waiting and self.waiting[0].done():
             self._forget(self.waiting.popleft())
         if len(self.waiting) > 2 * len(self.pending):  # most have ended, behind one with a long timeout
             for publish in self.waiting.copy():
-                if publish.ended:
+                if publish.done():
                     self._forget(publish)
                     with suppress(ValueError):
                         self.waiting.remove(publish)
@@ -462,7 +476,7 @@ class Pool:
         # First: a publish from here on either is seen below, or finds ``_wakes_at`` and has us look again.
         self._wakes_at = earliest = math.inf
         for publish in self.pending.copy():
-            if publish.ended:
+            if publish.done():
                 if not publish.sent:  # its caller was interrupted while it gave up
                     self._forget(publish)
                 continue
@@ -479,7 +493,7 @@ class Pool:
         if not endpoint.pending:
             endpoint.overdue = False
 
-    # Addresses that come and go: discovery's threads.
+    # Addresses that come and go: discovery's thread.
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
         """Discovered anew. One that is not among them is kept as long as its connection lasts."""
@@ -507,13 +521,13 @@ class Pool:
         """Wait for all that is pending now, and for its callbacks and hooks."""
         self._refuse_callback("flush")
         publishes = self._unended()
-        left = sum([not publish.wait_for(publish.outcomes.__len__, deadline) for publish in publishes])
+        left = sum([not publish.wait_for(publish.done, deadline) for publish in publishes])
         told = self.callbacks.wait_until_run(deadline) if self._up else True
         return FlushReport(clean=told and not left, unanswered=left)
 
     def _unended(self) -> list[Publish]:
         """Not those that are just being published: we may be a signal handler that has interrupted that."""
-        return [each for each in self.pending.copy() if each.handed_over and not each.ended]
+        return [each for each in self.pending.copy() if each.handed_over and not each.done()]
 
     def close(self, seconds: float) -> CloseReport:
         """Ask for the end, and wait for it."""
@@ -565,9 +579,9 @@ class Pool:
                 _join(thread, by)
         for endpoint in self._endpoints:
             endpoint.cut_off()
-        unfinished = [
-            thread.name for thread in [*threads, *self.discovery.threads] if not _join(thread, self._join_by)
-        ]
+        unfinished = [thread.name for thread in threads if not _join(thread, self._join_by)]
+        if not self.discovery.join(self._join_by):
+            unfinished += [thread.name for thread in self.discovery.threads if thread.is_alive()]
         self._gone = True
         for publish in self.pending.copy():  # came while we closed; later ones look at ``_gone``
             self.give_up(publish, "the producer was closed")
@@ -619,7 +633,7 @@ class Pool:
 
     @property
     def unended(self) -> int:
-        return sum([not publish.ended for publish in self.pending.copy()])
+        return sum([not publish.done() for publish in self.pending.copy()])
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -639,7 +653,7 @@ class Pool:
     def _reasons(self) -> str:
         """Why no nsqd could be reached, for each address."""
         if not self._endpoints:
-            return f"no nsqd is known: {self.absence}"
+            return f"no nsqd is known: {self.discovery.absence}"
         reasons = (endpoint.reason for endpoint in self._endpoints)
         return f"no nsqd could be reached in time: {'; '.join(reasons)}"
 

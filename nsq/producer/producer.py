@@ -136,8 +136,11 @@ class Producer:
         thread of the producer's, one after the other: they should be quick, and must not flush, close, or
         wait for other futures.
         """
+        pool = self._pool
         publish = new_publish(PublishFuture, topic, body, defer, self._config)
-        return self._publish_async(publish, timeout, block)
+        publish.callbacks = pool.callbacks
+        pool.publish(publish, timeout, block)
+        return publish
 
     def multi_publish_async(
         self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None, block: bool = True
@@ -145,17 +148,19 @@ class Producer:
         """``multi_publish`` that returns at once, as ``publish_async`` does: several batches under way at a
         time keep nsqd busy while the next one is made.
         """
+        pool = self._pool
         publish = new_multi_publish(PublishFuture, topic, bodies, self._config)
-        return self._publish_async(publish, timeout, block)
+        publish.callbacks = pool.callbacks
+        pool.publish(publish, timeout, block)
+        return publish
 
     def _publish_and_wait(self, publish: Publish, timeout: float | None) -> None:
         pool = self._pool
         if _thread.get_ident() in pool.own_threads:
             pool.refuse_own_thread("publish")
-        default = self._config.publish_timeout
+        pool.publish(publish, timeout)
         try:
-            pool.publish(publish, default if timeout is None else checked_timeout(timeout, default))
-            if not publish.wait_for(publish.outcomes.__len__, publish.deadline):
+            if not publish.wait_for(publish.done, publish.deadline):
                 pool.give_up(publish)
         except BaseException:
             pool.cancel(publish)
@@ -163,21 +168,6 @@ class Producer:
         error = publish.error
         if error is not None:
             raise error
-
-    def _publish_async(self, publish: PublishFuture, timeout: float | None, block: bool) -> Future[None]:
-        pool = self._pool
-        publish.callbacks = pool.callbacks
-        default = self._config.publish_timeout
-        try:
-            pool.publish(
-                publish, default if timeout is None else checked_timeout(timeout, default), block=block
-            )
-            if pool.exiting:
-                publish.wait_for(publish.outcomes.__len__, publish.deadline)
-        except BaseException:
-            pool.cancel(publish)
-            raise
-        return publish
 
     def _current(self) -> Pool:
         # A belt: a child made behind Python's back has run no fork hook.
@@ -262,7 +252,7 @@ class Producer:
                 f"{len(failures)} of {len(addresses)} nsqds do not answer: {'; '.join(failures)}"
             )
         if not addresses:
-            raise ConnectionFailed(f"no nsqd is known: {pool.absence}")
+            raise ConnectionFailed(f"no nsqd is known: {pool.discovery.absence}")
 
     def _ping(self, address: str, deadline: float) -> NsqError | None:
         """On a thread of its own: no user's thread touches a socket."""

@@ -46,7 +46,10 @@ log = logging.getLogger("nsq.producer")
 #: Messages and bytes of one MPUB that publishes are joined to, at most.
 _JOINED_MESSAGES = 1000
 _JOINED_BYTES = 512 * 1024
-_STORED = (None,)
+
+#: How a publish ended: with an error, or None when nsqd has stored it.
+End = tuple[NsqError | None]
+_STORED: End = (None,)
 #: The longest timeout in seconds; threads can be asked to wait for longer than this.
 MAX_TIMEOUT = 10.0**9
 
@@ -54,7 +57,9 @@ MAX_TIMEOUT = 10.0**9
 class Publish(Waiters):
     """One call of the user's, from then until it has ended and its place on a connection is free.
 
-    ``command`` is ready to be sent; without one it is a message that may be joined with others.
+    ``command`` is ready to be sent; without one it is a message that may be joined with others. Its ends lie
+    in front of the locks of those who wait for one: a list less for every message, which is a list less for
+    the garbage collector.
     """
 
     # What most publishes do not need has its value here, and lies in a dict of its own for those that do.
@@ -65,7 +70,6 @@ class Publish(Waiters):
         "deadline",
         "endpoint",
         "handed_over",
-        "outcomes",
         "sent",
         "size",
         "started",
@@ -77,12 +81,11 @@ class Publish(Waiters):
     doubts: tuple[str, ...] = ()  # the nsqds that may have stored it
 
     def __init__(self, topic: str, body: bytes) -> None:
-        self._locks = []  # of Waiters: not by its __init__, as this is done for every publish
+        self._locks: list[Any] = []  # of Waiters: not by its __init__, as this is done for every publish
         self.topic = topic
         self.body = body
         self.size = len(body)
         self.claim = _thread.allocate_lock()
-        self.outcomes: list[tuple[NsqError | None]] = []  # its ends; the first counts
         # Written by the pool before another thread sees it.
         self.started: float
         self.deadline: float
@@ -91,25 +94,45 @@ class Publish(Waiters):
         self.sent: bool  # a connection has tried to claim it
 
     def __repr__(self) -> str:
-        return f"<Publish {self.topic}, {self.messages} messages{', ended' if self.ended else ''}>"
+        return f"<Publish {self.topic}, {self.messages} messages{', ended' if self.done() else ''}>"
 
-    @property
-    def ended(self) -> bool:
-        return len(self.outcomes) > 0
+    def done(self) -> bool:
+        """Whether it has ended."""
+        for first in self._locks:
+            return type(first) is tuple
+        return False
 
     @property
     def error(self) -> NsqError | None:
         """Of one that has ended; None when it is stored."""
-        return self.outcomes[0][0]
+        return self._first_end()[0]
 
     def end(self, error: NsqError | None) -> bool:
         """Its end, unless it has one; whether this was it."""
-        outcome = _STORED if error is None else (error,)
-        self.outcomes.append(outcome)
-        if self._locks.copy():
-            self.wake()
-            self._locks.clear()  # later waiters see the outcome
-        return self.outcomes[0] is outcome
+        end = _STORED if error is None else (error,)
+        locks = self._locks
+        locks.insert(0, end)
+        if len(locks) == 1:  # nobody waits, and whoever comes sees the end
+            return True
+        self.wake()
+        return len(locks) == 1 or self._first_end() is end
+
+    def _first_end(self) -> End:
+        """The last in the row: each end goes before the others."""
+        first = _STORED
+        for each in self._locks.copy():
+            if type(each) is not tuple:
+                break
+            first = each
+        return first
+
+    def wake(self) -> None:
+        for each in self._locks.copy():
+            if type(each) is not tuple:
+                with suppress(RuntimeError):  # released before: its waiter is about to take it out
+                    each.release()
+                with suppress(ValueError):
+                    self._locks.remove(each)
 
     def try_again(self) -> None:
         """Give it a new claim before it is sent again."""
@@ -234,15 +257,15 @@ def join(publishes: list[Publish], largest: int) -> list[list[Publish]]:
             growing[topic] = batch, used
             topic = publish.topic
             batch, used = growing.get(topic, ([], largest))
-        if publish.command is not None or publish.alone or 4 + size > largest:
-            batches.append([publish])
-            used = largest  # what comes behind it must not go before it
-        elif used + size > largest or len(batch) >= _JOINED_MESSAGES:
-            batch, used = [publish], 4 + size  # 4: the count of the messages
-            batches.append(batch)
-        else:
+        used += size
+        alone = publish.alone or publish.command is not None
+        if used <= largest and len(batch) < _JOINED_MESSAGES and not alone:
             batch.append(publish)
-            used += size
+            continue
+        batch, used = [publish], 4 + size  # 4: the count of the messages
+        batches.append(batch)
+        if alone or used > largest:
+            used = largest  # what comes behind it must not go before it
     return batches
 
 
@@ -341,10 +364,9 @@ class PublishFuture(Publish, Future[None]):
         return False
 
     def running(self) -> bool:
-        return not self.outcomes
+        return not self.done()
 
-    def done(self) -> bool:
-        return len(self.outcomes) > 0
+    done = Publish.done
 
     def result(self, timeout: float | None = None) -> None:
         error = self.exception(timeout)
@@ -352,10 +374,10 @@ class PublishFuture(Publish, Future[None]):
             raise error
 
     def exception(self, timeout: float | None = None) -> NsqError | None:
-        if not self.outcomes:
+        if not self.done():
             self._refuse_in_callback()
             deadline = math.inf if timeout is None else time.monotonic() + timeout
-            if not self.wait_for(self.outcomes.__len__, deadline):
+            if not self.wait_for(self.done, deadline):
                 raise TimeoutError(f"{self!r} has not ended within {timeout:g} s")
         return self.error
 
@@ -370,19 +392,19 @@ class PublishFuture(Publish, Future[None]):
         """Call ``fn`` with the future when it ends, on a thread of the producer's; at once if it has."""
         callback = Callback(self, fn)
         self._locks.append(callback)
-        if self.outcomes:  # the end has met the callback, or has not: one of the two runs it
+        if self.done():  # the end has met the callback, or has not: one of the two runs it
             callback.run(Exception)
 
     def _get_snapshot(self) -> tuple[bool, bool, None, NsqError | None]:
         """Asked for by the asyncio of newer Pythons: done, cancelled, result, exception."""
-        return (True, False, None, self.error) if self.outcomes else (False, False, None, None)
+        return (True, False, None, self.error) if self.done() else (False, False, None, None)
 
     # What concurrent.futures.wait and as_completed look at.
 
     @property
     def _state(self) -> str:  # type: ignore[override]
         frozen = self._frozen.get(_thread.get_ident())
-        return frozen or (FINISHED if self.outcomes else RUNNING)
+        return frozen or (FINISHED if self.done() else RUNNING)
 
     @property
     def _frozen(self) -> dict[int, str]:
@@ -432,7 +454,7 @@ class _Watched:
 
     def acquire(self) -> None:
         future = self._future
-        future._frozen[_thread.get_ident()] = FINISHED if future.outcomes else RUNNING
+        future._frozen[_thread.get_ident()] = FINISHED if future.done() else RUNNING
 
     def release(self) -> None:
         self._future._frozen.pop(_thread.get_ident(), None)

@@ -104,7 +104,10 @@ class SocketStream:
         try:
             if self._closed:
                 raise ConnectionLost(f"{self.peer}: the connection was closed on this side")
-            sent = self._at_once(data)
+            try:
+                sent = self._out.send(data, _AT_ONCE)
+            except BlockingIOError:
+                sent = 0
             if sent != len(data):
                 self._send_rest(memoryview(data), sent, timeout)
         except OSError as error:
@@ -113,13 +116,6 @@ class SocketStream:
             self._writing = False
             if self._closed:
                 self._close_if_last()
-
-    def _at_once(self, data: bytes | memoryview) -> int:
-        """How many bytes fitted into the socket's buffer."""
-        try:
-            return self._out.send(data, _AT_ONCE)
-        except BlockingIOError:
-            return 0
 
     def _send_rest(self, data: memoryview, sent: int, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -130,7 +126,8 @@ class SocketStream:
             # Also true when the connection is shut or broken: the next send says so.
             if left <= 0 or not poll.poll(poll_milliseconds(left)):
                 raise self._not_taken(len(data) - sent, len(data), timeout)
-            sent += self._at_once(data[sent:])
+            with suppress(BlockingIOError):
+                sent += self._out.send(data[sent:], _AT_ONCE)
 
     def _not_taken(self, left: int, size: int, timeout: float) -> Unanswered:
         return Unanswered(f"{self.peer}: {left} of {size} bytes were not taken within {timeout:.3g} s")

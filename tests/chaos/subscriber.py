@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 import nsq
-from nsq.consumer.hooks import ConsumerHooks
+from nsq.consumer.reports import ConsumerHooks
 from nsq.testing import leaks
 from tests.chaos.publisher import commands, take_turns_as_asked
 from tests.chaos.records import CONNECTED, HANDLED, LOST, REFUSED, Record, Recorder

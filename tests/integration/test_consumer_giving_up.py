@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -127,3 +128,22 @@ def test_dead_letters_go_to_a_file(nsqd: Nsqd, tmp_path: Path) -> None:
 def test_a_dead_letter_topic_needs_a_name_nsqd_accepts() -> None:
     with pytest.raises(InvalidName, match="no spaces"):
         DeadLetterTopic(Producer("127.0.0.1:4150"), "no spaces")
+
+
+@pytest.mark.parametrize("auto_touch", [False, True])
+def test_nothing_is_given_up_that_no_handler_has_seen(nsqd_factory: Factory[Nsqd], auto_touch: bool) -> None:
+    """A handler that is much slower than the window allows: messages time out here, again and again."""
+    nsqd = nsqd_factory(max_msg_timeout="2s")
+    create(nsqd)
+    bodies = [b"%d" % number for number in range(60)]
+    publish(nsqd, bodies)
+    given_up = Recorder()
+    seen = Recorder(lambda message: time.sleep(0.1))
+    consumer = make_consumer(nsqd, max_in_flight=40, msg_timeout=1.0, auto_touch=auto_touch, give_up=given_up)
+    with log_of() as log, running(consumer.add_handler(seen)):
+        until("all are handled", lambda: set(seen.bodies) == set(bodies), 60.0)
+        until("all are finished", lambda: consumer.stats().finished == len(bodies), 60.0)
+        assert consumer.stats().timed_out > 0
+        warnings = [line for line in log.lines if "time out before a handler begins them" in line]
+    assert given_up.bodies == []
+    assert [line.startswith("WARNING") for line in warnings] == [True] + [False] * (len(warnings) - 1)

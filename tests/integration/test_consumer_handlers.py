@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from nsq.consumer.hooks import ConsumerHooks
-from nsq.consumer.outcomes import Requeue
+from nsq.consumer.handlers import Requeue
+from nsq.consumer.reports import ConsumerHooks
 from nsq.errors import AlreadyResponded, Closed, ConfigError
 from nsq.message import Message
 from nsq.testing import Nsqd

@@ -19,8 +19,8 @@ import trustme
 
 from nsq.config import Config
 from nsq.connection.conn import Conn
-from nsq.consumer.discovery import Discovery
-from nsq.consumer.lookups import Lookups
+from nsq.discovery import Discovery
+from nsq.discovery.lookups import Asker
 from nsq.errors import ApiError, NsqError, ServerError
 from nsq.message import Message
 from nsq.testing import Nsqd, Nsqlookupd, V2Client
@@ -67,6 +67,7 @@ class Host:
         self.conns[address].send_cls()
 
     def expect(self, connections: int) -> None: ...
+    def refused(self, address: str, error: NsqError) -> None: ...
 
     def await_(self, condition: Callable[[], bool], patience: float = PATIENCE) -> None:
         with self._changed:
@@ -277,7 +278,10 @@ class TestFinding:
         nsqd = nsqd_factory(lookupd=[lookupd])
         with discovering([], [lookupd.http_address], lookupd_poll_interval=0.1) as host:
             await_health(host, "listing 0")
-            assert not caplog.records  # an unknown topic is no failure
+            # An unknown topic is no failure, but worth a word.
+            assert [record.getMessage()[:46] for record in caplog.records] == [
+                "no nsqlookupd lists an nsqd with topic 'orders"
+            ]
             create_topic(nsqd, lookupd)
             host.connected(nsqd)
 
@@ -359,7 +363,7 @@ class TestLosing:
             host.connected(nsqd)
 
 
-class TestLookups:
+class TestAsker:
     SECRET = "s3cret"
 
     @pytest.fixture
@@ -374,7 +378,7 @@ class TestLookups:
             yield scripted
 
     def ask(self, scripted: ScriptedLookupd, path: str = "", **options: Any) -> frozenset[str]:
-        return Lookups(TOPIC, Config(auth_secret=self.SECRET, **options)).ask(scripted.address + path)
+        return Asker(TOPIC, Config(auth_secret=self.SECRET, **options)).ask(scripted.address + path)
 
     @pytest.mark.parametrize(
         ("allowed", "sent"), [("https", None), ("never", None), ("always", f"Bearer {SECRET}")]
@@ -401,10 +405,10 @@ class TestLookups:
         assert encrypted.requests == []
 
     def test_an_unknown_topic_is_an_empty_answer(self, lookupd: Nsqlookupd) -> None:
-        assert Lookups("nowhere", Config()).ask(lookupd.http_address) == frozenset()
+        assert Asker("nowhere", Config()).ask(lookupd.http_address) == frozenset()
 
     def test_cancel_ends_questions_under_way_and_to_come(self) -> None:
-        subject = Lookups(TOPIC, Config(lookupd_poll_timeout=300.0))
+        subject = Asker(TOPIC, Config(lookupd_poll_timeout=300.0))
         with black_hole() as hole:
             timer = threading.Timer(0.2, subject.cancel)
             timer.start()

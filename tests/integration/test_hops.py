@@ -74,3 +74,28 @@ def test_a_publish_is_few_hops(kind: str) -> None:
     assert "Publish.end" in {name for _, name in hops}
     assert len(hops) <= 25
     assert len(files) <= 8
+
+
+def test_a_message_is_few_hops() -> None:
+    handled = threading.Semaphore(0)
+    with Nsqd(process=True) as nsqd, counted() as count:
+        consumer = nsq.Consumer("hops", "channel", nsqd=nsqd.tcp_address, max_in_flight=10)
+        consumer.add_handler(lambda message: handled.release())
+
+        def one() -> None:
+            nsqd.post("/pub?topic=hops", BODY)
+            assert handled.acquire(timeout=20.0)
+
+        with consumer:
+            for _ in range(5):
+                one()
+            hops = count(one)
+
+    hops = {hop: thread for hop, thread in hops.items() if thread.startswith("nsq-hops")}
+    files = {path for path, _ in hops}
+    print(f"\na message: {len(hops)} functions in {len(files)} files")
+    for (path, name), thread in hops.items():
+        print(f"  {thread:40} {path}: {name}")
+    assert "Message.finish" in {name for _, name in hops}
+    assert len(hops) <= 25
+    assert len(files) <= 8

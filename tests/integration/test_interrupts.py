@@ -25,6 +25,7 @@ import nsq
 from nsq.testing import Nsqd
 
 PACKAGE = str(Path(nsq.__file__).parent) + "/"
+DAEMONS = PACKAGE + "daemons/"
 BODY = b"x" * 200
 PATIENCE = 20.0
 
@@ -106,7 +107,9 @@ class AtLine:
         sys.settrace(None)
 
     def _enter(self, frame: FrameType, event: str, argument: object) -> Any:
-        return self._line if frame.f_code.co_filename.startswith(PACKAGE) else None
+        path = frame.f_code.co_filename  # an nsqd in this process has a callback of the garbage collector
+        ours = path.startswith(PACKAGE) and not path.startswith(DAEMONS)
+        return self._line if ours and frame.f_code.co_name not in ("__exit__", "__del__") else None
 
     def _line(self, frame: FrameType, event: str, argument: object) -> Any:
         if event == "line" and frame.f_lineno not in clean_up_lines(frame.f_code.co_filename):

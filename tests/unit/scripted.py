@@ -66,15 +66,25 @@ class Nsqd:
 
     @property
     def commands(self) -> list[bytes]:
-        """All since the handshake."""
-        return _lines(self.peer.received[self._begin :])
+        """All since the handshake that tell this nsqd something new."""
+        return self._news(self.peer.received)
+
+    def _news(self, received: bytes) -> list[bytes]:
+        """Without an RDY that is the same as the last one: that is for servers which count it down."""
+        rdy, news = b"", []
+        for line in _lines(received[self._begin :]):
+            if line != rdy:
+                news.append(line)
+            if line.startswith(b"RDY"):
+                rdy = line
+        return news
 
     def expect(self, *lines: bytes) -> None:
         """The next commands are exactly these."""
         until = self._heard + len(lines)
 
         def enough(received: bytes) -> bool:
-            heard = _lines(received[self._begin :])
+            heard = self._news(received)
             return len(heard) >= until or heard[self._heard :] != list(lines)[: len(heard) - self._heard]
 
         self.peer.wait_until(enough)
@@ -84,7 +94,7 @@ class Nsqd:
     def expect_in_any_order(self, *lines: bytes) -> None:
         """The next commands are these."""
         until = self._heard + len(lines)
-        self.peer.wait_until(lambda received: len(_lines(received[self._begin :])) >= until)
+        self.peer.wait_until(lambda received: len(self._news(received)) >= until)
         assert sorted(self.commands[self._heard : until]) == sorted(lines)
         self._heard = until
 

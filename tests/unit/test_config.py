@@ -144,7 +144,6 @@ class TestRanges:
             ("rdy_redistribute_interval", 0.001, 5.0),
             ("sample_rate", 0, 99),
             ("deflate_level", 1, 9),
-            ("heartbeat_interval", 1.0, 59.0),
         ],
     )
     def test_both_ends_belong_to_them(self, option: str, low: float, high: float) -> None:
@@ -174,18 +173,17 @@ class TestRanges:
             {"max_in_flight": None},
             {"max_attempts": 0},
             {"max_backoff_duration": 0},
+            {"heartbeat_interval": -1},
+            {"output_buffer_timeout": -1},
         ],
     )
     def test_values_with_a_meaning_of_their_own(self, options: dict[str, Any]) -> None:
         for name, value in options.items():
             assert getattr(Config(**options), name) == value
 
-    @pytest.mark.parametrize("interval", [0, -1, 0.5])
-    def test_heartbeats_cannot_be_switched_off(self, interval: float) -> None:
+    @pytest.mark.parametrize("interval", [0, -2, 0.5, 59000])
+    def test_heartbeats_come_at_most_once_a_second(self, interval: float) -> None:
         assert "heartbeat_interval" in refusal(heartbeat_interval=interval)
-
-    def test_the_trap_of_an_unlimited_buffer_timeout_is_closed(self) -> None:
-        assert "output_buffer_timeout is -1" in refusal(output_buffer_timeout=-1)
 
     def test_choices(self) -> None:
         assert Config(backoff_strategy="full_jitter").backoff_strategy == "full_jitter"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from nsq import errors
-from nsq.consumer.outcomes import Requeue
+from nsq.consumer.handlers import Requeue
 from nsq.errors import ApiRefused, NsqError, ServerError, server_error
 
 

@@ -26,6 +26,7 @@ ORDER = [
     ["waiting"],
     ["transport", "api", "flags"],
     ["connection"],
+    ["discovery"],
     ["consumer", "producer"],
     ["partitioned"],
     [PUBLIC],

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from nsq.consumer.complaints import Complaints
 from nsq.errors import WalError
 from nsq.spark.receiver.valve import Valve
 from nsq.spark.wal.store import Wal
@@ -39,7 +38,7 @@ class Gauge:
         self._valve = valve
         self._appended = appended
         self._others = 0  # what it held at the last look, without what was appended here until then
-        self._complaints = Complaints()
+        self._said = ""  # the last error of listing it; logged once
 
     def look(self) -> None:
         """List the log, and stop or go on."""
@@ -47,11 +46,12 @@ class Gauge:
         appended = self._appended()
         try:
             found = self._measure()
-        except (WalError, OSError) as fault:
-            if self._complaints.is_news(_FULL, str(fault)):
-                log.warning("cannot see how full the log is: %s", fault)
+        except (WalError, OSError) as error:
+            if self._said != str(error):
+                self._said = str(error)
+                log.warning("cannot see how full the log is: %s", error)
             return
-        self._complaints.settle(_FULL)
+        self._said = ""
         self._others = found - appended
         if found >= self._most:
             self._shut(found)

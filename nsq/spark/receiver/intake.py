@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from nsq.consumer.outcomes import Requeue
+from nsq.consumer.handlers import Requeue
 from nsq.errors import WalError
 from nsq.message import Message, finish_all
 from nsq.spark.receiver.valve import Valve

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from nsq.consumer.consumer import Consumer
-from nsq.consumer.deadletters import DeadLetterTopic
+from nsq.consumer.handlers import DeadLetterTopic
 from nsq.message import Message
 from nsq.spark.receiver.gauge import Gauge, held_bytes
 from nsq.spark.receiver.intake import Intake, Store

@@ -537,7 +537,7 @@ class TestWriting:
         with interrupted_in(Conn.finish, line):
             one.finish()
         two.finish()
-        nsqd.peer.wait_until(lambda got: got.endswith(fin(2) + b"\n"))
+        nsqd.peer.wait_until(lambda got: fin(2) + b"\n" in got)
         assert [each for each in nsqd.commands[1:] if each not in (b"interrupted", fin(1))] == [fin(2)]
         assert pair.conn.open
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nsq.consumer.arguments import checked_callable, checked_seconds, checked_whole
+from nsq.consumer.consumer import checked_callable, checked_seconds, checked_whole
 from nsq.errors import ConfigError, UsageError
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.consumer.backoff import Backoff, Outcome, exponential, full_jitter
+from nsq.consumer.rdy import Backoff, Outcome, exponential, full_jitter
 
 SUCCESS, FAILURE, NEUTRAL = Outcome.SUCCESS, Outcome.FAILURE, Outcome.NEUTRAL
 
@@ -37,7 +37,7 @@ class TestOrdinaryTimes:
     def test_nothing_changes(self, outcome: Outcome) -> None:
         backoff = Backoff(exponential(1.0), 120.0)
         assert not backoff.outcome(outcome, 0.0)
-        assert not any([backoff.active, backoff.waiting, backoff.testing])
+        assert not any([(backoff.level > 0), backoff.waiting, backoff.testing])
 
 
 class TestAFailure:
@@ -76,7 +76,7 @@ class TestTestingTheWaters:
             backoff.expire(now)
         assert backoff.outcome(SUCCESS, now)
         assert (backoff.level, backoff.until) == (0, None)
-        assert not backoff.active
+        assert not (backoff.level > 0)
 
     def test_a_requeue_without_backoff_repeats_the_wait(self) -> None:
         backoff = Backoff(exponential(1.0), 120.0)
@@ -101,7 +101,7 @@ class TestLimits:
     def test_a_longest_wait_of_zero_switches_it_off(self) -> None:
         backoff = Backoff(exponential(1.0), 0.0)
         assert not backoff.outcome(FAILURE, 0.0)
-        assert not backoff.active
+        assert not (backoff.level > 0)
 
     def test_a_strategy_that_wants_more_is_cut_off(self) -> None:
         backoff = Backoff(lambda level: 1000.0, 120.0)

@@ -16,8 +16,7 @@ import pytest
 
 from nsq.connection import Conn
 from nsq.consumer.consumer import Consumer
-from nsq.consumer.hooks import ConsumerHooks
-from nsq.consumer.reports import StopReport
+from nsq.consumer.reports import ConsumerHooks, StopReport
 from nsq.errors import (
     AlreadyResponded,
     Closed,
@@ -179,8 +178,12 @@ class TestMaxInFlight:
         self, make: Callable[..., Consumer], caplog: pytest.LogCaptureFixture
     ) -> None:
         make(max_in_flight=8).add_handler(nothing, threads=4).add_batch_handler(print, size=4).start()
-        make(max_in_flight=0).add_handler(nothing, threads=8).start()
         assert not caplog.records
+        make(max_in_flight=0).add_handler(nothing, threads=8).start().set_max_in_flight(0)
+        assert [record.message for record in caplog.records] == [
+            "<Consumer orders/billing new>: max_in_flight is 0, so that no message comes: "
+            "use pause() if that is meant"
+        ]
         make(max_in_flight=7).add_handler(nothing, threads=4).add_batch_handler(print, size=4).start()
         assert "max_in_flight is 7, but its handlers could work on 8 messages at once" in caplog.text
 
@@ -291,9 +294,9 @@ class TestStopping:
         assert consumer.stop() == CLEAN
         assert consumer.wait(0.0)
         assert consumer.stop() == CLEAN
-        assert consumer.run() == CLEAN
-        with pytest.raises(Closed):
-            consumer.start()
+        for call in (consumer.start, consumer.run):
+            with pytest.raises(Closed):
+                call()
 
     @pytest.mark.parametrize("timeout", [float("inf"), 1e300])
     def test_however_long_it_may_take(
@@ -403,7 +406,7 @@ class TestStopping:
     def test_while_an_nsqd_is_lost_over_and_over(
         self, make: Callable[..., Consumer], transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("nsq.consumer.engine._LAST_MOMENTS", PATIENCE)  # for all threads to end
+        monkeypatch.setattr("nsq.consumer.engine._LEAST_TO_STOP", PATIENCE)  # for all threads to end
         consumer = make().add_handler(nothing).start()
         for _ in range(5):
             accept(transport).peer.end()
@@ -631,7 +634,8 @@ class TestAutoTouch:
         consumer = make(auto_touch=True).add_handler(nothing).start()
         nsqd = accept(transport, msg_timeout=4000)
         nsqd.expect(rdy(2))
-        assert consumer._engine._next_tick(100.0) == 101.0
+        consumer._engine._ticked_at = 100.0
+        assert consumer._engine._next_tick() == 101.0
         assert stopped(consumer, nsqd) == CLEAN
 
 

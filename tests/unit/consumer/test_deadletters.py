@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nsq.consumer.deadletters import DeadLetterFile, DeadLetterTopic
+from nsq.consumer.handlers import DeadLetterFile, DeadLetterTopic
 from nsq.errors import InvalidName
 from nsq.message import Message
 

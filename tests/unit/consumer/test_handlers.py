@@ -1,4 +1,4 @@
-"""The handler threads, with messages nobody sent and an overseer that takes notes."""
+"""The handler threads, with messages nobody sent and a desk that takes notes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from nsq.consumer.handlers import HandlerPool, Inbox
-from nsq.consumer.outcomes import Requeue
+from nsq.consumer.handlers import HandlerPool, Inbox, Requeue, Unseen
 from nsq.errors import AlreadyResponded, ConfigError
 from nsq.message import Message
 
@@ -23,13 +22,12 @@ PATIENCE = 20.0
 
 
 class Desk:
-    """Where messages come from, answers go to, and decisions are made: delegate and overseer in one."""
+    """Where messages come from and answers go to, and what the pool calls."""
 
     address = A
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self.max_attempts = 5
         self.starved = False
         self.notes: list[tuple[Any, ...]] = []
         self.answered: set[bytes] = set()
@@ -90,7 +88,9 @@ def desk() -> Desk:
 
 @pytest.fixture
 def pool(desk: Desk) -> Iterator[HandlerPool]:
-    pool = HandlerPool("nsq-test", desk)
+    pool = HandlerPool(
+        "nsq-test", max_attempts=5, give_up=desk.give_up, expired=desk.expired, starved=lambda: desk.starved
+    )
     yield pool
     assert pool.stop(time.monotonic() + PATIENCE) == []
 
@@ -118,7 +118,7 @@ class TestInbox:
         messages = [desk.message(number, expires_at=10.0 * number) for number in range(4)]
         inbox.put(messages)
         inbox.close(1)
-        inbox.sweep(15.0)
+        assert inbox.sweep(15.0) == messages[:2]
         assert [inbox.get() for _ in range(3)] == [messages[2], messages[3], None]
 
 
@@ -213,11 +213,30 @@ class TestBeforeTheHandler:
         work(pool, desk.message(1, attempts=6))
         desk.wait_for(("requeue", 1, None, False))
 
-    def test_any_number_of_attempts_where_they_are_not_limited(self, pool: HandlerPool, desk: Desk) -> None:
-        desk.max_attempts = 0
+    def test_deliveries_that_no_handler_saw_are_no_attempts(self, pool: HandlerPool, desk: Desk) -> None:
+        handled: list[Message] = []
+        pool.add(handled.append, 1)
+        late = [desk.message(1, attempts=attempts, expires_at=0.0) for attempts in (4, 5, 6)]
+        work(pool, *late, desk.message(2, attempts=6), desk.message(1, attempts=8))
+        desk.wait_for(("finish", 1), ("finish", 2))
+        assert [(int(message.id), message.attempts) for message in handled] == [(1, 8)]
+        assert not pool.unseen.counts  # it is finished
+
+    def test_what_is_remembered_of_them_is_bounded(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("nsq.consumer.handlers._MOST_UNSEEN", 2)
+        unseen = Unseen()
+        for number in (1, 2, 1, 3):
+            unseen.note(desk.message(number))
+        assert [unseen.attempts(desk.message(number, attempts=5)) for number in (1, 2, 3)] == [3, 5, 4]
+
+    def test_any_number_of_attempts_where_they_are_not_limited(self, desk: Desk) -> None:
+        pool = HandlerPool(
+            "nsq-test", max_attempts=0, give_up=desk.give_up, expired=desk.expired, starved=lambda: False
+        )
         pool.add(lambda message: None, 1)
         work(pool, desk.message(1, attempts=65535))
         desk.wait_for(("finish", 1))
+        assert pool.stop(time.monotonic() + PATIENCE) == []
 
     def test_a_fault_of_ours_does_not_end_the_thread(
         self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
@@ -226,7 +245,7 @@ class TestBeforeTheHandler:
         pool.add(lambda message: None, 1)
         work(pool, desk.message(1, expires_at=0.0), desk.message(2))
         desk.wait_for(("finish", 2))
-        assert "by a fault of ours" in caplog.text
+        assert "a bug of ours" in caplog.text
 
 
 class TestThreads:
@@ -274,7 +293,7 @@ class TestThreads:
         assert entered.wait(PATIENCE)
         assert pool.in_work() == [one]
         gate.set()
-        work(pool, two)
+        pool.inbox.put([two])
         desk.wait_for(("finish", 2))
         assert pool.stop(time.monotonic() + PATIENCE) == []
         assert pool.in_work() == []
@@ -283,7 +302,7 @@ class TestThreads:
         self, pool: HandlerPool, desk: Desk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen: list[list[Message]] = []
-        monkeypatch.setattr(desk, "give_up", lambda message: seen.append(pool.in_work()))
+        monkeypatch.setattr(pool, "_give_up", lambda message: seen.append(pool.in_work()))
         pool.add(lambda message: None, 1)
         dead = desk.message(1, attempts=6)
         work(pool, dead)
@@ -386,7 +405,7 @@ class TestBatches:
         self.add(pool, lambda messages: None, size=1)
         work(pool, desk.message(1, expires_at=0.0), desk.message(2))
         desk.wait_for(("finish", 2))
-        assert "by a fault of ours" in caplog.text
+        assert "a bug of ours" in caplog.text
 
 
 class TestWhatIsNoHandler:

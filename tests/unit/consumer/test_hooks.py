@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from nsq.consumer.hooks import ConsumerHooks, HookRunner
+from nsq.consumer.reports import ConsumerHooks, HookRunner
 
 PATIENCE = 20.0
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nsq.consumer.outcomes import FINISH, REQUEUE, Requeue, RequeueDelay, Verdict, of_exception, of_result
+from nsq.consumer.handlers import FINISH, REQUEUE, Requeue, RequeueDelay, Verdict, of_exception, of_result
 from nsq.errors import InvalidMessage, UsageError
 
 

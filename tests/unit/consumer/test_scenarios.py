@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 
 from nsq.consumer.consumer import Consumer
-from nsq.consumer.hooks import ConsumerHooks
-from nsq.consumer.outcomes import Requeue
-from nsq.consumer.reports import StopReport
+from nsq.consumer.handlers import Requeue
+from nsq.consumer.reports import ConsumerHooks, StopReport
+from nsq.errors import AlreadyResponded, ServerError
 from nsq.message import Message
 from nsq.transport import MemoryTransport
+from nsq.wire.frames import encode_error, encode_response
 
 from ..scripted import CHANNEL, CLS, NOP, TOPIC, A, B, Nsqd, accept, accept_all, fin, id_of, rdy, req
 
@@ -110,9 +112,9 @@ def leave(consumer: Consumer, *nsqds: Nsqd) -> None:
 def end_wait(consumer: Consumer) -> None:
     """The consumer has backed off for as long as it is to."""
     engine = consumer._engine
-    assert engine._flow.backoff.waiting
-    engine._flow.backoff.until = 0.0
-    engine._timer.poke()
+    assert engine.windows.backoff.waiting
+    engine.windows.backoff.until = 0.0
+    engine.look()
 
 
 class TestBackoff:
@@ -552,6 +554,7 @@ class TestBusyHandlers:
         for _ in range(2):
             assert timed_out.acquire(timeout=PATIENCE)
         gate.open.set()
+        nsqd.expect(rdy(2))  # the handler does not manage more in time
         leave(consumer, nsqd)
         assert id_of(2) not in handled
         assert consumer.stats().timed_out == 2
@@ -661,8 +664,7 @@ class TestStop:
     def test_what_is_in_flight_at_the_deadline_is_reported(
         self, stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("nsq.consumer.engine._LAST_MOMENTS", PATIENCE + SOON)
-        monkeypatch.setattr("nsq.consumer.engine._OWN_MOMENTS", PATIENCE)
+        monkeypatch.setattr("nsq.consumer.engine._LEAST_TO_STOP", 10 * SOON)  # for the other threads
         gate = Gate()
         consumer = stage.consumer(gate, hooks=ConsumerHooks())
         nsqd = stage.nsqd()
@@ -682,7 +684,7 @@ class TestStop:
         self, stage: Stage, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Whether the last FIN has arrived nobody knows."""
-        monkeypatch.setattr("nsq.consumer.engine._LAST_MOMENTS", PATIENCE)  # for all threads to end
+        monkeypatch.setattr("nsq.consumer.engine._LEAST_TO_STOP", PATIENCE)  # for all threads to end
         consumer = stage.consumer()
         nsqd = stage.nsqd()
         nsqd.expect(rdy(5))
@@ -701,3 +703,203 @@ class TestStop:
         nsqd.peer.end()
         assert stopping.report == StopReport(clean=True)
         assert len(stage.transport.dials) == 1
+
+
+class TestLateAnswers:
+    """The message's own clock decides, whenever the timer looks."""
+
+    def hold(self, stage: Stage, **options: Any) -> tuple[Consumer, Nsqd, list[Message]]:
+        """A consumer that backs off, and a message that tests the waters and is kept."""
+        taken: list[Message] = []
+        entered = threading.Semaphore(0)
+
+        def take(message: Message) -> None:
+            if message.body == BAD:
+                raise Requeue(0.0)
+            message.disable_auto_response()
+            taken.append(message)
+            entered.release()
+
+        consumer = stage.consumer(take, **options)
+        nsqd = stage.nsqd(msg_timeout=60_000)
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, body=BAD)
+        nsqd.expect(rdy(0), req(1, 0))
+        end_wait(consumer)
+        nsqd.expect(rdy(1))
+        nsqd.deliver(2)
+        assert entered.acquire(timeout=PATIENCE)
+        return consumer, nsqd, taken
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            lambda message: message.finish(),
+            lambda message: message.requeue(),
+            lambda message: message.touch(),
+        ],
+    )
+    def test_stay_here_and_are_no_success(self, stage: Stage, answer: Callable[[Message], None]) -> None:
+        consumer, nsqd, (message,) = self.hold(stage)
+        message.expires_at = time.monotonic()
+        with pytest.raises(AlreadyResponded, match="timed out before it was answered"):
+            answer(message)
+        assert message.responded
+        nsqd.heartbeat()
+        nsqd.expect(NOP)
+        stats = consumer.stats()
+        assert (stats.timed_out, stats.finished, stats.in_flight) == (1, 0, 0)
+        assert consumer.health().backoff_level == 1
+        leave(consumer, nsqd)
+
+    def test_a_batch_is_finished_without_those_that_are_late(self, stage: Stage) -> None:
+        def handle(messages: list[Message]) -> None:
+            messages[0].expires_at = time.monotonic()
+
+        consumer = Consumer(TOPIC, CHANNEL, nsqd=A, transport=stage.transport)
+        consumer.add_batch_handler(handle, size=3, wait=PATIENCE).start()
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(6))
+        nsqd.deliver(1, 2, 3)
+        nsqd.expect(fin(2), fin(3))
+        assert consumer.stats().timed_out == 1
+        leave(consumer, nsqd)
+
+
+class TestServersThatCountRdyDown:
+    """As the guides describe them: they send so many messages, and then nothing until the next RDY."""
+
+    @pytest.mark.parametrize(("max_in_flight", "deliveries"), [(1, 5), (2, 6), (40, 200)])
+    def test_get_it_again_in_time(self, stage: Stage, max_in_flight: int, deliveries: int) -> None:
+        consumer = stage.consumer(max_in_flight=max_in_flight)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(max_in_flight))
+        line = rdy(max_in_flight) + b"\n"
+        rdys, left = 1, max_in_flight
+        for number in range(deliveries):
+            if not left:
+                nsqd.peer.wait_until(lambda got, rdys=rdys: got.count(line) > rdys)  # type: ignore[misc]
+                rdys = nsqd.peer.received.count(line)
+                left = max_in_flight
+            left -= 1
+            nsqd.deliver(number)
+            nsqd.expect(fin(number))
+        if max_in_flight > 2:  # seldom: not with every message of a large window
+            assert nsqd.peer.received.count(line) <= 1 + deliveries / (0.7 * max_in_flight)
+        leave(consumer, nsqd)
+
+    def test_but_not_during_backoff(self, stage: Stage) -> None:
+        consumer = stage.consumer(max_in_flight=1)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(1))
+        nsqd.deliver(1, body=BAD)
+        nsqd.expect(rdy(0), req(1, 0))
+        leave(consumer, nsqd)
+        assert nsqd.peer.received.count(b"RDY 1\n") == 1
+
+
+class TestRefusals:
+    """A subscription that is refused for good."""
+
+    TEXTS = ("E_BAD_TOPIC no", "E_UNAUTHORIZED no", "E_SUB_ORDER_IS_MUST no")
+
+    def refuse(self, stage: Stage, text: str) -> None:
+        peer = stage.transport.accept()
+        peer.send(encode_response(b"{}") + encode_error(text.encode()))
+
+    @pytest.mark.parametrize("text", TEXTS)
+    def test_end_run_at_once(self, stage: Stage, text: str) -> None:
+        consumer = Consumer(TOPIC, CHANNEL, nsqd=A, transport=stage.transport).add_handler(handle)
+        player = threading.Thread(target=self.refuse, args=(stage, text))
+        player.start()
+        with pytest.raises(ServerError, match="no") as caught:
+            consumer.run()
+        player.join(PATIENCE)
+        assert caught.value.code == text.split()[0]
+        assert repr(consumer) == "<Consumer orders/billing stopped>"
+
+    def test_are_told_by_hook_and_health(self, stage: Stage) -> None:
+        told: list[tuple[str, str]] = []
+        heard = threading.Event()
+
+        class Hooks(ConsumerHooks):
+            def server_error(self, nsqd_address: str, error: ServerError) -> None:
+                told.append((nsqd_address, error.code))
+                heard.set()
+
+        consumer = stage.consumer(hooks=Hooks())
+        self.refuse(stage, "E_UNAUTHORIZED not for you")
+        assert heard.wait(PATIENCE)
+        assert told == [(A, "E_UNAUTHORIZED")]
+        health = consumer.health()
+        assert (health.ok, health.summary) == (
+            False,
+            "no connection to any nsqd; nsqd-a:4150: E_UNAUTHORIZED not for you",
+        )
+        nsqd = stage.nsqd()  # it lets us in after all
+        nsqd.expect(rdy(5))
+        assert consumer.health().ok
+        leave(consumer, nsqd)
+
+    def test_of_one_nsqd_leave_the_others(self, stage: Stage) -> None:
+        consumer = stage.consumer(nsqd=[A, B], max_in_flight=2, reconnect_initial=60.0, reconnect_max=60.0)
+        ended: list[object] = []
+        running = threading.Thread(target=lambda: ended.append(consumer.run()))
+        first = stage.nsqd()
+        running.start()
+        self.refuse(stage, "E_UNAUTHORIZED no")
+        first.peer.wait_until(lambda got: rdy(2) in got)  # the other one's share is free again
+        assert not ended
+        stopping = Stopping(consumer)
+        first.peer.wait_until(lambda got: CLS in got)
+        first.close_wait()
+        assert stopping.report
+        running.join(PATIENCE)
+        assert ended == [StopReport(clean=True)]
+
+
+def test_heartbeats_can_be_heard(stage: Stage) -> None:
+    heard = threading.Semaphore(0)
+
+    class Hooks(ConsumerHooks):
+        def heartbeat(self, nsqd_address: str) -> None:
+            assert nsqd_address == A
+            heard.release()
+
+    consumer = stage.consumer(hooks=Hooks())
+    nsqd = stage.nsqd()
+    nsqd.expect(rdy(5))
+    nsqd.heartbeat()
+    assert heard.acquire(timeout=PATIENCE)
+    nsqd.expect(NOP)
+    leave(consumer, nsqd)
+
+
+def test_heartbeats_can_be_switched_off(stage: Stage) -> None:
+    consumer = stage.consumer(heartbeat_interval=-1, output_buffer_timeout=-1, read_timeout=0.1)
+    nsqd = stage.nsqd()
+    assert (nsqd.identify["heartbeat_interval"], nsqd.identify["output_buffer_timeout"]) == (-1, -1)
+    nsqd.expect(rdy(5))
+    time.sleep(4 * SOON)  # silent for longer than read_timeout
+    nsqd.deliver(1, body=GOOD)
+    nsqd.expect(fin(1))
+    leave(consumer, nsqd)
+
+
+@pytest.mark.parametrize(("max_in_flight", "starved_at"), [(1, 1), (2, 2), (3, 3), (10, 9)])
+def test_starved_is_a_connection_with_most_of_its_rdy_in_flight(
+    stage: Stage, max_in_flight: int, starved_at: int
+) -> None:
+    gate = Gate()
+    consumer = stage.consumer(gate, max_in_flight=max_in_flight)
+    nsqd = stage.nsqd()
+    nsqd.expect(rdy(max_in_flight))
+    for number in range(1, starved_at + 1):
+        assert not consumer.is_starved
+        nsqd.deliver(number)
+        nsqd.heartbeat()
+        nsqd.expect(NOP)  # it has been read
+    assert consumer.is_starved
+    gate.open.set()
+    nsqd.expect(*map(fin, range(1, starved_at + 1)))
+    leave(consumer, nsqd)

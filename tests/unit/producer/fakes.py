@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import queue
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from nsq.config import Config
-from nsq.errors import NsqError
+from nsq.errors import ConnectionLost, NsqError, ServerError, server_error
 from nsq.producer.endpoint import Endpoint
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import Publish
 from nsq.transport import MemoryTransport
+from nsq.waiting import Waiters
 
 A, B, C = "nsqd-a:4150", "nsqd-b:4150", "nsqd-c:4150"
+PATIENCE = 20.0
+LOST = ConnectionLost(f"{A} closed the connection")
+QUOTA = server_error(b"E_QUOTA later")  # a code that nsqd does not have
 
 
 class Clock:
@@ -109,12 +113,12 @@ class StillPool(Pool):
     def __init__(
         self,
         *,
-        clock: Clock | None = None,
         on_acknowledged: Any = None,
         on_failed: Any = None,
         transport: Any = None,
         **options: Any,
     ) -> None:
+        self.time = Clock()
         super().__init__(
             (),
             (),
@@ -123,7 +127,7 @@ class StillPool(Pool):
             None,
             on_acknowledged,
             on_failed,
-            clock=clock or Clock(),
+            clock=self.time,
             chance=lambda: 1.0,
         )
         self._up = True
@@ -177,6 +181,49 @@ class StillPool(Pool):
         return made
 
 
+def nothing() -> None: ...
+
+
+def interleaved(
+    kind: type[Any],
+    *methods: str,
+    before: Iterable[Callable[[], object]] = (),
+    behind: Iterable[Callable[[], object]] = (),
+) -> Any:
+    """An empty ``kind``, a set or a deque, and what other threads do right before or right behind the first
+    calls of these methods.
+    """
+    first, then = iter(before), iter(behind)
+
+    def wrapped(method: Any) -> Any:
+        def call(self: Any, *args: Any) -> Any:
+            next(first, nothing)()
+            result = method(self, *args)
+            next(then, nothing)()
+            return result
+
+        return call
+
+    return type("Interleaved", (kind,), {each: wrapped(getattr(kind, each)) for each in methods})()
+
+
+def at_claim(
+    publish: Publish, *, before: Callable[[], object] = nothing, behind: Callable[[], object] = nothing
+) -> None:
+    """What other threads do right before, or right behind, the first try to claim it."""
+    lock = publish.claim
+
+    class Claim:
+        def acquire(self, blocking: bool) -> bool:
+            publish.claim = lock  # the others find the lock alone
+            before()
+            taken = lock.acquire(blocking)
+            behind()
+            return taken
+
+    publish.claim = Claim()  # type: ignore[assignment]
+
+
 def ready(topic: str, command: bytes, messages: int = 1) -> Publish:
     """A publish with a command of its own."""
     made = Publish(topic, b"")
@@ -189,6 +236,134 @@ def conn_of(endpoint: Endpoint) -> FakeConn:
     return conn  # type: ignore[no-any-return]
 
 
+def answer(endpoint: Endpoint, count: int = 1) -> None:
+    conn: Any = endpoint.conn
+    endpoint.on_ok(conn, count)
+
+
+def refuse(endpoint: Endpoint, error: ServerError) -> None:
+    conn: Any = endpoint.conn
+    endpoint.on_error(conn, error)
+
+
+def lose(endpoint: Endpoint, cause: NsqError | None = LOST) -> None:
+    """Its connection ends."""
+    conn: Any = endpoint.conn
+    conn.closed = True
+    endpoint.on_close(conn, cause)
+
+
 def bodies(items: Any) -> list[bytes]:
     """Of the publishes among them."""
     return [item.body for item in items if isinstance(item, Publish)]
+
+
+READ_TIMEOUT = 60.0
+
+
+class Scene:
+    """An endpoint, connected, and what is around it. Joins publishes if ``coalesce``."""
+
+    def __init__(self, *, coalesce: bool = False, **options: Any) -> None:
+        self.clock = Clock()
+        self.pool = FakePool()
+        pool: Any = self.pool
+        options = {"reconnect_initial": 4.0, "read_timeout": READ_TIMEOUT, "coalesce": coalesce, **options}
+        self.endpoint = Endpoint(pool, Config(**options), self.clock, lambda: 1.0)
+        self.endpoint.address = A
+        self.fake = connect(self.endpoint)
+        self.conn: Any = self.fake
+
+    def put(self, *bodies: bytes, topic: str = "orders") -> list[Publish]:
+        made = [Publish(topic, body) for body in bodies]
+        self.fake.waiting.extend(made)
+        return made
+
+    def write(self) -> bytes:
+        return write(self.endpoint)
+
+    def send(self, *bodies: bytes) -> list[Publish]:
+        """Written together."""
+        made = self.put(*bodies)
+        self.write()
+        return made
+
+    def ok(self, count: int = 1) -> None:
+        answer(self.endpoint, count)
+
+    def refuse(self, error: ServerError) -> None:
+        refuse(self.endpoint, error)
+
+    def lose(self, cause: NsqError | None = LOST) -> None:
+        lose(self.endpoint, cause)
+
+    def reconnect(self) -> None:
+        """As ``_dial`` begins, and a connection that is open."""
+        self.pool.transport = MemoryTransport()
+        self.pool.transport.refuse()
+        self.endpoint._dial()
+        self.fake = self.conn = connect(self.endpoint)
+
+    def encode(self, waiting: deque[Any]) -> bytes:
+        return self.endpoint._encode(waiting, self.endpoint._sent)
+
+    @property
+    def ended(self) -> list[Publish]:
+        return [publish for publish, _ in self.pool.ends]
+
+    @property
+    def broken(self) -> bool:
+        """Whether the endpoint has closed the connection."""
+        return self.fake.closes == [False]
+
+
+class Meanwhile(Waiters):
+    """For ``Pool._room``: what happens while a thread waits for room."""
+
+    def __init__(self, happens: Callable[[], object] = nothing) -> None:
+        super().__init__()
+        self.wakes = 0
+        self._happens = happens
+
+    def wait_for(self, condition: Callable[[], object], deadline: float = 0.0) -> bool:
+        self._happens()
+        return bool(condition())
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+
+#: Where a publish is when it is given up or cancelled.
+Stage = Callable[[StillPool], Publish]
+#: How it ends.
+End = Callable[[StillPool, Publish], object]
+
+
+def waits_for_a_connection(pool: StillPool) -> Publish:
+    pool.add(connected=False)
+    return pool.make(b"body")[0]
+
+
+def waits_to_be_written(pool: StillPool) -> Publish:
+    pool.add()
+    pool.turn()
+    return pool.make(b"body")[0]
+
+
+def is_sent(pool: StillPool) -> Publish:
+    made = waits_to_be_written(pool)
+    write(pool._endpoints[0])
+    return made
+
+
+def waits_to_be_sent_again(pool: StillPool) -> Publish:
+    made = is_sent(pool)
+    lose(pool._endpoints[0])
+    pool.turn()
+    return made
+
+
+def is_stored(pool: StillPool) -> Publish:
+    made = is_sent(pool)
+    answer(pool._endpoints[0])
+    return made

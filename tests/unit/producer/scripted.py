@@ -8,15 +8,16 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
+from nsq.errors import DialFailed
 from nsq.producer import ConnectionStats, Producer
-from nsq.transport import MemoryPeer, MemoryTransport
+from nsq.transport import MemoryPeer, MemoryStream, MemoryTransport
 from nsq.wire import commands
 from nsq.wire.frames import HEARTBEAT, OK, encode_error, encode_response
 
-A, B = "nsqd-a:4150", "nsqd-b:4150"
-PATIENCE = 20.0
+from .fakes import PATIENCE, A
 
 
 def producer(transport: MemoryTransport, *addresses: str, **options: Any) -> Producer:
@@ -29,6 +30,21 @@ def producer(transport: MemoryTransport, *addresses: str, **options: Any) -> Pro
     }
     patient = {"dial_timeout": 3 * PATIENCE, "write_timeout": 3 * PATIENCE}
     return Producer(*(addresses or (A,)), transport=transport, **{**mine, **patient, **options})
+
+
+class HeldTransport(MemoryTransport):
+    """Dials of ``held`` addresses lead nowhere until ``release``."""
+
+    def __init__(self, *held: str) -> None:
+        super().__init__()
+        self._held = held
+        self._released = threading.Event()
+        self.release = self._released.set
+
+    def connect(self, address: str, *, timeout: float) -> MemoryStream:
+        if address in self._held and not self._released.wait(PATIENCE):
+            raise DialFailed(f"cannot connect to {address}: no answer")
+        return super().connect(address, timeout=timeout)
 
 
 class Nsqd:
@@ -131,8 +147,33 @@ def in_thread(call: Callable[[], object]) -> Future[object]:
     def run() -> None:
         try:
             future.set_result(call())
-        except BaseException as fault:
-            future.set_exception(fault)
+        except BaseException as error:
+            future.set_exception(error)
 
     threading.Thread(target=run, name="publisher", daemon=True).start()
     return future
+
+
+def in_threads(*calls: Callable[[], object]) -> list[Any]:
+    """What the calls return, all made at the same time."""
+    start = threading.Barrier(len(calls))
+
+    def run(call: Callable[[], object]) -> object:
+        start.wait(PATIENCE)
+        return call()
+
+    futures = [in_thread(partial(run, call)) for call in calls]
+    return [future.result(PATIENCE) for future in futures]
+
+
+def publishing(p: Producer, body: bytes = b"body", **options: Any) -> Future[object]:
+    """Have a thread publish this."""
+    return in_thread(partial(p.publish, "orders", body, **options))
+
+
+def connected(p: Producer, transport: MemoryTransport) -> Nsqd:
+    first = publishing(p, b"first")
+    nsqd = accept(transport)
+    nsqd.answer(b"first")
+    first.result(PATIENCE)
+    return nsqd

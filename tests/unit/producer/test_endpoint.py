@@ -9,19 +9,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq.config import Config
 from nsq.errors import (
     BadBody,
     BadMessage,
     BadTopic,
-    ConnectionLost,
     DialFailed,
     FinFailed,
     HandshakeFailed,
@@ -33,69 +30,17 @@ from nsq.errors import (
     Unanswered,
     Unauthorized,
     WireError,
-    server_error,
 )
-from nsq.producer import endpoint as endpoint_module
-from nsq.producer.endpoint import _CHUNK, Endpoint
+from nsq.producer.endpoint import _CHUNK
 from nsq.producer.publishes import Publish, command_of
 from nsq.producer.reports import ConnectionStats
 from nsq.transport import MemoryTransport
 from nsq.wire import commands
 from nsq.wire.commands import NOP
 
-from .fakes import A, Clock, FakePool, bodies, connect, ready, write
+from .fakes import LOST, QUOTA, READ_TIMEOUT, A, FakePool, Scene, interleaved, nothing, ready
 
-PATIENCE = 60.0  # read_timeout
-LOST = ConnectionLost(f"{A} closed the connection")
-QUOTA = server_error(b"E_QUOTA later")  # a code that nsqd does not have
-
-
-class Scene:
-    """An endpoint, connected, and what is around it."""
-
-    def __init__(self, **options: Any) -> None:
-        self.clock = Clock()
-        self.pool = FakePool()
-        pool: Any = self.pool
-        options = {"reconnect_initial": 4.0, "read_timeout": PATIENCE, **options}
-        self.endpoint = Endpoint(pool, Config(**options), self.clock, lambda: 1.0)
-        self.endpoint.address = A
-        self.fake = connect(self.endpoint)
-        self.conn: Any = self.fake
-
-    def put(self, *bodies: bytes, topic: str = "orders") -> list[Publish]:
-        made = [Publish(topic, body) for body in bodies]
-        self.fake.waiting.extend(made)
-        return made
-
-    def send(self, *bodies: bytes) -> list[Publish]:
-        """Written together."""
-        made = self.put(*bodies)
-        write(self.endpoint)
-        return made
-
-    def ok(self, count: int = 1) -> None:
-        self.endpoint.on_ok(self.conn, count)
-
-    def refuse(self, error: ServerError) -> None:
-        self.endpoint.on_error(self.conn, error)
-
-    def lose(self, cause: NsqError | None = LOST) -> None:
-        self.endpoint.on_close(self.conn, cause)
-
-    def reconnect(self) -> None:
-        """As ``_dial`` begins, and a connection that is open."""
-        transport: Any = MemoryTransport()
-        transport.refuse()
-        self.pool.transport = transport
-        self.endpoint._dial()
-        self.fake = connect(self.endpoint)
-        self.conn = self.fake
-
-    @property
-    def broken(self) -> bool:
-        """Whether the endpoint has closed the connection."""
-        return self.fake.closes == [False]
+ENDED = PublishUncertain("no answer in time")
 
 
 @pytest.fixture
@@ -103,53 +48,46 @@ def scene() -> Scene:
     return Scene()
 
 
-def alone() -> Scene:
-    """Every publish is a command of its own."""
-    return Scene(coalesce=False)
+@pytest.fixture
+def joining() -> Scene:
+    """Publishes that wait together are joined."""
+    return Scene(coalesce=True)
 
 
 class TestEncode:
     @pytest.mark.parametrize(
-        ("items", "written"),
+        ("items", "coalesce", "written"),
         [
-            ([], b""),
-            ([NOP], NOP),
-            ([NOP, NOP], NOP + NOP),
-            ([b"a"], commands.pub("orders", b"a")),
-            ([b"a", b"b"], commands.mpub("orders", [b"a", b"b"])),
+            ([], True, b""),
+            ([NOP, NOP], True, NOP + NOP),
+            ([b"a"], True, commands.pub("orders", b"a")),
+            ([b"a", b"b"], True, commands.mpub("orders", [b"a", b"b"])),
+            ([b"a", NOP, b"b", NOP], True, NOP + NOP + commands.mpub("orders", [b"a", b"b"])),
+            ([b"a", b"b"], False, commands.pub("orders", b"a") + commands.pub("orders", b"b")),
         ],
-        ids=["nothing", "an answer to a heartbeat", "two of them", "one publish", "two that are joined"],
+        ids=["nothing", "heartbeats", "one publish", "two are joined", "around heartbeats", "none is joined"],
     )
-    def test_what_is_written(self, scene: Scene, items: list[bytes], written: bytes) -> None:
+    def test_what_is_written(self, items: list[bytes], coalesce: bool, written: bytes) -> None:
+        scene = Scene(coalesce=coalesce)
         scene.fake.waiting.extend(item if item == NOP else Publish("orders", item) for item in items)
-        assert write(scene.endpoint) == written
+        assert scene.write() == written
         assert not scene.fake.waiting
-        assert write(scene.endpoint) == b""
+        assert scene.endpoint.pending == len(items) - items.count(NOP)
+        assert scene.write() == b""
 
-    def test_answers_to_heartbeats_among_publishes_split_no_batch(self, scene: Scene) -> None:
-        scene.put(b"a")
-        scene.fake.waiting.append(NOP)
-        scene.put(b"b")
-        scene.fake.waiting.append(NOP)
-        written = write(scene.endpoint)
-        assert written.count(NOP) == 2
-        assert written.replace(NOP, b"") == commands.mpub("orders", [b"a", b"b"])
-        assert scene.endpoint.pending == 2
-
-    def test_what_is_taken_is_claimed_and_what_was_cancelled_is_not_sent(self, scene: Scene) -> None:
-        made = scene.put(b"a", b"b", b"c")
-        assert made[1].claim.acquire(False)
-        assert write(scene.endpoint) == commands.mpub("orders", [b"a", b"c"])
+    def test_a_cancelled_publish_is_not_sent(self, joining: Scene) -> None:
+        made = joining.put(b"x" * _CHUNK, b"a", b"b", b"x", b"c")
+        cancelled = [made[0], made[3]]
+        assert all(each.claim.acquire(False) for each in cancelled)
+        assert joining.write() == commands.mpub("orders", [b"a", b"b", b"c"])
         assert not any(each.claim.acquire(False) for each in made)
-        assert scene.endpoint.pending == 2
-
-    def test_if_all_were_cancelled_nothing_is_sent(self, scene: Scene) -> None:
-        for each in scene.put(b"a", b"b"):
-            each.claim.acquire()
-        assert write(scene.endpoint) == b""
-        assert scene.endpoint.pending == 0
-        scene.ok()
-        assert scene.broken
+        joining.ok()
+        assert joining.ended == [made[1], made[2], made[4]]
+        assert joining.endpoint.pending == 0
+        joining.put(b"d")[0].claim.acquire()
+        assert joining.write() == b""
+        joining.ok()
+        assert joining.broken  # an answer to nothing
 
     @pytest.mark.parametrize(
         ("sizes", "taken"),
@@ -161,37 +99,11 @@ class TestEncode:
             ([1] * 3000, 3000),
         ],
     )
-    def test_at_most_a_chunk_and_what_is_left_can_be_cancelled(
-        self, scene: Scene, sizes: list[int], taken: int
-    ) -> None:
-        made = scene.put(*[b"x" * size for size in sizes])
-        write(scene.endpoint)
-        assert list(scene.fake.waiting) == made[taken:]
+    def test_at_most_a_chunk_is_taken(self, joining: Scene, sizes: list[int], taken: int) -> None:
+        made = joining.send(*[b"x" * size for size in sizes])
+        assert list(joining.fake.waiting) == made[taken:]
         assert all(each.claim.acquire(False) for each in made[taken:])
-        assert scene.endpoint.pending == len(made)
-
-    def test_what_was_cancelled_costs_nothing_of_the_chunk(self, scene: Scene) -> None:
-        big, small = scene.put(b"x" * _CHUNK, b"small")
-        big.claim.acquire()
-        assert write(scene.endpoint) == commands.pub("orders", b"small")
-        assert not small.claim.acquire(False)
-
-    def test_nothing_is_joined_unless_asked_to(self) -> None:
-        scene = alone()
-        scene.put(b"a", b"b")
-        assert write(scene.endpoint) == commands.pub("orders", b"a") + commands.pub("orders", b"b")
-
-    def test_batches_are_answered_in_the_order_of_the_wire(self, scene: Scene) -> None:
-        """Which is not that of the publishes: joined ones of another topic go first."""
-        a1, b1, a2 = *scene.put(b"a1"), *scene.put(b"b1", topic="users"), *scene.put(b"a2")
-        deferred = ready("users", commands.dpub("users", 1000, b"later"))
-        scene.fake.waiting.append(deferred)
-        batches = [[a1, a2], [b1], [deferred]]
-        assert write(scene.endpoint) == b"".join(map(command_of, batches))
-        for batch in batches:
-            scene.pool.ends.clear()
-            scene.ok()
-            assert [publish for publish, _ in scene.pool.ends] == batch
+        assert joining.endpoint.pending == len(made)
 
     @given(
         st.lists(
@@ -210,29 +122,24 @@ class TestEncode:
         scene = Scene(coalesce=coalesce)
         made: list[Publish] = []
         for number, (kind, topic, size) in enumerate(items):
-            if kind == "heartbeat":
-                scene.fake.waiting.append(NOP)
-                continue
             body = b"%d" % number + b"x" * size
             publish = Publish(topic, body)
             if kind == "deferred":
                 publish = ready(topic, commands.dpub(topic, 1000, body))
-            scene.fake.waiting.append(publish)
+            scene.fake.waiting.append(NOP if kind == "heartbeat" else publish)
             if kind == "cancelled":
                 publish.claim.acquire()
-            else:
+            elif kind != "heartbeat":
                 made.append(publish)
         written = b""
         while scene.fake.waiting:
-            written += write(scene.endpoint)
-        batches = list(scene.endpoint._sent)
+            written += scene.write()
         assert written.count(NOP) == sum(kind == "heartbeat" for kind, *_ in items)
-        assert written.replace(NOP, b"") == b"".join(map(command_of, batches))
-        sent = [publish for batch in batches for publish in batch]
+        assert written.replace(NOP, b"") == b"".join(map(command_of, scene.endpoint._sent))
+        sent = [publish for batch in scene.endpoint._sent for publish in batch]
         for topic in ("orders", "users"):
-            assert [each for each in sent if each.topic == topic] == [
-                each for each in made if each.topic == topic
-            ]
+            mine = [each for each in made if each.topic == topic]
+            assert [each for each in sent if each.topic == topic] == mine
 
 
 class TestOk:
@@ -240,96 +147,71 @@ class TestOk:
         ("oks", "stored"),
         [([1], 1), ([1, 1], 2), ([2], 2), ([3], 3), ([1, 2], 3), ([0], 0), ([0, 1], 1)],
     )
-    def test_answers_the_oldest_first(self, oks: list[int], stored: int) -> None:
-        scene = alone()
+    def test_the_oldest_is_answered_first(self, scene: Scene, oks: list[int], stored: int) -> None:
         made = scene.send(b"a", b"b", b"c")
         for count in oks:
             scene.ok(count)
         assert scene.pool.ends == [(each, None) for each in made[:stored]]
-        assert scene.endpoint.published == stored
-        assert scene.endpoint.pending == 3 - stored
+        assert (scene.endpoint.published, scene.endpoint.pending) == (stored, 3 - stored)
         assert not scene.broken
 
-    def test_one_answers_all_that_were_joined(self, scene: Scene) -> None:
-        made = [*scene.send(b"a", b"b", b"c"), *scene.send(b"d")]
-        scene.ok()
-        assert scene.pool.ends == [(each, None) for each in made[:3]]
-
-    def test_messages_are_counted_and_not_publishes(self, scene: Scene) -> None:
-        scene.fake.waiting.append(ready("orders", commands.mpub("orders", [b"a", b"b"]), 2))
-        write(scene.endpoint)
-        scene.ok()
-        assert scene.endpoint.published == 2
+    def test_one_ok_answers_a_whole_batch_and_messages_are_counted(self, joining: Scene) -> None:
+        batch = ready("orders", commands.mpub("orders", [b"a", b"b"]), 2)
+        joining.fake.waiting.append(batch)
+        made = [batch, *joining.send(), *joining.send(b"c", b"d", b"e"), *joining.send(b"f")]
+        joining.ok(2)
+        assert joining.pool.ends == [(each, None) for each in made[:4]]
+        assert joining.endpoint.published == 5
 
     @pytest.mark.parametrize("surplus", [1, 5])
-    def test_to_nothing_ends_the_connection_and_takes_nothing_back(self, surplus: int) -> None:
-        scene = alone()
+    def test_an_ok_to_nothing_ends_the_connection(self, scene: Scene, surplus: int) -> None:
         made = scene.send(b"a", b"b")
         scene.ok(2 + surplus)
         assert scene.pool.ends == [(each, None) for each in made]
         assert scene.broken
-        late = scene.send(b"late")
+        (late,) = scene.send(b"late")
         scene.ok()
         scene.lose(None)
-        assert scene.pool.ends[2:] == [(late[0], late[0].error)]
-        assert isinstance(late[0].error, PublishUncertain)
-        assert "an OK to nothing" in str(late[0].error)
+        assert scene.pool.ends[2:] == [(late, late.error)]
+        assert isinstance(late.error, PublishUncertain)
+        assert "an OK to nothing" in str(late.error)
 
-    def test_counters_are_up_to_date_when_a_caller_is_told(self, scene: Scene) -> None:
-        seen: list[tuple[object, ...]] = []
-        endpoint = scene.endpoint
-        endpoint.backoff.failed(LOST, 0.0, 1.0)
-        endpoint.overdue = True
-        scene.pool.on_settled = lambda: seen.append(
-            (endpoint.published, endpoint.pending, endpoint.overdue, endpoint.backoff.failures)
+    def test_counters_are_up_to_date_when_a_caller_is_told(self, joining: Scene) -> None:
+        """The pool looks once: when the connection has proven itself, or is overdue no more."""
+        endpoint, seen = joining.endpoint, list[object]()
+        joining.pool.on_settled = lambda: seen.append(
+            (endpoint.published, endpoint.pending, endpoint.overdue, endpoint.state, joining.pool.looks)
         )
-        scene.send(b"a", b"b")
-        scene.ok()
-        assert seen == [(2, 0, False, 0)]
-
-    def test_the_first_proves_the_connection_and_the_pool_looks_once(self, scene: Scene) -> None:
-        scene.endpoint.backoff.failed(LOST, 0.0, 1.0)
-        scene.send(b"a")
-        scene.ok()
-        assert (scene.endpoint.backoff.failures, scene.endpoint.backoff.reason) == (0, None)
-        assert scene.pool.looks == 1
-        scene.send(b"b")
-        scene.ok()
-        assert scene.pool.looks == 1
-
-    def test_an_overdue_connection_is_preferred_again(self, scene: Scene) -> None:
-        scene.send(b"a", b"b")
-        scene.ok()
-        scene.endpoint.overdue = True
-        assert scene.endpoint.state == "overdue"
-        scene.send(b"c")
-        scene.ok()
-        assert scene.endpoint.state == "open"
-        assert scene.pool.looks == 2
+        endpoint.backoff.failed(LOST, 0.0, 1.0)
+        joining.send(b"a", b"b")
+        joining.ok()
+        assert (endpoint.backoff.failures, endpoint.backoff.reason) == (0, None)
+        joining.send(b"c")
+        joining.ok()
+        endpoint.overdue = True
+        assert endpoint.state == "overdue"
+        joining.send(b"d")
+        joining.ok()
+        assert seen == [(2, 0, False, "open", 1), (3, 0, False, "open", 1), (4, 0, False, "open", 2)]
 
 
 #: How many were joined, retry_uncertain, the error: what each ends with (None: it is sent again), whether the
-#: connection is closed, how many failures are counted.
+#: connection is closed, how many failures are counted. See test_publishes.py for the other errors.
 REFUSALS: list[tuple[int, bool, ServerError, type[NsqError] | None, bool, int]] = [
-    (1, False, BadMessage("E_BAD_MESSAGE"), BadMessage, True, 1),
     (1, True, BadTopic("E_BAD_TOPIC"), BadTopic, True, 1),
-    (1, False, PubFailed("E_PUB_FAILED"), None, True, 1),
-    (1, False, MpubFailed("E_MPUB_FAILED"), MpubFailed, True, 1),
-    (1, True, MpubFailed("E_MPUB_FAILED"), None, True, 1),
-    (3, False, BadMessage("E_BAD_MESSAGE"), None, True, 0),
     (3, False, BadBody("E_BAD_BODY"), None, True, 0),
-    (3, False, Unauthorized("E_UNAUTHORIZED"), Unauthorized, True, 3),
     (3, False, MpubFailed("E_MPUB_FAILED"), PublishUncertain, True, 3),
     (3, True, MpubFailed("E_MPUB_FAILED"), None, True, 3),
-    (1, False, QUOTA, ServerError, False, 1),
     (3, True, QUOTA, ServerError, False, 3),
     (1, False, FinFailed("E_FIN_FAILED"), FinFailed, False, 1),
+    (0, False, PubFailed("E_PUB_FAILED"), None, True, 0),
+    (0, False, QUOTA, None, False, 0),
 ]
 
 
 class TestError:
     @pytest.mark.parametrize(("count", "retry_uncertain", "error", "kind", "closed", "failed"), REFUSALS)
-    def test_what_becomes_of_those_it_answers(
+    def test_what_becomes_of_a_batch_and_its_connection(
         self,
         count: int,
         retry_uncertain: bool,
@@ -338,125 +220,93 @@ class TestError:
         closed: bool,
         failed: int,
     ) -> None:
-        scene = Scene(retry_uncertain=retry_uncertain)
+        scene = Scene(coalesce=True, retry_uncertain=retry_uncertain)
         made = scene.send(*[b"%d" % number for number in range(count)])
         scene.refuse(error)
+        assert scene.endpoint.open is not closed
         scene.lose()
         assert scene.pool.errors == ([] if kind is None else [kind] * count)
         assert scene.pool.back == (made if kind is None else [])
         assert scene.broken is closed
         assert (scene.endpoint.failed, scene.endpoint.published, scene.endpoint.pending) == (failed, 0, 0)
 
-    @pytest.mark.parametrize("error", [BadMessage("E_BAD_MESSAGE"), BadBody("E_BAD_BODY")])
-    def test_those_of_a_refused_batch_are_sent_one_by_one(self, scene: Scene, error: ServerError) -> None:
-        made = scene.send(b"a", b"b", b"c")
-        scene.refuse(error)
-        scene.lose()
-        assert [each.endpoint for each in made] == [None] * 3
-        scene.fake.waiting.extend(scene.pool.back)
-        assert write(scene.endpoint) == b"".join(commands.pub("orders", body) for body in (b"a", b"b", b"c"))
-        scene.refuse(BadMessage("E_BAD_MESSAGE: the first is too large"))
-        assert scene.pool.ends == [(made[0], made[0].error)]
+    def test_the_messages_of_a_refused_batch_are_sent_one_by_one(self, joining: Scene) -> None:
+        made = joining.send(b"a", b"b", b"c")
+        made[1].end(ENDED)
+        joining.refuse(BadMessage("E_BAD_MESSAGE"))
+        joining.lose()
+        assert joining.pool.back == [made[0], made[2]]
+        assert joining.ended == [made[1]]  # not sent again; its room is given back
+        assert [made[0].endpoint, made[2].endpoint] == [None, None]
+        joining.fake.waiting.extend(joining.pool.back)
+        assert joining.write() == commands.pub("orders", b"a") + commands.pub("orders", b"c")
+        joining.refuse(BadMessage("E_BAD_MESSAGE: the first is too large"))
+        assert joining.pool.ends[1:] == [(made[0], made[0].error)]
         assert isinstance(made[0].error, BadMessage)
 
-    def test_one_that_has_ended_meanwhile_is_not_sent_again(self, scene: Scene) -> None:
-        ended, again = scene.send(b"ended", b"again")
-        ended.end(PublishUncertain("no answer in time"))
-        scene.refuse(BadMessage("E_BAD_MESSAGE"))
-        scene.lose()
-        assert scene.pool.back == [again]
-        assert [publish for publish, _ in scene.pool.ends] == [ended]  # its room is given back
+    def test_after_a_batch_was_stored_in_part_nothing_is_joined_until_an_ok(self, joining: Scene) -> None:
+        joining.send(b"a", b"b")
+        joining.refuse(MpubFailed("E_MPUB_FAILED"))
+        joining.lose()
+        joining.reconnect()
+        joining.put(b"c", b"d")
+        assert joining.write() == commands.pub("orders", b"c") + commands.pub("orders", b"d")
+        joining.ok()
+        joining.put(b"e", b"f")
+        assert joining.write() == commands.mpub("orders", [b"e", b"f"])
 
-    def test_after_a_batch_that_was_stored_in_part_nothing_is_joined_until_an_ok(self, scene: Scene) -> None:
-        scene.send(b"a", b"b")
-        scene.refuse(MpubFailed("E_MPUB_FAILED"))
-        scene.lose()
-        scene.reconnect()
-        scene.put(b"c", b"d")
-        assert write(scene.endpoint) == commands.pub("orders", b"c") + commands.pub("orders", b"d")
-        scene.ok()
-        scene.put(b"e", b"f")
-        assert write(scene.endpoint) == commands.mpub("orders", [b"e", b"f"])
-
-    def test_behind_a_fatal_error_nothing_was_executed(self) -> None:
-        scene = alone()
+    def test_behind_a_fatal_error_nothing_was_executed(self, scene: Scene) -> None:
         first, second, third = scene.send(b"a", b"b", b"c")
         scene.ok()
         scene.refuse(BadTopic("E_BAD_TOPIC"))
         scene.lose()
-        assert [publish for publish, _ in scene.pool.ends] == [first, second]
+        assert scene.ended == [first, second]
         assert scene.pool.back == [third]
         assert third.doubts == ()
         assert scene.endpoint.failed == 1
 
-    def test_unless_the_server_goes_on(self) -> None:
-        scene = alone()
+    @pytest.mark.parametrize("error", [BadTopic("E_BAD_TOPIC"), QUOTA])
+    def test_unless_the_server_goes_on(self, scene: Scene, error: ServerError) -> None:
         scene.send(b"a", b"b", b"c")
-        scene.refuse(BadTopic("E_BAD_TOPIC"))
-        scene.ok()
-        scene.lose()
-        assert scene.pool.errors == [BadTopic, type(None), PublishUncertain]
-        assert scene.pool.back == []
-
-    def test_a_code_that_nsqd_does_not_have_ends_no_connection(self) -> None:
-        scene = alone()
-        scene.send(b"a", b"b", b"c")
-        scene.refuse(QUOTA)
-        scene.ok()
-        assert scene.endpoint.open
-        scene.lose()
-        assert scene.pool.errors == [ServerError, type(None), PublishUncertain]
-
-    @pytest.mark.parametrize(("error", "closed"), [(PubFailed("E_PUB_FAILED"), True), (QUOTA, False)])
-    def test_an_error_to_nothing(self, scene: Scene, error: ServerError, closed: bool) -> None:
         scene.refuse(error)
-        assert scene.pool.ends == []
-        assert scene.broken is closed
-        assert scene.endpoint.failed == 0
+        scene.ok()
+        scene.lose()
+        assert scene.pool.errors == [type(error), type(None), PublishUncertain]
+        assert scene.pool.back == []
 
 
 class TestSilence:
     @pytest.mark.parametrize(
         ("story", "closed"),
         [
-            ("-", False),
+            ("", False),
             ("send =", False),
             ("send >", True),
             ("send > ok >", False),
             ("send send < ok < ok", False),
             ("send send < ok =", False),
             ("send send < ok >", True),
-            ("send < send < <", True),
+            ("send < send <", True),
             ("> send =", False),
         ],
     )
-    def test_heartbeats_do_not_stand_for_an_answer(self, story: str, closed: bool) -> None:
+    def test_heartbeats_do_not_stand_for_an_answer(self, scene: Scene, story: str, closed: bool) -> None:
         """``<``, ``=``, ``>``: less than read_timeout goes by, as much, or more. Then a heartbeat comes."""
-        scene = alone()
-        steps: dict[str, Callable[[], object]] = {
-            "send": lambda: scene.send(b"body"),
-            "ok": scene.ok,
-            "-": lambda: None,
-            "<": lambda: self.wait(scene, 0.6 * PATIENCE),
-            "=": lambda: self.wait(scene, PATIENCE),
-            ">": lambda: self.wait(scene, PATIENCE + 0.001),
-        }
+        passes = {"<": 0.6 * READ_TIMEOUT, "=": READ_TIMEOUT, ">": READ_TIMEOUT + 0.001}
+        made: list[Publish] = []
         for step in story.split():
-            steps[step]()
+            scene.clock.now += passes.get(step, 0.0)
+            if step == "send":
+                made += scene.send(b"body")
+            elif step == "ok":
+                scene.ok()
         scene.endpoint.on_heartbeat(scene.conn)
         assert scene.broken is closed
-
-    def wait(self, scene: Scene, seconds: float) -> None:
-        scene.clock.now += seconds
-
-    def test_what_was_not_answered_is_uncertain_and_says_why(self, scene: Scene) -> None:
-        (made,) = scene.send(b"body")
-        scene.clock.now += 2 * PATIENCE
-        scene.endpoint.on_heartbeat(scene.conn)
         scene.lose(None)
-        assert isinstance(made.error, PublishUncertain)
-        assert isinstance(made.error.__cause__, Unanswered)
-        assert f"{A} sends heartbeats, but has not answered for 60 s" in str(made.error)
+        if closed:
+            assert isinstance(made[-1].error, PublishUncertain)
+            assert isinstance(made[-1].error.__cause__, Unanswered)
+            assert f"{A} sends heartbeats, but has not answered for 60 s" in str(made[-1].error)
 
 
 @pytest.mark.parametrize(
@@ -465,105 +315,70 @@ class TestSilence:
         (lambda scene: scene.endpoint.on_messages(scene.conn, []), "sent messages to a connection"),
         (lambda scene: scene.endpoint.on_response(scene.conn, b"WHAT" * 99), "WHATWHAT"),
     ],
-    ids=["a message", "what is no answer"],
+    ids=["a message", "an unknown response"],
 )
-def test_what_answers_no_publish_ends_the_connection(tell: Callable[[Scene], None], text: str) -> None:
-    scene = alone()
-    made = scene.send(b"a", b"b")
+def test_what_answers_no_publish_ends_the_connection(scene: Scene, tell: Any, text: str) -> None:
+    made = scene.send(b"a", b"b", b"c")
     scene.ok()
     tell(scene)
     assert scene.broken
-    scene.ok()  # to which of them?
+    scene.endpoint.on_response(scene.conn, b"the first reason counts")
+    scene.ok()  # it may answer any of them
+    scene.refuse(PubFailed("E_PUB_FAILED"))
     scene.lose(None)
-    assert scene.pool.errors == [type(None), PublishUncertain]
+    assert scene.pool.errors == [type(None), PublishUncertain, PublishUncertain]
+    assert scene.pool.back == []
     assert isinstance(made[1].error, PublishUncertain)
     assert isinstance(made[1].error.__cause__, WireError)
     assert text in str(made[1].error)
     assert len(str(made[1].error)) < 300
 
 
-def test_an_error_behind_what_cannot_be_matched_answers_nothing(scene: Scene) -> None:
-    (made,) = scene.send(b"body")
-    scene.endpoint.on_response(scene.conn, b"WHAT")
-    scene.refuse(PubFailed("E_PUB_FAILED"))
-    scene.lose(None)
-    assert scene.pool.back == []
-    assert isinstance(made.error, PublishUncertain)
-
-
-def test_the_first_reason_to_end_the_connection_counts(scene: Scene) -> None:
-    (made,) = scene.send(b"body")
-    scene.endpoint.on_response(scene.conn, b"WHAT")
-    scene.endpoint.on_messages(scene.conn, [])
-    scene.lose()
-    assert "WHAT" in str(made.error)
-
-
 class TestClose:
     @pytest.mark.parametrize("retry_uncertain", [False, True])
-    def test_what_was_sent_is_uncertain_and_what_was_not_is_taken_back(self, retry_uncertain: bool) -> None:
-        scene = Scene(retry_uncertain=retry_uncertain)
-        sent = scene.send(b"a", b"b")
+    def test_what_was_sent_is_uncertain_and_the_rest_is_taken_back(self, retry_uncertain: bool) -> None:
+        scene = Scene(coalesce=True, retry_uncertain=retry_uncertain)
+        sent, ended = scene.send(b"a", b"b"), scene.send(b"ended")
+        ended[0].end(ENDED)
         waiting = scene.put(b"c", b"d")
         scene.fake.waiting.append(NOP)
         scene.lose()
-        uncertain = [] if retry_uncertain else sent
-        assert [publish for publish, _ in scene.pool.ends] == uncertain
-        assert sorted(bodies(scene.pool.back)) == sorted(
-            bodies([*waiting, *(sent if retry_uncertain else [])])
-        )
+        assert scene.ended == ([] if retry_uncertain else sent) + ended
+        assert scene.pool.back == (sent if retry_uncertain else []) + waiting
         assert [each.doubts for each in sent] == [(A,), (A,)]
         assert all(each.claim.acquire(False) for each in scene.pool.back)
-        assert (scene.endpoint.pending, scene.endpoint.failed) == (0, 2)
-        for publish in uncertain:
-            assert isinstance(publish.error, PublishUncertain)
-            assert publish.error.__cause__ is LOST
-
-    def test_one_that_has_ended_meanwhile_is_not_tried_again(self) -> None:
-        scene = Scene(retry_uncertain=True)
-        ended, again = scene.send(b"ended", b"again")
-        ended.end(PublishUncertain("no answer in time"))
-        scene.lose()
-        assert scene.pool.back == [again]
-        assert [publish for publish, _ in scene.pool.ends] == [ended]
-
-    def test_a_connection_that_was_closed_as_asked_has_a_reason_all_the_same(self, scene: Scene) -> None:
-        (made,) = scene.send(b"body")
-        scene.lose(None)
-        assert f"the connection to {A} was closed" in str(made.error)
+        assert (scene.endpoint.pending, scene.endpoint.failed) == (0, 3)
+        errors = [error for _, error in scene.pool.ends]
+        assert all(type(error) is PublishUncertain and error.__cause__ is LOST for error in errors)
+        assert len(set(map(id, errors))) == len(errors)  # callers do not share a traceback
+        assert all(f"sent to {A} and not answered ({LOST})" in str(error) for error in errors)
 
     @pytest.mark.parametrize(
-        ("proven", "cause", "pause", "reason", "failures"),
+        ("oks", "cause", "pause", "reason", "failures"),
         [
-            (True, LOST, 0.0, True, 0),
-            (True, Unanswered("silent"), 0.0, True, 0),
-            (True, WireError("garbage"), 4.0, True, 1),
-            (True, PubFailed("E_PUB_FAILED"), 4.0, True, 1),
-            (True, Unauthorized("E_UNAUTHORIZED"), 0.0, False, 0),
-            (False, LOST, 4.0, True, 1),
-            (False, WireError("garbage"), 4.0, True, 1),
-            (False, PubFailed("E_PUB_FAILED"), 4.0, True, 1),
-            (False, BadMessage("E_BAD_MESSAGE"), 0.0, False, 0),
-        ],
-        ids=[
-            "it worked and is lost",
-            "it worked and fell silent",
-            "it worked and then broke the protocol",
-            "it worked and can store no more",
-            "it worked, and a caller was at fault",
-            "it never answered",
-            "it never answered but with garbage",
-            "it cannot store",
-            "its first caller was at fault",
+            # It worked, and then: it was lost, fell silent, broke the protocol, could store no more,
+            (1, LOST, 0.0, True, 0),
+            (1, Unanswered("silent"), 0.0, True, 0),
+            (1, WireError("garbage"), 4.0, True, 1),
+            (1, PubFailed("E_PUB_FAILED"), 4.0, True, 1),
+            # and a caller was at fault.
+            (1, Unauthorized("E_UNAUTHORIZED"), 0.0, False, 0),
+            # It never stored anything.
+            (0, LOST, 4.0, True, 1),
+            (0, WireError("garbage"), 4.0, True, 1),
+            (0, PubFailed("E_PUB_FAILED"), 4.0, True, 1),
+            (0, BadMessage("E_BAD_MESSAGE"), 0.0, False, 0),
+            # It refused before it was asked.
+            (None, Unauthorized("E_UNAUTHORIZED"), 4.0, True, 1),
+            (None, QUOTA, 4.0, True, 1),
         ],
     )
     def test_when_it_is_dialed_again(
-        self, proven: bool, cause: NsqError, pause: float, reason: bool, failures: int
+        self, scene: Scene, oks: int | None, cause: NsqError, pause: float, reason: bool, failures: int
     ) -> None:
-        scene = alone()
-        scene.send(b"a", b"b")
-        if proven:
-            scene.ok()
+        if oks is not None:
+            scene.send(b"a", b"b")
+            scene.ok(oks)
         if isinstance(cause, ServerError):
             scene.refuse(cause)
         scene.lose(cause)
@@ -572,44 +387,18 @@ class TestClose:
         assert backoff.reason == (cause if reason else None)
         assert (backoff.failures, backoff.final) == (failures, False)
 
-    @pytest.mark.parametrize("error", [Unauthorized("E_UNAUTHORIZED"), QUOTA])
-    def test_one_that_refuses_before_it_was_asked_anything_pauses(
-        self, scene: Scene, error: ServerError
-    ) -> None:
-        scene.refuse(error)
-        scene.lose(error)
-        assert scene.endpoint.backoff.pause > 0
-
-    def test_a_failure_after_a_success_pauses_as_the_first(self) -> None:
-        scene = alone()
-        for _ in range(3):
-            scene.lose()
-        assert scene.endpoint.backoff.pause == 16.0
-        scene.send(b"a")
-        scene.ok()
-        scene.lose(WireError("garbage"))
-        assert scene.endpoint.backoff.pause == 4.0
-
     @pytest.mark.parametrize("stopped", [False, True])
     def test_a_loss_is_logged_unless_it_was_wanted(
         self, scene: Scene, stopped: bool, caplog: pytest.LogCaptureFixture
     ) -> None:
         if stopped:
             scene.endpoint.stop()
-        scene.lose()
-        assert ("is lost" in caplog.text) is not stopped
+        scene.lose(None)
+        assert (f"is lost: the connection to {A} was closed" in caplog.text) is not stopped
 
 
 class TestDial:
     """Without a transport that connects."""
-
-    def failing(self, scene: Scene, error: Exception) -> None:
-        class Failing(MemoryTransport):
-            def connect(self, address: str, *, timeout: float) -> Any:
-                raise error
-
-        scene.pool.transport = Failing()
-        scene.clock.now = time.monotonic()  # the dial has a deadline
 
     @pytest.mark.parametrize(
         ("error", "final", "reason", "bug"),
@@ -620,7 +409,7 @@ class TestDial:
             (RuntimeError("proxy misconfigured"), False, "RuntimeError('proxy misconfigured')", True),
         ],
     )
-    def test_a_failure_is_noted_and_logged(
+    def test_a_failure_is_noted_and_the_first_is_a_warning(
         self,
         scene: Scene,
         error: Exception,
@@ -629,26 +418,25 @@ class TestDial:
         bug: bool,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        self.failing(scene, error)
-        scene.endpoint._dial()
+        class Failing(MemoryTransport):
+            def connect(self, address: str, *, timeout: float) -> Any:
+                raise error
+
         endpoint = scene.endpoint
-        assert (endpoint.dialing, endpoint.backoff.final, endpoint.backoff.failures) == (False, final, 1)
+        scene.pool.transport = Failing()
+        scene.clock.now = time.monotonic()  # the dial has a deadline
+        with caplog.at_level(logging.INFO, "nsq.producer"):
+            endpoint._dial()
+            assert f"no connection to {A}, next try in 4.0 s" in caplog.text
+            endpoint._dial()
+        assert (endpoint.dialing, endpoint.backoff.final, endpoint.backoff.failures) == (False, final, 2)
         assert reason in endpoint.reason
         assert endpoint.reason.startswith(A)
         assert ("Traceback" in caplog.text) is bug
-        assert f"no connection to {A}, next try in 4.0 s" in caplog.text
+        levels = [record.levelno for record in caplog.records if "no connection" in record.message]
+        assert levels == [logging.WARNING, logging.INFO]
 
-    def test_only_the_first_of_several_failures_is_a_warning(
-        self, scene: Scene, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        self.failing(scene, DialFailed("connection refused"))
-        with caplog.at_level(logging.INFO, "nsq.producer"):
-            for _ in range(3):
-                scene.endpoint._dial()
-        assert [record.levelno for record in caplog.records] == [logging.WARNING, logging.INFO, logging.INFO]
-
-    def test_nothing_of_the_connection_before_is_left(self) -> None:
-        scene = alone()
+    def test_nothing_of_the_connection_before_is_left(self, scene: Scene) -> None:
         scene.send(b"a", b"b")
         scene.ok()
         scene.refuse(BadTopic("E_BAD_TOPIC"))
@@ -661,9 +449,8 @@ class TestDial:
         assert scene.pool.errors[-1] is PublishUncertain  # not "behind a refusal"
         assert scene.endpoint.backoff.pause > 0  # not "it worked"
 
-    def test_one_that_is_stopped_while_it_dials_closes_what_it_dialed(self, scene: Scene) -> None:
-        transport = MemoryTransport()
-        scene.pool.transport = transport
+    def test_one_that_is_stopped_while_it_dials_closes_its_connection(self, scene: Scene) -> None:
+        scene.pool.transport = transport = MemoryTransport()
         scene.clock.now = time.monotonic()
         scene.endpoint.stop()
         scene.endpoint._dial()
@@ -673,30 +460,27 @@ class TestDial:
 
 
 class TestPause:
-    def test_the_pool_is_told_and_a_dial_that_is_due_does_not_wait(self, scene: Scene) -> None:
+    @pytest.mark.parametrize("stopped", [False, True])
+    def test_it_takes_no_time_if_a_dial_is_due_or_it_is_stopped(self, scene: Scene, stopped: bool) -> None:
+        if stopped:
+            scene.endpoint.backoff.failed(LOST, scene.clock.now, 1.0)
+            scene.endpoint.stop()
         scene.endpoint._pause()
         assert scene.pool.looks == 1
-
-    def test_one_that_is_stopped_does_not_wait(self, scene: Scene) -> None:
-        scene.endpoint.backoff.failed(LOST, scene.clock.now, 1.0)
-        scene.endpoint.stop()
-        scene.endpoint._pause()
 
     def test_it_is_over_sooner_when_a_publish_waits(self, scene: Scene) -> None:
         """The bell has it look again, and only that."""
         looks: list[bool] = []
 
         class Urgent(FakePool):
-            @property
-            def urgent(self) -> bool:  # type: ignore[override]
+            def __getattribute__(self, name: str) -> Any:
+                if name != "urgent":
+                    return super().__getattribute__(name)
                 looks.append(len(looks) == 2)
                 return looks[-1]
 
-            @urgent.setter
-            def urgent(self, value: bool) -> None: ...
-
-        pool: Any = Urgent()
-        endpoint = Endpoint(pool, Config(reconnect_initial=4.0), scene.clock, lambda: 1.0)
+        endpoint: Any = scene.endpoint
+        endpoint._pool = Urgent()
         endpoint.backoff.failed(LOST, scene.clock.now - 1.5, 1.0)
         endpoint.ring()
         endpoint.ring()
@@ -705,25 +489,22 @@ class TestPause:
 
 
 class TestThreads:
-    def test_without_a_second_thread_the_first_is_sent_away(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_a_second_thread_the_first_is_sent_away(
+        self, scene: Scene, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         started: list[str] = []
 
-        class Thread:
-            def __init__(self, *, target: object, name: str, daemon: bool) -> None:
-                self.name = name
-                assert daemon
+        def start(thread: threading.Thread) -> None:
+            assert thread.daemon
+            if started:
+                raise RuntimeError("can't start new thread")
+            started.append(thread.name)
 
-            def start(self) -> None:
-                if started:
-                    raise RuntimeError("can't start new thread")
-                started.append(self.name)
-
-        monkeypatch.setattr(endpoint_module.threading, "Thread", Thread)
-        endpoint = Scene().endpoint
+        monkeypatch.setattr(threading.Thread, "start", start)
         with pytest.raises(RuntimeError, match="can't start"):
-            endpoint.start()
+            scene.endpoint.start()
         assert started == ["nsq-producer-write"]
-        assert endpoint._to_write.get_nowait() is None
+        assert scene.endpoint._to_write.get_nowait() is None
 
     def test_they_are_named_after_the_address(self, scene: Scene) -> None:
         scene.endpoint.threads = [threading.Thread(name="nsq-producer-read")]
@@ -743,14 +524,10 @@ class TestThreads:
         scene.endpoint.stop()
         scene.endpoint.stop()
         assert scene.fake.closes == closes * 2
-
-    @pytest.mark.parametrize("connected", [True, False])
-    def test_cut_off_and_abandon_know_what_there_is(self, scene: Scene, connected: bool) -> None:
-        if not connected:
-            scene.endpoint._latest = None
+        assert scene.endpoint.open is not (dialing or connected)
         scene.endpoint.cut_off()
         scene.endpoint.abandon()
-        assert scene.fake.closes == [False] * connected
+        assert scene.fake.closes == closes * 2 + [False] * connected
         assert scene.fake.abandoned is connected
 
 
@@ -771,10 +548,6 @@ class TestKnown:
         assert scene.endpoint.state == state
         assert scene.endpoint.open is (state in ("open", "overdue"))
 
-    def test_one_whose_connection_takes_nothing_more_is_not_open(self, scene: Scene) -> None:
-        scene.endpoint.stop()
-        assert not scene.endpoint.open
-
     @pytest.mark.parametrize(
         ("dialing", "reason", "words"),
         [
@@ -789,12 +562,12 @@ class TestKnown:
         scene.endpoint.backoff.reason = reason
         assert scene.endpoint.reason == words
 
-    def test_stats(self) -> None:
-        scene = alone()
+    def test_stats(self, scene: Scene) -> None:
         scene.send(b"a", b"b", b"c", b"d")
         scene.put(b"waits")
         scene.ok(2)
         scene.refuse(QUOTA)
+        assert repr(scene.endpoint) == f"<Endpoint {A}, 2 pending>"
         assert scene.endpoint.stats() == ConnectionStats(
             address=A, state="open", pending=2, published=2, failed=1, reason=""
         )
@@ -802,81 +575,36 @@ class TestKnown:
         assert scene.endpoint.stats().failed == 2
         assert scene.endpoint.stats().reason == str(LOST)
 
-    def test_it_says_what_it_is(self, scene: Scene) -> None:
-        scene.send(b"a")
-        scene.put(b"b")
-        assert repr(scene.endpoint) == f"<Endpoint {A}, 2 pending>"
-
-
-class Interleaved(deque[Any]):
-    """A queue of publishes in which ``at`` is called behind each one that is taken out."""
-
-    def __init__(self, items: Iterable[object], at: Callable[[Publish], object]) -> None:
-        super().__init__(items)
-        self._at = at
-
-    def popleft(self) -> Any:
-        item = super().popleft()
-        self._at(item)
-        return item
-
 
 class TestRaces:
-    def test_a_cancel_right_before_the_claim_wins_and_one_right_behind_it_loses(self, scene: Scene) -> None:
-        before, behind = Publish("orders", b"before"), Publish("orders", b"behind")
+    def test_what_happens_while_the_write_loop_takes(self, joining: Scene) -> None:
+        """Before its claim a publish can be cancelled or be taken back; what is put goes out behind."""
+        made = [Publish("orders", body) for body in (b"cancelled", b"sent", b"last", b"taken back")]
+        late = Publish("orders", b"late")
         won: list[bool] = []
 
-        def cancel(taken: Publish) -> None:
-            if taken is before:
-                won.append(before.claim.acquire(False))
-            elif taken is last:
-                won.append(behind.claim.acquire(False))
+        def before_the_first_claim() -> None:
+            won.append(made[0].claim.acquire(False))
+            joining.pool.take_back(deque([waiting.pop()]))
 
-        last = Publish("orders", b"last")
-        waiting = Interleaved([before, behind, last], cancel)
-        assert scene.endpoint._encode(waiting, scene.endpoint._sent) == commands.mpub(
-            "orders", [b"behind", b"last"]
-        )
+        def later() -> None:
+            won.append(made[1].claim.acquire(False))
+            waiting.append(late)
+
+        waiting = interleaved(deque, "popleft", behind=[before_the_first_claim, nothing, later])
+        waiting.extend(made)
+        assert joining.encode(waiting) == commands.mpub("orders", [b"sent", b"last", b"late"])
         assert won == [True, False]
-
-    def test_what_is_put_while_the_write_loop_takes_goes_out_behind(self, scene: Scene) -> None:
-        late = Publish("orders", b"late")
-
-        def put(taken: Publish) -> None:
-            if taken is not late:
-                waiting.append(late)
-
-        waiting = Interleaved([Publish("orders", b"first")], put)
-        assert scene.endpoint._encode(waiting, scene.endpoint._sent) == commands.mpub(
-            "orders", [b"first", b"late"]
-        )
-
-    def test_the_pool_takes_back_what_the_write_loop_does_not_get(self, scene: Scene) -> None:
-        """Both empty the queue of a connection that ends: each publish goes one way."""
-        made = [Publish("orders", b"%d" % number) for number in range(4)]
-
-        def take_back(taken: Publish) -> None:
-            if taken is made[1]:
-                scene.pool.take_back(deque([waiting.pop()]))
-
-        waiting = Interleaved(made, take_back)
-        assert scene.endpoint._encode(waiting, scene.endpoint._sent) == commands.mpub(
-            "orders", [b"0", b"1", b"2"]
-        )
-        assert scene.pool.back == made[3:]
+        assert joining.pool.back == made[3:]
         assert made[3].claim.acquire(False)
 
-    def test_what_a_late_write_loop_takes_is_not_answered_by_the_next_connection(self) -> None:
-        """It stood still for so long that the connection was buried without it."""
-        scene = Scene()
-
-        def stand_still(taken: Publish) -> None:
-            scene.lose()
-            scene.reconnect()
-
+    def test_what_a_late_write_loop_takes_is_not_answered_by_the_next_connection(self, scene: Scene) -> None:
+        """It stood still for so long that the connection was closed without it."""
         late = Publish("orders", b"late")
-        scene.endpoint._encode(Interleaved([late], stand_still), scene.endpoint._sent)
+        waiting = interleaved(deque, "popleft", behind=[lambda: (scene.lose(), scene.reconnect())])
+        waiting.append(late)
+        scene.encode(waiting)
         (after,) = scene.send(b"after")
         scene.ok()
-        assert not late.ended or late.error is not None
-        assert after.ended
+        assert not late.done() or late.error is not None
+        assert after.done()

@@ -10,8 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nsq.consumer.backoff import Backoff, Outcome, exponential
-from nsq.consumer.flow import Flow, Order, Pace
+from nsq.consumer.rdy import Backoff, HandlingLimit, Order, Outcome, RdyWindows, Timeouts, exponential
 
 SUCCESS, FAILURE, NEUTRAL = Outcome.SUCCESS, Outcome.FAILURE, Outcome.NEUTRAL
 IDLE, TURN = 10.0, 30.0
@@ -19,11 +18,13 @@ START = 1000.0
 
 
 class World:
-    """A flow and the connections it has orders for; time stands still unless told otherwise."""
+    """Windows and the connections they are for; time stands still unless told otherwise."""
 
     def __init__(self, max_in_flight: int, *, longest: float = 120.0, picks: int = 0) -> None:
         self.backoff = Backoff(exponential(1.0), longest)
-        self.flow = Flow(max_in_flight, self.backoff, lambda keys: keys[picks % len(keys)], Pace(IDLE, TURN))
+        self.windows = RdyWindows(
+            max_in_flight, self.backoff, lambda keys: keys[picks % len(keys)], Timeouts(IDLE, TURN)
+        )
         self.now = START
         self.in_flight: dict[Hashable, int] = {}
         self.rdy: dict[Hashable, int] = {}
@@ -32,7 +33,7 @@ class World:
     def obey(self, orders: list[Order]) -> None:
         """One after the other: at no moment in between may more come than at the end."""
         self.orders = orders
-        bound = max(self.flow.max_in_flight, self.possible())
+        bound = max(self.windows.max_in_flight, self.possible())
         grown = False
         for order in orders:
             assert order.rdy != self.rdy[order.key], "said already"
@@ -48,41 +49,44 @@ class World:
     def connect(self, *keys: str, max_rdy: int = 2500) -> None:
         for key in keys:
             self.in_flight[key] = self.rdy[key] = 0
-            self.obey(self.flow.connected(key, max_rdy, self.now, self.in_flight))
+            self.obey(self.windows.connected(key, max_rdy, self.now, self.in_flight))
 
     def disconnect(self, key: str) -> None:
         del self.in_flight[key], self.rdy[key]
-        self.obey(self.flow.disconnected(key, self.now, self.in_flight))
+        self.obey(self.windows.disconnected(key, self.now, self.in_flight))
 
     def close(self, key: str) -> None:
         self.rdy[key] = 0
-        self.obey(self.flow.closing(key, self.now, self.in_flight))
+        self.obey(self.windows.closing(key, self.now, self.in_flight))
 
     def expect(self, connections: int) -> None:
-        self.obey(self.flow.expect(connections, self.now, self.in_flight))
+        self.obey(self.windows.expect(connections, self.now, self.in_flight))
 
     def receive(self, key: str, count: int = 1) -> None:
-        news = self.flow.is_idle(key, self.now)
+        news = self.windows.is_idle(key, self.now)
         self.in_flight[key] += count
-        self.flow.received(key, self.now)
+        nsqd = self.windows.nsqds[key]
+        nsqd.last_message_at = nsqd.has_sent_at = self.now
         if news:
-            self.obey(self.flow.decide(self.now, self.in_flight))
+            self.obey(self.windows.decide(self.now, self.in_flight))
 
     def answer(self, key: str, outcome: Outcome = SUCCESS, count: int = 1) -> None:
         self.in_flight[key] -= count
-        self.obey(self.flow.outcome(outcome, self.now, self.in_flight))
-        if self.flow.short:
-            self.obey(self.flow.decide(self.now, self.in_flight))
+        self.obey(self.windows.outcome(outcome, self.now, self.in_flight))
+        if self.windows.short:
+            self.obey(self.windows.decide(self.now, self.in_flight))
 
     def set_max_in_flight(self, count: int) -> None:
-        self.obey(self.flow.set_max_in_flight(count, self.now, self.in_flight))
+        self.windows.max_in_flight = count
+        self.obey(self.windows.decide(self.now, self.in_flight))
 
     def pause(self, paused: bool) -> None:
-        self.obey(self.flow.pause(paused, self.now, self.in_flight))
+        self.windows.paused = paused
+        self.obey(self.windows.decide(self.now, self.in_flight))
 
     def tick(self, seconds: float = 0.0) -> None:
         self.now += seconds
-        self.obey(self.flow.tick(self.now, self.in_flight))
+        self.obey(self.windows.tick(self.now, self.in_flight))
 
 
 class TestShares:
@@ -117,7 +121,7 @@ class TestShares:
         world = World(100)
         world.connect("a", max_rdy=7)
         assert world.rdy == {"a": 7}
-        assert "max_rdy_count of 7" in world.flow.reason("a")
+        assert "max_rdy_count of 7" in world.windows.reason("a")
 
     def test_nothing_is_said_twice(self) -> None:
         world = World(10)
@@ -137,7 +141,7 @@ class TestShares:
         world.receive("a", 4)
         world.close("a")
         assert world.orders == [Order("b", 6)]
-        assert "in flight" in world.flow.reason("b")
+        assert "in flight" in world.windows.reason("b")
         world.answer("a", count=4)
         assert world.orders == [Order("b", 10)]
 
@@ -151,7 +155,7 @@ class TestShares:
         assert world.rdy == {"a": 5, "b": 4}
         world.answer("a", count=1)
         assert world.rdy == {"a": 5, "b": 5}
-        assert not world.flow.short
+        assert not world.windows.short
 
 
 class TestMaxInFlight:
@@ -175,7 +179,7 @@ class TestMaxInFlight:
         world.connect("a")
         world.set_max_in_flight(0)
         assert world.rdy == {"a": 0}
-        assert world.flow.reason("a") == "max_in_flight is 0"
+        assert world.windows.reason("a") == "max_in_flight is 0"
         world.set_max_in_flight(3)
         assert world.rdy == {"a": 3}
 
@@ -186,7 +190,7 @@ class TestPause:
         world.connect("a", "b")
         world.pause(True)
         assert set(world.orders) == {Order("a", 0), Order("b", 0)}
-        assert world.flow.reason("a") == "paused"
+        assert world.windows.reason("a") == "paused"
         world.connect("c")
         world.tick(100.0)
         assert world.orders == []
@@ -202,7 +206,7 @@ class TestIdle:
         world.receive("a")
         world.tick()
         assert world.rdy == {"a": 9, "b": 1}
-        assert "idle" in world.flow.reason("b")
+        assert "idle" in world.windows.reason("b")
 
     def test_a_message_from_it_brings_the_share_back(self) -> None:
         world = World(10)
@@ -235,8 +239,8 @@ class TestMoreConnectionsThanMessages:
         world.expect(3)
         world.connect("a", "b", "c")
         assert world.rdy == {"a": 1, "b": 1, "c": 0}
-        assert world.flow.reason("c") == "3 connections share a max_in_flight of 2: waits for its turn"
-        assert "has its turn" in world.flow.reason("a")
+        assert world.windows.reason("c") == "3 connections share a max_in_flight of 2: waits for its turn"
+        assert "has its turn" in world.windows.reason("a")
 
     def test_it_goes_on_when_it_is_not_used(self) -> None:
         world = World(1)
@@ -278,7 +282,7 @@ class TestMoreConnectionsThanMessages:
         world.receive("a")
         world.tick(TURN)
         assert world.rdy == {"a": 0, "b": 0}
-        assert "waits for messages in flight" in world.flow.reason("b")
+        assert "waits for messages in flight" in world.windows.reason("b")
         world.answer("a")
         assert world.rdy == {"a": 0, "b": 1}
 
@@ -290,13 +294,13 @@ class TestBackingOff:
         world.receive("a")
         world.answer("a", FAILURE)
         assert set(world.orders) == {Order("a", 0), Order("b", 0)}
-        assert world.flow.reason("b") == "backing off for 2 s more (level 1)"
+        assert world.windows.reason("b") == "backing off for 2 s more (level 1)"
         world.tick(1.9)
         assert world.orders == []
         world.tick(0.1)
         assert world.orders == [Order("a", 1)]
-        assert "tests the waters with one" in world.flow.reason("a")
-        assert "another connection" in world.flow.reason("b")
+        assert "tests the waters with one" in world.windows.reason("a")
+        assert "another connection" in world.windows.reason("b")
 
     def test_a_success_at_level_one_ends_it(self) -> None:
         world = World(10)
@@ -391,16 +395,15 @@ class TestBackingOff:
 
 def test_of_a_stranger_nothing_is_known() -> None:
     world = World(1)
-    assert world.flow.rdy("x") == 0
-    assert world.flow.reason("x") == "not connected"
-    assert not world.flow.is_idle("x", START)
-    world.flow.received("x", START)
-    assert world.flow.disconnected("x", START, {}) == []
-    assert world.flow.closing("x", START, {}) == []
+    assert world.windows.rdy("x") == 0
+    assert world.windows.reason("x") == "not connected"
+    assert not world.windows.is_idle("x", START)
+    assert world.windows.disconnected("x", START, {}) == []
+    assert world.windows.closing("x", START, {}) == []
 
 
 class Anything(RuleBasedStateMachine):
-    """nsqds that send as much as RDY allows and no more; what nsqd counts as in flight, the flow is told."""
+    """nsqds that send as much as RDY allows and no more; the windows are told what is in flight."""
 
     @initialize(
         max_in_flight=st.integers(0, 12),
@@ -409,7 +412,7 @@ class Anything(RuleBasedStateMachine):
     )
     def begin(self, max_in_flight: int, longest: float, chance: random.Random) -> None:
         self.world = World(max_in_flight, longest=longest)
-        self.world.flow.pick = chance.choice
+        self.world.windows.pick = chance.choice
         self.limits: dict[Hashable, int] = {}
         self.closing: set[Hashable] = set()
         self.names = 0
@@ -474,7 +477,7 @@ class Anything(RuleBasedStateMachine):
     @invariant()
     def what_can_be_in_flight_is_bounded(self) -> None:
         world = self.world
-        if world.possible() > world.flow.max_in_flight:
+        if world.possible() > world.windows.max_in_flight:
             # It was lowered below what is in flight: then nothing new may come from anybody.
             assert all(world.rdy[key] <= world.in_flight[key] for key in self.limits)
 
@@ -482,21 +485,21 @@ class Anything(RuleBasedStateMachine):
     def every_order_is_one_that_nsqd_takes(self) -> None:
         for key, limit in self.limits.items():
             assert 0 <= self.world.rdy[key] <= limit
-            assert self.world.flow.rdy(key) == self.world.rdy[key]
+            assert self.world.windows.rdy(key) == self.world.rdy[key]
         assert not {order.key for order in self.world.orders} & self.closing
         assert len({order.key for order in self.world.orders}) == len(self.world.orders)
 
     @invariant()
     def stopped_means_stopped(self) -> None:
         world = self.world
-        if world.flow.paused or world.backoff.waiting or not world.flow.max_in_flight:
+        if world.windows.paused or world.backoff.waiting or not world.windows.max_in_flight:
             assert not any(world.rdy.values())
         elif world.backoff.testing:
             assert sum(world.rdy.values()) <= 1
 
     @invariant()
     def every_connection_has_a_reason(self) -> None:
-        assert all(self.world.flow.reason(key) for key in self.limits if key not in self.closing)
+        assert all(self.world.windows.reason(key) for key in self.limits if key not in self.closing)
 
     def teardown(self) -> None:
         """Everything is answered, time passes, messages are there: everybody's turn comes."""
@@ -507,7 +510,7 @@ class Anything(RuleBasedStateMachine):
             world.in_flight[key] = 0
         world.pause(False)
         world.expect(0)
-        if not world.flow.max_in_flight:
+        if not world.windows.max_in_flight:
             world.set_max_in_flight(3)
         alive = self.limits.keys() - self.closing
         served: set[Hashable] = set()
@@ -523,11 +526,55 @@ class Anything(RuleBasedStateMachine):
                     world.receive(str(key))
                     self.what_can_be_in_flight_is_bounded()
                     world.answer(str(key))
-            if served == alive and not world.backoff.active:
+            if served == alive and not world.backoff.level:
                 break
         assert served == alive
-        assert not world.backoff.active or not alive
+        assert not world.backoff.level or not alive
 
 
 TestAnything = Anything.TestCase
 TestAnything.settings = settings(max_examples=200, stateful_step_count=40, deadline=None, derandomize=True)
+
+
+class TestHandlingLimit:
+    """Messages that time out before a handler begins them make the windows smaller for a while."""
+
+    TIMEOUT = 60.0
+
+    def test_halves_once_in_a_timeout_and_grows_while_all_are_quick(self) -> None:
+        limit, now = HandlingLimit(), START
+        seen = []
+        for step in (
+            "late",
+            "late at once",
+            "late",
+            "late",
+            "late",
+            "late",
+            "quick",
+            "slow",
+            "quick",
+            "quick",
+        ):
+            if step != "late at once":
+                now += self.TIMEOUT
+            if step.startswith("late"):
+                limit.expired(now, self.TIMEOUT, 40, 3)
+            else:
+                limit.relax(now, self.TIMEOUT, 40, 1.0 if step == "quick" else 31.0)
+            seen.append(limit.limit)
+        assert seen == [20, 20, 10, 5, 3, 3, 4, 4, 5, 6]
+        while limit.active:
+            now += self.TIMEOUT
+            assert limit.relax(now, self.TIMEOUT, 40, 0.0)
+        assert not limit.relax(now + self.TIMEOUT, self.TIMEOUT, 40, 0.0)
+
+    def test_bounds_the_windows_and_says_so(self) -> None:
+        world = World(40)
+        world.connect("a")
+        assert world.windows.handling.expired(world.now, self.TIMEOUT, 40, 1)
+        world.tick()
+        assert world.orders == [Order("a", 20)]
+        assert world.windows.reason("a") == "its share of 20, which the handlers manage in time"
+        world.set_max_in_flight(8)
+        assert world.orders == [Order("a", 8)]

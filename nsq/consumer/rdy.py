@@ -1,0 +1,410 @@
+"""RDY: how many messages each nsqd may have under way to a consumer. Pure: facts in, orders out.
+
+nsqd takes RDY as a window on what may be in flight, so an order is given only where the window changes. What
+can arrive is bounded at every moment: the sum of max(rdy, in flight) never exceeds ``max_in_flight``, except
+for what was in flight already when that was lowered. Windows shrink before others grow, and grow only into
+what is free.
+
+Three things make it less than a share of ``max_in_flight``: backing off after failures, handlers that do not
+manage that much in time, and the user's pause. Must not import anything that knows a socket, a thread or a
+clock: ``now`` and chance are arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+# Backing off.
+
+#: Seconds to wait at a level from 1 up; ``chance`` gives a float in [0, 1).
+Strategy = Callable[[int], float]
+
+
+def exponential(multiplier: float) -> Strategy:
+    """multiplier, doubled at every level: 2, 4, 8 … seconds for a multiplier of 1."""
+    return lambda level: multiplier * _power(level)
+
+
+def full_jitter(multiplier: float, chance: Callable[[], float]) -> Strategy:
+    """Anything from 0 to what ``exponential`` gives, so that many consumers do not return at once."""
+    return lambda level: chance() * multiplier * _power(level)
+
+
+def _power(level: int) -> float:
+    return float(2 ** min(level, 62))
+
+
+class Outcome(Enum):
+    """What a handled message says about the service behind the handler."""
+
+    SUCCESS = 1
+    FAILURE = 2
+    NEUTRAL = 3
+
+
+class Backoff:
+    """``waiting`` while nothing may be delivered, ``testing`` while one message may; neither in
+    normal times.
+    """
+
+    def __init__(self, strategy: Strategy, longest: float) -> None:
+        self._strategy = strategy
+        self._longest = longest
+        self.level = 0
+        self.until: float | None = None
+
+    @property
+    def waiting(self) -> bool:
+        return self.until is not None
+
+    @property
+    def testing(self) -> bool:
+        return self.level > 0 and self.until is None
+
+    def outcome(self, outcome: Outcome, now: float) -> bool:
+        """Take note of a message's outcome; whether anything changed by it."""
+        if self.waiting or self._longest <= 0:
+            return False
+        if outcome is Outcome.FAILURE:
+            self._rise()
+        elif self.level == 0:
+            return False
+        elif outcome is Outcome.SUCCESS:
+            self.level -= 1
+        self.until = now + min(self._strategy(self.level), self._longest) if self.level else None
+        return True
+
+    def _rise(self) -> None:
+        # The first failure counts whatever the strategy says; later ones only up to the longest wait.
+        if self.level == 0 or self._strategy(self.level + 1) <= self._longest:
+            self.level += 1
+
+    def expire(self, now: float) -> bool:
+        """Whether the wait is over by now; from here on one message may test the waters."""
+        if self.until is None or now < self.until:
+            return False
+        self.until = None
+        return True
+
+
+# What the handlers manage.
+
+
+class HandlingLimit:
+    """How many messages may wait and be worked on here: as many as the handlers manage within the time that
+    nsqd gives a message. Halved when one has waited longer than that, and raised again while all are quick.
+    """
+
+    def __init__(self) -> None:
+        self.limit: float = math.inf
+        self._changed_at = -math.inf
+        self._oldest, self._since = 0.0, -math.inf  # the oldest message seen since then
+
+    @property
+    def active(self) -> bool:
+        return self.limit < math.inf
+
+    def expired(self, now: float, timeout: float, max_in_flight: int, least: int) -> bool:
+        """A message was not begun within its ``timeout``; whether the limit is lower now.
+
+        Messages time out together, so that one step down must have had its effect before the next one.
+        """
+        if now - self._changed_at < timeout:
+            return False
+        lower = max(least, int(min(self.limit, max_in_flight)) // 2)
+        if lower >= min(self.limit, max_in_flight):
+            return False
+        self.limit = lower
+        self._changed_at = self._since = now
+        self._oldest = 0.0
+        return True
+
+    def relax(self, now: float, timeout: float, max_in_flight: int, oldest: float) -> bool:
+        """``oldest``: the age of the oldest message here; whether the limit is higher now."""
+        self._oldest = max(self._oldest, oldest)
+        if not self.active or now - self._since < timeout:
+            return False
+        seen, self._oldest, self._since = self._oldest, 0.0, now
+        if seen > timeout / 2:
+            return False
+        self._changed_at = now
+        higher = self.limit + max(1, self.limit // 4)
+        self.limit = higher if higher < max_in_flight else math.inf
+        return True
+
+
+# The windows.
+
+
+@dataclass(frozen=True)
+class Order:
+    """Give the connection this RDY."""
+
+    key: Hashable
+    rdy: int
+
+
+@dataclass
+class Nsqd:
+    """What is known of one connection. Times are when the thing last happened; those of messages are written
+    by the connection's read loop, the rest by the owner.
+    """
+
+    key: Hashable
+    max_rdy: int
+    connected_at: float
+    rdy: int = 0
+    granted_at: float = 0.0
+    last_message_at: float = 0.0  # or when it connected
+    has_sent_at: float = 0.0
+    closing: bool = False
+    target: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Timeouts:
+    """In seconds; see the options of the same names."""
+
+    low_rdy_idle_timeout: float = 10.0
+    low_rdy_timeout: float = 30.0
+
+
+@dataclass
+class RdyWindows:
+    """Every method that takes ``now`` and ``in_flight`` returns the orders that follow from what it was told.
+
+    ``in_flight`` maps connections to how many messages they have in flight at the moment; a missing one has
+    none. ``pick`` chooses one of several keys.
+    """
+
+    max_in_flight: int
+    backoff: Backoff
+    pick: Callable[[list[Hashable]], Hashable]
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+    def __post_init__(self) -> None:
+        self.nsqds: dict[Hashable, Nsqd] = {}
+        self.expected = 0
+        self._probe: Hashable | None = None
+        self._turns: list[Hashable] = []  # who may have a message, while there are too few for all
+        self.paused = False
+        self.handling = HandlingLimit()
+        self.short = False
+        """Some window is smaller than it should be, for want of room: decide again when a message is done."""
+
+    @property
+    def allowed(self) -> int:
+        """How many messages may be here: ``max_in_flight``, or what the handlers manage of it."""
+        return int(min(self.max_in_flight, self.handling.limit))
+
+    # Facts.
+
+    def connected(
+        self, key: Hashable, max_rdy: int, now: float, in_flight: Mapping[Hashable, int]
+    ) -> list[Order]:
+        self.nsqds[key] = Nsqd(key, max_rdy, connected_at=now, last_message_at=now)
+        return self.decide(now, in_flight)
+
+    def closing(self, key: Hashable, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
+        """It takes no more messages, and its answers still count."""
+        if key in self.nsqds:
+            self.nsqds[key].closing = True
+            self.nsqds[key].rdy = 0  # nsqd stops by itself after CLS
+        return self.decide(now, in_flight)
+
+    def disconnected(self, key: Hashable, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
+        self.nsqds.pop(key, None)
+        return self.decide(now, in_flight)
+
+    def expect(self, connections: int, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
+        """So many connections there will be shortly: shares are cut for all of them, not for the
+        first ones.
+        """
+        self.expected = connections
+        return self.decide(now, in_flight)
+
+    def is_idle(self, key: Hashable, now: float) -> bool:
+        """Whether it has sent nothing for long: with its next message its share grows again."""
+        nsqd = self.nsqds.get(key)
+        return nsqd is not None and now - nsqd.last_message_at >= self.timeouts.low_rdy_idle_timeout
+
+    def outcome(self, outcome: Outcome, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
+        if not self.backoff.outcome(outcome, now):
+            return []
+        self._probe = None
+        return self.decide(now, in_flight)
+
+    def tick(self, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
+        """Time has passed: end waits, and take windows from those who do not use them."""
+        self.backoff.expire(now)
+        self._rotate(now, in_flight)
+        return self.decide(now, in_flight)
+
+    # What follows.
+
+    def rdy(self, key: Hashable) -> int:
+        nsqd = self.nsqds.get(key)
+        return nsqd.rdy if nsqd is not None else 0
+
+    def reason(self, key: Hashable) -> str:
+        """Why the connection has the RDY it has, for people."""
+        nsqd = self.nsqds.get(key)
+        if nsqd is None:
+            return "not connected"
+        if nsqd.rdy < nsqd.target:
+            return f"{nsqd.reason}; waits for messages in flight to finish before it gets {nsqd.target}"
+        return nsqd.reason
+
+    def decide(self, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
+        """Shrink what is too large, then grow what is too small into what is free."""
+        nsqds = [nsqd for nsqd in self.nsqds.values() if not nsqd.closing]
+        self._aim(nsqds, now, in_flight)
+        windows = {nsqd.key: min(nsqd.rdy, nsqd.target) for nsqd in nsqds}
+        used = sum(max(windows.get(nsqd.key, 0), in_flight.get(nsqd.key, 0)) for nsqd in self.nsqds.values())
+        free = self.allowed - used
+        if free < 0:
+            for nsqd in sorted(nsqds, key=lambda nsqd: -nsqd.rdy):
+                free += _give_back(nsqd.key, windows, in_flight.get(nsqd.key, 0), -free)
+        for nsqd in sorted(nsqds, key=lambda nsqd: nsqd.rdy):
+            free -= _grow(nsqd, windows, in_flight.get(nsqd.key, 0), free)
+        self.short = free < 0 or any(windows[nsqd.key] < nsqd.target for nsqd in nsqds)
+        changed = [nsqd for nsqd in nsqds if windows[nsqd.key] != nsqd.rdy]
+        changed.sort(key=lambda nsqd: windows[nsqd.key] > nsqd.rdy)  # the shrinking ones first
+        return [self._grant(nsqd, windows[nsqd.key], now) for nsqd in changed]
+
+    def _grant(self, nsqd: Nsqd, rdy: int, now: float) -> Order:
+        if nsqd.rdy == 0:
+            nsqd.granted_at = now
+        nsqd.rdy = rdy
+        return Order(nsqd.key, rdy)
+
+    # Targets.
+
+    def _aim(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
+        if max(len(nsqds), self.expected) <= self.allowed:
+            self._turns.clear()
+        stopped = self._why_stopped(now)
+        if stopped:
+            _set_all(nsqds, 0, stopped)
+        elif self.backoff.testing:
+            self._aim_at_probe(nsqds)
+        elif max(len(nsqds), self.expected) > self.allowed:
+            self._aim_at_few(nsqds)
+        else:
+            self._aim_at_shares(nsqds, now, in_flight)
+        for nsqd in nsqds:
+            if nsqd.target > nsqd.max_rdy:
+                nsqd.target = nsqd.max_rdy
+                nsqd.reason += f", limited by the nsqd's max_rdy_count of {nsqd.max_rdy}"
+
+    def _why_stopped(self, now: float) -> str:
+        if self.paused:
+            return "paused"
+        if self.max_in_flight <= 0:
+            return "max_in_flight is 0"
+        if self.backoff.until is not None:
+            left = max(0.0, self.backoff.until - now)
+            return f"backing off for {left:.3g} s more (level {self.backoff.level})"
+        return ""
+
+    def _aim_at_probe(self, nsqds: list[Nsqd]) -> None:
+        keys = [nsqd.key for nsqd in nsqds]
+        if self._probe not in keys:
+            self._probe = self._most_recent_sender(nsqds)
+        _set_all(nsqds, 0, f"backing off (level {self.backoff.level}): another connection tests the waters")
+        if self._probe is not None:
+            nsqd = self.nsqds[self._probe]
+            nsqd.target = 1
+            nsqd.reason = f"backing off (level {self.backoff.level}): tests the waters with one message"
+
+    def _most_recent_sender(self, nsqds: list[Nsqd]) -> Hashable | None:
+        """An nsqd without messages would keep the test, and the consumer with it, waiting for its next
+        one."""
+        if not nsqds:
+            return None
+        latest = max(nsqd.has_sent_at for nsqd in nsqds)
+        return self.pick([nsqd.key for nsqd in nsqds if nsqd.has_sent_at == latest])
+
+    def _aim_at_few(self, nsqds: list[Nsqd]) -> None:
+        """More connections than messages allowed: some have one, and lose it to others in ``_rotate``."""
+        many = f"{max(len(nsqds), self.expected)} connections share a max_in_flight of {self.allowed}"
+        waiting = [nsqd.key for nsqd in nsqds if nsqd.key not in self._turns]
+        present = {nsqd.key for nsqd in nsqds}
+        self._turns = [key for key in self._turns if key in present][: self.allowed]
+        while waiting and len(self._turns) < self.allowed:
+            # Whoever may send already goes on: a turn that moves costs two orders and brings nothing.
+            sending = [key for key in waiting if self.nsqds[key].rdy]
+            waiting.remove(chosen := self._next_of(sending or waiting))
+            self._turns.append(chosen)
+        _set_all(nsqds, 0, f"{many}: waits for its turn")
+        _set_all((self.nsqds[key] for key in self._turns), 1, f"{many}: has its turn")
+
+    def _aim_at_shares(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
+        """Equal shares for those who have messages; one for each of the others, so that they can show
+        some.
+        """
+        idle = [nsqd for nsqd in nsqds if self.is_idle(nsqd.key, now) and not in_flight.get(nsqd.key, 0)]
+        if len(idle) == len(nsqds):
+            idle = []
+        busy = [nsqd for nsqd in nsqds if nsqd not in idle]
+        _set_all(idle, 1, "idle: its share is with connections that have messages")
+        missing = max(0, self.expected - len(nsqds))
+        share, rest = divmod(self.allowed - len(idle), max(1, len(busy) + missing))
+        for place, nsqd in enumerate(busy):
+            nsqd.target = share + (place < rest)
+            nsqd.reason = f"its share of max_in_flight {self.max_in_flight}"
+            if self.handling.active:
+                nsqd.reason = f"its share of {self.allowed}, which the handlers manage in time"
+
+    def _rotate(self, now: float, in_flight: Mapping[Hashable, int]) -> None:
+        """Take the turn, or the test of the waters, from connections that have had it and do not need it."""
+        nsqds = [nsqd for nsqd in self.nsqds.values() if not nsqd.closing]
+        if self.backoff.testing:
+            probe = self.nsqds.get(self._probe) if self._probe is not None else None
+            if probe is not None and len(nsqds) > 1 and self._turn_is_over(probe, now, in_flight):
+                self._probe = self._next_of([nsqd.key for nsqd in nsqds if nsqd is not probe])
+            return
+        waiting = [nsqd.key for nsqd in nsqds if nsqd.key not in self._turns]
+        for place, key in enumerate(self._turns):
+            nsqd = self.nsqds.get(key)
+            if waiting and nsqd is not None and self._turn_is_over(nsqd, now, in_flight):
+                waiting.remove(chosen := self._next_of(waiting))
+                self._turns[place] = chosen
+
+    def _next_of(self, waiting: list[Hashable]) -> Hashable:
+        """Who has waited longest, so that everybody's turn comes; chance decides only among equals."""
+        longest = min(self.nsqds[key].granted_at for key in waiting)
+        return self.pick([key for key in waiting if self.nsqds[key].granted_at == longest])
+
+    def _turn_is_over(self, nsqd: Nsqd, now: float, in_flight: Mapping[Hashable, int]) -> bool:
+        since = now - max(nsqd.last_message_at, nsqd.granted_at)
+        if since >= self.timeouts.low_rdy_idle_timeout and not in_flight.get(nsqd.key, 0):
+            return True
+        return now - nsqd.granted_at >= self.timeouts.low_rdy_timeout
+
+
+def _set_all(nsqds: Iterable[Nsqd], target: int, reason: str) -> None:
+    for nsqd in nsqds:
+        nsqd.target = target
+        nsqd.reason = reason
+
+
+def _give_back(key: Hashable, windows: dict[Hashable, int], held: int, owed: int) -> int:
+    """Shrink the window by what is owed, as far as it is not in flight already; what that frees."""
+    freed = min(owed, max(0, windows[key] - held))
+    windows[key] -= freed
+    return freed
+
+
+def _grow(nsqd: Nsqd, windows: dict[Hashable, int], held: int, free: int) -> int:
+    """Grow the window towards its target into what is free; what that takes.
+
+    A window up to what is in flight anyway takes nothing and admits nothing new.
+    """
+    used = max(windows[nsqd.key], held)
+    windows[nsqd.key] = max(windows[nsqd.key], min(nsqd.target, used + max(0, free)))
+    return max(windows[nsqd.key], held) - used

@@ -1,0 +1,625 @@
+"""The discovery thread, with a host, nsqlookupds and a clock that the tests hold in their hands."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from nsq.config import Config
+from nsq.discovery import Discovery
+from nsq.discovery.directory import Status
+from nsq.discovery.lookups import AddressFilter, LogOnce, Lookupd
+from nsq.errors import ApiError, AuthFailed, ConfigError, ConnectionLost, DialFailed, NsqError, UsageError
+
+A, B, C = "a:4150", "b:4150", "c:4150"
+L1, L2 = "l1:4161", "http://l2:4161/?token=s3cret"
+URL1, URL2 = "http://l1:4161/", "http://l2:4161/"
+NAME = "nsq-orders/billing"
+PATIENCE = 20.0
+
+
+class World:
+    """Host and asker. Notes what it is told. ``answers`` has, for an nsqlookupd, what it lists, for an nsqd,
+    why it refuses; who has a gate answers when that opens.
+    """
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[object, ...]] = []
+        self.answers: dict[str, list[str] | Exception] = {}
+        self.gates: dict[str, threading.Event] = {}
+        self.threads: dict[str, str] = {}  # who asked or dialed it
+        self.on_refused: Callable[[str, NsqError], object] = lambda address, error: None
+        self.now = 1000.0
+        self.chance = 0.0  # no pause after a setback
+        self._made: list[Discovery] = []
+        self._changed = threading.Condition()
+
+    def note(self, *note: object) -> None:
+        with self._changed:
+            self.notes.append(note)
+            self._changed.notify_all()
+
+    def clock(self) -> float:
+        with self._changed:
+            self._changed.notify_all()
+            return self.now
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """The discovery thread looks at the clock whenever it has published its state."""
+        with self._changed:
+            assert self._changed.wait_for(condition, PATIENCE), self.notes
+
+    def await_(self, *note: object, times: int = 1) -> None:
+        self.until(lambda: self.notes.count(note) >= times)
+
+    def _answer(self, verb: str, whom: str) -> list[str]:
+        self.threads[whom] = threading.current_thread().name
+        self.note(verb, whom)
+        if whom in self.gates:
+            assert self.gates[whom].wait(PATIENCE)
+        answer = self.answers.get(whom, [])
+        self.note("answer", whom)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    # Asker and Host.
+
+    def ask(self, lookupd: str) -> frozenset[str]:
+        return frozenset(self._answer("ask", lookupd))
+
+    def cancel(self) -> None:
+        self.note("cancel")
+        for lookupd in (L1, L2):
+            self.gates.get(lookupd, threading.Event()).set()
+
+    def abandon(self) -> None:
+        self.note("abandon")
+
+    def dial(self, address: str) -> None:
+        self._answer("dial", address)
+
+    def refused(self, address: str, error: NsqError) -> None:
+        self.note("refused", address, error)
+        self.on_refused(address, error)
+
+    def drop(self, address: str) -> None:
+        self.note("drop", address)
+
+    def expect(self, connections: int) -> None:
+        self.note("expect", connections)
+
+    # Making discoveries.
+
+    def discovery(self, nsqds: Iterable[str] = (), lookupds: Iterable[str] = (), **options: Any) -> Discovery:
+        own = {each: options.pop(each) for each in ("rewrite", "accept", "found") if each in options}
+        made = Discovery(
+            None if "found" in own else "orders",
+            Config(**{"lookupd_poll_jitter": 0.0, **options}),
+            None if "found" in own else self,
+            name=NAME,
+            nsqds=nsqds,
+            nsqlookupds=lookupds,
+            asker=self,  # type: ignore[arg-type]
+            interrupt_dials=partial(self.note, "interrupt"),
+            clock=self.clock,
+            chance=lambda: self.chance,
+            **own,
+        )
+        self._made.append(made)
+        return made
+
+    def started(self, nsqds: Iterable[str] = (), lookupds: Iterable[str] = (), **options: Any) -> Discovery:
+        made = self.discovery(nsqds, lookupds, **options)
+        made.start()
+        return made
+
+    def producing(self, nsqds: Iterable[str], lookupds: Iterable[str], **options: Any) -> Discovery:
+        return self.discovery(
+            nsqds, lookupds, found=lambda found: self.note("found", *sorted(found)), **options
+        )
+
+    def pass_time(self, discovery: Discovery, seconds: float) -> None:
+        self.now += seconds
+        discovery._events.put(None)
+
+    def close(self) -> None:
+        for gate in self.gates.values():
+            gate.set()
+        for made in self._made:
+            made.stop()
+            assert made.join(time.monotonic() + PATIENCE)
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
+    """What is logged, from INFO on."""
+    with caplog.at_level(logging.INFO, "nsq.discovery"):
+        yield lambda: [record.getMessage() for record in caplog.records]
+
+
+def status_of(discovery: Discovery, address: str) -> Status | None:
+    return next((nsqd.status for nsqd in discovery.state().nsqds if nsqd.address == address), None)
+
+
+def last_heard(lookupd: Lookupd) -> float | None:
+    return lookupd.answered_at if lookupd.failed_at is None else lookupd.failed_at
+
+
+def connected(discovery: Discovery, *addresses: str) -> bool:
+    return all(status_of(discovery, address) is Status.CONNECTED for address in addresses)
+
+
+class TestDialing:
+    def test_all_are_dialed_at_once_and_expected_before(self, world: World) -> None:
+        world.gates = {A: threading.Event(), B: threading.Event()}
+        world.started([A, B])
+        for address in (A, B):
+            world.await_("dial", address)
+        assert world.threads == {A: f"{NAME}-dial-{A}", B: f"{NAME}-dial-{B}"}
+        assert world.notes[0] == ("expect", 2)
+        assert f"{NAME}-lookupd" in [thread.name for thread in threading.enumerate()]
+
+    def test_a_failure_is_told_to_the_host_each_time_and_logged_once(
+        self, world: World, log: Callable[[], list[str]]
+    ) -> None:
+        world.answers[A] = error = AuthFailed("E_AUTH_FAILED no")
+        statuses = []
+        world.on_refused = lambda *_: statuses.append(discovery._directory.nsqds()[0].status)
+        discovery = world.discovery([A])
+        discovery.start()
+        world.await_("refused", A, error, times=5)
+        assert set(statuses) == {Status.DIALING}  # the directory is told later
+        assert log() == [f"no connection to an nsqd, trying again: {A}: {error}"]
+
+    def test_a_bug_is_logged_and_the_nsqd_dialed_again(
+        self, world: World, log: Callable[[], list[str]]
+    ) -> None:
+        world.answers[A] = ZeroDivisionError("oops")
+        world.chance = 1.0
+        discovery = world.started([A])
+        world.until(lambda: "ZeroDivisionError, a bug of ours" in " ".join(discovery.health()))
+        assert f"{NAME}-dial-{A} failed, which is a bug of ours" in log()
+        world.pass_time(discovery, 10.0)
+        world.await_("dial", A, times=2)
+
+    @pytest.mark.parametrize("method", ["expect", "refused"])
+    def test_a_host_that_raises_does_not_end_it(
+        self, world: World, method: str, log: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(world, method, lambda *_: 1 / 0)
+        world.answers[A] = DialFailed("refused")
+        world.started([A])
+        world.await_("dial", A, times=2)
+        assert "which is a bug of ours" in log()[0]
+
+    def test_a_lost_one_is_dialed_again_after_its_pause(self, world: World) -> None:
+        world.chance = 1.0
+        discovery = world.started([A])
+        world.until(lambda: connected(discovery, A))
+        discovery.lost(A, 100.0, ConnectionLost("gone"))
+        world.until(lambda: status_of(discovery, A) is Status.WAITING)
+        assert discovery.health() == [f"nsqd {A} (given): next dial in 0.2 s; last error: {A}: gone"]
+        world.pass_time(discovery, 0.24)
+        assert world.notes.count(("dial", A)) == 1
+        world.pass_time(discovery, 0.02)
+        world.await_("dial", A, times=2)
+
+    def test_without_a_thread_it_says_so_and_goes_on(
+        self, world: World, log: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        start = threading.Thread.start
+
+        def refuse(thread: threading.Thread) -> None:
+            if "lookupd" not in thread.name:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            discovery = world.started([A], [L1])
+            world.until(lambda: len(log()) == 2)
+        assert log() == [
+            f"nsqlookupd {URL1} cannot be asked: no thread for ask-{URL1}: can't start new thread",
+            f"no connection to an nsqd, trying again: no thread for dial-{A}: can't start new thread",
+        ]
+        world.pass_time(discovery, 60.0)
+        world.await_("dial", A)
+        world.await_("ask", L1)
+
+
+class TestAsking:
+    def test_what_one_lists_is_dialed_while_another_is_silent(self, world: World) -> None:
+        world.gates[L2] = threading.Event()
+        world.answers = {L1: [A], L2: [A, B]}
+        world.started([], [L1, L2])
+        world.await_("dial", A)
+        assert world.threads[L2] == f"{NAME}-ask-{URL2}"
+        world.gates[L2].set()
+        world.await_("dial", B)
+        assert world.notes.count(("dial", A)) == 1
+
+    def test_lost_connections_have_them_asked_once_for_all(self, world: World) -> None:
+        world.answers[L1] = [A, B]
+        discovery = world.started([], [L1])
+        world.until(lambda: connected(discovery, A, B))
+        world.now += 1.0
+        world.chance = 1.0
+        gate = threading.Event()  # what comes until it opens is taken in together
+        discovery._events.put(lambda: assert_opened(gate))
+        for address in (A, B):
+            discovery.lost(address, 1.0, ConnectionLost("gone"))
+        gate.set()
+        world.await_("answer", L1, times=2)
+        world.pass_time(discovery, 1.0)
+        for address in (A, B):
+            world.await_("dial", address, times=2)
+        assert world.notes.count(("ask", L1)) == 2
+
+    def test_one_that_does_not_answer_in_time_has_failed(self, world: World) -> None:
+        world.gates[L1] = threading.Event()
+        discovery = world.started([], [L1])
+        world.await_("ask", L1)
+        world.pass_time(discovery, 6.0)
+        world.until(lambda: f"{URL1} did not answer within 5 s" in discovery.health()[0])
+
+    def test_a_failure_is_logged_once_and_so_is_its_end(
+        self, world: World, log: Callable[[], list[str]]
+    ) -> None:
+        world.answers[L2] = ApiError("refused")
+        discovery = world.started([A], [L2])
+        for times in (1, 2, 3):
+            world.await_("answer", L2, times=times)
+            world.until(lambda: discovery.state().nsqlookupds[0].failed_at == world.now)
+            world.pass_time(discovery, 60.0)
+        world.answers[L2] = []
+        world.until(
+            lambda: not world.pass_time(discovery, 60.0) and not discovery.state().nsqlookupds[0].error
+        )
+        assert log() == [f"nsqlookupd {URL2} cannot be asked: refused", f"nsqlookupd {URL2} answers again"]
+
+    def test_health_tells_of_every_nsqlookupd_but_no_secret(self, world: World) -> None:
+        world.answers = {L1: [A], L2: ApiError("http://l2:4161/lookup: 500")}
+        discovery = world.started([], [L1, L2])
+        world.until(lambda: connected(discovery, A) and bool(discovery.state().nsqlookupds[1].error))
+        world.now += 3.0
+        assert discovery.health() == [
+            f"nsqlookupd {URL1}: answered 3.0 s ago, listing 1",
+            f"nsqlookupd {URL2}: failed 3.0 s ago: http://l2:4161/lookup: 500",
+            f"nsqd {A} (listed): connected",
+        ]
+        assert "s3cret" not in repr(discovery.state())
+
+    def test_the_users_functions_decide_what_is_dialed(self, world: World) -> None:
+        world.answers[L1] = [A, B]
+        own: list[bool] = []
+
+        def accept(addresses: list[str]) -> list[str]:
+            own.append(discovery.owns_current_thread())
+            assert addresses == [f"proxy.{A}", f"proxy.{B}"]
+            return addresses[1:]
+
+        discovery = world.discovery([], [L1], rewrite=lambda address: f"proxy.{address}", accept=accept)
+        discovery.start()
+        world.await_("dial", f"proxy.{B}")
+        assert ("dial", f"proxy.{A}") not in world.notes
+        assert own == [True]
+        assert not discovery.owns_current_thread()
+
+
+def assert_opened(gate: threading.Event) -> None:
+    assert gate.wait(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("nsqds", "rounds", "warned"),
+    [
+        pytest.param([], [([], [])], True, id="none lists any"),
+        pytest.param([], [([], [])] * 3, True, id="said once"),
+        pytest.param([], [([], [A])], False, id="one lists some"),
+        pytest.param([], [([A], []), ([], [])], False, id="some were listed"),
+        pytest.param([A], [([], [])], False, id="nsqds were named"),
+        pytest.param([], [([], ApiError("refused"))], False, id="a failed one may know more"),
+        pytest.param([], [([], ApiError("refused")), ([], [])], True, id="once all have answered"),
+    ],
+)
+def test_an_unknown_topic_is_warned_about(
+    world: World, log: Callable[[], list[str]], nsqds: list[str], rounds: list[Any], warned: bool
+) -> None:
+    discovery = world.discovery(nsqds, [L1, L2])
+    for first, second in rounds:
+        world.answers = {L1: first, L2: second}
+        world.now += 60.0
+        discovery.start()
+        world.pass_time(discovery, 0.0)
+        world.until(lambda: all(last_heard(each) == world.now for each in discovery.state().nsqlookupds))
+    warnings = [line for line in log() if "topic" in line]
+    assert len(warnings) == warned
+    for words in (
+        "'orders'",
+        f"(asked: {URL1}, {URL2})",
+        "publish to a topic",
+        "misspelt",
+    ) * warned:
+        assert words in warnings[0]
+
+
+class TestChanges:
+    def test_nsqds_come_and_go(self, world: World) -> None:
+        discovery = world.started([A])
+        discovery.add_nsqd(B)
+        discovery.add_nsqd(B)
+        world.until(lambda: connected(discovery, A, B))
+        discovery.remove_nsqd(A)
+        world.await_("drop", A)
+        world.await_("expect", 1)
+        discovery.lost(A, 1.0, None)
+        world.until(lambda: status_of(discovery, A) is None)
+        assert world.notes.count(("dial", B)) == 1
+
+    def test_nsqlookupds_come_and_go(self, world: World) -> None:
+        world.answers = {L1: [A], L2: [B]}
+        discovery = world.started([], [L1])
+        world.until(lambda: connected(discovery, A))
+        discovery.add_nsqlookupd(L2)
+        discovery.add_nsqlookupd(L2)
+        world.until(lambda: connected(discovery, B))
+        discovery.remove_nsqlookupd("http://l1:4161")  # the same one, spelt out
+        world.pass_time(discovery, 60.0)
+        world.await_("answer", L2, times=2)
+        assert world.notes.count(("ask", L1)) == 1
+        assert ("drop", A) not in world.notes
+
+    @pytest.mark.parametrize("answer", [[B], ApiError("refused")])
+    def test_what_a_removed_one_answers_counts_for_nothing(
+        self, world: World, answer: Any, log: Callable[[], list[str]]
+    ) -> None:
+        world.gates[L1] = threading.Event()
+        world.answers[L1] = answer
+        discovery = world.started([A], [L1])
+        world.await_("ask", L1)
+        discovery.remove_nsqlookupd(L1)
+        world.until(lambda: not discovery.state().nsqlookupds)
+        world.gates[L1].set()
+        world.await_("answer", L1)
+        discovery.add_nsqd(C)
+        world.until(lambda: connected(discovery, A, C))
+        assert [nsqd.address for nsqd in discovery.state().nsqds] == [A, C]
+        assert log() == []
+
+    @pytest.mark.parametrize(
+        ("method", "address", "error", "words"),
+        [
+            ("add_nsqd", "http://a:4150", ConfigError, "is a URL"),
+            ("add_nsqd", "a", ConfigError, "is not host:port"),
+            ("add_nsqd", 4150, ConfigError, "as text"),
+            ("add_nsqlookupd", "ftp://l1", UsageError, "ftp"),
+            ("remove_nsqd", B, UsageError, f"{B} was never added, or has been removed; there are: {A}"),
+            ("remove_nsqlookupd", L1, UsageError, "there are: none"),
+            ("remove_nsqd", A, UsageError, "the last address"),
+        ],
+    )
+    def test_mistakes_change_nothing(
+        self, world: World, method: str, address: Any, error: type[Exception], words: str
+    ) -> None:
+        discovery = world.discovery([A])
+        with pytest.raises(error, match=words):
+            getattr(discovery, method)(address)
+        assert (list(discovery._nsqds), list(discovery._nsqlookupds)) == ([A], [])
+
+    @pytest.mark.parametrize("method", ["add_nsqd", "remove_nsqd"])
+    @pytest.mark.parametrize("interrupt", ["raises", "calls the same"])
+    def test_an_interrupt_at_any_bytecode_harms_nothing(
+        self, world: World, method: str, interrupt: str
+    ) -> None:
+        discovery = world.started([A])
+        for step in range(1000):
+            discovery.add_nsqd(B) if method == "remove_nsqd" else None
+            handle = {"raises": raise_interrupt, "calls the same": lambda: discovery.add_nsqd(C)}[interrupt]
+            if not at_step(step, lambda: getattr(discovery, method)(B), handle):
+                break
+        assert step > 20
+        discovery.add_nsqd(C)
+        world.await_("dial", C)
+        world.until(lambda: {nsqd.address for nsqd in discovery.state().nsqds} >= {A, C})
+
+
+def raise_interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def at_step(step: int, call: Callable[[], object], handle: Callable[[], object]) -> bool:
+    """Interrupt the call behind so many bytecodes, as a signal would; return whether it has that many."""
+    steps = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal steps
+        if "/nsq/discovery/" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            steps += 1
+            if steps == step + 1:
+                handle()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    with suppress(KeyboardInterrupt):
+        call()
+    sys.settrace(before)
+    return steps > step
+
+
+class TestTheEnd:
+    def test_nothing_is_asked_or_dialed_behind_a_stop(self, world: World) -> None:
+        discovery = world.started([A], [L1])
+        world.until(
+            lambda: connected(discovery, A) and discovery.state().nsqlookupds[0].answered_at is not None
+        )
+        discovery.stop()
+        discovery.lost(A, 1.0, ConnectionLost("gone"))
+        discovery.add_nsqd(B)
+        assert discovery.join(time.monotonic() + PATIENCE)
+        discovery.start()
+        assert world.notes.count(("dial", A)) == 1
+        assert ("dial", B) not in world.notes
+
+    def test_what_is_under_way_is_cut_short(self, world: World, log: Callable[[], list[str]]) -> None:
+        world.gates[L1] = threading.Event()
+        world.answers[L1] = ApiError("interrupted")
+        discovery = world.started([], [L1])
+        world.await_("ask", L1)
+        discovery.stop()
+        assert discovery.join(time.monotonic() + PATIENCE)
+        assert ("interrupt",) in world.notes
+        assert log() == []
+
+    def test_join_says_when_a_dial_is_still_under_way(self, world: World) -> None:
+        world.gates[A] = threading.Event()
+        discovery = world.started([A])
+        world.await_("dial", A)
+        discovery.stop()
+        assert not discovery.join(time.monotonic() + 0.01)
+        world.gates[A].set()
+        assert discovery.join(time.monotonic() + PATIENCE)
+
+    def test_one_that_was_never_started_has_nothing_to_end(self, world: World) -> None:
+        discovery = world.discovery([A], [L1])
+        discovery.stop()
+        assert discovery.join(time.monotonic())
+        discovery.start()
+        assert discovery.threads == ()
+
+    def test_a_forked_child_cancels_nothing(self, world: World) -> None:
+        world.discovery([A], [L1]).abandon()
+        assert world.notes == [("abandon",)]
+
+
+class TestProducers:
+    def test_all_answers_are_merged_with_the_fixed_ones(self, world: World) -> None:
+        world.answers = {L1: [A, B], L2: [B]}
+        discovery = world.producing([C], [L1, L2])
+        discovery.start()
+        world.await_("found", A, B, C)
+        world.answers = {L1: [], L2: ApiError("refused")}
+        world.pass_time(discovery, 60.0)
+        world.await_("found", B, C)  # what the second one said before counts
+        assert not [note for note in world.notes if note[0] in ("dial", "expect")]
+
+    def test_one_that_hangs_delays_no_other(self, world: World) -> None:
+        world.gates[L1] = threading.Event()
+        discovery = world.producing([], [L1, L2])
+        discovery.start()
+        for times in (1, 2, 3):
+            world.await_("found", times=times)
+            world.pass_time(discovery, 60.0)
+
+    def test_absence_says_why_no_nsqd_is_known(self, world: World, log: Callable[[], list[str]]) -> None:
+        discovery = world.producing([], [L2])
+        assert discovery.absence == "none is discovered yet"
+        world.answers[L2] = ApiError("http://l2:4161/nodes cannot be reached")
+        discovery.start()
+        world.until(lambda: bool(log()))
+        assert discovery.absence == "http://l2:4161/nodes cannot be reached"
+        assert log() == [f"nsqlookupd {URL2} cannot be asked: http://l2:4161/nodes cannot be reached"]
+        world.answers[L2] = []
+        world.pass_time(discovery, 60.0)
+        world.until(lambda: discovery.absence == f"nsqlookupd {URL2} lists none")
+
+    def test_a_failed_one_is_asked_again_with_growing_pauses(self, world: World) -> None:
+        world.answers[L1] = ApiError("refused")
+        discovery = world.producing([], [L1], reconnect_initial=1.0, lookupd_poll_interval=4.0)
+        discovery.start()
+        for times, pause in enumerate([1.0, 2.0, 4.0, 4.0], 1):
+            world.await_("ask", L1, times=times)
+            world.until(lambda: discovery.state().nsqlookupds[0].failed_at == world.now)
+            world.pass_time(discovery, pause - 0.01)
+            assert world.notes.count(("ask", L1)) == times
+            world.pass_time(discovery, 0.01)
+        world.await_("ask", L1, times=5)
+
+    def test_a_start_that_finds_no_thread_can_be_repeated(
+        self, world: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        discovery = world.producing([], [L1])
+
+        def refuse(thread: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError):
+                discovery.start()
+        assert discovery.threads == ()
+        discovery.start()
+        discovery.start()
+        world.await_("found")
+        assert [thread.name for thread in discovery.threads].count(f"{NAME}-lookupd") == 1
+
+    def test_without_nsqlookupds_there_is_nothing_to_do(self, world: World) -> None:
+        discovery = world.producing([A], [])
+        discovery.start()
+        assert not discovery.asks
+        assert discovery.threads == ()
+
+    def test_wrong_arguments_are_told_at_once(self, world: World) -> None:
+        with pytest.raises(UsageError):
+            world.producing([], ["ftp://one:4161"])
+        with pytest.raises(TypeError, match="either host or found"):
+            Discovery(None, Config(), name=NAME)
+
+
+# The user's rewrite and accept.
+
+LISTED = frozenset(["a:1", "b:2"])
+
+
+def broken(_: object) -> Any:
+    raise RuntimeError("my fault")
+
+
+def test_without_functions_all_addresses_are_used() -> None:
+    assert AddressFilter(None, None, LogOnce()).apply(LISTED) == LISTED
+
+
+@pytest.mark.parametrize("rewrite", [broken, lambda address: None], ids=["raises", "returns None"])
+def test_an_address_whose_rewriting_fails_is_used_as_it_was(
+    rewrite: Callable[[str], Any], log: Callable[[], list[str]]
+) -> None:
+    subject = AddressFilter(lambda each: rewrite(each) if each == "a:1" else "c:3", None, LogOnce())
+    assert subject.apply(LISTED) == frozenset(["a:1", "c:3"])
+    assert log() == ["rewrite_address('a:1') failed; the address is used as it is"]
+
+
+@pytest.mark.parametrize("fails", [broken, lambda each: None, lambda each: "a:1", lambda each: [1]])
+def test_when_accepting_fails_the_answer_is_unknown_and_that_is_logged_once_until_it_is_over(
+    fails: Callable[[list[str]], Any], log: Callable[[], list[str]]
+) -> None:
+    turns = [fails, fails, list, fails]
+    subject = AddressFilter(None, lambda each: turns.pop(0)(each), LogOnce())
+    assert [subject.apply(LISTED) for _ in range(4)] == [None, None, LISTED, None]
+    assert log() == ["accept_addresses failed; its addresses are left out"] * 2
+
+
+def test_log_once_says_it_again_when_it_changes_or_comes_back() -> None:
+    subject = LogOnce()
+    told = [subject.is_news(*each) for each in [("a", "x"), ("a", "x"), ("b", "x"), ("a", "y")]]
+    assert told == [True, False, True, True]
+    assert (subject.settle("a"), subject.settle("a"), subject.is_news("a", "y")) == (True, False, True)
