@@ -257,7 +257,7 @@ class Conn:
         if not data:
             # Asleep first, then look again: whoever puts either is seen here or sees that it has to ring.
             self._asleep = True
-            if self.session.drained:
+            if self.session.close_wait and self.session.drained:
                 self._asked_to_close = self._closing = True
             data = self._encode(self.waiting)
             if not data and self._closing:
@@ -432,8 +432,9 @@ class Conn:
         self.waiting = deque()
         self._bell = queue.SimpleQueue()
         self._asleep = False
-        # An answer of the child's is refused at once.
-        self.session.release_all()
+        # What the child would answer is refused, what it has not begun is not handled.
+        for message in self.session.release_all():
+            message.expires_at = GONE
         if self._dialled is not None:
             self._dialled.abandon()
 

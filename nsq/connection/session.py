@@ -8,7 +8,6 @@ and whose answer is not written yet.
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
 
 from nsq.errors import AlreadyResponded, WireError
@@ -42,8 +41,8 @@ class Session:
         self._in_flight: dict[bytes, Message] = {}
         self._answering: set[Message] = set()
         self._overtaken: deque[Message] = deque()  # delivered again before their time was up here
-        self._counting = threading.Lock()  # guards the next; taken by our own threads alone
-        self.timed_out = 0
+        self._timed_out = 0
+        self._dropped: deque[Message] = deque()  # timed out too, to be counted by ``expire``
         self._highest_rdy = 0
         self._left = 0  # of the RDY that was sent last, for a server that counts it down
 
@@ -110,7 +109,7 @@ class Session:
         """Let go of a message without an answer, because nsqd has it again; whether it was in flight."""
         released = self.holds(message) and self._release(message)
         if released:
-            self._count_timed_out(1)
+            self._dropped.append(message)
         return released
 
     def expire(self, now: float) -> list[Message]:
@@ -125,12 +124,12 @@ class Session:
                 self._answering.discard(message)
         while self._overtaken:
             expired.append(self._overtaken.popleft())
-        self._count_timed_out(len(expired))
+        self._timed_out += len(expired)
         return expired
 
-    def _count_timed_out(self, count: int) -> None:
-        with self._counting:
-            self.timed_out += count
+    @property
+    def timed_out(self) -> int:
+        return self._timed_out + len(self._dropped)
 
     def release_all(self) -> list[Message]:
         """The connection is gone: nsqd has all of them again."""
@@ -175,12 +174,10 @@ class Session:
         nsqd takes RDY as a window and needs it once. The guides for clients describe servers that count it
         down with every message: those send nothing more when it is used up.
         """
-        rdy, left = self.rdy, self._left
-        if (
-            left < rdy
-            and (left <= 1 or left < rdy / 4)
-            and (not self._in_flight or (answered and len(self._in_flight) <= rdy / 2))
-        ):
-            self._left = rdy
-            return rdy
-        return 0
+        rdy, left, in_flight = self.rdy, self._left, len(self._in_flight)
+        if left >= rdy or (left > 1 and left >= rdy / 4):
+            return 0
+        if in_flight and not (answered and in_flight <= rdy / 2):
+            return 0
+        self._left = rdy
+        return rdy

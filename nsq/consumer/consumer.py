@@ -369,7 +369,7 @@ def _guarded(strategy: Strategy, fallback: Strategy) -> Strategy:
     def wait(level: int) -> float:
         try:
             return float(strategy(level))
-        except Exception:
+        except BaseException:  # SystemExit too: the thread of ours that asks goes on
             log.exception("backoff_strategy %r failed at level %d: exponential this time", strategy, level)
             return fallback(level)
 

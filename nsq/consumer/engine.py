@@ -383,14 +383,14 @@ class Engine:
         return min((conn.session.max_msg_timeout for conn in self._conns.values()), default=900.0)
 
     def _handlers_are_late(self) -> None:
-        """A message has timed out before a handler began it."""
+        """A message has timed out before its handler was done."""
         now, timeout, most = time.monotonic(), self._handling_time(), self.windows.max_in_flight
         if self.windows.handling.expired(now, timeout, most, len(self.pool)):
             limit = self.windows.allowed
             log.log(
                 logging.INFO if self._shrunk else logging.WARNING,
-                "%s: messages time out before a handler begins them. At most %d are taken at once from now "
-                "on, not max_in_flight (%d), until the handlers are quicker: give more threads, a longer "
+                "%s: messages time out before their handlers are done. At most %d are taken at once from "
+                "now on, not max_in_flight (%d), until the handlers are quicker: give more threads, a longer "
                 "msg_timeout (now %g s), or a lower max_in_flight",
                 self.name,
                 limit,
@@ -471,10 +471,10 @@ class Engine:
     def _adopt(self, conn: Conn) -> None:
         if self._unwanted or conn.address in self._conns:
             raise Closed(f"the connection to {conn.address} is not needed any more")
-        self._dialing.discard(conn)  # here: a stop that follows must not cut it off
         self._refusals.pop(conn.address, None)
         conns, gone = self._table
         self._table = {**conns, conn.address: conn}, gone
+        self._dialing.discard(conn)  # here: a stop that follows must not cut it off
         # Before the loops run: the end of a connection must not be reported before its beginning.
         now = time.monotonic()
         self._obey(self.windows.connected(conn, conn.session.max_rdy, now, self._in_flight()))
@@ -518,16 +518,18 @@ class Engine:
 
     def refused(self, address: str, error: NsqError) -> None:
         """Discovery: a dial has failed."""
-        if isinstance(error, ServerError) and not error.retry:
-            self._ask(partial(self._refused, address, error))
+        self._ask(partial(self._refused, address, error))
 
-    def _refused(self, address: str, error: ServerError) -> None:
+    def _refused(self, address: str, error: NsqError) -> None:
+        if not isinstance(error, ServerError) or error.retry:
+            self._refusals.pop(address, None)  # it does not refuse us for good any more
+            return
         if str(self._refusals.get(address)) != str(error):
             self._hooks.tell(self._hooks.hooks.server_error, address, error)
         self._refusals[address] = error
 
     def _see_whether_all_refuse(self) -> None:
-        """``run`` ends when no nsqd is connected, or is dialed for the first time."""
+        """``run`` ends when every nsqd that is known has refused, and none is connected."""
         known = {nsqd.address for nsqd in self.discovery.state().nsqds}
         if self.refusal is None and not self._conns and known and known <= self._refusals.keys():
             self.refusal = next(iter(self._refusals.values()))

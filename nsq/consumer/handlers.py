@@ -259,7 +259,7 @@ class HandlerPool:
         return False, batch
 
     def _fit(self, message: Message) -> bool:
-        """Whether it is to be handled; else it is dropped or given up."""
+        """Whether a handler gets it; if not, it is dropped or given up."""
         if message.expires_at <= time.monotonic():
             self.expire(message)
             return False

@@ -155,7 +155,6 @@ class Nsqd:
 
     key: Hashable
     max_rdy: int
-    connected_at: float
     rdy: int = 0
     granted_at: float = 0.0
     last_message_at: float = 0.0  # or when it connected
@@ -206,7 +205,7 @@ class RdyWindows:
     def connected(
         self, key: Hashable, max_rdy: int, now: float, in_flight: Mapping[Hashable, int]
     ) -> list[Order]:
-        self.nsqds[key] = Nsqd(key, max_rdy, connected_at=now, last_message_at=now)
+        self.nsqds[key] = Nsqd(key, max_rdy, last_message_at=now)
         return self.decide(now, in_flight)
 
     def closing(self, key: Hashable, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
@@ -245,10 +244,6 @@ class RdyWindows:
         return self.decide(now, in_flight)
 
     # What follows.
-
-    def rdy(self, key: Hashable) -> int:
-        nsqd = self.nsqds.get(key)
-        return nsqd.rdy if nsqd is not None else 0
 
     def reason(self, key: Hashable) -> str:
         """Why the connection has the RDY it has, for people."""

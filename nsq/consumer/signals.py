@@ -47,6 +47,7 @@ class SignalWatch:
         try:
             self._pipe = pipe = _Pipe()
             if threading.current_thread() is threading.main_thread():
+                self._previous_fd = -1  # before the call: an exception right behind it loses what it returns
                 self._previous_fd = signal.set_wakeup_fd(pipe.writer, warn_on_full_buffer=False)
                 for number in _NUMBERS:
                     self._previous[number] = signal.getsignal(number)

@@ -18,8 +18,8 @@ from nsq.errors import ConfigError, NsqError
 
 BACKLOG = 1024
 
-# An accepted connection takes two rounds of the loop to reach its protocol. Whoever closed all there were
-# without waiting for that would leave one open for good.
+# An accepted connection takes two rounds of the loop to reach its protocol. If the server closes meanwhile,
+# or the owner closes all connections it knows, that one stays open for good.
 _ROUNDS = 3
 
 
@@ -87,12 +87,15 @@ class Listener:
 
     async def close(self) -> None:
         """Once this returns, every connection that was accepted has shown up at its protocol."""
+        loop = asyncio.get_running_loop()
+        for sock in self._server.sockets:
+            loop.remove_reader(sock.fileno())
+        for _ in range(_ROUNDS):
+            await asyncio.sleep(0)
         self._server.close()
         inode, self._inode = self._inode, None
         if inode is not None and isinstance(self.address, UnixAddress):
             _unlink(self.address.path, inode)
-        for _ in range(_ROUNDS):
-            await asyncio.sleep(0)
 
 
 async def listen(

@@ -147,7 +147,7 @@ class AddressFilter:
             if isinstance(accepted, str):
                 raise TypeError("it returned a str, not addresses")
             answer = frozenset(map(_text, accepted))
-        except Exception as error:
+        except BaseException as error:  # SystemExit too: the thread goes on
             self._log("accept_addresses", "its addresses are left out", error)
             return None
         self._log_once.settle("accept_addresses")
@@ -158,11 +158,11 @@ class AddressFilter:
             return address
         try:
             return _text(self._rewrite(address))
-        except Exception as error:
+        except BaseException as error:
             self._log(f"rewrite_address({address!r})", "the address is used as it is", error)
             return address
 
-    def _log(self, what: str, consequence: str, error: Exception) -> None:
+    def _log(self, what: str, consequence: str, error: BaseException) -> None:
         if self._log_once.is_news(what, repr(error)):
             log.error("%s failed; %s", what, consequence, exc_info=error)
 
@@ -170,6 +170,7 @@ class AddressFilter:
 def _text(address: object) -> str:
     if not isinstance(address, str):
         raise TypeError(f"it returned {address!r}, not an address")
+    checked_nsqds([address])
     return address
 
 
@@ -458,7 +459,7 @@ class Discovery:
                 event = partial(done, work())
             except NsqError as error:
                 event = partial(failed, error)
-            except Exception as error:
+            except BaseException as error:
                 log.exception("%s-%s failed, which is a bug of ours", self._name, job)
                 event = partial(failed, NsqError(f"{type(error).__name__}, a bug of ours; see the log"))
             self._events.put(event)

@@ -144,6 +144,6 @@ def test_nothing_is_given_up_that_no_handler_has_seen(nsqd_factory: Factory[Nsqd
         until("all are handled", lambda: set(seen.bodies) == set(bodies), 60.0)
         until("all are finished", lambda: consumer.stats().finished == len(bodies), 60.0)
         assert consumer.stats().timed_out > 0
-        warnings = [line for line in log.lines if "time out before a handler begins them" in line]
+        warnings = [line for line in log.lines if "time out before their handlers are done" in line]
     assert given_up.bodies == []
     assert [line.startswith("WARNING") for line in warnings] == [True] + [False] * (len(warnings) - 1)

@@ -222,6 +222,15 @@ class TestBeforeTheHandler:
         assert [(int(message.id), message.attempts) for message in handled] == [(1, 8)]
         assert not pool.unseen.counts  # it is finished
 
+    def test_a_late_success_does_not_forget_them(self, pool: HandlerPool, desk: Desk) -> None:
+        handled: list[int] = []
+        pool.add(lambda message: handled.append(message.attempts), 1)
+        desk.answered.add(id_of(1))  # an answer is refused: its time is up
+        late = desk.message(1, attempts=1, expires_at=0.0)
+        work(pool, late, *[desk.message(1, attempts=attempts) for attempts in (5, 6)], desk.message(2))
+        desk.wait_for(("finish", 2))
+        assert handled == [5, 6, 1]
+
     def test_what_is_remembered_of_them_is_bounded(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("nsq.consumer.handlers._MOST_UNSEEN", 2)
         unseen = Unseen()

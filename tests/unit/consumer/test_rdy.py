@@ -395,7 +395,6 @@ class TestBackingOff:
 
 def test_of_a_stranger_nothing_is_known() -> None:
     world = World(1)
-    assert world.windows.rdy("x") == 0
     assert world.windows.reason("x") == "not connected"
     assert not world.windows.is_idle("x", START)
     assert world.windows.disconnected("x", START, {}) == []
@@ -485,7 +484,7 @@ class Anything(RuleBasedStateMachine):
     def every_order_is_one_that_nsqd_takes(self) -> None:
         for key, limit in self.limits.items():
             assert 0 <= self.world.rdy[key] <= limit
-            assert self.world.windows.rdy(key) == self.world.rdy[key]
+            assert self.world.windows.nsqds[key].rdy == self.world.rdy[key]
         assert not {order.key for order in self.world.orders} & self.closing
         assert len({order.key for order in self.world.orders}) == len(self.world.orders)
 
@@ -537,7 +536,7 @@ TestAnything.settings = settings(max_examples=200, stateful_step_count=40, deadl
 
 
 class TestHandlingLimit:
-    """Messages that time out before a handler begins them make the windows smaller for a while."""
+    """Messages that time out before their handlers are done make the windows smaller for a while."""
 
     TIMEOUT = 60.0
 
