@@ -63,7 +63,6 @@ class Comparison:
     bars: Sequence[Bar] = ()
     rounds: int | None = None  # at most; None for as many as the run asks for
     turns: int = 1  # times as many rounds, of what is short and depends on the moment
-    one_core: bool = False  # all processes share one
     not_run: str = ""  # the reason, when it cannot be run here
     absent: Mapping[str, str] = field(default_factory=dict)  # contenders that should be here, and why not
     pictured: str = ""  # its title in the picture, when it is worth one

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 
 from benchmarks.comparison import Comparison, Outcome
 
@@ -17,13 +15,6 @@ def run(comparison: Comparison, rounds: int, scale: float, progress: Progress) -
         progress(f"{comparison.name}: not run, {comparison.not_run}")
         return outcome
     rounds = min(comparison.rounds or rounds, rounds) * comparison.turns
-    with _one_core() if comparison.one_core else nullcontext():
-        _run(outcome, rounds, scale, progress)
-    return outcome
-
-
-def _run(outcome: Outcome, rounds: int, scale: float, progress: Progress) -> None:
-    comparison = outcome.comparison
     columns = list(comparison.contenders)
     for turn in range(rounds):
         # There and back again: nobody always comes first, or behind the same neighbour.
@@ -35,17 +26,4 @@ def _run(outcome: Outcome, rounds: int, scale: float, progress: Progress) -> Non
                 for figure, number in zip(comparison.figures, numbers, strict=True)
             )
             progress(f"{comparison.name} {turn + 1}/{rounds} {column}: {shown}")
-
-
-@contextmanager
-def _one_core() -> Iterator[None]:
-    """Also for the processes that are started meanwhile. Elsewhere than on Linux there is no such thing."""
-    if not hasattr(os, "sched_setaffinity"):
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {max(before)})
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+    return outcome

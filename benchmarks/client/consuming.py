@@ -7,9 +7,9 @@ firehose was meanwhile: what stays below 100 % was not waiting for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from benchmarks.client.parties import (
+    BARE,
     LIMIT,
     OURS,
     PEERS,
@@ -40,23 +40,16 @@ _BUSY = Figure("server", "% of a core")
 
 
 def comparisons() -> Sequence[Comparison]:
-    one_by_one = _one_in_flight()
-    return [_fast(), _sleeping(), one_by_one, on_all_cores(one_by_one), _layers(), *_over_nsqds()]
-
-
-def on_all_cores(comparison: Comparison) -> Comparison:
-    """Printed only: the machine decides."""
-    name = comparison.name.replace("one core", "all cores")
-    return replace(comparison, name=name, one_core=False, bars=(), pictured="")
+    return [_fast(), _sleeping(), _one_in_flight(), _layers(), *_over_nsqds()]
 
 
 def _fast() -> Comparison:
-    contenders = {OURS: _consume(OURS, _OURS), LIMIT: _consume(LIMIT, _LIMIT)}
+    contenders = {OURS: _consume(OURS, _OURS), BARE: _consume(BARE, _LIMIT), LIMIT: _consume(LIMIT, _LIMIT)}
     return Comparison(
         name=f"consume, 1 handler, {IN_FLIGHT:,} in flight",
         figures=(_RATE, _BUSY),
         contenders=present(contenders | {peer: _consume(peer, _PEER) for peer in PEERS}, missing(PEERS)),
-        bars=(*(Bar(OURS, peer, 10) for peer in PEERS), Bar(OURS, LIMIT, 0.35)),
+        bars=(*(Bar(OURS, peer, 10) for peer in PEERS), Bar(OURS, BARE, 0.7), Bar(OURS, LIMIT, 0.35)),
         absent=missing(PEERS),
         pictured="Consume",
         rounds=ROUNDS,
@@ -71,7 +64,7 @@ def _sleeping() -> Comparison:
         name="consume, 8 handlers that block for 1 ms",
         figures=(_RATE, _BUSY),
         contenders=present(contenders, missing(PEERS)),
-        bars=[Bar(OURS, peer, 6) for peer in PEERS],
+        bars=[Bar(OURS, peer, 7) for peer in PEERS],
         absent=missing(PEERS),
         pictured="Consume, handlers that block for 1 ms, 8 threads where there are threads",
         rounds=ROUNDS,
@@ -79,18 +72,15 @@ def _sleeping() -> Comparison:
 
 
 def _one_in_flight() -> Comparison:
-    """On one core, where what a party does is all that takes time. On two each answer waits until an idle
-    core has woken up, for all parties alike, and longer than the rest takes.
-    """
+    """Each answer waits until a sleeping core has woken up, for all parties alike."""
     peers = ("pynsq",)
-    contenders = {OURS: _consume(OURS, _ONE_BY_ONE, max_in_flight=1)}
-    contenders |= {peer: _consume(peer, _ONE_BY_ONE, max_in_flight=1) for peer in (LIMIT, *peers)}
+    parties = (OURS, BARE, LIMIT, *peers)
+    contenders = {party: _consume(party, _ONE_BY_ONE, max_in_flight=1) for party in parties}
     return Comparison(
-        name="consume, 1 in flight, one core",
+        name="consume, 1 in flight",
         figures=(_RATE, _BUSY),
-        one_core=True,
         contenders=present(contenders, missing(peers)),
-        bars=[Bar(OURS, peer, 1.5) for peer in peers],
+        bars=[Bar(OURS, LIMIT, 0.7)],
         absent=missing(peers),
         rounds=ROUNDS,
     )
@@ -135,7 +125,7 @@ def _consume(
 
 
 def _over_nsqds() -> Sequence[Comparison]:
-    """Printed only: whichever is slower, client or nsqd, decides."""
+    """On free cores, as clients and nsqds have them."""
     return [
         Comparison(
             name=f"consume, over {name}",
@@ -143,13 +133,14 @@ def _over_nsqds() -> Sequence[Comparison]:
             contenders=present(
                 {
                     OURS: _drain(OURS, command, _OVER_NSQD),
+                    BARE: _drain(BARE, command, _OVER_NSQD),
                     LIMIT: _drain(LIMIT, command, _OVER_NSQD),
                     **{peer: _drain(peer, command, _PEER_OVER_NSQD) for peer in PEERS},
                 },
                 missing(PEERS),
             ),
+            bars=[Bar(OURS, BARE, 0.8)] if name == "nsqd" else [],
             absent=missing(PEERS),
-            rounds=3,
         )
         for name, command in servers.nsqds().items()
     ]

@@ -21,7 +21,7 @@ PEERS = ("gnsq", "pynsq")
 SIZE = 200
 
 #: Programs of this package; the others are in benchmarks/peers.
-_DRIVERS = {OURS: "client", LIMIT: "bare", BARE: "bare_publisher"}
+_DRIVERS = {OURS: "client", LIMIT: "bare", BARE: "bare_program"}
 
 _ENVIRONMENTS = ROOT / ".venv" / "interop"
 

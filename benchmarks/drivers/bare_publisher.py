@@ -1,4 +1,4 @@
-"""The bare program, of our Producer's shape and without any care: ``bare_publisher LOAD ARGUMENTS``.
+"""The bare program, of our Producer's shape and without any care.
 
 Callers put into a queue. The write loop takes all that waits, joins what is for one topic into an MPUB, and
 sends. The read loop reads frames and releases the callers. There are no checks, timeouts or reconnects: an
@@ -136,5 +136,4 @@ def publish_async(port: int, count: int, size: int, window: int) -> Sequence[flo
     return [count / (time.perf_counter() - began)]
 
 
-if __name__ == "__main__":
-    work.main({each.__name__: each for each in (publish, publish_async)})
+LOADS = {each.__name__: each for each in (publish, publish_async)}

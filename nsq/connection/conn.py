@@ -208,7 +208,7 @@ class Conn:
     def put(self, item: Any) -> None:
         """Have it written. Look at ``closed`` afterwards: items put after closing are never written."""
         self.waiting.append(item)
-        if self._asleep:
+        if self._asleep and self._bell.empty():
             self._bell.put(None)
 
     def send_rdy(self, count: int) -> None:
@@ -224,8 +224,8 @@ class Conn:
         self.put(commands.CLS)
 
     def _ring(self) -> None:
-        """Have the write loop look again; while it is awake it does so anyway."""
-        if self._asleep:
+        """Have the write loop look again; it does so anyway while it is awake, or about to be."""
+        if self._asleep and self._bell.empty():
             self._bell.put(None)
 
     # The write loop.
@@ -279,19 +279,19 @@ class Conn:
         """Commands as they are, answers to messages; FINs in a row are one piece."""
         parts: list[bytes] = []
         answered: list[Message] = []
-        fins: list[bytes] = []
+        done: list[Message] = []
         session = self.session
         try:
             while True:
                 item = waiting.popleft()
                 if type(item) is Message:
-                    answered.append(item)
-                    fins.append(item.id)
+                    done.append(item)
                     continue
-                if fins:
-                    parts.append(commands.fins(fins))
-                    session.finished += len(fins)
-                    fins = []
+                if done:
+                    parts.append(commands.fins([message.id for message in done]))
+                    answered += done
+                    session.finished += len(done)
+                    done = []
                 if type(item) is bytes:
                     parts.append(item)
                 else:
@@ -301,9 +301,10 @@ class Conn:
                     parts.append(commands.req(message.id, delay_ms))
         except IndexError:
             pass
-        if fins:
-            parts.append(commands.fins(fins))
-            session.finished += len(fins)
+        if done:
+            parts.append(commands.fins([message.id for message in done]))
+            answered += done
+            session.finished += len(done)
         session.written(answered)
         rdy = session.rdy_again(bool(answered))
         if rdy:
@@ -454,8 +455,13 @@ class Conn:
     def finish(self, message: Message) -> None:
         if self.closed or message.expires_at <= time.monotonic() or not self.session.take(message):
             self._refuse(message)
-        put = self._delegate.on_finished(self, message) or self.put
-        put(message)
+        put = self._delegate.on_finished(self, message)
+        if put is None:  # as ``put``, without a call: the hot path
+            self.waiting.append(message)
+            if self._asleep and self._bell.empty():
+                self._bell.put(None)
+        else:
+            put(message)
 
     def finish_all(self, messages: list[Message]) -> None:
         """Those that are in flight; the others are passed over."""

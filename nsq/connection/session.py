@@ -39,7 +39,7 @@ class Session:
         self.finished = 0
         self.requeued = 0
         self._in_flight: dict[bytes, Message] = {}
-        self._answering: set[Message] = set()
+        self._unsettled: set[Message] = set()  # until the answer is written, or the time is up
         self._overtaken: deque[Message] = deque()  # delivered again before their time was up here
         self._timed_out = 0
         self._dropped: deque[Message] = deque()  # timed out too, to be counted by ``expire``
@@ -51,12 +51,14 @@ class Session:
     def admit(self, messages: list[Message], now: float) -> None:
         """Take them in flight; raise WireError when the server sends far beyond any RDY it was given."""
         in_flight = self._in_flight
+        self._unsettled.update(messages)
         for message in messages:
             overtaken = in_flight.get(message.id)
             in_flight[message.id] = message
             if overtaken is not None:
                 # nsqd has sent it again: by nsqd's clock its time was up.
                 overtaken.expires_at = 0.0
+                self._unsettled.discard(overtaken)
                 self._overtaken.append(overtaken)
         self.received += len(messages)
         self._left -= len(messages)
@@ -85,46 +87,43 @@ class Session:
 
     def take(self, message: Message) -> bool:
         """Claim the one answer of a message; whether the caller has it now."""
-        if self._in_flight.get(message.id) is not message:
+        in_flight = self._in_flight
+        if in_flight.get(message.id) is not message:
             return False
-        marked = message in self._answering
-        self._answering.add(message)  # first: between the two it must not look as if nothing were left
-        if self._release(message):
+        taken = in_flight.pop(message.id, None)
+        if taken is message:
             return True
-        if not marked:
-            self._answering.discard(message)  # another thread was quicker, and its answer is written already
+        if taken is not None:
+            in_flight.setdefault(message.id, taken)  # another delivery of it has just come
         return False
-
-    def _release(self, message: Message) -> bool:
-        released = self._in_flight.pop(message.id, None)
-        if released is not None and released is not message:
-            self._in_flight.setdefault(message.id, released)  # another delivery of it has just come
-        return released is message
 
     def written(self, messages: list[Message]) -> None:
         """Their answers go out now."""
-        self._answering.difference_update(messages)
+        self._unsettled.difference_update(messages)
 
     def drop(self, message: Message) -> bool:
         """Let go of a message without an answer, because nsqd has it again; whether it was in flight."""
-        released = self.holds(message) and self._release(message)
+        released = self.take(message)
         if released:
+            self._unsettled.discard(message)
             self._dropped.append(message)
         return released
 
     def expire(self, now: float) -> list[Message]:
         """Let go of the messages whose time is up: nsqd has them again, and an answer would be an error."""
-        expired = [
-            message
-            for message in self._in_flight.copy().values()
-            if message.expires_at <= now and self._release(message)
-        ]
-        for message in self._answering.copy():
-            if message.expires_at <= now:  # its thread was interrupted between the claim and the answer
-                self._answering.discard(message)
+        expired = []
+        for message in self._unsettled.copy():
+            if message.expires_at <= now:
+                if self.take(message):
+                    expired.append(message)
+                # Else its answer waits to be written, or the thread that gave it was interrupted.
+                self._unsettled.discard(message)
         while self._overtaken:
             expired.append(self._overtaken.popleft())
         self._timed_out += len(expired)
+        while self._dropped:
+            self._timed_out += 1
+            self._dropped.popleft()
         return expired
 
     @property
@@ -135,7 +134,7 @@ class Session:
         """The connection is gone: nsqd has all of them again."""
         messages = list(self._in_flight.copy().values())
         self._in_flight.clear()
-        self._answering.clear()
+        self._unsettled.clear()
         return messages
 
     def touch(self, message: Message, now: float) -> None:
@@ -160,7 +159,7 @@ class Session:
     @property
     def drained(self) -> bool:
         """Whether the connection may end: no message comes any more, and every answer is written."""
-        return self.close_wait and not (self._in_flight or self._answering)
+        return self.close_wait and not self._unsettled
 
     # RDY.
 

@@ -211,7 +211,7 @@ class HandlerPool:
                     verdict = of_exception(error, no_backoff)
                     if verdict.worth_logging:
                         log.exception("handler failed on %r (attempt %d)", message, message.attempts)
-                if message.auto_response and answer(message, verdict) and verdict.finish and unseen.counts:
+                if message.auto_response and answer(message, verdict) and unseen.counts and verdict.finish:
                     unseen.forget(message)
             except BaseException:
                 log.exception("handling %r failed, which is a bug of ours; nsqd delivers it again", message)

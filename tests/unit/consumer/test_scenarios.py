@@ -892,6 +892,7 @@ class TestRefusals:
             if restarts < 3:
                 peer.end()
         first = Nsqd(peer)
+        first.peer.wait_until(lambda got: b"RDY" in got)
         assert not ended
         stopping = Stopping(consumer)
         first.peer.wait_until(lambda got: CLS in got)
