@@ -87,14 +87,11 @@ class Session:
 
     def take(self, message: Message) -> bool:
         """Claim the one answer of a message; whether the caller has it now."""
-        in_flight = self._in_flight
-        if in_flight.get(message.id) is not message:
-            return False
-        taken = in_flight.pop(message.id, None)
+        taken = self._in_flight.pop(message.id, None)
         if taken is message:
             return True
         if taken is not None:
-            in_flight.setdefault(message.id, taken)  # another delivery of it has just come
+            self._in_flight.setdefault(message.id, taken)  # another delivery of it has just come
         return False
 
     def written(self, messages: list[Message]) -> None:

@@ -122,7 +122,7 @@ class HandlerPool:
         self._expired = expired
         self._starved = starved
         self._threads: list[threading.Thread] = []
-        self._running: dict[int, Sequence[Message]] = {}  # by thread: what it took last
+        self._running: dict[int, Message | list[Message] | None] = {}  # by thread: what it took last
 
     def __len__(self) -> int:
         return len(self._threads)
@@ -163,7 +163,13 @@ class HandlerPool:
 
     def in_work(self) -> list[Message]:
         """What each thread took last; a thread that waits has nothing. Some may be answered already."""
-        return [message for messages in list(self._running.values()) for message in messages]
+        messages: list[Message] = []
+        for taken in list(self._running.values()):
+            if isinstance(taken, list):
+                messages += taken
+            elif taken is not None:
+                messages.append(taken)
+        return messages
 
     @property
     def busy(self) -> int:
@@ -190,16 +196,16 @@ class HandlerPool:
             try:
                 message = get(False)
             except queue.Empty:
-                running[me] = ()
+                running[me] = None
                 message = get()
             if message is None:
-                running[me] = ()
+                running[me] = None
                 return
             try:
                 if message.expires_at <= monotonic():
                     self.expire(message)
                     continue
-                running[me] = (message,)
+                running[me] = message
                 if message.attempts > max_attempts and unseen.attempts(message) > max_attempts:
                     self._finish_or_requeue(message)
                     continue
@@ -233,7 +239,7 @@ class HandlerPool:
                     "handling %d messages failed, which is a bug of ours; nsqd delivers them again",
                     len(batch),
                 )
-            self._running[me] = ()
+            self._running[me] = None
 
     def _collect(self, size: int, wait: float) -> tuple[bool, list[Message]]:
         """Up to ``size`` messages, for up to ``wait`` seconds; and whether this was the end."""
