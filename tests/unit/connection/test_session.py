@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from nsq.connection.session import Session
@@ -98,46 +96,24 @@ class TestInFlight:
         assert subject.in_flight == 0
 
 
-class Interrupting(dict[bytes, Any]):
-    """Lets something happen between a look at the messages in flight and the next step, once."""
-
-    def __init__(self, messages: dict[bytes, Message], meanwhile: Any) -> None:
-        super().__init__(messages)
-        self._meanwhile = [meanwhile]
-
-    def get(self, key: bytes, default: Any = None) -> Any:
-        found = super().get(key, default)
-        while self._meanwhile:
-            self._meanwhile.pop()()
-        return found
+def test_an_answer_to_an_earlier_delivery_leaves_the_later_one_in_flight() -> None:
+    subject = session(rdy=1)
+    (first,) = deliver(subject, 1)
+    (again,) = deliver(subject, 1, now=1.0)
+    assert not subject.take(first)
+    assert subject.holds(again)
+    assert subject.take(again)
 
 
-class TestRaces:
-    """Another thread comes between two steps of one."""
-
-    def test_a_redelivery_while_a_message_is_taken_stays_in_flight(self) -> None:
-        subject = session(rdy=1)
-        (first,) = deliver(subject, 1)
-        again: list[Message] = []
-        subject._in_flight = Interrupting(
-            subject._in_flight, lambda: again.extend(deliver(subject, 1, now=1.0))
-        )
-        assert not subject.take(first)
-        assert subject.holds(again[0])
-        assert subject.take(again[0])
-
-    def test_of_two_that_take_one_message_the_later_leaves_nothing_behind(self) -> None:
-        subject = session(rdy=1)
-        (one,) = deliver(subject, 1)
-        subject.close_wait = True
-
-        def answer() -> None:
-            assert subject.take(one)
-            subject.written([one])
-
-        subject._in_flight = Interrupting(subject._in_flight, answer)
-        assert not subject.take(one)
-        assert subject.drained
+def test_it_is_drained_when_every_answer_is_written() -> None:
+    subject = session(rdy=2)
+    one, two = deliver(subject, 1, 2)
+    subject.close_wait = True
+    assert subject.take(one)
+    assert subject.drop(two)
+    assert not subject.drained
+    subject.written([one])
+    assert subject.drained
 
 
 class TestTime:
