@@ -30,7 +30,7 @@ def _prompt(name: str, command: Command) -> Comparison:
         name=f"publish to handler, over {name}",
         figures=_DELAYS,
         contenders={OURS: _latency(OURS, command), LIMIT: _latency(LIMIT, command), **peers},
-        bars=[Bar(OURS, LIMIT, 1.5, at_most=True)] if name == "nsqd" else [],
+        bars=[Bar(OURS, LIMIT, 2, at_most=True)] if name == "nsqd" else [],
         absent=missing(PEERS),
         rounds=_ROUNDS,
         turns=_TURNS,

@@ -38,7 +38,7 @@ def _one_caller(nsqd: str, command: Command) -> Comparison:
         "publish, 1 caller",
         nsqd,
         {party: _load(party, "publish", _ONE_BY_ONE, command) for party in parties},
-        [Bar(OURS, BARE, 0.85), Bar(OURS, "gnsq", 1.2)],
+        [Bar(OURS, BARE, 0.85), Bar(OURS, "gnsq", 0.9)],
         "Publish, each confirmed before the next",
     )
 

@@ -47,6 +47,8 @@ log = logging.getLogger("nsq.consumer")
 _ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
 #: What a stop allows its own threads even when it was given no time at all.
 _LEAST_TO_STOP = 0.1
+#: In a stop, seconds between two looks whether it has become more urgent.
+_STEP = 0.05
 #: In flight, of RDY, from which on hardly more can come.
 _STARVED_AT = 0.85
 #: After a bug of ours, so as not to fail as fast as the machine can.
@@ -316,13 +318,16 @@ class Engine:
         for conn in left:
             conn.close()
         # Those as well that have ended by themselves: their loops have something to tell until the end.
-        lasting = [conn for conn in {*told, *left} if not conn.join(self._join_by)]
-        unfinished = ["connections"] if lasting else []
-        unfinished += self.pool.stop(self._handlers_by)
-        if not self.discovery.join(self._join_by):
+        conns = {*told, *left}
+        unfinished = []
+        if not self._until(lambda step: all(conn.join(step) for conn in conns), lambda: self._join_by):
+            unfinished.append("connections")
+        if not self._until(lambda step: not self.pool.stop(step), lambda: self._handlers_by):
+            unfinished += self.pool.stop(time.monotonic())
+        if not self._until(self.discovery.join, lambda: self._join_by):
             unfinished.append(f"{self.name}-lookupd")
         self._carry_out_what_is_left()
-        if not self._hooks.stop(self._join_by):
+        if not self._until(self._hooks.stop, lambda: self._join_by):
             unfinished.append(f"{self.name}-hooks")
         report = StopReport(
             clean=not (in_flight or cut_off or unfinished),
@@ -333,6 +338,14 @@ class Engine:
         if not report.clean:
             log.warning("%s did not stop cleanly: %s", self.name, report)
         self.report = report
+
+    def _until(self, ended: Callable[[float], bool], by: Callable[[], float]) -> bool:
+        """Wait for threads to end, step by step: a more urgent stop may come meanwhile, and changes ``by``."""
+        while not ended(min(by(), time.monotonic() + _STEP)):
+            self._carry_out_what_is_left()
+            if time.monotonic() >= by():
+                return False
+        return True
 
     def _carry_out_what_is_left(self) -> None:
         for _ in range(self._requests.qsize()):

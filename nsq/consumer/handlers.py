@@ -122,6 +122,7 @@ class HandlerPool:
         self._expired = expired
         self._starved = starved
         self._threads: list[threading.Thread] = []
+        self._closed = False
         self._running: dict[int, Message | list[Message] | None] = {}  # by thread: what it took last
 
     def __len__(self) -> int:
@@ -151,8 +152,13 @@ class HandlerPool:
             thread.start()
 
     def stop(self, deadline: float) -> list[str]:
-        """End the threads once the inbox is empty; the names of those still busy at the deadline."""
-        self.inbox.close(len(self._threads))
+        """End the threads once the inbox is empty; the names of those still busy at the deadline.
+
+        May be called again.
+        """
+        if not self._closed:
+            self._closed = True
+            self.inbox.close(len(self._threads))
         started = [thread for thread in self._threads if thread.ident is not None]
         for thread in started:
             thread.join(max(0.0, deadline - time.monotonic()))

@@ -151,7 +151,10 @@ class HookRunner:
         return threading.current_thread() is self._thread
 
     def stop(self, deadline: float) -> bool:
-        """Let the thread finish what is queued; whether it has ended by the deadline."""
+        """Let the thread finish what is queued; whether it has ended by the deadline.
+
+        May be called again.
+        """
         self._queue.put(None)
         if self._thread.ident is not None:
             self._thread.join(max(0.0, deadline - time.monotonic()))

@@ -5,16 +5,18 @@ Once at every line of ours that a user's thread comes to, by tracing, and once b
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
 import pytest
 
-from nsq import Closed, Consumer, ConsumerHooks, Message, StopReport
+from nsq import Closed, Consumer, ConsumerHooks, Message, StopReport, UsageError
 from nsq.testing import Nsqd
 
 from .consuming import PATIENCE, Recorder, clients_of, create, make_consumer, publish, until
@@ -226,6 +228,84 @@ def test_a_stop_keeps_its_time_whatever_handlers_do(clean: Nsqd, timeout: float)
     assert time.monotonic() - began < timeout + 0.25
     assert (report.clean, report.in_flight) == (False, 1)
     release.set()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_more_urgent_stop_hurries_another(clean: Nsqd, answers: bool) -> None:
+    """Whether the handler hangs before its answer or after it."""
+    release, entered = threading.Event(), threading.Event()
+
+    def hang(message: Message) -> None:
+        if answers:
+            message.finish()
+        entered.set()
+        release.wait(PATIENCE)
+
+    consumer = make_consumer(clean).add_handler(hang).start()
+    publish(clean, [b"m"])
+    assert entered.wait(PATIENCE)
+    patient = threading.Thread(target=consumer.stop, args=(PATIENCE,))
+    patient.start()
+    if answers:
+        until("the connection is gone", lambda: consumer.stats().connections == 0)
+    began = time.monotonic()
+    assert not consumer.stop(0.0)
+    patient.join(PATIENCE)
+    assert time.monotonic() - began < PATIENCE / 4
+    release.set()
+
+
+class Stuck(ConsumerHooks):
+    """A hook that hangs."""
+
+    def __init__(self) -> None:
+        self.entered, self.release = threading.Event(), threading.Event()
+
+    def connected(self, nsqd_address: str) -> None:
+        self.entered.set()
+        self.release.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("timeout", [0.0, 0.3])
+def test_a_stop_keeps_its_time_whatever_hooks_do(clean: Nsqd, timeout: float) -> None:
+    hooks = Stuck()
+    consumer = make_consumer(clean, hooks=hooks).add_handler(lambda message: None).start()
+    assert hooks.entered.wait(PATIENCE)
+    began = time.monotonic()
+    report = consumer.stop(timeout)
+    assert time.monotonic() - began < timeout + 0.25
+    assert report.unfinished_threads == ["nsq-orders/billing-hooks"]
+    hooks.release.set()
+
+
+def anything(consumer: Consumer) -> None:
+    for call in CALLS.values():
+        call(consumer)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_signal_handler_may_call_anything(clean: Nsqd, name: str) -> None:
+    running = Running(clean)
+    number, left = 0, 0
+    while left == 0:
+        number += 1
+        with suppress(UsageError), HandlerAtLine(number, lambda: anything(running.consumer)) as line:
+            CALLS[name](running.consumer)  # in vain, where the handler has removed the address already
+        left = max(line.left, 0)
+        if number % 20 == 0:
+            running.unharmed()
+    running.unharmed()
+    running.stop()
+
+
+def test_a_handler_of_any_signal_may_stop_run(clean: Nsqd) -> None:
+    consumer = make_consumer(clean).add_handler(lambda message: os.kill(os.getpid(), signal.SIGUSR1))
+    previous = signal.signal(signal.SIGUSR1, lambda *_: consumer.stop(PATIENCE))
+    try:
+        publish(clean, [b"m"])
+        assert consumer.run(timeout=PATIENCE) == StopReport(clean=True)
+    finally:
+        signal.signal(signal.SIGUSR1, previous)
 
 
 def test_two_signals_at_once_end_run(clean: Nsqd) -> None:
