@@ -340,7 +340,7 @@ class Engine:
         self.report = report
 
     def _until(self, ended: Callable[[float], bool], by: Callable[[], float]) -> bool:
-        """Wait for threads to end, step by step: a more urgent stop may come meanwhile, and changes ``by``."""
+        """Wait for threads to end, in steps: a more urgent stop may come meanwhile, and changes ``by``."""
         while not ended(min(by(), time.monotonic() + _STEP)):
             self._carry_out_what_is_left()
             if time.monotonic() >= by():
