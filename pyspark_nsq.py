@@ -23,8 +23,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         from nsq.spark.source.format import NsqDataSource
-    except Exception as fault:  # whatever it is, other formats must not suffer
-        return unusable("nsq", fault)
+    except Exception as error:  # whatever it is, other formats must not suffer
+        return unusable("nsq", error)
     return NsqDataSource
 
 

@@ -15,8 +15,8 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         from nsq.spark.batch.stats import NsqStatsDataSource
-    except Exception as fault:  # whatever it is, other formats must not suffer
+    except Exception as error:  # whatever it is, other formats must not suffer
         from pyspark_nsq import unusable
 
-        return unusable("nsq_stats", fault)
+        return unusable("nsq_stats", error)
     return NsqStatsDataSource

@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             suite: [rounds.run(each, arguments.rounds or count, scale, progress) for each in comparisons]
             for suite, comparisons in chosen.items()
         }
-    except Broken as fault:
-        print(f"benchmarks: {fault}", file=sys.stderr)
+    except Broken as error:
+        print(f"benchmarks: {error}", file=sys.stderr)
         return 2
     outcomes = [outcome for measured in suites.values() for outcome in measured]
     print(report.table(outcomes))

@@ -340,8 +340,8 @@ class Config:
         known = {name: text for name, text in texts.items() if _resembles_an_option(name)}
         try:
             return cls.from_strings(known)
-        except ConfigError as fault:
-            raise ConfigError(f"environment variables {prefix}*: {fault}") from None
+        except ConfigError as error:
+            raise ConfigError(f"environment variables {prefix}*: {error}") from None
 
     # What there is to know
 

@@ -140,8 +140,8 @@ class Option:
     def parsed(self, name: str, text: str) -> Any:
         try:
             return self.kind.parse(text)
-        except ConfigError as fault:
-            raise ConfigError(f"{name} is {self._quoted(text)}: {fault}") from None
+        except ConfigError as error:
+            raise ConfigError(f"{name} is {self._quoted(text)}: {error}") from None
 
     def _quoted(self, value: object) -> str:
         if self.secret:

@@ -33,8 +33,8 @@ def main() -> int:
         screen.clear()
         screen.say("stopped; nothing is left behind")
         return 128 + (signals.number or signal.SIGINT)
-    except (DaemonFailed, OSError) as fault:
-        print(fault, file=sys.stderr)
+    except (DaemonFailed, OSError) as error:
+        print(error, file=sys.stderr)
         return 1
 
 

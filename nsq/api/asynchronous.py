@@ -34,13 +34,13 @@ async def send(
                 return await _read(reader, max_body)
             finally:
                 writer.close()
-    except ApiError as fault:
-        raise ApiError(f"{url}: {fault}") from None
+    except ApiError as error:
+        raise ApiError(f"{url}: {error}") from None
     except TimeoutError:
         raise ApiError(f"{url} did not answer within {request_timeout:g} s") from None
-    except (OSError, UnicodeError, OverflowError) as fault:
+    except (OSError, UnicodeError, OverflowError) as error:
         # The last two: a host that is no name, a port that is none. TLS errors are OSErrors.
-        raise ApiError(f"{url} cannot be reached: {fault}") from None
+        raise ApiError(f"{url} cannot be reached: {error}") from None
 
 
 async def _open(url: Url, tls: ssl.SSLContext | None) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

@@ -68,13 +68,13 @@ def send(
         try:
             with _stream(request.url, opened, tls, deadline) as stream:
                 return _exchanged(stream, request.encode(), deadline, max_body)
-        except ApiError as fault:
-            raise ApiError(f"{request.url}: {fault}") from None
+        except ApiError as error:
+            raise ApiError(f"{request.url}: {error}") from None
         except TimeoutError:
             raise ApiError(f"{request.url} did not answer within {timeout:g} s") from None
-        except (OSError, UnicodeError, OverflowError) as fault:
+        except (OSError, UnicodeError, OverflowError) as error:
             # The last two: a host that is no name, a port that is none. TLS errors are OSErrors.
-            raise ApiError(f"{request.url} cannot be reached: {fault}") from None
+            raise ApiError(f"{request.url} cannot be reached: {error}") from None
 
     reply = exchange(request)
     port = tls_port(reply) if upgrade and request.url.scheme == "http" else None
@@ -88,9 +88,9 @@ def _exchanged(stream: socket.socket, data: bytes, deadline: _Deadline, max_body
     refused: OSError | None = None
     try:
         _send(stream, data, deadline)
-    except (BrokenPipeError, ConnectionResetError) as fault:
+    except (BrokenPipeError, ConnectionResetError) as error:
         # A server that refuses a large body answers and closes before it has read all of it.
-        refused = fault
+        refused = error
     parser = ReplyParser(max_body=max_body)
     try:
         return _received(stream, parser, deadline)
@@ -197,8 +197,8 @@ def _looked_up(host: str, port: int, deadline: _Deadline, asking: Asking) -> lis
     def ask() -> None:
         try:
             answers.put(socket.getaddrinfo(_codecless(host), port, type=socket.SOCK_STREAM))
-        except Exception as fault:
-            answers.put(fault)
+        except Exception as error:
+            answers.put(error)
 
     # A daemon: nothing can end it before the resolver itself gives up, and nobody waits for it then.
     thread = threading.Thread(target=ask, name=f"nsq-resolve-{host}", daemon=True)

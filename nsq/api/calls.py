@@ -36,10 +36,10 @@ class Call(Generic[T]):
             if not 200 <= reply.status < 300:
                 raise _refusal(reply)
             return self.parse(reply)
-        except ApiRefused as fault:
-            raise ApiRefused(f"{url} answered {fault}", fault.status, fault.code) from None
-        except ApiError as fault:
-            raise ApiError(f"{url} answered with what is none of its answers: {fault}") from None
+        except ApiRefused as error:
+            raise ApiRefused(f"{url} answered {error}", error.status, error.code) from None
+        except ApiError as error:
+            raise ApiError(f"{url} answered with what is none of its answers: {error}") from None
 
 
 def get(base: Url, path: str, args: Mapping[str, str], parse: Callable[[HttpReply], T]) -> Call[T]:

@@ -60,8 +60,8 @@ def parse_url(text: str, default_port: int = 80) -> Url:
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         port = parts.port
-    except ValueError as fault:
-        raise UsageError(f"address {_shown(text)} is not a URL: {fault}") from None
+    except ValueError as error:
+        raise UsageError(f"address {_shown(text)} is not a URL: {error}") from None
     if parts.scheme not in _DEFAULT_PORTS:
         raise UsageError(f"address {_shown(text)} has the scheme {parts.scheme!r}; there are http and https")
     if not parts.hostname:

@@ -50,7 +50,7 @@ class _RequiredInfo(TypedDict):
     http_port: int
 
 
-class _Info(_RequiredInfo, total=False):
+class _NsqdInfo(_RequiredInfo, total=False):
     start_time: int
     max_heartbeat_interval: int
     max_output_buffer_size: int
@@ -77,7 +77,7 @@ def info(nsqd: Url) -> Call[NsqdInfo]:
 
 
 def _parse_info(reply: HttpReply) -> NsqdInfo:
-    told: dict[str, Any] = conform(json_value(reply), _Info)
+    told: dict[str, Any] = conform(json_value(reply), _NsqdInfo)
     known = {name: told[name] for name in NsqdInfo.__dataclass_fields__ if name in told}
     for name in ("max_heartbeat_interval", "max_output_buffer_timeout"):
         if name in known:

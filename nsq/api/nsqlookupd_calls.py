@@ -95,7 +95,7 @@ class _Channels(TypedDict):
     channels: list[str]
 
 
-class _Info(TypedDict):
+class _NsqlookupdInfo(TypedDict):
     version: str
 
 
@@ -135,7 +135,7 @@ def ping(lookupd: Url) -> Call[None]:
 
 def info(lookupd: Url) -> Call[str]:
     """Its version."""
-    return _get(lookupd, "/info", {}, lambda reply: _read(reply, _Info)["version"])
+    return _get(lookupd, "/info", {}, lambda reply: _read(reply, _NsqlookupdInfo)["version"])
 
 
 def topics(lookupd: Url) -> Call[list[str]]:

@@ -104,8 +104,8 @@ class HttpServer:
         except ConnectionError:
             # The client went away under its own request; nobody reads the answer.
             status, code = 400, "INVALID_REQUEST"
-        except Exception as fault:
-            self._log.error("panic in HTTP handler %s %s", route.method, route.path, exc=fault)
+        except Exception as error:
+            self._log.error("panic in HTTP handler %s %s", route.method, route.path, exc=error)
             status, code = 500, "INTERNAL_ERROR"
         return Reply.text(code, status) if route.plain else Reply.error(status, code)
 

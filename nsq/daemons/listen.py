@@ -104,8 +104,8 @@ async def listen(
     """Bind and serve; the Listener knows the address that was really bound. ListenError says why not."""
     try:
         sock = await _bound(address)
-    except (OSError, UnicodeError) as fault:
-        raise ListenError(f"cannot listen on {address}: {_reason(fault)}") from fault
+    except (OSError, UnicodeError) as error:
+        raise ListenError(f"cannot listen on {address}: {_reason(error)}") from error
     try:
         loop = asyncio.get_running_loop()
         timeout = None if tls is None else 10.0
@@ -120,9 +120,9 @@ async def listen(
             factory, sock=sock, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=timeout
         )
         return Listener(server, TcpAddress(host, port), None)
-    except OSError as fault:
+    except OSError as error:
         sock.close()
-        raise ListenError(f"cannot listen on {address}: {_reason(fault)}") from fault
+        raise ListenError(f"cannot listen on {address}: {_reason(error)}") from error
 
 
 def _reason(fault: Exception) -> str:
@@ -155,9 +155,9 @@ def _bound_everywhere(port: int) -> socket.socket:
     if socket.has_dualstack_ipv6():
         try:
             return _bound_tcp(socket.AF_INET6, ("::", port), dual=True)
-        except OSError as fault:
+        except OSError as error:
             # A kernel can know IPv6 and have it switched off.
-            if fault.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise
     return _bound_tcp(socket.AF_INET, ("0.0.0.0", port), dual=False)
 

@@ -102,8 +102,8 @@ class _QuietHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record) + "\n"
-        except (TypeError, ValueError) as fault:
-            line = f"unformattable log message {record.msg!r} with {record.args!r}: {fault}\n"
+        except (TypeError, ValueError) as error:
+            line = f"unformattable log message {record.msg!r} with {record.args!r}: {error}\n"
         stream = self._stream if self._stream is not None else sys.stderr
         if stream is None:
             return

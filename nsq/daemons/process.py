@@ -64,11 +64,11 @@ async def _serve(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
     try:
         daemon = make_daemon()
         await daemon.start()
-    except (NsqError, OSError) as fault:
-        log.fatal("%s", fault)
+    except (NsqError, OSError) as error:
+        log.fatal("%s", error)
         return 1
-    except Exception as fault:
-        log.error("cannot start", exc=fault)
+    except Exception as error:
+        log.error("cannot start", exc=error)
         return 1
     await asked.wait()
     await daemon.stop()

@@ -29,8 +29,8 @@ def in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
         give: Callable[[], None]
         try:
             give = functools.partial(answer.set_result, work())
-        except Exception as fault:
-            give = functools.partial(answer.set_exception, fault)
+        except Exception as error:
+            give = functools.partial(answer.set_exception, error)
         # The loop may have ended meanwhile: nobody wants to know any more.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, give)

@@ -189,8 +189,8 @@ def check_wal(location: str) -> Finding:
     """Write, fsync, lock, rename and delete a file there, and leave nothing behind."""
     try:
         directory = directory_of(location)
-    except ConfigError as fault:
-        return Finding("wal", WRONG, str(fault), "correct it: a directory will do")
+    except ConfigError as error:
+        return Finding("wal", WRONG, str(error), "correct it: a directory will do")
     if directory is None:
         return check_object_wal(location)
     place = directory.absolute()
@@ -200,8 +200,8 @@ def check_wal(location: str) -> Finding:
         with tempfile.TemporaryDirectory(prefix=".nsq-doctor-", dir=there) as trial:
             _exercise(Path(trial))
         free = shutil.disk_usage(there).free
-    except OSError as fault:
-        text = f"{there}: {fault.strerror or fault} ({fault.filename or there})"
+    except OSError as error:
+        text = f"{there}: {error.strerror or error} ({error.filename or there})"
         return Finding("wal", WRONG, text, "choose a directory that this user may write to, with --wal")
     if free < LITTLE_SPACE:
         text = f"{place}: {free >> 20} MiB free"
@@ -241,10 +241,10 @@ def check_object_wal(location: str) -> Finding:
             stream.write(b"nsq")
         seconds = time.monotonic() - began
         store.delete_file(probe)
-    except Exception as fault:
+    except Exception as error:
         # Every file system there has errors of its own.
         remedy = "check the URI and the credentials that pyarrow.fs finds"
-        reason = _first_line(str(fault)).replace(location, place)
+        reason = _first_line(str(error)).replace(location, place)
         return Finding("wal", WRONG, f"{place}: {reason}", remedy)
     text = f"{place}: a put takes {seconds * 1000:.0f} ms, which a whole window of messages waits for"
     return Finding("wal", OK, text)
@@ -259,8 +259,8 @@ def check_nsqd(address: str, max_in_flight: int, config: Config) -> Iterator[Fin
         deadline = time.monotonic() + config.handshake_timeout
         ready = dial(address, config, transport_of(config), context_of(config), deadline=deadline)
         ready.stream.close()
-    except NsqError as fault:
-        yield Finding(what, WRONG, str(fault), _remedy_for(fault))
+    except NsqError as error:
+        yield Finding(what, WRONG, str(error), _remedy_for(error))
         return
     reply = ready.negotiated.reply
     yield Finding(
@@ -287,9 +287,9 @@ def _ask_lookupd(address: str) -> str:
 def _reached(what: str, ask: Callable[[], str]) -> Finding:
     try:
         return Finding(what, OK, ask())
-    except NsqError as fault:
+    except NsqError as error:
         remedy = "start it, or correct the address: it is nsqlookupd's HTTP port, 4161 by default"
-        return Finding(what, WRONG, str(fault), remedy)
+        return Finding(what, WRONG, str(error), remedy)
 
 
 # Asking programs
@@ -310,8 +310,8 @@ def _ask(command: Sequence[str]) -> tuple[int, str]:
         )
     except subprocess.TimeoutExpired:
         return -1, f"no answer within {PATIENCE:g} s"
-    except OSError as fault:
-        return -1, str(fault)
+    except OSError as error:
+        return -1, str(error)
     return done.returncode, done.stdout
 
 

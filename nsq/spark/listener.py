@@ -160,7 +160,7 @@ class Listener(StreamingQueryListener):
         try:
             new.write_text(text)
             new.replace(file)
-        except OSError as fault:
+        except OSError as error:
             with contextlib.suppress(OSError):
                 new.unlink()
-            log.warning("%s cannot be written: %s", file, fault)
+            log.warning("%s cannot be written: %s", file, error)

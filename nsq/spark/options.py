@@ -139,8 +139,8 @@ def require_address(nsqd: tuple[str, ...], lookupd: tuple[str, ...]) -> None:
 def _checked(name: str, text: str, declared: _Declared) -> Any:
     try:
         value = declared.read(text)
-    except ConfigError as fault:
-        raise ConfigError(f"{name} is {text!r}: {fault}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{name} is {text!r}: {error}") from None
     if declared.low is not None and value < declared.low:
         raise ConfigError(f"{name} is {text!r}, but must be at least {declared.low:g}")
     if declared.choices and value not in declared.choices:

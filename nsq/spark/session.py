@@ -103,6 +103,6 @@ def _is_local(master: str | None, environ: Mapping[str, str]) -> bool:
 def _session_class() -> type[SparkSession]:
     try:
         from pyspark.sql import SparkSession
-    except ImportError as fault:
-        raise ConfigError(f"Spark is not installed ({fault}): pip install 'nsq[spark]'") from fault
+    except ImportError as error:
+        raise ConfigError(f"Spark is not installed ({error}): pip install 'nsq[spark]'") from error
     return SparkSession

@@ -55,8 +55,8 @@ def parse_peer_info(body: bytes) -> PeerInfo:
     """Missing fields and nulls stay empty, unknown ones are skipped; WireError says what is wrong."""
     try:
         values = json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as fault:
-        raise WireError(f"peer information is not JSON: {fault}") from None
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"peer information is not JSON: {error}") from None
     if values is None:
         return PeerInfo()
     if not isinstance(values, dict):
@@ -167,7 +167,7 @@ class Violation:
 Event = Command | Body | Violation
 
 
-class CommandParser:
+class LookupCommandParser:
     """Turns what an nsqd sends into events. A Violation is the last one there is."""
 
     def __init__(self, max_line: int = MAX_LINE, max_body: int = MAX_BODY) -> None:

@@ -94,8 +94,8 @@ class Worker:
                 self.work()
             except GONE:
                 self.ended.wait(_NAP)
-            except Exception as fault:
-                self.ledger.fault(f"{self.name}: {fault!r}")
+            except Exception as error:
+                self.ledger.fault(f"{self.name}: {error!r}")
                 return
 
     def work(self) -> None:

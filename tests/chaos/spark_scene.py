@@ -183,8 +183,8 @@ class Scene:
         try:
             self._driver.wait(PATIENCE)
             eventually(lambda: spark_processes.marked(self.mark), lambda alive: not alive, PATIENCE)
-        except (AssertionError, subprocess.TimeoutExpired) as fault:
-            raise AssertionError(f"processes were left: {fault}\n{self._said()}") from None
+        except (AssertionError, subprocess.TimeoutExpired) as error:
+            raise AssertionError(f"processes were left: {error}\n{self._said()}") from None
         finally:
             self._forget()
 
@@ -248,8 +248,8 @@ class Scene:
 
         try:
             eventually(look, within=PATIENCE)
-        except AssertionError as fault:
-            raise AssertionError(f"{fault}\n{self._said()}") from None
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self._said()}") from None
 
     def _batches(self, log: str) -> set[int]:
         names = [path.name for path in (self._folder / "checkpoint" / log).glob("*")]

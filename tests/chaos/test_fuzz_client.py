@@ -169,10 +169,10 @@ class Fuzz:
             self.number += 1
             try:
                 self._converse()
-            except BaseException as fault:
+            except BaseException as error:
                 raise AssertionError(
-                    f"seed {self.seed!r}, {self.name}, conversation {self.number}: {fault!r}"
-                ) from fault
+                    f"seed {self.seed!r}, {self.name}, conversation {self.number}: {error!r}"
+                ) from error
 
     @property
     def frames(self) -> int:

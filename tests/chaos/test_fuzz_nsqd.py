@@ -117,10 +117,10 @@ class Fuzz:
                 data = self.mutator.conversation()
                 try:
                     self._converse(data)
-                except Exception as fault:
+                except Exception as error:
                     raise AssertionError(
-                        f"seed {self.seed!r}, input {self.number}: {fault!r} on {data[:2000]!r}"
-                    ) from fault
+                        f"seed {self.seed!r}, input {self.number}: {error!r} on {data[:2000]!r}"
+                    ) from error
             self._clean_up()
 
     def _converse(self, data: bytes) -> None:

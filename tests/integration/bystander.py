@@ -49,8 +49,8 @@ class Bystander:
                     assert (message.body, message.attempts) == (body, 1)
                     finish_all(listener, [message])
                     self.count += 1
-        except BaseException as fault:
-            self._fault = fault
+        except BaseException as error:
+            self._fault = error
             self._begun.set()
 
     def stop(self) -> None:

@@ -55,7 +55,7 @@ class Mute:
         self._thread.join(60)
 
     def _serve(self) -> None:
-        parser = lookup.CommandParser()
+        parser = lookup.LookupCommandParser()
         with contextlib.suppress(OSError):
             connection, _ = self._tcp.accept()
             self._connected.append(connection)

@@ -112,8 +112,8 @@ def ask():
     for name, call in calls.items():
         try:
             answers[name] = repr(call())
-        except nsq.NsqError as fault:
-            answers[name] = type(fault).__name__ + ": " + str(fault)
+        except nsq.NsqError as error:
+            answers[name] = type(error).__name__ + ": " + str(error)
     with consumer:
         pass
     return answers

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from nsq.daemons.nsqd.options import Options as NsqdOptions
-from nsq.daemons.nsqlookupd.options import Options as NsqlookupdOptions
+from nsq.daemons.nsqd.options import NsqdOptions
+from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 from nsq.flags import FlagExit, parse
 from nsq.spark.cli import arguments as nsq_spark
 from nsq.spark.cli import commands as spark_commands

@@ -100,8 +100,8 @@ def test_a_stop_does_not_wait_for_who_looks(nsqd_factory: Factory[Nsqd]) -> None
     def ask() -> None:
         try:
             outcome.append(nsqd.get("/debug/profile?seconds=60", timeout=60).status)
-        except OSError as fault:
-            outcome.append(fault)
+        except OSError as error:
+            outcome.append(error)
 
     asking = threading.Thread(target=ask)
     asking.start()

@@ -22,7 +22,7 @@ from nsq.daemons.listen import ListenError
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqlookupd import connection
 from nsq.daemons.nsqlookupd.daemon import Nsqlookupd
-from nsq.daemons.nsqlookupd.options import Options
+from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 from nsq.wire import lookup
 from nsq.wire.lookup import PeerInfo, ReplyParser
 
@@ -36,7 +36,9 @@ async def running(
 ) -> AsyncIterator[Nsqlookupd]:
     log = DaemonLog(stream=io.StringIO())
     daemon = Nsqlookupd(
-        Options(tcp_address=tcp_address, http_address=http_address, broadcast_address="lookup.example"),
+        NsqlookupdOptions(
+            tcp_address=tcp_address, http_address=http_address, broadcast_address="lookup.example"
+        ),
         log=log,
     )
     await daemon.start()

@@ -113,8 +113,8 @@ class Publishers:
                 self._producer.publish(self._topic, body, timeout=PATIENCE)
             except PublishUncertain:
                 self.uncertain.append(body)
-            except BaseException as fault:
-                self.faults.append(fault)
+            except BaseException as error:
+                self.faults.append(error)
                 return
             else:
                 self.acknowledged.append(body)

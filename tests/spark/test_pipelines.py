@@ -15,7 +15,7 @@ from nsq.spark import rows
 from nsq.spark.pipelines import archive as archiving
 from nsq.spark.pipelines import columns
 from nsq.spark.pipelines.archive import ArchiveResult, archive_stream
-from nsq.spark.pipelines.bookmark import Place
+from nsq.spark.pipelines.bookmark import Mark
 from nsq.spark.pipelines.columns import Body
 from nsq.spark.pipelines.compaction import compact
 from nsq.spark.pipelines.fanout import FanoutResult, Patience, fanout_stream
@@ -290,10 +290,10 @@ def test_messages_come_in_the_order_of_their_timestamps_from_any_place_on(
     put(tmp_path, "3", numbered(2, 9), first=9)  # delivered again
     archived(spark, tmp_path)
     frame = selected(spark, tmp_path / "out", Selection())
-    every = list(entries(frame, Place()))
+    every = list(entries(frame, Mark()))
     wanted = sorted(numbered(40) + numbered(2, 9))
     assert [entry.body for entry in every] == wanted
-    place = Place()
+    place = Mark()
     for done, entry in enumerate(every[:15]):
         assert [each.body for each in remaining(every, place)] == wanted[done:]
         place = place.after(entry.position, len(entry.body))

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nsq.daemons.nsqd.options import Options as NsqdOptions
-from nsq.daemons.nsqlookupd.options import Options as NsqlookupdOptions
+from nsq.daemons.nsqd.options import NsqdOptions
+from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 from nsq.flags import FlagExit, parse
 
 ROOT = Path(__file__).resolve().parents[2]

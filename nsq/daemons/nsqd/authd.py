@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 
 from nsq.api.asynchronous import send
 from nsq.api.http import HttpRequest, parse_url
-from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.authorization import AuthError, Credentials, Grant, parse_grant
 from nsq.daemons.nsqd.tls import client_context
 from nsq.errors import ApiError
@@ -24,7 +24,7 @@ class AuthServers:
     fails.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: NsqdOptions) -> None:
         self._options = options
         self._requests: set[asyncio.Task[None]] = set()
         self._tls: ssl.SSLContext | None = None
@@ -48,8 +48,8 @@ class AuthServers:
         """The client waits for an answer whatever happens here."""
         try:
             await self._ask_any(credentials, answer)
-        except Exception as fault:
-            answer(AuthError(f"asking the auth servers failed: {fault!r}"))
+        except Exception as error:
+            answer(AuthError(f"asking the auth servers failed: {error!r}"))
 
     async def _ask_any(self, credentials: Credentials, answer: Callable[[Grant | AuthError], None]) -> None:
         addresses = list(self._options.auth_http_addresses)
@@ -58,8 +58,8 @@ class AuthServers:
         for address in addresses:
             try:
                 grant = await self._ask_one(address, credentials)
-            except (ApiError, AuthError) as fault:
-                failures.append(f"failed to auth against {address} - {fault}")
+            except (ApiError, AuthError) as error:
+                failures.append(f"failed to auth against {address} - {error}")
             else:
                 answer(grant)
                 return

@@ -52,9 +52,9 @@ class Connection(asyncio.Protocol):
             return
         try:
             self.session.receive(data)
-        except Exception as fault:
+        except Exception as error:
             # A fault of ours must not become another client's.
-            self._environment.log.error("client(%s) dropped", self.session.remote_address, exc=fault)
+            self._environment.log.error("client(%s) dropped", self.session.remote_address, exc=error)
             self.abort()
 
     def connection_lost(self, fault: Exception | None) -> None:

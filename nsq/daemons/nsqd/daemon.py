@@ -18,7 +18,7 @@ from nsq.daemons.nsqd.http.context import Context
 from nsq.daemons.nsqd.http.routes import routes, tls_gate
 from nsq.daemons.nsqd.loop_clock import LoopClock
 from nsq.daemons.nsqd.memory import Memory
-from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
 from nsq.daemons.nsqd.session.session import Environment, Session
 from nsq.daemons.nsqd.statsd_sender import StatsdSender, statsd_push
@@ -33,7 +33,7 @@ _STOP_SECONDS = 2.0
 class Nsqd:
     """Started and stopped once, on one event loop."""
 
-    def __init__(self, options: Options, *, log: DaemonLog | None = None) -> None:
+    def __init__(self, options: NsqdOptions, *, log: DaemonLog | None = None) -> None:
         self._options = options
         self._log = log or DaemonLog(options.log_prefix, options.log_level)
         self._tls = server_context(options, self._log)

@@ -69,7 +69,7 @@ def parse_tls_required(text: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class NsqdOptions:
     """One field per flag, named like it. Durations are seconds."""
 
     tcp_address: str = flag("0.0.0.0:4150", "<addr>:<port> or the path of a Unix socket for TCP clients")

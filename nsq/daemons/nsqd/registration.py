@@ -20,7 +20,7 @@ from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.topic import Topic
-from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.errors import ApiError, ConfigError, NsqError, WireError
 from nsq.wire import lookup
 from nsq.wire.lookup import PeerInfo
@@ -35,7 +35,7 @@ _LAST_RETRY = 15.0
 class Registration:
     """The broker's observer, and one ``Peer`` per nsqlookupd."""
 
-    def __init__(self, broker: Broker, options: Options, log: DaemonLog) -> None:
+    def __init__(self, broker: Broker, options: NsqdOptions, log: DaemonLog) -> None:
         self._broker = broker
         self._options = options
         self._log = log
@@ -128,8 +128,8 @@ class Registration:
                 request_timeout=self._options.http_client_request_timeout,
             )
             return set(map(str, json.loads(reply.body)["channels"])) if reply.status == 200 else set()
-        except (ApiError, ValueError, KeyError, TypeError) as fault:
-            self._log.warning("LOOKUPD(%s): channels of topic %s unknown - %s", url, topic, fault)
+        except (ApiError, ValueError, KeyError, TypeError) as error:
+            self._log.warning("LOOKUPD(%s): channels of topic %s unknown - %s", url, topic, error)
             return set()
 
 
@@ -166,11 +166,11 @@ class _Peer:
         while True:
             try:
                 await self._session()
-            except (OSError, NsqError, EOFError) as fault:
-                self._log.error("LOOKUPD(%s): %s", self._address, str(fault) or type(fault).__name__)
-            except Exception as fault:
+            except (OSError, NsqError, EOFError) as error:
+                self._log.error("LOOKUPD(%s): %s", self._address, str(error) or type(error).__name__)
+            except Exception as error:
                 # A fault of ours; nobody would find this nsqd again if the task ended with it.
-                self._log.error("LOOKUPD(%s): %r, a fault of nsqd's", self._address, fault)
+                self._log.error("LOOKUPD(%s): %r, a fault of nsqd's", self._address, error)
             wait = _FIRST_RETRY if self._connected else min(wait * 2, _LAST_RETRY)
             self._connected = False
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))

@@ -15,7 +15,7 @@ from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd import stats
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.memory import Memory
-from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.statsd import Report, full_prefix
 from nsq.daemons.worker_thread import in_thread
 from nsq.errors import ConfigError
@@ -67,15 +67,15 @@ class StatsdSender:
         try:
             async with asyncio.timeout(_RESOLVE_WITHIN):
                 family, where = await self._resolved()
-        except (OSError, UnicodeError, TimeoutError) as fault:
-            self._log.error("STATSD: %s cannot be found - %s", self._address, str(fault) or "no answer")
+        except (OSError, UnicodeError, TimeoutError) as error:
+            self._log.error("STATSD: %s cannot be found - %s", self._address, str(error) or "no answer")
             return
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as sock:
                 sock.setblocking(False)
                 await self._send(sock, where)
-        except OSError as fault:
-            self._log.error("STATSD: pushing to %s failed - %s", self._address, fault)
+        except OSError as error:
+            self._log.error("STATSD: pushing to %s failed - %s", self._address, error)
 
     async def _send(self, sock: socket.socket, where: Any) -> None:
         packets = self._packets()
@@ -105,7 +105,7 @@ class StatsdSender:
 
 
 def statsd_push(
-    options: Options, http_port: int, broker: Broker, memory: Memory, log: DaemonLog
+    options: NsqdOptions, http_port: int, broker: Broker, memory: Memory, log: DaemonLog
 ) -> StatsdSender | None:
     """Begin to push what is known of the broker; None when nobody asked for it."""
     if not options.statsd_address:

@@ -6,7 +6,7 @@ import ssl
 import warnings
 
 from nsq.daemons.logs import DaemonLog
-from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.errors import ConfigError
 
 _VERSIONS = {
@@ -20,7 +20,7 @@ _VERSIONS = {
 _WEAK = ("EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK")
 
 
-def server_context(options: Options, log: DaemonLog) -> ssl.SSLContext | None:
+def server_context(options: NsqdOptions, log: DaemonLog) -> ssl.SSLContext | None:
     """For TCP and HTTPS clients; None without a certificate."""
     if not options.tls_cert:
         return None
@@ -28,45 +28,45 @@ def server_context(options: Options, log: DaemonLog) -> ssl.SSLContext | None:
     _set_minimum(context, options)
     try:
         _load_certificate(context, options, log)
-    except (OSError, ssl.SSLError) as fault:
+    except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"--tls-cert {options.tls_cert!r}, --tls-key {options.tls_key!r}: {fault}"
+            f"--tls-cert {options.tls_cert!r}, --tls-key {options.tls_key!r}: {error}"
         ) from None
     _demand_client_certificates(context, options)
     return context
 
 
-def client_context(options: Options) -> ssl.SSLContext:
+def client_context(options: NsqdOptions) -> ssl.SSLContext:
     """For asking auth servers: --tls-root-ca-file says whom to believe, without it the system does."""
     try:
         context = ssl.create_default_context(cafile=options.tls_root_ca_file or None)
-    except (OSError, ssl.SSLError) as fault:
-        raise ConfigError(f"--tls-root-ca-file {options.tls_root_ca_file!r}: {fault}") from None
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--tls-root-ca-file {options.tls_root_ca_file!r}: {error}") from None
     _set_minimum(context, options)
     return context
 
 
-def _set_minimum(context: ssl.SSLContext, options: Options) -> None:
+def _set_minimum(context: ssl.SSLContext, options: NsqdOptions) -> None:
     with warnings.catch_warnings():
         # TLS 1.0 and 1.1 are deprecated, and what Go's nsqd accepts unless told otherwise.
         warnings.simplefilter("ignore", DeprecationWarning)
         context.minimum_version = _VERSIONS[options.tls_min_version]
 
 
-def _load_certificate(context: ssl.SSLContext, options: Options, log: DaemonLog) -> None:
+def _load_certificate(context: ssl.SSLContext, options: NsqdOptions, log: DaemonLog) -> None:
     """Even a weak one: it is the operator's choice, and a cluster that has it must be able to move."""
     try:
         context.load_cert_chain(options.tls_cert, options.tls_key)
-    except ssl.SSLError as fault:
-        if fault.reason not in _WEAK:
+    except ssl.SSLError as error:
+        if error.reason not in _WEAK:
             raise
-        log.warning("--tls-cert %s is weak (%s): make a new one", options.tls_cert, fault.reason)
+        log.warning("--tls-cert %s is weak (%s): make a new one", options.tls_cert, error.reason)
         ciphers = ":".join(cipher["name"] for cipher in context.get_ciphers())
         context.set_ciphers(f"{ciphers}:@SECLEVEL=0")
         context.load_cert_chain(options.tls_cert, options.tls_key)
 
 
-def _demand_client_certificates(context: ssl.SSLContext, options: Options) -> None:
+def _demand_client_certificates(context: ssl.SSLContext, options: NsqdOptions) -> None:
     """Both policies verify: Python's TLS cannot demand a certificate and then accept whatever it is.
 
     Without a policy none is asked for: clients may have one for others, and would be measured by it.
@@ -74,8 +74,8 @@ def _demand_client_certificates(context: ssl.SSLContext, options: Options) -> No
     if options.tls_root_ca_file:
         try:
             context.load_verify_locations(options.tls_root_ca_file)
-        except (OSError, ssl.SSLError) as fault:
-            raise ConfigError(f"--tls-root-ca-file {options.tls_root_ca_file!r}: {fault}") from None
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(f"--tls-root-ca-file {options.tls_root_ca_file!r}: {error}") from None
     elif options.tls_client_auth_policy:
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
     if options.tls_client_auth_policy:

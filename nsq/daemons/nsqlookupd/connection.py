@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 from nsq.daemons.listen import TcpAddress
-from nsq.daemons.nsqlookupd.protocol import Session
+from nsq.daemons.nsqlookupd.protocol import LookupSession
 
 # An nsqd introduces itself at once. Whoever has not by then is a port scanner, or gone without a word.
 IDENTIFY_SECONDS = 60.0
@@ -22,13 +22,13 @@ KEEPALIVE_SECONDS = 15
 KEEPALIVE_PROBES = 9
 
 
-class Connection(asyncio.Protocol):
+class LookupConnection(asyncio.Protocol):
     """Is in ``connected`` for as long as it is."""
 
     def __init__(
         self,
-        make_session: Callable[[str], Session],
-        connected: set[Connection],
+        make_session: Callable[[str], LookupSession],
+        connected: set[LookupConnection],
         clock: Callable[[], float],
     ) -> None:
         self._make_session = make_session

@@ -9,10 +9,10 @@ from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.httpd import HttpServer
 from nsq.daemons.listen import Address, Listener, TcpAddress, listen, parse_address
 from nsq.daemons.logs import DaemonLog
-from nsq.daemons.nsqlookupd.connection import Connection
+from nsq.daemons.nsqlookupd.connection import LookupConnection
 from nsq.daemons.nsqlookupd.http import routes
-from nsq.daemons.nsqlookupd.options import Options
-from nsq.daemons.nsqlookupd.protocol import Session
+from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
+from nsq.daemons.nsqlookupd.protocol import LookupSession
 from nsq.daemons.nsqlookupd.registry import Registry
 from nsq.wire.lookup import PeerInfo
 
@@ -23,7 +23,7 @@ STOP_SECONDS = 0.5
 class Nsqlookupd:
     """Started and stopped once, on one event loop."""
 
-    def __init__(self, options: Options, *, log: DaemonLog | None = None) -> None:
+    def __init__(self, options: NsqlookupdOptions, *, log: DaemonLog | None = None) -> None:
         self._options = options
         self._log = log or DaemonLog(options.log_prefix, options.log_level)
         self._registry = Registry(
@@ -33,7 +33,7 @@ class Nsqlookupd:
         epoch = time.time() - time.monotonic()
         self._http = HttpServer(routes(self._registry, time.monotonic, epoch), self._log)
         self._tcp: Listener | None = None
-        self._connections: set[Connection] = set()
+        self._connections: set[LookupConnection] = set()
         self._tcp_address: Address | None = None
         self._http_address: Address | None = None
 
@@ -71,12 +71,12 @@ class Nsqlookupd:
         for connection in connections:
             await connection.wait_closed()
 
-    def _connection(self) -> Connection:
-        return Connection(self._session, self._connections, time.monotonic)
+    def _connection(self) -> LookupConnection:
+        return LookupConnection(self._session, self._connections, time.monotonic)
 
-    def _session(self, remote_address: str) -> Session:
+    def _session(self, remote_address: str) -> LookupSession:
         self._log.info("TCP: new client(%s)", remote_address)
-        return Session(self._registry, remote_address, self._own_info, self._log.info)
+        return LookupSession(self._registry, remote_address, self._own_info, self._log.info)
 
     def _own_info(self) -> PeerInfo:
         return PeerInfo(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from nsq import __version__
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.logs import DaemonLog
-from nsq.daemons.nsqlookupd.options import Options
+from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 from nsq.daemons.process import Daemon, require_server_extra, run
 from nsq.flags import parse_or_exit
 
@@ -17,7 +17,7 @@ VERSION = f"{PROGRAM} v{COMPATIBLE_VERSION} (nsq-python {__version__}, Python {p
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parsed = parse_or_exit(Options, argv, prog=PROGRAM, version=VERSION)
+    parsed = parse_or_exit(NsqlookupdOptions, argv, prog=PROGRAM, version=VERSION)
     require_server_extra(PROGRAM)
     options = parsed.options
     log = DaemonLog(options.log_prefix, "debug" if options.verbose else options.log_level)

@@ -11,7 +11,7 @@ from nsq.flags import check_range, duration, flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class NsqlookupdOptions:
     """Durations are seconds. Wrong values raise ConfigError, naming the flag or what the value should be."""
 
     tcp_address: str = flag("0.0.0.0:4160", "address:port, or path of a Unix socket, to listen on for nsqds")

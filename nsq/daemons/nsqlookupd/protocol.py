@@ -10,7 +10,7 @@ from collections.abc import Callable
 from nsq.daemons.nsqlookupd.registry import Peer, Registry
 from nsq.errors import WireError
 from nsq.wire import lookup
-from nsq.wire.lookup import Body, Command, CommandParser, PeerInfo, Violation
+from nsq.wire.lookup import Body, Command, LookupCommandParser, PeerInfo, Violation
 from nsq.wire.names import valid_channel, valid_topic
 
 
@@ -22,7 +22,7 @@ class _Refusal(Exception):
         self.answer = answer
 
 
-class Session:
+class LookupSession:
     """``tell`` takes what is worth a log line, as a %-format and its arguments."""
 
     def __init__(
@@ -36,7 +36,7 @@ class Session:
         self._remote_address = remote_address
         self._own_info = own_info
         self._tell = tell
-        self._parser = CommandParser()
+        self._parser = LookupCommandParser()
         self._peer: Peer | None = None
         self.over = False
 

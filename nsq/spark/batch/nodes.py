@@ -27,8 +27,8 @@ def nodes_of(topic: str, lookupds: Iterable[str], config: Config) -> list[NsqdNo
     def ask(api: NsqlookupdApi) -> Iterable[NsqdNode]:
         try:
             return api.lookup(topic).producers
-        except ApiRefused as fault:
-            if fault.code == _TOPIC_NOT_FOUND:
+        except ApiRefused as error:
+            if error.code == _TOPIC_NOT_FOUND:
                 return ()
             raise
 
@@ -55,9 +55,9 @@ def _merged(
             for node in ask(api):
                 found.setdefault(node.tcp_address, node)
             answered = True
-        except ApiError as fault:
-            log.warning("nsqlookupd %s: %s", address, fault, extra={"nsqlookupd_address": address})
-            faults.append(fault)
+        except ApiError as error:
+            log.warning("nsqlookupd %s: %s", address, error, extra={"nsqlookupd_address": address})
+            faults.append(error)
     if faults and not answered:
         raise faults[0]
     return list(found.values())

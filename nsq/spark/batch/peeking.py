@@ -79,9 +79,9 @@ def _ask_again(safe: Sequence[Place], topic: str, ask: Ask) -> None:
     """The last lasting channel may have been deleted between the question and the look."""
     try:
         safe_places(safe, topic, ask)
-    except UsageError as fault:
+    except UsageError as error:
         raise UsageError(
-            f"a channel was deleted while the look began; what was published just then may be lost: {fault}"
+            f"a channel was deleted while the look began; what was published just then may be lost: {error}"
         ) from None
 
 

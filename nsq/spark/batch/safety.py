@@ -62,8 +62,8 @@ def _beside(tcp: str, config: Config) -> Place:
     http = addresses.join(host, port + 1)
     try:
         told = NsqdApi(http, tls=context_of(config)).info().tcp_port
-    except ApiError as fault:
-        raise ConfigError(f"{wanted} ({fault})") from None
+    except ApiError as error:
+        raise ConfigError(f"{wanted} ({error})") from None
     if told != port:
         raise ConfigError(f"{wanted} ({http} is that of an nsqd with port {told})")
     return Place(tcp, http)

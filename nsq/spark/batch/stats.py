@@ -77,10 +77,10 @@ class StatsReader(DataSourceReader):
         try:
             api = NsqdApi(nsqd, timeout=options.timeout, tls=context_of(options.config))
             stats = api.stats(options.topic, options.channel, include_clients=False)
-        except ApiError as fault:
+        except ApiError as error:
             if options.fail_fast:
                 raise
-            yield depths.failed(nsqd, fault)
+            yield depths.failed(nsqd, error)
             return
         yield from depths.rows(nsqd, stats, options.channel)
 

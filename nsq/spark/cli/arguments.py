@@ -53,8 +53,8 @@ def parser(commands: Commands) -> argparse.ArgumentParser:
 def duration(text: str) -> float:
     try:
         return parse_duration(text)
-    except NsqError as fault:
-        raise argparse.ArgumentTypeError(str(fault)) from None
+    except NsqError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def pair(text: str) -> tuple[str, str]:

@@ -36,10 +36,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # `nsq-spark wal ls … | head`: nobody wants the rest, and Python must not complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except Exception as fault:
+    except Exception as error:
         if options.debug:
             raise
-        print(f"nsq-spark: {in_a_line(fault)}", file=sys.stderr)
+        print(f"nsq-spark: {in_a_line(error)}", file=sys.stderr)
         return 1
     return status
 

@@ -12,7 +12,7 @@ from nsq.spark.pipelines.columns import PARTITIONS, Body, archived, write_parque
 from nsq.spark.pipelines.compaction import recover
 from nsq.spark.pipelines.files import Files, below, open_files
 from nsq.spark.pipelines.publishing import Batch, Published, publish
-from nsq.spark.pipelines.streaming import Addresses, OnProgress, Reading, Running, default_wal, run
+from nsq.spark.pipelines.streaming import Addresses, OnProgress, Running, StreamInput, default_wal, run
 from nsq.spark.session import session_or_own
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def archive(
     """
     root = below(to)
     wanted = Body(body, schema)
-    reading = Reading.of(
+    reading = StreamInput.of(
         topic, channel, nsqd=nsqd, lookupd=lookupd, wal=default_wal(root, wal), options=options
     )
     running = Running(

@@ -13,7 +13,7 @@ from nsq.errors import UsageError
 from nsq.spark.pipelines.files import make_folder, sync
 
 
-class Position(NamedTuple):
+class ArchivePosition(NamedTuple):
     """Where a message stands in the order of an archive; one that was delivered twice stands there twice."""
 
     timestamp_ns: int
@@ -22,17 +22,17 @@ class Position(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class Mark:
     """After ``at``, of whose messages ``repeated`` are done; ``rows`` and ``bytes`` so far."""
 
-    at: Position | None = None
+    at: ArchivePosition | None = None
     repeated: int = 0
     rows: int = 0
     bytes: int = 0
 
-    def after(self, position: Position, size: int) -> Place:
+    def after(self, position: ArchivePosition, size: int) -> Mark:
         repeated = self.repeated + 1 if position == self.at else 1
-        return Place(position, repeated, self.rows + 1, self.bytes + size)
+        return Mark(position, repeated, self.rows + 1, self.bytes + size)
 
 
 class Bookmark:
@@ -42,16 +42,16 @@ class Bookmark:
         self.path = Path(path)
         self._job = dict(job)
 
-    def load(self) -> Place:
+    def load(self) -> Mark:
         try:
             read = json.loads(self.path.read_text(encoding="utf-8"))
             job, at = read["job"], read["at"]
-            place = Place(Position(*at) if at else None, read["repeated"], read["rows"], read["bytes"])
+            place = Mark(ArchivePosition(*at) if at else None, read["repeated"], read["rows"], read["bytes"])
         except FileNotFoundError:
-            return Place()
-        except (ValueError, KeyError, TypeError) as fault:
+            return Mark()
+        except (ValueError, KeyError, TypeError) as error:
             raise UsageError(
-                f"{self.path} is no state of a replay ({fault}): name another, or delete it"
+                f"{self.path} is no state of a replay ({error}): name another, or delete it"
             ) from None
         differing = [name for name in self._job if job.get(name) != self._job[name]]
         if differing:
@@ -62,7 +62,7 @@ class Bookmark:
             )
         return place
 
-    def save(self, place: Place) -> None:
+    def save(self, place: Mark) -> None:
         changed = {self.path.parent, *make_folder(self.path.parent)}
         temporary = self.path.with_name(f"{self.path.name}.new")
         with temporary.open("w", encoding="utf-8") as file:

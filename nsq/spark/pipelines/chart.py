@@ -64,8 +64,8 @@ def metrics_chart(
 def _axes(size: tuple[float, float]) -> Any:
     try:
         from matplotlib.figure import Figure
-    except ImportError as fault:
-        raise ConfigError(f"a chart needs matplotlib ({fault}): pip install 'nsq[chart]'") from fault
+    except ImportError as error:
+        raise ConfigError(f"a chart needs matplotlib ({error}): pip install 'nsq[chart]'") from error
     # Not by pyplot, which keeps what it has drawn, and wants a display.
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(2, 1, sharex=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from nsq.errors import ConfigError, UsageError
-from nsq.spark.pipelines.files import Entry, local_path
+from nsq.spark.pipelines.files import FileEntry, local_path
 from nsq.spark.pipelines.merging import merge
 from nsq.spark.pipelines.streaming import OnProgress, Progress
 from nsq.spark.pipelines.swap import JOBS, Swap, finish, unfinished
@@ -41,7 +41,7 @@ class CompactResult:
 @dataclasses.dataclass(frozen=True)
 class _Hour:
     folder: str
-    files: Sequence[Entry]  # by name, not by path
+    files: Sequence[FileEntry]  # by name, not by path
     groups: Sequence[Sequence[str]]  # each becomes one file
 
 
@@ -154,7 +154,7 @@ def _worthwhile(root: Path, over_before: datetime.datetime, target_bytes: int) -
         end = end_of(name)
         if end is None or end > over_before:
             continue
-        files = [Entry(each.name, each.stat().st_size) for each in sorted(folder.glob("[!._]*.parquet"))]
+        files = [FileEntry(each.name, each.stat().st_size) for each in sorted(folder.glob("[!._]*.parquet"))]
         groups = grouped(files, target_bytes)
         if groups:
             yield _Hour(name, files, groups)
@@ -172,7 +172,7 @@ def end_of(folder: str) -> datetime.datetime | None:
     return day + datetime.timedelta(hours=int(found[2]) + 1)
 
 
-def grouped(files: Sequence[Entry], target_bytes: int) -> list[list[str]]:
+def grouped(files: Sequence[FileEntry], target_bytes: int) -> list[list[str]]:
     """Which to merge into one each: in order, up to the target. One that is half as large is left alone."""
     groups: list[list[str]] = []
     size = target_bytes

@@ -14,7 +14,7 @@ from nsq.errors import ConfigError, NsqError, UsageError
 from nsq.spark.pipelines.files import Files, below, open_files
 from nsq.spark.pipelines.publishing import Batch
 from nsq.spark.pipelines.sinks import Sink, sink_of
-from nsq.spark.pipelines.streaming import Addresses, OnProgress, Reading, Running, default_wal, run
+from nsq.spark.pipelines.streaming import Addresses, OnProgress, Running, StreamInput, default_wal, run
 from nsq.spark.session import session_or_own
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def fanout(
     """
     root = below(state)
     wanted = _checked(sinks, attempts, pause)
-    reading = Reading.of(
+    reading = StreamInput.of(
         topic, channel, nsqd=nsqd, lookupd=lookupd, wal=default_wal(root, wal), options=options
     )
     running = Running(
@@ -105,7 +105,7 @@ def fanout_stream(
     """The same for any stream with a column body."""
     marks = Marks(open_files(root, stream.sparkSession))
 
-    def handle(part: DataFrame, batch: Batch) -> _Counted:
+    def handle(part: DataFrame, batch: Batch) -> _CountedDestination:
         marks.forget_before(batch)
         spread(part, batch, sinks, marks, patience)
         return _count(part)
@@ -166,26 +166,26 @@ def _attempt(part: DataFrame, batch: Batch, sinks: Mapping[str, Sink], marks: Ma
     for name, sink in sinks.items():
         try:
             sink.write(part, batch)
-        except Exception as fault:
-            faults[name] = fault
+        except Exception as error:
+            faults[name] = error
         else:
             marks.set(batch, name)
     return faults
 
 
 @dataclasses.dataclass(frozen=True)
-class _Counted:
+class _CountedDestination:
     rows: int
     bytes: int
     files: int = 0
 
 
-def _count(part: DataFrame) -> _Counted:
+def _count(part: DataFrame) -> _CountedDestination:
     """Another reading of the log, a million rows a second: a sink may read less than all, or more."""
     from pyspark.sql import functions as f
 
     row = part.agg(f.count(f.lit(1)), f.sum(f.octet_length("body"))).collect()[0]
-    return _Counted(row[0], row[1] or 0)
+    return _CountedDestination(row[0], row[1] or 0)
 
 
 def _checked(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Entry(NamedTuple):
+class FileEntry(NamedTuple):
     """A file: its path below the root, and its size."""
 
     path: str
@@ -34,7 +34,7 @@ class Files(Protocol):
     def uri(self, path: str) -> str:
         """What Spark calls it."""
 
-    def walk(self, folder: str) -> list[Entry]:
+    def walk(self, folder: str) -> list[FileEntry]:
         """All files below, sorted by path; none when there is no such folder."""
 
     def read(self, path: str) -> str | None:
@@ -90,14 +90,14 @@ class LocalFiles:
     def uri(self, path: str) -> str:
         return f"file://{self.root / path}"
 
-    def walk(self, folder: str) -> list[Entry]:
+    def walk(self, folder: str) -> list[FileEntry]:
         found = []
         for place, _, names in os.walk(self.root / folder):
             for name in names:
                 # A file that goes away meanwhile has been moved or merged by somebody else.
                 with contextlib.suppress(FileNotFoundError):
                     path = Path(place, name)
-                    found.append(Entry(path.relative_to(self.root).as_posix(), path.stat().st_size))
+                    found.append(FileEntry(path.relative_to(self.root).as_posix(), path.stat().st_size))
         return sorted(found)
 
     def read(self, path: str) -> str | None:
@@ -169,7 +169,7 @@ class HadoopFiles:
     def uri(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 
-    def walk(self, folder: str) -> list[Entry]:
+    def walk(self, folder: str) -> list[FileEntry]:
         place = self._path(folder)
         if not self._files.exists(place):
             return []
@@ -178,7 +178,7 @@ class HadoopFiles:
         found, listing = [], self._files.listFiles(place, True)
         while listing.hasNext():
             status = listing.next()
-            found.append(Entry(status.getPath().toString()[start:], status.getLen()))
+            found.append(FileEntry(status.getPath().toString()[start:], status.getLen()))
         return sorted(found)
 
     def read(self, path: str) -> str | None:

@@ -17,8 +17,8 @@ from nsq.spark.pipelines.publishing import Batch, Written, publish
 from nsq.spark.pipelines.streaming import (
     Addresses,
     OnProgress,
-    Reading,
     Running,
+    StreamInput,
     default_wal,
     run,
 )
@@ -123,7 +123,7 @@ def metrics(
     measure = Measure(window=window, watermark=watermark, key=key, top=top)
     with contextlib.ExitStack() as stack:
         root = below(to) if to is not None else stack.enter_context(_forgotten())
-        reading = Reading.of(
+        reading = StreamInput.of(
             topic, channel, nsqd=nsqd, lookupd=lookupd, wal=default_wal(root, wal), options=options
         )
         running = Running(

@@ -17,9 +17,9 @@ from nsq.config import Config
 from nsq.errors import ConfigError, UsageError
 from nsq.producer.producer import Producer
 from nsq.spark.options import names
-from nsq.spark.pipelines.bookmark import Bookmark, Place, Position
+from nsq.spark.pipelines.bookmark import ArchivePosition, Bookmark, Mark
 from nsq.spark.pipelines.files import below, local_path
-from nsq.spark.pipelines.sending import Entry, Pace, chunks, remaining, send
+from nsq.spark.pipelines.sending import Entry, Throttle, chunks, remaining, send
 from nsq.spark.pipelines.streaming import Addresses, OnProgress, Progress, addresses
 from nsq.spark.session import session_or_own
 from nsq.wire.names import check_topic
@@ -113,7 +113,7 @@ def replay(
         if producer is None:
             return _counted(frame, place, bookmark, start)
         publishing = _Publishing(
-            Pace(rate, time.monotonic), chunk, stop or threading.Event(), progress, start
+            Throttle(rate, time.monotonic), chunk, stop or threading.Event(), progress, start
         )
         return publishing.run(frame, producer, topic, bookmark, place)
 
@@ -190,7 +190,7 @@ def _date(nanos: int) -> str:
     return (_EPOCH + datetime.timedelta(microseconds=nanos // 1000)).date().isoformat()
 
 
-def entries(frame: DataFrame, place: Place) -> Iterator[Entry]:
+def entries(frame: DataFrame, place: Mark) -> Iterator[Entry]:
     """In order, hour by hour: Spark sorts one hour at a time, on disk if need be."""
     from pyspark.sql import functions as f
 
@@ -200,10 +200,10 @@ def entries(frame: DataFrame, place: Place) -> Iterator[Entry]:
         part = rest.where((f.col("date") == f.lit(date)) & (f.col("hour") == f.lit(hour)))
         ordered = part.select("timestamp_ns", "nsqd", "id", "body").orderBy("timestamp_ns", "nsqd", "id")
         for row in ordered.toLocalIterator(prefetchPartitions=True):
-            yield Entry(Position(row[0], row[1], row[2]), bytes(row[3]))
+            yield Entry(ArchivePosition(row[0], row[1], row[2]), bytes(row[3]))
 
 
-def _counted(frame: DataFrame, place: Place, bookmark: Bookmark, start: float) -> ReplayResult:
+def _counted(frame: DataFrame, place: Mark, bookmark: Bookmark, start: float) -> ReplayResult:
     from pyspark.sql import functions as f
 
     nanos, size, here = f.col("timestamp_ns"), f.octet_length("body"), f.lit(False)
@@ -235,7 +235,7 @@ class _Publishing:
     """One call's worth of it."""
 
     def __init__(
-        self, pace: Pace, chunk: int, stop: threading.Event, progress: OnProgress | None, start: float
+        self, pace: Throttle, chunk: int, stop: threading.Event, progress: OnProgress | None, start: float
     ) -> None:
         self._pace = pace
         self._chunk = chunk
@@ -247,7 +247,7 @@ class _Publishing:
         self._first: int | None = None
 
     def run(
-        self, frame: DataFrame, producer: Producer, topic: str, bookmark: Bookmark, begin: Place
+        self, frame: DataFrame, producer: Producer, topic: str, bookmark: Bookmark, begin: Mark
     ) -> ReplayResult:
         place = begin
         left = self._noted(remaining(entries(frame, begin), begin))
@@ -286,7 +286,7 @@ class _Publishing:
         self._stopped = self._stop.wait(seconds)
         return self._stopped
 
-    def _tell(self, place: Place, begin: Place, *, last: bool = False) -> None:
+    def _tell(self, place: Mark, begin: Mark, *, last: bool = False) -> None:
         now, rows = time.monotonic(), place.rows - begin.rows
         then, before = self._told
         if self._progress is None or not (last or now - then >= _REPORT_EVERY):

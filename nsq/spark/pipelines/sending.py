@@ -9,18 +9,18 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from nsq.spark.pipelines.bookmark import Place, Position
+from nsq.spark.pipelines.bookmark import ArchivePosition, Mark
 
 #: Of one publish, in bytes of bodies; nsqd's limit for all of it is 5 MiB by default.
 _MOST_BYTES = 1 << 20
 
 
 class Entry(NamedTuple):
-    position: Position
+    position: ArchivePosition
     body: bytes
 
 
-def remaining(entries: Iterable[Entry], place: Place) -> Iterator[Entry]:
+def remaining(entries: Iterable[Entry], place: Mark) -> Iterator[Entry]:
     """Without what is done already; ``entries`` in order."""
     if place.at is None:
         yield from entries
@@ -48,7 +48,7 @@ def chunks(entries: Iterable[Entry], most: int, most_bytes: int = _MOST_BYTES) -
 
 
 @dataclasses.dataclass
-class Pace:
+class Throttle:
     """``rate`` messages per second on average, from when it is first asked; None: as fast as it goes."""
 
     rate: float | None
@@ -71,13 +71,13 @@ class Pace:
 
 def send(
     parts: Iterable[list[Entry]],
-    place: Place,
-    pace: Pace,
+    place: Mark,
+    pace: Throttle,
     *,
     publish: Callable[[list[bytes]], None],
-    save: Callable[[Place], None],
+    save: Callable[[Mark], None],
     wait: Callable[[float], bool],
-) -> Iterator[Place]:
+) -> Iterator[Mark]:
     """Publish, note, tell, again and again. ``wait`` waits so many seconds and says whether to stop.
 
     What was published and not noted yet when this ends is published again the next time: one part at most.

@@ -61,7 +61,7 @@ class Totals:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Reading:
+class StreamInput:
     """Where a pipeline reads from, checked."""
 
     options: Mapping[str, str]
@@ -76,7 +76,7 @@ class Reading:
         lookupd: Addresses,
         wal: str,
         options: Mapping[str, Any] | None,
-    ) -> Reading:
+    ) -> StreamInput:
         """ConfigError at once instead of an error of Spark's minutes later."""
         given = {"topic": topic, "channel": channel, "wal": wal}
         given |= {"nsqd": addresses(nsqd)} if addresses(nsqd) else {}
@@ -174,11 +174,11 @@ def run(frame: DataFrame, handle: Callable[[DataFrame, Batch], Any], running: Ru
     except KeyboardInterrupt:
         if not running.follow:
             raise
-    except Exception as fault:
+    except Exception as error:
         if batches.fault is None:
             raise
         # Our own error says more than the Java one around its text.
-        raise batches.fault from fault
+        raise batches.fault from error
     finally:
         batches.close(_PATIENCE)
         query.stop()
@@ -201,8 +201,8 @@ class _Batches:
                 raise UsageError("no more batches: the query is being stopped")
             try:
                 done = self._handle(part, Batch(query_of(part), number))
-            except Exception as fault:
-                self.fault = fault
+            except Exception as error:
+                self.fault = error
                 raise
             self._ledger.add(rows=done.rows, bytes=done.bytes, files=done.files)
 

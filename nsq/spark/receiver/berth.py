@@ -65,8 +65,8 @@ class Berth:
             self._last_words = None
             try:
                 child = Child(self._command, self._environment)
-            except OSError as fault:
-                problem = f"cannot start {self._command[0]}: {fault}"
+            except OSError as error:
+                problem = f"cannot start {self._command[0]}: {error}"
             else:
                 problem = self._live(child)
             with self._changed:
@@ -86,8 +86,8 @@ class Berth:
         try:
             for event in child.events():
                 self._take(event)
-        except OSError as fault:
-            log.warning("lost touch with receiver %d: %s", child.pid, fault)
+        except OSError as error:
+            log.warning("lost touch with receiver %d: %s", child.pid, error)
             child.kill()
         status = child.reap()
         if isinstance(self._last_words, Fault):

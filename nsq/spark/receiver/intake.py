@@ -128,9 +128,9 @@ class Intake:
         with self._turn:
             try:
                 self._log.append(batch)
-            except (WalError, OSError) as fault:
+            except (WalError, OSError) as error:
                 self._count()
-                return fault
+                return error
             size = sum(len(message.body) for message in messages)
             received, total = self.counts.received + len(messages), self.counts.bytes + size
             self._count(received=received, bytes=total)
@@ -182,9 +182,9 @@ class Intake:
     def _seal(self) -> tuple[Segment | None, str]:
         try:
             segment = self._log.roll()
-        except (WalError, OSError) as fault:
-            self._complain(_SEAL, f"cannot seal a segment: {fault}")
-            return None, str(fault)
+        except (WalError, OSError) as error:
+            self._complain(_SEAL, f"cannot seal a segment: {error}")
+            return None, str(error)
         self._settle(_SEAL, "segments can be sealed again")
         self._count(sealed=self.counts.sealed + (segment is not None))
         if segment is not None:

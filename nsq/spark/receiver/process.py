@@ -86,12 +86,12 @@ class Servant:
         try:
             begin = self._first_command()
             return ENDED if begin is None else self._receive(unpacked(begin.settings))
-        except (UsageError, WalForeign) as fault:
-            return self._fail(Fault(str(fault), settings=True), REFUSED)
-        except NsqError as fault:
-            return self._fail(Fault(str(fault)), FAILED)
-        except ImportError as fault:
-            return self._fail(Fault(f"this Python cannot receive: {fault}", settings=True), REFUSED)
+        except (UsageError, WalForeign) as error:
+            return self._fail(Fault(str(error), settings=True), REFUSED)
+        except NsqError as error:
+            return self._fail(Fault(str(error)), FAILED)
+        except ImportError as error:
+            return self._fail(Fault(f"this Python cannot receive: {error}", settings=True), REFUSED)
 
     def _fail(self, fault: Fault, status: int) -> int:
         log.error("%s", fault.text)

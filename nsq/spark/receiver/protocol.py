@@ -153,8 +153,8 @@ def _decoded(line: bytes, kinds: Mapping[str, type[Any]]) -> Any:
         return Garbled(f"unknown here: {word!r}")
     try:
         return kind(**{name: _value(field, said) for name, field in _fields(kind).items() if name in said})
-    except (TypeError, ValueError) as fault:
-        return Garbled(f"{word}: {fault}")
+    except (TypeError, ValueError) as error:
+        return Garbled(f"{word}: {error}")
 
 
 def _fields(kind: type[Any]) -> dict[str, dataclasses.Field[Any]]:

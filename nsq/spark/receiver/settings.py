@@ -32,8 +32,8 @@ def unpacked(settings: Mapping[str, Any]) -> SourceOptions:
             }
             try:
                 return SourceOptions(config=Config(**of_config), **given)
-            except TypeError as fault:  # a field too many, or one that is missing
-                raise ConfigError(f"settings that do not fit this version: {fault}") from None
+            except TypeError as error:  # a field too many, or one that is missing
+                raise ConfigError(f"settings that do not fit this version: {error}") from None
     raise ConfigError("settings without options and config")
 
 

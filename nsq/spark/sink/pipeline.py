@@ -82,10 +82,10 @@ class Pipeline:
         """The oldest: wait for what becomes of it."""
         try:
             attempt.future.result()  # has a deadline of its own
-        except NsqError as fault:
-            if not fault.retry or attempt.tries > self._retries:
+        except NsqError as error:
+            if not error.retry or attempt.tries > self._retries:
                 raise
-            log.warning("publishing %d messages again: %s", attempt.messages, fault)
+            log.warning("publishing %d messages again: %s", attempt.messages, error)
             self._attempts.append(attempt._replace(future=attempt.send(), tries=attempt.tries + 1))
             return
         self._inside -= attempt.messages

@@ -39,7 +39,7 @@ _QUERY_ID = "sql.streaming.queryId"
 
 
 @dataclasses.dataclass(frozen=True)
-class Published(WriterCommitMessage):
+class TaskReport(WriterCommitMessage):
     """What one task has done."""
 
     partition: int
@@ -57,7 +57,7 @@ class BatchWriter(DataSourceArrowWriter):
         self._options = options
         self._columns = columns
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
         return _run(Task(self._options, self._columns), iterator, None)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -76,7 +76,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._columns = columns
         self._checkpoint = checkpoint
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Published:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
         return _run(Task(self._options, self._columns), iterator, self._resumption())
 
     def _resumption(self) -> Resumption | None:
@@ -129,11 +129,11 @@ def _columns(schema: StructType, options: SinkOptions) -> Columns:
     return Columns.of([(field.name, field.dataType.typeName()) for field in schema.fields], options.topic)
 
 
-def _run(task: Task, batches: Iterator[pa.RecordBatch], resumption: Resumption | None) -> Published:
+def _run(task: Task, batches: Iterator[pa.RecordBatch], resumption: Resumption | None) -> TaskReport:
     context = TaskContext.get()
     started = time.monotonic()
     outcome = task.run(batches, resumption)
-    published = Published(
+    published = TaskReport(
         partition=context.partitionId() if context else 0,
         messages=outcome.messages,
         bytes=outcome.bytes,
@@ -145,8 +145,8 @@ def _run(task: Task, batches: Iterator[pa.RecordBatch], resumption: Resumption |
     return published
 
 
-def _published(messages: Sequence[WriterCommitMessage | None]) -> list[Published]:
-    return [message for message in messages if isinstance(message, Published)]
+def _published(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:
+    return [message for message in messages if isinstance(message, TaskReport)]
 
 
 def _report(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:

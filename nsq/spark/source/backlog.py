@@ -61,8 +61,8 @@ def measure(options: SourceOptions) -> Backlog:
         try:
             api = NsqdApi(address, timeout=_TIMEOUT, tls=context_of(options.config))
             stats = api.stats(options.topic, include_clients=False)
-        except NsqError as fault:
-            faults.append(str(fault))
+        except NsqError as error:
+            faults.append(str(error))
         else:
             counted.append(counts(stats, options.topic, options.channel))
     return added(counted, faults)
@@ -114,8 +114,8 @@ def _http_addresses(options: SourceOptions, faults: list[str]) -> list[str]:
     for lookupd in options.lookupd:
         try:
             found |= dict.fromkeys(_registered(lookupd, options.topic, options.config))
-        except NsqError as fault:
-            faults.append(str(fault))
+        except NsqError as error:
+            faults.append(str(error))
     return list(found)
 
 

@@ -16,7 +16,7 @@ from nsq.errors import Closed, ConnectionFailed, NsqError, SegmentLost, WalError
 from nsq.spark.source import planning
 from nsq.spark.source.admission import Amount, Limits, Pace, admitted, amount
 from nsq.spark.source.backlog import Backlog
-from nsq.spark.source.gauge import Gauge
+from nsq.spark.source.gauge import BacklogGauge
 from nsq.spark.source.goal import Goal
 from nsq.spark.source.offsets import Lost, Offset, Position, Slice, between, unread
 from nsq.spark.source.options import SourceOptions
@@ -84,7 +84,7 @@ class Feed:
         identity: str,
         claim: Claim,
         receivers: Receivers,
-        backlog: Gauge[Backlog],
+        backlog: BacklogGauge[Backlog],
         oldest: Callable[[Slice], float | None],
         *,
         wanted: Callable[[], bool] = lambda: True,
@@ -107,7 +107,7 @@ class Feed:
         self._starting = True
         self._since: float | None = None
         self._read = Offset(identity)
-        self._oldest = Gauge("age", lambda: self._age(oldest), LISTING, clock)
+        self._oldest = BacklogGauge("age", lambda: self._age(oldest), LISTING, clock)
         self._before: tuple[list[Segment], Backlog, float] | None = None
         self._goal: Goal | None = None
         self._told = float("-inf")
@@ -327,9 +327,9 @@ class Feed:
         try:
             self._wal.delete(done)
             self._wal.discard_empty()
-        except WalError as fault:
+        except WalError as error:
             # They are in nobody's way but the disk's; the next commit tries again.
-            log.warning("segments that were read cannot be deleted: %s", fault)
+            log.warning("segments that were read cannot be deleted: %s", error)
         self._segments = [segment for segment in self._segments if not read.has_read(segment)]
 
     def _checked(self, told: Mapping[str, Any]) -> Offset:

@@ -43,9 +43,9 @@ class NsqDataSource(DataSource):
         if MODE not in self.options:
             try:
                 SourceOptions.of(self.options)
-            except NsqError as fault:
+            except NsqError as error:
                 raise ConfigError(
-                    f"{fault} (this is about readStream; spark.read wants .option('{MODE}', 'peek'))"
+                    f"{error} (this is about readStream; spark.read wants .option('{MODE}', 'peek'))"
                 ) from None
         return rows.SCHEMA
 

@@ -24,7 +24,7 @@ class Reading(NamedTuple, Generic[T]):
     began: float
 
 
-class Gauge(Generic[T]):
+class BacklogGauge(Generic[T]):
     """Asks once per ``pause``, as long as there is somebody who looks; ``look`` gives the last answer.
 
     An answer that nobody wanted for a while is still there, and old.

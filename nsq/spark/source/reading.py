@@ -37,10 +37,10 @@ def read(portion: Portion, columns: Sequence[Field]) -> Iterator[pa.RecordBatch]
             for batch in _cut(wal, piece):
                 row = records.rows(batch, records.topic_of(batch.schema), names)
                 yield pa.RecordBatch.from_arrays(row.columns, schema=schema) if names else row
-        except SegmentLost as fault:
+        except SegmentLost as error:
             if portion.fail_on_data_loss:
-                raise SegmentLost(f"{fault}; failOnDataLoss=false goes on without it") from None
-            log.warning("%s; going on without the rest of it", str(fault))  # not what it holds on to
+                raise SegmentLost(f"{error}; failOnDataLoss=false goes on without it") from None
+            log.warning("%s; going on without the rest of it", str(error))  # not what it holds on to
 
 
 def _cut(wal: Wal, piece: Slice) -> Iterator[pa.RecordBatch]:

@@ -32,7 +32,7 @@ from nsq.spark.rows import Field
 from nsq.spark.source.admission import Limits
 from nsq.spark.source.backlog import Backlog, measure
 from nsq.spark.source.feed import Feed
-from nsq.spark.source.gauge import Gauge
+from nsq.spark.source.gauge import BacklogGauge
 from nsq.spark.source.offsets import Slice
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.source.receivers import NoReceivers, OwnReceivers
@@ -60,13 +60,13 @@ def _plainly(method: Callable[P, R]) -> Callable[P, R]:
     def plain(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return method(*args, **kwargs)
-        except NsqError as fault:
-            raise fault.with_traceback(None) from None
+        except NsqError as error:
+            raise error.with_traceback(None) from None
 
     return plain
 
 
-class Task(InputPartition):
+class ReadTask(InputPartition):
     def __init__(self, portion: Portion) -> None:
         super().__init__(None)
         self.portion = portion
@@ -114,7 +114,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @_plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         running = self._run()
-        return [Task(running.portion(task)) for task in running.feed.plan(start, end)]
+        return [ReadTask(running.portion(task)) for task in running.feed.plan(start, end)]
 
     @_plainly
     def commit(self, end: dict[str, Any]) -> None:
@@ -137,7 +137,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from nsq.spark.source.reading import read
 
-        assert isinstance(partition, Task)
+        assert isinstance(partition, ReadTask)
         return read(partition.portion, self._columns)
 
 
@@ -186,7 +186,7 @@ class _Running:
                 identity,
                 claim,
                 receivers,
-                Gauge("backlog", backlog, backlog_every, time.monotonic),
+                BacklogGauge("backlog", backlog, backlog_every, time.monotonic),
                 age,
                 wanted=_same_parent(),
             )

@@ -118,5 +118,5 @@ def _kind(filesystem: fs.FileSystem) -> str:
 def _named(path: str, what: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, pa.ArrowException) as fault:
-        raise WalError(f"{path} {what}: {fault}") from fault
+    except (OSError, pa.ArrowException) as error:
+        raise WalError(f"{path} {what}: {error}") from error

@@ -128,8 +128,8 @@ class DirectoryWal:
             source = pa.memory_map(path)
         except FileNotFoundError:
             raise SegmentLost(f"{path} is not there") from None
-        except (OSError, pa.ArrowException) as fault:
-            raise SegmentLost(f"{path} cannot be read: {fault}") from fault
+        except (OSError, pa.ArrowException) as error:
+            raise SegmentLost(f"{path} cannot be read: {error}") from error
         return streams.decode(source, segment.rows, path)
 
     def delete(self, segments: Iterable[Segment]) -> None:
@@ -264,5 +264,5 @@ def _named(path: Path, what: str) -> Iterator[None]:
     """What the system refuses becomes a WalError that says where."""
     try:
         yield
-    except OSError as fault:
-        raise WalError(f"{path} {what}: {fault.strerror or fault}") from fault
+    except OSError as error:
+        raise WalError(f"{path} {what}: {error.strerror or error}") from error

@@ -75,17 +75,17 @@ class DirectoryLog:
         try:
             middle = self._disk.write(current.descriptor, memoryview(start), current.end)
             end = self._disk.write(current.descriptor, memoryview(data), middle)
-        except OSError as fault:
+        except OSError as error:
             self._cut(current)
-            raise self._failed(current.path, "cannot be written", fault) from fault
+            raise self._failed(current.path, "cannot be written", error) from error
         try:
             self._disk.sync(current.descriptor)
             if start:
                 self._disk.sync_folder(self._folder)
-        except OSError as fault:
+        except OSError as error:
             current.tainted = True
             self._try_to_settle()
-            raise self._failed(current.path, "cannot be made durable", fault) from fault
+            raise self._failed(current.path, "cannot be made durable", error) from error
         current.end = end
         current.rows += batch.num_rows
         current.bytes += records.body_bytes(batch)
@@ -133,8 +133,8 @@ class DirectoryLog:
         path = self._folder / names.open_file(self._next)
         try:
             descriptor = self._disk.create(path, self._mode)
-        except OSError as fault:
-            raise self._failed(path, "cannot be created", fault) from fault
+        except OSError as error:
+            raise self._failed(path, "cannot be created", error) from error
         self._open = _Open(descriptor, path, self._next, schema)
         return self._open
 
@@ -151,8 +151,8 @@ class DirectoryLog:
         try:
             self._disk.write(current.descriptor, memoryview(streams.END), current.end)
             self._disk.sync(current.descriptor)
-        except OSError as fault:
-            _logger.warning("%s is sealed without an end mark: %s", current.path, fault)
+        except OSError as error:
+            _logger.warning("%s is sealed without an end mark: %s", current.path, error)
             current.tainted = True
 
     def _settle(self) -> None:
@@ -165,8 +165,8 @@ class DirectoryLog:
     def _try_to_settle(self) -> None:
         try:
             self._settle()
-        except WalError as fault:
-            _logger.warning("%s", fault)
+        except WalError as error:
+            _logger.warning("%s", error)
 
     def _seal(self, current: _Open) -> None:
         """Under its final name, if it holds anything. Until then it is the open file: try again."""
@@ -179,9 +179,9 @@ class DirectoryLog:
                 self._disk.truncate(current.descriptor, current.end)
         try:
             self._disk.rename(current.path, self._folder / names.sealed_file(segment))
-        except OSError as fault:
+        except OSError as error:
             current.tainted = True  # it may end with the mark already
-            raise self._failed(current.path, "cannot be sealed", fault) from fault
+            raise self._failed(current.path, "cannot be sealed", error) from error
         self._disk.close(current.descriptor)
         self._open, self._sealed = None, segment
         self._next += 1
@@ -191,17 +191,17 @@ class DirectoryLog:
     def _discard(self, current: _Open) -> None:
         try:
             self._disk.remove(current.path)
-        except OSError as fault:
+        except OSError as error:
             current.tainted = True
-            raise self._failed(current.path, "cannot be removed", fault) from fault
+            raise self._failed(current.path, "cannot be removed", error) from error
         self._disk.close(current.descriptor)
         self._open = None
 
     def _sync_folder(self) -> None:
         try:
             self._disk.sync_folder(self._folder)
-        except OSError as fault:
-            raise self._failed(self._folder, "cannot be made durable", fault) from fault
+        except OSError as error:
+            raise self._failed(self._folder, "cannot be made durable", error) from error
         self._unsynced = False
 
     def _failed(self, path: Path, what: str, fault: OSError) -> WalError:

@@ -93,9 +93,9 @@ def verify(location: str) -> Verified:
             for batch in wal.read(segment):
                 rows += batch.num_rows
                 size += records.body_bytes(batch)
-        except SegmentLost as fault:
+        except SegmentLost as error:
             if segment in wal.segments():
-                problems.append(str(fault))
+                problems.append(str(error))
             continue
         good += 1
         if size != segment.bytes:

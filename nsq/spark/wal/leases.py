@@ -114,8 +114,8 @@ class HeldLease:
         try:
             if not self.lost and self._is_ours():
                 self._bucket.delete(self._name)
-        except WalError as fault:
-            _logger.warning("%s; it ends by itself in %d seconds", fault, LIFETIME + SKEW)
+        except WalError as error:
+            _logger.warning("%s; it ends by itself in %d seconds", error, LIFETIME + SKEW)
 
     def refresh(self) -> None:
         """Say again that we are here, unless somebody else has taken it."""
@@ -129,8 +129,8 @@ class HeldLease:
             self._bucket.rewrite(self._name, encode(lease))
             if self._lease.owner != lease.owner:  # a signal's handler has told that we leave, and we undid it
                 self._bucket.rewrite(self._name, encode(self._lease))
-        except WalError as fault:
-            _logger.warning("a lease cannot be refreshed: %s", fault)
+        except WalError as error:
+            _logger.warning("a lease cannot be refreshed: %s", error)
 
     def _is_ours(self) -> bool:
         """One that is gone is ours to write again."""

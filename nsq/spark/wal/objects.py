@@ -61,9 +61,9 @@ class ObjectWal:
         """From a URI such as ``s3://bucket/folder``."""
         try:
             filesystem, path = fs.FileSystem.from_uri(uri)
-        except (OSError, pa.ArrowException) as fault:
+        except (OSError, pa.ArrowException) as error:
             scheme = uri.partition(":")[0]
-            reason = "" if "@" in uri or "?" in uri else f": {fault}"  # what is cited may hold credentials
+            reason = "" if "@" in uri or "?" in uri else f": {error}"  # what is cited may hold credentials
             raise ConfigError(f"wal cannot be opened: pyarrow.fs refuses its {scheme} URI{reason}") from None
         return cls(filesystem, path, location=uri)
 

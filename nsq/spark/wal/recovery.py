@@ -33,8 +33,8 @@ def seal_leftovers(folder: Path, disk: Disk) -> list[Segment]:
             segment = _seal(path, number, disk)
         except FileNotFoundError:  # another process was faster
             continue
-        except OSError as fault:
-            raise WalError(f"{path} cannot be recovered: {fault.strerror or fault}") from fault
+        except OSError as error:
+            raise WalError(f"{path} cannot be recovered: {error.strerror or error}") from error
         if segment is not None:
             sealed.append(segment)
     return sealed

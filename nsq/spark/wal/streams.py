@@ -90,7 +90,7 @@ def decode(source: pa.NativeFile | pa.Buffer, rows: int, path: str) -> Iterator[
                 yield batch
     except StopIteration:
         reason = "there it ends"
-    except (OSError, pa.ArrowException) as fault:
-        reason = str(fault)
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error)
     if found != rows:
         raise SegmentLost(f"{path}: {found} of {rows} rows can be read: {reason}")

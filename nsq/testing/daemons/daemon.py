@@ -276,9 +276,9 @@ class Nsqlookupd(Daemon):
     listens = ("tcp_address", "http_address")
 
     def _options_class(self) -> type[Any]:
-        from nsq.daemons.nsqlookupd.options import Options
+        from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 
-        return Options
+        return NsqlookupdOptions
 
     def _daemon_class(self) -> Callable[..., Runnable]:
         from nsq.daemons.nsqlookupd.daemon import Nsqlookupd as Program
@@ -320,9 +320,9 @@ class Nsqd(Daemon):
         return {**super()._all_options(), "data_path": self.data_path}
 
     def _options_class(self) -> type[Any]:
-        from nsq.daemons.nsqd.options import Options
+        from nsq.daemons.nsqd.options import NsqdOptions
 
-        return Options
+        return NsqdOptions
 
     def _daemon_class(self) -> Callable[..., Runnable]:
         from nsq.daemons.nsqd.daemon import Nsqd as Program

@@ -27,7 +27,7 @@ class Reply(NamedTuple):
         return json.loads(self.body)
 
 
-class _Connection(http.client.HTTPConnection):
+class _HttpConnection(http.client.HTTPConnection):
     """An HTTP connection to wherever a daemon may listen, Unix sockets included."""
 
     def __init__(self, address: str, timeout: float) -> None:
@@ -49,7 +49,7 @@ def ask(
     timeout: float = TIMEOUT,
 ) -> Reply:
     """Send one request on a connection of its own and read the whole answer."""
-    connection = _Connection(address, timeout)
+    connection = _HttpConnection(address, timeout)
     try:
         connection.request(method, target, body=body, headers=dict(headers or {}))
         response = connection.getresponse()

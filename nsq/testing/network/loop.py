@@ -82,8 +82,8 @@ class Loop:
         def run() -> None:
             try:
                 future.set_result(call())
-            except BaseException as fault:
-                future.set_exception(fault)
+            except BaseException as error:
+                future.set_exception(error)
 
         with self._lock:
             if self._closed:
@@ -129,8 +129,8 @@ class Loop:
                 self._answer_calls()
                 if not self._ending:
                     due = self._tick(time.monotonic())
-        except BaseException as fault:
-            self._fault = fault
+        except BaseException as error:
+            self._fault = error
             with self._lock:
                 self._closed = True
             self._answer_calls()

@@ -104,8 +104,8 @@ class Network(ListenerVerbs):
                     if ended.wait(strike.after):
                         return
                     self.strike(strike)
-            except BaseException as fault:
-                faults.append(fault)
+            except BaseException as error:
+                faults.append(error)
 
         thread = threading.Thread(target=play, name="nsq-network-schedule", daemon=True)
         thread.start()

@@ -59,8 +59,8 @@ def in_background(action: Callable[[threading.Event], object]) -> Iterator[None]
     def run() -> None:
         try:
             action(ending)
-        except BaseException as fault:
-            faults.append(fault)
+        except BaseException as error:
+            faults.append(error)
 
     thread = threading.Thread(target=run, name="publisher")
     thread.start()

@@ -18,7 +18,7 @@ from nsq.testing import Nsqd
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-    from nsq.spark.sink.writers import Published
+    from nsq.spark.sink.writers import TaskReport
 
 pa: Any = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
@@ -34,10 +34,10 @@ def batches(*bodies: str) -> Iterator[Any]:
     yield pa.record_batch([pa.array(bodies)], names=["body"])
 
 
-def published(**changes: Any) -> Published:
-    from nsq.spark.sink.writers import Published
+def published(**changes: Any) -> TaskReport:
+    from nsq.spark.sink.writers import TaskReport
 
-    return Published(
+    return TaskReport(
         **{
             "partition": 0,
             "messages": 100,
@@ -137,9 +137,9 @@ def test_an_abort_says_what_stays_published(told: pytest.LogCaptureFixture) -> N
 def test_a_stream_that_cannot_be_is_refused_in_one_line(
     given: dict[str, str], overwrite: bool, words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words) as fault:
+    with pytest.raises(ConfigError, match=words) as caught:
         stream_writer({"nsqd": "a:4150", "topic": "orders", **given}, schema(), overwrite)
-    assert "\n" not in str(fault.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -152,6 +152,6 @@ def test_a_stream_that_cannot_be_is_refused_in_one_line(
 def test_a_write_that_cannot_be_is_refused_in_one_line(
     given: dict[str, str], overwrite: bool, words: str
 ) -> None:
-    with pytest.raises(ConfigError, match=words) as fault:
+    with pytest.raises(ConfigError, match=words) as caught:
         batch_writer({"nsqd": "a:4150", "topic": "orders", **given}, schema(), overwrite)
-    assert "\n" not in str(fault.value)
+    assert "\n" not in str(caught.value)

@@ -70,8 +70,8 @@ def test_an_error_brings_its_traceback() -> None:
     log = DaemonLog(stream=stream)
     try:
         raise KeyError("lost")
-    except KeyError as fault:
-        log.error("handler failed", exc=fault)
+    except KeyError as error:
+        log.error("handler failed", exc=error)
     assert "ERROR: handler failed\nTraceback (most recent call last):\n" in stream.getvalue()
     assert stream.getvalue().endswith("KeyError: 'lost'\n")
 

@@ -33,8 +33,8 @@ for module in map(importlib.import_module, ("pyspark_nsq", "pyspark_nsq_stats"))
     try:
         source({{}})
         found[source.name()] = ""
-    except Exception as fault:
-        found[source.name()] = str(fault)
+    except Exception as error:
+        found[source.name()] = str(error)
 print(json.dumps(found))
 """
 

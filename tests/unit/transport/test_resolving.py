@@ -140,8 +140,8 @@ def test_an_interrupt_ends_what_waits_and_what_would(slow: SlowLookup) -> None:
     def resolve() -> None:
         try:
             resolver.resolve("nsqd.example", 4150, LONG)
-        except OSError as fault:
-            faults.append(fault)
+        except OSError as error:
+            faults.append(error)
 
     waiting = threading.Thread(target=resolve)
     waiting.start()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from nsq.errors import FrameError, InvalidName, WireError
 from nsq.wire import lookup
-from nsq.wire.lookup import Body, Command, CommandParser, Event, PeerInfo, ReplyParser, Violation
+from nsq.wire.lookup import Body, Command, Event, LookupCommandParser, PeerInfo, ReplyParser, Violation
 
 INFO = PeerInfo(broadcast_address="g1.example", hostname="g1", http_port=4151, tcp_port=4150, version="9.9.9")
 
@@ -100,7 +100,7 @@ def test_a_reply_of_an_impossible_size(head: bytes) -> None:
 
 
 def events(*chunks: bytes, **limits: int) -> list[Event]:
-    parser = CommandParser(**limits)
+    parser = LookupCommandParser(**limits)
     return [event for chunk in chunks for event in parser.feed(chunk)]
 
 
@@ -127,7 +127,7 @@ def test_another_magic(start: bytes) -> None:
 
 
 def test_a_line_without_end() -> None:
-    parser = CommandParser(max_line=10)
+    parser = LookupCommandParser(max_line=10)
     assert parser.feed(lookup.MAGIC + b"x" * 10) == []
     assert parser.feed(b"x") == [Violation(b"E_INVALID command line longer than 10 bytes")]
     assert parser.feed(b"PING\n" * 1000) == []

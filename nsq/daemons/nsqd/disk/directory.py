@@ -32,12 +32,12 @@ class DataDirectory:
         descriptor = self._open()
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as fault:
+        except OSError as error:
             os.close(descriptor)
             raise ConfigError(
-                f"data path {str(self.path)!r} cannot be locked ({fault.strerror}): another nsqd is "
+                f"data path {str(self.path)!r} cannot be locked ({error.strerror}): another nsqd is "
                 "probably using it; stop that one or give this one a --data-path of its own"
-            ) from fault
+            ) from error
         self._locked = descriptor
         self._remove_temporary_files()
 
@@ -53,11 +53,11 @@ class DataDirectory:
             return []
         try:
             return roster.decode(path.read_bytes())
-        except (OSError, ValueError) as fault:
+        except (OSError, ValueError) as error:
             raise ConfigError(
-                f"{str(path)!r}, the list of topics and channels, cannot be read ({fault}): repair it, or "
+                f"{str(path)!r}, the list of topics and channels, cannot be read ({error}): repair it, or "
                 "move it away to start with no topics but those whose queues are on disk"
-            ) from fault
+            ) from error
 
     def write_roster(self, topics: Iterable[TopicEntry], version: str) -> None:
         """After this the directory has this list, or on OSError the one before, also across a power cut."""
@@ -90,8 +90,8 @@ class DataDirectory:
     def _open(self) -> int:
         try:
             return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as fault:
-            raise ConfigError(f"data path {str(self.path)!r} cannot be opened: {fault.strerror}") from fault
+        except OSError as error:
+            raise ConfigError(f"data path {str(self.path)!r} cannot be opened: {error.strerror}") from error
 
     def _roster_path(self) -> Path | None:
         path = self.path / _ROSTER

@@ -45,8 +45,8 @@ class OpenFiles:
             try:
                 descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
                 break
-            except OSError as fault:
-                if fault.errno not in (errno.EMFILE, errno.ENFILE) or not len(self):
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not len(self):
                     raise
                 self._give_one_up()  # clients have more than their half
         self._idle[descriptor] = give_up

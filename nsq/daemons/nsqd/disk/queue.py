@@ -289,15 +289,15 @@ class DiskQueue:
         self._log.warning("DISKQUEUE(%s): keeping %s as %s%s", self.name, file, file, BAD)
         try:
             (self._directory / file).replace(self._directory / f"{file}{BAD}")
-        except OSError as fault:
-            self._log.error("DISKQUEUE(%s): cannot rename %s: %s", self.name, file, fault)
+        except OSError as error:
+            self._log.error("DISKQUEUE(%s): cannot rename %s: %s", self.name, file, error)
 
     def _unlink(self, file: str) -> None:
         """What cannot be removed now is removed at the next start-up."""
         try:
             (self._directory / file).unlink(missing_ok=True)
-        except OSError as fault:
-            self._log.error("DISKQUEUE(%s): cannot remove %s: %s", self.name, file, fault)
+        except OSError as error:
+            self._log.error("DISKQUEUE(%s): cannot remove %s: %s", self.name, file, error)
 
     def _insist_on_open(self) -> None:
         if self._closed:

@@ -81,11 +81,11 @@ class FileReader:
         self._files.used(self._fd)
         try:
             return os.pread(self._fd, size, offset)
-        except OSError as fault:
+        except OSError as error:
             # A sector that is gone stays gone. Anything else may pass and is the caller's to wait for.
-            if fault.errno != errno.EIO:
+            if error.errno != errno.EIO:
                 raise
-            self.flaw = Flaw(f"cannot be read at byte {offset}: {fault.strerror}", keep=True)
+            self.flaw = Flaw(f"cannot be read at byte {offset}: {error.strerror}", keep=True)
             return b""
 
     def _cut_off(self, rest: bytes) -> Flaw:

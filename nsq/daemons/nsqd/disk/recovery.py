@@ -81,10 +81,10 @@ class Recovery:
             return (self._directory / self._layout.meta).read_bytes().decode("latin-1")
         except FileNotFoundError:
             return None
-        except OSError as fault:
-            if fault.errno in (errno.EMFILE, errno.ENFILE):
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise  # that says nothing about the file, and passes
-            self._warn("%s cannot be read: %s", self._layout.meta, fault)
+            self._warn("%s cannot be read: %s", self._layout.meta, error)
             return ""
 
     def _explain_missing_meta(self, text: str | None) -> None:
@@ -143,8 +143,8 @@ class Recovery:
         file = self._layout.data(segment.number)
         try:
             found = survey(self._directory / file, offset, segment.end, self._sizes)
-        except OSError as fault:
-            self._warn("%s cannot be looked at: %s", file, fault)
+        except OSError as error:
+            self._warn("%s cannot be looked at: %s", file, error)
             return 0
         self._report(segment, offset, found)
         if found.flaw is not None:
@@ -170,8 +170,8 @@ class Recovery:
         self._log.info("DISKQUEUE(%s): removing %s: %s", self._layout.name, path.name, why)
         try:
             path.unlink(missing_ok=True)
-        except OSError as fault:
-            self._warn("cannot remove %s: %s", path.name, fault)
+        except OSError as error:
+            self._warn("cannot remove %s: %s", path.name, error)
 
     def _warn(self, message: str, *args: object) -> None:
         self._log.warning(f"DISKQUEUE(%s): {message}", self._layout.name, *args)

@@ -111,11 +111,11 @@ class Writer:
         try:
             if self._files.is_dirty(descriptor):
                 os.fsync(descriptor)
-        except OSError as fault:
+        except OSError as error:
             self._log.error(
-                "DISKQUEUE(%s): cannot sync %s: %s", self._layout.name, self._layout.data(number), fault
+                "DISKQUEUE(%s): cannot sync %s: %s", self._layout.name, self._layout.data(number), error
             )
-            self.doubt.arose(fault)
+            self.doubt.arose(error)
         finally:
             self._files.close(descriptor)
 
@@ -189,10 +189,10 @@ class Writer:
                     os.ftruncate(self._open[last], piece.offset)
                 elif piece.begun:
                     os.truncate(self._directory / self._layout.data(last), piece.offset)
-            except OSError as fault:
+            except OSError as error:
                 file = self._layout.data(piece.number)
                 self._log.error(
-                    "DISKQUEUE(%s): cannot take a failed write to %s back: %s", self._layout.name, file, fault
+                    "DISKQUEUE(%s): cannot take a failed write to %s back: %s", self._layout.name, file, error
                 )
                 if piece.number == last:
                     # Its end stays where it was, so what is behind is not read; nothing may follow there.

@@ -11,7 +11,7 @@ from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.memory import Memory
-from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
 from nsq.daemons.nsqd.session.session import Session
 from nsq.daemons.nsqd.storage.committer import Committer
@@ -35,7 +35,7 @@ class Persistence(Protocol):
 class Context:
     """One nsqd, as its HTTP API sees it. ``sessions`` gives the clients connected at the moment."""
 
-    options: Options
+    options: NsqdOptions
     broker: Broker
     log: DaemonLog
     registration: Registration

@@ -76,5 +76,5 @@ class Publishing:
     def _binary(self, body: bytes) -> list[bytes]:
         try:
             return unpack_bodies(body, self._limits)
-        except BadBodies as fault:
-            raise HttpError(413, fault.code) from None
+        except BadBodies as error:
+            raise HttpError(413, error.code) from None

@@ -75,8 +75,8 @@ def parse_grant(body: bytes, now: float) -> Grant:
     """The grant in an auth server's JSON answer; ``AuthError`` says which part of it is wrong."""
     try:
         answer = json.loads(body)
-    except (ValueError, RecursionError) as fault:
-        raise AuthError(f"the auth server's answer is not JSON: {fault}") from None
+    except (ValueError, RecursionError) as error:
+        raise AuthError(f"the auth server's answer is not JSON: {error}") from None
     if not isinstance(answer, dict):
         raise AuthError("the auth server's answer is not a JSON object")
     ttl = answer.get("ttl")
@@ -99,8 +99,8 @@ def _rule(entry: Any) -> Rule:
 def _pattern(source: Any, what: str) -> re.Pattern[str]:
     try:
         return re.compile(source)
-    except (re.error, TypeError, OverflowError, RecursionError) as fault:
-        raise AuthError(f"the {what} pattern {source!r:.100} does not compile: {fault}") from None
+    except (re.error, TypeError, OverflowError, RecursionError) as error:
+        raise AuthError(f"the {what} pattern {source!r:.100} does not compile: {error}") from None
 
 
 def _list(entry: dict[str, Any], key: str) -> list[Any]:

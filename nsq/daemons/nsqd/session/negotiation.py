@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.nsqd.core.subscriber import ANYWHERE, REGION_LOCAL, ZONE_LOCAL
-from nsq.daemons.nsqd.options import TOPOLOGY_AWARE, Options
+from nsq.daemons.nsqd.options import TOPOLOGY_AWARE, NsqdOptions
 from nsq.daemons.nsqd.session.refusals import Refused
 from nsq.wire.identify import IdentifyReply, IdentifyRequest
 
@@ -31,12 +31,12 @@ class Agreement:
     locality: int = ANYWHERE
 
     @staticmethod
-    def initial(options: Options) -> Agreement:
+    def initial(options: NsqdOptions) -> Agreement:
         """The terms of a client that has not said anything yet."""
         return Agreement(msg_timeout=options.msg_timeout, output_buffer_timeout=options.output_buffer_timeout)
 
 
-def negotiate(request: IdentifyRequest, options: Options) -> Agreement:
+def negotiate(request: IdentifyRequest, options: NsqdOptions) -> Agreement:
     """What is granted, or ``Refused`` for what no nsqd grants. Checks in nsqd's order: the first
     fault answers.
     """
@@ -72,7 +72,7 @@ def negotiate(request: IdentifyRequest, options: Options) -> Agreement:
     )
 
 
-def reply_to(agreement: Agreement, options: Options) -> IdentifyReply:
+def reply_to(agreement: Agreement, options: NsqdOptions) -> IdentifyReply:
     return IdentifyReply(
         max_rdy_count=options.max_rdy_count,
         version=COMPATIBLE_VERSION,
@@ -92,7 +92,7 @@ def reply_to(agreement: Agreement, options: Options) -> IdentifyReply:
     )
 
 
-def _heartbeat(asked: int, options: Options) -> float:
+def _heartbeat(asked: int, options: NsqdOptions) -> float:
     if asked == -1:
         return 0.0
     if asked == 0:
@@ -102,7 +102,7 @@ def _heartbeat(asked: int, options: Options) -> float:
     return asked / 1000
 
 
-def _output_buffer(request: IdentifyRequest, options: Options) -> tuple[int, float]:
+def _output_buffer(request: IdentifyRequest, options: NsqdOptions) -> tuple[int, float]:
     """Size and timeout; a size of -1 turns buffering off, and the timeout with it."""
     size, timeout = DEFAULT_OUTPUT_BUFFER, options.output_buffer_timeout
     asked = request.output_buffer_timeout
@@ -123,7 +123,7 @@ def _output_buffer(request: IdentifyRequest, options: Options) -> tuple[int, flo
     return size, timeout
 
 
-def _msg_timeout(asked: int, options: Options) -> float:
+def _msg_timeout(asked: int, options: NsqdOptions) -> float:
     if asked == 0:
         return options.msg_timeout
     if not 1000 <= asked <= _milliseconds(options.max_msg_timeout):
@@ -131,7 +131,7 @@ def _msg_timeout(asked: int, options: Options) -> float:
     return asked / 1000
 
 
-def _locality(request: IdentifyRequest, options: Options) -> int:
+def _locality(request: IdentifyRequest, options: NsqdOptions) -> int:
     """What is not named is nowhere: two empty names do not make a zone."""
     if TOPOLOGY_AWARE not in options.experiments:
         return ANYWHERE

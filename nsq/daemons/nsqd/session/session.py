@@ -16,7 +16,7 @@ from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.clock import Clock
 from nsq.daemons.nsqd.core.message import Message
 from nsq.daemons.nsqd.core.subscriber import Subscriber
-from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.authorization import AuthError, Authority, Credentials, Grant
 from nsq.daemons.nsqd.session.liveness import Liveness
 from nsq.daemons.nsqd.session.negotiation import Agreement, negotiate, reply_to
@@ -54,7 +54,7 @@ class Environment:
 
     def __init__(
         self,
-        options: Options,
+        options: NsqdOptions,
         broker: Broker,
         clock: Clock,
         log: DaemonLog,
@@ -146,12 +146,12 @@ class Session:
             else:
                 self._stream.flush()
                 self._let_others_have_their_turn()
-        except BadMagic as fault:
-            self._log.error("client(%s) bad protocol magic %s", self.remote_address, fault)
+        except BadMagic as error:
+            self._log.error("client(%s) bad protocol magic %s", self.remote_address, error)
             self._stream.write(encode_error(b"E_BAD_PROTOCOL"))
             self._end()
-        except LayerError as fault:
-            self._broken(fault)
+        except LayerError as error:
+            self._broken(error)
         self._wait_until_lasting()
 
     def _hold_until_lasting(self) -> None:
@@ -174,8 +174,8 @@ class Session:
             return
         try:
             self._stream.release(ticket)
-        except LayerError as fault:
-            self._broken(fault)
+        except LayerError as error:
+            self._broken(error)
 
     def _let_others_have_their_turn(self) -> None:
         """A few compressed bytes can be a thousand times as many commands: they are executed in portions."""
@@ -245,14 +245,14 @@ class Session:
     def deliver(self, messages: list[Message]) -> None:
         try:
             self._stream.write_all(encode_messages(messages))
-        except LayerError as fault:
-            self._broken(fault)
+        except LayerError as error:
+            self._broken(error)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
-        except LayerError as fault:
-            self._broken(fault)
+        except LayerError as error:
+            self._broken(error)
 
     def writable(self) -> None:
         """The link is no longer congested."""
@@ -294,8 +294,8 @@ class Session:
         if self._stream.greeted and not self._stream.shaking_hands:
             try:
                 self._stream.write_at_once(_HEARTBEAT_FRAME)
-            except LayerError as fault:
-                self._broken(fault)
+            except LayerError as error:
+                self._broken(error)
 
     def _fell_silent(self) -> None:
         if self._suspended:
@@ -375,8 +375,8 @@ class Session:
         try:
             self._act_on(answer, then)
             self._catch_up()
-        except LayerError as fault:
-            self._broken(fault)
+        except LayerError as error:
+            self._broken(error)
         self._wait_until_lasting()
 
     def _act_on(self, answer: Grant | AuthError, then: Callable[[Grant], None]) -> None:
@@ -420,15 +420,15 @@ class Session:
     def _publish(self, verb: str, topic: str, bodies: list[bytes], commands: int) -> None:
         try:
             self._broker.publish(topic, bodies)
-        except StorageFailed as fault:
-            raise Refused(f"E_{verb}_FAILED", f"{verb} failed {fault}") from None
+        except StorageFailed as error:
+            raise Refused(f"E_{verb}_FAILED", f"{verb} failed {error}") from None
         self._published(topic, len(bodies), commands)
 
     def _publish_deferred(self, topic: str, body: bytes, delay: float) -> None:
         try:
             self._broker.publish_deferred(topic, body, delay)
-        except StorageFailed as fault:
-            raise Refused("E_DPUB_FAILED", f"DPUB failed {fault}") from None
+        except StorageFailed as error:
+            raise Refused("E_DPUB_FAILED", f"DPUB failed {error}") from None
         self._published(topic, 1, 1)
 
     def _published(self, topic: str, messages: int, commands: int) -> None:

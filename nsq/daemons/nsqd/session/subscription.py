@@ -6,7 +6,7 @@ from nsq.daemons.nsqd.core.backlog import StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel, NotInFlight, TooManyConsumers
 from nsq.daemons.nsqd.core.subscriber import Sink, Subscriber
-from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.negotiation import Agreement
 from nsq.daemons.nsqd.session.refusals import Failed, Refused, readable
 from nsq.wire.names import quoted, valid_channel, valid_topic
@@ -20,7 +20,7 @@ _ID_SIZE = 16
 class Subscription:
     """Nothing is written here: what a verb returns without raising, its caller confirms."""
 
-    def __init__(self, broker: Broker, options: Options) -> None:
+    def __init__(self, broker: Broker, options: NsqdOptions) -> None:
         self._broker = broker
         self._options = options
         self._channel: Channel | None = None
@@ -53,8 +53,8 @@ class Subscription:
             self._channel = self._broker.subscribe(topic, channel, subscriber)
         except TooManyConsumers as refused:
             raise Refused("E_SUB_FAILED", f"SUB failed {refused}") from None
-        except StorageFailed as fault:
-            raise Refused("E_SUB_FAILED", f"SUB failed {fault}") from None
+        except StorageFailed as error:
+            raise Refused("E_SUB_FAILED", f"SUB failed {error}") from None
         self.subscriber = subscriber
         self.state = SUBSCRIBED
 

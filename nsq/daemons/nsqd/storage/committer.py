@@ -116,15 +116,15 @@ class Committer:
                 if this.jobs:
                     await loop.run_in_executor(self._threads, this.run)
                 this.finish()
-            except Exception as fault:
+            except Exception as error:
                 # Not OSError alone: whatever it was, without further rounds nobody would ever be answered.
-                self.fault = fault
+                self.fault = error
                 if began:
                     # Linux drops what a failed fsync could not write, and the next one succeeds: nothing that
                     # was written before may count as lasting any more.
                     self._answer(ticket, LOST)
                     self._distrust()
-                self._failed(fault)
+                self._failed(error)
                 self._wanted.set()
                 await asyncio.sleep(self._retry_after)
                 continue

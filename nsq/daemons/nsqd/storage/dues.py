@@ -158,8 +158,8 @@ class DueBook:
         try:
             if self._files.is_dirty(self._file):
                 os.fsync(self._file)
-        except OSError as fault:
-            self._doubt.arose(fault)
+        except OSError as error:
+            self._doubt.arose(error)
         finally:
             self._close_file()
 

@@ -102,12 +102,12 @@ class DurableBacklog:
         try:
             self.dues.add(messages)
             positions = self.disk.append(map(encode, messages))
-        except OSError as fault:
+        except OSError as error:
             for message in messages:
                 if message.due:
                     self.dues.remove(message.id)
-            self._failed(fault)
-            raise StorageFailed(str(fault)) from fault
+            self._failed(error)
+            raise StorageFailed(str(error)) from error
         self._written()
         return positions
 
@@ -137,8 +137,8 @@ class DurableBacklog:
         """What is wanted of the next so many records; None if there are none, or none can be read."""
         try:
             found = self.disk.read(limit)
-        except OSError as fault:
-            self._failed(fault)
+        except OSError as error:
+            self._failed(error)
             return None
         messages = self._understand(found)
         if not self.disk.unread:
@@ -199,8 +199,8 @@ class DurableBacklog:
         """A full disk must not keep what is finished from being forgotten, as that makes room."""
         try:
             self._overtake(count)
-        except OSError as fault:
-            self._failed(fault)
+        except OSError as error:
+            self._failed(error)
 
     def _overtake(self, count: int) -> None:
         """Write what is unfinished among the first so many records anew, at the end, and forget these."""
@@ -241,10 +241,10 @@ class DurableBacklog:
                 self.dues.close([each for each, message in self._moved.items() if message is None])
             finally:
                 self.disk.close()
-        except OSError as fault:
-            self._failed(fault)
+        except OSError as error:
+            self._failed(error)
             what = f"{self.disk.name} may repeat messages, or deliver deferred ones at once"
-            raise StorageFailed(f"{what}: {fault}") from fault
+            raise StorageFailed(f"{what}: {error}") from error
 
     def _close_the_gaps(self) -> None:
         """So that nothing finished lies behind what is not; and let the count of attempts be known."""

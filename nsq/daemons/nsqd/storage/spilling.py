@@ -54,9 +54,9 @@ class SpillingBacklog:
             try:
                 # The disk first: when it refuses, nothing of the batch is in the queue.
                 self._write(messages[room:])
-            except OSError as fault:
-                self._failed(fault)
-                raise StorageFailed(str(fault)) from fault
+            except OSError as error:
+                self._failed(error)
+                raise StorageFailed(str(error)) from error
             messages = messages[:room]
         self._memory.extend(messages)
 
@@ -70,8 +70,8 @@ class SpillingBacklog:
             try:
                 self._write(rest)
                 return
-            except OSError as fault:
-                self._failed(fault)
+            except OSError as error:
+                self._failed(error)
         self._stuck.extend(rest)
 
     def keep(self, message: Message) -> None:
@@ -99,8 +99,8 @@ class SpillingBacklog:
         if self._stuck:
             try:
                 self._write(list(self._stuck))
-            except OSError as fault:
-                self._failed(fault)
+            except OSError as error:
+                self._failed(error)
                 return False
             self._stuck.clear()
         return True
@@ -117,8 +117,8 @@ class SpillingBacklog:
     def _read(self, limit: int) -> list[Message]:
         try:
             found = self.disk.read(limit)
-        except OSError as fault:
-            self._failed(fault)
+        except OSError as error:
+            self._failed(error)
             return []
         if not found:
             return []
@@ -149,11 +149,11 @@ class SpillingBacklog:
                         left.popleft()
             finally:
                 self.disk.close()
-        except OSError as fault:
-            self._failed(fault)
+        except OSError as error:
+            self._failed(error)
             name = self.disk.name
             what = f"{len(left)} messages of {name} are lost" if left else f"{name} may repeat messages"
-            raise StorageFailed(f"{what}: {fault}") from fault
+            raise StorageFailed(f"{what}: {error}") from error
 
     def delete(self) -> None:
         self._memory.clear()

@@ -19,7 +19,7 @@ from nsq.daemons.nsqd.disk.layout import queue_name
 from nsq.daemons.nsqd.disk.open_files import OpenFiles, share_of_limit
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.roster import ChannelEntry, TopicEntry
-from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage.committer import Committer, Round
 from nsq.daemons.nsqd.storage.dues import DueBook
 from nsq.daemons.nsqd.storage.durable import DurableBacklog
@@ -44,7 +44,7 @@ OnDisk = SpillingBacklog | DurableBacklog
 class Storage:
     """Where the broker gets its backlogs. ``start`` and ``stop`` bracket everything else."""
 
-    def __init__(self, options: Options, clock: Clock, log: DaemonLog) -> None:
+    def __init__(self, options: NsqdOptions, clock: Clock, log: DaemonLog) -> None:
         self.health = HEALTHY
         self.committer: Committer | None = None
         self._options = options
@@ -112,13 +112,13 @@ class Storage:
         for shelve in shelves:
             try:
                 shelve()
-            except StorageFailed as fault:
-                faults.append(fault)
+            except StorageFailed as error:
+                faults.append(error)
         if roster is not None:
             try:
                 self._directory.write_roster(roster, COMPATIBLE_VERSION)
-            except OSError as fault:
-                self._log.error("cannot write the list of topics: %s", fault)
+            except OSError as error:
+                self._log.error("cannot write the list of topics: %s", error)
         return faults
 
     # What the broker asks for.
@@ -129,9 +129,9 @@ class Storage:
         name = queue_name(topic, channel or None)
         try:
             backlog = self._open(name)
-        except OSError as fault:
-            self.failed(fault)
-            raise StorageFailed(str(fault)) from fault
+        except OSError as error:
+            self.failed(error)
+            raise StorageFailed(str(error)) from error
         self._backlogs[name] = backlog
         return backlog
 

@@ -12,7 +12,7 @@ import trustme
 from nsq.api.http import HttpReply, HttpRequest
 from nsq.daemons.nsqd import authd
 from nsq.daemons.nsqd.authd import AuthServers
-from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.authorization import AuthError, Credentials, Grant
 from nsq.errors import ApiError, ConfigError, UsageError
 
@@ -41,7 +41,7 @@ class Network:
 
 
 def ask(*addresses: str, method: str = "get", root_ca_file: str = "") -> Grant | AuthError:
-    options = Options(
+    options = NsqdOptions(
         auth_http_addresses=addresses,
         auth_http_request_method=method,
         tls_root_ca_file=root_ca_file,
@@ -129,9 +129,9 @@ def test_an_https_server_must_be_vouched_for_by_the_root_ca_file_if_there_is_one
 def test_a_root_ca_file_that_is_none_is_refused_at_the_start(tmp_path: Path) -> None:
     missing = str(tmp_path / "ca.pem")
     with pytest.raises(ConfigError, match=r"--tls-root-ca-file .*ca\.pem"):
-        AuthServers(Options(auth_http_addresses=("https://a/auth",), tls_root_ca_file=missing))
+        AuthServers(NsqdOptions(auth_http_addresses=("https://a/auth",), tls_root_ca_file=missing))
 
 
 def test_an_address_that_is_none_is_refused_at_the_start() -> None:
     with pytest.raises(UsageError):
-        AuthServers(Options(auth_http_addresses=("ftp://a",)))
+        AuthServers(NsqdOptions(auth_http_addresses=("ftp://a",)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.flags import FlagExit, config_key, parse
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "nsqd.md"
@@ -19,7 +19,7 @@ MACHINES_OWN = {"broadcast-address", "node-id"}
 def flags() -> dict[str, str]:
     """Every flag and the default that the usage gives, empty where it gives none."""
     with pytest.raises(FlagExit) as caught:
-        parse(Options, ["--help"], prog="nsqd", version="nsqd")
+        parse(NsqdOptions, ["--help"], prog="nsqd", version="nsqd")
     entries = re.split(r"^  -", caught.value.text, flags=re.MULTILINE)[1:]
     defaults = {}
     for entry in entries:
@@ -48,7 +48,7 @@ def test_defaults_are_the_documented_ones(name: str) -> None:
 
 
 def test_keys_that_differ_from_their_flags_are_named() -> None:
-    fields = dataclasses.fields(Options)
+    fields = dataclasses.fields(NsqdOptions)
     named = flags()
     differing = {config_key(field) for field in fields if config_key(field).replace("_", "-") not in named}
     text = PAGE.read_text("utf-8")
@@ -59,7 +59,7 @@ def test_flags_that_may_be_repeated_are_marked() -> None:
     marked = set(re.findall(r"^\| `--([a-z0-9-]+)` \* \|", PAGE.read_text("utf-8"), re.MULTILINE))
     repeated = {
         field.metadata["nsq.flags"].name
-        for field in dataclasses.fields(Options)
+        for field in dataclasses.fields(NsqdOptions)
         if field.metadata["nsq.flags"].repeated
     }
     assert marked == repeated

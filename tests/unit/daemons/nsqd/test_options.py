@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from nsq.daemons.nsqd.options import TOPOLOGY_AWARE, Options, default_node_id, parse_tls_required
+from nsq.daemons.nsqd.options import TOPOLOGY_AWARE, NsqdOptions, default_node_id, parse_tls_required
 from nsq.errors import ConfigError
 from nsq.flags import FlagExit, parse
 
 
-def options(*argv: str) -> Options:
-    return parse(Options, argv, prog="nsqd").options
+def options(*argv: str) -> NsqdOptions:
+    return parse(NsqdOptions, argv, prog="nsqd").options
 
 
 def test_defaults_are_those_of_the_go_daemon() -> None:
@@ -95,7 +95,7 @@ def test_a_config_file_has_gos_keys(tmp_path: Path) -> None:
         'id = 5\nnsqlookupd_tcp_addresses = ["a:1"]\nauth_http_addresses = ["b:2"]\n'
         'msg_timeout = "5s"\ntls_required = false\n'
     )
-    parsed = parse(Options, [f"--config={file}"], prog="nsqd")
+    parsed = parse(NsqdOptions, [f"--config={file}"], prog="nsqd")
     assert parsed.warnings == ()
     given = parsed.options
     assert (given.node_id, given.lookupd_tcp_addresses, given.auth_http_addresses) == (5, ("a:1",), ("b:2",))
@@ -105,7 +105,7 @@ def test_a_config_file_has_gos_keys(tmp_path: Path) -> None:
 def test_what_a_config_file_leaves_empty_has_its_default(tmp_path: Path) -> None:
     file = tmp_path / "nsqd.cfg"
     file.write_text('tls_cert = ""\ntls_key = ""\ntls_min_version = ""\n')
-    assert parse(Options, [f"--config={file}"], prog="nsqd").options == options()
+    assert parse(NsqdOptions, [f"--config={file}"], prog="nsqd").options == options()
 
 
 CERT = {"tls_cert": "c", "tls_key": "k"}
@@ -122,7 +122,7 @@ CERT = {"tls_cert": "c", "tls_key": "k"}
     ],
 )
 def test_who_must_use_tls(given: dict[str, Any], tcp: bool, http: bool) -> None:
-    made = Options(**given)
+    made = NsqdOptions(**given)
     assert (made.requires_tls, made.requires_https) == (tcp, http)
 
 
@@ -192,13 +192,13 @@ def test_tls_required_alone_is_yes_and_nonsense_is_refused() -> None:
 )
 def test_what_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        Options(**given)
+        NsqdOptions(**given)
     assert said in str(caught.value)
 
 
 def test_options_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        Options().max_rdy_count = 5  # type: ignore[misc]
+        NsqdOptions().max_rdy_count = 5  # type: ignore[misc]
 
 
 def test_percentiles_are_listed_or_repeated_and_shown_largest_first() -> None:
@@ -209,7 +209,7 @@ def test_percentiles_are_listed_or_repeated_and_shown_largest_first() -> None:
 
 @pytest.mark.parametrize("flag", ["queue-scan-worker-pool-max", "queue-scan-selection-count"])
 def test_flags_without_a_meaning_here_are_taken_with_a_warning(flag: str) -> None:
-    (warning,) = parse(Options, [f"--{flag}=9"], prog="nsqd").warnings
+    (warning,) = parse(NsqdOptions, [f"--{flag}=9"], prog="nsqd").warnings
     assert warning == f"--{flag} is deprecated: nothing is scanned here"
 
 
@@ -220,7 +220,7 @@ def test_more_keys_of_a_config_file(tmp_path: Path) -> None:
         'statsd_address = "a:8125"\nstatsd_mem_stats = false\nstatsd_udp_packet_size = 1400\n'
         'enable_experiment = ["topology-aware-consumption"]\nqueue_scan_selection_count = 5\n'
     )
-    parsed = parse(Options, [f"--config={file}"], prog="nsqd")
+    parsed = parse(NsqdOptions, [f"--config={file}"], prog="nsqd")
     assert len(parsed.warnings) == 1
     given = parsed.options
     assert given.e2e_processing_latency_percentiles == (1.0, 0.95)

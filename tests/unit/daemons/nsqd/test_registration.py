@@ -11,7 +11,7 @@ from nsq.api.http import HttpReply, HttpRequest
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd import registration
 from nsq.daemons.nsqd.core.broker import Broker
-from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
 from nsq.errors import ApiError, ConfigError
 from tests.unit.daemons.nsqd.clock import FakeClock
@@ -33,7 +33,7 @@ class Setup:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **channels: list[str] | None) -> None:
         self.broker = Broker(FakeClock())
-        self.registration = Registration(self.broker, Options(), DaemonLog("", "info", io.StringIO()))
+        self.registration = Registration(self.broker, NsqdOptions(), DaemonLog("", "info", io.StringIO()))
         self.broker.observer = self.registration
         self.peers = {host: Peer(host) for host in channels}
         self.registration._peers.update(self.peers)  # type: ignore[arg-type]
@@ -99,13 +99,13 @@ def test_a_topic_deleted_while_its_channels_are_asked_for_is_not_registered_agai
 
 def test_without_nsqlookupds_a_topic_starts_at_once() -> None:
     broker = Broker(FakeClock())
-    broker.observer = Registration(broker, Options(), DaemonLog("", "info", io.StringIO()))
+    broker.observer = Registration(broker, NsqdOptions(), DaemonLog("", "info", io.StringIO()))
     assert broker.topic("t").started
 
 
 @pytest.mark.parametrize("address", ["", "4160", "/a/unix/socket", ":4160", "h:x"])
 def test_what_is_no_address_of_an_nsqlookupd(address: str) -> None:
     broker = Broker(FakeClock())
-    observer = Registration(broker, Options(), DaemonLog("", "info", io.StringIO()))
+    observer = Registration(broker, NsqdOptions(), DaemonLog("", "info", io.StringIO()))
     with pytest.raises(ConfigError):
         observer.set_addresses([address])

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from nsq.daemons.logs import DaemonLog
-from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.tls import client_context, server_context
 from nsq.errors import ConfigError
 
@@ -20,7 +20,7 @@ from nsq.errors import ConfigError
 def context_of(**options: str) -> tuple[ssl.SSLContext | None, str]:
     """And what was logged."""
     log = io.StringIO()
-    return server_context(Options(**options), DaemonLog("", "info", log)), log.getvalue()  # type: ignore[arg-type]
+    return server_context(NsqdOptions(**options), DaemonLog("", "info", log)), log.getvalue()  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -122,4 +122,4 @@ def test_the_least_version_holds_on_both_sides(files: dict[str, str]) -> None:
     context, _ = context_of(**options)
     assert context is not None
     assert context.minimum_version == ssl.TLSVersion.TLSv1_3
-    assert client_context(Options(tls_min_version="tls1.3")).minimum_version == ssl.TLSVersion.TLSv1_3
+    assert client_context(NsqdOptions(tls_min_version="tls1.3")).minimum_version == ssl.TLSVersion.TLSv1_3

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from nsq.daemons.nsqlookupd.options import Options
+from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 from nsq.errors import ConfigError
 from nsq.flags import FlagExit, parse
 
 
 def test_defaults_are_those_of_the_go_daemon() -> None:
-    assert parse(Options, [], prog="nsqlookupd").options == Options(
+    assert parse(NsqlookupdOptions, [], prog="nsqlookupd").options == NsqlookupdOptions(
         tcp_address="0.0.0.0:4160",
         http_address="0.0.0.0:4161",
         broadcast_address=socket.gethostname(),
@@ -31,8 +31,8 @@ def test_flags() -> None:
         "--inactive-producer-timeout=500ms",
         "-verbose",
     ]
-    parsed = parse(Options, argv, prog="nsqlookupd")
-    assert parsed.options == Options(
+    parsed = parse(NsqlookupdOptions, argv, prog="nsqlookupd")
+    assert parsed.options == NsqlookupdOptions(
         tcp_address=":1", tombstone_lifetime=90.0, inactive_producer_timeout=0.5, verbose=True
     )
     assert parsed.warnings == ("--verbose is deprecated: use --log-level=debug",)
@@ -40,7 +40,7 @@ def test_flags() -> None:
 
 def test_a_level_that_is_none_cannot_be_read() -> None:
     with pytest.raises(FlagExit) as caught:
-        parse(Options, ["--log-level=loud"], prog="nsqlookupd")
+        parse(NsqlookupdOptions, ["--log-level=loud"], prog="nsqlookupd")
     assert caught.value.status == 2
 
 
@@ -56,4 +56,4 @@ def test_a_level_that_is_none_cannot_be_read() -> None:
 )
 def test_what_cannot_be_is_refused(name: str, value: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        Options(**{name: value})
+        NsqlookupdOptions(**{name: value})

@@ -4,7 +4,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from nsq.daemons.nsqlookupd.protocol import Session
+from nsq.daemons.nsqlookupd.protocol import LookupSession
 from nsq.daemons.nsqlookupd.registry import Registry
 from nsq.wire import lookup
 from nsq.wire.lookup import PeerInfo, ReplyParser
@@ -30,7 +30,7 @@ class Conversation:
     def __init__(self) -> None:
         self.registry = Registry(inactive_after=300.0, tombstone_lifetime=45.0)
         self.told: list[str] = []
-        self.session = Session(self.registry, "10.0.0.7:5000", lambda: OWN, self.tell)
+        self.session = LookupSession(self.registry, "10.0.0.7:5000", lambda: OWN, self.tell)
         self.say(lookup.MAGIC)
 
     def tell(self, message: str, *args: object) -> None:
@@ -141,7 +141,9 @@ def test_answers_before_a_refusal_are_given_too(nsqd: Conversation) -> None:
 
 
 def test_another_protocol() -> None:
-    session = Session(Registry(inactive_after=1, tombstone_lifetime=1), "@", lambda: OWN, lambda *_: None)
+    session = LookupSession(
+        Registry(inactive_after=1, tombstone_lifetime=1), "@", lambda: OWN, lambda *_: None
+    )
     assert session.feed(b"  V9PING\n", 0.0) == lookup.reply(b"E_BAD_PROTOCOL")
     assert session.over
 

@@ -5,26 +5,26 @@ from pathlib import Path
 import pytest
 
 from nsq.errors import UsageError
-from nsq.spark.pipelines.bookmark import Bookmark, Place, Position
+from nsq.spark.pipelines.bookmark import ArchivePosition, Bookmark, Mark
 
 JOB = {"topic": "again", "since": 5}
 
 
 def test_what_is_saved_is_loaded_until_it_is_forgotten(tmp_path: Path) -> None:
     bookmark = Bookmark(tmp_path / "a" / "b.json", JOB)
-    assert bookmark.load() == Place()
-    place = Place(Position(7, "n:4150", "00ff"), 2, 10, 100)
+    assert bookmark.load() == Mark()
+    place = Mark(ArchivePosition(7, "n:4150", "00ff"), 2, 10, 100)
     bookmark.save(place)
     bookmark.save(place)
     assert Bookmark(tmp_path / "a" / "b.json", JOB).load() == place
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.json"]
     bookmark.forget()
     bookmark.forget()
-    assert bookmark.load() == Place()
+    assert bookmark.load() == Mark()
 
 
 def test_that_of_another_replay_is_refused(tmp_path: Path) -> None:
-    Bookmark(tmp_path / "b.json", JOB).save(Place())
+    Bookmark(tmp_path / "b.json", JOB).save(Mark())
     with pytest.raises(UsageError, match="another replay, with since 5 instead of 6"):
         Bookmark(tmp_path / "b.json", JOB | {"since": 6}).load()
 
@@ -37,7 +37,7 @@ def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_messages_at_one_position_are_counted() -> None:
-    one, two = Position(1, "n", "a"), Position(1, "n", "b")
-    place = Place().after(one, 3).after(one, 3)
-    assert place == Place(one, 2, 2, 6)
-    assert place.after(two, 4) == Place(two, 1, 3, 10)
+    one, two = ArchivePosition(1, "n", "a"), ArchivePosition(1, "n", "b")
+    place = Mark().after(one, 3).after(one, 3)
+    assert place == Mark(one, 2, 2, 6)
+    assert place.after(two, 4) == Mark(two, 1, 3, 10)

@@ -24,7 +24,7 @@ from nsq.spark.pipelines.compaction import (
     next_generation,
     recover,
 )
-from nsq.spark.pipelines.files import Entry
+from nsq.spark.pipelines.files import FileEntry
 from nsq.spark.pipelines.streaming import Progress
 
 NOW = datetime.datetime(2026, 3, 1, 9, 30, tzinfo=datetime.UTC)
@@ -303,7 +303,7 @@ def test_when_an_hour_ends(folder: str, end: datetime.datetime | None) -> None:
 
 def test_groups_fill_up_to_the_target_in_order() -> None:
     sizes = {"a": 40, "b": 40, "c": 30, "d": 60, "e": 10, "f": 5}
-    entries = [Entry(name, size) for name, size in sizes.items()]
+    entries = [FileEntry(name, size) for name, size in sizes.items()]
     assert grouped(entries, 100) == [["a", "b"], ["c", "e", "f"]]
     assert grouped(entries[:1], 100) == []
     assert grouped([], 100) == []

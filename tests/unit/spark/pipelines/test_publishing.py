@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq.spark.pipelines.files import Entry, LocalFiles, Move
+from nsq.spark.pipelines.files import FileEntry, LocalFiles, Move
 from nsq.spark.pipelines.publishing import Batch, Published, Written, publish
 
 HOUR = "date=2026-03-01/hour=07"
@@ -160,4 +160,4 @@ def test_files_without_a_folder_stay_without(tmp_path: Path) -> None:
 def test_walking_nowhere_finds_nothing(tmp_path: Path) -> None:
     assert LocalFiles(str(tmp_path)).walk("absent") == []
     (tmp_path / "f").write_text("12")
-    assert LocalFiles(str(tmp_path)).walk("") == [Entry("f", 2)]
+    assert LocalFiles(str(tmp_path)).walk("") == [FileEntry("f", 2)]

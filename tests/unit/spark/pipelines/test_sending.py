@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq.spark.pipelines.bookmark import Place, Position
-from nsq.spark.pipelines.sending import Entry, Pace, chunks, remaining, send
+from nsq.spark.pipelines.bookmark import ArchivePosition, Mark
+from nsq.spark.pipelines.sending import Entry, Throttle, chunks, remaining, send
 
 
 class Clock:
@@ -23,7 +23,7 @@ class Clock:
 
 
 def entry(number: int, body: bytes = b"x") -> Entry:
-    return Entry(Position(number, "n", "id"), body)
+    return Entry(ArchivePosition(number, "n", "id"), body)
 
 
 def never(seconds: float) -> bool:
@@ -39,11 +39,11 @@ def test_chunks_are_limited_by_number_and_by_bytes() -> None:
 
 def test_a_rate_is_kept_on_average_from_the_first_message_on() -> None:
     clock = Clock()
-    pace = Pace(50.0, clock)
+    pace = Throttle(50.0, clock)
     assert pace.chunk_of(500) == 5
     places = send(
         chunks([entry(number) for number in range(100)], 5),
-        Place(),
+        Mark(),
         pace,
         publish=lambda bodies: None,
         save=lambda place: None,
@@ -54,17 +54,17 @@ def test_a_rate_is_kept_on_average_from_the_first_message_on() -> None:
 
 
 def test_without_a_rate_nothing_is_waited_for() -> None:
-    pace = Pace(None, Clock())
+    pace = Throttle(None, Clock())
     assert (pace.due(), pace.chunk_of(500)) == (0.0, 500)
-    assert Pace(0.5, Clock()).chunk_of(500) == 1
+    assert Throttle(0.5, Clock()).chunk_of(500) == 1
 
 
 def test_a_place_is_noted_only_when_it_is_published() -> None:
     events: list[object] = []
     sending = send(
         chunks([entry(1, b"a"), entry(2, b"b"), entry(3, b"c")], 2),
-        Place(),
-        Pace(None, Clock()),
+        Mark(),
+        Throttle(None, Clock()),
         publish=events.append,
         save=lambda place: events.append(place.rows),
         wait=never,
@@ -78,8 +78,8 @@ def test_stopped_it_publishes_nothing_more() -> None:
     answers = iter([False, True])
     sending = send(
         chunks([entry(number) for number in range(4)], 2),
-        Place(),
-        Pace(None, Clock()),
+        Mark(),
+        Throttle(None, Clock()),
         publish=published.append,
         save=lambda place: None,
         wait=lambda seconds: next(answers),
@@ -97,23 +97,23 @@ def test_cut_off_anywhere_it_repeats_one_publish_at_most_and_misses_nothing(
 ) -> None:
     """Several messages may stand at the same position."""
     entries = [entry(position, b"%d" % number) for number, position in enumerate(positions)]
-    kept: list[Place] = [Place()]
+    kept: list[Mark] = [Mark()]
     sent: list[bytes] = []
     crash_at = data.draw(st.integers(0, len(entries)))
 
     class Crash(Exception):
         pass
 
-    def save(place: Place) -> None:
+    def save(place: Mark) -> None:
         if place.rows > crash_at:
             raise Crash
         kept.append(place)
 
-    def run(saving: bool) -> Iterator[Place]:
+    def run(saving: bool) -> Iterator[Mark]:
         return send(
             chunks(remaining(entries, kept[-1]), most),
             kept[-1],
-            Pace(None, Clock()),
+            Throttle(None, Clock()),
             publish=sent.extend,
             save=save if saving else kept.append,
             wait=never,

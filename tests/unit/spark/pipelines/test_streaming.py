@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from nsq.errors import ConfigError, InvalidName, UsageError
-from nsq.spark.pipelines.streaming import Ledger, Progress, Reading, Running, Totals, default_wal, lag_of
+from nsq.spark.pipelines.streaming import Ledger, Progress, Running, StreamInput, Totals, default_wal, lag_of
 
 
 def test_what_is_read_is_checked_before_a_jvm_starts() -> None:
-    reading = Reading.of(
+    reading = StreamInput.of(
         "orders",
         "archive",
         nsqd=["a:4150", "b:4150"],
@@ -24,11 +24,11 @@ def test_what_is_read_is_checked_before_a_jvm_starts() -> None:
         "maxInFlight": "9",
     }
     with pytest.raises(ConfigError, match="did you mean maxInFlight"):
-        Reading.of("orders", "a", nsqd="a:4150", lookupd=(), wal="/w", options={"maxInFlihgt": 9})
+        StreamInput.of("orders", "a", nsqd="a:4150", lookupd=(), wal="/w", options={"maxInFlihgt": 9})
     with pytest.raises(ConfigError, match="nsqd or lookupd is missing"):
-        Reading.of("orders", "a", nsqd=(), lookupd=(), wal="/w", options=None)
+        StreamInput.of("orders", "a", nsqd=(), lookupd=(), wal="/w", options=None)
     with pytest.raises((ConfigError, InvalidName)):
-        Reading.of("or ders", "a", nsqd="a:4150", lookupd=(), wal="/w", options=None)
+        StreamInput.of("or ders", "a", nsqd="a:4150", lookupd=(), wal="/w", options=None)
 
 
 def test_the_log_is_kept_below_the_output_unless_that_is_elsewhere() -> None:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from nsq.spark.source.gauge import Gauge
+from nsq.spark.source.gauge import BacklogGauge
 
 LONG = 60.0
 
@@ -30,8 +30,8 @@ class Source:
 
 
 @contextmanager
-def gauging(source: Source, pause: float = 0.0) -> Iterator[Gauge[int]]:
-    gauge = Gauge("test", source, pause, lambda: 7.0)
+def gauging(source: Source, pause: float = 0.0) -> Iterator[BacklogGauge[int]]:
+    gauge = BacklogGauge("test", source, pause, lambda: 7.0)
     try:
         yield gauge
     finally:

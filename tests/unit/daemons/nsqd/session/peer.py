@@ -14,7 +14,7 @@ import trustme
 
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.core.broker import Broker
-from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.authorization import AuthError, Credentials, Grant
 from nsq.daemons.nsqd.session.session import Environment, Session
 from nsq.wire import commands
@@ -105,7 +105,7 @@ class World:
         if authority is not None:
             options["auth_http_addresses"] = ("auth.example:80",)
         self.clock = FakeClock()
-        self.options = Options(**options)
+        self.options = NsqdOptions(**options)
         self.broker = Broker(
             self.clock,
             max_channel_consumers=self.options.max_channel_consumers,

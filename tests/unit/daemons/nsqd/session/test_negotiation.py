@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq.daemons.nsqd.core.subscriber import ANYWHERE, REGION_LOCAL, ZONE_LOCAL
-from nsq.daemons.nsqd.options import TOPOLOGY_AWARE, Options
+from nsq.daemons.nsqd.options import TOPOLOGY_AWARE, NsqdOptions
 from nsq.daemons.nsqd.session.negotiation import Agreement, negotiate, reply_to
 from nsq.daemons.nsqd.session.refusals import Refused
 from nsq.wire.identify import IdentifyRequest
 
-OPTIONS = Options()
-WITH_TLS = Options(tls_cert="c", tls_key="k")
+OPTIONS = NsqdOptions()
+WITH_TLS = NsqdOptions(tls_cert="c", tls_key="k")
 
 
-def agree(options: Options = OPTIONS, **asked: Any) -> Agreement:
+def agree(options: NsqdOptions = OPTIONS, **asked: Any) -> Agreement:
     return negotiate(IdentifyRequest(feature_negotiation=True, **asked), options)
 
 
@@ -111,13 +111,13 @@ def test_ranges_hold_without_feature_negotiation_and_layers_need_it() -> None:
 
 
 def test_what_the_options_switch_off_is_not_granted() -> None:
-    options = Options(snappy=False, deflate=False)
+    options = NsqdOptions(snappy=False, deflate=False)
     assert agree(options, snappy=True, deflate=True) == Agreement.initial(options)
     assert agree(WITH_TLS, tls_v1=True).tls
 
 
 def test_the_options_move_the_limits() -> None:
-    options = Options(
+    options = NsqdOptions(
         max_heartbeat_interval=5.0, max_msg_timeout=70.0, max_output_buffer_size=100, max_deflate_level=2
     )
     assert agree(options, deflate=True).deflate_level == 2
@@ -127,7 +127,7 @@ def test_the_options_move_the_limits() -> None:
 
 
 def test_the_reply_tells_the_terms() -> None:
-    options = Options(
+    options = NsqdOptions(
         auth_http_addresses=("a:1",), topology_region="r", topology_zone="z", max_rdy_count=9, tls_cert="c",
         tls_key="k", max_deflate_level=4, max_msg_timeout=100.0,
     )  # fmt: skip
@@ -174,8 +174,8 @@ def test_whatever_is_asked_for_the_terms_are_possible_ones(asked: dict[str, Any]
 )
 def test_how_near_a_client_is(ours: tuple[str, str], theirs: tuple[str, str], locality: int) -> None:
     zone, region = ours
-    aware = Options(topology_zone=zone, topology_region=region, experiments=(TOPOLOGY_AWARE,))
-    unaware = Options(topology_zone=zone, topology_region=region)
+    aware = NsqdOptions(topology_zone=zone, topology_region=region, experiments=(TOPOLOGY_AWARE,))
+    unaware = NsqdOptions(topology_zone=zone, topology_region=region)
     request = IdentifyRequest(topology_zone=theirs[0], topology_region=theirs[1])
     assert negotiate(request, aware).locality == locality
     assert negotiate(replace(request, feature_negotiation=True), aware).locality == locality

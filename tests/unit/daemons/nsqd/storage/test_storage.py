@@ -19,7 +19,7 @@ from nsq.daemons.nsqd.core.backlog import StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.disk import syncing
 from nsq.daemons.nsqd.loop_clock import LoopClock
-from nsq.daemons.nsqd.options import Options
+from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage.storage import HEALTHY, Storage
 from nsq.errors import ConfigError
 from tests.unit.daemons.nsqd.core.consumer import Consumer
@@ -36,7 +36,7 @@ class Node:
         self.directory = directory
         self.log = io.StringIO()
         clock = LoopClock(asyncio.get_running_loop())
-        made = Options(data_path=str(directory), sync_timeout=sync_timeout, **options)  # type: ignore[arg-type]
+        made = NsqdOptions(data_path=str(directory), sync_timeout=sync_timeout, **options)  # type: ignore[arg-type]
         self.storage = Storage(made, clock, DaemonLog("", "info", self.log))
         self.broker = Broker(clock, backlogs=self.storage)
         self.storage.start(self.broker)
