@@ -308,7 +308,7 @@ def _scan(named: Mapping[str, _Flag], argv: Sequence[str]) -> _Scan:
         if found is None:
             if name in ("h", "help"):
                 return _Scan(given, asks_help=True)
-            return _Scan(given, problem=f"flag provided but not defined: -{name}")
+            return _Scan(given, problem=f"flag provided but not defined: -{name}{_like(name, named)}")
         if equals or found.bare is not None:
             given.append((found, text if equals else None))
         elif waiting:
@@ -318,8 +318,13 @@ def _scan(named: Mapping[str, _Flag], argv: Sequence[str]) -> _Scan:
     return _Scan(given, tuple(reversed(waiting)))
 
 
+def _like(name: str, named: Mapping[str, _Flag]) -> str:
+    close = difflib.get_close_matches(name.lower().replace("_", "-"), named, n=1, cutoff=0.75)
+    return f" (did you mean --{close[0]}?)" if close else ""
+
+
 def _read_given(given: Iterable[tuple[_Flag, str | None]]) -> dict[str, Any]:
-    """Values by flag name; ConfigError is the line to print above the usage."""
+    """Values by flag name; ConfigError says in a line which is wrong."""
     values: dict[str, Any] = {}
     for each, text in given:
         try:
@@ -444,12 +449,16 @@ def _given_or_exit(scan: _Scan, prog: str, named: Mapping[str, _Flag]) -> dict[s
     try:
         given = _read_given(scan.given)
     except ConfigError as error:
-        raise FlagExit(2, f"{error}\n{_usage(prog, named.values())}") from error
+        raise _mistake(str(error), prog) from error
     if scan.asks_help:
-        raise FlagExit(0, _usage(prog, named.values()))
+        raise FlagExit(0, _usage(prog, named.values()), "stdout")
     if scan.problem is not None:
-        raise FlagExit(2, f"{scan.problem}\n{_usage(prog, named.values())}")
+        raise _mistake(scan.problem, prog)
     return given
+
+
+def _mistake(line: str, prog: str) -> FlagExit:
+    return FlagExit(2, f"{line}\n{prog} --help lists the flags\n")
 
 
 def parse_or_exit(

@@ -513,7 +513,7 @@ class TestTlsRefusals:
         client, server = tls_pair(authority)
         wire = bytearray(server.wrap(b"message"))
         wire[-1] ^= 1
-        with pytest.raises(LayerError, match=r"^tls: read failed: .*bad record mac"):
+        with pytest.raises(LayerError, match=r"^tls: read failed: .*(bad record mac|record layer failure)"):
             client.unwrap(bytes(wire))
 
     @pytest.mark.parametrize("hostname", [None, ""])
