@@ -434,7 +434,7 @@ class TestChanges:
             handle = {"raises": raise_interrupt, "calls the same": lambda: discovery.add_nsqd(C)}[interrupt]
             if not at_step(step, lambda: getattr(discovery, method)(B), handle):
                 break
-        assert step > 20
+        assert step > 15  # bytecodes; a newer Python needs fewer
         discovery.add_nsqd(C)
         world.await_("dial", C)
         world.until(lambda: {nsqd.address for nsqd in discovery.state().nsqds} >= {A, C})
