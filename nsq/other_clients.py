@@ -35,11 +35,11 @@ NAMES = {
     "valid_channel_name": "names are checked by check_channel of nsq.wire.names here",
     # gnsq
     "NsqdTCPClient": "gnsq's NsqdTCPClient is nsq.Producer or nsq.Consumer here",
-    "Nsqd": "gnsq's Nsqd is nsq.Producer here, its HTTP part nsq.api.nsqd.NsqdApi; "
+    "Nsqd": "gnsq's Nsqd is nsq.Producer here, its HTTP part nsq.http.nsqd.NsqdApi; "
     "an nsqd for tests is nsq.testing.Nsqd",
-    "NsqdHTTPClient": "gnsq's NsqdHTTPClient is NsqdApi of nsq.api.nsqd here",
-    "Lookupd": "gnsq's Lookupd is NsqlookupdApi of nsq.api.nsqlookupd here",
-    "LookupdClient": "gnsq's LookupdClient is NsqlookupdApi of nsq.api.nsqlookupd here",
+    "NsqdHTTPClient": "gnsq's NsqdHTTPClient is NsqdApi of nsq.http.nsqd here",
+    "Lookupd": "gnsq's Lookupd is NsqlookupdApi of nsq.http.nsqlookupd here",
+    "LookupdClient": "gnsq's LookupdClient is NsqlookupdApi of nsq.http.nsqlookupd here",
     "NSQException": "gnsq's NSQException is nsq.NsqError here",
     "NSQRequeueMessage": "gnsq's NSQRequeueMessage is nsq.Requeue here",
     "NSQNoConnections": "gnsq's NSQNoConnections is nsq.PublishFailed or nsq.ConnectionFailed here",

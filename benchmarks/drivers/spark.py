@@ -26,7 +26,7 @@ from benchmarks.drivers.spark_tuples import NsqTuples
 from benchmarks.peers.work import CHANNEL, TOPIC
 from benchmarks.spark.session import CORES
 from benchmarks.usage import MEGABYTE, resident_memory
-from nsq.api.nsqd import NsqdApi
+from nsq.http.nsqd import NsqdApi
 from nsq.spark import register
 from nsq.spark.session import local_session
 from nsq.spark.wal import new_receiver, open_wal

@@ -19,14 +19,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from nsq.api.http import Url
-from nsq.api.interruptible import Interrupter
-from nsq.api.nsqlookupd import NsqlookupdApi
-from nsq.api.nsqlookupd_calls import NsqdNode, nsqlookupd_address
 from nsq.config import Config
 from nsq.connection.handshake import describe
 from nsq.discovery.directory import Answer, Directory, LookupSchedule, Nsqd, Pauses
 from nsq.errors import ApiRefused, Closed, NsqError, UsageError
+from nsq.http.message import Url
+from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
+from nsq.http.sending import Interrupter
 from nsq.transport.addresses import checked, checked_nsqds
 from nsq.transport.tls import context_of
 

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from nsq.api.nsqlookupd import NsqlookupdApi
 from nsq.config import Config
 from nsq.connection.handshake import dial
 from nsq.errors import ConfigError, NsqError
+from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.spark.wal.places import directory_of, shown
 from nsq.transport.tcp import transport_of
 from nsq.transport.tls import context_of

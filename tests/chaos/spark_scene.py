@@ -23,7 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq.api.nsqd import NsqdApi
+from nsq.http.nsqd import NsqdApi
 from nsq.spark import doctor
 from nsq.testing import Nsqd
 from tests.chaos import spark_processes

@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 import trustme
 
-from nsq.api.blocking import connected, send
-from nsq.api.http import HttpRequest, Url, parse_url
-from nsq.api.interruptible import Interrupter
-from nsq.api.nsqd import NsqdApi
-from nsq.api.nsqlookupd import NsqlookupdApi
 from nsq.errors import ApiError, ApiRefused, InvalidMessage
+from nsq.http.message import HttpRequest, Url, parse_url
+from nsq.http.nsqd import NsqdApi
+from nsq.http.nsqlookupd import NsqlookupdApi
+from nsq.http.sending import Interrupter, connected, send
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 

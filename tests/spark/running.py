@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
-from nsq.api.nsqd import NsqdApi
+from nsq.http.nsqd import NsqdApi
 from nsq.testing import Nsqd
 from tests.integration.patience import eventually
 

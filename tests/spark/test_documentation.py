@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsq.api.nsqd import NsqdApi
-from nsq.api.nsqlookupd import NsqlookupdApi
+from nsq.http.nsqd import NsqdApi
+from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from tests.integration.pages import ROOT, SPARK_PAGES, blocks

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import nsq.spark
-from nsq.api.nsqd import NsqdApi
+from nsq.http.nsqd import NsqdApi
 from nsq.spark.pipelines.sinks import Parquet, Topic
 from nsq.spark.pipelines.streaming import Progress
 from nsq.testing import Nsqd

@@ -24,7 +24,7 @@ ORDER = [
     ["config", "message"],
     ["wire"],
     ["waiting"],
-    ["transport", "api", "flags"],
+    ["transport", "http", "flags"],
     ["connection"],
     ["discovery"],
     ["consumer", "producer"],
@@ -34,7 +34,7 @@ ORDER = [
 ]
 
 # Narrower or wider than the order above.
-MAY_IMPORT_ONLY = {"daemons": {"errors", "collector", "literals", "wire", "api", "flags"}}
+MAY_IMPORT_ONLY = {"daemons": {"errors", "collector", "literals", "wire", "http", "flags"}}
 MAY_IMPORT_ANYTHING = {"testing"}
 
 # Parts of one folder that are programs of their own and do not import each other.
@@ -42,13 +42,13 @@ STRANGERS = {"daemons": {"nsqd", "nsqlookupd", "nsqadmin"}}
 
 # A module from outside, and where alone it may be imported: folders end with a slash.
 ONLY_IN = {
-    "socket": ["transport/", "api/", "daemons/", "testing/"],
-    "asyncio": ["daemons/", "testing/", "api/asynchronous.py"],
-    "ssl": ["wire/layers/tls.py", "options.py", "config.py", "transport/", "api/", "daemons/", "testing/"],
+    "socket": ["transport/", "http/", "daemons/", "testing/"],
+    "asyncio": ["daemons/", "testing/", "http/asynchronous.py"],
+    "ssl": ["wire/layers/tls.py", "options.py", "config.py", "transport/", "http/", "daemons/", "testing/"],
     "aiohttp": ["daemons/"],
     "uvloop": ["daemons/"],
     "snappy": ["wire/"],
-    "certifi": ["config.py", "transport/", "api/", "daemons/"],
+    "certifi": ["config.py", "transport/", "http/", "daemons/"],
     "pyspark": ["spark/"],
     "pyarrow": ["spark/"],
     "pandas": ["spark/"],
@@ -174,8 +174,8 @@ def test_imports_keep_to_the_order(path: str) -> None:
         ("wire/frames.py", "from .. import api"),
         ("wire/frames.py", "import time"),
         ("wire/frames.py", "import ssl"),
-        ("api/requests.py", "import nsq.transport.tcp"),
-        ("api/blocking.py", "import asyncio"),
+        ("http/calls.py", "import nsq.transport.tcp"),
+        ("http/sending.py", "import asyncio"),
         ("consumer/flow.py", "import nsq"),
         ("consumer/flow.py", "from nsq.producer import Producer"),
         ("consumer/flow.py", "def later():\n    import socket"),
@@ -205,7 +205,7 @@ def test_a_broken_rule_is_seen(path: str, source: str) -> None:
             "wire/frames.py",
             "from nsq.errors import NsqError\nfrom . import names\nfrom nsq import __version__",
         ),
-        ("api/asynchronous.py", "import asyncio\nfrom nsq.wire.names import check"),
+        ("http/asynchronous.py", "import asyncio\nfrom nsq.wire.names import check"),
         ("consumer/consumer.py", "from nsq.connection.conn import Conn\nfrom .flow import Flow"),
         (
             "daemons/nsqd/main.py",

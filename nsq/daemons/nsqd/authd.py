@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from urllib.parse import urlencode
 
-from nsq.api.asynchronous import send
-from nsq.api.http import HttpRequest, parse_url
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.authorization import AuthError, Credentials, Grant, parse_grant
 from nsq.daemons.nsqd.tls import client_context
 from nsq.errors import ApiError
+from nsq.http.asynchronous import send
+from nsq.http.message import HttpRequest, parse_url
 
 _MAX_ANSWER = 1024 * 1024
 

@@ -13,8 +13,6 @@ import random
 from collections.abc import Callable, Iterable
 from urllib.parse import quote
 
-from nsq.api.asynchronous import send
-from nsq.api.http import HttpRequest, Url
 from nsq.daemons.listen import TcpAddress, UnixAddress, parse_address
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.core.broker import Broker
@@ -22,6 +20,8 @@ from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.errors import ApiError, ConfigError, NsqError, WireError
+from nsq.http.asynchronous import send
+from nsq.http.message import HttpRequest, Url
 from nsq.wire import lookup
 from nsq.wire.lookup import PeerInfo
 from nsq.wire.names import is_ephemeral, valid_channel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nsq.api.nsqd_stats import ChannelStats, Latency, NsqdStats, TopicStats
+from nsq.http.nsqd import ChannelStats, Latency, NsqdStats, TopicStats
 
 COLUMNS = {
     "nsqd": "string",

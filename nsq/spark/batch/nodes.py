@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from nsq.api.nsqlookupd import NsqlookupdApi
-from nsq.api.nsqlookupd_calls import NsqdNode
 from nsq.config import Config
 from nsq.errors import ApiError, ApiRefused
+from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi
 from nsq.transport.tls import context_of
 
 log = logging.getLogger("nsq.spark")

@@ -17,10 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from nsq.api.nsqd import NsqdApi
-from nsq.api.nsqd_stats import NsqdStats
 from nsq.config import Config
 from nsq.errors import ApiError, ConfigError, UsageError
+from nsq.http.nsqd import NsqdApi, NsqdStats
 from nsq.spark.batch.nodes import nodes_of
 from nsq.spark.batch.options import PeekOptions
 from nsq.transport import addresses

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from nsq.api.nsqd import NsqdApi
 from nsq.errors import ApiError, ConfigError
+from nsq.http.nsqd import NsqdApi
 from nsq.spark.arrow import require_arrow
 from nsq.spark.batch import depths
 from nsq.spark.batch.nodes import all_nodes

@@ -8,12 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nsq.api.nsqd import NsqdApi
-from nsq.api.nsqd_stats import NsqdStats
-from nsq.api.nsqlookupd import NsqlookupdApi
-from nsq.api.nsqlookupd_calls import nsqlookupd_address
 from nsq.config import Config
 from nsq.errors import ApiRefused, NsqError
+from nsq.http.nsqd import NsqdApi, NsqdStats
+from nsq.http.nsqlookupd import NsqlookupdApi, nsqlookupd_address
 from nsq.spark.source.options import SourceOptions
 from nsq.transport.tls import context_of
 

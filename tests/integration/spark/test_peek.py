@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from nsq.api.nsqd_stats import NsqdStats
 from nsq.errors import ConfigError, ConnectionFailed, UsageError
+from nsq.http.nsqd import NsqdStats
 from nsq.spark.batch.options import PeekOptions
 from nsq.spark.batch.peeking import peek
 from nsq.spark.batch.safety import Place, asking, places

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyarrow import fs
 
-from nsq.api.nsqd import NsqdApi
+from nsq.http.nsqd import NsqdApi
 from nsq.spark.receiver.receiving import Receiving
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal import names

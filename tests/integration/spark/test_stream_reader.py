@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from nsq.api.nsqd import NsqdApi
 from nsq.errors import InvalidName, WalForeign, WalOwned
+from nsq.http.nsqd import NsqdApi
 from nsq.spark.rows import Field
 from nsq.testing import Nsqd
 from tests.integration.patience import eventually

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import trustme
 
-from nsq.api.http import HttpReply, HttpRequest
 from nsq.daemons.nsqd import authd
 from nsq.daemons.nsqd.authd import AuthServers
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.authorization import AuthError, Credentials, Grant
 from nsq.errors import ApiError, ConfigError, UsageError
+from nsq.http.message import HttpReply, HttpRequest
 
 WHO = Credentials("s p&c=\udcff", "10.0.0.7", True, "orders")
 GRANTED = HttpReply(200, {}, b'{"ttl": 5, "identity": "worker"}')

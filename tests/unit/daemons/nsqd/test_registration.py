@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from nsq.api.http import HttpReply, HttpRequest
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd import registration
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
 from nsq.errors import ApiError, ConfigError
+from nsq.http.message import HttpReply, HttpRequest
 from tests.unit.daemons.nsqd.clock import FakeClock
 
 

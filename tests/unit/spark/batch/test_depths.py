@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from nsq.api.nsqd_stats import ChannelStats, NsqdStats, TopicStats
 from nsq.errors import ApiError
+from nsq.http.nsqd import ChannelStats, NsqdStats, TopicStats
 from nsq.spark.batch import depths
 
 CHANNEL: ChannelStats = {

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from nsq.api.nsqd_stats import ChannelStats, NsqdStats, TopicStats
 from nsq.errors import UsageError
+from nsq.http.nsqd import ChannelStats, NsqdStats, TopicStats
 from nsq.spark.batch.safety import Place, safe_places
 
 A, B = Place("a:4150", "a:4151"), Place("b:4150", "b:4151")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.api.nsqd_stats import ChannelStats, NsqdStats, TopicStats
+from nsq.http.nsqd import ChannelStats, NsqdStats, TopicStats
 from nsq.spark.source.backlog import Backlog, added, counts, next_port
 
 

@@ -7,13 +7,21 @@ from typing import Any, ClassVar
 
 import pytest
 
-from nsq.api import nsqd_calls as calls
-from nsq.api.calls import Call
-from nsq.api.http import HttpReply
 from nsq.errors import ApiError, ApiRefused, InvalidMessage, InvalidName
+from nsq.http.calls import Call
+from nsq.http.message import HttpReply
+from nsq.http.nsqd import NsqdApi, nsqd_address
 from nsq.wire.commands import Limits, unpack_bodies
 
-NSQD = calls.nsqd_address("nsqd.example")
+
+class Calls(NsqdApi):
+    """Gives the call itself, not its answer."""
+
+    def _ask(self, call: Call[Any]) -> Any:
+        return call
+
+
+calls: Any = Calls("nsqd.example")
 
 CHANNEL = {
     "channel_name": "archive",
@@ -48,35 +56,35 @@ def answer(call: Call[Any], value: object, content_type: str = "application/json
 
 
 def test_the_default_port() -> None:
-    assert str(NSQD) == "http://nsqd.example:4151/"
+    assert str(nsqd_address("nsqd.example")) == "http://nsqd.example:4151/"
 
 
 @pytest.mark.parametrize(
     ("call", "request_line"),
     [
-        (calls.ping(NSQD), ("GET", "/ping")),
-        (calls.info(NSQD), ("GET", "/info")),
-        (calls.stats(NSQD), ("GET", "/stats?format=json&include_clients=true&include_mem=false")),
+        (calls.ping(), ("GET", "/ping")),
+        (calls.info(), ("GET", "/info")),
+        (calls.stats(), ("GET", "/stats?format=json&include_clients=true&include_mem=false")),
         (
-            calls.stats(NSQD, "t", "c", include_clients=False, include_mem=True),
+            calls.stats("t", "c", include_clients=False, include_mem=True),
             ("GET", "/stats?format=json&topic=t&channel=c&include_clients=false&include_mem=true"),
         ),
-        (calls.publish(NSQD, "t", b"x"), ("POST", "/pub?topic=t")),
-        (calls.publish(NSQD, "t", b"x", defer=1.5), ("POST", "/pub?topic=t&defer=1500")),
-        (calls.multi_publish(NSQD, "t", [b"x"]), ("POST", "/mpub?topic=t&binary=true")),
-        (calls.create_topic(NSQD, "t#ephemeral"), ("POST", "/topic/create?topic=t%23ephemeral")),
-        (calls.delete_topic(NSQD, "t"), ("POST", "/topic/delete?topic=t")),
-        (calls.empty_topic(NSQD, "t"), ("POST", "/topic/empty?topic=t")),
-        (calls.pause_topic(NSQD, "t"), ("POST", "/topic/pause?topic=t")),
-        (calls.unpause_topic(NSQD, "t"), ("POST", "/topic/unpause?topic=t")),
-        (calls.create_channel(NSQD, "t", "c"), ("POST", "/channel/create?topic=t&channel=c")),
-        (calls.delete_channel(NSQD, "t", "c"), ("POST", "/channel/delete?topic=t&channel=c")),
-        (calls.empty_channel(NSQD, "t", "c"), ("POST", "/channel/empty?topic=t&channel=c")),
-        (calls.pause_channel(NSQD, "t", "c"), ("POST", "/channel/pause?topic=t&channel=c")),
-        (calls.unpause_channel(NSQD, "t", "c"), ("POST", "/channel/unpause?topic=t&channel=c")),
-        (calls.get_config(NSQD, "log_level"), ("GET", "/config/log_level")),
-        (calls.get_config(NSQD, "a/b?c"), ("GET", "/config/a%2Fb%3Fc")),
-        (calls.set_config(NSQD, "log_level", "debug"), ("PUT", "/config/log_level")),
+        (calls.publish("t", b"x"), ("POST", "/pub?topic=t")),
+        (calls.publish("t", b"x", defer=1.5), ("POST", "/pub?topic=t&defer=1500")),
+        (calls.multi_publish("t", [b"x"]), ("POST", "/mpub?topic=t&binary=true")),
+        (calls.create_topic("t#ephemeral"), ("POST", "/topic/create?topic=t%23ephemeral")),
+        (calls.delete_topic("t"), ("POST", "/topic/delete?topic=t")),
+        (calls.empty_topic("t"), ("POST", "/topic/empty?topic=t")),
+        (calls.pause_topic("t"), ("POST", "/topic/pause?topic=t")),
+        (calls.unpause_topic("t"), ("POST", "/topic/unpause?topic=t")),
+        (calls.create_channel("t", "c"), ("POST", "/channel/create?topic=t&channel=c")),
+        (calls.delete_channel("t", "c"), ("POST", "/channel/delete?topic=t&channel=c")),
+        (calls.empty_channel("t", "c"), ("POST", "/channel/empty?topic=t&channel=c")),
+        (calls.pause_channel("t", "c"), ("POST", "/channel/pause?topic=t&channel=c")),
+        (calls.unpause_channel("t", "c"), ("POST", "/channel/unpause?topic=t&channel=c")),
+        (calls.get_config("log_level"), ("GET", "/config/log_level")),
+        (calls.get_config("a/b?c"), ("GET", "/config/a%2Fb%3Fc")),
+        (calls.set_config("log_level", "debug"), ("PUT", "/config/log_level")),
     ],
 )
 def test_request_lines(call: Call[Any], request_line: tuple[str, str]) -> None:
@@ -86,38 +94,38 @@ def test_request_lines(call: Call[Any], request_line: tuple[str, str]) -> None:
 
 class TestPublishing:
     def test_the_body_goes_as_it_is(self) -> None:
-        assert calls.publish(NSQD, "t", b"\0\n\xff").request.body == b"\0\n\xff"
+        assert calls.publish("t", b"\0\n\xff").request.body == b"\0\n\xff"
 
     def test_many_bodies_are_packed(self) -> None:
-        packed = calls.multi_publish(NSQD, "t", iter([b"a\nb", b"\0"])).request.body
+        packed = calls.multi_publish("t", iter([b"a\nb", b"\0"])).request.body
         assert unpack_bodies(packed, Limits(max_msg_size=100, max_body_size=1000)) == [b"a\nb", b"\0"]
 
     def test_a_short_delay_is_rounded(self) -> None:
-        assert sent(calls.publish(NSQD, "t", b"x", defer=0.0016))[1].endswith("defer=2")
+        assert sent(calls.publish("t", b"x", defer=0.0016))[1].endswith("defer=2")
 
     @pytest.mark.parametrize("defer", [-1.0, math.inf, math.nan])
     def test_an_impossible_delay(self, defer: float) -> None:
         with pytest.raises(InvalidMessage, match="deferred"):
-            calls.publish(NSQD, "t", b"x", defer=defer)
+            calls.publish("t", b"x", defer=defer)
 
     @pytest.mark.parametrize("body", [b"", "text", bytearray(b"x"), None])
     def test_what_is_no_message(self, body: Any) -> None:
         with pytest.raises(InvalidMessage):
-            calls.publish(NSQD, "t", body)
+            calls.publish("t", body)
         with pytest.raises(InvalidMessage):
-            calls.multi_publish(NSQD, "t", [b"x", body])
+            calls.multi_publish("t", [b"x", body])
 
     def test_no_messages(self) -> None:
         with pytest.raises(InvalidMessage, match="no message"):
-            calls.multi_publish(NSQD, "t", [])
+            calls.multi_publish("t", [])
 
     @pytest.mark.parametrize(
         "make",
         [
-            lambda: calls.publish(NSQD, "b@d", b"x"),
-            lambda: calls.multi_publish(NSQD, "b@d", [b"x"]),
-            lambda: calls.create_topic(NSQD, "b@d"),
-            lambda: calls.create_channel(NSQD, "t", "b@d"),
+            lambda: calls.publish("b@d", b"x"),
+            lambda: calls.multi_publish("b@d", [b"x"]),
+            lambda: calls.create_topic("b@d"),
+            lambda: calls.create_channel("t", "b@d"),
         ],
     )
     def test_names_that_nsqd_would_refuse(self, make: Callable[[], object]) -> None:
@@ -125,12 +133,12 @@ class TestPublishing:
             make()
 
     def test_what_has_a_wrong_name_can_be_deleted(self) -> None:
-        assert sent(calls.delete_topic(NSQD, "b@d")) == ("POST", "/topic/delete?topic=b%40d")
+        assert sent(calls.delete_topic("b@d")) == ("POST", "/topic/delete?topic=b%40d")
 
     def test_the_answer_must_be_ok(self) -> None:
-        answer(calls.publish(NSQD, "t", b"x"), b"OK", "text/plain")
+        answer(calls.publish("t", b"x"), b"OK", "text/plain")
         with pytest.raises(ApiError, match="instead of OK"):
-            answer(calls.publish(NSQD, "t", b"x"), b"<html>")
+            answer(calls.publish("t", b"x"), b"<html>")
 
 
 class TestInfo:
@@ -144,46 +152,46 @@ class TestInfo:
 
     def test_times_are_seconds(self) -> None:
         told = self.TOLD | {"max_heartbeat_interval": 60_000_000_000, "max_output_buffer_timeout": 25_000_000}
-        info = answer(calls.info(NSQD), told)
+        info = answer(calls.info(), told)
         assert (info.max_heartbeat_interval, info.max_output_buffer_timeout) == (60.0, 0.025)
         assert (info.version, info.broadcast_address, info.tcp_port) == ("1.3.0", "b", 4150)
 
     def test_an_old_nsqd_tells_less_and_a_new_one_more(self) -> None:
-        info = answer(calls.info(NSQD), self.TOLD | {"newer": 1})
+        info = answer(calls.info(), self.TOLD | {"newer": 1})
         assert (info.max_heartbeat_interval, info.topology_zone) == (None, "")
 
     def test_what_is_missing_is_named(self) -> None:
         told = {key: value for key, value in self.TOLD.items() if key != "tcp_port"}
         with pytest.raises(ApiError, match=r"http://nsqd\.example:4151/info .*: tcp_port is missing"):
-            answer(calls.info(NSQD), told)
+            answer(calls.info(), told)
 
 
 class TestStats:
     def test_null_lists_are_empty(self) -> None:
-        stats = answer(calls.stats(NSQD), STATS)
+        stats = answer(calls.stats(), STATS)
         assert stats["producers"] == []
         assert stats["topics"][0]["channels"][0]["clients"] == []
-        assert answer(calls.stats(NSQD), STATS | {"topics": None})["topics"] == []
+        assert answer(calls.stats(), STATS | {"topics": None})["topics"] == []
 
     def test_clients(self) -> None:
         client = {"client_id": "a", "hostname": "h", "remote_address": "r", "ready_count": 3}
         channel = CHANNEL | {"clients": [client]}
-        stats = answer(calls.stats(NSQD), STATS | {"topics": [TOPIC | {"channels": [channel]}]})
+        stats = answer(calls.stats(), STATS | {"topics": [TOPIC | {"channels": [channel]}]})
         assert stats["topics"][0]["channels"][0]["clients"][0]["ready_count"] == 3
 
     def test_what_is_wrong_is_named(self) -> None:
         channel = {key: value for key, value in CHANNEL.items() if key != "depth"}
         with pytest.raises(ApiError, match=r"topics\[0\]\.channels\[0\]\.depth is missing"):
-            answer(calls.stats(NSQD), STATS | {"topics": [TOPIC | {"channels": [channel]}]})
+            answer(calls.stats(), STATS | {"topics": [TOPIC | {"channels": [channel]}]})
         with pytest.raises(ApiError, match=r"topics\[0\]\.paused is str, not bool"):
-            answer(calls.stats(NSQD), STATS | {"topics": [TOPIC | {"paused": "no"}]})
+            answer(calls.stats(), STATS | {"topics": [TOPIC | {"paused": "no"}]})
         with pytest.raises(ApiError, match="the answer is list"):
-            answer(calls.stats(NSQD), [])
+            answer(calls.stats(), [])
 
 
 class TestSettings:
     def test_text_and_json_are_told_apart(self) -> None:
-        call = calls.get_config(NSQD, "x")
+        call = calls.get_config("x")
         assert answer(call, b"5", "text/plain; charset=utf-8") == "5"
         assert answer(call, b"5") == 5
         assert answer(call, ["a:1"]) == ["a:1"]
@@ -191,13 +199,13 @@ class TestSettings:
             answer(call, b"\xff", "text/plain")
 
     def test_bodies(self) -> None:
-        assert calls.set_config(NSQD, "log_level", "debug").request.body == b"debug"
-        body = calls.set_config(NSQD, "nsqlookupd_tcp_addresses", ["a:1"]).request.body
+        assert calls.set_config("log_level", "debug").request.body == b"debug"
+        body = calls.set_config("nsqlookupd_tcp_addresses", ["a:1"]).request.body
         assert json.loads(body) == ["a:1"]
 
 
 def test_refusals_carry_nsqds_code() -> None:
     with pytest.raises(ApiRefused) as caught:
-        calls.delete_topic(NSQD, "t").answer(HttpReply(404, {}, b'{"message":"TOPIC_NOT_FOUND"}'))
+        calls.delete_topic("t").answer(HttpReply(404, {}, b'{"message":"TOPIC_NOT_FOUND"}'))
     assert (caught.value.status, caught.value.code, caught.value.retry) == (404, "TOPIC_NOT_FOUND", False)
     assert str(caught.value) == "http://nsqd.example:4151/topic/delete answered 404 TOPIC_NOT_FOUND"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq.api.http import MAX_HEAD, HttpReply, HttpRequest, ReplyParser, Url, parse_url
 from nsq.errors import ApiError, UsageError
+from nsq.http.message import MAX_HEAD, HttpReply, HttpRequest, ReplyParser, Url, parse_url
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-Thing:  a b \r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -5,13 +5,20 @@ from typing import Any
 
 import pytest
 
-from nsq.api import nsqlookupd_calls as calls
-from nsq.api.calls import Call
-from nsq.api.http import HttpReply
-from nsq.api.nsqlookupd_calls import NsqdNode, RegisteredNode, nsqlookupd_address
 from nsq.errors import ApiError, InvalidName
+from nsq.http.calls import Call
+from nsq.http.message import HttpReply
+from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, RegisteredNode
 
-LOOKUPD = nsqlookupd_address("lookupd.example")
+
+class Calls(NsqlookupdApi):
+    """Gives the call itself, not its answer."""
+
+    def _ask(self, call: Call[Any]) -> Any:
+        return call
+
+
+calls: Any = Calls("lookupd.example")
 NODE = {
     "remote_address": "127.0.0.1:47222",
     "hostname": "vm",
@@ -47,7 +54,7 @@ def answer(call: Call[Any], value: object) -> Any:
     ],
 )
 def test_where_a_lookup_goes(address: str, url: str, sent: str) -> None:
-    call = calls.lookup(nsqlookupd_address(address), "t")
+    call = Calls(address).lookup("t")
     assert (str(call.request.url), target(call)) == (url, sent)
 
 
@@ -61,22 +68,22 @@ def test_where_a_lookup_goes(address: str, url: str, sent: str) -> None:
     ],
 )
 def test_where_everything_else_goes(address: str, sent: str) -> None:
-    assert target(calls.nodes(nsqlookupd_address(address))) == sent
+    assert target(Calls(address).nodes()) == sent
 
 
 @pytest.mark.parametrize(
     ("call", "method", "sent"),
     [
-        (calls.ping(LOOKUPD), "GET", "/ping"),
-        (calls.info(LOOKUPD), "GET", "/info"),
-        (calls.topics(LOOKUPD), "GET", "/topics"),
-        (calls.channels(LOOKUPD, "t"), "GET", "/channels?topic=t"),
-        (calls.debug(LOOKUPD), "GET", "/debug"),
-        (calls.create_topic(LOOKUPD, "t"), "POST", "/topic/create?topic=t"),
-        (calls.delete_topic(LOOKUPD, "t"), "POST", "/topic/delete?topic=t"),
-        (calls.create_channel(LOOKUPD, "t", "c"), "POST", "/channel/create?topic=t&channel=c"),
-        (calls.delete_channel(LOOKUPD, "t", "c"), "POST", "/channel/delete?topic=t&channel=c"),
-        (calls.tombstone(LOOKUPD, "t", "h:4151"), "POST", "/topic/tombstone?topic=t&node=h%3A4151"),
+        (calls.ping(), "GET", "/ping"),
+        (calls.info(), "GET", "/info"),
+        (calls.topics(), "GET", "/topics"),
+        (calls.channels("t"), "GET", "/channels?topic=t"),
+        (calls.debug(), "GET", "/debug"),
+        (calls.create_topic("t"), "POST", "/topic/create?topic=t"),
+        (calls.delete_topic("t"), "POST", "/topic/delete?topic=t"),
+        (calls.create_channel("t", "c"), "POST", "/channel/create?topic=t&channel=c"),
+        (calls.delete_channel("t", "c"), "POST", "/channel/delete?topic=t&channel=c"),
+        (calls.tombstone("t", "h:4151"), "POST", "/topic/tombstone?topic=t&node=h%3A4151"),
     ],
 )
 def test_requests(call: Call[Any], method: str, sent: str) -> None:
@@ -85,7 +92,7 @@ def test_requests(call: Call[Any], method: str, sent: str) -> None:
 
 
 class TestLookup:
-    CALL = calls.lookup(LOOKUPD, "t")
+    CALL = calls.lookup("t")
 
     def test_channels_and_producers(self) -> None:
         found = answer(self.CALL, {"channels": ["c"], "producers": [NODE]})
@@ -134,11 +141,11 @@ class TestLookup:
 
     def test_a_wrong_name_is_not_asked_for(self) -> None:
         with pytest.raises(InvalidName):
-            calls.lookup(LOOKUPD, "b@d")
+            calls.lookup("b@d")
 
 
 class TestNodes:
-    CALL = calls.nodes(LOOKUPD)
+    CALL = calls.nodes()
 
     def test_topics_and_tombstones_belong_together(self) -> None:
         node = NODE | {"topics": ["a", "b"], "tombstones": [False, True]}
@@ -158,16 +165,16 @@ class TestNodes:
 
 
 def test_names_are_sorted() -> None:
-    assert answer(calls.topics(LOOKUPD), {"topics": ["b", "a"]}) == ["a", "b"]
-    assert answer(calls.channels(LOOKUPD, "t"), {"channels": ["b", "a"]}) == ["a", "b"]
+    assert answer(calls.topics(), {"topics": ["b", "a"]}) == ["a", "b"]
+    assert answer(calls.channels("t"), {"channels": ["b", "a"]}) == ["a", "b"]
 
 
 def test_version() -> None:
-    assert answer(calls.info(LOOKUPD), {"version": "1.3.0"}) == "1.3.0"
+    assert answer(calls.info(), {"version": "1.3.0"}) == "1.3.0"
 
 
 def test_debug() -> None:
     entry = {"id": "x", "broadcast_address": "h", "tcp_port": 1, "last_update": 5, "tombstoned": False}
-    assert answer(calls.debug(LOOKUPD), {"topic:t:": [entry]}) == {"topic:t:": [entry]}
+    assert answer(calls.debug(), {"topic:t:": [entry]}) == {"topic:t:": [entry]}
     with pytest.raises(ApiError, match=r"topic:t:\[0\]\.broadcast_address is missing"):
-        answer(calls.debug(LOOKUPD), {"topic:t:": [{}]})
+        answer(calls.debug(), {"topic:t:": [{}]})

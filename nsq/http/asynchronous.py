@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 
-from nsq.api.http import DEFAULT_MAX_BODY, HttpReply, HttpRequest, ReplyParser, Url
 from nsq.errors import ApiError
+from nsq.http.message import DEFAULT_MAX_BODY, HttpReply, HttpRequest, ReplyParser, Url
 
 
 async def send(

@@ -4,8 +4,8 @@ from typing import Any, TypedDict
 
 import pytest
 
-from nsq.api.shapes import Misshapen, conform
 from nsq.errors import ApiError
+from nsq.http.calls import Misshapen, conform
 
 
 class Inner(TypedDict):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from nsq.api.asynchronous import send
-from nsq.api.http import HttpReply, HttpRequest, parse_url
 from nsq.errors import ApiError
+from nsq.http.asynchronous import send
+from nsq.http.message import HttpReply, HttpRequest, parse_url
 
 REQUEST = HttpRequest(parse_url("http://h.example:4161/lookup?secret=x"))
 

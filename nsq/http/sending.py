@@ -10,19 +10,17 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from nsq.api.calls import Call, tls_port
-from nsq.api.http import DEFAULT_MAX_BODY, HttpReply, HttpRequest, ReplyParser, Url
 from nsq.errors import ApiError
+from nsq.http.calls import tls_port
+from nsq.http.message import DEFAULT_MAX_BODY, HttpReply, HttpRequest, ReplyParser, Url
 
 if TYPE_CHECKING:
     import ssl
-
-T = TypeVar("T")
 
 #: Opens a connection to where a URL points, within so many seconds; OSError when it cannot.
 Connect = Callable[[Url, float], socket.socket]
@@ -215,31 +213,79 @@ def _looked_up(host: str, port: int, deadline: _Deadline, asking: Asking) -> lis
     return answer
 
 
-class Sender:
-    """How one program talks to its APIs: the arguments of ``send``, given once."""
-
-    def __init__(
-        self,
-        *,
-        timeout: float = DEFAULT_TIMEOUT,
-        tls: ssl.SSLContext | None = None,
-        connect: Connect | None = None,
-        upgrade: bool = False,
-    ) -> None:
-        self._timeout = timeout
-        self._tls = tls
-        self._connect = connect
-        self._upgrade = upgrade
-
-    def ask(self, call: Call[T]) -> T:
-        """Carry out the call: ApiError when it cannot be, ApiRefused when the server says no."""
-        reply = send(
-            call.request, timeout=self._timeout, tls=self._tls, connect=self._connect, upgrade=self._upgrade
-        )
-        return call.answer(reply)
-
-
 def _codecless(host: str) -> str | bytes:
     """For text Python imports the idna codec, at its first use. A child that is forked while another thread
     does that has half a codec: for as long as it lives, no lookup would succeed."""
     return host.encode("ascii") if host.isascii() else host
+
+
+# Cutting requests short
+
+
+class Interrupter:
+    """``interrupt`` ends at once whatever is looked up, connecting, sent or awaited, then and later."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # guards the three below
+        self._handles: set[socket.socket] = set()
+        self._lookups: set[Callable[[], None]] = set()
+        self._interrupted = False
+
+    @contextmanager
+    def connecting(self) -> Iterator[Connect]:
+        """The ``connect`` for one request, to be left when the request is over."""
+        handles: list[socket.socket] = []
+        lookups: list[Callable[[], None]] = []
+
+        def asking(end: Callable[[], None]) -> None:
+            lookups.append(end)
+            self._note(end)
+
+        def connect(url: Url, timeout: float) -> socket.socket:
+            return connected(url, timeout, lambda stream: handles.append(self._watch(stream)), asking)
+
+        try:
+            yield connect
+        finally:
+            for handle in handles:
+                self._unwatch(handle)
+            with self._lock:
+                self._lookups.difference_update(lookups)
+
+    def interrupt(self) -> None:
+        with self._lock:
+            self._interrupted = True
+            for end in self._lookups:
+                end()
+            for handle in self._handles:
+                # Never blocks. An OSError: the peer was faster.
+                with suppress(OSError):
+                    handle.shutdown(socket.SHUT_RDWR)
+
+    def abandon(self) -> None:
+        """In a forked child: the requests are its parent's. Takes no lock: it may be held for ever."""
+        handles, self._handles = self._handles, set()
+        for handle in handles:
+            handle.close()
+
+    def _note(self, end: Callable[[], None]) -> None:
+        with self._lock:
+            self._lookups.add(end)
+            if self._interrupted:
+                end()
+
+    def _watch(self, stream: socket.socket) -> socket.socket:
+        # A duplicate, as TLS takes the descriptor away from the stream itself.
+        handle = stream.dup()
+        with self._lock:
+            if not self._interrupted:
+                self._handles.add(handle)
+                return handle
+        handle.close()
+        raise OSError("interrupted")
+
+    def _unwatch(self, handle: socket.socket) -> None:
+        # Under the lock: nobody must shut down a descriptor that by then is somebody else's.
+        with self._lock:
+            self._handles.discard(handle)
+            handle.close()

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nsq.api.blocking import send
-from nsq.api.http import HttpRequest, Url, parse_url
 from nsq.errors import ApiError
+from nsq.http.message import HttpRequest, Url, parse_url
+from nsq.http.sending import send
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_importing_it_loads_neither_ssl_nor_asyncio() -> None:
     program = """
 import sys
-import nsq.api.nsqd, nsq.api.nsqlookupd
+import nsq.http.nsqd, nsq.http.nsqlookupd
 print(sorted({"ssl", "certifi", "asyncio", "http.client"} & set(sys.modules)))
 """
     done = subprocess.run(

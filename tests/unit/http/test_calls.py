@@ -5,9 +5,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from nsq.api.calls import Call, authorized, endpoint, get, json_value, nothing, ok, tls_port
-from nsq.api.http import HttpReply, HttpRequest, parse_url
 from nsq.errors import ApiError, ApiRefused, UsageError
+from nsq.http.calls import Call, authorized, endpoint, get, json_value, nothing, ok, tls_port
+from nsq.http.message import HttpReply, HttpRequest, parse_url
 
 BASE = parse_url("http://nsq.example:4151/?access_token=hunter2")
 
