@@ -25,7 +25,7 @@ from nsq.discovery.directory import Answer, Directory, LookupSchedule, Nsqd, Pau
 from nsq.errors import ApiRefused, Closed, NsqError, UsageError
 from nsq.http.message import Url
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
-from nsq.http.sending import Interrupter
+from nsq.http.sending import InterruptibleTransport
 from nsq.transport.addresses import checked, checked_nsqds
 from nsq.transport.tls import context_of
 
@@ -71,22 +71,21 @@ class Asker:
     def __init__(self, topic: str | None, config: Config) -> None:
         self._topic = topic
         self._config = config
-        self._interrupter = Interrupter()
+        self._transport = InterruptibleTransport()
 
     def ask(self, lookupd: str) -> frozenset[str]:
         """Return addresses; block no longer than ``lookupd_poll_timeout``, raise NsqError."""
         config = self._config
         encrypted = nsqlookupd_address(lookupd).scheme == "https"
-        with self._interrupter.connecting() as connect:
-            api = NsqlookupdApi(
-                lookupd,
-                authorization=config.auth_secret,
-                authorize=config.lookupd_authorization,
-                timeout=config.lookupd_poll_timeout,
-                tls=context_of(config) if encrypted else None,
-                connect=connect,
-            )
-            return frozenset(node.tcp_address for node in self._nodes(api))
+        api = NsqlookupdApi(
+            lookupd,
+            authorization=config.auth_secret,
+            authorize=config.lookupd_authorization,
+            timeout=config.lookupd_poll_timeout,
+            tls=context_of(config) if encrypted else None,
+            transport=self._transport,
+        )
+        return frozenset(node.tcp_address for node in self._nodes(api))
 
     def _nodes(self, api: NsqlookupdApi) -> Iterable[NsqdNode]:
         if self._topic is None:
@@ -100,11 +99,11 @@ class Asker:
 
     def cancel(self) -> None:
         """Have every ``ask`` end early, those to come as well."""
-        self._interrupter.interrupt()
+        self._transport.interrupt()
 
     def abandon(self) -> None:
         """In a forked child: let go of what is under way, which is the parent's."""
-        self._interrupter.abandon()
+        self._transport.abandon()
 
 
 class LogOnce:

@@ -15,7 +15,8 @@ from urllib.parse import quote
 from nsq.errors import ApiError, InvalidMessage
 from nsq.http.calls import ACCEPT, Call, conform, endpoint, get, json_value, nothing, ok, post
 from nsq.http.message import HttpReply, HttpRequest, Url, parse_url
-from nsq.http.sending import DEFAULT_TIMEOUT, Connect, send
+from nsq.http.sending import DEFAULT_TIMEOUT, send
+from nsq.transport.base import Transport
 from nsq.wire.commands import pack_bodies
 from nsq.wire.names import check_channel, check_topic
 
@@ -47,18 +48,20 @@ class NsqdApi:
         *,
         timeout: float = DEFAULT_TIMEOUT,
         tls: ssl.SSLContext | None = None,
-        connect: Connect | None = None,
+        transport: Transport | None = None,
     ) -> None:
         self._nsqd = nsqd_address(address)
         self._timeout = timeout
         self._tls = tls
-        self._connect = connect
+        self._transport = transport
 
     def __repr__(self) -> str:
         return f"NsqdApi({str(self._nsqd)!r})"
 
     def _ask(self, call: Call[T]) -> T:
-        reply = send(call.request, timeout=self._timeout, tls=self._tls, connect=self._connect, upgrade=True)
+        reply = send(
+            call.request, timeout=self._timeout, tls=self._tls, transport=self._transport, upgrade=True
+        )
         return call.answer(reply)
 
     def _get(self, path: str, args: dict[str, str], parse: Callable[[HttpReply], T]) -> T:

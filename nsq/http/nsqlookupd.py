@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 from nsq.http.calls import Call, Misshapen, authorized, conform, get, json_value, nothing, ok, post
 from nsq.http.message import HttpReply, Url, parse_url
-from nsq.http.sending import DEFAULT_TIMEOUT, Connect, send
+from nsq.http.sending import DEFAULT_TIMEOUT, send
+from nsq.transport.base import Transport
 from nsq.wire.names import check_channel, check_topic
 
 if TYPE_CHECKING:
@@ -45,21 +46,21 @@ class NsqlookupdApi:
         authorize: str = "https",
         timeout: float = DEFAULT_TIMEOUT,
         tls: ssl.SSLContext | None = None,
-        connect: Connect | None = None,
+        transport: Transport | None = None,
     ) -> None:
         self._lookupd = nsqlookupd_address(address)
         self._authorization = authorization or ""
         self._authorize = authorize
         self._timeout = timeout
         self._tls = tls
-        self._connect = connect
+        self._transport = transport
 
     def __repr__(self) -> str:
         return f"NsqlookupdApi({str(self._lookupd)!r})"
 
     def _ask(self, call: Call[T]) -> T:
         request = authorized(call, self._authorization, self._authorize).request
-        return call.answer(send(request, timeout=self._timeout, tls=self._tls, connect=self._connect))
+        return call.answer(send(request, timeout=self._timeout, tls=self._tls, transport=self._transport))
 
     def _get(self, path: str, args: dict[str, str], parse: Callable[[HttpReply], T]) -> T:
         return self._ask(get(_beside_lookup(self._lookupd), path, args, parse))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import ssl
 import threading
@@ -15,13 +16,14 @@ from typing import Any
 import pytest
 import trustme
 
-from nsq.errors import ApiError, ApiRefused, InvalidMessage
-from nsq.http.message import HttpRequest, Url, parse_url
+from nsq.errors import ApiError, ApiRefused, DialFailed, InvalidMessage
+from nsq.http.message import HttpRequest, parse_url
 from nsq.http.nsqd import NsqdApi
 from nsq.http.nsqlookupd import NsqlookupdApi
-from nsq.http.sending import Interrupter, connected, send
+from nsq.http.sending import InterruptibleTransport, send
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
+from nsq.transport import AddressTransport, Stream
 
 TIMEOUT = 0.4
 """For what is meant to time out."""
@@ -481,14 +483,12 @@ class TestConnecting:
         NsqdApi(f"two.example:{port}").ping()
 
     def test_a_connection_of_ones_own(self, nsqd: Nsqd) -> None:
-        asked: list[str] = []
+        class Elsewhere(AddressTransport):
+            def connect(self, address: str, *, timeout: float) -> Stream:
+                assert address == "elsewhere.example:4151"
+                return super().connect(nsqd.http_address, timeout=timeout)
 
-        def connect(url: Url, timeout: float) -> socket.socket:
-            asked.append(url.host)
-            return connected(parse_url(nsqd.http_address), timeout)
-
-        NsqdApi("elsewhere.example", connect=connect).ping()
-        assert asked == ["elsewhere.example"]
+        NsqdApi("elsewhere.example", transport=Elsewhere()).ping()
 
     def test_many_threads_may_share_one_api(self, nsqd: Nsqd) -> None:
         api = NsqdApi(nsqd.http_address)
@@ -501,12 +501,20 @@ class TestConnecting:
 
 
 def test_a_forked_child_lets_go_of_requests_under_way() -> None:
-    """What it closes are duplicates of its own: the parent's connection goes on."""
-    interrupter = Interrupter()
-    with socket.create_server(("127.0.0.1", 0)) as listener, interrupter.connecting() as connect:
+    transport = InterruptibleTransport()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
-        with connect(Url("http", host, port, "/"), ENOUGH) as stream, listener.accept()[0] as peer:
-            interrupter.abandon()
-            interrupter.interrupt()
-            stream.sendall(b"still there")
+        stream = transport.connect(f"{host}:{port}", timeout=ENOUGH)
+        with listener.accept()[0] as peer:
+            child = os.fork()
+            if not child:
+                transport.abandon()
+                transport.interrupt()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+            stream.write(b"still there", ENOUGH)
             assert peer.recv(100) == b"still there"
+            transport.interrupt()
+            assert peer.recv(100) == b""
+        with pytest.raises(DialFailed, match="interrupted"):
+            transport.connect(f"{host}:{port}", timeout=ENOUGH)

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from nsq.errors import ApiError
-from nsq.http.message import HttpRequest, Url, parse_url
+from nsq.errors import ApiError, DialFailed, Unanswered
+from nsq.http.message import HttpRequest, parse_url
 from nsq.http.sending import send
+from nsq.transport import MemoryTransport, Stream
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_importing_it_loads_neither_ssl_nor_asyncio() -> None:
+def test_importing_it_loads_no_asyncio() -> None:
     program = """
 import sys
 import nsq.http.nsqd, nsq.http.nsqlookupd
-print(sorted({"ssl", "certifi", "asyncio", "http.client"} & set(sys.modules)))
+print(sorted({"certifi", "asyncio", "http.client"} & set(sys.modules)))
 """
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
@@ -28,30 +28,37 @@ print(sorted({"ssl", "certifi", "asyncio", "http.client"} & set(sys.modules)))
     assert (done.stdout.strip(), done.stderr) == ("[]", "")
 
 
+class Failing:
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def connect(self, address: str, *, timeout: float) -> Stream:
+        assert address == "h:4151"
+        assert 0 < timeout <= 5.0
+        raise self._error
+
+
 @pytest.mark.parametrize(
-    ("fault", "text"),
+    ("error", "text"),
     [
-        (
-            ConnectionRefusedError(111, "Connection refused"),
-            "cannot be reached: [Errno 111] Connection refused",
-        ),
-        (TimeoutError("timed out"), "did not answer within 5 s"),
-        (OverflowError("port must be 0-65535"), "cannot be reached: port must be 0-65535"),
+        (DialFailed("cannot connect to h:4151: refused"), "cannot be reached: refused"),
+        (DialFailed("no way"), "cannot be reached: no way"),
+        (Unanswered("h:4151: nothing"), "did not answer within 5 s"),
     ],
 )
-def test_what_a_connect_raises_becomes_an_api_error_without_the_query(fault: Exception, text: str) -> None:
-    def connect(url: Url, timeout: float) -> socket.socket:
-        assert 0 < timeout <= 5.0
-        raise fault
-
+def test_what_a_dial_raises_becomes_an_api_error_without_the_query(error: Exception, text: str) -> None:
     with pytest.raises(ApiError) as caught:
-        send(HttpRequest(parse_url("http://h:4151/stats?secret=x")), timeout=5.0, connect=connect)
+        send(HttpRequest(parse_url("http://h:4151/stats?secret=x")), timeout=5.0, transport=Failing(error))
     assert str(caught.value) == f"http://h:4151/stats {text}"
 
 
 def test_a_fault_of_ones_own_is_not_hidden() -> None:
-    def connect(url: Url, timeout: float) -> socket.socket:
-        raise KeyError(url.host)
-
     with pytest.raises(KeyError):
-        send(HttpRequest(parse_url("h")), timeout=5.0, connect=connect)
+        send(HttpRequest(parse_url("h:4151")), timeout=5.0, transport=Failing(KeyError("h")))
+
+
+def test_over_any_transport() -> None:
+    request = HttpRequest(parse_url("h:4151"))
+    transport = MemoryTransport((request.encode(), b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"))
+    assert send(request, timeout=5.0, transport=transport).body == b"OK"
+    transport.accept().wait_closed()
