@@ -24,7 +24,7 @@ from nsq.errors import Closed, ConfigError, Forked, UsageError
 from nsq.message import Message
 from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
-from nsq.transport.tcp import transport_of
+from nsq.transport.dialing import transport_of
 from nsq.waiting import refuse_eventlet
 from nsq.wire.names import check_channel, check_topic
 

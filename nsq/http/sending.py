@@ -14,11 +14,10 @@ from nsq.errors import ApiError, ConnectionFailed, ConnectionLost, DialFailed, L
 from nsq.http.calls import tls_port
 from nsq.http.message import DEFAULT_MAX_BODY, HttpReply, HttpRequest, ReplyParser, Url
 from nsq.transport.addresses import join
-from nsq.transport.base import Stream, Transport
+from nsq.transport.base import Stream, Transport, WrappedStream
+from nsq.transport.dialing import OwnTransport, default_transport
 from nsq.transport.layered import LayeredStream
-from nsq.transport.tcp import OwnTransport, default_transport
 from nsq.transport.tls import client_context
-from nsq.transport.wrapped import WrappedStream
 from nsq.wire.layers import Tls
 
 if TYPE_CHECKING:

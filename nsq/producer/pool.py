@@ -46,7 +46,7 @@ from nsq.producer.reports import (
     ProducerStats,
 )
 from nsq.transport.base import Transport
-from nsq.transport.tcp import OwnTransport
+from nsq.transport.dialing import OwnTransport
 from nsq.waiting import Waiters, start_thread
 from nsq.wire.layers import TlsContext
 

@@ -33,7 +33,7 @@ from nsq.producer.reports import (
 )
 from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
-from nsq.transport.tcp import transport_of
+from nsq.transport.dialing import transport_of
 from nsq.transport.tls import context_of
 from nsq.waiting import Waiters, refuse_eventlet, start_thread
 

@@ -24,7 +24,7 @@ from nsq.connection.handshake import dial
 from nsq.errors import ConfigError, NsqError
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.spark.wal.places import directory_of, shown
-from nsq.transport.tcp import transport_of
+from nsq.transport.dialing import transport_of
 from nsq.transport.tls import context_of
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"

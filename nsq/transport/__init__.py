@@ -7,13 +7,12 @@ WrappedStream, or write both from scratch; test with MemoryTransport.
 
 from __future__ import annotations
 
-from .base import CHUNK, Stream, Transport
+from .base import CHUNK, Stream, Transport, WrappedStream
+from .dialing import AddressTransport, TcpTransport, UnixTransport, default_transport
 from .layered import LayeredStream
 from .memory import MemoryPeer, MemoryStream, MemoryTransport
 from .sockets import SocketStream
-from .tcp import AddressTransport, TcpTransport, UnixTransport, default_transport
 from .tls import client_context
-from .wrapped import WrappedStream
 
 __all__ = [
     "Transport",

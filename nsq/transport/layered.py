@@ -16,8 +16,7 @@ from contextlib import suppress
 from nsq.errors import ConnectionFailed, ConnectionLost, LayerError, Unanswered
 from nsq.wire.layers import Layer, Stack, Tls
 
-from .base import CHUNK, Stream
-from .wrapped import WrappedStream
+from .base import CHUNK, Stream, WrappedStream
 
 
 class LayeredStream(WrappedStream):

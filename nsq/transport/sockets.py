@@ -30,11 +30,11 @@ from contextlib import suppress
 from nsq.errors import ConfigError, ConnectionLost, Unanswered
 
 from .base import CHUNK
-from .racing import poll_milliseconds
 
 _TIMEVAL = struct.Struct("@ll")
 _LONGEST = 10**9  # seconds; the kernel takes it for "for ever" or nearly so
 _LONGEST_TIMEOUT = 10**6  # seconds; poll counts milliseconds in 32 bits
+_LONGEST_POLL = 2**31 - 1  # milliseconds
 # A peer that is gone must raise an error, not a signal, even where a program has restored SIGPIPE.
 _AT_ONCE = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 
@@ -201,3 +201,8 @@ def timeval(seconds: float | None) -> bytes:
     fraction, whole = math.modf(min(seconds, _LONGEST))
     # Rounded up, so that a tiny timeout does not become none; 999,999.5 µs must not become a million.
     return _TIMEVAL.pack(int(whole), min(math.ceil(fraction * 1_000_000), 999_999))
+
+
+def poll_milliseconds(seconds: float) -> int:
+    """For ``poll``: rounded up, as rounding down would spin through the last millisecond."""
+    return math.ceil(min(max(seconds, 0.0) * 1000, _LONGEST_POLL))

@@ -25,7 +25,7 @@ from nsq.errors import ApiError, NsqError, ServerError
 from nsq.message import Message
 from nsq.testing import Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
-from nsq.transport.tcp import default_transport
+from nsq.transport.dialing import default_transport
 from nsq.wire import commands
 
 TOPIC, CHANNEL = "orders", "billing"

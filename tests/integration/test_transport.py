@@ -28,8 +28,7 @@ from nsq.errors import ConfigError, ConnectionLost, DialFailed, Unanswered
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from nsq.transport import LayeredStream, SocketStream, Stream, TcpTransport, UnixTransport, default_transport
-from nsq.transport.racing import NobodyAnswered, race
-from nsq.transport.resolving import Target
+from nsq.transport.dialing import NobodyAnswered, Target, race
 from nsq.wire import commands
 from nsq.wire.frames import encode_response
 from nsq.wire.identify import IdentifyRequest

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from nsq.transport.racing import poll_milliseconds
+from nsq.transport.sockets import poll_milliseconds
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nsq.transport.resolving import Resolver, Target, literal, look_up
+from nsq.transport.dialing import Resolver, Target, literal, look_up
 
 TARGET = Target(socket.AF_INET, 6, ("10.0.0.7", 4150))
 LONG = 30.0
@@ -126,7 +126,7 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(
     with pytest.raises(TimeoutError):
         resolver.resolve("nsqd.example", 4150, 0.001)
     assert slow.reached.acquire(timeout=LONG)
-    monkeypatch.setattr("nsq.transport.resolving.os.getpid", lambda: -1)
+    monkeypatch.setattr("nsq.transport.dialing.os.getpid", lambda: -1)
     with pytest.raises(TimeoutError):
         resolver.resolve("nsqd.example", 4150, 0.001)
     assert slow.reached.acquire(timeout=LONG)

@@ -1,0 +1,473 @@
+"""From an address to a connected stream: resolve a name, race its addresses, and end all that at a word.
+
+    TcpTransport.connect   resolver.resolve -> race -> SocketStream
+    UnixTransport.connect  one connect
+    AddressTransport       goes by the address
+
+**Names.** The C library's lookup can take half a minute and cannot be interrupted, so it runs in a thread of
+its own. A caller whose time is up leaves it there; whoever asks for the same name meanwhile waits for the
+same thread, so there is never more than one for a name. Addresses in digits need no lookup and no thread.
+
+**The race.** The next address is tried as soon as one fails or has been silent for a moment, and the earlier
+ones stay in: a black hole in front (IPv6 that leads nowhere, usually) costs that moment and not all the time.
+
+**Interrupting.** Whoever closes must not wait for a black hole. This takes no lock, as a child forked in the
+middle of a dial dials on. What is dropped by one thread and shut down by another is a duplicate, and only who
+has taken it out of the set may touch it: no descriptor is shut down that by then is somebody else's.
+
+Every OSError of a dial becomes DialFailed here; those of a connection are SocketStream's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple
+
+from nsq.config import Config
+from nsq.errors import ConfigError, DialFailed
+
+from . import addresses
+from .base import Stream, Transport
+from .sockets import SocketStream, poll_milliseconds, timeval
+
+# Names
+
+
+class Target(NamedTuple):
+    """One socket address a name stands for."""
+
+    family: int
+    protocol: int
+    address: tuple[Any, ...]
+
+    @property
+    def words(self) -> str:
+        return addresses.join(str(self.address[0]), int(self.address[1]))
+
+
+Lookup = Callable[[str, int], list[Target]]
+
+_INTERRUPTED = "the lookup of the name was interrupted"
+
+
+def look_up(host: str, port: int) -> list[Target]:
+    """Blocks as long as the C library likes; OSError or UnicodeError when the name is none."""
+    return _targets(socket.getaddrinfo(_codecless(host), port, type=socket.SOCK_STREAM))
+
+
+def literal(host: str, port: int) -> list[Target]:
+    """The one target of an address in digits, none for a name; never asks anybody."""
+    try:
+        found = socket.getaddrinfo(
+            _codecless(host), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )
+        return _targets(found)
+    except (OSError, UnicodeError):
+        return []
+
+
+def _codecless(host: str) -> str | bytes:
+    """For text Python imports the idna codec, at its first use. A child that is forked while another thread
+    does that has half a codec: for as long as it lives, no lookup would succeed."""
+    return host.encode("ascii") if host.isascii() else host
+
+
+def _targets(found: list[Any]) -> list[Target]:
+    targets = (Target(family, protocol, address) for family, _, protocol, _, address in found)
+    return list(dict.fromkeys(targets))
+
+
+class _Asked:
+    """A lookup that is under way."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.targets: list[Target] = []
+        self.failure: OSError | UnicodeError | None = None
+
+
+class Resolver:
+    """Looks names up in threads, at most one for each name at a time."""
+
+    def __init__(self, lookup: Lookup = look_up) -> None:
+        self._lookup = lookup
+        self._interrupted = False
+        # By name, port and process: the thread of a lookup that was under way at a fork is not in the child.
+        self._under_way: dict[tuple[str, int, int], _Asked] = {}
+
+    def resolve(self, host: str, port: int, timeout: float) -> list[Target]:
+        """At least one target; OSError (TimeoutError, too) or UnicodeError otherwise."""
+        targets = literal(host, port)
+        if targets:
+            return targets
+        key = (host, port, os.getpid())
+        fresh = _Asked()
+        # Atomic, and no lock that a fork could leave held.
+        asked = self._under_way.setdefault(key, fresh)
+        if asked is fresh:
+            self._start(key, fresh)
+        if self._interrupted:
+            raise OSError(_INTERRUPTED)
+        if not asked.done.wait(min(max(timeout, 0.0), threading.TIMEOUT_MAX)):
+            raise TimeoutError(f"the name was not resolved within {timeout:.3g} s")
+        if asked.failure is not None:
+            raise asked.failure
+        return asked.targets
+
+    def interrupt(self) -> None:
+        """Have nobody wait any more, now or later. The threads end when the C library lets them."""
+        self._interrupted = True
+        for asked in list(self._under_way.values()):
+            asked.failure = OSError(_INTERRUPTED)
+            asked.done.set()
+
+    def _start(self, key: tuple[str, int, int], asked: _Asked) -> None:
+        # A daemon thread, the only one there is: it can neither be told to stop nor be waited for, and must
+        # not keep a program from ending.
+        thread = threading.Thread(
+            target=self._ask, args=(key, asked), name=f"nsq-resolve-{key[0]}", daemon=True
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads, or the interpreter is ending
+            self._ask(key, asked)
+
+    def _ask(self, key: tuple[str, int, int], asked: _Asked) -> None:
+        try:
+            asked.targets = self._lookup(key[0], key[1])
+            if not asked.targets:
+                asked.failure = OSError("the name has no address")
+        except (OSError, UnicodeError) as error:
+            asked.failure = error
+        finally:
+            self._finish(key, asked)
+
+    def _finish(self, key: tuple[str, int, int], asked: _Asked) -> None:
+        # Forgotten first: who comes after this asks anew, and who came before has the object.
+        self._under_way.pop(key, None)
+        asked.done.set()
+
+
+# The race
+
+MOMENT = 0.25
+Opened = Callable[[Target], socket.socket]
+"""Makes a socket for a target, with its options set and bound if it should be; it is not connected yet."""
+
+
+class NobodyAnswered(OSError):
+    """The race has no winner; the text says why for each address, ``__cause__`` is the last refusal."""
+
+
+def race(targets: Sequence[Target], opened: Opened, timeout: float) -> socket.socket:
+    """The connected, blocking socket of the winner; NobodyAnswered when there is none in time."""
+    runners = _Runners(opened, time.monotonic() + timeout)
+    moment = min(MOMENT, timeout / len(targets))
+    try:
+        for target in targets[:-1]:
+            winner = runners.start(target) or runners.first(within=moment)
+            if winner is not None:
+                return winner
+        winner = runners.start(targets[-1]) or runners.last()
+        if winner is not None:
+            return winner
+        raise NobodyAnswered(runners.reasons(timeout)) from runners.failure
+    finally:
+        runners.stop()
+
+
+class _Runners:
+    """The sockets that are connecting."""
+
+    def __init__(self, opened: Opened, deadline: float) -> None:
+        self._opened = opened
+        self._deadline = deadline
+        self._poll = select.poll()
+        self._running: dict[int, tuple[socket.socket, Target]] = {}
+        self._lost: list[str] = []
+        self.failure: OSError | None = None
+
+    def start(self, target: Target) -> socket.socket | None:
+        """The socket if it connects at once."""
+        try:
+            sock = self._opened(target)
+        except OSError as error:
+            self._note(target, error)
+            return None
+        try:
+            sock.setblocking(False)
+            code = sock.connect_ex(target.address)
+        except BaseException:
+            sock.close()
+            raise
+        if code in (errno.EINPROGRESS, errno.EINTR):
+            self._running[sock.fileno()] = (sock, target)
+            self._poll.register(sock, select.POLLOUT)
+            return None
+        return self._judged(sock, target, code)
+
+    def first(self, within: float) -> socket.socket | None:
+        """The first to connect; None as soon as one has failed, or nothing has happened for that long."""
+        until = min(time.monotonic() + within, self._deadline)
+        return self._next_result(until) if self._running else None
+
+    def last(self) -> socket.socket | None:
+        """The first to connect; None when all have failed or the deadline has passed."""
+        while self._running and time.monotonic() < self._deadline:
+            winner = self._next_result(self._deadline)
+            if winner is not None:
+                return winner
+        return None
+
+    def _next_result(self, until: float) -> socket.socket | None:
+        events = self._poll.poll(poll_milliseconds(until - time.monotonic()))
+        for descriptor, _ in events:
+            sock, target = self._running.pop(descriptor)
+            self._poll.unregister(descriptor)
+            winner = self._judged(sock, target, sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
+            if winner is not None:
+                return winner
+        return None
+
+    def _judged(self, sock: socket.socket, target: Target, code: int) -> socket.socket | None:
+        if not code and _met_itself(sock):
+            code = errno.ECONNREFUSED
+        if not code:
+            sock.setblocking(True)
+            return sock
+        sock.close()
+        self._note(target, OSError(code, os.strerror(code)))
+        return None
+
+    def _note(self, target: Target, error: OSError) -> None:
+        self.failure = error
+        self._lost.append(f"{target.words}: {error.strerror or error}")
+
+    def reasons(self, timeout: float) -> str:
+        words = f"no answer within {max(timeout, 0.0):.2g} s"
+        silent = [f"{target.words}: {words}" for _, target in self._running.values()]
+        return "; ".join(self._lost + silent)
+
+    def stop(self) -> None:
+        for sock, _ in self._running.values():
+            sock.close()
+
+
+def _met_itself(sock: socket.socket) -> bool:
+    """Dialling a port of our own machine on which nobody listens can pick that very port as the source: TCP
+    then connects the socket to itself."""
+    try:
+        return bool(sock.getsockname() == sock.getpeername())
+    except OSError:
+        return False  # reset already; the first read says so
+
+
+# Interrupting
+
+Watch = Callable[[socket.socket], None]
+
+
+class Interrupter:
+    """``interrupt`` ends every dial that is under way, and every later one at once."""
+
+    def __init__(self) -> None:
+        self._connecting: set[socket.socket] = set()
+        self._interrupted = False
+
+    @contextmanager
+    def watching(self) -> Iterator[Watch]:
+        """For one dial: what is to be called with each socket before it connects."""
+        handles: list[socket.socket] = []
+
+        def watch(sock: socket.socket) -> None:
+            handle = sock.dup()
+            handles.append(handle)
+            self._connecting.add(handle)
+            if self._interrupted:  # only now: an interrupt either finds the handle or is seen here
+                raise OSError("interrupted, as this client is closed")
+
+        try:
+            yield watch
+        finally:
+            for handle in handles:
+                if self._take(handle):
+                    handle.close()
+
+    def _take(self, handle: socket.socket) -> bool:
+        try:
+            self._connecting.remove(handle)
+        except KeyError:
+            return False  # who has it closes it
+        return True
+
+    def abandon(self) -> None:
+        """In a forked child: the dials are its parent's."""
+        for handle in list(self._connecting):
+            if self._take(handle):
+                handle.close()
+
+    def interrupt(self) -> None:
+        """Does not wait."""
+        self._interrupted = True
+        for handle in list(self._connecting):
+            if self._take(handle):
+                with suppress(OSError):  # refused or connected meanwhile
+                    handle.shutdown(socket.SHUT_RDWR)
+                handle.close()
+
+
+# Transports
+
+# A connection on which nothing moves is asked for a sign of life after a minute and given up a minute
+# later. It keeps NATs from forgetting it, and finds dead peers where heartbeats are switched off.
+_KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
+
+
+class TcpTransport:
+    """``host:port`` or ``[::1]:4150``, over IPv4 and IPv6.
+
+    ``local_address`` is the IP address to connect from, with or without a port: ``10.0.0.7``,
+    ``[fd00::7]:0``.
+    """
+
+    def __init__(self, local_address: str | None = None) -> None:
+        self.local_address = local_address
+        self._local = None if local_address is None else _local_target(local_address)
+        self._resolver = Resolver()
+        self._interrupter = Interrupter()
+
+    def connect(self, address: str, *, timeout: float) -> Stream:
+        deadline = time.monotonic() + timeout
+        try:
+            host, port = addresses.split(address)
+            targets = self._reachable(self._resolver.resolve(host, port, timeout))
+            with self._interrupter.watching() as watch:
+                sock = race(targets, lambda to: self._opened(to, watch), deadline - time.monotonic())
+        except (OSError, UnicodeError, ConfigError) as error:
+            raise _dial_failed(address, error) from error
+        return SocketStream(sock, address)
+
+    def interrupt(self) -> None:
+        """End all dials that are under way, and refuse those to come. Connections stay."""
+        self._interrupter.interrupt()
+        self._resolver.interrupt()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's dials. Those to come are not affected."""
+        self._interrupter.abandon()
+
+    def _reachable(self, targets: list[Target]) -> list[Target]:
+        if self._local is None:
+            return targets
+        reachable = [target for target in targets if target.family == self._local.family]
+        if not reachable:
+            raise OSError(f"it has no address of the kind of local_address {self.local_address}")
+        return reachable
+
+    def _opened(self, target: Target, watch: Watch) -> socket.socket:
+        sock = socket.socket(target.family, socket.SOCK_STREAM, target.protocol)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            _keep_alive(sock)
+            if self._local is not None:
+                self._bind(sock, self._local)
+            watch(sock)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _bind(self, sock: socket.socket, local: Target) -> None:
+        if local.address[1]:
+            # A port that is asked for may still be cooling down from the connection before.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind(local.address)
+        except OSError as error:
+            raise OSError(
+                error.errno, f"local_address {self.local_address}: {error.strerror or error}"
+            ) from error
+
+
+def _local_target(local_address: str) -> Target:
+    targets = literal(*addresses.split_local(local_address))
+    if not targets:
+        raise ConfigError(f"local_address is {local_address!r}, must be an IP address such as 10.0.0.7")
+    return targets[0]
+
+
+def _keep_alive(sock: socket.socket) -> None:
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        option = getattr(socket, name, None)  # systems differ in what they have
+        if option is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+class UnixTransport:
+    """``unix:/path/to/socket``, or the path alone."""
+
+    def connect(self, address: str, *, timeout: float) -> Stream:
+        try:
+            return SocketStream(_connected(addresses.unix_path(address), timeout), address)
+        except BlockingIOError as error:
+            raise DialFailed(f"cannot connect to {address}: no answer within {timeout:.2g} s") from error
+        except (OSError, UnicodeError, ConfigError) as error:
+            raise _dial_failed(address, error) from error
+
+
+def _connected(path: str, timeout: float) -> socket.socket:
+    """A listener whose backlog is full makes connect wait, which SO_SNDTIMEO bounds. There is nothing to poll
+    for: on a socket that does not block, connect fails at once."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(max(timeout, 1e-6)))
+        sock.connect(path)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(None))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _dial_failed(address: str, error: OSError | UnicodeError | ConfigError) -> DialFailed:
+    reason = str((error.strerror if isinstance(error, OSError) else None) or error)
+    # A race names each address it tried; for one in digits that is the address we begin with anyway.
+    return DialFailed(f"cannot connect to {address}: {reason.removeprefix(address + ': ')}")
+
+
+class AddressTransport:
+    """Unix for ``unix:/path`` and ``/path``, TCP for all else; either can be replaced."""
+
+    def __init__(self, tcp: Transport | None = None, unix: Transport | None = None) -> None:
+        self._tcp = tcp or TcpTransport()
+        self._unix = unix or UnixTransport()
+
+    def connect(self, address: str, *, timeout: float) -> Stream:
+        transport = self._unix if addresses.is_unix(address) else self._tcp
+        return transport.connect(address, timeout=timeout)
+
+
+default_transport: Transport = AddressTransport()
+
+
+class OwnTransport(AddressTransport):
+    """Of one client, which can end its dials when it closes."""
+
+    def __init__(self, local_address: str | None) -> None:
+        tcp = TcpTransport(local_address=local_address)
+        super().__init__(tcp)
+        self.interrupt = tcp.interrupt
+        self.abandon = tcp.abandon
+
+
+def transport_of(config: Config) -> OwnTransport:
+    """The one that a client's options ask for, made anew at each call."""
+    return OwnTransport(config.local_address)
