@@ -5,30 +5,32 @@ says ``<!-- options: nsq.spark.source.options.SourceOptions -->``, that of a par
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
 
 from nsq.config import Config
+from nsq.options import OptionHelp
 
 MARK = re.compile(r"<!-- options(?:: ([\w.]+))? -->")
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    return MARK.sub(lambda found: spark_table(found[1]) if found[1] else table(), markdown)
+    return MARK.sub(lambda found: table(declared(found[1])), markdown)
 
 
-def table() -> str:
+def declared(place: str | None) -> Iterable[OptionHelp]:
+    if place is None:
+        return Config.describe()
+    module, _, name = place.rpartition(".")
+    told: list[OptionHelp] = getattr(import_module(module), name).describe()
+    return told
+
+
+def table(options: Iterable[OptionHelp]) -> str:
     rows = [
-        f"| `{option.name}` | `{option.default}` | {option.range} | {option.help} |"
-        for option in Config.describe()
+        f"| `{option.name}` | {f'`{option.default}`' if option.default else ''} | {option.range} "
+        f"| {option.help} |"
+        for option in options
     ]
     return "\n".join(["| option | default | range | |", "|---|---|---|---|", *rows])
-
-
-def spark_table(place: str) -> str:
-    module, _, name = place.rpartition(".")
-    rows = [
-        f"| `{option.name}` | {f'`{option.default}`' if option.default else ''} | {option.help} |"
-        for option in getattr(import_module(module), name).describe()
-    ]
-    return "\n".join(["| option | default | |", "|---|---|---|", *rows])

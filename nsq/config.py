@@ -16,11 +16,11 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from nsq import options
 from nsq.errors import ConfigError
-from nsq.options import METADATA, Option
+from nsq.options import METADATA, Option, OptionHelp
 from nsq.other_clients import option_here
 
 if TYPE_CHECKING:
@@ -48,15 +48,6 @@ def _user_agent() -> str:
     from nsq import __version__
 
     return f"nsq-python/{__version__}"
-
-
-class OptionHelp(NamedTuple):
-    """One line of ``Config.describe()``; ``range`` is empty when any value of the type will do."""
-
-    name: str
-    default: str
-    range: str
-    help: str
 
 
 # The options

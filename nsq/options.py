@@ -89,6 +89,15 @@ STRATEGY = Kind("a name or a function", _keep_strategy, str)
 # Declaring an option
 
 
+class OptionHelp(NamedTuple):
+    """One line of a table of options; ``range`` is empty when any value of the type will do."""
+
+    name: str
+    default: str
+    range: str
+    help: str
+
+
 @dataclass(frozen=True)
 class Option:
     """What is known of one option beside its type. ``also`` are values outside the range with a meaning."""

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from nsq.config import Config
 from nsq.errors import ConfigError
 from nsq.literals import parse_boolean, parse_duration, parse_integer
+from nsq.options import METADATA, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, OptionHelp
 
-_METADATA = "nsq.spark"
 _SIZE = re.compile(r"([0-9]+)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -36,19 +37,10 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
-class _Declared(NamedTuple):
-    help: str
-    read: Callable[[str], Any]
-    low: float | None
-    choices: tuple[str, ...]
+duration, whole, yes_no = parse_duration, parse_integer, parse_boolean
 
-
-class OptionHelp(NamedTuple):
-    """One line of a table of options."""
-
-    name: str
-    default: str
-    help: str
+_SIZES = Kind("a number of bytes", WHOLE.keep, size)
+_KINDS = {duration: SECONDS, whole: WHOLE, yes_no: YES_NO, str: TEXT, size: _SIZES}
 
 
 def option(
@@ -60,10 +52,9 @@ def option(
     choices: tuple[str, ...] = (),
 ) -> Any:
     """A field; without a default it has to be given. ``low`` is the least a number may be."""
-    return dataclasses.field(default=default, metadata={_METADATA: _Declared(text, read, low, choices)})
-
-
-duration, whole, yes_no = parse_duration, parse_integer, parse_boolean
+    kind = _KINDS.get(read) or Kind("", lambda value: value, read)
+    declared = Option(text, kind, -math.inf if low is None else low, choices=choices)
+    return dataclasses.field(default=default, metadata={METADATA: declared})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -82,8 +73,9 @@ class Options:
         for name, text in given.items():
             plain = _plain(name)
             if plain in own:
-                field, declared = own[plain]
-                values[field] = _checked(_camel(field), text, declared)
+                field, option = own[plain]
+                spelt = _camel(field)
+                values[field] = option.checked(spelt, option.parsed(spelt, text))
             elif plain in of_config:
                 settings[of_config[plain]] = text
             elif plain not in skipped:
@@ -95,16 +87,16 @@ class Options:
     def describe(cls) -> list[OptionHelp]:
         fields = {field.name: field for field in dataclasses.fields(cls)}
         return [
-            OptionHelp(_camel(name), _shown(fields[name].default, declared.read), declared.help)
-            for name, declared in cls._declared().values()
+            OptionHelp(_camel(name), _shown(fields[name].default, option), option.range, option.help)
+            for name, option in cls._declared().values()
         ]
 
     @classmethod
-    def _declared(cls) -> dict[str, tuple[str, _Declared]]:
+    def _declared(cls) -> dict[str, tuple[str, Option]]:
         return {
-            _plain(field.name): (field.name, field.metadata[_METADATA])
+            _plain(field.name): (field.name, field.metadata[METADATA])
             for field in dataclasses.fields(cls)
-            if _METADATA in field.metadata
+            if METADATA in field.metadata
         }
 
     @classmethod
@@ -119,7 +111,7 @@ class Options:
         absent = [
             _camel(field.name)
             for field in dataclasses.fields(cls)
-            if _METADATA in field.metadata
+            if METADATA in field.metadata
             and field.default is dataclasses.MISSING
             and field.name not in values
         ]
@@ -136,18 +128,6 @@ def require_address(nsqd: tuple[str, ...], lookupd: tuple[str, ...]) -> None:
         )
 
 
-def _checked(name: str, text: str, declared: _Declared) -> Any:
-    try:
-        value = declared.read(text)
-    except ConfigError as error:
-        raise ConfigError(f"{name} is {text!r}: {error}") from None
-    if declared.low is not None and value < declared.low:
-        raise ConfigError(f"{name} is {text!r}, but must be at least {declared.low:g}")
-    if declared.choices and value not in declared.choices:
-        raise ConfigError(f"{name} is {text!r}, but must be one of: {', '.join(declared.choices)}")
-    return value
-
-
 def _config_names() -> dict[str, str]:
     return {_plain(line.name): line.name for line in Config.describe()}
 
@@ -161,7 +141,7 @@ def _camel(name: str) -> str:
     return head + "".join(word.capitalize() for word in rest)
 
 
-def _shown(value: Any, read: Callable[[str], Any]) -> str:
+def _shown(value: Any, option: Option) -> str:
     """As one would write it: ``250ms``, ``32MiB``."""
     if value is dataclasses.MISSING or value is None:
         return ""
@@ -169,8 +149,8 @@ def _shown(value: Any, read: Callable[[str], Any]) -> str:
         return ",".join(value)
     if isinstance(value, bool):
         return str(value).lower()
-    if read is duration:
+    if option.kind is SECONDS:
         return f"{value:g}s" if value >= 1 or not value else f"{value * 1000:g}ms"
-    if read is size and value and not value % _FACTORS["m"]:
+    if option.kind is _SIZES and value and not value % _FACTORS["m"]:
         return f"{value // _FACTORS['m']}MiB"
     return str(value)

@@ -56,7 +56,7 @@ def test_what_config_knows_is_taken_too() -> None:
         ({"place": "x", "authSecrets": "1"}, "there is no option 'authSecrets'; did you mean authSecret?"),
         ({"place": "x", "zzz": "1"}, "there is no option 'zzz'"),
         ({"place": "x", "maxBytes": "lots"}, "maxBytes is 'lots': invalid size 'lots'"),
-        ({"place": "x", "maxBytes": "0"}, "maxBytes is '0', but must be at least 1"),
+        ({"place": "x", "maxBytes": "0"}, "maxBytes is 0, but must be at least 1"),
         ({"place": "x", "pause": "90"}, "pause is '90': "),
         ({"place": "x", "count": "many"}, "count is 'many': "),
         ({"place": "x", "careful": "perhaps"}, "careful is 'perhaps': "),

@@ -37,7 +37,7 @@ def test_what_config_knows_may_be_given_too() -> None:
     ("given", "words"),
     [
         ({"topic": "orders"}, "option nsqd or lookupd is missing"),
-        ({"nsqd": "a:4150", "mpubMessages": "0"}, "mpubMessages is '0', but must be at least 1"),
+        ({"nsqd": "a:4150", "mpubMessages": "0"}, "mpubMessages is 0, but must be at least 1"),
         ({"nsqd": "a:4150", "mpubBytes": "6m"}, "mpubBytes is 6291456, but must be at most 5242880"),
         ({"nsqd": "a:4150", "resume": "batch"}, "must be one of: none, partition"),
         ({"nsqd": "a:4150", "pipelin": "1"}, "did you mean pipeline"),
