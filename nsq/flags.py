@@ -2,10 +2,10 @@
 
 A program declares its options once, as fields made by ``flag``, ``duration`` or ``repeated``; ``parse`` turns
 an argument list into an instance of that class. A flag beats the config file, the file beats the default.
-Only types are checked here; ranges belong to the program, which has ``check_range`` for them.
+Types are checked here, and by ``check``, which the class calls, ranges and choices.
 
-This module imports nothing of the package but ``errors`` and ``literals``. It prints nothing and exits
-nowhere (only ``parse_or_exit`` does, for ``main`` functions), and reads one file: that of ``--config``.
+This module imports nothing of the package but ``errors``, ``literals`` and ``options``. It prints nothing and
+exits nowhere (only ``parse_or_exit`` does, for ``main`` functions), and reads one file: that of ``--config``.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from nsq.literals import (
     parse_number,
     quote,
 )
+from nsq.options import NUMBER, SECONDS, TEXT, WHOLE, Option
 
 OptionsT = TypeVar("OptionsT")
 
@@ -158,6 +159,9 @@ class _Flag:
     separator: str | None = None
     deprecated: str | None = None
     default: Any = None
+    low: float = -math.inf
+    high: float = math.inf
+    choices: tuple[str, ...] = ()
 
     @property
     def resolved(self) -> _Kind:
@@ -181,6 +185,9 @@ def flag(
     parse: Callable[[str], Any] | None = None,
     bare: str | None = None,
     deprecated: str | None = None,
+    low: float = -math.inf,
+    high: float = math.inf,
+    choices: tuple[str, ...] = (),
 ) -> Any:
     """A str, int, float or bool by the field's annotation, or whatever ``parse`` makes of the text.
 
@@ -189,14 +196,25 @@ def flag(
     a boolean, it takes one only after ``=``. ``deprecated`` says what to use instead.
     """
     kind = None if parse is None else _custom(parse)
-    return _declare(default, _Flag(usage, name, key, kind=kind, bare=bare, deprecated=deprecated))
+    declared = _Flag(
+        usage, name, key, kind=kind, bare=bare, deprecated=deprecated, low=low, high=high, choices=choices
+    )
+    return _declare(default, declared)
 
 
 def duration(
-    default: Any, usage: str, *, name: str = "", key: str = "", deprecated: str | None = None
+    default: Any,
+    usage: str,
+    *,
+    name: str = "",
+    key: str = "",
+    deprecated: str | None = None,
+    low: float = -math.inf,
+    high: float = math.inf,
 ) -> Any:
     """Seconds as a float, written as a Go duration; in a file an integer means milliseconds."""
-    return _declare(default, _Flag(usage, name, key, kind=_DURATION, deprecated=deprecated))
+    declared = _Flag(usage, name, key, kind=_DURATION, deprecated=deprecated, low=low, high=high)
+    return _declare(default, declared)
 
 
 def repeated(
@@ -208,13 +226,23 @@ def repeated(
     key: str = "",
     separator: str | None = None,
     deprecated: str | None = None,
+    choices: tuple[str, ...] = (),
 ) -> Any:
     """A tuple that grows with every use of the flag; with ``separator`` one use may carry several values.
 
     ``convert`` is str, int, float or a parser as ``flag`` takes it.
     """
     kind = _KINDS.get(convert) or _custom(convert)
-    declared = _Flag(usage, name, key, kind=kind, repeated=True, separator=separator, deprecated=deprecated)
+    declared = _Flag(
+        usage,
+        name,
+        key,
+        kind=kind,
+        repeated=True,
+        separator=separator,
+        deprecated=deprecated,
+        choices=choices,
+    )
     return _declare(default, declared)
 
 
@@ -491,16 +519,13 @@ def is_duration(field: dataclasses.Field[Any]) -> bool:
     return declared.kind is _DURATION
 
 
-def check_range(option_name: str, value: float, low: float, high: float) -> None:
-    """Refuse a value outside ``low``..``high`` (both allowed; infinite for none), naming the flag."""
-    # Written as "not inside" so that NaN, which compares false with everything, is refused too.
-    if low <= value <= high:
-        return
-    if math.isinf(high):
-        wanted = f"at least {low}"
-    elif math.isinf(low):
-        wanted = f"at most {high}"
-    else:
-        wanted = f"from {low} to {high}"
-    name = option_name.lstrip("-").replace("_", "-")
-    raise ConfigError(f"--{name} is {value}, but must be {wanted}")
+def check(options: object) -> None:
+    """For a ``__post_init__``: refuse a value outside its range, or none of its choices, naming the flag."""
+    for each in _declared_flags(type(options)):
+        if math.isinf(each.low) and not each.choices:
+            continue
+        kind = {_DURATION: SECONDS, _INTEGER_KIND: WHOLE, _FLOAT: NUMBER}.get(each.resolved, TEXT)
+        option = Option(each.usage, kind, each.low, each.high, choices=each.choices)
+        value = getattr(options, each.field)
+        for item in value if each.repeated else (value,):
+            option.checked(f"--{each.name}", item)

@@ -114,7 +114,7 @@ class Option:
     @property
     def range(self) -> str:
         """In words; empty when any value of the type will do."""
-        words = ", ".join(self.choices)
+        words = ", ".join(choice or "empty" for choice in self.choices)
         if math.isfinite(self.low):
             bounded = math.isfinite(self.high)
             words = (
@@ -126,7 +126,7 @@ class Option:
 
     def show(self, value: object) -> str:
         if isinstance(value, (int, float)) and self.kind is SECONDS:
-            return f"{value:g} s" if value else "0"
+            return f"{value:.10g} s" if value else "0"
         return f"{value:g}" if isinstance(value, float) else str(value)
 
     def checked(self, name: str, value: Any) -> Any:

@@ -16,7 +16,7 @@ from nsq.errors import ConfigError, NsqError
 from nsq.flags import (
     FlagExit,
     Parsed,
-    check_range,
+    check,
     duration,
     flag,
     format_duration,
@@ -680,36 +680,39 @@ class TestDeclarations:
         with pytest.raises(TypeError, match=r"Odd\.where: a flag of type <class 'bytes'> needs parse="):
             parse(Odd, [], prog="p")
 
-    def test_options_may_check_themselves(self) -> None:
-        @dataclass(frozen=True, kw_only=True)
-        class Checked:
-            max_deflate_level: int = flag(6, "")
 
-            def __post_init__(self) -> None:
-                check_range("max_deflate_level", self.max_deflate_level, 1, 9)
+class TestRanges:
+    @dataclass(frozen=True, kw_only=True)
+    class Checked:
+        max_deflate_level: int = flag(6, "", low=1, high=9)
+        pause: float = duration(2.0, "", low=0.5)
+        method: str = flag("get", "", choices=("get", "post"))
+        experiments: tuple[str, ...] = repeated(str, "", name="enable-experiment", choices=("flying",))
 
-        end = exit_of("--max-deflate-level=10", options_class=Checked)
-        assert (end.status, end.text) == (1, "nsqd: --max-deflate-level is 10, but must be from 1 to 9\n")
+        def __post_init__(self) -> None:
+            check(self)
 
+    @pytest.mark.parametrize(
+        ("argument", "said"),
+        [
+            ("--max-deflate-level=10", "--max-deflate-level is 10, but must be 1 to 9"),
+            ("--max-deflate-level=0", "--max-deflate-level is 0, but must be 1 to 9"),
+            ("--pause=100ms", "--pause is 0.1, but must be at least 0.5 s"),
+            ("--method=put", "--method is 'put', but must be one of: get, post"),
+            ("--enable-experiment=x", "--enable-experiment is 'x', but must be one of: flying"),
+        ],
+    )
+    def test_outside(self, argument: str, said: str) -> None:
+        end = exit_of(argument, options_class=self.Checked)
+        assert (end.status, end.text) == (1, f"nsqd: {said}\n")
 
-class TestCheckRange:
-    @pytest.mark.parametrize("value", [1, 5, 9])
-    def test_inside(self, value: int) -> None:
-        check_range("max_deflate_level", value, 1, 9)
+    @pytest.mark.parametrize("argument", ["--max-deflate-level=9", "--pause=500ms", "--method=post"])
+    def test_inside(self, argument: str) -> None:
+        parse(self.Checked, [argument], prog="nsqd")
 
-    @pytest.mark.parametrize("name", ["max_deflate_level", "max-deflate-level", "--max-deflate-level"])
-    def test_outside_names_flag_value_and_range(self, name: str) -> None:
-        with pytest.raises(ConfigError, match=r"^--max-deflate-level is 0, but must be from 1 to 9$"):
-            check_range(name, 0, 1, 9)
-
-    def test_open_ends_and_nan(self) -> None:
-        check_range("count", 10**9, 1, math.inf)
-        with pytest.raises(ConfigError, match=r"must be at least 1$"):
-            check_range("count", 0, 1, math.inf)
-        with pytest.raises(ConfigError, match=r"must be at most 1$"):
-            check_range("count", 2, -math.inf, 1)
+    def test_nan(self) -> None:
         with pytest.raises(ConfigError, match="is nan"):
-            check_range("sample", math.nan, -math.inf, math.inf)
+            self.Checked(pause=math.nan)
 
 
 class TestParseOrExit:

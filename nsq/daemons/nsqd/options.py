@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from nsq.daemons.logs import checked_level
 from nsq.errors import ConfigError
-from nsq.flags import check_range, duration, flag, repeated
+from nsq.flags import check, duration, flag, repeated
 
 TLS_VERSIONS = ("tls1.0", "tls1.1", "tls1.2", "tls1.3")
 _DEFAULT_TLS_VERSION = TLS_VERSIONS[0]
@@ -27,22 +27,6 @@ TOPOLOGY_AWARE = "topology-aware-consumption"
 EXPERIMENTS = (TOPOLOGY_AWARE,)
 
 _TEN_YEARS = 10 * 365 * 86400
-_ABOVE_ZERO = (
-    "msg_timeout",
-    "max_msg_timeout",
-    "max_heartbeat_interval",
-    "sync_timeout",
-    "http_client_connect_timeout",
-    "http_client_request_timeout",
-    "statsd_interval",
-    "e2e_processing_latency_window_time",
-)
-_FROM_ZERO = (
-    "max_req_timeout",
-    "output_buffer_timeout",
-    "min_output_buffer_timeout",
-    "max_output_buffer_timeout",
-)
 
 
 def default_node_id() -> int:
@@ -78,8 +62,12 @@ class NsqdOptions:
     )
     https_address: str = flag("0.0.0.0:4152", "<addr>:<port> for HTTPS clients, once there is a --tls-cert")
     broadcast_address: str = flag(socket.gethostname, "address given to nsqlookupd (default: the host name)")
-    broadcast_tcp_port: int = flag(0, "TCP port given to nsqlookupd (default: the port listened on)")
-    broadcast_http_port: int = flag(0, "HTTP port given to nsqlookupd (default: the port listened on)")
+    broadcast_tcp_port: int = flag(
+        0, "TCP port given to nsqlookupd (default: the port listened on)", low=0, high=65535
+    )
+    broadcast_http_port: int = flag(
+        0, "HTTP port given to nsqlookupd (default: the port listened on)", low=0, high=65535
+    )
     lookupd_tcp_addresses: tuple[str, ...] = repeated(
         str,
         "<addr>:<port> of an nsqlookupd to register with",
@@ -87,7 +75,11 @@ class NsqdOptions:
         key="nsqlookupd_tcp_addresses",
     )
     node_id: int = flag(
-        default_node_id, "part of message ids, 0 to 1023 (default: from the host name)", key="id"
+        default_node_id,
+        "part of message ids, 0 to 1023 (default: from the host name)",
+        key="id",
+        low=0,
+        high=1023,
     )
     data_path: str = flag("", "directory of this nsqd's own files (default: the current directory)")
 
@@ -96,25 +88,45 @@ class NsqdOptions:
     verbose: bool = flag(False, "log debug lines", deprecated="use --log-level=debug")
     worker_id: int = flag(0, "has no effect", deprecated="use --node-id")
 
-    mem_queue_size: int = flag(10_000, "messages a topic or channel keeps in memory; more go to disk")
-    max_bytes_per_file: int = flag(100 * 1024 * 1024, "bytes of a data file, beyond which a new one begins")
-    sync_every: int = flag(2500, "messages after which what was written is synced to disk")
-    sync_timeout: float = duration(2.0, "time after which it is synced at the latest")
+    mem_queue_size: int = flag(
+        10_000, "messages a topic or channel keeps in memory; more go to disk", low=0, high=2**62
+    )
+    max_bytes_per_file: int = flag(
+        100 * 1024 * 1024, "bytes of a data file, beyond which a new one begins", low=1, high=2**62
+    )
+    sync_every: int = flag(2500, "messages after which what was written is synced to disk", low=1, high=2**62)
+    sync_timeout: float = duration(
+        2.0, "time after which it is synced at the latest", low=0.001, high=_TEN_YEARS
+    )
     durable: bool = flag(
         False, "confirm a publish only when it is on disk to stay, and forget messages only when finished"
     )
-    msg_timeout: float = duration(60.0, "time a client has to answer a message before it is sent again")
-    max_msg_timeout: float = duration(900.0, "longest a message may stay with a client, TOUCH included")
-    max_msg_size: int = flag(1024 * 1024, "largest message in bytes")
-    max_body_size: int = flag(5 * 1024 * 1024, "largest body of a command in bytes")
-    max_req_timeout: float = duration(3600.0, "longest delay of REQ and DPUB")
-    max_heartbeat_interval: float = duration(60.0, "longest time between heartbeats a client may ask for")
-    max_rdy_count: int = flag(2500, "largest RDY of a client")
+    msg_timeout: float = duration(
+        60.0, "time a client has to answer a message before it is sent again", low=0.001, high=_TEN_YEARS
+    )
+    max_msg_timeout: float = duration(
+        900.0, "longest a message may stay with a client, TOUCH included", low=0.001, high=_TEN_YEARS
+    )
+    max_msg_size: int = flag(1024 * 1024, "largest message in bytes", low=1, high=2**31 - 64)
+    max_body_size: int = flag(5 * 1024 * 1024, "largest body of a command in bytes", low=1, high=2**31 - 64)
+    max_req_timeout: float = duration(3600.0, "longest delay of REQ and DPUB", low=0, high=_TEN_YEARS)
+    max_heartbeat_interval: float = duration(
+        60.0, "longest time between heartbeats a client may ask for", low=0.001, high=_TEN_YEARS
+    )
+    max_rdy_count: int = flag(2500, "largest RDY of a client", low=1, high=2**31)
     max_output_buffer_size: int = flag(64 * 1024, "largest output buffer in bytes a client may ask for")
-    output_buffer_timeout: float = duration(0.25, "how long output may wait unless the client says otherwise")
-    min_output_buffer_timeout: float = duration(0.025, "shortest of it a client may ask for")
-    max_output_buffer_timeout: float = duration(30.0, "longest of it a client may ask for")
-    max_channel_consumers: int = flag(0, "consumers of one channel at most (0: any number)")
+    output_buffer_timeout: float = duration(
+        0.25, "how long output may wait unless the client says otherwise", low=0, high=_TEN_YEARS
+    )
+    min_output_buffer_timeout: float = duration(
+        0.025, "shortest of it a client may ask for", low=0, high=_TEN_YEARS
+    )
+    max_output_buffer_timeout: float = duration(
+        30.0, "longest of it a client may ask for", low=0, high=_TEN_YEARS
+    )
+    max_channel_consumers: int = flag(
+        0, "consumers of one channel at most (0: any number)", low=0, high=2**31
+    )
 
     auth_http_addresses: tuple[str, ...] = repeated(
         str,
@@ -122,15 +134,19 @@ class NsqdOptions:
         name="auth-http-address",
         key="auth_http_addresses",
     )
-    auth_http_request_method: str = flag("get", "how to ask auth servers: get or post")
-    http_client_connect_timeout: float = duration(2.0, "time to connect to an auth server or nsqlookupd")
-    http_client_request_timeout: float = duration(5.0, "time for its answer")
+    auth_http_request_method: str = flag(
+        "get", "how to ask auth servers: get or post", choices=("get", "post")
+    )
+    http_client_connect_timeout: float = duration(
+        2.0, "time to connect to an auth server or nsqlookupd", low=0.001, high=_TEN_YEARS
+    )
+    http_client_request_timeout: float = duration(5.0, "time for its answer", low=0.001, high=_TEN_YEARS)
 
     statsd_address: str = flag("", "<addr>:<port> of a statsd to push statistics to over UDP")
     statsd_prefix: str = flag("nsq.%s", "start of every name there; %s becomes this nsqd's address")
-    statsd_interval: float = duration(60.0, "time between pushes")
+    statsd_interval: float = duration(60.0, "time between pushes", low=0.001, high=_TEN_YEARS)
     statsd_mem_stats: bool = flag(True, "push memory figures too")
-    statsd_udp_packet_size: int = flag(508, "largest packet in bytes")
+    statsd_udp_packet_size: int = flag(508, "largest packet in bytes", low=1, high=65507)
     statsd_exclude_ephemeral: bool = flag(False, "leave ephemeral topics and channels out")
     e2e_processing_latency_percentiles: tuple[float, ...] = repeated(
         float,
@@ -138,12 +154,14 @@ class NsqdOptions:
         name="e2e-processing-latency-percentile",
         separator=",",
     )
-    e2e_processing_latency_window_time: float = duration(600.0, "how far back those statistics look")
+    e2e_processing_latency_window_time: float = duration(
+        600.0, "how far back those statistics look", low=0.001, high=_TEN_YEARS
+    )
 
     tls_cert: str = flag("", "path of the certificate file")
     tls_key: str = flag("", "path of the key file")
     tls_client_auth_policy: str = flag(
-        "", "client certificates: require or require-verify; implies --tls-required"
+        "", "client certificates: require or require-verify; implies --tls-required", choices=TLS_POLICIES
     )
     tls_root_ca_file: str = flag(
         "", "path of the authorities that sign certificates of clients, and of auth servers asked over https"
@@ -158,9 +176,10 @@ class NsqdOptions:
         _DEFAULT_TLS_VERSION,
         "oldest TLS accepted: tls1.0, tls1.1, tls1.2 or tls1.3",
         parse=parse_tls_version,
+        choices=TLS_VERSIONS,
     )
     deflate: bool = flag(True, "let clients negotiate deflate")
-    max_deflate_level: int = flag(6, "highest deflate level a client may ask for")
+    max_deflate_level: int = flag(6, "highest deflate level a client may ask for", low=1, high=9)
     snappy: bool = flag(True, "let clients negotiate snappy")
 
     topology_region: str = flag("", "region this nsqd stands in")
@@ -170,48 +189,23 @@ class NsqdOptions:
         f"switch something on that may change: {', '.join(EXPERIMENTS)}",
         name="enable-experiment",
         key="enable_experiment",
+        choices=EXPERIMENTS,
     )
 
     queue_scan_worker_pool_max: int = flag(4, "has no effect", deprecated="nothing is scanned here")
     queue_scan_selection_count: int = flag(20, "has no effect", deprecated="nothing is scanned here")
 
     def __post_init__(self) -> None:
-        self._check_ranges()
-        self._check_choices()
-        self._check_percentiles()
-        self._check_tls()
-        if self.data_path and not os.path.isdir(self.data_path):
-            raise ConfigError(f"--data-path {self.data_path!r} is not a directory")
-
-    def _check_ranges(self) -> None:
-        check_range("node-id", self.node_id, 0, 1023)
-        check_range("broadcast-tcp-port", self.broadcast_tcp_port, 0, 65535)
-        check_range("broadcast-http-port", self.broadcast_http_port, 0, 65535)
-        check_range("max-deflate-level", self.max_deflate_level, 1, 9)
-        check_range("mem-queue-size", self.mem_queue_size, 0, 2**62)
-        check_range("max-bytes-per-file", self.max_bytes_per_file, 1, 2**62)
-        check_range("sync-every", self.sync_every, 1, 2**62)
-        check_range("max-rdy-count", self.max_rdy_count, 1, 2**31)
-        check_range("max-msg-size", self.max_msg_size, 1, 2**31 - 64)
-        check_range("max-body-size", self.max_body_size, 1, 2**31 - 64)
-        check_range("max-channel-consumers", self.max_channel_consumers, 0, 2**31)
-        check_range("statsd-udp-packet-size", self.statsd_udp_packet_size, 1, 65507)
-        for name in _ABOVE_ZERO:
-            check_range(name.replace("_", "-"), getattr(self, name), 0.001, _TEN_YEARS)
-        for name in _FROM_ZERO:
-            check_range(name.replace("_", "-"), getattr(self, name), 0, _TEN_YEARS)
-
-    def _check_choices(self) -> None:
+        check(self)
         checked_level(self.log_level)
-        _check_choice("tls-client-auth-policy", self.tls_client_auth_policy, TLS_POLICIES)
-        _check_choice("tls-min-version", self.tls_min_version, TLS_VERSIONS)
-        _check_choice("auth-http-request-method", self.auth_http_request_method, ("get", "post"))
-        for experiment in self.experiments:
-            _check_choice("enable-experiment", experiment, EXPERIMENTS)
         if not self.broadcast_address:
             raise ConfigError(
                 "--broadcast-address is empty: nsqlookupd needs an address to give to consumers"
             )
+        self._check_percentiles()
+        self._check_tls()
+        if self.data_path and not os.path.isdir(self.data_path):
+            raise ConfigError(f"--data-path {self.data_path!r} is not a directory")
 
     def _check_percentiles(self) -> None:
         """As nsqd shows them: the largest first."""
@@ -239,9 +233,3 @@ class NsqdOptions:
     def requires_https(self) -> bool:
         """Of HTTP clients too."""
         return self.requires_tls and self.tls_required != TLS_REQUIRED_EXCEPT_HTTP
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        wanted = ", ".join(choice or "empty" for choice in choices)
-        raise ConfigError(f"--{name} is {value!r}; it can be {wanted}")

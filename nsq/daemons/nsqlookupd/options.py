@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nsq.daemons.listen import parse_address
 from nsq.daemons.logs import checked_level
-from nsq.flags import check_range, duration, flag
+from nsq.flags import check, duration, flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +20,11 @@ class NsqlookupdOptions:
     )
     broadcast_address: str = flag(socket.gethostname, "address of this nsqlookupd that nsqds are told")
     inactive_producer_timeout: float = duration(
-        300.0, "how long an nsqd stays in the lists after it was last heard from"
+        300.0, "how long an nsqd stays in the lists after it was last heard from", low=0
     )
-    tombstone_lifetime: float = duration(45.0, "how long a tombstoned nsqd is hidden if it stays registered")
+    tombstone_lifetime: float = duration(
+        45.0, "how long a tombstoned nsqd is hidden if it stays registered", low=0
+    )
     log_level: str = flag("info", "log verbosity: debug, info, warning, error or fatal", parse=checked_level)
     log_prefix: str = flag("[nsqlookupd] ", "what every log line begins with")
     verbose: bool = flag(False, "", deprecated="use --log-level=debug")
@@ -31,5 +33,4 @@ class NsqlookupdOptions:
         parse_address(self.tcp_address)
         parse_address(self.http_address)
         checked_level(self.log_level)
-        check_range("--inactive-producer-timeout", self.inactive_producer_timeout, 0, float("inf"))
-        check_range("--tombstone-lifetime", self.tombstone_lifetime, 0, float("inf"))
+        check(self)

@@ -186,7 +186,7 @@ def test_tls_required_alone_is_yes_and_nonsense_is_refused() -> None:
         ({"e2e_processing_latency_window_time": 0.0}, "--e2e-processing-latency-window-time is 0.0"),
         ({"e2e_processing_latency_percentiles": (0.5, 99.0)}, "--e2e-processing-latency-percentile is 99.0"),
         ({"e2e_processing_latency_percentiles": (0.0,)}, "--e2e-processing-latency-percentile is 0.0"),
-        ({"experiments": ("flying",)}, "--enable-experiment is 'flying'; it can be topology-aware"),
+        ({"experiments": ("flying",)}, "--enable-experiment is 'flying', but must be one of: topology-aware"),
         ({"data_path": "/does/not/exist"}, "--data-path '/does/not/exist' is not a directory"),
     ],
 )
