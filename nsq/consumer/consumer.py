@@ -101,7 +101,7 @@ class Consumer:
                 chance=random.random,
             ),
         )
-        self._engine.discovery = Discovery(  # made now, so that wrong addresses are told of now
+        self._engine.discovery = Discovery(  # made here, so that a wrong address is an error here
             self.topic,
             self.config,
             self._engine,

@@ -155,7 +155,7 @@ class Engine:
         self._decide_soon()
 
     def _decide_soon(self) -> None:
-        """Return when the windows follow from what was set."""
+        """Have the owner decide about RDY by what was set, and wait for that."""
         if threading.current_thread() is self._owner or not self._up:  # a backoff_strategy of the user's
             self.look()
         else:

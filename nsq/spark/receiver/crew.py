@@ -69,7 +69,7 @@ class Crew:
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self._wal = wal
-        # Made now, so that settings that cannot be handed over are told of now.
+        # Made here, so that settings that cannot be handed over are an error here.
         begin = begin_line(packed(options))
         if len(begin) > LONGEST_BEGIN:
             raise ConfigError(f"options of {len(begin):,} bytes are more than a receiver can be handed")
