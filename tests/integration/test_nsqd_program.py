@@ -267,7 +267,7 @@ class TestWithoutTheServerExtra:
     def test_the_version_is_told(self, tmp_path: Path) -> None:
         done = run_without_aiohttp(tmp_path, "--version")
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith("nsqd v1.3.0 (nsq-python ")
+        assert done.stdout.startswith("nsqd v1.3.0 (built w/python3.")
 
     def test_help_is_given(self, tmp_path: Path) -> None:
         done = run_without_aiohttp(tmp_path, "--help")

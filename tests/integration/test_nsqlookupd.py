@@ -332,7 +332,7 @@ def run_without_aiohttp(tmp_path: Path, *arguments: str) -> subprocess.Completed
 def test_without_the_server_extra(tmp_path: Path) -> None:
     version = run_without_aiohttp(tmp_path, "--version")
     assert (version.returncode, version.stderr) == (0, "")
-    assert re.fullmatch(r"nsqlookupd v1\.3\.0 \(nsq-python \S+, Python 3\.\S+\)\n", version.stdout)
+    assert re.fullmatch(r"nsqlookupd v1\.3\.0 \(built w/python3\.\S+\)\n", version.stdout)
     refused = run_without_aiohttp(tmp_path)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == "nsqlookupd needs the server extra: pip install 'nsq[server]'\n"

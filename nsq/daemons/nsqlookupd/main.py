@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 
-from nsq import __version__
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
@@ -13,7 +12,7 @@ from nsq.daemons.process import Daemon, require_server_extra, run
 from nsq.flags import parse_or_exit
 
 PROGRAM = "nsqlookupd"
-VERSION = f"{PROGRAM} v{COMPATIBLE_VERSION} (nsq-python {__version__}, Python {platform.python_version()})"
+VERSION = f"{PROGRAM} v{COMPATIBLE_VERSION} (built w/python{platform.python_version()})"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
