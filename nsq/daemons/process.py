@@ -24,8 +24,8 @@ class Daemon(Protocol):
     async def start(self) -> None:
         """Listen. Raises when it cannot, leaving nothing open."""
 
-    async def stop(self) -> None:
-        """End everything that start() began; a second call does nothing."""
+    async def stop(self) -> bool:
+        """End everything that start() began; a second call does nothing. Whether nothing was lost."""
 
 
 def require_server_extra(program: str) -> None:
@@ -71,8 +71,7 @@ async def _serve(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
         log.error("cannot start", exc=error)
         return 1
     await asked.wait()
-    await daemon.stop()
-    return 0
+    return 0 if await daemon.stop() else 1
 
 
 def _watch_signals(asked: asyncio.Event, log: DaemonLog) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from nsq.http.nsqd import NsqdApi
 from nsq.testing import Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.testing.v2 import PeerClosed
@@ -146,6 +147,23 @@ class TestFlags:
         assert done.returncode == 1
         assert flag.partition("=")[2].removesuffix("s") in last_line(done.stderr)
         assert "Traceback" not in done.stderr
+
+
+@only_ours("Go's nsqd ends with status 0 whatever it could not write")
+def test_a_stop_that_loses_messages_is_status_1(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    argv = [*command("nsqd"), *ANY_PORTS, f"--data-path={data}"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(argv, stderr=subprocess.PIPE, text=True, env=environment) as nsqd:
+        assert nsqd.stderr is not None
+        address = next(line for line in nsqd.stderr if "HTTP: listening on" in line).split()[-1]
+        NsqdApi(address).publish("orders", b"one")
+        data.rename(tmp_path / "away")
+        nsqd.send_signal(signal.SIGTERM)
+        _, log = nsqd.communicate(timeout=60)
+    assert nsqd.returncode == 1
+    assert re.search("1 messages of .*orders.* are lost", log)
 
 
 ANY_PORTS = ("--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0")

@@ -23,14 +23,17 @@ class Daemon:
     async def stop(self):
         print("stopping", flush=True)
         {stop}
+        return {whole}
 
 sys.exit(run(Daemon, DaemonLog("[d] ")))
 """
 
 
-def started(start: str = "print('started', flush=True)", stop: str = "pass") -> subprocess.Popen[str]:
+def started(
+    start: str = "print('started', flush=True)", stop: str = "pass", *, whole: bool = True
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(start=start, stop=stop)],
+        [sys.executable, "-c", PROGRAM.format(start=start, stop=stop, whole=whole)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -54,6 +57,14 @@ def test_the_second_signal_does_not_wait_for_the_stop() -> None:
     lines = log.splitlines()
     assert lines[0].endswith("INFO: received SIGTERM, stopping")
     assert lines[1].endswith("FATAL: second signal (SIGINT): exiting without waiting")
+
+
+def test_a_stop_that_lost_something_exits_with_status_1() -> None:
+    with started(whole=False) as process:
+        assert said(process) == "started\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 1
 
 
 def test_a_signal_during_the_start_is_not_lost() -> None:

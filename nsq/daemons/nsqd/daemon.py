@@ -134,12 +134,15 @@ class Nsqd:
             self._http_bound = await self._http.listen(parse_address(options.http_address))
             log.info("HTTP: listening on %s", self._http_bound)
 
-    async def stop(self) -> None:
-        """Stop taking in, part with everyone, write everything down, and end every task."""
+    async def stop(self) -> bool:
+        """Stop taking in, part with everyone, write everything down, and end every task. Whether all of it is
+        on disk.
+        """
         try:
             await self._part_with_everyone()
         finally:
-            await self._write_down()
+            whole = await self._write_down()
+        return whole
 
     async def _part_with_everyone(self) -> None:
         listener, self._listener = self._listener, None
@@ -160,12 +163,15 @@ class Nsqd:
         if self._statsd is not None:
             await self._statsd.close()
 
-    async def _write_down(self) -> None:
+    async def _write_down(self) -> bool:
         self._memory.stop()
         broker, self._broker = self._broker, None
-        if broker is not None and self._storage is not None:
-            for fault in await self._storage.stop(broker.close()):
-                self._log.error("%s", fault)
+        if broker is None or self._storage is None:
+            return True
+        faults = await self._storage.stop(broker.close())
+        for fault in faults:
+            self._log.error("%s", fault)
+        return not faults
 
     async def _part_with_clients(self) -> None:
         for session in list(self._sessions()):

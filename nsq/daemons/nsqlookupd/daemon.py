@@ -58,8 +58,10 @@ class Nsqlookupd:
             await self.stop()
             raise
 
-    async def stop(self) -> None:
-        """Close the ports and every connection. May be called twice, or without start()."""
+    async def stop(self) -> bool:
+        """Close the ports and every connection. May be called twice, or without start(). True: there is
+        nothing to lose.
+        """
         tcp, self._tcp = self._tcp, None
         if tcp is not None:
             await tcp.close()
@@ -70,6 +72,7 @@ class Nsqlookupd:
         await self._http.close()
         for connection in connections:
             await connection.wait_closed()
+        return True
 
     def _connection(self) -> LookupConnection:
         return LookupConnection(self._session, self._connections, time.monotonic)

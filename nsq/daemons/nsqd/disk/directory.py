@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterable
@@ -39,6 +40,7 @@ class DataDirectory:
                 "probably using it; stop that one or give this one a --data-path of its own"
             ) from error
         self._locked = descriptor
+        self._check_writable()
         self._remove_temporary_files()
 
     def unlock(self) -> None:
@@ -92,6 +94,20 @@ class DataDirectory:
             return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:
             raise ConfigError(f"data path {str(self.path)!r} cannot be opened: {error.strerror}") from error
+
+    def _check_writable(self) -> None:
+        """A disk that is full takes writes again some day; one that may not be written to does not."""
+        probe = self.path / f"{_ROSTER}.probe{TEMPORARY}"
+        try:
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+                self.unlock()
+                raise ConfigError(
+                    f"data path {str(self.path)!r} takes no writes ({error.strerror}): "
+                    "give it to the user that nsqd runs as, or name another --data-path"
+                ) from error
 
     def _roster_path(self) -> Path | None:
         path = self.path / _ROSTER

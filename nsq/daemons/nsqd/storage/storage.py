@@ -118,7 +118,7 @@ class Storage:
             try:
                 self._directory.write_roster(roster, COMPATIBLE_VERSION)
             except OSError as error:
-                self._log.error("cannot write the list of topics: %s", error)
+                faults.append(StorageFailed(f"cannot write the list of topics: {error}"))
         return faults
 
     # What the broker asks for.

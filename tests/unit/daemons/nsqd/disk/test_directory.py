@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import shutil
 import subprocess
 import sys
@@ -43,6 +44,19 @@ def test_the_lock_is_the_one_other_programs_ask_for(tmp_path: Path) -> None:
 def test_a_path_that_is_no_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"missing.*No such file"):
         DataDirectory(tmp_path / "missing", Lines()).lock()
+
+
+def test_a_path_that_takes_no_writes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def touch(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", touch)
+    directory = DataDirectory(tmp_path, Lines())
+    with pytest.raises(ConfigError, match=rf"{tmp_path}.*takes no writes \(Read-only file system\)"):
+        directory.lock()
+    monkeypatch.undo()
+    directory.lock()
+    directory.unlock()
 
 
 def test_locking_removes_what_was_never_finished(tmp_path: Path) -> None:
