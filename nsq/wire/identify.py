@@ -60,6 +60,8 @@ class IdentifyRequest(_Body):
 
     client_id: str = ""
     hostname: str = ""
+    short_id: str = ""  # what older clients call client_id
+    long_id: str = ""  # and hostname
     user_agent: str = ""
     feature_negotiation: bool = False
     heartbeat_interval: int = 0

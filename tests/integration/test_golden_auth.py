@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,7 +106,10 @@ def test_the_auth_server_is_asked_as_recorded(replayed: Replayed) -> None:
     recorded = [
         Question(each["method"], each["path"], each["headers"]["Accept"]) for each in RECORDED_QUESTIONS
     ]
-    assert replayed.asked[: len(recorded)] == recorded
+    asked = [
+        question._replace(path=re.sub("&auth_secret=[^&]*", "", question.path)) for question in replayed.asked
+    ]
+    assert asked[: len(recorded)] == recorded
 
 
 def test_nothing_else_is_asked(replayed: Replayed) -> None:

@@ -84,6 +84,7 @@ class AuthServers:
                 "remote_ip": credentials.remote_ip,
                 "secret": credentials.secret,
                 "tls": "true" if credentials.tls else "false",
+                "auth_secret": credentials.secret,  # what old auth servers read
             },
             errors="surrogateescape",
         )

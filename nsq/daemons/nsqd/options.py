@@ -108,6 +108,7 @@ class NsqdOptions:
         900.0, "longest a message may stay with a client, TOUCH included", low=0.001, high=_TEN_YEARS
     )
     max_msg_size: int = flag(1024 * 1024, "largest message in bytes", low=1, high=2**31 - 64)
+    max_message_size: int = flag(0, "largest message in bytes", deprecated="use --max-msg-size", low=0)
     max_body_size: int = flag(5 * 1024 * 1024, "largest body of a command in bytes", low=1, high=2**31 - 64)
     max_req_timeout: float = duration(3600.0, "longest delay of REQ and DPUB", low=0, high=_TEN_YEARS)
     max_heartbeat_interval: float = duration(
@@ -196,6 +197,8 @@ class NsqdOptions:
     queue_scan_selection_count: int = flag(20, "has no effect", deprecated="nothing is scanned here")
 
     def __post_init__(self) -> None:
+        if self.max_message_size:
+            object.__setattr__(self, "max_msg_size", self.max_message_size)
         check(self)
         checked_level(self.log_level)
         if not self.broadcast_address:

@@ -6,6 +6,7 @@ can send is testable without a socket.
 
 from __future__ import annotations
 
+import dataclasses
 import ssl
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -312,6 +313,11 @@ class Session:
             request = IdentifyRequest.decode(body)
         except BadJson:
             raise Refused("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
+        request = dataclasses.replace(
+            request,
+            client_id=request.client_id or request.short_id,
+            hostname=request.hostname or request.long_id,
+        )
         agreement = negotiate(request, self._options)
         # What is held would have to leave through the layers of the time it was written at.
         too_late = self._stream.layered or self._stream.holding

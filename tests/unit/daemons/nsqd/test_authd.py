@@ -69,7 +69,7 @@ def test_a_get_carries_everything_in_its_query(monkeypatch: pytest.MonkeyPatch) 
     assert answer.identity == "worker"
     (request,) = network.requests
     assert (request.method, request.body) == ("GET", b"")
-    query = "common_name=orders&remote_ip=10.0.0.7&secret=s+p%26c%3D%FF&tls=true"
+    query = "common_name=orders&remote_ip=10.0.0.7&secret=s+p%26c%3D%FF&tls=true&auth_secret=s+p%26c%3D%FF"
     assert request.url.target == f"/auth?{query}"
     assert request.headers == {"Accept": "application/vnd.nsq; version=1.0"}
 

@@ -53,6 +53,7 @@ def test_defaults_are_those_of_the_go_daemon() -> None:
         "e2e_processing_latency_percentiles": (),
         "e2e_processing_latency_window_time": 600.0,
         "queue_scan_worker_pool_max": 4,
+        "max_message_size": 0,
         "queue_scan_selection_count": 20,
         "experiments": (),
         "tls_required": "false",
@@ -231,3 +232,9 @@ def test_more_keys_of_a_config_file(tmp_path: Path) -> None:
         1400,
     )
     assert given.experiments == (TOPOLOGY_AWARE,)
+
+
+def test_the_old_name_of_the_largest_message() -> None:
+    parsed = parse(NsqdOptions, ["--max-message-size=100"], prog="nsqd")
+    assert parsed.options.max_msg_size == 100
+    assert parsed.warnings == ("--max-message-size is deprecated: use --max-msg-size",)

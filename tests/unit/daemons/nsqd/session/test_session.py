@@ -509,6 +509,19 @@ def test_a_client_that_does_not_introduce_itself_is_called_by_its_address() -> N
     assert unix.session.request.client_id == ""
 
 
+@pytest.mark.parametrize(
+    ("said", "named"),
+    [
+        ({"short_id": "s", "long_id": "l.example"}, ("s", "l.example")),
+        ({"short_id": "s", "long_id": "l", "client_id": "c", "hostname": "h"}, ("c", "h")),
+    ],
+)
+def test_the_names_of_old_clients(said: dict[str, str], named: tuple[str, str]) -> None:
+    client = World().client()
+    client.send(commands.identify(json.dumps(said).encode()))
+    assert (client.session.request.client_id, client.session.request.hostname) == named
+
+
 def test_state_is_what_stats_show() -> None:
     client = consumer(World())
     assert client.session.state == SUBSCRIBED
