@@ -7,6 +7,7 @@ that.
 
 from __future__ import annotations
 
+import _thread
 import os
 import select
 import signal
@@ -15,19 +16,37 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
+from nsq.waiting import Signal
+
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 _WOKEN = b"\0"
 
 
 class _Pipe:
-    """Closed when the last reference to it is gone: no thread writes to a descriptor that is another's."""
+    """Closed when the last reference to it is gone: no thread writes to a descriptor that is another's.
+
+    Made by a thread of ours: between making it and noting it, an exception out of a signal handler would lose
+    its descriptors.
+    """
 
     reader = writer = -1  # until it is made
 
     def __init__(self) -> None:
-        self.reader, self.writer = os.pipe()  # not inherited by programs that are started
-        os.set_blocking(self.reader, False)
-        os.set_blocking(self.writer, False)
+        self._made = Signal()
+        self._failure: OSError | None = None
+        _thread.start_new_thread(self._make, ())
+        self._made.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _make(self) -> None:
+        try:
+            self.reader, self.writer = os.pipe()  # not inherited by programs that are started
+            os.set_blocking(self.reader, False)
+            os.set_blocking(self.writer, False)
+        except OSError as error:
+            self._failure = error
+        self._made.set()
 
     def __del__(self) -> None:
         for descriptor in (self.reader, self.writer):

@@ -199,17 +199,17 @@ def test_by_real_signals(clean: Nsqd, name: str) -> None:
     running.stop()
 
 
-# Not ``run``: between making its pipe and noting it, a signal can cost a descriptor.
 @ignored_by_python
-@pytest.mark.parametrize("name", ["start", "stop"])
+@pytest.mark.parametrize("name", LIVES)
 def test_beginnings_and_ends_by_real_signals(clean: Nsqd, name: str) -> None:
     make, call = LIVES[name]
+    before = signals()
     with Signals(0.004) as hits:
         while hits.hits < 60:
             consumer = make(clean)
             hits.during(lambda consumer=consumer: call(consumer))  # type: ignore[misc]
             assert consumer.stop(PATIENCE) == StopReport(clean=True)
-            until("no thread is left", lambda: not own_threads())
+            nothing_left(before)
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.3])
