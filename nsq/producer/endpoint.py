@@ -183,7 +183,8 @@ class Endpoint:
     def _pause(self) -> None:
         self._pool.look()
         while not self._stopped:
-            left = self.backoff.due_at(urgent=self._pool.urgent) - self._clock()
+            due = self.backoff.due_at(urgent=self._pool.urgent) if self.wanted else math.inf
+            left = due - self._clock()
             if left <= 0:
                 break
             with suppress(queue.Empty):

@@ -503,6 +503,7 @@ class Pool:
         known = {endpoint.address: endpoint for endpoint in self._endpoints}
         for address, endpoint in known.items():
             endpoint.wanted = address in wanted
+            endpoint.ring()
         for address in sorted(wanted - known.keys()):
             try:
                 endpoint = self._spare or self._started()

@@ -468,6 +468,20 @@ class TestPause:
         scene.endpoint._pause()
         assert scene.pool.looks == 1
 
+    def test_it_lasts_while_discovery_lists_another(self, scene: Scene) -> None:
+        endpoint: Any = scene.endpoint
+        endpoint.wanted = False
+        waits: list[float] = []
+
+        class Bell:
+            def get(self, timeout: float) -> None:
+                waits.append(timeout)
+                endpoint.wanted = len(waits) == 2
+
+        endpoint._bell = Bell()
+        endpoint._pause()
+        assert waits == [3600.0, 3600.0]
+
     def test_it_is_over_sooner_when_a_publish_waits(self, scene: Scene) -> None:
         """The bell has it look again, and only that."""
         looks: list[bool] = []
