@@ -426,5 +426,5 @@ class TestAFullDisk:
             pass
         publish(nsqd, "t", numbered(5))
         self.fill(small_disk)
-        assert nsqd.terminate() == 0
+        assert nsqd.terminate() == 1
         assert ("5 messages of t:channel are lost" in nsqd.log) is not durable
