@@ -186,7 +186,7 @@ class Consumer:
         return self
 
     def _warn_of_idleness(self) -> None:
-        """Warn of what is hardly meant, and otherwise only looks slow."""
+        """Warn of settings that are probably a mistake, and would show as slowness only."""
         allowed, wanted = self._engine.windows.max_in_flight, self._room // _IN_FLIGHT_PER_THREAD
         if not self._room:
             log.warning("%r has no handler: add one before it starts", self)

@@ -422,7 +422,7 @@ class Engine:
         was_short = self.windows.short
         self._obey(self.windows.decide(time.monotonic(), self._in_flight()))
         if self.windows.short and not was_short:
-            # What was answered meanwhile did not know that room is wanted.
+            # An answer that was given meanwhile did not know that we wait for room.
             self._obey(self.windows.decide(time.monotonic(), self._in_flight()))
 
     def _obey(self, orders: list[Order]) -> None:

@@ -102,7 +102,7 @@ class HandlerPool:
 
     ``give_up`` is called with a message that has failed too often: its return finishes the message, an
     exception requeues it. ``expired`` is called with one whose time ran out before it was handled, and
-    ``starved`` says whether nothing more will come until some of what is here is answered.
+    ``starved`` says whether nsqds send nothing more until a message here is answered.
     """
 
     def __init__(

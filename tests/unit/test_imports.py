@@ -175,7 +175,7 @@ def test_imports_keep_to_the_order(path: str) -> None:
         ("wire/frames.py", "from .. import http"),
         ("wire/frames.py", "import time"),
         ("wire/frames.py", "import ssl"),
-        ("transport/tcp.py", "import nsq.http.calls"),
+        ("transport/dialing.py", "import nsq.http.calls"),
         ("http/sending.py", "import asyncio"),
         ("consumer/flow.py", "import nsq"),
         ("consumer/flow.py", "from nsq.producer import Producer"),
