@@ -1,6 +1,7 @@
 # Every target sets itself up in .venv and can be repeated. `make` alone lists them.
 #   PYTHON=/path/to/python   the Python to make .venv with (default: the first of 3.11 or newer on PATH)
 #   ARGS='-k name -x'        handed to pytest, or to the command that the target runs
+#   JOBS=4                   make test: processes that share the tests (default: one for each core, or two more; with ARGS none)
 #   SMOKE=1                  make test: the unit tests only
 #   KEEP=1                   make run: leave the daemons running at the end, until Ctrl-C
 #   SPARK=1                  make run: end in the Spark pipelines; needs Java 17 or later
@@ -11,7 +12,7 @@ SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
 
 # Nothing of the caller's Python may leak in.
-unexport PYTHONPATH PYTHONHOME PYTHONSAFEPATH PYTHONSTARTUP PYTHONWARNINGS VIRTUAL_ENV PYTEST_ADDOPTS MYPYPATH
+unexport PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME PYTHONSAFEPATH PYTHONSTARTUP PYTHONWARNINGS VIRTUAL_ENV PYTEST_ADDOPTS MYPYPATH
 # An empty HOME sends caches to the file system's root; without one the user database is asked.
 ifeq ($(HOME),)
 unexport HOME
@@ -19,6 +20,8 @@ endif
 
 python := .venv/bin/python
 pytest := $(python) -m pytest
+# Tests of daemons often wait, and one process has nothing but Spark: two more than cores keep the cores busy.
+jobs := $(or $(JOBS),$(if $(ARGS),0,$(shell expr $$(getconf _NPROCESSORS_ONLN) + $(if $(SMOKE),0,2))))
 inputs := setup.cfg setup.py Makefile .ci/environment.py .ci/python
 # What is linted and typed: of examples and benchmarks, what there is.
 typed := nsq $(patsubst %/,%,$(sort $(dir $(wildcard examples/*.py benchmarks/*.py))))
@@ -38,8 +41,8 @@ help: ## this list
 run: .venv/installed-run $(if $(SPARK),.venv/installed-spark) ## a web shop on a whole NSQ of its own (KEEP=1: leaves it running; SPARK=1)
 	@$(python) -m examples.demo $(if $(KEEP),--keep) $(if $(SPARK),--spark) $(ARGS)
 
-test: .venv/installed-dev $(if $(SMOKE),,.venv/installed-spark .venv/installed-interop) ## the tests (SMOKE=1: unit tests only; ARGS='-k name' goes to pytest)
-	@$(pytest) -m 'not chaos' $(if $(SMOKE),tests/unit) $(ARGS)
+test: .venv/installed-dev $(if $(SMOKE),,.venv/installed-spark .venv/installed-browser .venv/installed-interop) ## the tests (SMOKE=1: unit tests only; ARGS='-k name' goes to pytest)
+	@$(pytest) -m 'not chaos' -n $(jobs) --dist loadscope --no-loadscope-reorder $(if $(SMOKE),tests/unit) $(ARGS)
 
 lint: .venv/installed-dev ## ruff: rules and format
 	@$(python) -m ruff check --quiet $(sources)
@@ -76,7 +79,7 @@ clean: ## remove .venv, caches and build products
 
 # Of .venv itself installed-dev takes care, and of two pips at once.
 .venv/installed-interop: .venv/installed-dev $(wildcard tests/interop/requirements/*.txt)
-.venv/installed-spark: .venv/installed-dev
+.venv/installed-spark .venv/installed-browser: .venv/installed-dev
 
 .venv/installed-%: $(inputs) $(anew)
 	@found=$$(PYTHON='$(PYTHON)' .ci/python) && "$$found" .ci/environment.py $*

@@ -2,7 +2,7 @@
 ``DefaultSource``. It imports this one for any format that it does not know, so this loads next to nothing.
 
 Spark gives up the whole search when one such module fails. So nothing of ours may: where something is
-missing, ``DefaultSource`` is a format that says what, to whoever asks for it.
+missing, ``DefaultSource`` is a format that says what is missing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
 
-    from nsq.spark.source.format import NsqDataSource as DefaultSource
+    from nsq.spark.source.stream import NsqDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]
 
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> object:
     if name != "DefaultSource":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        from nsq.spark.source.format import NsqDataSource
+        from nsq.spark.source.stream import NsqDataSource
     except Exception as error:  # whatever it is, other formats must not suffer
         return unusable("nsq", error)
     return NsqDataSource
@@ -32,7 +32,7 @@ def unusable(format_name: str, fault: Exception) -> type[DataSource]:
     """A format that can only say why it does not work, in a line.
 
     Made here and not in the package, which may be what is missing, and made in a function, so that its pickle
-    is complete: whoever loads that may lack the same.
+    is complete: the process that loads it may lack the same.
     """
     from pyspark.sql.datasource import DataSource
 

@@ -1,4 +1,5 @@
-"""Makes the repository's ``.venv`` and installs the project into it: ``environment.py run|dev|spark|docs``.
+"""Makes the repository's ``.venv`` and installs the project into it, with one of the ``EXTRAS``:
+``environment.py dev``.
 
 ``environment.py interop`` installs other people's clients, which tests/interop drives, each into an
 environment of its own below ``.venv/interop``: one of them is a module ``nsq`` too. One that cannot be
@@ -31,7 +32,16 @@ TEMPORARY = VENV / "tmp"
 OWNER = VENV / "made-for"
 """Holds the path the environment was made for: a copied or moved tree must not use the old tree's code."""
 
-EXTRAS = {"run": "server", "dev": "dev", "spark": "dev,spark-test", "docs": "docs"}
+EXTRAS = {
+    "run": "server",
+    "dev": "dev",
+    "spark": "dev,spark-test",
+    "browser": "dev,browser-test",
+    "docs": "docs",
+}
+# The tree's directory on sys.path: Spark lists the modules there to find format("nsq"), and setuptools' usual
+# hook for imports is in no list.
+EDITABLE = [PYTHON, "-m", "pip", "install", "--config-settings", "editable_mode=compat", "--editable"]
 INTEROP = "interop"
 CLIENTS = VENV / INTEROP
 PINS = ROOT / "tests" / "interop" / "requirements"
@@ -107,10 +117,10 @@ def make() -> None:
 
 
 def install(extra: str) -> None:
-    if logged(PYTHON, "-m", "pip", "install", "--editable", f".[{extra},fast]"):
+    if logged(*EDITABLE, f".[{extra},fast]"):
         return
     # uvloop has no wheel for some platforms, and nothing here needs it.
-    if logged(PYTHON, "-m", "pip", "install", "--editable", f".[{extra}]"):
+    if logged(*EDITABLE, f".[{extra}]"):
         print("uvloop could not be installed; going on without it (.venv/install.log says why)")
         return
     raise SetupError(

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import client, daemon, picture, report, rounds, spark
+from benchmarks import client, daemon, picture, report, rounds, spark, tools
 from benchmarks.comparison import Comparison, Outcome
 from benchmarks.processes import Broken
 
@@ -25,6 +25,7 @@ SUITES: dict[str, Callable[[], Sequence[Comparison]]] = {
     "client": client.comparisons,
     "daemon": daemon.comparisons,
     "spark": spark.comparisons,
+    "tools": tools.comparisons,
 }
 
 RESULTS = Path(__file__).with_name("results.json")

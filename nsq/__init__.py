@@ -7,13 +7,55 @@
     with nsq.Producer("127.0.0.1:4150") as producer:
         producer.publish("orders", b"hello")
 
-Here are the public names and nothing else: the client, what it reports, and every error it raises. Each loads
-what it needs when it is first used, so that importing the package costs next to nothing.
+Here are the public names and nothing else: the client, what it reports, and every error it raises. All but
+the errors are loaded when they are first used, so that importing the package costs next to nothing.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from nsq.errors import AlreadyResponded as AlreadyResponded
+from nsq.errors import ApiError as ApiError
+from nsq.errors import ApiRefused as ApiRefused
+from nsq.errors import AuthDisabled as AuthDisabled
+from nsq.errors import AuthFailed as AuthFailed
+from nsq.errors import AuthFirst as AuthFirst
+from nsq.errors import AuthServerError as AuthServerError
+from nsq.errors import BadBody as BadBody
+from nsq.errors import BadChannel as BadChannel
+from nsq.errors import BadMessage as BadMessage
+from nsq.errors import BadTopic as BadTopic
+from nsq.errors import Closed as Closed
+from nsq.errors import ConfigError as ConfigError
+from nsq.errors import ConnectionFailed as ConnectionFailed
+from nsq.errors import ConnectionLost as ConnectionLost
+from nsq.errors import DialFailed as DialFailed
+from nsq.errors import DpubFailed as DpubFailed
+from nsq.errors import FinFailed as FinFailed
+from nsq.errors import Forked as Forked
+from nsq.errors import FrameError as FrameError
+from nsq.errors import HandshakeFailed as HandshakeFailed
+from nsq.errors import IdentifyFailed as IdentifyFailed
+from nsq.errors import InvalidCommand as InvalidCommand
+from nsq.errors import InvalidMessage as InvalidMessage
+from nsq.errors import InvalidName as InvalidName
+from nsq.errors import LayerError as LayerError
+from nsq.errors import MpubFailed as MpubFailed
+from nsq.errors import NotNsqd as NotNsqd
+from nsq.errors import NsqError as NsqError
+from nsq.errors import PubFailed as PubFailed
+from nsq.errors import PublishFailed as PublishFailed
+from nsq.errors import PublishUncertain as PublishUncertain
+from nsq.errors import QueueFull as QueueFull
+from nsq.errors import ReqFailed as ReqFailed
+from nsq.errors import ServerError as ServerError
+from nsq.errors import SubFailed as SubFailed
+from nsq.errors import TouchFailed as TouchFailed
+from nsq.errors import Unanswered as Unanswered
+from nsq.errors import Unauthorized as Unauthorized
+from nsq.errors import UsageError as UsageError
+from nsq.errors import WireError as WireError
 
 __version__ = "0.1.0"
 
@@ -25,47 +67,6 @@ if TYPE_CHECKING:
     from nsq.consumer.handlers import Requeue as Requeue
     from nsq.consumer.reports import ConsumerHooks as ConsumerHooks
     from nsq.consumer.reports import StopReport as StopReport
-    from nsq.errors import AlreadyResponded as AlreadyResponded
-    from nsq.errors import ApiError as ApiError
-    from nsq.errors import ApiRefused as ApiRefused
-    from nsq.errors import AuthDisabled as AuthDisabled
-    from nsq.errors import AuthFailed as AuthFailed
-    from nsq.errors import AuthFirst as AuthFirst
-    from nsq.errors import AuthServerError as AuthServerError
-    from nsq.errors import BadBody as BadBody
-    from nsq.errors import BadChannel as BadChannel
-    from nsq.errors import BadMessage as BadMessage
-    from nsq.errors import BadTopic as BadTopic
-    from nsq.errors import Closed as Closed
-    from nsq.errors import ConfigError as ConfigError
-    from nsq.errors import ConnectionFailed as ConnectionFailed
-    from nsq.errors import ConnectionLost as ConnectionLost
-    from nsq.errors import DialFailed as DialFailed
-    from nsq.errors import DpubFailed as DpubFailed
-    from nsq.errors import FinFailed as FinFailed
-    from nsq.errors import Forked as Forked
-    from nsq.errors import FrameError as FrameError
-    from nsq.errors import HandshakeFailed as HandshakeFailed
-    from nsq.errors import IdentifyFailed as IdentifyFailed
-    from nsq.errors import InvalidCommand as InvalidCommand
-    from nsq.errors import InvalidMessage as InvalidMessage
-    from nsq.errors import InvalidName as InvalidName
-    from nsq.errors import LayerError as LayerError
-    from nsq.errors import MpubFailed as MpubFailed
-    from nsq.errors import NotNsqd as NotNsqd
-    from nsq.errors import NsqError as NsqError
-    from nsq.errors import PubFailed as PubFailed
-    from nsq.errors import PublishFailed as PublishFailed
-    from nsq.errors import PublishUncertain as PublishUncertain
-    from nsq.errors import QueueFull as QueueFull
-    from nsq.errors import ReqFailed as ReqFailed
-    from nsq.errors import ServerError as ServerError
-    from nsq.errors import SubFailed as SubFailed
-    from nsq.errors import TouchFailed as TouchFailed
-    from nsq.errors import Unanswered as Unanswered
-    from nsq.errors import Unauthorized as Unauthorized
-    from nsq.errors import UsageError as UsageError
-    from nsq.errors import WireError as WireError
     from nsq.message import Message as Message
     from nsq.producer.producer import Producer as Producer
     from nsq.producer.reports import Acknowledged as Acknowledged
@@ -73,63 +74,26 @@ if TYPE_CHECKING:
     from nsq.producer.reports import Failed as Failed
     from nsq.producer.reports import FlushReport as FlushReport
 
-#: By the module that defines them.
-_NAMES = {
-    "nsq.config": ["Config"],
-    "nsq.consumer.consumer": ["Consumer"],
-    "nsq.consumer.handlers": ["DeadLetterFile", "DeadLetterTopic", "Requeue"],
-    "nsq.consumer.reports": ["ConsumerHooks", "StopReport"],
-    "nsq.errors": [
-        "AlreadyResponded",
-        "ApiError",
-        "ApiRefused",
-        "AuthDisabled",
-        "AuthFailed",
-        "AuthFirst",
-        "AuthServerError",
-        "BadBody",
-        "BadChannel",
-        "BadMessage",
-        "BadTopic",
-        "Closed",
-        "ConfigError",
-        "ConnectionFailed",
-        "ConnectionLost",
-        "DialFailed",
-        "DpubFailed",
-        "FinFailed",
-        "Forked",
-        "FrameError",
-        "HandshakeFailed",
-        "IdentifyFailed",
-        "InvalidCommand",
-        "InvalidMessage",
-        "InvalidName",
-        "LayerError",
-        "MpubFailed",
-        "NotNsqd",
-        "NsqError",
-        "PubFailed",
-        "PublishFailed",
-        "PublishUncertain",
-        "QueueFull",
-        "ReqFailed",
-        "ServerError",
-        "SubFailed",
-        "TouchFailed",
-        "Unanswered",
-        "Unauthorized",
-        "UsageError",
-        "WireError",
-    ],
-    "nsq.message": ["Message"],
-    "nsq.producer.producer": ["Producer"],
-    "nsq.producer.reports": ["Acknowledged", "CloseReport", "Failed", "FlushReport"],
+_ERRORS = [name for name, value in globals().items() if isinstance(value, type)]
+
+#: Where the others are.
+_HOME = {
+    "Config": "nsq.config",
+    "Consumer": "nsq.consumer.consumer",
+    "DeadLetterFile": "nsq.consumer.handlers",
+    "DeadLetterTopic": "nsq.consumer.handlers",
+    "Requeue": "nsq.consumer.handlers",
+    "ConsumerHooks": "nsq.consumer.reports",
+    "StopReport": "nsq.consumer.reports",
+    "Message": "nsq.message",
+    "Producer": "nsq.producer.producer",
+    "Acknowledged": "nsq.producer.reports",
+    "CloseReport": "nsq.producer.reports",
+    "Failed": "nsq.producer.reports",
+    "FlushReport": "nsq.producer.reports",
 }
 
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
-
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", *_ERRORS, *_HOME]
 
 
 def __getattr__(name: str) -> object:
@@ -146,9 +110,9 @@ def _unknown(name: str) -> Exception:
     """The error for an attribute that does not exist; for one of another client's module it names ours."""
     import sys
 
-    from nsq.other_clients import name_here
+    from nsq.other_clients import NAMES
 
-    here = name_here(name)
+    here = NAMES.get(name)
     text = f"module 'nsq' has no attribute {name!r}" + (f": {here}" if here else "")
     # For ``from nsq import Reader`` importlib asks, and replaces an AttributeError by an error of its own.
     asker = sys._getframe(2).f_globals.get("__name__")

@@ -11,15 +11,16 @@ and certifi are loaded only by those who use TLS.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from nsq import options
 from nsq.errors import ConfigError
+from nsq.literals import parse_boolean
 from nsq.options import METADATA, Option, OptionHelp
 from nsq.other_clients import option_here
 
@@ -74,8 +75,8 @@ class Config:
     write_timeout: float = options.seconds(
         5.0, 0.1, 300.0, "Time an nsqd may take to accept each MiB that is written to it. go-nsq: 1 s."
     )
-    local_address: str | None = options.declare(
-        None, Option("IP address to connect from, with or without a port.", options.TEXT, also=(None,))
+    local_address: str | None = options.maybe(
+        options.TEXT, "IP address to connect from, with or without a port."
     )
     heartbeat_interval: float = options.seconds(
         30.0,
@@ -134,21 +135,17 @@ class Config:
     tls: bool | ssl.SSLContext = options.declare(  # noqa: RUF009 - a field, as all of these
         False, Option("Encrypt connections to nsqd; an ssl.SSLContext brings its own settings.", options.TLS)
     )
-    tls_ca_file: str | None = options.path(
-        "Authorities that may sign nsqd's certificate, instead of certifi's."
+    tls_ca_file: str | None = options.maybe(
+        options.PATH, "Authorities that may sign nsqd's certificate, instead of certifi's."
     )
-    tls_cert_file: str | None = options.path("This client's certificate.")
-    tls_key_file: str | None = options.path("Its key, unless it is in tls_cert_file.")
-    tls_server_name: str | None = options.declare(
-        None,
-        Option(
-            "Name expected in nsqd's certificate, instead of the host dialed.", options.TEXT, also=(None,)
-        ),
+    tls_cert_file: str | None = options.maybe(options.PATH, "This client's certificate.")
+    tls_key_file: str | None = options.maybe(options.PATH, "Its key, unless it is in tls_cert_file.")
+    tls_server_name: str | None = options.maybe(
+        options.TEXT, "Name expected in nsqd's certificate, instead of the host dialed."
     )
     tls_min_version: str = options.choice("TLSv1.2", ("TLSv1.2", "TLSv1.3"), "Oldest TLS version accepted.")
-    tls_verify: bool = options.declare(
-        True,
-        Option("Check nsqd's certificate and name; without, anybody can pose as your nsqd.", options.YES_NO),
+    tls_verify: bool = options.switch(
+        "Check nsqd's certificate and name; without, anybody can pose as your nsqd.", default=True
     )
     deflate: bool = options.switch("Compress connections with deflate.")
     deflate_level: int = options.count(6, 1, 9, "How hard deflate tries.")
@@ -221,12 +218,8 @@ class Config:
         "Bytes of the publishes that may wait for an answer at once; each thread may exceed it by one "
         "publish.",
     )
-    coalesce: bool = options.declare(
-        True,
-        Option(
-            "Send publishes for one topic that wait together as one MPUB; none is delayed for that.",
-            options.YES_NO,
-        ),
+    coalesce: bool = options.switch(
+        "Send publishes for one topic that wait together as one MPUB; none is delayed for that.", default=True
     )
     max_msg_size: int = options.count(
         _MIB, 1, 2**31 - 1, "Bytes of the largest message accepted for publishing; as nsqd's --max-msg-size."
@@ -247,7 +240,7 @@ class Config:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for name, option in self._options().items():
+        for name, option in _OPTIONS.items():
             object.__setattr__(self, name, option.checked(name, getattr(self, name)))
         self._check_connection()
         self._check_tls()
@@ -287,7 +280,7 @@ class Config:
                 f"{in_context[0]} has no effect beside an ssl.SSLContext: set it up in the context"
             )
 
-    # TLS
+    # Making one
 
     @classmethod
     def of(cls, config: Config | None, options: Mapping[str, Any]) -> Config:
@@ -311,10 +304,9 @@ class Config:
             if name in values:
                 raise ConfigError(f"{name} is given twice, with - and with _")
             cls._refuse_unknown([name])
-            option = cls._options()[name]
             if not isinstance(text, str):
                 raise ConfigError(f"{name} is not text; values of other types are keyword arguments")
-            values[name] = option.parsed(name, text)
+            values[name] = _OPTIONS[name].parsed(name, text)
         return cls(**values)
 
     @classmethod
@@ -328,11 +320,29 @@ class Config:
         texts = {
             name[len(prefix) :].lower(): text for name, text in variables.items() if name.startswith(prefix)
         }
-        known = {name: text for name, text in texts.items() if _resembles_an_option(name)}
+        known = {
+            name: text
+            for name, text in texts.items()
+            # NSQ_TLS_V1 is meant for us, NSQ_PORT belongs to Kubernetes.
+            if option_here(name, arguments=False) or options.closest(name, _FIELDS, 0.8)
+        }
         try:
             return cls.from_strings(known)
         except ConfigError as error:
             raise ConfigError(f"environment variables {prefix}*: {error}") from None
+
+    @classmethod
+    def from_flags(cls, given: Iterable[str], defaults: Mapping[str, str] | None = None) -> Config:
+        """From ``key,value`` texts as Go's tools take them, in go-nsq's names and spellings or in ours.
+
+        A key alone means true. ``defaults`` are as for ``from_strings``.
+        """
+        texts = dict(defaults or {})
+        for each in given:
+            key, comma, value = each.partition(",")
+            name, text = _from_go(key.replace("-", "_"), value if comma else "true")
+            texts[name] = text
+        return cls.from_strings(texts)
 
     # What there is to know
 
@@ -340,27 +350,27 @@ class Config:
     def describe(cls) -> list[OptionHelp]:
         """Every option with its default, its range and what it is for."""
         return [
-            OptionHelp(name, option.default or _default_text(name, option), option.range, option.help)
-            for name, option in cls._options().items()
+            OptionHelp(
+                name, option.default or option.show(_default_of(name)) or '""', option.range, option.help
+            )
+            for name, option in _OPTIONS.items()
         ]
 
     def __repr__(self) -> str:
         shown = []
-        for name, option in self._options().items():
+        for name, option in _OPTIONS.items():
             value = getattr(self, name)
             if value != _default_of(name):
                 shown.append(f"{name}={'***' if option.secret else repr(value)}")
         return f"Config({', '.join(shown)})"
 
     @classmethod
-    def _options(cls) -> dict[str, Option]:
-        return {name: field.metadata[METADATA] for name, field in _FIELDS.items()}
-
-    @classmethod
     def _refuse_unknown(cls, names: Iterable[str]) -> None:
         for name in names:
             if name not in _FIELDS:
-                raise ConfigError(f"there is no option {name!r}{_nearest(name)}")
+                meant = options.closest(name.replace("-", "_"), _FIELDS, 0.6)
+                hint = option_here(name) or (f"did you mean {meant}?" if meant else "")
+                raise ConfigError(f"there is no option {name!r}" + (f"; {hint}" if hint else ""))
 
 
 _TLS_DETAILS = (
@@ -372,25 +382,7 @@ _TLS_DETAILS = (
     "tls_verify",
 )
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}
-
-
-def _nearest(name: str) -> str:
-    """What was probably meant, as the end of a sentence; empty when nothing comes near."""
-    elsewhere = option_here(name)
-    if elsewhere:
-        return f"; {elsewhere}"
-    close = _close_match(name, 0.6)
-    return f"; did you mean {close}?" if close else ""
-
-
-def _close_match(name: str, cutoff: float) -> str:
-    close = difflib.get_close_matches(name.lower().replace("-", "_"), _FIELDS, n=1, cutoff=cutoff)
-    return close[0] if close else ""
-
-
-def _resembles_an_option(name: str) -> bool:
-    """Whether an environment variable is meant for us: NSQ_TLS_V1 is, NSQ_PORT belongs to Kubernetes."""
-    return bool(option_here(name, arguments=False) or _close_match(name, 0.8))
+_OPTIONS: dict[str, Option] = {name: field.metadata[METADATA] for name, field in _FIELDS.items()}
 
 
 def _default_of(name: str) -> Any:
@@ -398,6 +390,45 @@ def _default_of(name: str) -> Any:
     return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
-def _default_text(name: str, option: Option) -> str:
-    value = _default_of(name)
-    return '""' if value == "" else option.show(value)
+# go-nsq's names and spellings
+
+_GO_NAMES = {
+    "local_addr": "local_address",
+    "tls_v1": "tls",
+    "tls_root_ca_file": "tls_ca_file",
+    "tls_cert": "tls_cert_file",
+    "tls_key": "tls_key_file",
+}
+#: TLS below 1.2 is not spoken any more.
+_GO_TLS_VERSIONS = {
+    "ssl3.0": "TLSv1.2",
+    "tls1.0": "TLSv1.2",
+    "tls1.1": "TLSv1.2",
+    "tls1.2": "TLSv1.2",
+    "tls1.3": "TLSv1.3",
+}
+#: Options where 0 means no limit or nsqd's default in go-nsq, and is out of range here: our value for it.
+_GO_ZEROS = {
+    "dial_timeout": "5m",
+    "heartbeat_interval": "30s",
+    "lookupd_poll_timeout": "5m",
+    "max_msg_size": str(2**31 - 1),
+    "output_buffer_size": "16384",
+}
+
+
+def _from_go(name: str, value: str) -> tuple[str, str]:
+    """The name and the value in our words."""
+    name = _GO_NAMES.get(name, name)
+    if name == "tls_insecure_skip_verify":
+        return "tls_verify", "false" if parse_boolean(value) else "true"
+    if name == "skip_lookupd_authorization":  # in go-nsq true means that the secret is sent
+        return "lookupd_authorization", "always" if parse_boolean(value) else "never"
+    if name == "tls_min_version":
+        return name, _GO_TLS_VERSIONS.get(value, value)
+    if name in _GO_ZEROS and re.fullmatch("0[a-z]*", value):
+        return name, _GO_ZEROS[name]
+    if name in _OPTIONS and _OPTIONS[name].kind is options.SECONDS and re.fullmatch("-?[0-9]+", value):
+        # A bare number is milliseconds; -1 switches a thing off.
+        return name, f"{value}s" if value == "-1" else f"{value}ms"
+    return name, value

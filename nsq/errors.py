@@ -10,7 +10,7 @@
     │   │   └── NotNsqd              the peer speaks another protocol: usually the HTTP port
     │   └── LayerError               TLS, deflate or snappy bytes that do not decode
     ├── ConnectionFailed             no connection to an nsqd, or no longer
-    │   ├── DialFailed               nobody could be reached at the address
+    │   ├── DialFailed               there is no connection to the address
     │   ├── HandshakeFailed          reached, but TLS, IDENTIFY or AUTH came to nothing
     │   ├── ConnectionLost           it was there and is gone
     │   └── Unanswered               it is there, and silent beyond its deadline
@@ -67,7 +67,7 @@ class FrameError(WireError):
 
 
 class NotNsqd(FrameError):
-    """Whoever answers is no nsqd; the address or the port is wrong."""
+    """The peer is not an nsqd: the address or the port is wrong."""
 
 
 class LayerError(WireError):
@@ -81,7 +81,7 @@ class ConnectionFailed(NsqError):
 
 
 class DialFailed(ConnectionFailed):
-    """Nobody could be reached at the address: refused, unknown host, no answer within the dial timeout."""
+    """The address cannot be reached: refused, unknown host, no answer within the dial timeout."""
 
 
 class HandshakeFailed(ConnectionFailed):

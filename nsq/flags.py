@@ -11,32 +11,17 @@ exits nowhere (only ``parse_or_exit`` does, for ``main`` functions), and reads o
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
-import re
 import sys
 import tomllib
-import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
 
 from nsq.errors import ConfigError, NsqError
-from nsq.literals import (
-    A_DURATION,
-    MILLISECOND_NS,
-    SECOND_NS,
-    check_int64,
-    format_duration,
-    is_true,
-    parse_boolean,
-    parse_duration,
-    parse_integer,
-    parse_number,
-    quote,
-)
-from nsq.options import NUMBER, SECONDS, TEXT, WHOLE, Option
+from nsq.literals import is_true, quote
+from nsq.options import METADATA, NUMBER, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, closest, declare
 
 OptionsT = TypeVar("OptionsT")
 
@@ -60,269 +45,120 @@ class Parsed(Generic[OptionsT]):
     warnings: tuple[str, ...] = ()
 
 
-def _parse_duration_flag(text: str) -> float:
-    try:
-        return parse_duration(text)
-    except ConfigError:
-        raise ConfigError(f"parse error (want {A_DURATION})") from None
-
-
-# Values as TOML has them; ``type(x) is int`` because a bool is an int to isinstance
-
-
-def _text_from_file(value: object, wanted: str) -> str:
-    if not isinstance(value, str):
-        raise ConfigError(f"want {wanted}")
-    return value
-
-
-def _integer_from_file(value: object) -> int:
-    return check_int64(value) if type(value) is int else parse_integer(_text_from_file(value, "an integer"))
-
-
-def _number_from_file(value: object) -> float:
-    if type(value) is int:
-        return float(check_int64(value))
-    return value if isinstance(value, float) else parse_number(_text_from_file(value, "a number"))
-
-
-def _boolean_from_file(value: object) -> bool:
-    return value if isinstance(value, bool) else parse_boolean(_text_from_file(value, "true or false"))
-
-
-def _duration_from_file(value: object) -> float:
-    """A bare integer, quoted or not, is milliseconds: existing nsqd.cfg files are written so."""
-    if type(value) is int:
-        return check_int64(value * MILLISECOND_NS) / SECOND_NS
-    text = _text_from_file(value, f"{A_DURATION}, or whole milliseconds")
-    if re.fullmatch("[0-9]+", text):
-        return check_int64(int(text) * MILLISECOND_NS) / SECOND_NS
-    return _parse_duration_flag(text)
-
-
-# Kinds of value
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
-
-
-def _number_text(value: float) -> str:
-    return str(value).removesuffix(".0")
-
-
-@dataclass(frozen=True)
-class _Kind:
-    """How one type of value is named in the usage, read from text and TOML, and shown as a default."""
-
-    word: str
-    from_text: Callable[[str], Any]
-    from_file: Callable[[Any], Any]
-    show: Callable[[Any], str] = _plain
-
-
-_STRING = _Kind("string", str, lambda value: _text_from_file(value, "a string"), quote)
-_INTEGER_KIND = _Kind("int", parse_integer, _integer_from_file)
-_FLOAT = _Kind("float", parse_number, _number_from_file, _number_text)
-_BOOLEAN = _Kind("", parse_boolean, _boolean_from_file)
-_DURATION = _Kind("duration", _parse_duration_flag, _duration_from_file, format_duration)
-_KINDS: Mapping[object, _Kind] = {str: _STRING, int: _INTEGER_KIND, float: _FLOAT, bool: _BOOLEAN}
-
-
-def _custom(parser: Callable[[str], Any]) -> _Kind:
-    def from_file(value: object) -> Any:
-        if not isinstance(value, (str, bool, int, float)):
-            raise ConfigError("want a string")
-        return parser(_plain(value))
-
-    return _Kind("value", parser, from_file)
-
-
 # Declaring options
 
-_METADATA = "nsq.flags"
 
+@dataclass(frozen=True, kw_only=True)
+class Flag(Option):
+    """An option of a command line. The field that it stands in fills in what is left open.
 
-@dataclass(frozen=True)
-class _Flag:
-    """One flag. What ``flag`` and its siblings leave open (names, kind, default) the dataclass fills in."""
+    With ``bare`` the flag may stand without a value and then has that text; like a boolean, it takes one only
+    after ``=``. ``deprecated`` says what to use instead.
+    """
 
-    usage: str
-    name: str = ""
-    key: str = ""
+    kind: Kind = TEXT
+    name: str = ""  # of the field, with dashes
+    key: str = ""  # in the config file: that of the field
     field: str = ""
-    kind: _Kind | None = None
     bare: str | None = None
     repeated: bool = False
     separator: str | None = None
     deprecated: str | None = None
-    default: Any = None
-    low: float = -math.inf
-    high: float = math.inf
-    choices: tuple[str, ...] = ()
-
-    @property
-    def resolved(self) -> _Kind:
-        assert self.kind is not None
-        return self.kind
+    initial: Any = None
 
 
-def _declare(default: Any, declared: _Flag) -> Any:
-    metadata = {_METADATA: declared}
-    if callable(default):
-        return dataclasses.field(default_factory=default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+_KINDS: Mapping[object, Kind] = {str: TEXT, int: WHOLE, float: NUMBER, bool: YES_NO}
+_BY_ANNOTATION = Kind("", str, str)
 
 
-def flag(
-    default: Any,
-    usage: str,
-    *,
-    name: str = "",
-    key: str = "",
-    parse: Callable[[str], Any] | None = None,
-    bare: str | None = None,
-    deprecated: str | None = None,
-    low: float = -math.inf,
-    high: float = math.inf,
-    choices: tuple[str, ...] = (),
-) -> Any:
+def _custom(parser: Callable[[str], Any]) -> Kind:
+    return Kind("", lambda value: value, parser)
+
+
+# ``details`` are what a Flag has: name, key, deprecated, low, high, choices.
+
+
+def flag(default: Any, usage: str, *, parse: Callable[[str], Any] | None = None, **details: Any) -> Any:
     """A str, int, float or bool by the field's annotation, or whatever ``parse`` makes of the text.
 
     A callable ``default`` is called when options are made (a host name is not looked up at import). ``parse``
-    raises ValueError to refuse. With ``bare`` the flag may stand without a value and then has that text; like
-    a boolean, it takes one only after ``=``. ``deprecated`` says what to use instead.
+    raises ValueError to refuse.
     """
-    kind = None if parse is None else _custom(parse)
-    declared = _Flag(
-        usage, name, key, kind=kind, bare=bare, deprecated=deprecated, low=low, high=high, choices=choices
-    )
-    return _declare(default, declared)
+    kind = _BY_ANNOTATION if parse is None else _custom(parse)
+    return declare(default, Flag(usage, kind=kind, **details))
 
 
-def duration(
-    default: Any,
-    usage: str,
-    *,
-    name: str = "",
-    key: str = "",
-    deprecated: str | None = None,
-    low: float = -math.inf,
-    high: float = math.inf,
-) -> Any:
+def duration(default: Any, usage: str, **details: Any) -> Any:
     """Seconds as a float, written as a Go duration; in a file an integer means milliseconds."""
-    declared = _Flag(usage, name, key, kind=_DURATION, deprecated=deprecated, low=low, high=high)
-    return _declare(default, declared)
+    return declare(default, Flag(usage, kind=SECONDS, **details))
 
 
-def repeated(
-    convert: Callable[[str], Any],
-    usage: str,
-    *,
-    default: tuple[Any, ...] = (),
-    name: str = "",
-    key: str = "",
-    separator: str | None = None,
-    deprecated: str | None = None,
-    choices: tuple[str, ...] = (),
-) -> Any:
+def repeated(convert: Callable[[str], Any], usage: str, **details: Any) -> Any:
     """A tuple that grows with every use of the flag; with ``separator`` one use may carry several values.
 
     ``convert`` is str, int, float or a parser as ``flag`` takes it.
     """
     kind = _KINDS.get(convert) or _custom(convert)
-    declared = _Flag(
-        usage,
-        name,
-        key,
-        kind=kind,
-        repeated=True,
-        separator=separator,
-        deprecated=deprecated,
-        choices=choices,
-    )
-    return _declare(default, declared)
+    return declare((), Flag(usage, kind=kind, repeated=True, **details))
 
 
-def _declared_flags(options_class: type[Any]) -> list[_Flag]:
+def _declared_flags(options_class: type[Any]) -> list[Flag]:
     hints = typing.get_type_hints(options_class)
     flags = []
     for field in dataclasses.fields(options_class):
-        declared: _Flag | None = field.metadata.get(_METADATA)
+        declared: Flag | None = field.metadata.get(METADATA)
         if declared is None:
             continue
         factory = field.default_factory
-        kind = declared.kind or _kind_of(hints[field.name], f"{options_class.__name__}.{field.name}")
+        kind = declared.kind
+        if kind is _BY_ANNOTATION:
+            # ``int | None`` is an int on a command line.
+            hint = next((each for each in typing.get_args(hints[field.name])), hints[field.name])
+            if hint not in _KINDS:
+                raise TypeError(f"{options_class.__name__}.{field.name}: a flag of type {hint} needs parse=")
+            kind = _KINDS[hint]
         complete = dataclasses.replace(
             declared,
             field=field.name,
             name=declared.name or field.name.replace("_", "-"),
             key=declared.key or field.name,
             kind=kind,
-            bare="true" if kind is _BOOLEAN else declared.bare,
-            default=field.default if factory is dataclasses.MISSING else factory(),
+            bare="true" if kind is YES_NO else declared.bare,
+            initial=field.default if factory is dataclasses.MISSING else factory(),
         )
         flags.append(complete)
     return flags
 
 
-def _kind_of(hint: Any, where: str) -> _Kind:
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        inner = [argument for argument in typing.get_args(hint) if argument is not type(None)]
-        hint = inner[0] if len(inner) == 1 else hint
-    if hint not in _KINDS:
-        raise TypeError(f"{where}: a flag of type {hint} needs parse=")
-    return _KINDS[hint]
-
-
-def _index(flags: Iterable[_Flag]) -> dict[str, _Flag]:
-    named: dict[str, _Flag] = {}
-    for each in flags:
-        if each.name in named:
-            raise TypeError(f"the flag --{each.name} is declared twice")
-        named[each.name] = each
-    return named
-
-
 # Usage
 
 
-def _usage(prog: str, flags: Iterable[_Flag]) -> str:
+def _usage(prog: str, flags: Iterable[Flag]) -> str:
     ordered = sorted(flags, key=lambda each: each.name)
-    return f"Usage of {prog}:\n" + "".join(_usage_entry(each) for each in ordered)
+    return f"Usage of {prog}:\n" + "".join(map(_usage_entry, ordered))
 
 
-def _usage_entry(each: _Flag) -> str:
-    word = "value" if each.repeated else "" if each.bare is not None else each.resolved.word
-    head = f"  -{each.name}" + (f" {word}" if word else "")
-    text = each.usage if each.deprecated is None else f"{each.usage} [deprecated: {each.deprecated}]".lstrip()
-    if each.repeated and each.default:
-        text += f" (default {','.join(map(str, each.default))})"
-    elif each.default:
-        text += f" (default {each.resolved.show(each.default)})"
-    indented = text.replace("\n", "\n    \t")
+def _usage_entry(each: Flag) -> str:
+    word = "value" if each.repeated else "" if each.bare is not None else each.kind.word
+    head = f"  -{each.name} {word}".rstrip()
+    text = each.help if each.deprecated is None else f"{each.help} [deprecated: {each.deprecated}]".lstrip()
+    if each.initial:
+        text += f" (default {each.kind.show(each.initial)})"
     # Go keeps the text of a one-letter flag without a value on the flag's own line.
     gap = "\t" if len(head) <= 4 else "\n    \t"
-    return f"{head}{gap}{indented}\n"
+    return head + gap + text.replace("\n", "\n    \t") + "\n"
 
 
 # The command line
 
 
-@dataclass(frozen=True)
-class _Scan:
-    """The argument list cut into flags and the rest; the scan ends early at a help flag or at ``problem``."""
-
-    given: Sequence[tuple[_Flag, str | None]]
-    rest: tuple[str, ...] = ()
-    problem: str | None = None
-    asks_help: bool = False
+Given = list[tuple[Flag, str | None]]
+"""Flags with their texts, in the order of the command line; None for one that stands bare."""
 
 
-def _scan(named: Mapping[str, _Flag], argv: Sequence[str]) -> _Scan:
-    given: list[tuple[_Flag, str | None]] = []
+def _scan(named: Mapping[str, Flag], argv: Sequence[str]) -> tuple[Given, tuple[str, ...], str | None]:
+    """The flags, the words behind them, and what ended the scan early: a mistake, or _HELP."""
+    given: Given = []
     waiting = list(reversed(argv))
     while waiting and len(waiting[-1]) > 1 and waiting[-1].startswith("-"):
         argument = waiting.pop()
@@ -330,78 +166,74 @@ def _scan(named: Mapping[str, _Flag], argv: Sequence[str]) -> _Scan:
             break
         body = argument[2:] if argument.startswith("--") else argument[1:]
         if body[0] in "-=":
-            return _Scan(given, problem=f"bad flag syntax: {argument}")
+            return given, (), f"bad flag syntax: {argument}"
         name, equals, text = body.partition("=")
         found = named.get(name)
         if found is None:
             if name in ("h", "help"):
-                return _Scan(given, asks_help=True)
-            return _Scan(given, problem=f"flag provided but not defined: -{name}{_like(name, named)}")
+                return given, (), _HELP
+            meant = closest(name.replace("_", "-"), named, 0.75)
+            hint = f" (did you mean --{meant}?)" if meant else ""
+            return given, (), f"flag provided but not defined: -{name}{hint}"
         if equals or found.bare is not None:
             given.append((found, text if equals else None))
         elif waiting:
             given.append((found, waiting.pop()))
         else:
-            return _Scan(given, problem=f"flag needs an argument: -{name}")
-    return _Scan(given, tuple(reversed(waiting)))
+            return given, (), f"flag needs an argument: -{name}"
+    return given, tuple(reversed(waiting)), None
 
 
-def _like(name: str, named: Mapping[str, _Flag]) -> str:
-    close = difflib.get_close_matches(name.lower().replace("_", "-"), named, n=1, cutoff=0.75)
-    return f" (did you mean --{close[0]}?)" if close else ""
-
-
-def _read_given(given: Iterable[tuple[_Flag, str | None]]) -> dict[str, Any]:
+def _read_given(given: Given) -> dict[str, Any]:
     """Values by flag name; ConfigError says in a line which is wrong."""
     values: dict[str, Any] = {}
     for each, text in given:
         try:
             value = _from_text(each, each.bare or "" if text is None else text)
         except ValueError as error:
-            raise ConfigError(_invalid(each, text, error)) from error
+            if each.bare is None:
+                said = f"invalid value {quote(text)} for flag -{each.name}"
+            elif text is None:
+                said = f"invalid boolean flag {each.name}"
+            else:
+                said = f"invalid boolean value {quote(text)} for -{each.name}"
+            raise ConfigError(f"{said}: {error}") from error
         values[each.name] = values.get(each.name, ()) + value if each.repeated else value
     return values
 
 
-def _from_text(each: _Flag, text: str) -> Any:
+def _from_text(each: Flag, text: str) -> Any:
     if not each.repeated:
-        return each.resolved.from_text(text)
+        return each.kind.parse(text)
     pieces = [text] if each.separator is None else text.split(each.separator)
-    return tuple(each.resolved.from_text(piece) for piece in pieces)
-
-
-def _invalid(each: _Flag, text: str | None, error: ValueError) -> str:
-    if each.bare is None:
-        return f"invalid value {quote(text)} for flag -{each.name}: {error}"
-    if text is None:
-        return f"invalid boolean flag {each.name}: {error}"
-    return f"invalid boolean value {quote(text)} for -{each.name}: {error}"
+    return tuple(each.kind.parse(piece) for piece in pieces)
 
 
 # The config file
 
 
-def _load(path: str) -> dict[str, Any]:
+def _read_file(path: str, flags: Iterable[Flag]) -> tuple[dict[str, Any], list[str]]:
+    """Values by flag name, and warnings."""
     try:
         with open(path, "rb") as file:
-            return tomllib.load(file)
+            document = tomllib.load(file)
     except OSError as error:
         raise ConfigError(f"cannot read config file {path}: {error.strerror or error}") from error
     except ValueError as error:
         raise ConfigError(f"config file {path} is not valid TOML: {error}") from error
-
-
-def _read_document(
-    document: Mapping[str, Any], flags: Iterable[_Flag], path: str
-) -> tuple[dict[str, Any], list[str]]:
-    """Values by flag name, and warnings."""
     by_key = {each.key: each for each in flags}
+    # People write a flag's name where its key is wanted.
+    spellings = {each.name.replace("-", "_"): each.key for each in by_key.values()} | {
+        key: key for key in by_key
+    }
     values: dict[str, Any] = {}
     warnings = []
     for key, value in document.items():
         each = by_key.get(key)
         if each is None:
-            warnings.append(f"{path}: unknown key {quote(key)} is ignored{_nearest(key, by_key)}")
+            meant = closest(key.replace("-", "_"), spellings, 0.75)
+            hint = f" (did you mean {quote(spellings[meant])}?)" if meant else ""
+            warnings.append(f"{path}: unknown key {quote(key)} is ignored{hint}")
             continue
         if each.deprecated is not None:
             warnings.append(f"{path}: {key} is deprecated: {each.deprecated}")
@@ -412,27 +244,20 @@ def _read_document(
     return values, warnings
 
 
-def _from_file(each: _Flag, value: Any) -> Any:
+def _from_file(each: Flag, value: Any) -> Any:
     if not each.repeated:
-        return each.resolved.from_file(value)
+        return each.kind.read_toml(value)
     if isinstance(value, str) and each.separator is not None:
         return _from_text(each, value)
-    return tuple(each.resolved.from_file(item) for item in (value if isinstance(value, list) else [value]))
-
-
-def _nearest(key: str, by_key: Mapping[str, _Flag]) -> str:
-    """People write a flag's name where its key is wanted, so both are compared."""
-    spellings = {each.name.replace("-", "_"): each.key for each in by_key.values()}
-    spellings |= {known: known for known in by_key}
-    close = difflib.get_close_matches(key.lower().replace("-", "_"), spellings, n=1, cutoff=0.75)
-    return f" (did you mean {quote(spellings[close[0]])}?)" if close else ""
+    return tuple(each.kind.read_toml(item) for item in (value if isinstance(value, list) else [value]))
 
 
 # The whole
 
 
-_VERSION = _Flag("print version string", "version", kind=_BOOLEAN, bare="true")
-_CONFIG = _Flag("path to a TOML config file", "config", kind=_STRING)
+_HELP = "help"
+_VERSION = Flag("print version string", name="version", kind=YES_NO, bare="true")
+_CONFIG = Flag("path to a TOML config file", name="config")
 
 
 def parse(
@@ -448,45 +273,34 @@ def parse(
     A ``version`` adds the flag that prints it. A ConfigError from the class's ``__post_init__`` exits with 1.
     """
     declared = _declared_flags(options_class)
-    extra = ([_CONFIG] if config_flag else []) + ([] if version is None else [_VERSION])
-    named = _index(declared + extra)
-    scan = _scan(named, argv)
-    if version is not None and _asks_version(scan):
-        raise FlagExit(0, version + "\n", "stdout")
-    given = _given_or_exit(scan, prog, named)
+    named: dict[str, Flag] = {}
+    for each in declared + ([_CONFIG] if config_flag else []) + ([] if version is None else [_VERSION]):
+        if named.setdefault(each.name, each) is not each:
+            raise TypeError(f"the flag --{each.name} is declared twice")
+    given, rest, end = _scan(named, argv)
+    # The last --version decides, whatever else is wrong; nonsense behind its "=" is a mistake like any other.
+    asked = ["true" if text is None else text for each, text in given if each is _VERSION]
+    if asked and is_true(asked[-1]):
+        raise FlagExit(0, f"{version}\n", "stdout")
     try:
-        path = given.pop(_CONFIG.name, "") if config_flag else ""
-        values, warnings = _read_document(_load(path), declared, path) if path else ({}, [])
-        values |= given
+        # Before what ended the scan: these stand left of it, and the leftmost mistake is the one to report.
+        values = _read_given(given)
+        if end not in (None, _HELP):
+            raise ConfigError(end)
+    except ConfigError as error:
+        raise FlagExit(2, f"{error}\n{prog} --help lists the flags\n") from error
+    if end == _HELP:
+        raise FlagExit(0, _usage(prog, named.values()), "stdout")
+    try:
+        path = values.pop(_CONFIG.name, "") if config_flag else ""
+        from_file, warnings = _read_file(path, declared) if path else ({}, [])
+        values = from_file | values
         options = options_class(**{each.field: values[each.name] for each in declared if each.name in values})
     except ConfigError as error:
         raise FlagExit(1, f"{prog}: {error}\n") from error
-    used = {each.name: each for each, _ in scan.given if each.deprecated is not None}
-    warnings += [f"--{name} is deprecated: {each.deprecated}" for name, each in used.items()]
-    return Parsed(options, scan.rest, tuple(warnings))
-
-
-def _asks_version(scan: _Scan) -> bool:
-    """Whether the last --version is a yes; nonsense after its ``=`` is left to be reported like any other."""
-    answers = ["true" if text is None else text for each, text in scan.given if each is _VERSION]
-    return bool(answers) and is_true(answers[-1])
-
-
-def _given_or_exit(scan: _Scan, prog: str, named: Mapping[str, _Flag]) -> dict[str, Any]:
-    # Values first: they stand left of whatever ended the scan, and the leftmost mistake is the one to report.
-    try:
-        given = _read_given(scan.given)
-    except ConfigError as error:
-        raise _mistake(str(error), prog) from error
-    if scan.asks_help:
-        raise FlagExit(0, _usage(prog, named.values()), "stdout")
-    if scan.problem is not None:
-        raise _mistake(scan.problem, prog)
-    return given
-
-
-def _mistake(line: str, prog: str) -> FlagExit:
-    return FlagExit(2, f"{line}\n{prog} --help lists the flags\n")
+    used = {each.name: each.deprecated for each, _ in given if each.deprecated is not None}
+    warnings += [f"--{name} is deprecated: {instead}" for name, instead in used.items()]
+    return Parsed(options, rest, tuple(warnings))
 
 
 def parse_or_exit(
@@ -495,12 +309,10 @@ def parse_or_exit(
     *,
     prog: str,
     version: str | None = None,
-    config_flag: bool = True,
 ) -> Parsed[OptionsT]:
     """``parse`` for a ``main`` function: reads ``sys.argv`` without ``argv``, prints, raises SystemExit."""
     try:
-        arguments = sys.argv[1:] if argv is None else argv
-        return parse(options_class, arguments, prog=prog, version=version, config_flag=config_flag)
+        return parse(options_class, sys.argv[1:] if argv is None else argv, prog=prog, version=version)
     except FlagExit as end:
         stream = sys.stdout if end.stream == "stdout" else sys.stderr
         stream.write(end.text)
@@ -510,22 +322,19 @@ def parse_or_exit(
 
 def config_key(field: dataclasses.Field[Any]) -> str:
     """The name that an option's field has in a config file, and under /config."""
-    declared: _Flag = field.metadata[_METADATA]
+    declared: Flag = field.metadata[METADATA]
     return declared.key or field.name
 
 
 def is_duration(field: dataclasses.Field[Any]) -> bool:
-    declared: _Flag = field.metadata[_METADATA]
-    return declared.kind is _DURATION
+    declared: Flag = field.metadata[METADATA]
+    return declared.kind is SECONDS
 
 
 def check(options: object) -> None:
     """For a ``__post_init__``: refuse a value outside its range, or none of its choices, naming the flag."""
     for each in _declared_flags(type(options)):
-        if math.isinf(each.low) and not each.choices:
-            continue
-        kind = {_DURATION: SECONDS, _INTEGER_KIND: WHOLE, _FLOAT: NUMBER}.get(each.resolved, TEXT)
-        option = Option(each.usage, kind, each.low, each.high, choices=each.choices)
-        value = getattr(options, each.field)
-        for item in value if each.repeated else (value,):
-            option.checked(f"--{each.name}", item)
+        if math.isfinite(each.low) or each.choices:
+            value = getattr(options, each.field)
+            for item in value if each.repeated else (value,):
+                each.checked(f"--{each.name}", item)

@@ -37,7 +37,7 @@ def parse_duration(text: str) -> float:
     size = _nanoseconds(text[1:] if text[:1] in ("-", "+") else text)
     signed = -size if size is not None and text.startswith("-") else size
     if signed is None or signed not in _INT64:
-        raise ConfigError(f"invalid duration {quote(text)} (want {A_DURATION})")
+        raise ConfigError(f"parse error (want {A_DURATION})")
     return signed / SECOND_NS
 
 
@@ -93,6 +93,14 @@ def check_int64(value: int) -> int:
     if value not in _INT64:
         raise ConfigError(_OUT_OF_RANGE)
     return value
+
+
+def format_plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def format_number(value: float) -> str:
+    return str(value).removesuffix(".0")
 
 
 def parse_number(text: str) -> float:

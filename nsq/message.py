@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import NoReturn, Protocol
 
 from nsq.errors import AlreadyResponded
@@ -22,9 +23,6 @@ class MessageDelegate(Protocol):
     def address(self) -> str: ...
 
     def finish(self, message: Message) -> None: ...
-
-    def finish_all(self, messages: list[Message]) -> None:
-        """Those that are in flight; the others are passed over."""
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None: ...
 
@@ -63,7 +61,7 @@ class Message:
     ) -> None:
         self._delegate = delegate
         self.received_at = received_at  # on the monotonic clock, as is
-        self.expires_at = expires_at  # when nsqd gives it to somebody else
+        self.expires_at = expires_at  # when nsqd gives it to another consumer
         self.timestamp = timestamp
         self.attempts = attempts
         self.id = message_id
@@ -88,7 +86,7 @@ class Message:
 
     @property
     def expired(self) -> bool:
-        """Whether its time is up: nsqd has given it to somebody else, or will."""
+        """Whether its time is up: nsqd has given it to another consumer, or will."""
         return time.monotonic() >= self.expires_at
 
     @property
@@ -122,24 +120,21 @@ class Message:
     def __enter__(self) -> Message:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, fault: object, traceback: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
         """Finish it, or requeue it when the block raised; nothing if it was answered inside."""
         if not self._delegate.holds(self):
             return
-        try:
+        with suppress(AlreadyResponded):  # it expired between the look and the answer
             if kind is None:
                 self.finish()
             else:
                 self.requeue()
-        except AlreadyResponded:
-            # It expired between the look and the answer.
-            pass
 
 
 def finish_all(messages: Iterable[Message]) -> None:
-    """Those that still need an answer, in one piece for each nsqd."""
-    of: dict[MessageDelegate, list[Message]] = {}
+    """Those that still need an answer; the others are passed over."""
     for message in messages:
-        of.setdefault(message._delegate, []).append(message)
-    for delegate, own in of.items():
-        delegate.finish_all(own)
+        try:  # not ``suppress``, which would take a third of the time
+            message.finish()
+        except AlreadyResponded:
+            continue

@@ -2,21 +2,37 @@
 
     max_in_flight: int = options.count(1, 0, 1000, "How many messages may be here at once.")
 
-A field so declared carries an ``Option``, which checks values and reads them from text; ``Config`` is made of
-such fields. Must import nothing heavy: ssl is loaded only when a value may be an SSLContext.
+A field so declared carries an ``Option``, which checks values and reads them from text. Three readers use it:
+``Config`` (keywords and strings), ``flags`` (Go's command lines and TOML) and Spark's options. Must import
+nothing heavy: ssl is loaded only when a value may be an SSLContext.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from nsq.errors import ConfigError
-from nsq.literals import parse_boolean, parse_duration, parse_integer, parse_number
+from nsq.literals import (
+    A_DURATION,
+    MILLISECOND_NS,
+    SECOND_NS,
+    check_int64,
+    format_duration,
+    format_number,
+    format_plain,
+    parse_boolean,
+    parse_duration,
+    parse_integer,
+    parse_number,
+    quote,
+)
 
 METADATA = "nsq.option"
 
@@ -25,11 +41,28 @@ METADATA = "nsq.option"
 
 
 class Kind(NamedTuple):
-    """``keep`` gives the value as it is stored or raises TypeError; ``parse`` reads it from text."""
+    """One type of value: how it is checked, read from text and from TOML, named and shown in a usage.
+
+    ``keep`` gives the value as it is stored or raises TypeError; ``parse`` reads it from text. In a TOML file
+    it may be text, which is read in the same way, or a value of the types ``in_toml``.
+    """
 
     wanted: str
     keep: Callable[[Any], Any]
     parse: Callable[[str], Any]
+    word: str = "value"
+    show: Callable[[Any], str] = format_plain
+    in_toml: tuple[type, ...] = (bool, int, float)
+    wanted_in_toml: str = "a string"
+
+    def read_toml(self, value: Any) -> Any:
+        if not isinstance(value, str) and type(value) not in self.in_toml:
+            raise ConfigError(f"want {self.wanted_in_toml}")
+        text = format_plain(value)
+        # A bare integer, quoted or not, is milliseconds: existing nsqd.cfg files are written so.
+        if self is SECONDS and re.fullmatch("-?[0-9]+", text):
+            return check_int64(int(text) * MILLISECOND_NS) / SECOND_NS
+        return self.parse(text)
 
 
 def _seconds(value: object) -> float:
@@ -75,12 +108,18 @@ def _keep_strategy(value: object) -> object:
 
 
 SECONDS = Kind(
-    "a number of seconds (Config.from_strings reads durations such as 1m30s)", _seconds, parse_duration
+    "a number of seconds (Config.from_strings reads durations such as 1m30s)",
+    _seconds,
+    parse_duration,
+    "duration",
+    format_duration,
+    (int,),
+    f"{A_DURATION}, or whole milliseconds",
 )
-NUMBER = Kind("a number", _seconds, parse_number)
-WHOLE = Kind("a whole number", _whole, parse_integer)
-YES_NO = Kind("True or False", _instance_of(bool), parse_boolean)
-TEXT = Kind("a str", _instance_of(str), str)
+NUMBER = Kind("a number", _seconds, parse_number, "float", format_number, (int, float), "a number")
+WHOLE = Kind("a whole number", _whole, parse_integer, "int", format_plain, (int,), "an integer")
+YES_NO = Kind("True or False", _instance_of(bool), parse_boolean, "", format_plain, (bool,), "true or false")
+TEXT = Kind("a str", _instance_of(str), str, "string", quote, ())
 PATH = Kind("a path", _keep_path, str)
 TLS = Kind("True, False or an ssl.SSLContext", _keep_tls, parse_boolean)
 STRATEGY = Kind("a name or a function", _keep_strategy, str)
@@ -159,6 +198,11 @@ class Option:
         return shown if len(shown) <= 100 else f"{shown[:100]}…"
 
 
+def closest(name: str, known: Iterable[str], cutoff: float) -> str:
+    """The one of these that was probably meant; empty when none comes near."""
+    return next(iter(difflib.get_close_matches(name.lower(), known, n=1, cutoff=cutoff)), "")
+
+
 def declare(default: Any, option: Option) -> Any:
     metadata = {METADATA: option}
     if callable(default):
@@ -180,8 +224,8 @@ def share(default: float, text: str) -> Any:
     return declare(default, Option(text, NUMBER, 0.0, 1.0))
 
 
-def switch(text: str) -> Any:
-    return declare(False, Option(text, YES_NO))
+def switch(text: str, *, default: bool = False) -> Any:
+    return declare(default, Option(text, YES_NO))
 
 
 def text(default: str | Callable[[], str], text: str, *, shown: str = "") -> Any:
@@ -192,5 +236,5 @@ def choice(default: str, choices: tuple[str, ...], text: str, *, kind: Kind = TE
     return declare(default, Option(text, kind, choices=choices))
 
 
-def path(text: str) -> Any:
-    return declare(None, Option(text, PATH, also=(None,)))
+def maybe(kind: Kind, text: str) -> Any:
+    return declare(None, Option(text, kind, also=(None,)))

@@ -1,4 +1,5 @@
-"""How a user's thread waits for one of ours, and how it starts one.
+"""Between a user's code and our threads: how a user's thread waits for one of ours, starts one and joins
+one, and the thread that calls the user's functions.
 
 An exception out of a signal handler (Ctrl-C, a soft time limit) can hit the main thread at any bytecode.
 Inside a Condition, an Event or a Semaphore it leaks a lock, and the next thread to take that lock blocks for
@@ -9,24 +10,22 @@ Imports nothing of the package but errors.
 from __future__ import annotations
 
 import _thread
+import logging
 import math
+import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Protocol
+from functools import partial
 
 from nsq.errors import ConfigError
 
 #: Seconds; threads cannot be asked to wait for longer at once.
 _LONGEST = 3600.0
-
-
-class Released(Protocol):
-    """A raw lock, or anything else to be told when the waiters are woken."""
-
-    def release(self) -> None: ...
+#: Events that may wait for a slow hook.
+_MAX_EVENTS = 100_000
 
 
 class Waiters:
@@ -40,7 +39,7 @@ class Waiters:
     __slots__ = ("_locks",)
 
     def __init__(self) -> None:
-        self._locks: list[Released] = []
+        self._locks: list[_thread.LockType] = []
 
     def wait_for(self, condition: Callable[[], object], deadline: float = math.inf) -> bool:
         """Return whether the condition holds, by ``deadline`` (monotonic) at the latest."""
@@ -55,8 +54,9 @@ class Waiters:
                 if not condition():
                     lock.acquire(True, min(left, _LONGEST))
             finally:
-                with suppress(ValueError):
-                    self._locks.remove(lock)
+                if lock in self._locks:  # else the thread that woke us has taken it out
+                    with suppress(ValueError):
+                        self._locks.remove(lock)
         return True
 
     def wake(self) -> None:
@@ -106,11 +106,10 @@ def refuse_eventlet() -> None:
 
 
 def start_thread(target: Callable[[], None], name: str, failed: Callable[[RuntimeError], None]) -> None:
-    """Start a daemon thread from a user's thread; ``failed`` is called on another thread when there is none.
+    """Start a daemon thread from a user's thread; ``failed`` is called, on some thread, when there is none.
 
     Thread.start takes locks of the threading module: a signal handler that starts a thread while the code it
     interrupts does so too would wait for ever. So a bare thread calls it, and no thread of the user's does.
-    RuntimeError when not even a bare thread can be had.
     """
 
     def start() -> None:
@@ -119,4 +118,111 @@ def start_thread(target: Callable[[], None], name: str, failed: Callable[[Runtim
         except RuntimeError as error:
             failed(error)
 
-    _thread.start_new_thread(start, ())
+    try:
+        _thread.start_new_thread(start, ())
+    except RuntimeError as error:
+        failed(error)
+
+
+def carry_out(
+    requests: queue.SimpleQueue[Callable[[], object] | None], seconds: float, log: logging.Logger
+) -> None:
+    """Sleep until there is a request, for so long at most, then carry out all that there are, in order. None
+    only wakes. What a request raises is logged.
+    """
+    with suppress(queue.Empty):
+        request = requests.get(timeout=min(max(seconds, 0.0), _LONGEST))
+        for left in range(requests.qsize(), -1, -1):
+            try:
+                if request is not None:
+                    request()
+            except BaseException:  # SystemExit too, of a user's backoff_strategy
+                log.exception("a request failed, which is a bug of ours")
+            if left:
+                request = requests.get_nowait()
+
+
+def join_threads(threads: Iterable[threading.Thread], deadline: float) -> list[str]:
+    """Wait for these to end; return the names of those that have not by ``deadline`` (monotonic). One that
+    was never started counts as ended, and so does the calling one.
+    """
+    current = threading.current_thread()
+    started = [thread for thread in threads if thread.ident is not None and thread is not current]
+    for thread in started:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [thread.name for thread in started if thread.is_alive()]
+
+
+class Callbacks:
+    """The thread that calls users' hooks, and the callbacks of futures, one after the other, in the order of
+    events. A slow one delays the others, never a message or an answer.
+
+    What comes behind the end of the thread is called by the thread that it comes from.
+    """
+
+    def __init__(self, name: str, log: logging.Logger) -> None:
+        self._log = log
+        self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._ended = False
+        self._lost = 0
+        self._name = name
+        self.thread = self._new_thread()
+
+    def _new_thread(self) -> threading.Thread:
+        return threading.Thread(target=self._run, name=self._name, daemon=True)
+
+    def start(self) -> None:
+        """Unless it has been started before. RuntimeError when no thread can be had."""
+        if self.thread.ident is None:
+            self.thread = self._new_thread()  # one that was made before a fork counts as ended in the child
+            self.thread.start()
+
+    def put(self, callback: Callable[[], object]) -> None:
+        self._queue.put(callback)
+        if self._ended:  # the thread has seen what was put, or we do
+            self._run_what_is_left()
+
+    def tell(self, hook: Callable[..., object], *args: object) -> None:
+        """As ``put``, but drops events for which the hooks are too slow: rather no metrics than no memory."""
+        if self._queue.qsize() < _MAX_EVENTS:
+            self.put(partial(hook, *args))
+            return
+        self._lost += 1
+        if self._lost & (self._lost - 1) == 0:
+            self._log.warning("the hooks are too slow: %d events were dropped so far", self._lost)
+
+    def wait_until_run(self, deadline: float) -> bool:
+        """Whether all that is queued now has run by then."""
+        run = Signal()
+        self.put(run.set)
+        return run.wait_for(run.is_set, deadline)
+
+    def owns_current_thread(self) -> bool:
+        return threading.current_thread() is self.thread
+
+    def stop(self, deadline: float) -> list[str]:
+        """End behind what is queued; the name of the thread if it has not ended by then. May be called
+        again.
+        """
+        self._queue.put(None)
+        return join_threads([self.thread], deadline)
+
+    def _run(self) -> None:
+        while (callback := self._queue.get()) is not None:
+            self._call(callback)
+        self._ended = True
+        self._run_what_is_left()
+
+    def _run_what_is_left(self) -> None:
+        with suppress(queue.Empty):
+            while True:
+                callback = self._queue.get_nowait()
+                if callback is not None:
+                    self._call(callback)
+
+    def _call(self, callback: Callable[[], object]) -> None:
+        try:
+            callback()
+        except BaseException:  # SystemExit too: all others rely on the thread
+            hook = getattr(callback, "func", callback)
+            self._log.exception("the hook %s failed", getattr(hook, "__qualname__", hook))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -15,7 +17,10 @@ from nsq.testing import leaks
 
 # How long an example takes is a matter of what else the machine does: no test measures time this way.
 hypothesis.settings.register_profile(
-    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+    "patient",
+    max_examples=int(os.environ.get("NSQ_TEST_EXAMPLES", "25")),
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("patient")
 
@@ -25,6 +30,7 @@ GRACE = float(os.environ.get("NSQ_TEST_LEAK_GRACE", 30.0))
 # Registered by the installed package; named here for a tree that is not installed.
 pytest_plugins = ["nsq.testing.plugin"]
 
+TESTS = Path(__file__).resolve().parent
 SPARK_TESTS = ["unit/spark", "integration/spark", "spark"]
 SPARK_LACKS = [name for name in ("pyspark", "pyarrow") if importlib.util.find_spec(name) is None]
 collect_ignore = SPARK_TESTS if SPARK_LACKS else []
@@ -42,12 +48,54 @@ def pytest_configure() -> None:
         raise pytest.UsageError(f"{spark_said()}, and NSQ_REQUIRE_SPARK is set")
 
 
+#: What a process that shares the tests is given at once: in general a file, and more where tests share what
+#: is costly: Spark's JVM, the drivers of other clients. In this order, the long ones first.
+GROUPS = {
+    "a Spark of their own": re.compile(r"tests/spark/test_(demo|kill)\.py"),
+    "other clients": re.compile(r"tests/interop/"),
+    "integration": re.compile(r"tests/integration/"),
+    "any other": re.compile(r"(?!tests/spark/)"),
+    (SPARK := "one Spark for all"): re.compile(r"tests/spark/"),
+}
+
+
+def group_of(nodeid: str) -> str:
+    return next(name for name, begin in GROUPS.items() if begin.match(nodeid))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spark last: its JVM lives to the end of the session, and opens and closes connections to this process
-    as it likes, for which other tests would be blamed.
+    """The tests of one Spark last: its JVM lives to the end of the process, and opens and closes connections
+    to it as it likes, for which other tests would be blamed.
     """
-    place = Path(__file__).resolve().parent / "spark"
-    items.sort(key=lambda item: place in item.path.parents)
+    order = list(GROUPS)
+    items.sort(key=lambda item: order.index(group_of(item.nodeid)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        """Where there are more than two processes, the first has the Spark for all from the beginning, and
+        nothing else: otherwise it would be what all wait for in the end.
+        """
+
+        def _split_scope(self, nodeid: str) -> str:
+            group = group_of(nodeid)
+            return nodeid.partition("::")[0] if group in ("integration", "any other") else group
+
+        def _assign_work_unit(self, node: Any) -> None:
+            if SPARK in self.workqueue and len(self.nodes) > 2:
+                self.workqueue.move_to_end(SPARK, last=node is not self.nodes[0])
+            super()._assign_work_unit(node)
+
+        def _reschedule(self, node: Any) -> None:
+            if SPARK not in self.assigned_work[node]:
+                super()._reschedule(node)
+            elif not node.shutting_down:
+                node.shutdown()
+
+    return ByGroup(config, log)
 
 
 def spark_said() -> str:
@@ -58,9 +106,8 @@ def spark_said() -> str:
 @pytest.fixture(scope="session")
 def watched_directories(pytestconfig: pytest.Config) -> list[Path]:
     """Where a careless daemon or test would leave files: the working directory, the repository, tests/."""
-    tests = Path(__file__).resolve().parent
-    below = [path for path in tests.rglob("*") if path.is_dir() and path.name != "__pycache__"]
-    return list(dict.fromkeys([Path.cwd(), pytestconfig.rootpath, tests, *below]))
+    below = [path for path in TESTS.rglob("*") if path.is_dir() and path.name != "__pycache__"]
+    return list(dict.fromkeys([Path.cwd(), pytestconfig.rootpath, TESTS, *below]))
 
 
 @pytest.fixture(autouse=True)

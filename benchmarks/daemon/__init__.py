@@ -1,14 +1,19 @@
-"""nsqd under the loads that decide what it is good for."""
+"""nsqd and nsqlookupd under the loads that decide what they are good for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from benchmarks.comparison import Comparison
-from benchmarks.daemon import endurance, responsiveness, throughput
+from benchmarks.daemon import endurance, registering, responsiveness, throughput
 
 __all__ = ["comparisons"]
 
 
 def comparisons() -> Sequence[Comparison]:
-    return [*throughput.comparisons(), *responsiveness.comparisons(), *endurance.comparisons()]
+    return [
+        *throughput.comparisons(),
+        *responsiveness.comparisons(),
+        *registering.comparisons(),
+        *endurance.comparisons(),
+    ]

@@ -36,18 +36,38 @@ def nsqd(program: Sequence[str] = OURS, *options: str, mem_queue_size: int = _AL
 def nsqds(*options: str, mem_queue_size: int = _ALL_IN_MEMORY) -> dict[str, Command]:
     """Ours, and the one in NSQ_BIN_DIR when that is set."""
     found = {"nsqd": nsqd(OURS, *options, mem_queue_size=mem_queue_size)}
-    if program := _given():
+    if program := _given("nsqd"):
         found["NSQ_BIN_DIR"] = nsqd([program], *options, mem_queue_size=mem_queue_size)
     return found
 
 
-def _given() -> str | None:
+def nsqlookupds() -> dict[str, Command]:
+    """Ours, and the one in NSQ_BIN_DIR when that is set; both log as they do by default."""
+    found = {"nsqlookupd": _nsqlookupd([sys.executable, "-m", "nsq.daemons.nsqlookupd"])}
+    if program := _given("nsqlookupd"):
+        found["NSQ_BIN_DIR"] = _nsqlookupd([program])
+    return found
+
+
+def _nsqlookupd(program: Sequence[str]) -> Command:
+    def command(place: Place) -> Sequence[str]:
+        addresses = f"--tcp-address=127.0.0.1:{place.port}", f"--http-address=127.0.0.1:{place.http_port}"
+        return [*program, *addresses]
+
+    return command
+
+
+def bare_nsqlookupd(place: Place) -> Sequence[str]:
+    return [sys.executable, str(ROOT / "benchmarks/servers/bare_nsqlookupd.py"), str(place.port)]
+
+
+def _given(name: str) -> str | None:
     directory = os.environ.get("NSQ_BIN_DIR")
     if not directory:
         return None
-    program = shutil.which("nsqd", path=directory)
+    program = shutil.which(name, path=directory)
     if program is None:
-        raise Broken(f"NSQ_BIN_DIR is {directory!r}, and there is no program nsqd in it")
+        raise Broken(f"NSQ_BIN_DIR is {directory!r}, and there is no program {name} in it")
     return program
 
 

@@ -25,34 +25,41 @@ _MPUB = len(wire.mpub("bench", bytes(SIZE), _BATCH))
 _FIN = len(b"FIN \n") + 16
 
 _RATE = (Figure("", "msg/s"),)
-_BARS = (Bar("nsqd", "minimal", 0.5), Bar("minimal", "raw", 0.5))
+
+
+def _bars(share: float) -> tuple[Bar, Bar]:
+    """What ours reaches of the minimal one, and that of the loop."""
+    return Bar("nsqd", "minimal", share), Bar("minimal", "raw", 0.5)
 
 
 def comparisons() -> Sequence[Comparison]:
     return [
-        _publishing("pub", "pub pipelined", 400_000, _PUBS_AT_ONCE, _PUB),
-        _publishing("mpub", f"mpub of {_BATCH}", 800_000, _BATCH, _MPUB),
+        _publishing("pub", "pub, one caller", 40_000, 1, _PUB, bar=0.9, window=0),
+        _publishing("pub", "pub pipelined", 400_000, _PUBS_AT_ONCE, _PUB, bar=0.5),
+        _publishing("mpub", f"mpub of {_BATCH}", 800_000, _BATCH, _MPUB, bar=0.85),
         _consuming("sub and fin, 1 consumer", 400_000, 1),
         _consuming("sub and fin, 8 consumers", 400_000, 8),
         _durable(),
     ]
 
 
-def _publishing(verb: str, name: str, count: int, batch: int, request: int) -> Comparison:
-    def measure(command: Command) -> Measure:
-        return _publish(command, verb, count, batch)
+def _publishing(
+    verb: str, name: str, count: int, batch: int, request: int, *, bar: float, window: int = 8
+) -> Comparison:
+    def measure(command: Command, count: int = count) -> Measure:
+        return _publish(command, verb, count, batch, window)
 
     contenders = {name: measure(command) for name, command in servers.nsqds().items()}
     contenders["minimal"] = measure(servers.minimal)
-    contenders["raw"] = _publish(servers.raw(verb, request), verb, count // _RAW_SHARE, batch)
+    contenders["raw"] = measure(servers.raw(verb, request), count // _RAW_SHARE)
     contenders["bulk"] = measure(servers.raw(verb, _BULK))
-    return Comparison(name=name, figures=_RATE, contenders=contenders, bars=_BARS)
+    return Comparison(name=name, figures=_RATE, contenders=contenders, bars=_bars(bar))
 
 
-def _publish(command: Command, verb: str, count: int, batch: int) -> Measure:
+def _publish(command: Command, verb: str, count: int, batch: int, window: int = 8) -> Measure:
     def measure(scale: float) -> Sequence[float]:
         with serving(command) as server:
-            return drive("publish", server.port, verb, round(count * scale), SIZE, batch)
+            return drive("publish", server.port, verb, round(count * scale), SIZE, batch, window)
 
     return measure
 
@@ -62,7 +69,7 @@ def _consuming(name: str, count: int, consumers: int) -> Comparison:
     contenders["minimal"] = _consume(servers.minimal, count, consumers)
     contenders["raw"] = _consume_raw(_FIN, count // _RAW_SHARE, consumers)
     contenders["bulk"] = _consume_raw(_BULK, count, consumers)
-    return Comparison(name=name, figures=_RATE, contenders=contenders, bars=_BARS)
+    return Comparison(name=name, figures=_RATE, contenders=contenders, bars=_bars(0.5))
 
 
 def _consume(command: Command, count: int, consumers: int) -> Measure:

@@ -1,6 +1,7 @@
-"""Publishes without waiting for each answer: ``publish PORT pub|mpub COUNT BODY BATCH``.
+"""Publishes: ``publish PORT pub|mpub COUNT BODY BATCH [WINDOW]``. Prints messages a second.
 
-Prints messages a second. A batch is what is sent in one piece: so many PUBs, or one MPUB of so many messages.
+BATCH messages are sent in one piece, as that many PUBs or as one MPUB. Up to WINDOW pieces may be unanswered
+while the next one is sent; with 0 each piece waits for the answers to the one before.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import time
 from benchmarks.drivers import wire
 
 
-def main(port: int, verb: str, count: int, size: int, batch: int) -> float:
+def main(port: int, verb: str, count: int, size: int, batch: int, window: int = 8) -> float:
     body, chunks = b"x" * size, count // batch
     chunk = wire.mpub("bench", body, batch) if verb == "mpub" else wire.pub("bench", body) * batch
     connection = wire.open_client(port)
     began = time.perf_counter()
-    wire.publish(connection, chunk, 1 if verb == "mpub" else batch, chunks)
+    wire.publish(connection, chunk, 1 if verb == "mpub" else batch, chunks, window)
     return chunks * batch / (time.perf_counter() - began)
 
 

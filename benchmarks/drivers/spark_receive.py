@@ -9,7 +9,7 @@ import tempfile
 import time
 
 from benchmarks.peers.work import CHANNEL, TOPIC
-from nsq.spark.receiver.crew import Crew
+from nsq.spark.receiver.pool import ReceiverPool
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal import open_wal
 
@@ -32,23 +32,23 @@ def main(port: int, count: int, in_flight: int) -> tuple[float, float]:
         )
         wal = open_wal(options.wal)
         wal.prepare()
-        with Crew(options, wal) as crew:
-            crew.start()
-            began_at_all, _ = _reached(crew, 1)
-            began, first = _reached(crew, _WARM_UP)
-            ended, last = _reached(crew, first + count)
+        with ReceiverPool(options, wal) as pool:
+            pool.start()
+            began_at_all, _ = _reached(pool, 1)
+            began, first = _reached(pool, _WARM_UP)
+            ended, last = _reached(pool, first + count)
         return (last - first) / (ended - began), ended - began_at_all
 
 
-def _reached(crew: Crew, count: int) -> tuple[float, int]:
+def _reached(pool: ReceiverPool, count: int) -> tuple[float, int]:
     """When so many had been received, and how many it were then."""
     deadline = time.monotonic() + _PATIENCE
     while True:
-        received, now = crew.status().received, time.monotonic()
+        received, now = pool.status().received, time.monotonic()
         if received >= count:
             return now, received
-        if now > deadline or crew.fault:
-            raise SystemExit(f"{received} of {count} received; {crew.fault or crew.status()}")
+        if now > deadline or pool.fault:
+            raise SystemExit(f"{received} of {count} received; {pool.fault or pool.status()}")
         time.sleep(_PAUSE)
 
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from nsq.spark import rows
-from nsq.spark.source.format import NsqDataSource
-from nsq.spark.source.stream import NsqStreamReader
+from nsq.spark.source.stream import NsqDataSource, NsqStreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import InputPartition

@@ -1,11 +1,11 @@
-"""One nsqlookupd and two nsqds on free ports of 127.0.0.1, each a process of its own."""
+"""One nsqlookupd, two nsqds and an nsqadmin on free ports of 127.0.0.1, each a process of its own."""
 
 from __future__ import annotations
 
 import time
 from contextlib import ExitStack
 
-from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing import Nsqadmin, Nsqd, Nsqlookupd
 
 TOPIC = "orders"
 CHANNELS = ("billing", "archive")
@@ -18,6 +18,7 @@ class Cluster:
         self._channels = (*CHANNELS, *more_channels)
         self.nsqlookupd = Nsqlookupd(process=True)
         self.nsqds: list[Nsqd] = []
+        self.nsqadmin: Nsqadmin | None = None
         self._running = ExitStack()
 
     def start(self) -> None:
@@ -29,6 +30,12 @@ class Cluster:
             nsqd.post(f"/topic/create?topic={TOPIC}")
             for channel in self._channels:
                 nsqd.post(f"/channel/create?topic={TOPIC}&channel={channel}")
+
+    def show(self) -> str:
+        """Start nsqadmin, unless it runs; the address of its page."""
+        if self.nsqadmin is None:
+            self.nsqadmin = self._running.enter_context(Nsqadmin(process=True, lookupd=[self.nsqlookupd]))
+        return f"http://{self.nsqadmin.http_address}/"
 
     def stop(self) -> None:
         self._running.close()

@@ -109,7 +109,7 @@ def continue_on_spark(cluster: Cluster, orders: int, screen: Screen) -> int:
 
 def keep(cluster: Cluster, screen: Screen) -> None:
     """Until a signal: then it has ended as it should, so that is no interruption."""
-    look = f"curl 'http://{cluster.nsqds[0].http_address}/stats'"
-    screen.say("\n".join(["", "all of it goes on running until Ctrl-C:", *cluster.describe(), "", look]))
+    page = cluster.show()
+    screen.say("\n".join(["", "all of it goes on running until Ctrl-C:", *cluster.describe(), "", page]))
     with suppress(KeyboardInterrupt):
         signal.pause()

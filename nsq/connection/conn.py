@@ -19,10 +19,11 @@ from collections import deque
 from collections.abc import Callable, Container
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn, Protocol, cast
+from itertools import groupby
+from typing import Any, NoReturn, cast
 
 from nsq.config import Config
-from nsq.connection.handshake import Negotiated, dial
+from nsq.connection.handshake import dial
 from nsq.connection.session import GONE, Session
 from nsq.errors import (
     AlreadyResponded,
@@ -36,6 +37,7 @@ from nsq.errors import (
 from nsq.message import Message
 from nsq.transport.base import Stream, Transport
 from nsq.transport.layered import LayeredStream
+from nsq.waiting import join_threads
 from nsq.wire import commands
 from nsq.wire.frames import CLOSE_WAIT, HEARTBEAT, OK_FRAME, OKAY, ErrorReply, FrameParser, Response
 from nsq.wire.identify import IdentifyReply
@@ -52,21 +54,21 @@ _PIECE = 1024 * 1024
 Encoder = Callable[[deque[Any]], bytes]
 
 
-#: Puts the answer to a message, now or later: the message itself for FIN; with milliseconds for REQ.
-Put = Callable[[Message | tuple[Message, int]], None]
-
-
-class ConnDelegate(Protocol):
-    """Is told what happens on a connection, by its loops unless said otherwise."""
+class ConnDelegate:
+    """Receives the events of a connection. The loops call these methods, except
+    where a method says otherwise. A subclass overrides those that it needs.
+    """
 
     def on_messages(self, conn: Conn, messages: list[Message]) -> None:
         """They are in flight now."""
 
     def on_ok(self, conn: Conn, count: int) -> None:
         """nsqd said OK that many times."""
+        log.debug("nsqd %s says OK", conn.address)
 
     def on_response(self, conn: Conn, data: bytes) -> None:
         """Any other answer but a heartbeat or CLOSE_WAIT."""
+        log.debug("nsqd %s says %r", conn.address, data)
 
     def on_error(self, conn: Conn, error: ServerError) -> None:
         """An error frame. A fatal one is followed by ``on_close``."""
@@ -76,16 +78,20 @@ class ConnDelegate(Protocol):
     def on_close(self, conn: Conn, cause: NsqError | None) -> None:
         """Once, at the end of the read loop; None when it was closed as asked. Nothing more is written."""
 
-    def on_finished(self, conn: Conn, message: Message) -> Put | None:
-        """By the thread that answers: the message is out of flight, its FIN is about to be put; by what this
-        returns, if it is not None.
-        """
+    def on_finished(self, conn: Conn, message: Message) -> bool:
+        """By the thread that answers, when the message is out of flight. True: the delegate puts it later."""
+        return False
 
-    def on_requeued(self, conn: Conn, message: Message, backoff: bool) -> Put | None:
-        """Likewise, its REQ."""
+    def on_requeued(self, conn: Conn, message: Message, delay_ms: int, backoff: bool) -> bool:
+        """As ``on_finished``, for a requeue. The delegate puts a pair: the message and ``delay_ms``."""
+        return False
 
     def on_timed_out(self, conn: Conn, message: Message) -> None:
         """By the thread that would have answered: it is too late, the message is let go of."""
+
+    def requeue_delay(self, attempts: int) -> float:
+        """Seconds until a message is delivered again, unless its REQ says otherwise."""
+        return 0.0
 
 
 class Conn:
@@ -108,11 +114,9 @@ class Conn:
         topic: str = "",
         channel: str = "",
         name: str = "nsq",
-        requeue_delay: Callable[[int], float] = lambda _: 0.0,
         encode: Encoder | None = None,
     ) -> None:
         self.address = address
-        self.negotiated: Negotiated | None = None
         self.connected_at = 0.0
         self.last_message_at = 0.0
         self.waiting: deque[Any] = deque()
@@ -126,9 +130,8 @@ class Conn:
         self._context = context
         self._topic = topic
         self._channel = channel
-        self._requeue_delay = requeue_delay
         self._encode = encode or self._encode_answers
-        self._names = (f"{name}-read-{address}", f"{name}-write-{address}")
+        self._name = name
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._asleep = False  # the write loop waits for the bell
         self._asked_to_close = False
@@ -137,7 +140,7 @@ class Conn:
         self._lost: NsqError | None = None
         self._refusal: ServerError | None = None
         self._reading = False
-        self._dialled: LayeredStream | None = None  # from its first byte; ``_stream`` once it is ready
+        self._layered: LayeredStream | None = None  # from its first byte
         self._writer_left = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -158,11 +161,10 @@ class Conn:
             deadline=deadline,
             opened=self._adopt,
         )
-        self._layered = ready.stream
-        self._layered.on_pending = self._ring
+        ready.stream.on_pending = self._ring
         # Without a layer the stream inside does as well, for one call less.
-        self._layers = bool(ready.stream.stack.layers)
-        self._stream: Stream = ready.stream if self._layers else ready.stream.stream
+        self._layers = ready.stream if ready.stream.stack.layers else None
+        self._stream: Stream = self._layers or ready.stream.stream
         silent = self._config.heartbeat_interval < 0  # then no silence is too long
         self._stream.read_timeout = None if silent else self._config.read_timeout
         self.session = Session(ready.negotiated.reply)
@@ -171,25 +173,20 @@ class Conn:
         )
         self._rest = ready.rest
         self.connected_at = self.last_message_at = time.monotonic()
-        self.negotiated = ready.negotiated
 
     def _adopt(self, stream: LayeredStream) -> None:
-        self._dialled = stream
+        self._layered = stream
         if self.closed:  # looked at behind the line above: ``close`` sees the stream, or we see it here
             stream.close()
 
     def start(self) -> None:
         """Start the loops: from here on the delegate is called. ConnectionLost when no thread can be had."""
-        loops = (self.write_loop, self.read_loop)
-        write, read = (
-            threading.Thread(target=loop, name=name, daemon=True)
-            for loop, name in zip(loops, reversed(self._names), strict=True)
-        )
         try:
-            write.start()
-            self._threads.append(write)
-            read.start()
-            self._threads.append(read)
+            for loop, job in ((self.write_loop, "write"), (self.read_loop, "read")):
+                name = f"{self._name}-{job}-{self.address}"
+                thread = threading.Thread(target=loop, name=name, daemon=True)
+                thread.start()
+                self._threads.append(thread)
         except RuntimeError as error:
             self.close()
             raise ConnectionLost(f"{self.address}: no thread for the connection: {error}") from error
@@ -241,6 +238,7 @@ class Conn:
             log.exception("writing to %s failed, which is a bug of ours", self.address)
             self._fail(ConnectionLost(f"{self.address}: {error!r}"))
         try:
+            assert self._layered is not None
             # A goodbye only where nothing was cut off.
             self._layered.close(farewell=None if self.closed else _WRITER_GRACE)
         except Exception as error:  # of a user's transport
@@ -255,56 +253,42 @@ class Conn:
             return False
         data = self._encode(self.waiting)
         if not data:
-            # Asleep first, then look again: whoever puts either is seen here or sees that it has to ring.
+            # Asleep first, then look again: what another thread puts is seen here, or that thread sees that
+            # it must ring.
             self._asleep = True
             if self.session.close_wait and self.session.drained:
                 self._asked_to_close = self._closing = True
             data = self._encode(self.waiting)
             if not data and self._closing:
                 return False
-            if not (data or (self._layers and self._layered.has_pending)):
+            if not (data or (self._layers is not None and self._layers.has_pending)):
                 self._bell.get()
             self._asleep = False
-        if len(data) <= _PIECE:
-            if data:
-                self._stream.write(data, self._config.write_timeout)
-        else:
-            for start in range(0, len(data), _PIECE):
-                self._stream.write(data[start : start + _PIECE], self._config.write_timeout)
-        if self._layers and self._layered.has_pending:
-            self._layered.flush_pending(self._config.write_timeout)
+        for start in range(0, len(data), _PIECE):
+            self._stream.write(data[start : start + _PIECE], self._config.write_timeout)
+        if self._layers is not None and self._layers.has_pending:
+            self._layers.flush_pending(self._config.write_timeout)
         return True
 
     def _encode_answers(self, waiting: deque[Any]) -> bytes:
         """Commands as they are, answers to messages; FINs in a row are one piece."""
         parts: list[bytes] = []
         answered: list[Message] = []
-        done: list[Message] = []
         session = self.session
-        try:
-            while True:
-                item = waiting.popleft()
-                if type(item) is Message:
-                    done.append(item)
-                    continue
-                if done:
-                    parts.append(commands.fins([message.id for message in done]))
-                    answered += done
-                    session.finished += len(done)
-                    done = []
-                if type(item) is bytes:
-                    parts.append(item)
-                else:
-                    message, delay_ms = item
+        popleft = waiting.popleft  # no other thread takes out of it
+        for kind, row in groupby([popleft() for _ in range(len(waiting))], type):
+            if kind is Message:
+                done: list[Message] = list(row)
+                parts.append(commands.fins([message.id for message in done]))
+                answered += done
+                session.finished += len(done)
+            elif kind is bytes:
+                parts += row
+            else:
+                for message, delay_ms in row:
                     answered.append(message)
                     session.requeued += 1
                     parts.append(commands.req(message.id, delay_ms))
-        except IndexError:
-            pass
-        if done:
-            parts.append(commands.fins([message.id for message in done]))
-            answered += done
-            session.finished += len(done)
         session.written(answered)
         rdy = session.rdy_again(bool(answered))
         if rdy:
@@ -400,21 +384,17 @@ class Conn:
             self._lost = cause
         self.closed = True
         self._bell.put(None)
-        if self._dialled is not None:
+        if self._layered is not None:
             if self._reading:
-                self._dialled.wake()
+                self._layered.wake()
             else:
-                self._dialled.close()  # no loop will do it
+                self._layered.close()  # no loop will do it
 
     def _end(self, cause: NsqError | None) -> None:
         """The read loop's last act."""
-        if self._first_end.acquire(False):
-            self._lost = cause
-        self.closed = True
-        for message in self.session.release_all():
-            message.expires_at = GONE  # nsqd has it again: no handler needs to begin with it
-        self._bell.put(None)
-        self._layered.close()
+        self._reading = False
+        self._fail(cause)
+        self._release_messages()
         # Behind the write loop, which may be in the middle of a write: closing the stream has ended that.
         self._writer_left.wait(_WRITER_GRACE + self._config.write_timeout)
         # What nsqd has said against us tells more than how the connection broke.
@@ -422,10 +402,7 @@ class Conn:
 
     def join(self, deadline: float) -> bool:
         """Wait for both loops to end; whether they have."""
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(t.is_alive() for t in self._threads if t is not threading.current_thread())
+        return not join_threads(self._threads, deadline)
 
     def abandon(self) -> None:
         """In a forked child: forget the connection, which is the parent's. Takes no lock."""
@@ -433,21 +410,16 @@ class Conn:
         self.waiting = deque()
         self._bell = queue.SimpleQueue()
         self._asleep = False
-        # What the child would answer is refused, what it has not begun is not handled.
+        self._release_messages()
+        if self._layered is not None:
+            self._layered.abandon()
+
+    def _release_messages(self) -> None:
+        """nsqd has them again: answers are refused, and no handler needs to begin with one."""
         for message in self.session.release_all():
             message.expires_at = GONE
-        if self._dialled is not None:
-            self._dialled.abandon()
 
     # Messages.
-
-    @property
-    def in_flight(self) -> int:
-        return self.session.in_flight
-
-    @property
-    def rdy(self) -> int:
-        return self.session.rdy
 
     def holds(self, message: Message) -> bool:
         return self.session.holds(message)
@@ -455,37 +427,22 @@ class Conn:
     def finish(self, message: Message) -> None:
         if self.closed or message.expires_at <= time.monotonic() or not self.session.take(message):
             self._refuse(message)
-        put = self._delegate.on_finished(self, message)
-        if put is None:  # as ``put``, without a call: the hot path
-            self.waiting.append(message)
+        if not self._delegate.on_finished(self, message):
+            self.waiting.append(message)  # as ``put``, without a call: the hot path
             if self._asleep and self._bell.empty():
                 self._bell.put(None)
-        else:
-            put(message)
-
-    def finish_all(self, messages: list[Message]) -> None:
-        """Those that are in flight; the others are passed over."""
-        now = time.monotonic()
-        for message in messages:
-            if self.closed or message.expires_at <= now or not self.session.take(message):
-                with suppress(AlreadyResponded):
-                    self._refuse(message)
-            else:
-                put = self._delegate.on_finished(self, message) or self.put
-                put(message)
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
-        delay_ms = _milliseconds(self._requeue_delay(message.attempts) if delay is None else delay)
+        delay_ms = _milliseconds(self._delegate.requeue_delay(message.attempts) if delay is None else delay)
         if self.closed or message.expires_at <= time.monotonic() or not self.session.take(message):
             self._refuse(message)
-        put = self._delegate.on_requeued(self, message, backoff) or self.put
-        put((message, delay_ms))
+        if not self._delegate.on_requeued(self, message, delay_ms, backoff):
+            self.put((message, delay_ms))
 
     def touch(self, message: Message) -> None:
         now = time.monotonic()
-        if self.closed or message.expires_at <= now:
+        if self.closed or message.expires_at <= now or not self.session.touch(message, now):
             self._refuse(message)
-        self.session.touch(message, now)
         self.put(commands.touch(message.id))
 
     def touch_expiring(self, now: float, working: Container[Message]) -> None:
@@ -505,8 +462,9 @@ class Conn:
             raise AlreadyResponded(
                 f"{message!r}: the connection to {self.address} is gone, nsqd has the message again"
             )
-        self.session.require(message)
-        raise AlreadyResponded(f"{message!r} from {self.address} is being answered by another thread")
+        raise AlreadyResponded(
+            f"{message!r} from {self.address} is not in flight: it was answered before, or it timed out"
+        )
 
     def drop(self, message: Message) -> bool:
         """Let go of a message without an answer, because nsqd has it again; whether it was in flight.

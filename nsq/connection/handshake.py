@@ -1,16 +1,16 @@
 """How a connection begins: dial, IDENTIFY, a layer for each upgrade that was granted, AUTH, SUB.
 
-The conversation is pure: ``shake_hands`` yields orders and is sent answers. ``dial`` obeys it over a stream.
+The conversation is pure: ``shake_hands`` yields orders, bytes to send or a layer to put on, and is sent
+answers. ``dial`` obeys it over a stream.
 Every step waits for its answer, so that whatever is wrong is known before the first message, and AUTH travels
 only inside the TLS that was asked for.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from nsq.config import Config
@@ -41,26 +41,9 @@ class Upgrade(Enum):
     DEFLATE = "deflate"
 
 
-@dataclass(frozen=True)
-class Send:
-    data: bytes
-
-
-Order = Send | Upgrade
+Order = bytes | Upgrade
 Answer = Response | ErrorReply
-
-
-@dataclass(frozen=True, kw_only=True)
-class Terms:
-    """What the client asks for. Without a topic it does not subscribe."""
-
-    identify: IdentifyRequest
-    secret: str = ""
-    topic: str = ""
-    channel: str = ""
-
-    def __repr__(self) -> str:
-        return f"Terms({self.identify!r}, topic={self.topic!r}, channel={self.channel!r})"
+Conversation = Generator[Order, Answer, "Negotiated"]
 
 
 @dataclass(frozen=True)
@@ -71,26 +54,28 @@ class Negotiated:
     auth: AuthReply | None = None
 
 
-def shake_hands(terms: Terms) -> Generator[Order, Answer, Negotiated]:
-    """Yield orders, take the next frame for each, return what was negotiated; raise what went wrong."""
-    reply = yield from _identify(terms)
-    if terms.identify.tls_v1:
+def shake_hands(request: IdentifyRequest, secret: str, topic: str, channel: str) -> Conversation:
+    """Yield orders, take the next frame for each, return what was negotiated; raise what went wrong.
+
+    Without a topic it does not subscribe.
+    """
+    reply = yield from _identify(request)
+    if request.tls_v1:
         if not reply.tls_v1:
             raise HandshakeFailed("TLS was asked for, and this nsqd does not offer it")
-        yield from _upgrade(Upgrade.TLS)
+        yield from _expect_ok(Upgrade.TLS, "TLS")
     if reply.snappy:
-        yield from _upgrade(Upgrade.SNAPPY)
+        yield from _expect_ok(Upgrade.SNAPPY, "snappy")
     elif reply.deflate:
-        yield from _upgrade(Upgrade.DEFLATE)
-    auth = (yield from _authenticate(terms)) if reply.auth_required else None
-    if terms.topic:
-        yield from _expect_ok(Send(commands.sub(terms.topic, terms.channel)), "SUB")
+        yield from _expect_ok(Upgrade.DEFLATE, "deflate")
+    auth = (yield from _authenticate(secret)) if reply.auth_required else None
+    if topic:
+        yield from _expect_ok(commands.sub(topic, channel), "SUB")
     return Negotiated(reply, auth)
 
 
-def _identify(terms: Terms) -> Generator[Order, Answer, IdentifyReply]:
-    request = Send(commands.MAGIC_V2 + commands.identify(terms.identify.encode()))
-    data = yield from _ask(request)
+def _identify(request: IdentifyRequest) -> Generator[Order, Answer, IdentifyReply]:
+    data = yield from _ask(commands.MAGIC_V2 + commands.identify(request.encode()))
     if data == OK:
         # An nsqd too old to negotiate: it grants nothing and does not say its limits.
         return IdentifyReply()
@@ -100,18 +85,14 @@ def _identify(terms: Terms) -> Generator[Order, Answer, IdentifyReply]:
         raise HandshakeFailed(f"the answer to IDENTIFY cannot be read: {error}") from error
 
 
-def _authenticate(terms: Terms) -> Generator[Order, Answer, AuthReply]:
-    if not terms.secret:
+def _authenticate(secret: str) -> Generator[Order, Answer, AuthReply]:
+    if not secret:
         raise AuthFirst("this nsqd requires AUTH: give auth_secret")
-    data = yield from _ask(Send(commands.auth(terms.secret.encode())))
+    data = yield from _ask(commands.auth(secret.encode()))
     try:
         return AuthReply.decode(data)
     except BadJson as error:
         raise HandshakeFailed(f"the answer to AUTH cannot be read: {error}") from error
-
-
-def _upgrade(upgrade: Upgrade) -> Generator[Order, Answer, None]:
-    yield from _expect_ok(upgrade, upgrade.value)
 
 
 def _expect_ok(order: Order, what: str) -> Generator[Order, Answer, None]:
@@ -123,7 +104,7 @@ def _expect_ok(order: Order, what: str) -> Generator[Order, Answer, None]:
 def _ask(order: Order) -> Generator[Order, Answer, bytes]:
     answer = yield order
     while answer == Response(HEARTBEAT):
-        answer = yield Send(commands.NOP)
+        answer = yield commands.NOP
     if isinstance(answer, ErrorReply):
         raise server_error(answer.data)
     return answer.data
@@ -182,45 +163,39 @@ def dial(
 
     ``opened`` gets the stream before the first byte: closing the stream ends the dial early.
     """
+
+    def attempt(request: IdentifyRequest) -> Ready:
+        conversation = shake_hands(request, config.auth_secret, topic, channel)
+        return _Dialing(address, config, context, deadline).run(transport, opened, conversation)
+
     request = identify_request(config)
-    terms = Terms(identify=request, secret=config.auth_secret, topic=topic, channel=channel)
     try:
-        return _Dialing(address, transport, context, config, deadline, opened).run(terms)
+        return attempt(request)
     except BadBody:
         if request.output_buffer_timeout <= 0:
             raise
         # Its --min-output-buffer-timeout is above what we ask for, most likely: take its own default.
-        milder = dataclasses.replace(request, output_buffer_timeout=0)
-        terms = dataclasses.replace(terms, identify=milder)
-        return _Dialing(address, transport, context, config, deadline, opened).run(terms)
+        return attempt(replace(request, output_buffer_timeout=0))
 
 
+@dataclass
 class _Dialing:
-    """One attempt: its stream, and the bytes that were read and not parsed yet."""
+    """One attempt; ``_rest`` are the bytes that were read and not parsed yet."""
 
-    def __init__(
-        self,
-        address: str,
-        transport: Transport,
-        context: TlsContext | None,
-        config: Config,
-        deadline: float,
-        opened: Callable[[LayeredStream], None],
-    ) -> None:
-        self._address = address
-        self._transport = transport
-        self._context = context
-        self._config = config
-        self._deadline = deadline
-        self._opened = opened
-        self._rest = b""
+    _address: str
+    _config: Config
+    _context: TlsContext | None
+    _deadline: float
+    _rest: bytes = b""
 
-    def run(self, terms: Terms) -> Ready:
+    def run(
+        self, transport: Transport, opened: Callable[[LayeredStream], None], conversation: Conversation
+    ) -> Ready:
         timeout = min(self._time_left(), self._config.dial_timeout)
-        stream = LayeredStream(self._transport.connect(self._address, timeout=timeout))
+        stream = LayeredStream(transport.connect(self._address, timeout=timeout))
         try:
-            self._opened(stream)
-            negotiated = self._converse(stream, terms)
+            opened(stream)
+            negotiated = self._converse(stream, conversation)
         except LayerError as error:
             stream.close()
             raise HandshakeFailed(f"{self._address}: {error}") from error
@@ -232,10 +207,9 @@ class _Dialing:
             raise
         return Ready(stream, negotiated, self._rest)
 
-    def _converse(self, stream: LayeredStream, terms: Terms) -> Negotiated:
-        conversation = shake_hands(terms)
+    def _converse(self, stream: LayeredStream, conversation: Conversation) -> Negotiated:
         try:
-            order: Order = next(conversation)
+            order = next(conversation)
             while True:
                 self._obey(stream, order)
                 order = conversation.send(self._next_answer(stream))
@@ -244,8 +218,8 @@ class _Dialing:
             return negotiated
 
     def _obey(self, stream: LayeredStream, order: Order) -> None:
-        if isinstance(order, Send):
-            stream.write(order.data, self._time_left())
+        if isinstance(order, bytes):
+            stream.write(order, self._time_left())
         elif order is Upgrade.TLS:
             self._start_tls(stream)
         elif order is Upgrade.SNAPPY:
@@ -253,9 +227,14 @@ class _Dialing:
         else:
             self._push(stream, Deflate(self._config.deflate_level))
 
+    def _push(self, stream: LayeredStream, layer: Layer) -> None:
+        # The server may speak through the layer at once: what has come already is the layer's.
+        rest, self._rest = self._rest, b""
+        stream.push(layer, rest)
+
     def _start_tls(self, stream: LayeredStream) -> None:
         if self._rest:
-            # A server says nothing before the client's hello: somebody in between has put it there.
+            # A server says nothing before the client's hello: a third party in between has put it there.
             raise HandshakeFailed(f"{self._address} sent {len(self._rest)} bytes of plain text before TLS")
         if self._context is None:
             raise HandshakeFailed(f"{self._address}: there is no TLS context to go on with")
@@ -273,25 +252,15 @@ class _Dialing:
         host, colon, _ = self._address.rpartition(":")
         return host.strip("[]") if colon and "/" not in self._address else None
 
-    def _push(self, stream: LayeredStream, layer: Layer) -> None:
-        # The server may speak through the layer at once: what has come already is the layer's.
-        rest, self._rest = self._rest, b""
-        stream.push(layer, rest)
-
     def _next_answer(self, stream: LayeredStream) -> Response | ErrorReply:
-        while True:
-            found = split_reply(self._rest)
-            if found is not None:
-                answer, self._rest = found
-                return answer
-            self._rest += self._read(stream)
-
-    def _read(self, stream: LayeredStream) -> bytes:
-        stream.read_timeout = self._time_left()
-        data = stream.read()
-        if not data:
-            raise ConnectionLost(f"{self._address} closed the connection during the handshake")
-        return data
+        while (found := split_reply(self._rest)) is None:
+            stream.read_timeout = self._time_left()
+            data = stream.read()
+            if not data:
+                raise ConnectionLost(f"{self._address} closed the connection during the handshake")
+            self._rest += data
+        answer, self._rest = found
+        return answer
 
     def _time_left(self) -> float:
         left = self._deadline - time.monotonic()

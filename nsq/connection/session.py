@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from nsq.errors import AlreadyResponded, WireError
+from nsq.errors import WireError
 from nsq.message import Message
 from nsq.wire.identify import IdentifyReply
 
@@ -78,13 +78,6 @@ class Session:
         # By identity: after a requeue the same id may be in flight again, as another delivery.
         return self._in_flight.get(message.id) is message
 
-    def require(self, message: Message) -> None:
-        if self._in_flight.get(message.id) is not message:
-            raise AlreadyResponded(
-                f"{message!r} from {message.nsqd_address} is not in flight: "
-                "it was answered before, or it timed out, or its connection is gone"
-            )
-
     def take(self, message: Message) -> bool:
         """Claim the one answer of a message; whether the caller has it now."""
         taken = self._in_flight.pop(message.id, None)
@@ -127,6 +120,10 @@ class Session:
     def timed_out(self) -> int:
         return self._timed_out + len(self._dropped)
 
+    @property
+    def totals(self) -> tuple[int, int, int, int]:
+        return self.received, self.finished, self.requeued, self.timed_out
+
     def release_all(self) -> list[Message]:
         """The connection is gone: nsqd has all of them again."""
         messages = list(self._in_flight.copy().values())
@@ -134,10 +131,12 @@ class Session:
         self._unsettled.clear()
         return messages
 
-    def touch(self, message: Message, now: float) -> None:
-        """Start its time again, up to the most that nsqd allows for one delivery."""
-        self.require(message)
+    def touch(self, message: Message, now: float) -> bool:
+        """Start its time again, up to the most that nsqd allows for one delivery; whether it is in flight."""
+        if not self.holds(message):
+            return False
         message.expires_at = min(now + self.msg_timeout, message.received_at + self.max_msg_timeout)
+        return True
 
     def expiring(self, now: float) -> list[Message]:
         """Those that have used up half of their time and can get more."""

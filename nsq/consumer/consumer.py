@@ -15,9 +15,9 @@ from typing import Any, NoReturn, Self, TypeVar
 from nsq.config import Config
 from nsq.connection.forks import abandon_in_children
 from nsq.consumer.engine import Engine
-from nsq.consumer.handlers import BatchHandler, Handler, RequeueDelay
-from nsq.consumer.rdy import Backoff, RdyWindows, Strategy, Timeouts, exponential, full_jitter
-from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, HookRunner, StopReport
+from nsq.consumer.handlers import BatchHandler, Handler
+from nsq.consumer.rdy import Backoff, RdyWindows, Strategy, exponential, full_jitter
+from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport
 from nsq.consumer.signals import SignalWatch
 from nsq.discovery import Discovery
 from nsq.errors import Closed, ConfigError, Forked, UsageError
@@ -80,26 +80,28 @@ class Consumer:
         self._nsqlookupds = checked("nsqlookupd", nsqlookupd)
         if not self._nsqds and not self._nsqlookupds:
             raise ConfigError("a consumer needs nsqd or nsqlookupd addresses, or both")
+        self._resizable: list[int] = []  # the handlers that were added without a number of threads
         self._room = 0  # messages in flight that the handlers added so far want
         self._follow_handlers = self.config.max_in_flight is None
         self._warned_of_zero = False
         backoff = Backoff(_strategy(self.config), self.config.max_backoff_duration)
-        timeouts = Timeouts(self.config.low_rdy_idle_timeout, self.config.low_rdy_timeout)
+        if hooks is not None and not isinstance(hooks, ConsumerHooks):
+            raise ConfigError(f"hooks is {hooks!r}; it must be an instance of a subclass of ConsumerHooks")
         self._own_transport = transport_of(self.config)
         self._engine = Engine(
             self.topic,
             self.channel,
             self.config,
-            RdyWindows(self.config.max_in_flight or 0, backoff, random.choice, timeouts),
-            transport or self._own_transport,
-            HookRunner(hooks, f"nsq-{topic}/{channel}"),
-            checked_callable("give_up", give_up),
-            RequeueDelay(
-                default=self.config.default_requeue_delay,
-                longest=self.config.max_requeue_delay,
-                jitter=self.config.requeue_jitter,
-                chance=random.random,
+            RdyWindows(
+                self.config.max_in_flight or 0,
+                backoff,
+                random.choice,
+                self.config.low_rdy_idle_timeout,
+                self.config.low_rdy_timeout,
             ),
+            transport or self._own_transport,
+            hooks,
+            checked_callable("give_up", give_up),
         )
         self._engine.discovery = Discovery(  # made here, so that a wrong address is an error here
             self.topic,
@@ -141,6 +143,8 @@ class Consumer:
         """
         count = checked_whole("threads", self._threads if threads is None else threads)
         self._refuse_started("add_handler")
+        if threads is None:
+            self._resizable.append(self._engine.pool.groups)
         self._engine.pool.add(handler, count, no_backoff)
         self._room += count * _IN_FLIGHT_PER_THREAD
         return self
@@ -168,6 +172,14 @@ class Consumer:
         self._room += size * threads * _IN_FLIGHT_PER_THREAD
         return self
 
+    def set_threads(self, threads: int) -> None:
+        """Before the start: how many threads each handler gets that was added without a number of its own."""
+        engine = self._own_engine
+        self._threads = checked_whole("threads", threads)
+        self._refuse_started("set_threads")
+        for group in self._resizable:
+            self._room += engine.pool.resize(group, threads) * _IN_FLIGHT_PER_THREAD
+
     def _refuse_started(self, what: str) -> None:
         if self._state != "new":
             raise Closed(f"{what} comes before start: this consumer is {self._state}")
@@ -176,13 +188,13 @@ class Consumer:
 
     def start(self) -> Self:
         """Connect and handle, in the background."""
-        self._check_process()
+        engine = self._own_engine
         self._refuse_started("start")
         if self._follow_handlers:
-            self._engine.windows.max_in_flight = self._room
+            engine.windows.max_in_flight = self._room
         self._warn_of_idleness()
         abandon_in_children(self)
-        self._engine.start()
+        engine.start()
         return self
 
     def _warn_of_idleness(self) -> None:
@@ -215,14 +227,13 @@ class Consumer:
         for the stop, and returns at once. A stop that was interrupted goes on; another call waits for it, and
         makes it more urgent if its timeout ends sooner.
         """
-        self._check_process()
-        return self._engine.stop(time.monotonic() + checked_seconds(timeout))
+        return self._own_engine.stop(time.monotonic() + checked_seconds(timeout))
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it has stopped; whether it has, within the time."""
-        self._check_process()
+        engine = self._own_engine
         deadline = math.inf if timeout is None else time.monotonic() + checked_seconds(timeout)
-        return self._engine.changed.wait_for(lambda: self._engine.state == "stopped", deadline)
+        return engine.changed.wait_for(lambda: engine.state == "stopped", deadline)
 
     def run(self, timeout: float = 30.0) -> StopReport:
         """Start, and stop at SIGTERM or SIGINT, within ``timeout``; a second signal ends it at once.
@@ -230,15 +241,15 @@ class Consumer:
         Raises what nsqd said if no nsqd lets it subscribe, such as Unauthorized. In another thread than the
         main one signals are left alone: there it ends when ``stop`` is called.
         """
-        self._check_process()
+        engine = self._own_engine
         timeout = checked_seconds(timeout)
-        engine = self._engine
         if engine.state == "stopped":
             raise Closed(f"{self!r} cannot run again: make a new one")
         if not self._room:
             raise UsageError(f"{self!r} has no handler: call add_handler before run")
-        with SignalWatch() as self._watch:
-            signalled = self._run_until_stopped(self._watch, timeout)
+        with SignalWatch() as watch, watch:
+            self._watch = watch
+            signalled = self._run_until_stopped(watch, timeout)
         if engine.refusal is not None and not signalled:
             engine.stop(time.monotonic() + timeout)
             raise engine.refusal
@@ -287,25 +298,22 @@ class Consumer:
 
     def wait_until_connected(self, timeout: float = 10.0, connections: int = 1) -> bool:
         """Whether that many nsqds are connected within the time."""
-        self._check_process()
-        return self._engine.wait_until_connected(connections, time.monotonic() + checked_seconds(timeout))
+        return self._own_engine.wait_until_connected(connections, time.monotonic() + checked_seconds(timeout))
 
     def set_max_in_flight(self, max_in_flight: int) -> None:
         """Change how many messages may be here at once. What is here already stays."""
-        self._check_process()
+        engine = self._own_engine
         checked_whole("max_in_flight", max_in_flight, least=0)
         self._follow_handlers = False
-        self._engine.set_max_in_flight(max_in_flight)
+        engine.set_max_in_flight(max_in_flight)
         self._warn_of_zero()
 
     def pause(self) -> None:
         """Take no new messages until ``resume``."""
-        self._check_process()
-        self._engine.pause(True)
+        self._own_engine.pause(True)
 
     def resume(self) -> None:
-        self._check_process()
-        self._engine.pause(False)
+        self._own_engine.pause(False)
 
     @property
     def is_starved(self) -> bool:
@@ -325,10 +333,10 @@ class Consumer:
         self._discovery().remove_nsqlookupd(address)
 
     def _discovery(self) -> Discovery:
-        self._check_process()
-        if self._state == "new":
+        engine = self._own_engine
+        if engine.state == "new":
             raise Closed("the consumer has not been started")
-        return self._engine.discovery
+        return engine.discovery
 
     def stats(self) -> ConsumerStats:
         return self._engine.stats()
@@ -339,11 +347,16 @@ class Consumer:
 
     # Forks.
 
-    def _check_process(self) -> None:
+    @property
+    def _own_engine(self) -> Engine:
+        """Of this process; Forked in a child of the one that made it."""
+        if os.getpid() != self._pid and self._state == "new":
+            self._pid = os.getpid()  # made before a fork, and run behind it
         if os.getpid() != self._pid:
             raise Forked(
                 f"{self!r} belongs to process {self._pid}; process {os.getpid()} needs a consumer of its own"
             )
+        return self._engine
 
     def abandon(self) -> None:
         """In a forked child, where this is called by itself: what it inherits is inert. The engine, which may

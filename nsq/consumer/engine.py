@@ -15,22 +15,23 @@ from __future__ import annotations
 import logging
 import math
 import queue
+import random
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from functools import partial
 
 from nsq.config import Config
-from nsq.connection.conn import Conn, Put
+from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.forks import abandon_in_children
 from nsq.connection.handshake import describe
-from nsq.consumer.handlers import HandlerPool
+from nsq.consumer.handlers import HandlerPool, requeue_delay
 from nsq.consumer.rdy import Order, Outcome, RdyWindows
 from nsq.consumer.reports import (
     ConnectionHealth,
     ConsumerHealth,
+    ConsumerHooks,
     ConsumerStats,
-    HookRunner,
     StopReport,
 )
 from nsq.discovery import Discovery
@@ -38,7 +39,7 @@ from nsq.errors import Closed, NsqError, ServerError
 from nsq.message import Message
 from nsq.transport.base import Transport
 from nsq.transport.tls import context_of
-from nsq.waiting import Waiters, start_thread
+from nsq.waiting import Callbacks, Waiters, carry_out, start_thread
 
 log = logging.getLogger("nsq.consumer")
 
@@ -57,8 +58,8 @@ _RESPITE = 0.1
 _PATIENCE = 5.0
 
 
-class Engine:
-    """A ConnDelegate, and discovery's host. ``discovery`` is set before the start."""
+class Engine(ConnDelegate):
+    """Also discovery's host. ``discovery`` is set before the start."""
 
     def __init__(
         self,
@@ -67,9 +68,8 @@ class Engine:
         config: Config,
         windows: RdyWindows,
         transport: Transport,
-        hooks: HookRunner,
+        hooks: ConsumerHooks | None,
         give_up: Callable[[Message], None] | None,
-        requeue_delay: Callable[[int], float],
     ) -> None:
         self.topic = topic
         self.channel = channel
@@ -92,13 +92,14 @@ class Engine:
         self._config = config
         self._transport = transport
         self._context = context_of(config)
-        self._hooks = hooks
+        self._hooks = hooks or ConsumerHooks()
+        self._hooked = hooks is not None  # without hooks they cost nothing
+        self._callbacks = Callbacks(f"{self.name}-hooks", log)
         self._keep = give_up
-        self._requeue_delay = requeue_delay
-        self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._look = False  # the windows may have to change
         # The connections by address, and what those that have ended received, finished, requeued, timed out.
-        self._table: tuple[dict[str, Conn], tuple[int, int, int, int]] = {}, (0, 0, 0, 0)
+        self._table: tuple[dict[str, Conn], list[int]] = {}, [0, 0, 0, 0]
         self._dialing: set[Conn] = set()
         self._refusals: dict[str, ServerError] = {}  # by address
         self._given_up = 0
@@ -114,9 +115,7 @@ class Engine:
         self._unwanted = False  # a stop was asked for
         self._closing: list[Conn] | None = None  # the connections that were told so, once it stops
         self._left: StopReport | None = None  # for a ``stop`` whose time is up before the threads have ended
-        self._stop_by = math.inf
-        self._handlers_by = math.inf
-        self._join_by = math.inf
+        self._stop_by = self._handlers_by = self._join_by = math.inf
 
     # Requests: any thread.
 
@@ -177,10 +176,7 @@ class Engine:
         """Return when all threads run; NsqError when they cannot be had."""
         abandon_in_children(self)
         self._failed = None
-        try:
-            start_thread(self._run, f"{self.name}-rdy", self._not_started)
-        except RuntimeError as error:
-            self._not_started(error)
+        start_thread(self._run, f"{self.name}-rdy", self._not_started)
         self.changed.wait_for(lambda: self._up or self.report is not None or self._failed is not None)
         if self._failed is not None:
             raise NsqError(f"the consumer cannot start, as no thread can be had: {self._failed}")
@@ -211,12 +207,12 @@ class Engine:
         for report in (self.report, self._left):  # in a report that is false there is much to read
             if report is not None:
                 return report
-        return StopReport(clean=False, in_flight=self._in_flight_now())
+        return StopReport(clean=False, in_flight=sum(self._in_flight().values()))
 
     def owns_current_thread(self) -> bool:
         """Whether this is a thread of ours that runs user code, and so cannot wait for the end of all."""
         current = threading.current_thread()
-        owners = (self.pool, self._hooks, self.discovery)
+        owners = (self.pool, self._callbacks, self.discovery)
         return current is self._owner or any(owner.owns_current_thread() for owner in owners)
 
     def abandon(self) -> None:
@@ -237,7 +233,8 @@ class Engine:
         self._owner = threading.current_thread()
         try:
             if not self._unwanted:
-                self._hooks.start()
+                if self._hooked:
+                    self._callbacks.start()
                 self.pool.start()
                 self.discovery.start()
         except RuntimeError as error:
@@ -250,7 +247,8 @@ class Engine:
         self.changed.wake()
         while self.report is None:
             try:
-                self._carry_out_requests()
+                due = min(self._next_tick(), self._stop_by)
+                carry_out(self._requests, due - time.monotonic(), log)
                 self._tick()
                 if self._look:
                     self._look = False
@@ -264,25 +262,6 @@ class Engine:
                 time.sleep(_RESPITE)
             self.changed.wake()
         self.wake_run()
-
-    def _carry_out_requests(self) -> None:
-        """Sleep until there is something to do."""
-        due = min(self._next_tick(), self._stop_by) - time.monotonic()
-        try:
-            request = self._requests.get(timeout=min(max(due, 0.0), 3600.0))
-            for _ in range(self._requests.qsize()):
-                self._carry_out(request)
-                request = self._requests.get_nowait()
-            self._carry_out(request)
-        except queue.Empty:
-            pass
-
-    def _carry_out(self, request: Callable[[], None] | None) -> None:
-        if request is not None:
-            try:
-                request()
-            except BaseException:  # SystemExit too, of a user's backoff_strategy
-                log.exception("%s: a request failed, which is a bug of ours", self.name)
 
     # The stop: the owner.
 
@@ -312,7 +291,7 @@ class Engine:
         if self._conns and time.monotonic() < self._stop_by:
             return
         left = list(self._conns.values())
-        in_flight = sum(conn.in_flight for conn in left)
+        in_flight = sum(conn.session.in_flight for conn in left)
         cut_off = sorted(conn.address for conn in left)
         self._left = StopReport(clean=False, in_flight=in_flight, cut_off=cut_off)
         for conn in left:
@@ -326,8 +305,8 @@ class Engine:
             unfinished += self.pool.stop(time.monotonic())
         if not self._until(self.discovery.join, lambda: self._join_by):
             unfinished.append(f"{self.name}-lookupd")
-        self._carry_out_what_is_left()
-        if not self._until(self._hooks.stop, lambda: self._join_by):
+        carry_out(self._requests, 0.0, log)
+        if not self._until(lambda step: not self._callbacks.stop(step), lambda: self._join_by):
             unfinished.append(f"{self.name}-hooks")
         report = StopReport(
             clean=not (in_flight or cut_off or unfinished),
@@ -342,14 +321,10 @@ class Engine:
     def _until(self, ended: Callable[[float], bool], by: Callable[[], float]) -> bool:
         """Wait for threads to end, in steps: a more urgent stop may come meanwhile, and changes ``by``."""
         while not ended(min(by(), time.monotonic() + _STEP)):
-            self._carry_out_what_is_left()
+            carry_out(self._requests, 0.0, log)
             if time.monotonic() >= by():
                 return False
         return True
-
-    def _carry_out_what_is_left(self) -> None:
-        for _ in range(self._requests.qsize()):
-            self._carry_out(self._requests.get())
 
     # The clock: the owner.
 
@@ -378,7 +353,7 @@ class Engine:
         for conn in conns:
             for message in conn.expire(now):
                 self.on_timed_out(conn, message)
-        if len(self.pool.inbox) > self.windows.max_in_flight:
+        if self.pool.inbox.qsize() > self.windows.max_in_flight:
             self.pool.sweep(now)
         handling = self.windows.handling
         if handling.active:
@@ -416,7 +391,7 @@ class Engine:
     # Windows: the owner.
 
     def _in_flight(self) -> dict[Hashable, int]:
-        return {conn: conn.in_flight for conn in self._conns.values()}
+        return {conn: conn.session.in_flight for conn in self._conns.values()}
 
     def _decide(self) -> None:
         was_short = self.windows.short
@@ -449,7 +424,11 @@ class Engine:
         if (backoff.level, backoff.until) != before:
             level = backoff.level
             log.info("backing off, level %d", level) if level else log.info("backoff is over")
-            self._hooks.tell(self._hooks.hooks.backing_off, level)
+            self._tell(self._hooks.backing_off, level)
+
+    def _tell(self, hook: Callable[..., None], *args: object) -> None:
+        if self._hooked:
+            self._callbacks.tell(hook, *args)
 
     # Connections come and go.
 
@@ -468,7 +447,6 @@ class Engine:
             topic=self.topic,
             channel=self.channel,
             name=self.name,
-            requeue_delay=self._requeue_delay,
         )
         self._dialing.add(conn)
         try:
@@ -491,7 +469,7 @@ class Engine:
         # Before the loops run: the end of a connection must not be reported before its beginning.
         now = time.monotonic()
         self._obey(self.windows.connected(conn, conn.session.max_rdy, now, self._in_flight()))
-        self._hooks.tell(self._hooks.hooks.connected, conn.address)
+        self._tell(self._hooks.connected, conn.address)
         log.info("connected to nsqd %s", conn.address, extra=self._fields(conn.address))
         try:
             conn.start()
@@ -500,16 +478,9 @@ class Engine:
             raise
 
     def _forget(self, conn: Conn, cause: NsqError | None) -> None:
-        conns, (received, finished, requeued, timed_out) = self._table
-        session = conn.session
         self._table = (
-            {address: each for address, each in conns.items() if each is not conn},
-            (
-                received + session.received,
-                finished + session.finished,
-                requeued + session.requeued,
-                timed_out + session.timed_out,
-            ),
+            {address: each for address, each in self._conns.items() if each is not conn},
+            _added(self._table[1], [conn]),
         )
         self._obey(self.windows.disconnected(conn, time.monotonic(), self._in_flight()))
         fields = self._fields(conn.address)
@@ -517,7 +488,7 @@ class Engine:
             log.info("connection to nsqd %s closed", conn.address, extra=fields)
         else:
             log.warning("connection lost: %s", describe(conn.address, cause), extra=fields)
-        self._hooks.tell(self._hooks.hooks.disconnected, conn.address, cause)
+        self._tell(self._hooks.disconnected, conn.address, cause)
 
     def drop(self, address: str) -> None:
         """Discovery: the connection is not wanted any more."""
@@ -538,7 +509,7 @@ class Engine:
             self._refusals.pop(address, None)  # it does not refuse us for good any more
             return
         if str(self._refusals.get(address)) != str(error):
-            self._hooks.tell(self._hooks.hooks.server_error, address, error)
+            self._tell(self._hooks.server_error, address, error)
         self._refusals[address] = error
 
     def _see_whether_all_refuse(self) -> None:
@@ -558,53 +529,48 @@ class Engine:
             nsqd.last_message_at = nsqd.has_sent_at = now
             if silent >= self._config.low_rdy_idle_timeout:
                 self.look()  # its share grows again
-        if self._hooks.active:
-            self._hooks.tell(self._hooks.hooks.received, messages)
-        self.pool.inbox.put(messages)
-
-    def on_ok(self, conn: Conn, count: int) -> None:
-        log.debug("nsqd %s says OK", conn.address)
-
-    def on_response(self, conn: Conn, data: bytes) -> None:
-        log.debug("nsqd %s says %r", conn.address, data)
+        self._tell(self._hooks.received, messages)
+        self.pool.put(messages)
 
     def on_error(self, conn: Conn, error: ServerError) -> None:
         level = logging.ERROR if error.fatal else logging.WARNING
         log.log(level, "nsqd %s: %s", conn.address, error, extra=self._fields(conn.address))
-        self._hooks.tell(self._hooks.hooks.server_error, conn.address, error)
+        self._tell(self._hooks.server_error, conn.address, error)
 
     def on_heartbeat(self, conn: Conn) -> None:
-        self._hooks.tell(self._hooks.hooks.heartbeat, conn.address)
+        self._tell(self._hooks.heartbeat, conn.address)
 
     def on_close(self, conn: Conn, cause: NsqError | None) -> None:
         self._ask(partial(self._forget, conn, cause))
         self.discovery.lost(conn.address, time.monotonic() - conn.connected_at, cause)
 
-    def on_finished(self, conn: Conn, message: Message) -> Put | None:
-        if self._hooks.active:
-            self._hooks.tell(self._hooks.hooks.finished, message)
-        if self.windows.backoff.level:
-            return self._answer_by_owner(Outcome.SUCCESS, conn)
-        if self.windows.short:
+    def on_finished(self, conn: Conn, message: Message) -> bool:
+        if self._hooked:
+            self._tell(self._hooks.finished, message)
+        windows = self.windows
+        if windows.backoff.level:  # its answer goes behind the RDY that follows from it
+            self._ask(partial(self._outcome, Outcome.SUCCESS, conn, message))
+            return True
+        if windows.short:
             self.look()
-        return None
+        return False
 
-    def on_requeued(self, conn: Conn, message: Message, backoff: bool) -> Put | None:
-        if self._hooks.active:
-            self._hooks.tell(self._hooks.hooks.requeued, message)
+    def on_requeued(self, conn: Conn, message: Message, delay_ms: int, backoff: bool) -> bool:
+        self._tell(self._hooks.requeued, message)
+        outcome = Outcome.FAILURE if backoff else Outcome.NEUTRAL
         if backoff or self.windows.backoff.level:
-            return self._answer_by_owner(Outcome.FAILURE if backoff else Outcome.NEUTRAL, conn)
+            self._ask(partial(self._outcome, outcome, conn, (message, delay_ms)))
+            return True
         if self.windows.short:
             self.look()
-        return None
+        return False
 
-    def _answer_by_owner(self, outcome: Outcome, conn: Conn) -> Put:
-        """Sends an answer that says something about backing off: behind the RDY that follows from it."""
-        return lambda answer: self._ask(partial(self._outcome, outcome, conn, answer))
+    def requeue_delay(self, attempts: int) -> float:
+        return requeue_delay(attempts, self._config, random.random())
 
     def on_timed_out(self, conn: Conn, message: Message) -> None:
         log.warning("%r from %s timed out here", message, conn.address)
-        self._hooks.tell(self._hooks.hooks.timed_out, message)
+        self._tell(self._hooks.timed_out, message)
         if message.auto_response:  # in the inbox, or under a handler that began it too late
             self._ask(self._handlers_are_late)
         if self.windows.short:
@@ -614,9 +580,8 @@ class Engine:
 
     @property
     def starved(self) -> bool:
-        return any(
-            conn.in_flight > 0 and conn.in_flight >= conn.rdy * _STARVED_AT for conn in self._conns.values()
-        )
+        sessions = [conn.session for conn in self._conns.values()]
+        return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in sessions)
 
     def _gives_up(self, message: Message) -> None:
         log.warning("giving up on %r from %s", message, message.nsqd_address)
@@ -624,7 +589,7 @@ class Engine:
             self._keep(message)
         with self._counting:
             self._given_up += 1
-        self._hooks.tell(self._hooks.hooks.given_up, message)
+        self._tell(self._hooks.given_up, message)
 
     def _expired(self, message: Message) -> None:
         """Before a handler began it."""
@@ -642,20 +607,17 @@ class Engine:
     def _started(self) -> int:
         return sum([conn.started for conn in self._conns.values()])
 
-    def _in_flight_now(self) -> int:
-        return sum([conn.in_flight for conn in self._conns.values()])
-
     def stats(self) -> ConsumerStats:
-        by_address, (received, finished, requeued, timed_out) = self._table
-        conns = list(by_address.values())
+        conns, gone = self._table
+        received, finished, requeued, timed_out = _added(gone, conns.values())
         return ConsumerStats(
-            received=received + sum([conn.session.received for conn in conns]),
-            finished=finished + sum([conn.session.finished for conn in conns]),
-            requeued=requeued + sum([conn.session.requeued for conn in conns]),
-            timed_out=timed_out + sum([conn.session.timed_out for conn in conns]),
+            received=received,
+            finished=finished,
+            requeued=requeued,
+            timed_out=timed_out,
             given_up=self._given_up,
-            in_flight=sum([conn.in_flight for conn in conns]),
-            waiting=len(self.pool.inbox),
+            in_flight=sum([conn.session.in_flight for conn in conns.values()]),
+            waiting=self.pool.inbox.qsize(),
             connections=len(conns),
         )
 
@@ -665,9 +627,9 @@ class Engine:
         connections = [
             ConnectionHealth(
                 nsqd_address=conn.address,
-                rdy=conn.rdy,
+                rdy=conn.session.rdy,
                 reason=self.windows.reason(conn),
-                in_flight=conn.in_flight,
+                in_flight=conn.session.in_flight,
                 seconds_connected=now - conn.connected_at,
                 seconds_since_message=now - conn.last_message_at,
             )
@@ -702,3 +664,8 @@ class Engine:
     def _fields(self, address: str) -> dict[str, str]:
         """For structured logs."""
         return {"nsq_topic": self.topic, "nsq_channel": self.channel, "nsqd_address": address}
+
+
+def _added(gone: list[int], conns: Iterable[Conn]) -> list[int]:
+    """Messages received, finished, requeued, timed out: with those of these connections."""
+    return [sum(each) for each in zip(gone, *[conn.session.totals for conn in conns], strict=True)]

@@ -1,6 +1,6 @@
 """The handler threads: they take messages from the inbox, run the user's code, and answer for it.
 
-    read loops       inbox.put
+    read loops       put -> inbox
     handler threads  inbox.get -> the user's handler -> finish or requeue
 
 A message whose time ran out in the inbox is dropped, not handled: nsqd delivers it again. Nothing a handler
@@ -24,8 +24,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from nsq.config import Config
 from nsq.errors import AlreadyResponded, ConfigError, InvalidMessage, NsqError, UsageError
 from nsq.message import Message, finish_all
+from nsq.waiting import join_threads
 from nsq.wire.names import check_topic
 
 log = logging.getLogger("nsq.consumer")
@@ -35,41 +37,7 @@ BatchHandler = Callable[[list[Message]], Any]
 Exceptions = tuple[type[BaseException], ...]
 
 #: Messages of which it is remembered how often they timed out before a handler saw them.
-_MOST_UNSEEN = 10_000
-
-
-class Inbox:
-    """Messages on their way from the read loops to the handlers: a hop of 0.1 µs each."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
-        self.get = self._queue.get
-        """The next message; None when there is no more to do. queue.Empty when its ``timeout`` is over."""
-
-    def __len__(self) -> int:
-        return self._queue.qsize()
-
-    def put(self, messages: list[Message]) -> None:
-        put = self._queue.put
-        for message in messages:
-            put(message)
-
-    def sweep(self, now: float) -> list[Message]:
-        """Take out what has expired."""
-        expired = []
-        with suppress(queue.Empty):
-            for _ in range(len(self)):
-                message = self._queue.get_nowait()
-                if message is None or message.expires_at > now:
-                    self._queue.put(message)
-                else:
-                    expired.append(message)
-        return expired
-
-    def close(self, readers: int) -> None:
-        """Send this many readers home, behind what waits."""
-        for _ in range(readers):
-            self._queue.put(None)
+_MAX_UNSEEN = 10_000
 
 
 class Unseen:
@@ -85,7 +53,7 @@ class Unseen:
         key = message.nsqd_address, message.id
         with self._lock:
             self.counts[key] = self.counts.pop(key, 0) + 1  # the latest last
-            if len(self.counts) > _MOST_UNSEEN:
+            if len(self.counts) > _MAX_UNSEEN:
                 del self.counts[next(iter(self.counts))]
 
     def attempts(self, message: Message) -> int:
@@ -114,40 +82,50 @@ class HandlerPool:
         expired: Callable[[Message], None],
         starved: Callable[[], bool],
     ) -> None:
-        self.inbox = Inbox()
+        self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None ends one thread
         self.unseen = Unseen()
         self._name = name
         self._max_attempts = max_attempts or float("inf")
         self._give_up = give_up
         self._expired = expired
         self._starved = starved
+        self._groups: list[tuple[Callable[[], None], int]] = []
         self._threads: list[threading.Thread] = []
         self._closed = False
         self._running: dict[int, Message | list[Message] | None] = {}  # by thread: what it took last
 
     def __len__(self) -> int:
-        return len(self._threads)
+        """How many threads there are, or will be."""
+        return sum(threads for _, threads in self._groups)
 
     def add(self, handler: Handler, threads: int, no_backoff: Exceptions = ()) -> None:
-        _check_handler(handler)
-        _check_exceptions(no_backoff)
-        self._add_threads(lambda: self._handle_each(handler, no_backoff), threads)
+        _check_handler(handler, no_backoff)
+        self._groups.append((lambda: self._handle_each(handler, no_backoff), threads))
 
     def add_batch(
         self, handler: BatchHandler, size: int, wait: float, threads: int, no_backoff: Exceptions = ()
     ) -> None:
-        _check_handler(handler)
-        _check_exceptions(no_backoff)
-        self._add_threads(lambda: self._handle_batches(handler, no_backoff, size, wait), threads)
+        _check_handler(handler, no_backoff)
+        self._groups.append((lambda: self._handle_batches(handler, no_backoff, size, wait), threads))
 
-    def _add_threads(self, run: Callable[[], None], count: int) -> None:
-        self._threads += [
-            threading.Thread(target=run, name=f"{self._name}-handler-{number}", daemon=True)
-            for number in range(len(self._threads), len(self._threads) + count)
-        ]
+    @property
+    def groups(self) -> int:
+        return len(self._groups)
+
+    def resize(self, group: int, threads: int) -> int:
+        """Before the start: give the handler that was added as this one other threads; how many more."""
+        run, before = self._groups[group]
+        self._groups[group] = run, threads
+        return threads - before
 
     def start(self) -> None:
         """RuntimeError when no thread can be had."""
+        # Made here: a Thread that was made before a fork counts as ended in the child.
+        runs = [run for run, threads in self._groups for _ in range(threads)]
+        self._threads = [
+            threading.Thread(target=run, name=f"{self._name}-handler-{number}", daemon=True)
+            for number, run in enumerate(runs)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -158,14 +136,18 @@ class HandlerPool:
         """
         if not self._closed:
             self._closed = True
-            self.inbox.close(len(self._threads))
-        started = [thread for thread in self._threads if thread.ident is not None]
-        for thread in started:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        return [thread.name for thread in started if thread.is_alive()]
+            for _ in self._threads:
+                self.inbox.put(None)
+        return join_threads(self._threads, deadline)
 
     def owns_current_thread(self) -> bool:
         return threading.current_thread() in self._threads
+
+    def put(self, messages: list[Message]) -> None:
+        """Each by itself: a hop of 0.1 µs."""
+        put = self.inbox.put
+        for message in messages:
+            put(message)
 
     def in_work(self) -> list[Message]:
         """What each thread took last; a thread that waits has nothing. Some may be answered already."""
@@ -184,8 +166,13 @@ class HandlerPool:
 
     def sweep(self, now: float) -> None:
         """Drop what has expired: when handlers are stuck, it must not pile up behind them."""
-        for message in self.inbox.sweep(now):
-            self.expire(message)
+        with suppress(queue.Empty):
+            for _ in range(self.inbox.qsize()):
+                message = self.inbox.get_nowait()
+                if message is None or message.expires_at > now:
+                    self.inbox.put(message)
+                else:
+                    self.expire(message)
 
     def expire(self, message: Message) -> None:
         """Its time ran out before a handler saw it."""
@@ -223,8 +210,14 @@ class HandlerPool:
                     verdict = of_exception(error, no_backoff)
                     if verdict.worth_logging:
                         log.exception("handler failed on %r (attempt %d)", message, message.attempts)
-                if message.auto_response and answer(message, verdict) and unseen.counts and verdict.finish:
+                if verdict is FINISH and message.auto_response:  # as ``answer``, without a call
+                    message.finish()
+                    if unseen.counts:
+                        unseen.forget(message)
+                elif message.auto_response and answer(message, verdict) and verdict.finish:
                     unseen.forget(message)
+            except AlreadyResponded:
+                log.debug("%r needs no answer any more", message)
             except BaseException:
                 log.exception("handling %r failed, which is a bug of ours; nsqd delivers it again", message)
 
@@ -327,16 +320,13 @@ def answer(message: Message, verdict: Verdict) -> bool:
     return True
 
 
-def _check_handler(handler: object) -> None:
+def _check_handler(handler: object, no_backoff: object) -> None:
     if not callable(handler):
         raise ConfigError(f"handler {handler!r} is not callable")
     if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
         raise ConfigError(
             f"handler {handler!r} is a coroutine function: handlers run in threads, without await"
         )
-
-
-def _check_exceptions(no_backoff: object) -> None:
     classes = no_backoff if isinstance(no_backoff, tuple) else ()
     if classes != no_backoff or not all(
         isinstance(c, type) and issubclass(c, BaseException) for c in classes
@@ -390,18 +380,10 @@ def of_exception(error: BaseException, no_backoff: tuple[type[BaseException], ..
     return Verdict(finish=False, backoff=not isinstance(error, no_backoff), worth_logging=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RequeueDelay:
+def requeue_delay(attempts: int, config: Config, chance: float) -> float:
     """How long a requeued message waits unless told otherwise: longer with every attempt."""
-
-    default: float
-    longest: float
-    jitter: float
-    chance: Callable[[], float]
-
-    def __call__(self, attempts: int) -> float:
-        delay = min(self.default * attempts, self.longest)
-        return min(delay * (1 + self.jitter * self.chance()), self.longest)
+    delay = min(config.default_requeue_delay * attempts, config.max_requeue_delay)
+    return min(delay * (1 + config.requeue_jitter * chance), config.max_requeue_delay)
 
 
 # Dead letters: values for a consumer's ``give_up``. Each keeps the message before it returns, or raises; the

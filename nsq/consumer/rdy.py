@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 # Backing off.
@@ -164,14 +164,6 @@ class Nsqd:
     reason: str = ""
 
 
-@dataclass(frozen=True)
-class Timeouts:
-    """In seconds; see the options of the same names."""
-
-    low_rdy_idle_timeout: float = 10.0
-    low_rdy_timeout: float = 30.0
-
-
 @dataclass
 class RdyWindows:
     """Every method that takes ``now`` and ``in_flight`` returns the orders that follow from what it was told.
@@ -183,7 +175,8 @@ class RdyWindows:
     max_in_flight: int
     backoff: Backoff
     pick: Callable[[list[Hashable]], Hashable]
-    timeouts: Timeouts = field(default_factory=Timeouts)
+    low_rdy_idle_timeout: float = 10.0
+    low_rdy_timeout: float = 30.0
 
     def __post_init__(self) -> None:
         self.nsqds: dict[Hashable, Nsqd] = {}
@@ -225,11 +218,6 @@ class RdyWindows:
         """
         self.expected = connections
         return self.decide(now, in_flight)
-
-    def is_idle(self, key: Hashable, now: float) -> bool:
-        """Whether it has sent nothing for long: with its next message its share grows again."""
-        nsqd = self.nsqds.get(key)
-        return nsqd is not None and now - nsqd.last_message_at >= self.timeouts.low_rdy_idle_timeout
 
     def outcome(self, outcome: Outcome, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
         if not self.backoff.outcome(outcome, now):
@@ -331,7 +319,7 @@ class RdyWindows:
         present = {nsqd.key for nsqd in nsqds}
         self._turns = [key for key in self._turns if key in present][: self.allowed]
         while waiting and len(self._turns) < self.allowed:
-            # Whoever may send already goes on: a turn that moves costs two orders and brings nothing.
+            # A connection that may send already goes on: moving its turn would cost two orders for nothing.
             sending = [key for key in waiting if self.nsqds[key].rdy]
             waiting.remove(chosen := self._next_of(sending or waiting))
             self._turns.append(chosen)
@@ -342,7 +330,8 @@ class RdyWindows:
         """Equal shares for those who have messages; one for each of the others, so that they can show
         some.
         """
-        idle = [nsqd for nsqd in nsqds if self.is_idle(nsqd.key, now) and not in_flight.get(nsqd.key, 0)]
+        since = now - self.low_rdy_idle_timeout
+        idle = [nsqd for nsqd in nsqds if nsqd.last_message_at <= since and not in_flight.get(nsqd.key, 0)]
         if len(idle) == len(nsqds):
             idle = []
         busy = [nsqd for nsqd in nsqds if nsqd not in idle]
@@ -377,9 +366,9 @@ class RdyWindows:
 
     def _turn_is_over(self, nsqd: Nsqd, now: float, in_flight: Mapping[Hashable, int]) -> bool:
         since = now - max(nsqd.last_message_at, nsqd.granted_at)
-        if since >= self.timeouts.low_rdy_idle_timeout and not in_flight.get(nsqd.key, 0):
+        if since >= self.low_rdy_idle_timeout and not in_flight.get(nsqd.key, 0):
             return True
-        return now - nsqd.granted_at >= self.timeouts.low_rdy_timeout
+        return now - nsqd.granted_at >= self.low_rdy_timeout
 
 
 def _set_all(nsqds: Iterable[Nsqd], target: int, reason: str) -> None:

@@ -1,6 +1,6 @@
 """The daemons: nsqd, nsqlookupd and nsqadmin, and what they share.
 
-They import errors, wire, api and flags, never the client. aiohttp is imported by ``httpd`` alone.
+They import errors, wire, http and flags, never the client. aiohttp is imported by ``httpd`` alone.
 """
 
 from __future__ import annotations

@@ -12,11 +12,13 @@ import functools
 import http
 import ssl
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
+from nsq.daemons.bodies import PendingBodies
 from nsq.daemons.listen import Address, Listener, TcpAddress, listen
 from nsq.daemons.logs import INFO, DaemonLog
 from nsq.daemons.routes import HttpError, Reply, Request, Route, Router
@@ -26,8 +28,13 @@ from nsq.daemons.routes import HttpError, Reply, Request, Route, Router
 IDLE_SECONDS = 120.0
 # Without a byte of a body, or of room for a reply, for this long the peer is taken for dead.
 STALL_SECONDS = 30.0
+# What unfinished bodies may take together, unless the daemon says otherwise.
+DEFAULT_PENDING_BYTES = 256 * 1024 * 1024
 # With more than this unsent, the next request of the connection waits.
 UNSENT_BYTES = 64 * 1024
+# A connection beyond --max-connections is told so, if it asks within this.
+REFUSED_SECONDS = 5.0
+TOO_MANY = "TOO_MANY_CONNECTIONS"
 # After an early refusal (413) the rest of a body is read and dropped for this long: a close right away would
 # cost the client the answer.
 LINGER_SECONDS = 5.0
@@ -37,6 +44,8 @@ class HttpServer:
     """A daemon's routes, served on any number of addresses.
 
     ``gate`` sees every request first; if it gives a Reply, that is the answer (an nsqd that insists on TLS).
+    ``bodies`` counts what is held of requests that have not come in full; beyond its limit they get 503.
+    ``errors`` counts refusals by their code. With ``max_connections`` open, others get 503 and are closed.
     """
 
     def __init__(
@@ -45,20 +54,31 @@ class HttpServer:
         log: DaemonLog,
         *,
         gate: Callable[[Request], Reply | None] | None = None,
+        bodies: PendingBodies | None = None,
+        errors: Counter[str] | None = None,
+        max_connections: int = 0,
     ) -> None:
         self._router = Router(routes)
         self._log = log
         self._gate = gate
+        self._bodies = bodies or PendingBodies(DEFAULT_PENDING_BYTES)
+        self._errors: Counter[str] = Counter() if errors is None else errors
+        self._max_connections = max_connections
         self._listeners: list[Listener] = []
         self._server: _Server | None = None
 
     async def listen(self, address: Address, tls: ssl.SSLContext | None = None) -> Address:
         """Serve there, and return the address that was really bound. Raises ListenError."""
         if self._server is None:
-            self._server = _Server(self._serve, self._log)
+            self._server = _Server(self._serve, self._log, self._max_connections)
         listener = await listen(self._server, address, tls=tls)
         self._listeners.append(listener)
         return listener.address
+
+    async def use_certificate(self, tls: ssl.SSLContext) -> None:
+        """Give it to new connections from now on, on every address."""
+        for listener in self._listeners:
+            await listener.serve(tls)
 
     async def close(self, grace: float = 0.4) -> None:
         """Stop accepting, end idle connections at once, busy ones after ``grace`` seconds. Again: nothing."""
@@ -75,17 +95,22 @@ class HttpServer:
 
     async def _serve(self, raw: web.BaseRequest) -> web.StreamResponse:
         began = time.perf_counter()
-        if self._server is not None:
-            self._server.heard(raw.protocol)
-        request = _WireRequest(raw)
+        request = _WireRequest(raw, self._bodies)
         route: Route | None = None
-        reply = None if self._gate is None else self._gate(request)
+        reply = None
+        if self._server is not None and not self._server.heard(raw.protocol):
+            self._errors[TOO_MANY] += 1
+            return _Answer(Reply.error(503, TOO_MANY), marked=True, last=True)
+        if self._gate is not None:
+            reply = self._gate(request)
         marked = True
         if reply is None:
             route, request.params = self._router.find(request.method, request.path)
             if route is None:
                 reply = self._router.without(request)
                 marked = bool(reply.body)
+                if reply.status >= 400:
+                    self._errors[http.HTTPStatus(reply.status).name] += 1
             else:
                 reply = await self._call(route, request)
                 marked = not route.plain
@@ -101,21 +126,20 @@ class HttpServer:
             return made if isinstance(made, Reply) else await made
         except HttpError as refusal:
             status, code = refusal.status, refusal.code
-        except ConnectionError:
-            # The client went away under its own request; nobody reads the answer.
-            status, code = 400, "INVALID_REQUEST"
         except Exception as error:
             self._log.error("panic in HTTP handler %s %s", route.method, route.path, exc=error)
             status, code = 500, "INTERNAL_ERROR"
+        self._errors[code] += 1
         return Reply.text(code, status) if route.plain else Reply.error(status, code)
 
 
 class _WireRequest(Request):
-    __slots__ = ("_raw",)
+    __slots__ = ("_bodies", "_raw")
 
-    def __init__(self, raw: web.BaseRequest) -> None:
+    def __init__(self, raw: web.BaseRequest, bodies: PendingBodies) -> None:
         super().__init__(raw.method, raw.raw_path)
         self._raw = raw
+        self._bodies = bodies
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -143,27 +167,40 @@ class _WireRequest(Request):
             return await self._read_slowly(limit, too_big)
         except TimeoutError:
             raise HttpError(408, "REQUEST_TIMEOUT") from None
-        except web.RequestPayloadError:
+        except (web.RequestPayloadError, ConnectionError) as error:
+            # The client went away. aiohttp keeps this error with the body; its traceback would keep both in a
+            # cycle, until the collector comes by.
+            error.__traceback__ = None
             raise HttpError(400, "INVALID_REQUEST") from None
 
     async def _read_slowly(self, limit: int, too_big: str) -> bytes:
-        pieces: list[bytes] = []
-        size = 0
-        while True:
-            async with asyncio.timeout(STALL_SECONDS):
-                piece = await self._raw.content.readany()
-            if not piece:
-                return b"".join(pieces)
-            size += len(piece)
-            if size > limit:
-                raise HttpError(413, too_big)
-            pieces.append(piece)
+        body = bytearray()
+        try:
+            while True:
+                async with asyncio.timeout(STALL_SECONDS):
+                    piece = await self._raw.content.readany()
+                if not piece:
+                    return bytes(body)
+                if len(body) + len(piece) > limit:
+                    raise HttpError(413, too_big)
+                if not self._bodies.take(len(piece)):
+                    raise HttpError(503, "TOO_MANY_BODIES")
+                body += piece
+        finally:
+            self._bodies.give_back(len(body))
+            # An error's traceback holds this frame: it must not hold the body as well.
+            del body
 
 
 class _Connection(web.RequestHandler):
     """aiohttp's connection, answering what is not HTTP as Go does, and without a traceback in the log."""
 
     __slots__ = ()
+
+    async def start(self) -> None:
+        # This is a task of its own: the connection may have ended before it begins.
+        if self.transport is not None:
+            await super().start()
 
     def handle_error(
         self,
@@ -181,7 +218,10 @@ class _Connection(web.RequestHandler):
 
 class _Server(web.Server):
     def __init__(
-        self, handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], log: DaemonLog
+        self,
+        handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]],
+        log: DaemonLog,
+        max_connections: int,
     ) -> None:
         super().__init__(handler)
         self._limits: dict[str, Any] = {
@@ -194,6 +234,9 @@ class _Server(web.Server):
         }
 
         self._turning_away = False
+        self._log = log
+        self._max_connections = max_connections
+        self._admitted: set[web.RequestHandler] = set()
         # aiohttp before 3.14 gives a connection's first request all the time in the world.
         self._unheard: dict[web.RequestHandler, asyncio.TimerHandle] = {}
 
@@ -205,20 +248,30 @@ class _Server(web.Server):
         if self._turning_away:
             transport.abort()
             return
+        admitted = not self._max_connections or len(self._admitted) < self._max_connections
+        if admitted:
+            self._admitted.add(handler)
+        else:
+            self._log.warning("HTTP: client refused: --max-connections is %d", self._max_connections)
         loop = asyncio.get_running_loop()
-        self._unheard[handler] = loop.call_later(IDLE_SECONDS, transport.abort)
+        self._unheard[handler] = loop.call_later(
+            IDLE_SECONDS if admitted else REFUSED_SECONDS, transport.abort
+        )
 
     def turn_away(self) -> None:
         """Have no more connections from here on."""
         self._turning_away = True
 
-    def heard(self, handler: web.RequestHandler) -> None:
+    def heard(self, handler: web.RequestHandler) -> bool:
+        """Note that it has asked something. False for one connection too many, whose request is refused."""
         timer = self._unheard.pop(handler, None)
         if timer is not None:
             timer.cancel()
+        return handler in self._admitted
 
     def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
         self.heard(handler)
+        self._admitted.discard(handler)
         super().connection_lost(handler, exc)
 
 
@@ -243,7 +296,15 @@ class _Answer(web.StreamResponse):
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client is gone")
         self._kept = request.keep_alive and not self._last
-        transport.write(self._encoded(request))
+        await self._send(self._encoded(request), request, transport)
+        for piece in self._reply.rest if request.method != "HEAD" else ():
+            await self._send(piece, request, transport)
+
+    async def _send(self, data: bytes, request: web.BaseRequest, transport: asyncio.Transport) -> None:
+        """Return when most of it has left."""
+        if transport.is_closing():
+            raise ConnectionResetError("the client is gone")
+        transport.write(data)
         if transport.get_write_buffer_size() <= UNSENT_BYTES:
             return
         try:
@@ -262,7 +323,8 @@ class _Answer(web.StreamResponse):
             connection = "close"
         else:
             connection = "keep-alive" if request.version.minor == 0 else ""
-        form = (reply.status, reply.content_type, len(reply.body), reply.headers)
+        length = len(reply.body) + sum(map(len, reply.rest))
+        form = (reply.status, reply.content_type, length, reply.headers)
         head = _head(*form, self._marked, connection, int(time.time()))
         return head if request.method == "HEAD" else head + reply.body
 

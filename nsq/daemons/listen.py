@@ -80,19 +80,49 @@ def _split(text: str) -> tuple[str, str | None]:
 class Listener:
     """One bound socket with a server on it. Closing stops accepting; connections are their owner's affair."""
 
-    def __init__(self, server: asyncio.Server, address: Address, inode: int | None) -> None:
-        self._server = server
-        self._inode = inode
-        self.address = address
+    def __init__(self, factory: Callable[[], asyncio.BaseProtocol], sock: socket.socket) -> None:
+        self._factory = factory
+        self._sock = sock
+        self._server: asyncio.Server | None = None
+        self._inode: int | None = None
+        name = sock.getsockname()
+        self.address: Address
+        if sock.family == socket.AF_UNIX:
+            self._inode = os.stat(name).st_ino
+            self.address = UnixAddress(name)
+        else:
+            self.address = TcpAddress(name[0], name[1])
+
+    async def serve(self, tls: ssl.SSLContext | None = None) -> None:
+        """Accept, and give new connections this certificate from now on: those that are open keep theirs."""
+        if self._server is not None and isinstance(self.address, UnixAddress):
+            # Python 3.13 removes the socket's file with its first server.
+            raise ListenError(f"{self.address}: a new certificate for a Unix socket needs a restart")
+        loop = asyncio.get_running_loop()
+        create = loop.create_server if isinstance(self.address, TcpAddress) else loop.create_unix_server
+        timeout = None if tls is None else 10.0
+        # A server closes its socket when it ends: the next one gets another for the same address.
+        sock = self._sock if self._server is None else self._sock.dup()
+        try:
+            server = await create(
+                self._factory, sock=sock, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=timeout
+            )
+        except BaseException:
+            sock.close()
+            raise
+        former, self._server, self._sock = self._server, server, sock
+        if former is not None:
+            former.close()
 
     async def close(self) -> None:
         """Once this returns, every connection that was accepted has shown up at its protocol."""
         loop = asyncio.get_running_loop()
-        for sock in self._server.sockets:
-            loop.remove_reader(sock.fileno())
-        for _ in range(_ROUNDS):
-            await asyncio.sleep(0)
-        self._server.close()
+        if self._server is not None:
+            for sock in self._server.sockets:
+                loop.remove_reader(sock.fileno())
+            for _ in range(_ROUNDS):
+                await asyncio.sleep(0)
+            self._server.close()
         inode, self._inode = self._inode, None
         if inode is not None and isinstance(self.address, UnixAddress):
             _unlink(self.address.path, inode)
@@ -103,26 +133,15 @@ async def listen(
 ) -> Listener:
     """Bind and serve; the Listener knows the address that was really bound. ListenError says why not."""
     try:
-        sock = await _bound(address)
+        listener = Listener(factory, await _bound(address))
     except (OSError, UnicodeError) as error:
         raise ListenError(f"cannot listen on {address}: {_reason(error)}") from error
     try:
-        loop = asyncio.get_running_loop()
-        timeout = None if tls is None else 10.0
-        if isinstance(address, UnixAddress):
-            inode = os.stat(address.path).st_ino
-            server = await loop.create_unix_server(
-                factory, sock=sock, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=timeout
-            )
-            return Listener(server, address, inode)
-        host, port = sock.getsockname()[:2]
-        server = await loop.create_server(
-            factory, sock=sock, backlog=BACKLOG, ssl=tls, ssl_handshake_timeout=timeout
-        )
-        return Listener(server, TcpAddress(host, port), None)
+        await listener.serve(tls)
     except OSError as error:
-        sock.close()
+        await listener.close()
         raise ListenError(f"cannot listen on {address}: {_reason(error)}") from error
+    return listener
 
 
 def _reason(fault: Exception) -> str:
@@ -189,7 +208,7 @@ def _bound_unix(path: str) -> socket.socket:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove a socket file nobody listens on; asyncio by itself would take a living daemon's place."""
+    """Remove a socket file without a listener; asyncio by itself would take a living daemon's place."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return

@@ -1,16 +1,19 @@
-"""A daemon's log: one line per event, in the form operators know from the Go daemons.
+"""A daemon's log: one line per event, as text in the form of the Go daemons or as JSON, to stderr or a file.
 
-``[nsqd] 2026/11/20 08:28:38.123456 INFO: message``. Built on the standard library's logging without touching
-its global registry: several daemons live in one process, each with a prefix and a level of its own, and a
+Text looks like ``[nsqd] 2026/11/20 08:28:38.123456 INFO: message``. The lines are written here and not by the
+standard library's ``logging``: that costs more than all else that nsqlookupd does for a registration, and a
 host program's logging configuration stays what it was. Imports nothing of the package but its errors.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 import sys
 import time
-from typing import TextIO
+import traceback
+from typing import Protocol, TextIO
 
 from nsq.errors import ConfigError
 
@@ -19,6 +22,9 @@ DEBUG, INFO, WARNING, ERROR, FATAL = 1, 2, 3, 4, 5
 LEVELS = {"debug": DEBUG, "info": INFO, "warning": WARNING, "error": ERROR, "fatal": FATAL}
 _SPELLINGS = {**LEVELS, "warn": WARNING}
 _NAMES = {number: name for name, number in LEVELS.items()}
+
+TEXT, JSON = "text", "json"
+FORMATS = (TEXT, JSON)
 
 
 def parse_level(text: str) -> int:
@@ -35,21 +41,53 @@ def checked_level(text: str) -> str:
     return text
 
 
+class LogOptions(Protocol):
+    """The options that every daemon has for its log."""
+
+    @property
+    def log_prefix(self) -> str: ...
+    @property
+    def log_level(self) -> str: ...
+    @property
+    def log_format(self) -> str: ...
+    @property
+    def log_file(self) -> str: ...
+    @property
+    def verbose(self) -> bool: ...
+
+
 class DaemonLog:
     """Where one daemon writes. Messages use %-formatting, done only when the level lets them through.
 
-    Without a ``stream`` it is stderr, the one of the moment of writing. A stream that is closed or broken
-    loses lines; it never raises into the daemon.
+    Without a ``stream`` or a ``path`` it is stderr, the one of the moment of writing. A stream that is closed
+    or broken loses lines; it never raises into the daemon. Any thread may write: a line is a single write.
     """
 
-    def __init__(self, prefix: str = "", level: str | int = INFO, stream: TextIO | None = None) -> None:
-        # Not by getLogger: unknown to the registry, and without a parent to propagate to.
-        self._logger = logging.Logger(prefix.strip(" []") or "nsq")
-        handler = _QuietHandler(stream)
-        handler.setFormatter(_GoFormatter(prefix))
-        self._logger.addHandler(handler)
+    def __init__(
+        self,
+        prefix: str = "",
+        level: str | int = INFO,
+        stream: TextIO | None = None,
+        *,
+        form: str = TEXT,
+        path: str = "",
+    ) -> None:
+        self._prefix = prefix
+        self._json = form == JSON
+        self._program = prefix.strip(" []")
+        self._path = path
+        self._stream = _opened(path) if path else stream
+        self._stamp = (-1, "")  # of the second that the last line was written in: the text of it is kept
+        self._logger = logging.Logger(self._program or "nsq")  # not getLogger: it belongs to this log
+        self._logger.addHandler(_Forwarding(self))
         self._level = INFO
         self.level = level
+
+    @staticmethod
+    def of(options: LogOptions, stream: TextIO | None = None) -> DaemonLog:
+        """The log that a daemon's options ask for; ConfigError if its file cannot be opened."""
+        level = "debug" if options.verbose else options.log_level
+        return DaemonLog(options.log_prefix, level, stream, form=options.log_format, path=options.log_file)
 
     @property
     def level(self) -> int:
@@ -75,35 +113,55 @@ class DaemonLog:
 
     def debug(self, message: str, *args: object) -> None:
         if self._level <= DEBUG:
-            self._logger.debug(message, *args)
+            self._write("debug", message, args)
 
     def info(self, message: str, *args: object) -> None:
         if self._level <= INFO:
-            self._logger.info(message, *args)
+            self._write("info", message, args)
 
     def warning(self, message: str, *args: object) -> None:
         if self._level <= WARNING:
-            self._logger.warning(message, *args)
+            self._write("warning", message, args)
 
     def error(self, message: str, *args: object, exc: BaseException | None = None) -> None:
         """With ``exc``, the traceback follows the line."""
         if self._level <= ERROR:
-            self._logger.error(message, *args, exc_info=exc)
+            self._write("error", message, args, exc)
 
     def fatal(self, message: str, *args: object) -> None:
-        self._logger.critical(message, *args)
+        self._write("fatal", message, args)
 
-
-class _QuietHandler(logging.Handler):
-    def __init__(self, stream: TextIO | None) -> None:
-        super().__init__()
-        self._stream = stream
-
-    def emit(self, record: logging.LogRecord) -> None:
+    def reopen(self) -> None:
+        """Open the file anew, after a program like logrotate has renamed it."""
+        if not self._path:
+            return
         try:
-            line = self.format(record) + "\n"
+            renewed = _opened(self._path)
+        except ConfigError as error:
+            self.error("%s; writing goes on into the old file", error)
+            return
+        if self._stream is not None:
+            # Behind the back of the stream, so that a thread that is about to write loses no line.
+            os.dup2(renewed.fileno(), self._stream.fileno())
+            renewed.close()
+
+    def close(self) -> None:
+        """Close the file, if it is one of ours; what is written from now on is lost."""
+        if self._path and self._stream is not None:
+            self._stream.close()
+
+    def _write(
+        self, level: str, message: str, args: tuple[object, ...], exc: BaseException | None = None
+    ) -> None:
+        now = time.time()
+        try:
+            text = message % args if args else message
         except (TypeError, ValueError) as error:
-            line = f"unformattable log message {record.msg!r} with {record.args!r}: {error}\n"
+            text = f"unformattable log message {message!r} with {args!r}: {error}"
+        trace = "".join(traceback.format_exception(exc)) if exc is not None else ""
+        line = (
+            self._as_json(now, level, text, trace) if self._json else self._as_text(now, level, text, trace)
+        )
         stream = self._stream if self._stream is not None else sys.stderr
         if stream is None:
             return
@@ -114,21 +172,44 @@ class _QuietHandler(logging.Handler):
             # Closed, broken pipe, disk full: there is nowhere left to say so.
             pass
 
+    def _as_text(self, now: float, level: str, text: str, trace: str) -> str:
+        second, microsecond = divmod(int(now * 1_000_000), 1_000_000)
+        known, stamp = self._stamp
+        if second != known:
+            stamp = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(second))
+            self._stamp = (second, stamp)
+        return f"{self._prefix}{stamp}.{microsecond:06d} {level.upper()}: {text}\n{trace}"
 
-class _GoFormatter(logging.Formatter):
-    def __init__(self, prefix: str) -> None:
+    def _as_json(self, now: float, level: str, text: str, trace: str) -> str:
+        second, microsecond = divmod(int(now * 1_000_000), 1_000_000)
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+        fields = {
+            "time": f"{stamp}.{microsecond:06d}Z",
+            "level": level,
+            "program": self._program,
+            "message": text,
+        }
+        if trace:
+            fields["traceback"] = trace
+        return json.dumps(fields) + "\n"
+
+
+def _opened(path: str) -> TextIO:
+    try:
+        return open(path, "a", encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise ConfigError(f"--log-file {path!r} cannot be opened: {error.strerror or error}") from None
+
+
+class _Forwarding(logging.Handler):
+    """Writes what libraries give to the standard logger into the daemon's log."""
+
+    def __init__(self, log: DaemonLog) -> None:
         super().__init__()
-        self._prefix = prefix
-        self._second = -1
-        self._stamp = ""
+        self._log = log
 
-    def format(self, record: logging.LogRecord) -> str:
-        second, microsecond = divmod(int(record.created * 1_000_000), 1_000_000)
-        if second != self._second:
-            self._stamp = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(second))
-            self._second = second
-        level = "FATAL" if record.levelno == logging.CRITICAL else record.levelname
-        line = f"{self._prefix}{self._stamp}.{microsecond:06d} {level}: {record.getMessage()}"
-        if record.exc_info and record.exc_info[0] is not None:
-            line = f"{line}\n{self.formatException(record.exc_info)}"
-        return line
+    def emit(self, record: logging.LogRecord) -> None:
+        level = _NAMES[min(FATAL, max(DEBUG, record.levelno // 10))]
+        exc = record.exc_info[1] if record.exc_info else None
+        args = record.args if isinstance(record.args, tuple) else (record.args,)
+        self._log._write(level, str(record.msg), args or (), exc)

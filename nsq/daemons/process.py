@@ -1,7 +1,7 @@
-"""Running a daemon as a program: the event loop, signals, exit codes.
+"""Running a daemon as a program: its flags, the event loop, signals, systemd, exit statuses.
 
-Of the package only errors, the collector and the daemons' log are imported, and never aiohttp: ``--version``
-works without it.
+Of the package only errors, flags, the collector and the daemons' log are imported, and never aiohttp:
+``--version`` works without it.
 """
 
 from __future__ import annotations
@@ -10,32 +10,61 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import platform
 import resource
 import signal
-from collections.abc import Callable
-from typing import Protocol
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from nsq.collector import calm_collector
-from nsq.daemons.logs import DaemonLog
+from nsq.daemons import COMPATIBLE_VERSION
+from nsq.daemons.logs import DaemonLog, LogOptions
 from nsq.errors import NsqError
+from nsq.flags import parse_or_exit
+
+OptionsT = TypeVar("OptionsT", bound=LogOptions)
 
 
 class Daemon(Protocol):
     async def start(self) -> None:
         """Listen. Raises when it cannot, leaving nothing open."""
 
+    async def drain(self) -> None:
+        """Take nothing new and hand over what there is. May be cancelled; ``stop`` follows in any case."""
+
     async def stop(self) -> bool:
         """End everything that start() began; a second call does nothing. Whether nothing was lost."""
 
+    async def reload(self) -> None:
+        """Read the files anew that may have changed. What cannot be read is logged, and the old one kept."""
 
-def require_server_extra(program: str) -> None:
-    """Exit with status 1 and one line on stderr when aiohttp is not installed."""
+
+def run_program(
+    program: str,
+    options_class: type[OptionsT],
+    make_daemon: Callable[[OptionsT, DaemonLog], Daemon],
+    argv: Sequence[str] | None,
+) -> int:
+    """Read the flags, run the daemon, return the exit status. --help, --version and mistakes: SystemExit."""
+    version = f"{program} v{COMPATIBLE_VERSION} (built w/python{platform.python_version()})"
+    parsed = parse_or_exit(options_class, argv, prog=program, version=version)
     if importlib.util.find_spec("aiohttp") is None:
         raise SystemExit(f"{program} needs the server extra: pip install 'nsq[server]'")
+    try:
+        log = DaemonLog.of(parsed.options)
+    except NsqError as error:
+        raise SystemExit(f"{program}: {error}") from None
+    with contextlib.closing(log):
+        for warning in parsed.warnings:
+            log.warning("%s", warning)
+        log.info("%s", version)
+        return run(lambda: make_daemon(parsed.options, log), log)
 
 
 def run(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
-    """Run until SIGTERM or SIGINT and return the exit status. A second signal does not wait for the stop."""
+    """Run until SIGTERM, SIGINT or the end of a drain, and return the exit status."""
     calm_collector()
     _allow_many_files()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -59,8 +88,11 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
-    asked = asyncio.Event()
-    _watch_signals(asked, log)
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: log.error("%s", context["message"], exc=context.get("exception"))
+    )
+    systemd = Systemd(os.environ)
+    signals = _Signals(log, systemd)
     try:
         daemon = make_daemon()
         await daemon.start()
@@ -70,18 +102,90 @@ async def _serve(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
     except Exception as error:
         log.error("cannot start", exc=error)
         return 1
-    await asked.wait()
-    return 0 if await daemon.stop() else 1
+    watchdog = asyncio.get_running_loop().create_task(systemd.feed_watchdog(), name="systemd-watchdog")
+    systemd.tell("READY=1")
+    await signals.obey(daemon)
+    systemd.tell("STOPPING=1")
+    try:
+        return 0 if await daemon.stop() else 1
+    finally:
+        watchdog.cancel()
 
 
-def _watch_signals(asked: asyncio.Event, log: DaemonLog) -> None:
-    def arrived(number: signal.Signals) -> None:
-        if asked.is_set():
-            log.fatal("second signal (%s): exiting without waiting", number.name)
+class _Signals:
+    """SIGTERM and SIGINT stop, SIGUSR1 drains, SIGHUP reloads. None is lost that arrives during the start."""
+
+    def __init__(self, log: DaemonLog, systemd: Systemd) -> None:
+        self._log = log
+        self._systemd = systemd
+        self._stop = asyncio.Event()  # by a signal: a second one does not wait
+        self._drain = asyncio.Event()
+        self._reload = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked_to_stop, number)
+        loop.add_signal_handler(signal.SIGUSR1, self._drain.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload.set)
+
+    async def obey(self, daemon: Daemon) -> None:
+        """Drain and reload when told to; return when the daemon must stop."""
+        loop = asyncio.get_running_loop()
+        jobs = [self._stop.wait(), self._drain_when_told(daemon), self._reload_when_told(daemon)]
+        tasks: list[asyncio.Task[Any]] = [loop.create_task(job) for job in jobs]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(outcome, Exception):
+                self._log.error("a signal could not be obeyed: stopping", exc=outcome)
+
+    def _asked_to_stop(self, number: signal.Signals) -> None:
+        if self._stop.is_set():
+            self._log.fatal("second signal (%s): exiting without waiting", number.name)
             os._exit(1)
-        log.info("received %s, stopping", number.name)
-        asked.set()
+        self._log.info("received %s, stopping", number.name)
+        self._stop.set()
 
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, arrived, number)
+    async def _drain_when_told(self, daemon: Daemon) -> None:
+        await self._drain.wait()
+        self._log.info("received SIGUSR1, draining; SIGTERM stops at once")
+        self._systemd.tell("STATUS=draining")
+        await daemon.drain()
+
+    async def _reload_when_told(self, daemon: Daemon) -> None:
+        while True:
+            await self._reload.wait()
+            self._reload.clear()
+            self._systemd.tell(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+            self._log.reopen()
+            self._log.info("received SIGHUP, reloading")
+            try:
+                await daemon.reload()
+            except Exception as error:
+                self._log.error("reloading failed", exc=error)
+            self._systemd.tell("READY=1")
+
+
+class Systemd:
+    """Tells systemd how the daemon is, as sd_notify(3) does; nothing is told where no systemd listens."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._address = environment.get("NOTIFY_SOCKET", "")
+        if self._address.startswith("@"):
+            self._address = "\0" + self._address[1:]
+        mine = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
+        microseconds = environment.get("WATCHDOG_USEC", "")
+        self._watchdog = int(microseconds) / 1_000_000 if mine and microseconds.isdigit() else 0.0
+
+    def tell(self, state: str) -> None:
+        if not self._address:
+            return
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+            sock.setblocking(False)
+            sock.sendto(state.encode(), self._address)
+
+    async def feed_watchdog(self) -> None:
+        """Show that the event loop goes round, twice as often as systemd wants to know."""
+        while self._watchdog:
+            self.tell("WATCHDOG=1")
+            await asyncio.sleep(self._watchdog / 2)

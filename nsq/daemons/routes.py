@@ -31,12 +31,17 @@ class HttpError(NsqError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A status, a body and what kind it is; without a content type no such header is sent."""
+    """A status, a body and what kind it is; without a content type no such header is sent.
+
+    ``rest`` are further pieces of a body that is long: each is sent when the client has read most of the one
+    before, so that no moment is spent on the whole of it.
+    """
 
     body: bytes = b""
     content_type: str | None = None
     status: int = 200
     headers: tuple[tuple[str, str], ...] = ()
+    rest: tuple[bytes, ...] = ()
 
     @staticmethod
     def text(text: str, status: int = 200) -> Reply:

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """What ``work`` returns or raises. Cancelling the future does not end the work: nobody listens then."""
+    """What ``work`` returns or raises. Cancelling the future does not end the work."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 
@@ -31,7 +31,7 @@ def in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
             give = functools.partial(answer.set_result, work())
         except Exception as error:
             give = functools.partial(answer.set_exception, error)
-        # The loop may have ended meanwhile: nobody wants to know any more.
+        # The loop may have ended meanwhile; then the answer is of no use.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, give)
 

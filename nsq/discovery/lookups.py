@@ -13,7 +13,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
-from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +27,7 @@ from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
 from nsq.http.sending import InterruptibleTransport
 from nsq.transport.addresses import checked, checked_nsqds
 from nsq.transport.tls import context_of
+from nsq.waiting import carry_out, join_threads
 
 log = logging.getLogger("nsq.discovery")
 
@@ -243,7 +243,7 @@ class Discovery:
         self._nsqds = {address: address for address in checked_nsqds(nsqds)}
         self._nsqlookupds = {nsqlookupd_address(text): text for text in checked("nsqlookupd", nsqlookupds)}
         # Reports, each called on the discovery thread; None only wakes it.
-        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._stopping = False
         self._thread: threading.Thread | None = None
         # From here on everything belongs to the discovery thread; tuples and snapshot are replaced, never
@@ -302,12 +302,10 @@ class Discovery:
 
     def join(self, deadline: float) -> bool:
         """After ``stop``, wait for all threads; return whether they have ended by ``deadline``."""
-        if self._thread is None or self._thread.ident is None:
-            return True
-        self._thread.join(max(0.0, deadline - time.monotonic()))
-        for thread in self._tasks:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self.threads)
+        # The tasks last: until its end the discovery thread starts more of them.
+        return self._thread is None or not (
+            join_threads([self._thread], deadline) or join_threads(self._tasks, deadline)
+        )
 
     def abandon(self) -> None:
         """In a forked child, where none of its threads exist."""
@@ -386,20 +384,10 @@ class Discovery:
                 log.exception("%s-lookupd failed, which is a bug of ours; it goes on", self._name)
                 respite = _RESPITE
             self._snapshot = self._state()
-            self._take_events(respite)
+            due = min(self._schedule.next_due(), self._directory.next_due())
+            carry_out(self._events, max(respite, due - self._clock()), log)
         self._guarded("cancelling questions", self._asker.cancel)
         self._guarded("interrupting dials", self._interrupt_dials)
-
-    def _take_events(self, respite: float) -> None:
-        """Wait until something happens or is due; take in all that has happened."""
-        due = min(self._schedule.next_due(), self._directory.next_due())
-        timeout = min(max(respite, due - self._clock()), threading.TIMEOUT_MAX)
-        with suppress(queue.Empty):
-            event = self._events.get(timeout=timeout)
-            while not self._stopping:
-                if event is not None:
-                    self._guarded("an event", event)
-                event = self._events.get_nowait()
 
     def _guarded(self, what: str, call: Callable[[], None]) -> None:
         try:

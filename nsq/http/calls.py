@@ -1,7 +1,5 @@
-"""A Call: one request to an HTTP API together with how to read its answer.
-
-Any sender can carry one out: ``call.answer(send(call.request, timeout=5.0))`` blocks, ``call.answer(await
-send(call.request, …))`` does not. Pure; imports errors and its neighbours.
+"""What the clients of both HTTP APIs share: ``Api``, which blocks; a ``Call``, which is a request and how to
+read its answer; and the reading: errors, JSON, and the types that an answer must have.
 """
 
 from __future__ import annotations
@@ -13,11 +11,16 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NotRequired, Required, TypeVar
 from urllib.parse import quote, urlencode
 
 from nsq.errors import ApiError, ApiRefused
-from nsq.http.message import HttpReply, HttpRequest, Url
+from nsq.http.message import HttpReply, HttpRequest, Url, fields_of, parse_url
+from nsq.http.sending import DEFAULT_TIMEOUT, send
+from nsq.transport.base import Transport
+
+if TYPE_CHECKING:
+    import ssl
 
 T = TypeVar("T")
 
@@ -42,26 +45,54 @@ class Call(Generic[T]):
         except ApiRefused as error:
             raise ApiRefused(f"{url} answered {error}", error.status, error.code) from None
         except ApiError as error:
-            raise ApiError(f"{url} answered with what is none of its answers: {error}") from None
+            raise ApiError(f"{url} sent a reply that this request cannot have: {error}") from None
 
 
-def get(base: Url, path: str, args: Mapping[str, str], parse: Callable[[HttpReply], T]) -> Call[T]:
-    return Call(HttpRequest(endpoint(base, path, args), "GET", ACCEPT), parse)
+class Api:
+    """Where a daemon is, and how it is asked. A subclass has a method for each verb."""
 
+    _default_port = 80
+    _upgrade = False  # asks again with TLS if the daemon insists on it
 
-def post(
-    base: Url, path: str, args: Mapping[str, str], parse: Callable[[HttpReply], T], body: bytes = b""
-) -> Call[T]:
-    return Call(HttpRequest(endpoint(base, path, args), "POST", ACCEPT, body), parse)
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout: float = DEFAULT_TIMEOUT,
+        tls: ssl.SSLContext | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        self._url = parse_url(address, self._default_port)
+        self._base = self._url  # what the paths are below
+        self._timeout = timeout
+        self._tls = tls
+        self._transport = transport
+        self._headers = ACCEPT
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._url)!r})"
 
-def authorized(call: Call[T], secret: str, when: str = "https") -> Call[T]:
-    """The call with the secret in its header: over https only, ``"always"``, or ``"never"``."""
-    request = call.request
-    if not secret or when == "never" or (when == "https" and request.url.scheme != "https"):
-        return call
-    headers = {**request.headers, "Authorization": f"Bearer {secret}"}
-    return dataclasses.replace(call, request=dataclasses.replace(request, headers=headers))
+    def _ask(self, call: Call[T]) -> T:
+        request, upgrade = call.request, self._upgrade
+        reply = send(
+            request, timeout=self._timeout, tls=self._tls, transport=self._transport, upgrade=upgrade
+        )
+        return call.answer(reply)
+
+    def _call(self, method: str, url: Url, parse: Callable[[HttpReply], T], body: bytes = b"") -> T:
+        return self._ask(Call(HttpRequest(url, method, self._headers, body), parse))
+
+    def _get(self, path: str, args: Mapping[str, str], parse: Callable[[HttpReply], T]) -> T:
+        return self._call("GET", endpoint(self._base, path, args), parse)
+
+    def _post(
+        self,
+        path: str,
+        args: Mapping[str, str],
+        parse: Callable[[HttpReply], None] = lambda _: None,
+        body: bytes = b"",
+    ) -> None:
+        return self._call("POST", endpoint(self._base, path, args), parse, body)
 
 
 def endpoint(base: Url, path: str, args: Mapping[str, str]) -> Url:
@@ -77,10 +108,6 @@ def endpoint(base: Url, path: str, args: Mapping[str, str]) -> Url:
 # Reading answers
 
 
-def nothing(reply: HttpReply) -> None:
-    """The status says it all."""
-
-
 def ok(reply: HttpReply) -> None:
     if reply.body.strip() != b"OK":
         raise ApiError(f"{_excerpt(reply)} instead of OK")
@@ -94,49 +121,20 @@ def json_value(reply: HttpReply) -> Any:
         raise ApiError(f"{_excerpt(reply)} is not JSON") from None
     if isinstance(value, dict) and "status_code" in value and "data" in value:
         if value["status_code"] != 200:
-            raise _refusal(dataclasses.replace(reply, status=_status_in(value)))
+            status = _of_type(value["status_code"], int, "status_code")
+            raise _refusal(dataclasses.replace(reply, status=status))
         return value["data"]
     return value
-
-
-def _status_in(envelope: Mapping[str, Any]) -> int:
-    status = envelope["status_code"]
-    if type(status) is not int:
-        raise ApiError("its status_code is no number")
-    return status
-
-
-def tls_port(reply: HttpReply) -> int | None:
-    """The port at which an nsqd that refuses plain HTTP takes the same request with TLS."""
-    if reply.status != 403:
-        return None
-    try:
-        value = json.loads(reply.body)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(value, dict) or value.get("message") != "TLS_REQUIRED":
-        return None
-    port = value.get("https_port")
-    return port if type(port) is int and 0 < port < 65536 else None
 
 
 def _refusal(reply: HttpReply) -> ApiRefused:
     if 300 <= reply.status < 400:
         return ApiRefused(f"{reply.status}: a redirect, which is not followed", reply.status, "")
-    code = _code(reply.body)
+    # Such as TOPIC_NOT_FOUND. Any other body is no error of nsqd's or nsqlookupd's.
+    told = fields_of(reply.body)
+    code = told.get("message", told.get("status_txt"))
+    code = code[:_MAX_REASON] if isinstance(code, str) else ""
     return ApiRefused(f"{reply.status} {code or _excerpt(reply)}", reply.status, code)
-
-
-def _code(body: bytes) -> str:
-    """Such as TOPIC_NOT_FOUND; empty when the body is no error of nsqd's or nsqlookupd's."""
-    try:
-        value = json.loads(body)
-    except (ValueError, RecursionError):
-        return ""
-    if not isinstance(value, dict):
-        return ""
-    code = value.get("message", value.get("status_txt"))
-    return code[:_MAX_REASON] if isinstance(code, str) else ""
 
 
 def _excerpt(reply: HttpReply) -> str:
@@ -157,45 +155,70 @@ class Misshapen(ApiError):
     """An answer without something it must have, or with something else in its place; says where."""
 
 
-def conform(value: Any, shape: Any, where: str = "") -> Any:
-    """``value`` if it has this shape: a TypedDict, ``list[…]``, ``dict[str, …]``, a plain type, or such a
-    type ``| None``. Otherwise Misshapen names the first place that differs.
+def read(reply: HttpReply, shape: type[T]) -> T:
+    """The JSON of the body, which must have this shape."""
+    value: T = conform(json_value(reply), shape)
+    return value
 
-    A list that is null is an empty one, as Go writes those. Keys nobody declared stay: they are a newer
-    version's.
+
+def read_key(reply: HttpReply, key: str, shape: type[T]) -> T:
+    """The one key of the JSON object that is of interest."""
+    entries: dict[str, Any] = read(reply, dict[str, Any])
+    if key not in entries:
+        raise Misshapen(f"{key} is missing")
+    value: T = conform(entries[key], shape, key)
+    return value
+
+
+def conform(value: Any, shape: Any, where: str = "") -> Any:
+    """``value`` if it has this shape: a TypedDict, a dataclass (which is made of it), ``list[…]``,
+    ``tuple[…, ...]``, ``dict[str, …]``, a plain type, or such a type ``| None``. Otherwise Misshapen names
+    the first place that differs.
+
+    A list that is null is an empty one, as Go writes those. Undeclared keys are a newer version's: a
+    TypedDict keeps them.
     """
     origin = typing.get_origin(shape)
     if origin is types.UnionType:
         inner = next(each for each in typing.get_args(shape) if each is not type(None))
         return None if value is None else conform(value, inner, where)
-    if origin is list:
+    if origin in (list, tuple):
         items = _of_type([] if value is None else value, list, where)
-        (inner,) = typing.get_args(shape)
-        return [conform(item, inner, f"{where}[{number}]") for number, item in enumerate(items)]
+        inner = typing.get_args(shape)[0]
+        return origin(conform(item, inner, f"{where}[{number}]") for number, item in enumerate(items))
     if origin is dict:
         inner = typing.get_args(shape)[1]
         entries = _of_type(value, dict, where)
         return {key: conform(item, inner, _below(where, key)) for key, item in entries.items()}
-    if typing.is_typeddict(shape):
+    if dataclasses.is_dataclass(shape) or typing.is_typeddict(shape):
         return _conform_keys(_of_type(value, dict, where), shape, where)
     return value if shape is Any else _of_type(value, shape, where)
 
 
-def _conform_keys(value: dict[str, Any], shape: Any, where: str) -> dict[str, Any]:
+def _conform_keys(value: dict[str, Any], shape: Any, where: str) -> Any:
     declared, required = _keys(shape)
     for key in required:
         if key not in value:
             raise Misshapen(f"{_below(where, key)} is missing")
-    return {
-        key: conform(item, declared[key], _below(where, key)) if key in declared else item
+    known = {
+        key: conform(item, declared[key], _below(where, key))
         for key, item in value.items()
+        if key in declared
     }
+    return {**value, **known} if typing.is_typeddict(shape) else shape(**known)
 
 
 @cache
 def _keys(shape: Any) -> tuple[dict[str, Any], list[str]]:
-    """What a TypedDict declares, and which of it must be there."""
-    return typing.get_type_hints(shape), sorted(shape.__required_keys__)
+    """The keys with their types, and those of them that must be there."""
+    if dataclasses.is_dataclass(shape):
+        required = [each.name for each in dataclasses.fields(shape) if each.default is dataclasses.MISSING]
+    else:
+        # Not __required_keys__: it knows nothing of annotations that are text, as in these modules.
+        hints = typing.get_type_hints(shape, include_extras=True)
+        silent = Required if shape.__total__ else NotRequired
+        required = [key for key, hint in hints.items() if (typing.get_origin(hint) or silent) is Required]
+    return typing.get_type_hints(shape), sorted(required)
 
 
 def _of_type(value: Any, wanted: type, where: str) -> Any:

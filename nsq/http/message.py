@@ -1,15 +1,18 @@
 """HTTP/1.1 requests and replies as bytes: what a small client needs of it, and bounds on all of it.
 
-Pure: the blocking sender and the asyncio sender both drive it. Imports only errors.
+Pure: the blocking sender and the asyncio sender both drive it.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import urlsplit
 
 from nsq.errors import ApiError, UsageError
+from nsq.transport.addresses import is_unix, join, unix_path
 
 #: Head and body of a reply may be this large; the largest real ones are the /stats of big clusters.
 MAX_HEAD = 64 * 1024
@@ -33,18 +36,17 @@ class Url:
     @property
     def authority(self) -> str:
         """The Host header's value."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == _DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+        full = join(self.host, self.port)
+        return full.rpartition(":")[0] if self.port == _DEFAULT_PORTS[self.scheme] else full
 
     def __str__(self) -> str:
         path = self.target.partition("?")[0]
         if self.socket_path:
-            return f"{_UNIX}{self.socket_path}:{path}"
+            return f"unix:{self.socket_path}:{path}"
         return f"{self.scheme}://{self.authority}{path}"
 
 
 _DEFAULT_PORTS = {"http": 80, "https": 443}
-_UNIX = "unix:"
 
 
 def parse_url(text: str, default_port: int = 80) -> Url:
@@ -55,8 +57,8 @@ def parse_url(text: str, default_port: int = 80) -> Url:
     """
     if not isinstance(text, str):
         raise UsageError(f"address {text!r} must be text")
-    if text.startswith((_UNIX, "/")):
-        return Url("http", "localhost", 80, "/", _socket_path(text.removeprefix(_UNIX)))
+    if is_unix(text):
+        return Url("http", "localhost", 80, "/", unix_path(text))
     try:
         parts = urlsplit(text if "://" in text else f"http://{text}")
         port = parts.port
@@ -74,12 +76,6 @@ def parse_url(text: str, default_port: int = 80) -> Url:
     if port is None:
         port = _DEFAULT_PORTS[parts.scheme] if "://" in text else default_port
     return Url(parts.scheme, parts.hostname, port, target)
-
-
-def _socket_path(path: str) -> str:
-    if not path or "\0" in path:
-        raise UsageError(f"address {path!r} is no path of a Unix socket")
-    return path
 
 
 def _shown(text: str) -> str:
@@ -134,6 +130,12 @@ class ReplyParser:
         self._left: int | None = None  # bytes of the body, or of the chunk, still to come
         self._chunked = False
         self.reply: HttpReply | None = None
+
+    @property
+    def another_may_follow(self) -> bool:
+        """Whether the reply ended by itself, exactly where what was fed ended."""
+        end = b"\r\n" if self._chunked else b""
+        return self.reply is not None and (self._chunked or self._left is not None) and self._buffer == end
 
     def feed(self, data: bytes) -> None:
         if self.reply is not None:
@@ -190,6 +192,7 @@ class ReplyParser:
         self._buffer.clear()
         self._check_size(len(self._body))
         if self._left is not None and len(self._body) >= self._left:
+            self._buffer += self._body[self._left :]
             del self._body[self._left :]
             self._complete()
 
@@ -255,3 +258,21 @@ def _chunk_size(line: bytes) -> int:
     if not digits or digits.strip(b"0123456789abcdefABCDEF"):
         raise ApiError(f"the reply has the chunk size {line[:80]!r}")
     return int(digits, 16)
+
+
+def fields_of(body: bytes) -> dict[str, Any]:
+    """Of a body that is a JSON object, as those of errors are; none of any other."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def tls_port(reply: HttpReply) -> int | None:
+    """The port at which an nsqd that refuses plain HTTP takes the same request with TLS."""
+    told = fields_of(reply.body)
+    if reply.status != 403 or told.get("message") != "TLS_REQUIRED":
+        return None
+    port = told.get("https_port")
+    return port if type(port) is int and 0 < port < 65536 else None

@@ -5,72 +5,33 @@ Seconds come in and go out; nsqd's milliseconds and nanoseconds exist only in he
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import Any, NotRequired, Required, TypedDict
 from urllib.parse import quote
 
 from nsq.errors import ApiError, InvalidMessage
-from nsq.http.calls import ACCEPT, Call, conform, endpoint, get, json_value, nothing, ok, post
-from nsq.http.message import HttpReply, HttpRequest, Url, parse_url
-from nsq.http.sending import DEFAULT_TIMEOUT, send
-from nsq.transport.base import Transport
+from nsq.http.calls import Api, endpoint, json_value, ok, read, read_key
+from nsq.http.message import HttpReply
 from nsq.wire.commands import pack_bodies
 from nsq.wire.names import check_channel, check_topic
 
-if TYPE_CHECKING:
-    import ssl
 
-T = TypeVar("T")
-
-DEFAULT_PORT = 4151
-
-
-def nsqd_address(text: str) -> Url:
-    """``host:port``, ``http://…``, ``https://…`` or ``unix:/path``; a host alone has nsqd's port 4151."""
-    return parse_url(text, DEFAULT_PORT)
-
-
-class NsqdApi:
+class NsqdApi(Api):
     """The HTTP API of one nsqd: ``NsqdApi("10.0.0.7:4151").stats(topic="orders")``.
 
-    ``address`` is ``host:port``, ``http://…``, ``https://…`` or ``unix:/path``. A method takes no longer than
-    ``timeout`` seconds and raises ApiError when nsqd cannot be asked, ApiRefused when it says no. An nsqd
-    that insists on TLS is asked again with TLS. Every call has a connection of its own, so one NsqdApi
-    serves any number of threads, and there is nothing to close.
+    ``address`` is ``host:port``, ``http://…``, ``https://…`` or ``unix:/path``; a host alone has nsqd's port
+    4151. A method takes no longer than ``timeout`` seconds and raises ApiError when nsqd cannot be asked,
+    ApiRefused when it says no. An nsqd that insists on TLS is asked again with TLS. Every call has a
+    connection of its own, so one NsqdApi serves any number of threads, and there is nothing to close.
     """
 
-    def __init__(
-        self,
-        address: str,
-        *,
-        timeout: float = DEFAULT_TIMEOUT,
-        tls: ssl.SSLContext | None = None,
-        transport: Transport | None = None,
-    ) -> None:
-        self._nsqd = nsqd_address(address)
-        self._timeout = timeout
-        self._tls = tls
-        self._transport = transport
-
-    def __repr__(self) -> str:
-        return f"NsqdApi({str(self._nsqd)!r})"
-
-    def _ask(self, call: Call[T]) -> T:
-        reply = send(
-            call.request, timeout=self._timeout, tls=self._tls, transport=self._transport, upgrade=True
-        )
-        return call.answer(reply)
-
-    def _get(self, path: str, args: dict[str, str], parse: Callable[[HttpReply], T]) -> T:
-        return self._ask(get(self._nsqd, path, args, parse))
-
-    def _post(
-        self, path: str, args: dict[str, str], parse: Callable[[HttpReply], None] = nothing, body: bytes = b""
-    ) -> None:
-        return self._ask(post(self._nsqd, path, args, parse, body))
+    _default_port = 4151
+    _upgrade = True
 
     # Looking
 
@@ -79,7 +40,7 @@ class NsqdApi:
         return self._get("/ping", {}, ok)
 
     def info(self) -> NsqdInfo:
-        return self._get("/info", {}, _parse_info)
+        return self._get("/info", {}, parse_info)
 
     def stats(
         self, topic: str = "", channel: str = "", *, include_clients: bool = True, include_mem: bool = False
@@ -87,7 +48,15 @@ class NsqdApi:
         """Of everything, or of one topic, or one channel of it; nothing of what is not there."""
         args = {"format": "json"} | _named(topic, channel)
         args |= {"include_clients": _boolean(include_clients), "include_mem": _boolean(include_mem)}
-        return self._get("/stats", args, _parse_stats)
+        return self._get("/stats", args, lambda reply: read(reply, NsqdStats))
+
+    def peek(self, topic: str, channel: str = "", *, n: int = 10) -> list[PeekedMessage]:
+        """The first ``n`` messages, 100 at most, that wait in the topic or in its channel.
+
+        Nothing is consumed, counted or reordered. Of our nsqd alone, whose --peek says who may ask.
+        """
+        path = "/channel/peek" if channel else "/topic/peek"
+        return self._get(path, {**_named(topic, channel), "n": str(n)}, _parse_peeked)
 
     # Publishing
 
@@ -152,8 +121,7 @@ class NsqdApi:
     def set_config(self, option: str, value: object) -> Any:
         """Change ``log_level`` (text) or ``nsqlookupd_tcp_addresses`` (a list); gives the new value."""
         body = value.encode() if isinstance(value, str) else json.dumps(value).encode()
-        url = endpoint(self._nsqd, _setting(option), {})
-        return self._ask(Call(HttpRequest(url, "PUT", ACCEPT, body), _parse_setting))
+        return self._call("PUT", endpoint(self._base, _setting(option), {}), _parse_setting, body)
 
 
 # What is asked
@@ -207,31 +175,11 @@ class NsqdInfo:
     topology_zone: str = ""
 
 
-class _RequiredInfo(TypedDict):
-    version: str
-    broadcast_address: str
-    hostname: str
-    tcp_port: int
-    http_port: int
-
-
-class _NsqdInfo(_RequiredInfo, total=False):
-    start_time: int
-    max_heartbeat_interval: int
-    max_output_buffer_size: int
-    max_output_buffer_timeout: int
-    max_deflate_level: int
-    topology_region: str
-    topology_zone: str
-
-
-def _parse_info(reply: HttpReply) -> NsqdInfo:
-    told: dict[str, Any] = conform(json_value(reply), _NsqdInfo)
-    known = {name: told[name] for name in NsqdInfo.__dataclass_fields__ if name in told}
-    for name in ("max_heartbeat_interval", "max_output_buffer_timeout"):
-        if name in known:
-            known[name] /= 1_000_000_000
-    return NsqdInfo(**known)
+def parse_info(reply: HttpReply) -> NsqdInfo:
+    told = read(reply, NsqdInfo)
+    times = {name: getattr(told, name) for name in ("max_heartbeat_interval", "max_output_buffer_timeout")}
+    known = {name: value / 1_000_000_000 for name, value in times.items() if value is not None}
+    return dataclasses.replace(told, **known)
 
 
 def _parse_setting(reply: HttpReply) -> Any:
@@ -244,8 +192,54 @@ def _parse_setting(reply: HttpReply) -> Any:
         raise ApiError("a setting that is not text") from None
 
 
-def _parse_stats(reply: HttpReply) -> NsqdStats:
-    return cast(NsqdStats, conform(json_value(reply), NsqdStats))
+@dataclass(frozen=True, kw_only=True)
+class PeekedMessage:
+    """A message that waits. ``size`` is that of its whole body, of which ``body`` may be the beginning."""
+
+    id: str
+    timestamp: int  # nanoseconds since 1970
+    age: float  # seconds
+    attempts: int
+    size: int
+    body: bytes
+    truncated: bool
+
+
+class _Peeked(TypedDict):
+    id: str
+    timestamp: int
+    age_ms: int
+    attempts: int
+    size: int
+    truncated: bool
+    encoding: str
+    body: str
+
+
+def _parse_peeked(reply: HttpReply) -> list[PeekedMessage]:
+    messages = []
+    for each in read_key(reply, "messages", list[_Peeked]):
+        text = each["encoding"] == "utf-8"
+        body = each["body"].encode("utf-8", "replace") if text else _unpacked(each["body"])
+        messages.append(
+            PeekedMessage(
+                id=each["id"],
+                timestamp=each["timestamp"],
+                age=each["age_ms"] / 1000,
+                attempts=each["attempts"],
+                size=each["size"],
+                body=body,
+                truncated=each["truncated"],
+            )
+        )
+    return messages
+
+
+def _unpacked(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise ApiError("a body that is not Base64") from None
 
 
 # /stats: only what makes sense of a topic, channel or client is required; the rest came with one version or
@@ -271,15 +265,12 @@ class PubCount(TypedDict):
     count: int
 
 
-class _Client(TypedDict):
-    client_id: str
-    hostname: str
-    remote_address: str
-
-
-class ClientStats(_Client, total=False):
+class ClientStats(TypedDict, total=False):
     """A consumer of a channel, or a producer. ``connect_ts`` is in seconds since 1970."""
 
+    client_id: Required[str]
+    hostname: Required[str]
+    remote_address: Required[str]
     version: str
     state: int
     ready_count: int
@@ -305,7 +296,9 @@ class ClientStats(_Client, total=False):
     tls_negotiated_protocol_is_mutual: bool
 
 
-class _Channel(TypedDict):
+class ChannelStats(TypedDict):
+    """``clients`` is empty when they were not asked for; ``client_count`` says how many there are."""
+
     channel_name: str
     depth: int
     backend_depth: int
@@ -316,28 +309,20 @@ class _Channel(TypedDict):
     timeout_count: int
     paused: bool
     clients: list[ClientStats]
+    client_count: NotRequired[int]
+    global_msg_count: NotRequired[int]
+    e2e_processing_latency: NotRequired[Latency]
 
 
-class ChannelStats(_Channel, total=False):
-    """``clients`` is empty when they were not asked for; ``client_count`` says how many there are."""
-
-    client_count: int
-    global_msg_count: int
-    e2e_processing_latency: Latency
-
-
-class _Topic(TypedDict):
+class TopicStats(TypedDict):
     topic_name: str
     channels: list[ChannelStats]
     depth: int
     backend_depth: int
     message_count: int
     paused: bool
-
-
-class TopicStats(_Topic, total=False):
-    message_bytes: int
-    e2e_processing_latency: Latency
+    message_bytes: NotRequired[int]
+    e2e_processing_latency: NotRequired[Latency]
 
 
 class MemoryStats(TypedDict, total=False):
@@ -352,17 +337,14 @@ class MemoryStats(TypedDict, total=False):
     gc_total_runs: int
 
 
-class _Stats(TypedDict):
-    version: str
-    health: str
-    topics: list[TopicStats]
-
-
-class NsqdStats(_Stats, total=False):
+class NsqdStats(TypedDict):
     """``start_time`` is in seconds since 1970. ``memory`` is there when it was asked for, ``producers`` with
     the clients.
     """
 
-    start_time: int
-    memory: MemoryStats
-    producers: list[ClientStats]
+    version: str
+    health: str
+    topics: list[TopicStats]
+    start_time: NotRequired[int]
+    memory: NotRequired[MemoryStats]
+    producers: NotRequired[list[ClientStats]]

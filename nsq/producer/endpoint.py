@@ -12,13 +12,13 @@ import math
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsq.config import Config
-from nsq.connection import Conn
+from nsq.connection import Conn, ConnDelegate
 from nsq.connection.handshake import describe
 from nsq.errors import (
     ConnectionFailed,
@@ -85,15 +85,14 @@ class Backoff:
         return self.failed_at + (min(self.pause, _URGENT_PAUSE) if urgent else self.pause)
 
 
-class Endpoint:
-    """A ConnDelegate. It dials as soon as it is given an ``address``, by ``assign``."""
+class Endpoint(ConnDelegate):
+    """It dials as soon as it is given an ``address``, by ``assign``."""
 
     def __init__(
         self, pool: Pool, config: Config, clock: Callable[[], float], chance: Callable[[], float]
     ) -> None:
         self.address = ""
-        self.conn: Conn | None = None  # the latest that was open
-        self._latest: Conn | None = None  # or is being dialed
+        self.conn: Conn | None = None  # the latest, which may still be dialed
         self.dialing = False
         self.overdue = False
         """A publish waited in vain for its answer. Set by the pool's thread; others are preferred meanwhile.
@@ -116,7 +115,6 @@ class Endpoint:
         self._again: deque[Publish] = deque()  # goes elsewhere when the connection has ended
         self._largest = config.max_body_size if config.coalesce else 0  # bytes of what is joined
         self._stopped = False
-        self._assigned: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._to_write: queue.SimpleQueue[Conn | None] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
@@ -138,11 +136,11 @@ class Endpoint:
             raise
 
     def assign(self, address: str) -> None:
-        self.address = address
         self.dialing = True
+        self.address = address  # the read thread waits for it
         for thread in self.threads:
             thread.name = f"{thread.name}-{address}"
-        self._assigned.put(address)
+        self.ring()
 
     def ring(self) -> None:
         """Have it look again whether it should dial."""
@@ -151,25 +149,25 @@ class Endpoint:
     def stop(self) -> None:
         """End the dial, or the connection once all is written, and both threads. Does not wait."""
         self._stopped = True
-        self._assigned.put(None)
-        self._bell.put(None)
-        if self._latest is not None:
-            self._latest.close(after_writing=not self.dialing)
+        self.ring()
+        if self.conn is not None:
+            self.conn.close(after_writing=not self.dialing)
 
     def cut_off(self) -> None:
         """End the connection at once."""
-        if self._latest is not None:
-            self._latest.close()
+        if self.conn is not None:
+            self.conn.close()
 
     def _run(self) -> None:
-        if self._assigned.get() is not None:
-            while not self._stopped:
-                try:
-                    self._dial()
-                except Exception as error:
-                    log.exception("the connection to %s failed, which is a bug of ours", self.address)
-                    self._dial_failed(ConnectionLost(f"{self.address}: {error!r}"))
-                self._pause()
+        while not (self.address or self._stopped):
+            self._bell.get()
+        while not self._stopped:
+            try:
+                self._dial()
+            except Exception as error:
+                log.exception("the connection to %s failed, which is a bug of ours", self.address)
+                self._dial_failed(ConnectionLost(f"{self.address}: {error!r}"))
+            self._pause()
         self._to_write.put(None)
         self._pool.look()
 
@@ -197,7 +195,7 @@ class Endpoint:
         self._sent, self._again = deque(), deque()
         self._error, self._proven, self._halted, self._mistake = None, False, False, False
         self.overdue = False
-        self._latest = conn = Conn(
+        self.conn = conn = Conn(
             self.address,
             self._config,
             self,
@@ -217,13 +215,13 @@ class Endpoint:
             self._dial_failed(DialFailed(f"{self.address}: {error!r}"))
         else:
             self._to_write.put(conn)
-            self.conn = conn
             self.dialing = False
             log.info("connected to %s", self.address, extra=self._fields())
             self._pool.look()
             conn.read_loop()
 
     def _dial_failed(self, error: NsqError) -> None:
+        self.cut_off()  # what is not closed passes for open
         self.backoff.failed(error, self._clock(), self._chance(), final=not error.retry)
         self.dialing = False
         if not self._stopped:
@@ -331,20 +329,10 @@ class Endpoint:
             )
         self.failed += 0 if self._halted else len(verdicts)
         self._carry_out(verdicts)
-        # In one piece, so that it stays in order: what was refused, what was sent behind it, what was not.
-        self._again.extend(item for item in _drained(conn.waiting) if type(item) is not bytes)
-        self._pool.take_back(self._again)
+        # Together, so that it stays in order: what was refused, what was sent behind it, what was not.
+        self._pool.take_back(self._again, conn.waiting)
         if not self._stopped:
             log.warning("the connection to %s is lost: %s", self.address, cause, extra=self._fields())
-
-    def on_finished(self, conn: Conn, message: Message) -> None:
-        """There are no messages here."""
-
-    def on_requeued(self, conn: Conn, message: Message, backoff: bool) -> None:
-        """There are no messages here."""
-
-    def on_timed_out(self, conn: Conn, message: Message) -> None:
-        """There are no messages here."""
 
     def _judge(self, cause: NsqError) -> None:
         """Whether to dial again at once."""
@@ -369,15 +357,15 @@ class Endpoint:
 
     def _break(self, error: NsqError) -> None:
         self._error = self._error or error
-        if self._latest is not None:
-            self._latest.close()
+        self.cut_off()
 
     # What there is to know.
 
     @property
-    def open(self) -> bool:
+    def open(self) -> Conn | None:
+        """Its connection, if that takes publishes. Looked at first: it may be replaced by the next."""
         conn = self.conn
-        return not self.dialing and conn is not None and conn.open
+        return conn if conn is not None and not self.dialing and conn.open else None
 
     @property
     def pending(self) -> int:
@@ -426,11 +414,5 @@ class Endpoint:
 
     def abandon(self) -> None:
         """In a forked child: the connection is the parent's."""
-        if self._latest is not None:
-            self._latest.abandon()
-
-
-def _drained(waiting: deque[Any]) -> Iterator[Any]:
-    with suppress(IndexError):
-        while True:
-            yield waiting.popleft()
+        if self.conn is not None:
+            self.conn.abandon()

@@ -26,7 +26,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -47,7 +46,7 @@ from nsq.producer.reports import (
 )
 from nsq.transport.base import Transport
 from nsq.transport.dialing import OwnTransport
-from nsq.waiting import Waiters, start_thread
+from nsq.waiting import Callbacks, Waiters, carry_out, join_threads, start_thread
 from nsq.wire.layers import TlsContext
 
 log = logging.getLogger("nsq.producer")
@@ -60,8 +59,6 @@ _ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
 _FAREWELL_SECONDS = 2.0
 #: What close allows its own threads even when it was given no time at all.
 _LEAST_TO_CLOSE = 0.1
-#: Events that may wait for a slow hook.
-_MOST_EVENTS = 100_000
 
 Hook = Callable[[Any], None] | None
 
@@ -94,41 +91,30 @@ class Pool:
         self.exiting = False
         """The program ends: no background work outlives the caller."""
         self.report: CloseReport | None = None  # once it is closed
-        self._addresses = tuple(addresses)
-        self._config = config
-        self._clock = clock
-        self._chance = chance
-        self._hooks = (on_acknowledged, on_failed)
-        self.callbacks = Callbacks()
-        self._events_lost = 0
-        self._left = ConnectionStats(address="")  # the counts of endpoints that are gone
+        self.callbacks = Callbacks(f"{NAME}-callbacks", log)
+        self.own_threads: dict[int, threading.Thread] = {}  # by ident; callbacks' is not among them
         self.discovery = Discovery(
-            None,
-            config,
-            found=self.set_addresses,
-            name=NAME,
-            nsqds=self._addresses,
-            nsqlookupds=lookupds,
+            None, config, found=self.set_addresses, name=NAME, nsqds=addresses, nsqlookupds=lookupds
         )
+        self._addresses = tuple(addresses)
+        self._config, self._clock, self._chance = config, clock, chance
+        self._hooks = (on_acknowledged, on_failed)
         self._turn = itertools.count()
         self._room = Waiters()
         self._bytes_left = 0  # a hint: see ``_has_room``
         self._wakes_at = math.inf  # when the pool's thread looks at deadlines next
         # The pool's thread.
-        self._to_do: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._boot = _thread.allocate_lock()  # taken by the thread that starts the others
-        self._up = False
-        self._changed = Waiters()  # for ``_up``, ``_unstarted`` and ``report``
-        self._unstarted: Exception | None = None  # why there are no threads
+        self._to_do: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._boot = _thread.allocate_lock()  # taken by the pool's thread, for good
         self._thread: threading.Thread | None = None
-        # Callbacks' thread is not among them.
-        self._own_threads: tuple[threading.Thread, ...] = ()
-        self.own_threads: frozenset[int] = frozenset()  # their idents
-        self._close_by = math.inf
-        self._join_by = math.inf
+        self._up = False  # all threads run
+        self._unstarted: Exception | None = None  # why there are no threads
+        self._changed = Waiters()  # for the two above and ``report``
+        self._close_by = self._join_by = math.inf
         self._gone = False  # the pool's thread has ended
         self._rung = False  # endpoints have been told that a publish waits
         self._endpoints: tuple[Endpoint, ...] = ()
+        self._counts_gone = [0, 0]  # published and failed, of endpoints that are gone
         # Its threads run already: for an nsqd that is discovered when no thread can be started any more.
         self._spare: Endpoint | None = None
 
@@ -200,7 +186,7 @@ class Pool:
         """Its caller was interrupted: it is not sent, unless it is too late for that."""
         if publish.claim.acquire(False):
             self.pending.discard(publish)
-            publish.end(PublishFailed(f"publishing to {publish.topic!r}: the call was interrupted"))
+            publish.end(unsent(publish, "the call was interrupted"))
             self._room.wake()
             if self.closed:
                 self.look()
@@ -218,15 +204,15 @@ class Pool:
             # Its place on the connection is kept for the answer, which would be taken for that of the next.
             address = "an nsqd" if endpoint is None else endpoint.address
             error = unanswered(publish, address, reason or "no answer in time")
-            if publish.end(error) and self._hooks[True] is not None:
-                self._queue_event(publish)
+            if publish.end(error):
+                self._tell(publish, error)
             if endpoint is not None:
                 self._to_do.put(partial(self._suspect, endpoint))
 
     def refuse_own_thread(self, what: str) -> None:
         """UsageError on a thread that it would wait for. The ident of one that has ended may be another's."""
         current = threading.current_thread()
-        if any(thread is current for thread in self._own_threads):
+        if self.own_threads.get(_thread.get_ident()) is current:
             raise UsageError(
                 f"{what} was called on {current.name}, a thread of the producer's own "
                 "that it would have to wait for: use publish_async, or another thread"
@@ -239,22 +225,24 @@ class Pool:
         hook = self._hooks[error is not None]
         for publish in publishes:
             if publish.end(error) and hook is not None:
-                self._queue_event(publish)
+                self._tell(publish, error)
         self.pending.difference_update(publishes)
         self._room.wake()
         if self.closed:
             self.look()
 
-    def _queue_event(self, publish: Publish) -> None:
-        if self.callbacks.backlog < _MOST_EVENTS:
-            self.callbacks.put(partial(self._tell, publish))
-            return
-        # Rather no metrics than no memory; logged at 1, 2, 4, 8 …
-        self._events_lost += 1
-        if self._events_lost & (self._events_lost - 1) == 0:
-            log.warning("the hooks are too slow: %d events were dropped so far", self._events_lost)
+    def _tell(self, publish: Publish, error: NsqError | None) -> None:
+        """Have the hook called, if there is one, on the callbacks' thread."""
+        on_acknowledged, on_failed = self._hooks
+        topic, messages, size = publish.topic, publish.messages, publish.size
+        latency = self._clock() - publish.started
+        if error is not None and on_failed is not None:
+            self.callbacks.tell(on_failed, Failed(topic, messages, size, error, latency))
+        elif error is None and on_acknowledged is not None:
+            address = publish.endpoint.address if publish.endpoint is not None else ""
+            self.callbacks.tell(on_acknowledged, Acknowledged(topic, messages, size, address, latency))
 
-    def take_back(self, left: deque[Any]) -> None:
+    def take_back(self, *left: deque[Any]) -> None:
         """What a closed connection has not sent waits for another one, in front of the others."""
         self._to_do.put(partial(self._take_back, left))
 
@@ -269,10 +257,7 @@ class Pool:
         if self.closed:
             raise Closed("the producer is closed")
         self._unstarted = None
-        try:
-            start_thread(self._boot_once, f"{NAME}-start", self._not_started)
-        except RuntimeError as error:
-            self._not_started(error)
+        start_thread(self._run, NAME, self._not_started)
         self._changed.wait_for(lambda: self._up or self._unstarted or self._gone, deadline)
         if self._unstarted is not None and not self.closed:
             raise PublishFailed(
@@ -283,40 +268,19 @@ class Pool:
         if not self._up:
             raise PublishFailed("the producer's threads did not start in time")
 
-    def _boot_once(self) -> None:
-        if not self._boot.acquire(False):
-            return
-        try:
-            if self.closed:
-                raise Closed("the producer is closed")
-            # What an earlier attempt has started is there still.
-            if not self.callbacks.threads:
-                self.callbacks.start()
-            for address in self._addresses[len(self._endpoints) :]:
-                endpoint = self._started()
-                endpoint.address, endpoint.dialing = address, True
-                self._endpoints += (endpoint,)
-            self._keep_spare()
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name=NAME, daemon=True)
-                thread.start()
-                self._thread = thread
-            endpoints = self._endpoints
-            self._note_own_threads()
-            self.discovery.start()
-            self._to_do.put(self._note_own_threads)
-        except Exception as error:
-            self._boot.release()
-            if self.closed:
-                self._close_unstarted()
-            self._not_started(error)
-            return
-        # Last: other threads take over from here.
-        for endpoint, address in zip(endpoints, self._addresses, strict=True):
-            endpoint.assign(address)
+    def _start_threads(self) -> None:
+        """All others, on the pool's thread."""
+        if self.closed:
+            raise Closed("the producer is closed")
+        # What an earlier attempt has started is there still.
+        self.callbacks.start()
+        for address in self._addresses[len(self._endpoints) :]:
+            self._add_endpoint(self._started(), address)
+        self._keep_spare()
+        self.discovery.start()
         atexit_hook.register(self)
-        self._up = True
-        self._changed.wake()
+        self._note_own_threads()
+        self._to_do.put(self._note_own_threads)  # discovery's too, by then
 
     def _not_started(self, error: Exception) -> None:
         self._unstarted = error
@@ -327,6 +291,10 @@ class Pool:
         endpoint.start()
         return endpoint
 
+    def _add_endpoint(self, endpoint: Endpoint, address: str) -> None:
+        endpoint.assign(address)
+        self._endpoints += (endpoint,)
+
     def _keep_spare(self) -> None:
         """For the next nsqd that is discovered; none when no thread can be had."""
         if self.discovery.asks and self._spare is None:
@@ -336,35 +304,34 @@ class Pool:
     def _note_own_threads(self) -> None:
         threads = [thread for each in self._endpoints for thread in each.threads]
         own = [self._thread, *threads, *self.discovery.threads]
-        self._own_threads = tuple(thread for thread in own if thread is not None)
-        self.own_threads = frozenset(thread.ident for thread in self._own_threads if thread.ident)
+        self.own_threads = {each.ident: each for each in own if each is not None and each.ident is not None}
 
     # The pool's thread.
 
     def _run(self) -> None:
+        if not self._boot.acquire(False):
+            return
+        self._thread = threading.current_thread()
+        try:
+            self._start_threads()
+        except Exception as error:
+            self._thread = None
+            self._boot.release()
+            if self.closed:
+                self._close_unstarted()
+            self._not_started(error)
+            return
+        self._up = True
+        self._changed.wake()
         while not self._gone:
             try:
-                self._work()
+                carry_out(self._to_do, min(self._wakes_at, self._close_by) - self._clock(), log)
                 self._choose()
                 self._expire()
                 if self._close_by < math.inf:
                     self._close_when_done()
             except Exception:
                 log.exception("the producer's own thread failed, which is a bug of ours")
-
-    def _work(self) -> None:
-        """Sleep until there is something to do, and do it."""
-        due = min(self._wakes_at, self._close_by) - self._clock()
-        try:
-            job = self._to_do.get(timeout=min(max(due, 0.0), 3600.0))
-            for _ in range(self._to_do.qsize()):
-                if job is not None:
-                    job()
-                job = self._to_do.get_nowait()
-            if job is not None:
-                job()
-        except queue.Empty:
-            pass
 
     def _choose(self) -> None:
         """Which connections are used from now on. What waits for one goes first."""
@@ -375,14 +342,11 @@ class Pool:
             self._endpoints = tuple(each for each in self._endpoints if each not in unwanted)
             for endpoint in unwanted:
                 endpoint.stop()
-                self._left = replace(
-                    self._left,
-                    published=self._left.published + endpoint.published,
-                    failed=self._left.failed + endpoint.failed,
-                )
+                self._counts_gone[0] += endpoint.published
+                self._counts_gone[1] += endpoint.failed
             self._note_own_threads()
         # With its connection: an endpoint's next one is used once the rest of this one is taken back.
-        takers = [(each, each.conn) for each in self._endpoints if each.open and each.conn is not None]
+        takers = [(each, conn) for each in self._endpoints if (conn := each.open) is not None]
         usable = tuple(each for each in takers if not each[0].overdue) or tuple(takers)
         if usable:
             self._rung = False
@@ -435,13 +399,14 @@ class Pool:
                     with suppress(ValueError):
                         self.waiting.remove(publish)
 
-    def _take_back(self, left: deque[Any]) -> None:
+    def _take_back(self, left: Iterable[deque[Any]]) -> None:
         publishes = []
-        while left:
-            item = left.popleft()
-            if type(item) is not bytes:
-                item.endpoint = None
-                publishes.append(item)
+        for each in left:
+            while each:
+                item = each.popleft()
+                if type(item) is not bytes:
+                    item.endpoint = None
+                    publishes.append(item)
         # In front of those that came later, which is all but what was taken back a moment ago.
         older = []
         while publishes and self.waiting and self.waiting[0].started < publishes[0].started:
@@ -511,8 +476,7 @@ class Pool:
                 log.warning("%s is not dialed: no thread can be started: %s", address, error)
                 continue
             self._spare = None
-            self._endpoints += (endpoint,)
-            endpoint.assign(address)
+            self._add_endpoint(endpoint, address)
             self._keep_spare()
         self._note_own_threads()
 
@@ -539,9 +503,8 @@ class Pool:
             self._close_unstarted()
         hard = max(deadline, self._clock() + _LEAST_TO_CLOSE)
         self._changed.wait_for(lambda: self.report is not None, hard)
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(max(0.0, hard - self._clock()))
+        if self._thread is not None:
+            join_threads([self._thread], hard)
         if self.report is None:
             return CloseReport(clean=False, unanswered=self.unended, unfinished_threads=[NAME])
         return self.report
@@ -549,7 +512,7 @@ class Pool:
     def _close_unstarted(self) -> None:
         """No thread of the pool's runs, and none is being started."""
         self._stop_all()
-        self.callbacks.stop()
+        self.callbacks.stop(-math.inf)
         self.report = CloseReport(clean=True)
         self._changed.wake()
 
@@ -575,19 +538,16 @@ class Pool:
         self._stop_all()
         threads = [thread for endpoint in self._endpoints for thread in endpoint.threads]
         if not self.pending:  # else a connection still owes an answer: it is cut off
-            by = min(self._join_by - self._clock(), _FAREWELL_SECONDS) / 2 + self._clock()
-            for thread in threads:
-                _join(thread, by)
+            join_threads(threads, min(self._join_by - self._clock(), _FAREWELL_SECONDS) / 2 + self._clock())
         for endpoint in self._endpoints:
             endpoint.cut_off()
-        unfinished = [thread.name for thread in threads if not _join(thread, self._join_by)]
+        unfinished = join_threads(threads, self._join_by)
         if not self.discovery.join(self._join_by):
             unfinished += [thread.name for thread in self.discovery.threads if thread.is_alive()]
         self._gone = True
         for publish in self.pending.copy():  # came while we closed; later ones look at ``_gone``
             self.give_up(publish, "the producer was closed")
-        self.callbacks.stop()
-        unfinished += [each.name for each in self.callbacks.threads if not _join(each, self._join_by)]
+        unfinished += self.callbacks.stop(self._join_by)
         atexit_hook.forget(self)
         if left:
             log.warning("closed with %d publishes unanswered", len(left), extra={"left": len(left)})
@@ -608,7 +568,7 @@ class Pool:
 
     def _refuse_callback(self, verb: str) -> None:
         self.refuse_own_thread(verb)
-        if self.callbacks.ident == _thread.get_ident():
+        if self.callbacks.owns_current_thread():
             raise UsageError(
                 f"{verb} was called by a future's callback, whose return it would wait for: "
                 "call it from another thread"
@@ -646,8 +606,8 @@ class Pool:
             connections = tuple(ConnectionStats(address=address) for address in self._addresses)
         return ProducerStats(
             pending=self.unended,
-            published=self._left.published + sum([each.published for each in connections]),
-            failed=self._left.failed + sum([each.failed for each in connections]),
+            published=self._counts_gone[0] + sum([each.published for each in connections]),
+            failed=self._counts_gone[1] + sum([each.failed for each in connections]),
             connections=connections,
         )
 
@@ -657,89 +617,3 @@ class Pool:
             return f"no nsqd is known: {self.discovery.absence}"
         reasons = (endpoint.reason for endpoint in self._endpoints)
         return f"no nsqd could be reached in time: {'; '.join(reasons)}"
-
-    # Hooks: the callbacks' thread.
-
-    def _tell(self, publish: Publish) -> None:
-        error = publish.error
-        hook = self._hooks[error is not None]
-        if hook is None:
-            return
-        address = publish.endpoint.address if publish.endpoint is not None else ""
-        latency = self._clock() - publish.started
-        size, messages = publish.size, publish.messages
-        try:
-            if error is None:
-                hook(Acknowledged(publish.topic, messages, size, address, latency))
-            else:
-                hook(Failed(publish.topic, messages, size, error, latency))
-        except Exception:
-            log.exception("%r failed", hook, extra={"topic": publish.topic})
-
-
-def _join(thread: threading.Thread, deadline: float) -> bool:
-    """Whether it has ended by then."""
-    if thread.ident is not None:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    return not thread.is_alive()
-
-
-class Callbacks:
-    """The thread that runs futures' callbacks and hooks, one after the other, in the order of the ends."""
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self.threads: list[threading.Thread] = []
-        self.ident = 0  # of the thread
-        self._ended = False
-
-    def start(self) -> None:
-        thread = threading.Thread(target=self._run, name=f"{NAME}-callbacks", daemon=True)
-        thread.start()
-        self.threads.append(thread)
-
-    def put(self, callback: Callable[[], None]) -> None:
-        self._queue.put(callback)
-        if self._ended:  # its thread has seen what was put, or we do
-            self._run_what_is_left()
-
-    @property
-    def backlog(self) -> int:
-        return self._queue.qsize()
-
-    def wait_until_run(self, deadline: float) -> bool:
-        """Whether all that is queued now has run by then."""
-        run = Waiters()
-        reached: list[None] = []
-
-        def mark() -> None:
-            reached.append(None)
-            run.wake()
-
-        self.put(mark)
-        return run.wait_for(reached.__len__, deadline)
-
-    def stop(self) -> None:
-        """End behind what is queued."""
-        self._queue.put(None)
-
-    def _call(self, item: Callable[[], None]) -> None:
-        try:
-            item()
-        except BaseException:  # a hook's SystemExit must not end the thread that all others rely on
-            log.exception("a hook of a publish failed")
-
-    def _run_what_is_left(self) -> None:
-        with suppress(queue.Empty):
-            while True:
-                item = self._queue.get_nowait()
-                if item is not None:
-                    self._call(item)
-
-    def _run(self) -> None:
-        self.ident = _thread.get_ident()
-        while (item := self._queue.get()) is not None:
-            self._call(item)
-        self.ident = 0
-        self._ended = True
-        self._run_what_is_left()

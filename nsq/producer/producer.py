@@ -266,21 +266,17 @@ class Producer:
         def ask() -> None:
             try:
                 dial(address, self._config, self._pings, self._context, deadline=deadline).stream.close()
+                answer(None)
             except NsqError as error:
                 answer(error)
             except Exception as error:
                 answer(ConnectionFailed(f"{address}: {error!r}"))
-            else:
-                answer(None)
 
         def not_asked(error: RuntimeError) -> None:
             answer(ConnectionFailed(f"{address} was not asked: {error}"))
 
         if deadline > time.monotonic():
-            try:
-                start_thread(ask, f"nsq-producer-ping-{address}", not_asked)
-            except RuntimeError as error:
-                not_asked(error)
+            start_thread(ask, f"nsq-producer-ping-{address}", not_asked)
             # The dial has the same deadline, and says more about it.
             if changed.wait_for(answers.__len__, deadline + 1.0):
                 return answers[0]

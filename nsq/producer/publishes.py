@@ -33,13 +33,12 @@ from nsq.errors import (
     ServerError,
     UsageError,
 )
-from nsq.waiting import Signal, Waiters
+from nsq.waiting import Callbacks, Signal, Waiters
 from nsq.wire import commands
 from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:
     from nsq.producer.endpoint import Endpoint
-    from nsq.producer.pool import Callbacks
 
 log = logging.getLogger("nsq.producer")
 
@@ -112,7 +111,7 @@ class Publish(Waiters):
         end = _STORED if error is None else (error,)
         locks = self._locks
         locks.insert(0, end)
-        if len(locks) == 1:  # nobody waits, and whoever comes sees the end
+        if len(locks) == 1:  # no thread waits, and one that comes later sees the end
             return True
         self.wake()
         return len(locks) == 1 or self._first_end() is end
@@ -129,9 +128,8 @@ class Publish(Waiters):
     def wake(self) -> None:
         for each in self._locks.copy():
             if type(each) is not tuple:
-                with suppress(RuntimeError):  # released before: its waiter is about to take it out
+                with suppress(RuntimeError, ValueError):  # released before: its waiter takes it out
                     each.release()
-                with suppress(ValueError):
                     self._locks.remove(each)
 
     def try_again(self) -> None:
@@ -282,7 +280,7 @@ def command_of(batch: list[Publish]) -> bytes:
 
 
 class Verdict(NamedTuple):
-    """What is to be done with one publish: end it with the error, or send it again."""
+    """What to do with one publish: end it with the error, or send it again."""
 
     publish: Publish
     error: NsqError
@@ -382,7 +380,7 @@ class PublishFuture(Publish, Future[None]):
         return self.error
 
     def _refuse_in_callback(self) -> None:
-        if self.callbacks.ident == _thread.get_ident():
+        if self.callbacks.owns_current_thread():
             raise UsageError(
                 "a future's callback waits for another future of the same producer, which holds up all other "
                 "callbacks: add a callback to that one instead, or wait on another thread"

@@ -55,8 +55,6 @@ class CloseReport(FlushReport):
 
     unfinished_threads: list[str] = field(default_factory=list)
 
-    __bool__ = FlushReport.__bool__
-
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionStats:

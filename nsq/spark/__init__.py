@@ -15,27 +15,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nsq.spark.listener import Listener as Listener
     from nsq.spark.pipelines.archive import archive as archive
+    from nsq.spark.pipelines.chart import archive_chart as archive_chart
     from nsq.spark.pipelines.chart import metrics_chart as metrics_chart
-    from nsq.spark.pipelines.compaction import compact as compact
-    from nsq.spark.pipelines.fanout import fanout as fanout
     from nsq.spark.pipelines.metrics import metrics as metrics
     from nsq.spark.pipelines.replay import replay as replay
-    from nsq.spark.pipelines.sinks import Console as Console
-    from nsq.spark.pipelines.sinks import Parquet as Parquet
-    from nsq.spark.pipelines.sinks import Topic as Topic
     from nsq.spark.registration import register as register
     from nsq.spark.rows import dedup as dedup
     from nsq.spark.rows import json as json
 
 _HOME = {
-    "Console": "nsq.spark.pipelines.sinks",
     "Listener": "nsq.spark.listener",
-    "Parquet": "nsq.spark.pipelines.sinks",
-    "Topic": "nsq.spark.pipelines.sinks",
     "archive": "nsq.spark.pipelines.archive",
-    "compact": "nsq.spark.pipelines.compaction",
+    "archive_chart": "nsq.spark.pipelines.chart",
     "dedup": "nsq.spark.rows",
-    "fanout": "nsq.spark.pipelines.fanout",
     "json": "nsq.spark.rows",
     "metrics_chart": "nsq.spark.pipelines.chart",
     "metrics": "nsq.spark.pipelines.metrics",

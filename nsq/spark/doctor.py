@@ -6,7 +6,6 @@ Imports neither pyspark nor pyarrow into this process, except to look at an obje
 
 from __future__ import annotations
 
-import fcntl
 import importlib.metadata
 import os
 import re
@@ -23,14 +22,16 @@ from nsq.config import Config
 from nsq.connection.handshake import dial
 from nsq.errors import ConfigError, NsqError
 from nsq.http.nsqlookupd import NsqlookupdApi
-from nsq.spark.wal.places import directory_of, shown
+from nsq.spark.pipelines.files import sync
+from nsq.spark.wal.ownership import acquire
+from nsq.spark.wal.store import directory_of, shown
 from nsq.transport.dialing import transport_of
 from nsq.transport.tls import context_of
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
 JAVA = 17
-PYSPARK = ((4, 2), (5, 0))
-PYARROW = (18, 0)
+#: Versions, from and below.
+PACKAGES = {"pyspark": ("4.2", "5.0"), "pyarrow": ("18", ""), "pandas": ("2.2", "")}
 #: Seconds for another program to say its version: a JVM on a busy machine needs some of them.
 PATIENCE = 30.0
 LITTLE_SPACE = 1 << 30
@@ -55,16 +56,17 @@ def examine(
     max_in_flight: int = 2500,
     config: Config | None = None,
 ) -> Iterator[Finding]:
-    """What there is to be said, one after the other, as it is found out."""
+    """The findings, one after the other, as each check ends."""
     settings = config or Config()
     yield check_java(os.environ)
     yield from check_packages(_installed_version)
     yield from check_workers(os.environ)
     yield from check_default_python(os.environ)
+    yield check_formats(os.environ)
     if wal is not None:
         yield check_wal(wal)
     for address in lookupd:
-        yield _reached(f"nsqlookupd {address}", lambda address=address: _ask_lookupd(address))  # type: ignore[misc]
+        yield check_lookupd(address)
     for address in nsqd:
         yield from check_nsqd(address, max_in_flight, settings)
 
@@ -90,7 +92,9 @@ def check_java(environ: Mapping[str, str]) -> Finding:
     remedy = (
         f"install Java {JAVA} or later (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
     )
-    java = _java(environ)
+    # The one that Spark's own scripts would start.
+    home = environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java", path=environ.get("PATH"))
     if java is None:
         return Finding("java", WRONG, "there is none on PATH, and JAVA_HOME is not set", remedy)
     status, said = _ask([java, "-version"])
@@ -100,12 +104,6 @@ def check_java(environ: Mapping[str, str]) -> Finding:
     if version < JAVA:
         return Finding("java", WRONG, f"{java} is Java {version}; Spark 4 needs {JAVA}", remedy)
     return Finding("java", OK, f"{java} is Java {version}")
-
-
-def _java(environ: Mapping[str, str]) -> str | None:
-    """The one that Spark's own scripts would start."""
-    home = environ.get("JAVA_HOME")
-    return os.path.join(home, "bin", "java") if home else shutil.which("java", path=environ.get("PATH"))
 
 
 def java_version(said: str) -> int | None:
@@ -118,27 +116,26 @@ def java_version(said: str) -> int | None:
 
 
 def check_packages(installed: Callable[[str], str | None]) -> Iterator[Finding]:
-    ranges = {"pyspark": PYSPARK, "pyarrow": (PYARROW, None), "pandas": ((2, 2), None)}
-    for package, (least, below) in ranges.items():
+    for package, (least, below) in PACKAGES.items():
         found = installed(package)
         if found is None:
             yield Finding(package, WRONG, f"not installed for {sys.executable}", INSTALL)
-        elif not _between(found, least, below):
-            yield Finding(package, WRONG, f"{found}; needs {_range(least, below)}", INSTALL)
+        elif _number(found) < _number(least) or (below and _number(found) >= _number(below)):
+            wanted = f"at least {least}" + (f", below {below}" if below else "")
+            yield Finding(package, WRONG, f"{found}; needs {wanted}", INSTALL)
         else:
             yield Finding(package, OK, found)
 
 
 def check_workers(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Spark starts Python anew for its workers; ``nsq-spark`` says which, where nobody has chosen."""
+    """Spark starts Python anew for its workers; ``nsq-spark`` says which, unless PYSPARK_PYTHON is set."""
     python = environ.get("PYSPARK_PYTHON")
     if python in (None, sys.executable):
         yield Finding(
             "workers", OK, f"nsq-spark starts them with {sys.executable} (PYSPARK_PYTHON is not set)"
         )
         return
-    fault = _worker_fault(python)
-    if fault:
+    if fault := worker_fault(python):
         yield Finding("workers", WRONG, f"PYSPARK_PYTHON={python}{fault}", _CHOOSE)
     else:
         yield Finding("workers", OK, f"PYSPARK_PYTHON={python} has all that is needed")
@@ -149,15 +146,35 @@ def check_default_python(environ: Mapping[str, str]) -> Iterator[Finding]:
     if environ.get("PYSPARK_PYTHON"):
         return
     python = shutil.which("python3", path=environ.get("PATH"))
-    fault = _worker_fault(python) if python else ": there is none on PATH"
+    fault = worker_fault(python) if python else ": there is none on PATH"
     if fault:
         text = f"{python or 'python3'}{fault}; Spark starts it for programs other than nsq-spark"
         yield Finding("python3", WARNING, text, _CHOOSE)
 
 
-def _worker_fault(python: str) -> str:
+def check_formats(environ: Mapping[str, str]) -> Finding:
+    """Whether Spark finds format("nsq") by itself, asked as Spark asks, from another directory: it lists the
+    modules called ``pyspark_*``, which an editable install can hide.
+    """
+    python = environ.get("PYSPARK_PYTHON") or sys.executable
+    probe = "import pkgutil; print(*(one.name for one in pkgutil.iter_modules()))"
+    with tempfile.TemporaryDirectory(prefix="nsq-doctor-") as elsewhere:
+        status, said = _ask([python, "-c", probe], elsewhere)
+    missing = sorted({"pyspark_nsq", "pyspark_nsq_stats"} - set(said.split()))
+    if status == 0 and not missing:
+        return Finding("formats", OK, 'Spark finds format("nsq") and format("nsq_stats") from any directory')
+    text = f"{python}: Spark does not find {' and '.join(missing)} there" if status == 0 else _last_line(said)
+    remedy = (
+        f"{INSTALL}; from a checkout: pip install --config-settings editable_mode=compat --editable .; or "
+        "call nsq.spark.register(spark) in every program"
+    )
+    return Finding("formats", WARNING, text, remedy)
+
+
+def worker_fault(python: str) -> str:
     """What is wrong with it, as the end of a sentence that begins with its name; empty if it will do."""
-    probe = "import sys, pyarrow, nsq.spark.source.format; print(*sys.version_info[:2], sep='.')"
+    # All that workers need but pyspark, which Spark itself shows them.
+    probe = "import sys, pyarrow, nsq.spark.receiver.receiving; print(*sys.version_info[:2], sep='.')"
     status, said = _ask([python, "-c", probe])
     own = ".".join(map(str, sys.version_info[:2]))
     if status != 0:
@@ -172,14 +189,8 @@ def _installed_version(package: str) -> str | None:
         return None
 
 
-def _between(version: str, least: tuple[int, ...], below: tuple[int, ...] | None) -> bool:
-    found = tuple(int(number) for number in re.findall(r"[0-9]+", version)[:2])
-    return least <= found and (below is None or found < below)
-
-
-def _range(least: tuple[int, ...], below: tuple[int, ...] | None) -> str:
-    words = f"at least {'.'.join(map(str, least))}"
-    return words if below is None else f"{words}, below {'.'.join(map(str, below))}"
+def _number(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"[0-9]+", version)[:2]]
 
 
 # The write-ahead log
@@ -204,27 +215,23 @@ def check_wal(location: str) -> Finding:
         text = f"{there}: {error.strerror or error} ({error.filename or there})"
         return Finding("wal", WRONG, text, "choose a directory that this user may write to, with --wal")
     if free < LITTLE_SPACE:
-        text = f"{place}: {free >> 20} MiB free"
-        return Finding(
-            "wal", WARNING, text, "free some space, or lower walMaxBytes: receiving stops when it is full"
-        )
+        remedy = "free some space, or lower walMaxBytes: receiving stops when it is full"
+        return Finding("wal", WARNING, f"{place}: {free >> 20} MiB free", remedy)
     return Finding("wal", OK, f"{place}: can be written, synced, locked and renamed; {free >> 30} GiB free")
 
 
 def _exercise(directory: Path) -> None:
     before, after = directory / "before", directory / "after"
-    with before.open("wb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        file.write(b"nsq")
-        file.flush()
-        os.fsync(file.fileno())
-    before.rename(after)
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    lock = acquire(before)
     try:
-        os.fsync(descriptor)
+        before.write_bytes(b"nsq")
+        sync(before)
+        before.rename(after)
+        sync(directory)
+        after.unlink()
     finally:
-        os.close(descriptor)
-    after.unlink()
+        if lock is not None:
+            lock.release()
 
 
 def check_object_wal(location: str) -> Finding:
@@ -260,7 +267,10 @@ def check_nsqd(address: str, max_in_flight: int, config: Config) -> Iterator[Fin
         ready = dial(address, config, transport_of(config), context_of(config), deadline=deadline)
         ready.stream.close()
     except NsqError as error:
-        yield Finding(what, WRONG, str(error), _remedy_for(error))
+        remedy = "start it, or correct the address: it is nsqd's TCP port, 4150 by default"
+        yield Finding(
+            what, WRONG, str(error), "correct the option" if isinstance(error, ConfigError) else remedy
+        )
         return
     reply = ready.negotiated.reply
     yield Finding(
@@ -272,21 +282,11 @@ def check_nsqd(address: str, max_in_flight: int, config: Config) -> Iterator[Fin
         yield Finding(what, WARNING, text, remedy)
 
 
-def _remedy_for(fault: NsqError) -> str:
-    if isinstance(fault, ConfigError):
-        return "correct the option"
-    return "start it, or correct the address: it is nsqd's TCP port, 4150 by default"
-
-
-def _ask_lookupd(address: str) -> str:
-    api = NsqlookupdApi(address)
-    nodes = len(api.nodes())
-    return f"version {api.info()}, knows {nodes} nsqd{'' if nodes == 1 else 's'}"
-
-
-def _reached(what: str, ask: Callable[[], str]) -> Finding:
+def check_lookupd(address: str) -> Finding:
+    what, api = f"nsqlookupd {address}", NsqlookupdApi(address)
     try:
-        return Finding(what, OK, ask())
+        nodes = len(api.nodes())
+        return Finding(what, OK, f"version {api.info()}, knows {nodes} nsqd{'' if nodes == 1 else 's'}")
     except NsqError as error:
         remedy = "start it, or correct the address: it is nsqlookupd's HTTP port, 4161 by default"
         return Finding(what, WRONG, str(error), remedy)
@@ -295,11 +295,12 @@ def _reached(what: str, ask: Callable[[], str]) -> Finding:
 # Asking programs
 
 
-def _ask(command: Sequence[str]) -> tuple[int, str]:
+def _ask(command: Sequence[str], directory: str | None = None) -> tuple[int, str]:
     """How it ended and what it said, on both streams."""
     try:
         done = subprocess.run(
             command,
+            cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

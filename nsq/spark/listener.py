@@ -97,9 +97,10 @@ def _of_source(source: Mapping[str, Any]) -> dict[str, float] | None:
 def exposition(by_query: Mapping[str, Figures]) -> str:
     """In Prometheus' text format."""
     lines = []
+    escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
     for name, metric, text in (*_GAUGES, *_OF_BATCHES):
         samples = [
-            f'nsq_spark_{metric}{{query="{_escaped(each.query)}"}} {_plain(each.values[name])}'
+            f'nsq_spark_{metric}{{query="{each.query.translate(escapes)}"}} {_plain(each.values[name])}'
             for each in by_query.values()
             if name in each.values
         ]
@@ -107,10 +108,6 @@ def exposition(by_query: Mapping[str, Figures]) -> str:
             kind = "counter" if metric.endswith("_total") else "gauge"
             lines += [f"# HELP nsq_spark_{metric} {text}", f"# TYPE nsq_spark_{metric} {kind}", *samples]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def _plain(value: float) -> str:

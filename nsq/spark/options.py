@@ -9,11 +9,12 @@ Imports neither pyspark nor pyarrow.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from nsq.config import Config
 from nsq.errors import ConfigError
@@ -21,6 +22,9 @@ from nsq.literals import parse_boolean, parse_duration, parse_integer
 from nsq.options import METADATA, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, OptionHelp
 
 _SIZE = re.compile(r"([0-9]+)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
+_DAYS = re.compile(r"([0-9]{1,5})d")
+_DAY = 86_400.0
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _FACTORS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -37,10 +41,37 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
+def lasting(text: str) -> float:
+    """Seconds of a duration that may be in days: ``7d``, ``36h``."""
+    found = _DAYS.fullmatch(text.strip())
+    return int(found[1]) * _DAY if found else parse_duration(text)
+
+
+def moment(text: str) -> int:
+    """Nanoseconds since 1970 of ``2026-03-01``, ``2026-03-01T07:30`` (UTC), or of milliseconds since 1970."""
+    if text.strip().isdecimal():
+        return int(text) * 1_000_000
+    try:
+        read = datetime.datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ConfigError(
+            f"{text!r} is no point in time (want 2026-03-01, 2026-03-01T07:30 or milliseconds since 1970)"
+        ) from None
+    return nanoseconds(read if read.tzinfo else read.replace(tzinfo=datetime.UTC))
+
+
+def nanoseconds(at: datetime.datetime) -> int:
+    """Since 1970."""
+    return (at - _EPOCH) // datetime.timedelta(microseconds=1) * 1000
+
+
 duration, whole, yes_no = parse_duration, parse_integer, parse_boolean
 
 _SIZES = Kind("a number of bytes", WHOLE.keep, size)
+_LASTING = Kind("a duration such as 36h or 7d", SECONDS.keep, lasting)
+_MOMENT = Kind("a point in time", lambda value: value, moment)
 _KINDS = {duration: SECONDS, whole: WHOLE, yes_no: YES_NO, str: TEXT, size: _SIZES}
+_KINDS |= {lasting: _LASTING, moment: _MOMENT}
 
 
 def option(
@@ -61,71 +92,73 @@ def option(
 class Options:
     """What all parts share: how to connect. Its repr shows no secret, for Config's does not."""
 
+    #: Names of Kafka's options, in small letters, and what to use here.
+    instead_of_kafka: ClassVar[Mapping[str, str]] = {}
+
     config: Config = dataclasses.field(default_factory=Config)
 
     @classmethod
     def of(cls, given: Mapping[str, str], *, ignored: Iterable[str] = ()) -> Self:
         """Read and check them; ``ignored`` are those that Spark itself puts there."""
         skipped = {_plain(name) for name in ignored}
-        own, of_config = cls._declared(), _config_names()
+        own, of_config = cls._fields(), _config_names()
         values: dict[str, Any] = {}
         settings: dict[str, str] = {}
         for name, text in given.items():
             plain = _plain(name)
             if plain in own:
-                field, option = own[plain]
-                spelt = _camel(field)
-                values[field] = option.checked(spelt, option.parsed(spelt, text))
+                field, spelt = own[plain], _camel(own[plain].name)
+                declared: Option = field.metadata[METADATA]
+                values[field.name] = declared.checked(spelt, declared.parsed(spelt, text))
             elif plain in of_config:
                 settings[of_config[plain]] = text
             elif plain not in skipped:
-                raise ConfigError(f"there is no option {name!r}{cls._nearest(plain)}")
-        cls._refuse_absence(values)
+                raise ConfigError(f"there is no option {name!r}{cls._instead(plain)}")
+        for field in own.values():
+            if field.default is dataclasses.MISSING and field.name not in values:
+                spelt = _camel(field.name)
+                raise ConfigError(f"option {spelt} is missing: .option({spelt!r}, …)")
         return cls(config=Config.from_strings(settings), **values)
 
     @classmethod
     def describe(cls) -> list[OptionHelp]:
-        fields = {field.name: field for field in dataclasses.fields(cls)}
-        return [
-            OptionHelp(_camel(name), _shown(fields[name].default, option), option.range, option.help)
-            for name, option in cls._declared().values()
-        ]
+        found = []
+        for field in cls._fields().values():
+            declared: Option = field.metadata[METADATA]
+            shown = _shown(field.default, declared)
+            found.append(OptionHelp(_camel(field.name), shown, declared.range, declared.help))
+        return found
 
     @classmethod
-    def _declared(cls) -> dict[str, tuple[str, Option]]:
-        return {
-            _plain(field.name): (field.name, field.metadata[METADATA])
-            for field in dataclasses.fields(cls)
-            if METADATA in field.metadata
-        }
+    def _fields(cls) -> dict[str, dataclasses.Field[Any]]:
+        return {_plain(field.name): field for field in dataclasses.fields(cls) if METADATA in field.metadata}
 
     @classmethod
-    def _nearest(cls, plain: str) -> str:
-        spelt = {key: _camel(name) for key, (name, _) in cls._declared().items()}
-        spelt |= {key: _camel(name) for key, name in _config_names().items() if key not in spelt}
-        close = difflib.get_close_matches(plain, spelt, n=1)
-        return f"; did you mean {spelt[close[0]]}?" if close else ""
-
-    @classmethod
-    def _refuse_absence(cls, values: Mapping[str, Any]) -> None:
-        absent = [
-            _camel(field.name)
-            for field in dataclasses.fields(cls)
-            if METADATA in field.metadata
-            and field.default is dataclasses.MISSING
-            and field.name not in values
-        ]
-        if absent:
-            raise ConfigError(f"option {absent[0]} is missing: .option({absent[0]!r}, …)")
+    def _instead(cls, plain: str) -> str:
+        """What to write; ``plain`` may be the name of an option of Spark's Kafka source or sink."""
+        ours = cls.instead_of_kafka.get(plain)
+        if ours is not None:
+            return f": that is one of Kafka's; here it is {ours}"
+        if plain.startswith("kafka."):
+            return ": options that begin with kafka. are those of Kafka's client"
+        known = _config_names() | {key: field.name for key, field in cls._fields().items()}
+        close = difflib.get_close_matches(plain, known, n=1)
+        return f"; did you mean {_camel(known[close[0]])}?" if close else ""
 
 
-def require_address(nsqd: tuple[str, ...], lookupd: tuple[str, ...]) -> None:
-    """One of them will do."""
-    if not nsqd and not lookupd:
-        raise ConfigError(
-            "option nsqd or lookupd is missing: .option('nsqd', 'host:4150') or "
-            ".option('lookupd', 'host:4161')"
-        )
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Nsqds(Options):
+    """What all parts share that connect to nsqds: where these are."""
+
+    nsqd: tuple[str, ...] = option("nsqds, host:port, separated by commas.", names, default=())
+    lookupd: tuple[str, ...] = option("nsqlookupds, host:port, separated by commas.", names, default=())
+
+    def __post_init__(self) -> None:
+        if not self.nsqd and not self.lookupd:
+            raise ConfigError(
+                "option nsqd or lookupd is missing: .option('nsqd', 'host:4150') or "
+                ".option('lookupd', 'host:4161')"
+            )
 
 
 def _config_names() -> dict[str, str]:
@@ -149,8 +182,12 @@ def _shown(value: Any, option: Option) -> str:
         return ",".join(value)
     if isinstance(value, bool):
         return str(value).lower()
-    if option.kind is SECONDS:
+    if option.kind in (SECONDS, _LASTING):
+        if value and not value % 3600:
+            return f"{value / 3600:g}h"
         return f"{value:g}s" if value >= 1 or not value else f"{value * 1000:g}ms"
+    if option.kind is _SIZES and value and not value % _FACTORS["g"]:
+        return f"{value // _FACTORS['g']}GiB"
     if option.kind is _SIZES and value and not value % _FACTORS["m"]:
         return f"{value // _FACTORS['m']}MiB"
     return str(value)

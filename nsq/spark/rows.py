@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from nsq.errors import ConfigError
+from nsq.spark.json_bodies import CORRUPT, RESCUED, read_json
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -23,11 +24,9 @@ TYPES = {
 SCHEMA = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())
 """``timestamp`` is when nsqd took the message; ``timestamp_ns`` the same, exactly."""
 
-CORRUPT = "_corrupt"
-
 
 class Field(NamedTuple):
-    """A column that somebody wants."""
+    """A column of the schema that was asked for."""
 
     name: str
     kind: str
@@ -53,84 +52,24 @@ def checked(wanted: Sequence[Field]) -> list[Field]:
 
 
 def json(df: DataFrame, schema: StructType | str) -> DataFrame:
-    """The rows with their bodies read as JSON: ``schema`` and ``_corrupt`` instead of ``body``.
+    """The rows with their bodies read as JSON: ``schema``, ``_rescued`` and ``_corrupt`` instead of ``body``.
 
-    What is not one JSON object of that schema, and nothing else, stands in ``_corrupt`` as text, which is
-    null for all others. Bytes that are no UTF-8 stand there in hexadecimal: ``0xFF00``. A column of the
-    schema takes the place of ours of the same name, so rename that before where both are wanted.
+    What the schema does not name stands in ``_rescued`` as JSON: other fields, those in another case, and all
+    but the last value of a name that comes twice. A body that is not one JSON object of that schema, and
+    nothing else, stands in ``_corrupt`` as text, in hexadecimal (``0xFF00``) where it is no UTF-8. Both are
+    null where there is nothing to tell. A column of the schema takes the place of ours of the same
+    name, so rename that before where both are wanted.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+    from pyspark.sql import functions as F  # noqa: N812 - its usual name
     from pyspark.sql.types import StructType
 
     wanted = cast(StructType, StructType.fromDDL(schema)) if isinstance(schema, str) else schema
-    asked_for = [name for name in wanted.fieldNames() if name != CORRUPT]
-    kept: list[Column] = [F.col(name) for name in df.columns if name not in {"body", CORRUPT, *asked_for}]
-    made = "__json"
-    read = JsonBody(F.col("body"), wanted)
-    opened: list[Column] = [F.col(f"{made}.{read.VALUE}.`{name}`").alias(name) for name in asked_for]
-    corrupt = read.corrupt(F.col(made)).alias(CORRUPT)
-    return df.withColumn(made, read.parsed()).select(*kept, *opened, corrupt)
-
-
-class JsonBody:
-    """A column of bodies, read as JSON of a schema, of which nothing is lost.
-
-    Spark reads the first value of a text and ignores what stands behind it, such as a second line of JSON. So
-    the body is put into an object, before a mark that is not reached unless the body was one value. The mark
-    is made of the body, so that no body can contain its own. What gets there all the same, a value and more
-    keys of that object, is nothing that can stand in an array: there it is tried too.
-    """
-
-    VALUE = "value"
-    _MARK = "mark"
-
-    def __init__(self, body: Column, schema: StructType) -> None:
-        self._body = body
-        self._schema = schema
-
-    def parsed(self) -> Column:
-        """With the body's own fields in ``value``."""
-        from pyspark.sql import functions as F  # noqa: N812
-        from pyspark.sql.types import StringType, StructType
-
-        own = StructType([column for column in self._schema.fields if column.name != CORRUPT])
-        whole = StructType().add(self.VALUE, own).add(self._MARK, StringType()).add(CORRUPT, StringType())
-        text = F.concat(
-            F.lit(f'{{"{self.VALUE}":'),
-            self._text(),
-            F.lit(f',"{self._MARK}":"'),
-            F.md5(self._body),
-            F.lit('"}'),
-        )
-        return F.from_json(text, whole, {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": CORRUPT})
-
-    def fits(self, parsed: Column) -> Column:
-        """Whether that is the whole body."""
-        from pyspark.sql import functions as F  # noqa: N812
-
-        read = parsed[self.VALUE].isNotNull() & parsed[CORRUPT].isNull()
-        marked = F.coalesce(parsed[self._MARK] == F.md5(self._body), F.lit(False))
-        return read & marked & self._is_alone() & F.is_valid_utf8(self._body.cast("string"))
-
-    def _is_alone(self) -> Column:
-        from pyspark.sql import functions as F  # noqa: N812
-        from pyspark.sql.types import ArrayType, StructType
-
-        inside = F.from_json(F.concat(F.lit("["), self._text(), F.lit("]")), ArrayType(StructType()))
-        return F.coalesce(F.size(inside) == 1, F.lit(False))
-
-    def _text(self) -> Column:
-        from pyspark.sql import functions as F  # noqa: N812
-
-        return F.make_valid_utf8(self._body.cast("string"))  # others would fail the query
-
-    def corrupt(self, parsed: Column) -> Column:
-        """The body where it does not fit, as text."""
-        from pyspark.sql import functions as F  # noqa: N812
-
-        text = self._body.cast("string")
-        shown = F.when(F.is_valid_utf8(text), text).otherwise(F.concat(F.lit("0x"), F.hex(self._body)))
-        return F.when(~self.fits(parsed), shown)
+    named = [name for name in wanted.fieldNames() if name not in (CORRUPT, RESCUED)]
+    replaced = {"body", CORRUPT, RESCUED, *named}
+    kept: list[Column] = [F.col(name) for name in df.columns if name not in replaced]
+    opened: list[Column] = [F.col(f"__json.value.`{name}`").alias(name) for name in named]
+    aside = [F.col("__json.rescued").alias(RESCUED), F.col("__json.corrupt").alias(CORRUPT)]
+    return df.withColumn("__json", read_json(F.col("body"), wanted)).select(*kept, *opened, *aside)
 
 
 def dedup(df: DataFrame, delay: str = "10 minutes") -> DataFrame:

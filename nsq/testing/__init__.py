@@ -12,7 +12,7 @@ It must not import the client.
 
 from __future__ import annotations
 
-from .daemons import DaemonFailed, Nsqd, Nsqlookupd, Reply
+from .daemons import DaemonFailed, Nsqadmin, Nsqd, Nsqlookupd, Reply
 from .network import Fault, Link, Network, Schedule
 from .v2 import V1Client, V2Client
 
@@ -21,6 +21,7 @@ __all__ = [
     "Fault",
     "Link",
     "Network",
+    "Nsqadmin",
     "Nsqd",
     "Nsqlookupd",
     "Reply",

@@ -1,12 +1,13 @@
-"""A pytest plugin: ``nsqd``, ``nsqlookupd`` and a factory for each, all stopped when the test ends.
+"""A pytest plugin: ``nsqd``, ``nsqlookupd``, ``nsqadmin`` and a factory for each, all stopped when the test
+ends.
 
     pytest_plugins = ["nsq.testing.plugin"]       # unless the installed package has registered it already
 
     def test_orders(nsqd_factory, nsqlookupd):
         nsqd = nsqd_factory(lookupd=[nsqlookupd], msg_timeout=1.0)
 
-With NSQ_BIN_DIR in the environment the same tests judge the binaries ``nsqd`` and ``nsqlookupd`` of that
-directory. Must not import the client.
+With NSQ_BIN_DIR in the environment the same tests judge the binaries of that directory. Must not import the
+client.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 import pytest
 
-from .daemons import Daemon, Nsqd, Nsqlookupd
+from .daemons import Daemon, Nsqadmin, Nsqd, Nsqlookupd
 
 BIN_DIR = "NSQ_BIN_DIR"
 
@@ -27,7 +28,7 @@ D = TypeVar("D", bound=Daemon)
 
 
 class Factory(Generic[D]):
-    """Called with the options of ``Nsqd`` or ``Nsqlookupd``, returns one that is running."""
+    """Called with the options of a daemon, returns one that is running."""
 
     def __init__(self, kind: type[D], stack: ExitStack) -> None:
         self._kind = kind
@@ -77,6 +78,12 @@ def nsqd_factory() -> Iterator[Factory[Nsqd]]:
 
 
 @pytest.fixture
+def nsqadmin_factory() -> Iterator[Factory[Nsqadmin]]:
+    with factory(Nsqadmin) as make:
+        yield make
+
+
+@pytest.fixture
 def nsqlookupd(nsqlookupd_factory: Factory[Nsqlookupd]) -> Nsqlookupd:
     return nsqlookupd_factory()
 
@@ -84,3 +91,9 @@ def nsqlookupd(nsqlookupd_factory: Factory[Nsqlookupd]) -> Nsqlookupd:
 @pytest.fixture
 def nsqd(nsqd_factory: Factory[Nsqd]) -> Nsqd:
     return nsqd_factory()
+
+
+@pytest.fixture
+def nsqadmin(nsqadmin_factory: Factory[Nsqadmin], nsqd: Nsqd) -> Nsqadmin:
+    """Over the test's ``nsqd``."""
+    return nsqadmin_factory(nsqd=[nsqd])

@@ -72,7 +72,7 @@ class _Connection:
             raise
 
     def send(self, data: bytes) -> None:
-        """Send through the layers in force; PeerClosed when nobody listens any more."""
+        """Send through the layers in force; PeerClosed when the peer is gone."""
         try:
             self._socket.sendall(self._layers.wrap(data))
         except (BrokenPipeError, ConnectionResetError) as error:

@@ -12,7 +12,6 @@ from .dialing import AddressTransport, TcpTransport, UnixTransport, default_tran
 from .layered import LayeredStream
 from .memory import MemoryPeer, MemoryStream, MemoryTransport
 from .sockets import SocketStream
-from .tls import client_context
 
 __all__ = [
     "Transport",
@@ -25,7 +24,6 @@ __all__ = [
     "SocketStream",
     "WrappedStream",
     "LayeredStream",
-    "client_context",
     "MemoryTransport",
     "MemoryPeer",
     "MemoryStream",

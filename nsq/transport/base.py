@@ -21,7 +21,7 @@ class Stream(Protocol):
     """A connected stream of bytes in both directions."""
 
     peer: str
-    """Who is at the other end, for messages: the address that was dialled."""
+    """The address that was dialed, for messages."""
 
     @property
     def read_timeout(self) -> float | None:

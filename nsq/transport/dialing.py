@@ -5,13 +5,13 @@
     AddressTransport       goes by the address
 
 **Names.** The C library's lookup can take half a minute and cannot be interrupted, so it runs in a thread of
-its own. A caller whose time is up leaves it there; whoever asks for the same name meanwhile waits for the
+its own. A caller whose time is up leaves it there; another caller that asks for the same name waits for the
 same thread, so there is never more than one for a name. Addresses in digits need no lookup and no thread.
 
 **The race.** The next address is tried as soon as one fails or has been silent for a moment, and the earlier
 ones stay in: a black hole in front (IPv6 that leads nowhere, usually) costs that moment and not all the time.
 
-**Interrupting.** Whoever closes must not wait for a black hole. This takes no lock, as a child forked in the
+**Interrupting.** A close must not wait for a black hole. This takes no lock, as a child forked in the
 middle of a dial dials on. What is dropped by one thread and shut down by another is a duplicate, and only who
 has taken it out of the set may touch it: no descriptor is shut down that by then is somebody else's.
 
@@ -26,12 +26,13 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from nsq.config import Config
 from nsq.errors import ConfigError, DialFailed
+from nsq.wire.layers.tls import codecless
 
 from . import addresses
 from .base import Stream, Transport
@@ -59,24 +60,18 @@ _INTERRUPTED = "the lookup of the name was interrupted"
 
 def look_up(host: str, port: int) -> list[Target]:
     """Blocks as long as the C library likes; OSError or UnicodeError when the name is none."""
-    return _targets(socket.getaddrinfo(_codecless(host), port, type=socket.SOCK_STREAM))
+    return _targets(socket.getaddrinfo(codecless(host), port, type=socket.SOCK_STREAM))
 
 
 def literal(host: str, port: int) -> list[Target]:
     """The one target of an address in digits, none for a name; never asks anybody."""
     try:
         found = socket.getaddrinfo(
-            _codecless(host), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+            codecless(host), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
         )
         return _targets(found)
     except (OSError, UnicodeError):
         return []
-
-
-def _codecless(host: str) -> str | bytes:
-    """For text Python imports the idna codec, at its first use. A child that is forked while another thread
-    does that has half a codec: for as long as it lives, no lookup would succeed."""
-    return host.encode("ascii") if host.isascii() else host
 
 
 def _targets(found: list[Any]) -> list[Target]:
@@ -122,7 +117,7 @@ class Resolver:
         return asked.targets
 
     def interrupt(self) -> None:
-        """Have nobody wait any more, now or later. The threads end when the C library lets them."""
+        """End every wait, and refuse those to come. The threads end when the C library lets them."""
         self._interrupted = True
         for asked in list(self._under_way.values()):
             asked.failure = OSError(_INTERRUPTED)
@@ -147,12 +142,9 @@ class Resolver:
         except (OSError, UnicodeError) as error:
             asked.failure = error
         finally:
-            self._finish(key, asked)
-
-    def _finish(self, key: tuple[str, int, int], asked: _Asked) -> None:
-        # Forgotten first: who comes after this asks anew, and who came before has the object.
-        self._under_way.pop(key, None)
-        asked.done.set()
+            # Forgotten first: who comes after this asks anew, and who came before has the object.
+            self._under_way.pop(key, None)
+            asked.done.set()
 
 
 # The race
@@ -162,106 +154,87 @@ Opened = Callable[[Target], socket.socket]
 """Makes a socket for a target, with its options set and bound if it should be; it is not connected yet."""
 
 
-class NobodyAnswered(OSError):
+class RaceLost(OSError):
     """The race has no winner; the text says why for each address, ``__cause__`` is the last refusal."""
 
 
 def race(targets: Sequence[Target], opened: Opened, timeout: float) -> socket.socket:
-    """The connected, blocking socket of the winner; NobodyAnswered when there is none in time."""
-    runners = _Runners(opened, time.monotonic() + timeout)
+    """The connected, blocking socket of the winner; RaceLost when there is none in time."""
+    deadline = time.monotonic() + timeout
     moment = min(MOMENT, timeout / len(targets))
+    runners = _Runners(opened)
     try:
-        for target in targets[:-1]:
-            winner = runners.start(target) or runners.first(within=moment)
+        for target in targets:
+            runners.start(target)
+            winner = runners.first(min(time.monotonic() + moment, deadline))
             if winner is not None:
                 return winner
-        winner = runners.start(targets[-1]) or runners.last()
-        if winner is not None:
-            return winner
-        raise NobodyAnswered(runners.reasons(timeout)) from runners.failure
+        while runners.running and time.monotonic() < deadline:
+            winner = runners.first(deadline)
+            if winner is not None:
+                return winner
+        words = f"no answer within {max(timeout, 0.0):.2g} s"
+        silent = [f"{target.words}: {words}" for _, target in runners.running.values()]
+        raise RaceLost("; ".join(runners.lost + silent)) from runners.failure
     finally:
-        runners.stop()
+        for sock, _ in runners.running.values():
+            sock.close()
 
 
 class _Runners:
-    """The sockets that are connecting."""
+    """The sockets that are connecting, and what became of the others."""
 
-    def __init__(self, opened: Opened, deadline: float) -> None:
+    def __init__(self, opened: Opened) -> None:
         self._opened = opened
-        self._deadline = deadline
         self._poll = select.poll()
-        self._running: dict[int, tuple[socket.socket, Target]] = {}
-        self._lost: list[str] = []
+        self.running: dict[int, tuple[socket.socket, Target]] = {}
+        self.lost: list[str] = []
         self.failure: OSError | None = None
 
-    def start(self, target: Target) -> socket.socket | None:
-        """The socket if it connects at once."""
+    def start(self, target: Target) -> None:
         try:
             sock = self._opened(target)
         except OSError as error:
             self._note(target, error)
-            return None
+            return
         try:
             sock.setblocking(False)
             code = sock.connect_ex(target.address)
         except BaseException:
             sock.close()
             raise
-        if code in (errno.EINPROGRESS, errno.EINTR):
-            self._running[sock.fileno()] = (sock, target)
+        if code in (0, errno.EINPROGRESS, errno.EINTR):
+            self.running[sock.fileno()] = (sock, target)
             self._poll.register(sock, select.POLLOUT)
-            return None
-        return self._judged(sock, target, code)
+        else:
+            self._lose(sock, target, code)
 
-    def first(self, within: float) -> socket.socket | None:
-        """The first to connect; None as soon as one has failed, or nothing has happened for that long."""
-        until = min(time.monotonic() + within, self._deadline)
-        return self._next_result(until) if self._running else None
-
-    def last(self) -> socket.socket | None:
-        """The first to connect; None when all have failed or the deadline has passed."""
-        while self._running and time.monotonic() < self._deadline:
-            winner = self._next_result(self._deadline)
-            if winner is not None:
-                return winner
-        return None
-
-    def _next_result(self, until: float) -> socket.socket | None:
-        events = self._poll.poll(poll_milliseconds(until - time.monotonic()))
-        for descriptor, _ in events:
-            sock, target = self._running.pop(descriptor)
+    def first(self, until: float) -> socket.socket | None:
+        """The first to connect; None as soon as one has failed, or nothing has happened until then."""
+        milliseconds = poll_milliseconds(until - time.monotonic())
+        for descriptor, _ in self._poll.poll(milliseconds) if self.running else ():
+            sock, target = self.running.pop(descriptor)
             self._poll.unregister(descriptor)
-            winner = self._judged(sock, target, sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR))
-            if winner is not None:
-                return winner
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if not code and _met_itself(sock):
+                code = errno.ECONNREFUSED
+            if not code:
+                sock.setblocking(True)
+                return sock
+            self._lose(sock, target, code)
         return None
 
-    def _judged(self, sock: socket.socket, target: Target, code: int) -> socket.socket | None:
-        if not code and _met_itself(sock):
-            code = errno.ECONNREFUSED
-        if not code:
-            sock.setblocking(True)
-            return sock
+    def _lose(self, sock: socket.socket, target: Target, code: int) -> None:
         sock.close()
         self._note(target, OSError(code, os.strerror(code)))
-        return None
 
     def _note(self, target: Target, error: OSError) -> None:
         self.failure = error
-        self._lost.append(f"{target.words}: {error.strerror or error}")
-
-    def reasons(self, timeout: float) -> str:
-        words = f"no answer within {max(timeout, 0.0):.2g} s"
-        silent = [f"{target.words}: {words}" for _, target in self._running.values()]
-        return "; ".join(self._lost + silent)
-
-    def stop(self) -> None:
-        for sock, _ in self._running.values():
-            sock.close()
+        self.lost.append(f"{target.words}: {error.strerror or error}")
 
 
 def _met_itself(sock: socket.socket) -> bool:
-    """Dialling a port of our own machine on which nobody listens can pick that very port as the source: TCP
+    """Dialing a port of our own machine that has no listener can pick that very port as the source: TCP
     then connects the socket to itself."""
     try:
         return bool(sock.getsockname() == sock.getpeername())
@@ -283,7 +256,7 @@ class Interrupter:
 
     @contextmanager
     def watching(self) -> Iterator[Watch]:
-        """For one dial: what is to be called with each socket before it connects."""
+        """For one dial: the function to call with each socket before it connects."""
         handles: list[socket.socket] = []
 
         def watch(sock: socket.socket) -> None:
@@ -296,31 +269,30 @@ class Interrupter:
         try:
             yield watch
         finally:
-            for handle in handles:
-                if self._take(handle):
-                    handle.close()
+            for handle in self._taken(handles):
+                handle.close()
 
-    def _take(self, handle: socket.socket) -> bool:
-        try:
-            self._connecting.remove(handle)
-        except KeyError:
-            return False  # who has it closes it
-        return True
+    def _taken(self, handles: Iterable[socket.socket]) -> Iterator[socket.socket]:
+        """Those that no other thread has taken; the thread that has taken one closes it."""
+        for handle in handles:
+            try:
+                self._connecting.remove(handle)
+            except KeyError:
+                continue
+            yield handle
 
     def abandon(self) -> None:
         """In a forked child: the dials are its parent's."""
-        for handle in list(self._connecting):
-            if self._take(handle):
-                handle.close()
+        for handle in self._taken(list(self._connecting)):
+            handle.close()
 
     def interrupt(self) -> None:
         """Does not wait."""
         self._interrupted = True
-        for handle in list(self._connecting):
-            if self._take(handle):
-                with suppress(OSError):  # refused or connected meanwhile
-                    handle.shutdown(socket.SHUT_RDWR)
-                handle.close()
+        for handle in self._taken(list(self._connecting)):
+            with suppress(OSError):  # refused or connected meanwhile
+                handle.shutdown(socket.SHUT_RDWR)
+            handle.close()
 
 
 # Transports

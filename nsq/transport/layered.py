@@ -20,20 +20,18 @@ from .base import CHUNK, Stream, WrappedStream
 
 
 class LayeredStream(WrappedStream):
-    """``stack`` may be empty and grow by ``push``; nobody else may unwrap or wrap with it."""
+    """``stack`` is empty at first and grows by ``push``; no other code may unwrap or wrap with it."""
 
-    def __init__(
-        self, stream: Stream, stack: Stack | None = None, *, on_pending: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
-        self.stack = stack or Stack()
-        self.on_pending = on_pending
+        self.stack = Stack()
+        self.on_pending: Callable[[], None] | None = None
         """Called by the reader when a layer wants something sent, before it blocks again. It is to wake the
         writer for ``flush_pending``, and must not write itself."""
         self.truncated = False
-        """Whether the peer's end came without TLS saying goodbye: somebody may have cut the rest off."""
+        """Whether the peer's end came without TLS saying goodbye: an attacker may have cut the rest off."""
         self._plain = b""  # unwrapped before the first read
-        self._over = False  # nothing more is to be read
+        self._over = False  # there is nothing more to read
         self._closed = False
         self._intact = True  # whatever was wrapped has been sent, whole
 

@@ -26,7 +26,7 @@ from .base import CHUNK
 PATIENCE = 20.0
 """Seconds a test's own waits last, unless told otherwise."""
 
-#: Seconds; nobody who holds a connection's lock waits for anything.
+#: Seconds; no thread waits for anything while it holds a connection's lock.
 _LONGEST_HELD = 1.0
 
 
@@ -62,7 +62,9 @@ class MemoryTransport:
         """The other end of the next connection, in the order of their making."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._peers) > self._accepted, timeout):
-                raise AssertionError(f"nobody connected within {timeout:g} s; dialled so far: {self._dials}")
+                raise AssertionError(
+                    f"no client connected within {timeout:g} s; dialed so far: {self._dials}"
+                )
             self._accepted += 1
             return self._peers[self._accepted - 1]
 
@@ -117,7 +119,8 @@ class MemoryPeer:
         self._room: int | None = None  # bytes that are still taken; None: any number
         self._finished = False
         self._failure: Exception | None = None
-        self._woken = self._closed = self._abandoned = False
+        #: What the client has done with its end.
+        self.woken = self.closed = self.abandoned = False
 
     # What the peer does
 
@@ -170,21 +173,6 @@ class MemoryPeer:
         with self._changed:
             return bytes(self._sent)
 
-    @property
-    def woken(self) -> bool:
-        with self._changed:
-            return self._woken
-
-    @property
-    def closed(self) -> bool:
-        with self._changed:
-            return self._closed
-
-    @property
-    def abandoned(self) -> bool:
-        with self._changed:
-            return self._abandoned
-
     def expect(self, data: bytes, timeout: float = PATIENCE) -> None:
         """Waits until the next bytes, behind those expected before, are these; AssertionError otherwise."""
         with self._changed:
@@ -210,7 +198,7 @@ class MemoryPeer:
     def wait_closed(self, timeout: float = PATIENCE) -> None:
         """Waits until the client has closed or abandoned its end."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._closed, timeout):
+            if not self._changed.wait_for(lambda: self.closed, timeout):
                 raise AssertionError(f"the client did not close {self.address} within {timeout:g} s")
 
     # The client's end; MemoryStream's side of it
@@ -218,10 +206,10 @@ class MemoryPeer:
     def _read(self, limit: int, timeout: float | None) -> bytes:
         with self._changed:
             if not self._changed.wait_for(
-                lambda: self._woken or self._sent or self._finished or self._failure, timeout
+                lambda: self.woken or self._sent or self._finished or self._failure, timeout
             ):
                 raise Unanswered(f"{self.address}: nothing was received within {timeout:.3g} s")
-            if self._woken:
+            if self.woken:
                 return b""
             if self._sent:
                 size = limit if self.chunk_size is None else min(limit, self.chunk_size)
@@ -246,10 +234,10 @@ class MemoryPeer:
                     raise Unanswered(f"{self.address}: {count} were not taken within {timeout:.3g} s")
 
     def _takes_or_is_gone(self) -> bool:
-        return self._closed or self._failure is not None or self._room != 0
+        return self.closed or self._failure is not None or self._room != 0
 
     def _refuse_if_gone(self) -> None:
-        if self._closed:
+        if self.closed:
             raise ConnectionLost(f"{self.address}: the connection was closed on this side")
         if self._failure is not None:
             raise self._failure
@@ -280,17 +268,17 @@ class MemoryPeer:
             self._sent += answer
 
     def _release_lock(self) -> None:
-        """In a forked child: whoever held it at the fork does not exist here, and never gives it back."""
+        """In a forked child: a thread that held it at the fork does not exist here, and never releases it."""
         if self._changed.acquire(timeout=_LONGEST_HELD):
             self._changed.release()
         else:
             self._changed = threading.Condition()
 
-    def _leave(self, *, woken: bool = True, closed: bool = False, abandoned: bool = False) -> None:
+    def _leave(self, *, closed: bool = False, abandoned: bool = False) -> None:
         with self._changed:
-            self._woken |= woken
-            self._closed |= closed
-            self._abandoned |= abandoned
+            self.woken = True
+            self.closed |= closed
+            self.abandoned |= abandoned
             self._changed.notify_all()
 
 

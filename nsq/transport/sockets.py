@@ -125,12 +125,10 @@ class SocketStream:
             left = deadline - time.monotonic()
             # Also true when the connection is shut or broken: the next send says so.
             if left <= 0 or not poll.poll(poll_milliseconds(left)):
-                raise self._not_taken(len(data) - sent, len(data), timeout)
+                missing = f"{len(data) - sent} of {len(data)} bytes"
+                raise Unanswered(f"{self.peer}: {missing} were not taken within {timeout:.3g} s")
             with suppress(BlockingIOError):
                 sent += self._out.send(data[sent:], _AT_ONCE)
-
-    def _not_taken(self, left: int, size: int, timeout: float) -> Unanswered:
-        return Unanswered(f"{self.peer}: {left} of {size} bytes were not taken within {timeout:.3g} s")
 
     def wake(self) -> None:
         if not self._enter():
@@ -206,3 +204,8 @@ def timeval(seconds: float | None) -> bytes:
 def poll_milliseconds(seconds: float) -> int:
     """For ``poll``: rounded up, as rounding down would spin through the last millisecond."""
     return math.ceil(min(max(seconds, 0.0) * 1000, _LONGEST_POLL))
+
+
+def address_family(host: str) -> socket.AddressFamily:
+    """For a server that is to listen on this name or IP address."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -7,55 +7,41 @@ it is needed.
 
 from __future__ import annotations
 
-import re
 import ssl
+from functools import cache
 from typing import NoReturn
 
 from nsq.config import Config
 from nsq.errors import ConfigError
+from nsq.wire.layers.tls import reason
 
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
 
 def context_of(config: Config) -> ssl.SSLContext | None:
-    """The context that a client's options ask for, made anew at each call; None without TLS."""
+    """The context that a client's options ask for, made anew at each call; None without TLS.
+
+    ConfigError names the option and the path of a file that is of no use.
+    """
     if not isinstance(config.tls, bool):
         return config.tls
-    if not config.tls:
-        return None
-    return client_context(
-        ca_file=config.tls_ca_file,
-        cert_file=config.tls_cert_file,
-        key_file=config.tls_key_file,
-        min_version=config.tls_min_version,
-        verify=config.tls_verify,
-    )
+    return _made_for(config) if config.tls else None
 
 
-def client_context(
-    *,
-    ca_file: str | None = None,
-    cert_file: str | None = None,
-    key_file: str | None = None,
-    min_version: str = "TLSv1.2",
-    verify: bool = True,
-) -> ssl.SSLContext:
-    """A context that checks the server's certificate and name, against ``ca_file`` or else certifi's roots.
+@cache
+def public_authorities() -> ssl.SSLContext:
+    """The context for servers that certifi's authorities vouch for."""
+    return _made_for(Config(tls=True))
 
-    ``cert_file`` and ``key_file`` introduce this client; the key may lie in ``cert_file``. ``verify=False``
-    accepts whoever answers, and is only for tests. ConfigError names the option and the path.
-    """
+
+def _made_for(config: Config) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    if min_version not in _VERSIONS:
-        known = " or ".join(_VERSIONS)
-        raise ConfigError(
-            f"tls_min_version is {min_version!r}, must be {known}; for others pass an SSLContext"
-        )
-    context.minimum_version = _VERSIONS[min_version]
-    if ca_file is not None or verify:
-        _trust(context, ca_file)
-    _introduce(context, cert_file, key_file)
-    if not verify:
+    context.minimum_version = _VERSIONS[config.tls_min_version]
+    if config.tls_ca_file is not None or config.tls_verify:
+        _trust(context, config.tls_ca_file)
+    if config.tls_cert_file is not None:
+        _introduce(context, config.tls_cert_file, config.tls_key_file)
+    if not config.tls_verify:
         context.check_hostname = False  # first: a context that checks names refuses CERT_NONE
         context.verify_mode = ssl.CERT_NONE
     return context
@@ -70,16 +56,10 @@ def _trust(context: ssl.SSLContext, ca_file: str | None) -> None:
     try:
         context.load_verify_locations(ca_file)
     except OSError as error:  # SSLError is one
-        raise ConfigError(
-            f"tls_ca_file {ca_file!r} holds no usable certificates: {_reason(error)}"
-        ) from error
+        raise ConfigError(f"tls_ca_file {ca_file!r} holds no usable certificates: {reason(error)}") from error
 
 
-def _introduce(context: ssl.SSLContext, cert_file: str | None, key_file: str | None) -> None:
-    if cert_file is None:
-        if key_file is not None:
-            raise ConfigError(f"tls_key_file is {key_file!r}, but there is no tls_cert_file")
-        return
+def _introduce(context: ssl.SSLContext, cert_file: str, key_file: str | None) -> None:
     _check_readable("cert_file", cert_file)
     named = f"tls_cert_file {cert_file!r}"
     if key_file is not None:
@@ -93,7 +73,7 @@ def _introduce(context: ssl.SSLContext, cert_file: str | None, key_file: str | N
     try:
         context.load_cert_chain(cert_file, key_file, no_password)
     except OSError as error:
-        raise ConfigError(f"{named}: no usable certificate with its key: {_reason(error)}") from error
+        raise ConfigError(f"{named}: no usable certificate with its key: {reason(error)}") from error
 
 
 def _check_readable(option: str, path: str) -> None:
@@ -102,10 +82,4 @@ def _check_readable(option: str, path: str) -> None:
         with open(path, "rb"):
             return
     except (OSError, ValueError) as error:
-        raise ConfigError(f"tls_{option} {path!r} cannot be read: {_reason(error)}") from error
-
-
-def _reason(error: OSError | ValueError) -> str:
-    """OpenSSL's words without the place in CPython's source; they hold nothing of a file's contents."""
-    text = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    return re.sub(r" \(_ssl\.c:\d+\)$", "", text)
+        raise ConfigError(f"tls_{option} {path!r} cannot be read: {reason(error)}") from error

@@ -1,6 +1,6 @@
 """The commands of the V2 protocol: an encoder for each, and the parser nsqd uses.
 
-Encoders trust their arguments: names and sizes are checked by whoever takes them from a user. The parser
+Encoders trust their arguments: the code that takes names and sizes from a user checks them. The parser
 trusts nothing. Pure bytes; imports only errors and names.
 """
 
@@ -25,6 +25,8 @@ MAX_LINE = 16 * 1024
 _FINS = re.compile(rb"(?:FIN [0-9A-Za-z]{16}\n)+")
 _SIZE = struct.Struct(">i")
 _SIZES = struct.Struct(">ii")
+#: What Python takes for a bytes object, and its place in a list, beyond the four bytes of its size.
+_BODY_OVERHEAD = 40
 
 
 def identify(body: bytes) -> bytes:
@@ -143,43 +145,49 @@ class CommandParser:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._held: list[bytes] = []
-        self._held_size = 0
+        self._held = bytearray()  # the beginning of an unfinished command
+        self._needed = 0  # bytes that are held before it is worth looking again
+        self._rest = b""  # what has come with an IDENTIFY, and where it goes on behind it
         self._start = 0
-        self._needed = 0
         self._mpub: _PartialMpub | None = None
         self._pub_line = b""
         self._pub_params: list[bytes] = []
         self.error: BadCommand | None = None
         self.stopped = False
+        #: The memory that the beginning of an unfinished command takes.
+        self.held = 0
 
     def feed(self, data: bytes) -> list[Command]:
         if self.error is not None:
             return []
         self.stopped = False
         start, self._start = self._start, 0
-        if self._held:
-            if data:
-                self._held.append(data)
-                self._held_size += len(data)
-            if self._held_size < self._needed:
+        if self._rest:
+            data, self._rest = (self._rest + data if data else self._rest), b""
+        elif self._held:
+            if len(self._held) + len(data) < self._needed:
+                self._held += data
+                self.held += len(data)
                 return []
-            data = b"".join(self._held)
-            self._held.clear()
+            data = b"".join((self._held, data))
+            self._held = bytearray()
         commands: list[Command] = []
         used = self._cut(data, start, commands)
         if self.stopped:
             # The rest is not cut off: in a chunk full of IDENTIFYs each would copy all that follow it.
-            self._start, used = used, 0
-        self._held_size = len(data) - used
-        if self._held_size and self.error is None:
-            self._held.append(data[used:] if used else data)
+            self._rest, self._start = data, used
+        elif used < len(data) and self.error is None:
+            self._held += data[used:] if used else data
+        self.held = len(self._held) + len(self._rest) - self._start
+        if self._mpub is not None:
+            self.held += self._mpub.held
         return commands
 
     def take_rest(self) -> bytes:
-        rest = b"".join(self._held)[self._start :]
-        self._held.clear()
-        self._held_size = self._start = self._needed = 0
+        rest = self._rest[self._start :] if self._rest else bytes(self._held)
+        self._held = bytearray()
+        self._rest = b""
+        self._start = self._needed = self.held = 0
         self.stopped = False
         return rest
 
@@ -192,9 +200,15 @@ class CommandParser:
                 commands.append(command)
             while True:
                 position = self._cut_runs(data, position, commands)
+                if position == len(data):
+                    self._needed = 0
+                    return position
                 newline = data.find(b"\n", position)
-                if newline < 0 or newline - position > MAX_LINE:
-                    return self._await_line(len(data), position, newline)
+                if (newline if newline >= 0 else len(data)) - position > MAX_LINE:
+                    raise _Rejected(b"E_INVALID", b"command line too long")
+                if newline < 0:
+                    self._needed = 0
+                    return position
                 line = data[position : newline - 1 if data[newline - 1 : newline] == b"\r" else newline]
                 params = line.split(b" ")
                 verb = params.pop(0)
@@ -228,15 +242,14 @@ class CommandParser:
                 ids = data[position + 4 : run.end() - 1].split(b"\nFIN ")
                 commands.append((b"FIN", [], ids))
                 position = run.end()
-        elif self._pub_line and data.startswith(self._pub_line, position):
-            position = self._cut_pubs(self._pub_line, data, position, commands)
-        return position
-
-    def _cut_pubs(self, line: bytes, data: bytes, position: int, commands: list[Command]) -> int:
-        """Cut the PUBs that begin with this line: it was split and its topic checked the first time."""
+            return position
+        line = self._pub_line
+        if not line or not data.startswith(line, position):
+            return position
+        # The line was split and its topic checked the first time.
         params, limit, end = self._pub_params, self._limits.max_msg_size, len(data)
         unpack, append, head = _SIZE.unpack_from, commands.append, len(line) + 4
-        while data.startswith(line, position) and (start := position + head) <= end:
+        while (start := position + head) <= end and data.startswith(line, position):
             (size,) = unpack(data, start - 4)
             stop = start + size
             if not 0 < size <= limit or stop > end:
@@ -245,27 +258,21 @@ class CommandParser:
             position = stop
         return position
 
-    def _await_line(self, end: int, position: int, newline: int) -> int:
-        if (newline if newline >= 0 else end) - position > MAX_LINE:
-            raise _Rejected(b"E_INVALID", b"command line too long")
-        self._needed = 0
-        return position
-
     def _identify(self, params: list[bytes], data: bytes, start: int, position: int) -> tuple[Command, int]:
-        body, position = self._sized_body(b"IDENTIFY", data, start, position)
+        body, position = self._sized(b"IDENTIFY", data, start, position)
         return (b"IDENTIFY", params, body), position
 
     def _auth(self, params: list[bytes], data: bytes, start: int, position: int) -> tuple[Command, int]:
         if params:
             raise _Rejected(b"E_INVALID", b"AUTH invalid number of parameters")
-        body, position = self._sized_body(b"AUTH", data, start, position)
+        body, position = self._sized(b"AUTH", data, start, position)
         return (b"AUTH", params, body), position
 
     def _pub(self, params: list[bytes], data: bytes, start: int, position: int) -> tuple[Command, int]:
         if not params:
             raise _Rejected(b"E_INVALID", b"PUB insufficient number of parameters")
         _require_topic(b"PUB", params[0])
-        body, stop = self._message_body(b"PUB", data, start, position)
+        body, stop = self._sized(b"PUB", data, start, position, message=True)
         self._pub_line, self._pub_params = data[start:position], params
         return (b"PUB", params, body), stop
 
@@ -279,7 +286,7 @@ class CommandParser:
             raise _Rejected(b"E_INVALID", b"DPUB could not parse timeout " + delay)
         if len(delay) > 18 or int(delay) > limit:
             raise _Rejected(b"E_INVALID", b"DPUB timeout %s out of range 0-%d" % (delay, limit))
-        body, position = self._message_body(b"DPUB", data, start, position)
+        body, position = self._sized(b"DPUB", data, start, position, message=True)
         return (b"DPUB", params, body), position
 
     def _mpub_body(self, params: list[bytes], data: bytes, start: int, position: int) -> tuple[Command, int]:
@@ -287,7 +294,12 @@ class CommandParser:
             raise _Rejected(b"E_INVALID", b"MPUB insufficient number of parameters")
         # The code stands twice in this one answer of nsqd; clients may compare the whole text.
         _require_topic(b"E_BAD_TOPIC MPUB", params[0])
-        size = self._body_size(b"MPUB", data, start, position)
+        limit = self._limits.max_body_size
+        if len(data) < position + 4:
+            raise _Incomplete(position + 4 - start)
+        (size,) = _SIZE.unpack_from(data, position)
+        if not 0 < size <= limit:
+            raise _bad_size(b"MPUB", size, limit, message=False)
         if len(data) < position + 8:
             raise _Incomplete(position + 8 - start)
         (count,) = _SIZE.unpack_from(data, position + 4)
@@ -298,71 +310,68 @@ class CommandParser:
         self._mpub = None
         return command, position
 
-    def _body_size(self, verb: bytes, data: bytes, start: int, position: int) -> int:
-        if len(data) < position + 4:
-            raise _Incomplete(position + 4 - start)
-        size: int = _SIZE.unpack_from(data, position)[0]
-        if size <= 0:
-            raise _Rejected(b"E_BAD_BODY", b"%s invalid body size %d" % (verb, size))
-        if size > self._limits.max_body_size:
-            limit = self._limits.max_body_size
-            raise _Rejected(b"E_BAD_BODY", b"%s body too big %d > %d" % (verb, size, limit))
-        return size
-
-    def _sized_body(self, verb: bytes, data: bytes, start: int, position: int) -> tuple[bytes, int]:
-        stop = position + 4 + self._body_size(verb, data, start, position)
-        if len(data) < stop:
-            raise _Incomplete(stop - start)
-        return data[position + 4 : stop], stop
-
-    def _message_body(self, verb: bytes, data: bytes, start: int, position: int) -> tuple[bytes, int]:
+    def _sized(
+        self, verb: bytes, data: bytes, start: int, position: int, *, message: bool = False
+    ) -> tuple[bytes, int]:
+        """The body, or the message, whose size is at ``position``, and where it ends."""
         if len(data) < position + 4:
             raise _Incomplete(position + 4 - start)
         (size,) = _SIZE.unpack_from(data, position)
-        limit = self._limits.max_msg_size
-        if size <= 0:
-            raise _Rejected(b"E_BAD_MESSAGE", b"%s invalid message body size %d" % (verb, size))
-        if size > limit:
-            raise _Rejected(b"E_BAD_MESSAGE", b"%s message too big %d > %d" % (verb, size, limit))
+        limit = self._limits.max_msg_size if message else self._limits.max_body_size
+        if not 0 < size <= limit:
+            raise _bad_size(verb, size, limit, message=message)
         stop = position + 4 + size
         if len(data) < stop:
             raise _Incomplete(stop - start)
         return data[position + 4 : stop], stop
 
 
+def _bad_size(verb: bytes, size: int, limit: int, *, message: bool) -> _Rejected:
+    code, what = (b"E_BAD_MESSAGE", b"message") if message else (b"E_BAD_BODY", b"body")
+    if size > limit:
+        return _Rejected(code, b"%s %s too big %d > %d" % (verb, what, size, limit))
+    what = b"message body" if message else what
+    return _Rejected(code, b"%s invalid %s size %d" % (verb, what, size))
+
+
 class _PartialMpub:
-    """An MPUB that is read message by message, as nsqd does: a bad size is answered before the rest
-    arrives.
-    """
+    """An MPUB, read message by message as nsqd does: a bad size is answered before the rest arrives."""
 
     def __init__(self, params: list[bytes], count: int, budget: int, max_msg_size: int) -> None:
         self.position = 0
         self._params = params
         self._count = count
-        self._budget = budget
+        self._size = self._budget = budget
         self._max_msg_size = max_msg_size
         self._bodies: list[bytes] = []
 
+    @property
+    def held(self) -> int:
+        return self._size - self._budget + _BODY_OVERHEAD * len(self._bodies)
+
     def resume(self, data: bytes, position: int) -> tuple[Command, int]:
-        bodies, end, limit = self._bodies, len(data), self._max_msg_size
+        bodies, limit = self._bodies, self._max_msg_size
         unpack, append = _SIZE.unpack_from, bodies.append
         last = position + self._budget
+        most = min(last, len(data))
         needed = 4
-        # Only comparisons in this loop: a call for each message would be a fifth of its time.
-        for _ in range(self._count - len(bodies)):
-            if end < position + 4:
-                break
-            (size,) = unpack(data, position)
-            stop = position + 4 + size
-            if not 0 < size <= limit or stop > last:
-                raise self._rejection(size)
-            if end < stop:
-                needed = 4 + size
-                break
-            append(data[position + 4 : stop])
-            position = stop
-        else:
-            return (b"MPUB", self._params, bodies), position
+        try:
+            # As few steps as can be: this loop is most of what a message of an MPUB costs here.
+            for _ in range(self._count - len(bodies)):
+                (size,) = unpack(data, position)
+                start = position + 4
+                stop = start + size
+                if stop > most or not 0 < size <= limit:
+                    if stop > last or not 0 < size <= limit:
+                        raise self._rejection(size)
+                    needed = 4 + size
+                    break
+                append(data[start:stop])
+                position = stop
+            else:
+                return (b"MPUB", self._params, bodies), position
+        except struct.error:
+            pass  # not even the size has come in full
         self.position, self._budget = position, last - position
         raise _Incomplete(needed)
 
@@ -371,7 +380,7 @@ class _PartialMpub:
             text = b"MPUB invalid message(%d) body size %d" % (len(self._bodies), size)
             return _Rejected(b"E_BAD_MESSAGE", text)
         if size > self._max_msg_size:
-            return _Rejected(b"E_BAD_MESSAGE", b"MPUB message too big %d > %d" % (size, self._max_msg_size))
+            return _bad_size(b"MPUB", size, self._max_msg_size, message=True)
         # nsqd waits for ever here; messages beyond the declared body would grow without a bound.
         return _Rejected(b"E_BAD_BODY", b"MPUB messages exceed the declared body size")
 
@@ -399,16 +408,11 @@ def unpack_bodies(data: bytes, limits: Limits) -> list[bytes]:
     (count,) = _SIZE.unpack_from(data)
     if not 0 < count <= limits.max_batch:
         raise BadBodies("BAD_BODY")
-    bodies, position = [], 4
-    for _ in range(count):
-        if len(data) < position + 4:
-            raise BadBodies("BAD_MESSAGE")
-        (size,) = _SIZE.unpack_from(data, position)
-        stop = position + 4 + size
-        if not 0 < size <= limits.max_msg_size or stop > len(data):
-            raise BadBodies("BAD_MESSAGE")
-        bodies.append(data[position + 4 : stop])
-        position = stop
+    try:
+        (_, _, bodies), _ = _PartialMpub([], count, len(data) - 4, limits.max_msg_size).resume(data, 4)
+    except (_Rejected, _Incomplete):
+        raise BadBodies("BAD_MESSAGE") from None
+    assert isinstance(bodies, list)
     return bodies
 
 

@@ -134,11 +134,6 @@ class FrameParser(Generic[M]):
             self._held_size = len(data) - used
         return frames
 
-    @property
-    def buffered(self) -> int:
-        """Bytes of an incomplete frame."""
-        return self._held_size if self.held else 0
-
     def _cut(self, data: bytes, frames: list[M | Response | ErrorReply]) -> int:
         position, end = 0, len(data)
         while end - position >= _HEAD_SIZE:
@@ -208,17 +203,15 @@ def _reply(kind: int, data: bytes) -> Response | ErrorReply:
     raise FrameError(f"a frame of unknown type {kind}")
 
 
-def split_reply(
-    data: bytes, *, max_frame: int = DEFAULT_MAX_FRAME
-) -> tuple[Response | ErrorReply, bytes] | None:
+def split_reply(data: bytes) -> tuple[Response | ErrorReply, bytes] | None:
     """The first frame and the bytes behind it; None while it is incomplete.
 
-    For a conversation in which an answer decides how the bytes behind it are to be read.
+    For a conversation in which an answer decides how to read the bytes behind it.
     """
     if len(data) < 4:
         return None
     stop = 4 + int(_HEAD.unpack_from(data + bytes(4))[0])
-    parser = FrameParser(RawMessage, max_frame=max_frame)
+    parser = FrameParser(RawMessage)
     frames = parser.feed(data[: max(stop, _HEAD_SIZE)] if stop > 0 else data[:_HEAD_SIZE])
     if not frames:
         return None

@@ -13,13 +13,15 @@ from typing import Any, Self
 
 from nsq.errors import WireError
 
+_INT64 = range(-(2**63), 2**63)
+
 
 class BadJson(WireError):
     """A body that is not the JSON object it should be."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Body:
+class JsonBody:
     """A JSON object with one typed field per attribute, in the order of the wire."""
 
     def encode(self) -> bytes:
@@ -33,15 +35,15 @@ class _Body:
             value = values.get(field.name)
             if value is None:
                 continue
-            if type(value).__name__ != field.type:
-                raise BadJson(f"{field.name} is {value!r}, not of type {field.type}")
+            if type(value).__name__ != field.type or (type(value) is int and value not in _INT64):
+                raise BadJson(f"{field.name} is {value!r:.100}, not of type {field.type}")
             known[field.name] = value
         return cls(**known)
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
-        # Text that is no UTF-8 is somebody's odd host name, and no reason to turn a client away.
+        # Text that is no UTF-8 may be an odd host name, and is no reason to turn a client away.
         values = json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise BadJson(f"not JSON: {error}") from None
@@ -55,7 +57,7 @@ def _refuse_constant(name: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IdentifyRequest(_Body):
+class IdentifyRequest(JsonBody):
     """What a client says of itself and asks for. 0 asks for nsqd's default, -1 turns the thing off."""
 
     client_id: str = ""
@@ -78,7 +80,7 @@ class IdentifyRequest(_Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class IdentifyReply(_Body):
+class IdentifyReply(JsonBody):
     """What nsqd grants, sent when the client asked for feature negotiation."""
 
     max_rdy_count: int = 2500
@@ -99,7 +101,7 @@ class IdentifyReply(_Body):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuthReply(_Body):
+class AuthReply(JsonBody):
     """Who nsqd's auth server says the client is, and how many rules it was given."""
 
     identity: str = ""

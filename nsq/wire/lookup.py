@@ -2,18 +2,18 @@
 
 A client sends the magic, then commands: a line of words, that of IDENTIFY followed by a sized JSON body. Each
 is answered with a sized reply which, unlike a frame of V2, carries no type.
-Pure bytes; imports only errors and names.
+Pure bytes; imports only errors and its neighbours.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from nsq.errors import FrameError, WireError
+from nsq.wire.identify import BadJson, JsonBody
 from nsq.wire.names import check_channel, check_topic
 
 MAGIC = b"  V1"
@@ -28,22 +28,19 @@ _SIZE = struct.Struct(">i")
 
 # How the two introduce themselves
 
-_TEXTS = ("broadcast_address", "hostname", "version", "topology_region", "topology_zone")
-_PORTS = ("http_port", "tcp_port")
-_INT64 = range(-(2**63), 2**63)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerInfo:
+@dataclass(frozen=True, kw_only=True)
+class PeerInfo(JsonBody):
     """What an nsqd says of itself in IDENTIFY, and an nsqlookupd in its reply."""
 
+    # Sorted, as Go writes a map.
     broadcast_address: str = ""
     hostname: str = ""
     http_port: int = 0
     tcp_port: int = 0
-    version: str = ""
     topology_region: str = ""
     topology_zone: str = ""
+    version: str = ""
 
     @property
     def complete(self) -> bool:
@@ -53,45 +50,26 @@ class PeerInfo:
 
 def parse_peer_info(body: bytes) -> PeerInfo:
     """Missing fields and nulls stay empty, unknown ones are skipped; WireError says what is wrong."""
-    try:
-        values = json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse_constant)
-    except (ValueError, RecursionError) as error:
-        raise WireError(f"peer information is not JSON: {error}") from None
-    if values is None:
+    if body.strip() == b"null":
         return PeerInfo()
-    if not isinstance(values, dict):
-        raise WireError(f"peer information is a JSON {type(values).__name__}, not an object")
-    known: dict[str, Any] = {}
-    for name in (*_TEXTS, *_PORTS):
-        value = values.get(name)
-        if value is None:
-            continue
-        # Not isinstance: to it, true is a number.
-        if type(value) is not (str if name in _TEXTS else int) or (name in _PORTS and value not in _INT64):
-            raise WireError(f"peer information has {name} = {value!r:.100}")
-        known[name] = value
-    return PeerInfo(**known)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} has no place in JSON")
-
-
-def _encoded(info: PeerInfo, names: Iterable[str]) -> bytes:
-    """Keys sorted, as Go writes a map."""
-    return json.dumps({name: getattr(info, name) for name in sorted(names)}, separators=(",", ":")).encode()
+    try:
+        return PeerInfo.decode(body)
+    except BadJson as error:
+        raise WireError(f"peer information: {error}") from None
 
 
 def identify_reply(info: PeerInfo) -> bytes:
     """The body in which an nsqlookupd answers IDENTIFY; it does not tell where it stands."""
-    return _encoded(info, ("broadcast_address", "hostname", "http_port", "tcp_port", "version"))
+    told = asdict(info)
+    del told["topology_region"], told["topology_zone"]
+    return json.dumps(told, separators=(",", ":")).encode()
 
 
 # The nsqd's side
 
 
 def identify(info: PeerInfo) -> bytes:
-    return b"IDENTIFY\n" + reply(_encoded(info, (*_TEXTS, *_PORTS)))
+    return b"IDENTIFY\n" + reply(info.encode())
 
 
 def register(topic: str, channel: str | None = None) -> bytes:
@@ -142,23 +120,20 @@ class ReplyParser:
 # The nsqlookupd's side
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(NamedTuple):
     """A line's words: ``Command(b"REGISTER", (b"orders", b"archive"))``. After IDENTIFY a Body follows."""
 
     name: bytes
     params: tuple[bytes, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Body:
+class Body(NamedTuple):
     """The JSON that follows an IDENTIFY line."""
 
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
+class Violation(NamedTuple):
     """Bytes no command can begin with. ``reply`` is the answer; after it the connection is closed."""
 
     reply: bytes

@@ -83,7 +83,7 @@ def _check(kind: str, name: object) -> str:
         raise InvalidName(f"{kind} name must be str, not {type(name).__name__} ({name!r})")
     if _valid(name):
         return name if isinstance(name, str) else name.decode("ascii")
-    raise InvalidName(f"{kind} name {_shown(name)} {_fault(name)}; a name is {RULE}")
+    raise InvalidName(f"{kind} name {_shown(name)} {_what_is_wrong(name)}; a name is {RULE}")
 
 
 def _shown(name: str | bytes) -> str:
@@ -91,7 +91,7 @@ def _shown(name: str | bytes) -> str:
     return shown if len(shown) <= 100 else f"{shown[:100]}…"
 
 
-def _fault(name: str | bytes) -> str:
+def _what_is_wrong(name: str | bytes) -> str:
     text = name if isinstance(name, str) else name.decode("latin-1")
     if not text:
         return "is empty"

@@ -95,6 +95,7 @@ class Scene:
             "topic": TOPIC,
             "channel": CHANNEL,
             "wal": str(folder / "wal"),
+            "retention": "0",
             "nsqd": nsqd.tcp_address,
             "nsqdHttp": nsqd.http_address,
             "maxInFlight": str(WINDOW),

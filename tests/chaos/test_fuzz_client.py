@@ -23,8 +23,8 @@ import pytest
 import trustme
 
 from nsq.config import Config
-from nsq.connection.conn import Conn
-from nsq.daemons.nsqd.memory import Memory
+from nsq.connection.conn import Conn, ConnDelegate
+from nsq.daemons.nsqd.stats import Memory
 from nsq.errors import NsqError, ServerError
 from nsq.message import Message
 from nsq.wire.layers import MAX_OUTPUT
@@ -87,7 +87,7 @@ def _frames(chance: random.Random) -> Iterator[bytes]:
             yield chance.choice(INTERESTING[:6])
 
 
-class Witness:
+class Witness(ConnDelegate):
     """The delegate: answers messages at random, and expects one end."""
 
     def __init__(self, chance: random.Random) -> None:
@@ -130,11 +130,13 @@ class Witness:
         self.cause = cause
         self.closed.set()
 
-    def on_finished(self, conn: Conn, message: Message) -> None:
+    def on_finished(self, conn: Conn, message: Message) -> bool:
         self.seen["finished"] += 1
+        return False
 
-    def on_requeued(self, conn: Conn, message: Message, backoff: bool) -> None:
+    def on_requeued(self, conn: Conn, message: Message, delay_ms: int, backoff: bool) -> bool:
         self.seen["requeued"] += 1
+        return False
 
 
 class Tangle:
@@ -208,7 +210,7 @@ class Fuzz:
         assert witness.closed.wait(_PATIENCE), "it does not end"
         assert conn.join(time.monotonic() + _PATIENCE), "its threads do not end"
         assert witness.seen["ends"] == 1
-        assert conn.in_flight == 0
+        assert conn.session.in_flight == 0
         if not conn.session.close_wait:  # whoever is told that nothing more comes may end it by itself
             assert isinstance(witness.cause, NsqError), witness.cause
         self.seen += witness.seen

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import re
 import socket
 import time
 import weakref
@@ -19,9 +18,10 @@ from typing import Any
 
 import pytest
 
-from nsq.daemons.nsqd.memory import Memory
+from nsq.daemons.nsqd.patterns import Pattern
 from nsq.daemons.nsqd.session.authorization import AuthError, Grant, Rule
 from nsq.daemons.nsqd.session.session import Session
+from nsq.daemons.nsqd.stats import Memory
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
@@ -36,7 +36,7 @@ from tests.unit.daemons.nsqd.session.peer import OK, FakeAuthority, FakeLink, Wo
 pytestmark = only_ours("Go's nsqd is not what is tested here")
 
 _ROUND = 500
-_EVERYTHING = Rule(re.compile(""), (re.compile(""),), frozenset({"publish", "subscribe"}))
+_EVERYTHING = Rule(Pattern(""), (Pattern(""),), frozenset({"publish", "subscribe"}))
 
 
 class Lasting:
@@ -46,7 +46,7 @@ class Lasting:
         self._waiting: list[Any] = []
         self._ticket = 0
 
-    def when_lasting(self, call: Any, /) -> int:
+    def on_synced(self, call: Any, /) -> int:
         self._waiting.append(call)
         return self._ticket + 1
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import nsq
-from nsq.daemons.nsqd.memory import Memory
+from nsq.daemons.nsqd.stats import Memory
 from nsq.testing import Network, Nsqd
 from nsq.testing.network import Link
 from nsq.testing.plugin import Factory

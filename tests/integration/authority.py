@@ -30,7 +30,10 @@ class Authority:
         context = ssl.create_default_context()
         self._ca.configure_trust(context)
         if known_by is not None:
-            known_by._ca.issue_cert(common_name="client.example").configure_cert(context)
+            # A name on both sides: without one the certificate would have an empty list of names marked as
+            # critical, which Go refuses.
+            name = "client.example"
+            known_by._ca.issue_cert(name, common_name=name).configure_cert(context)
         if version:
             context.minimum_version = context.maximum_version = ssl.TLSVersion[version]
         return context

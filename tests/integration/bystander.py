@@ -79,9 +79,9 @@ def bystander(nsqd: Nsqd, within: float = 20.0) -> Iterator[Bystander]:
     assert made.slowest < within, f"a message took {made.slowest:.2f} s"
 
 
-def resident(nsqd: Nsqd) -> int:
-    """Bytes of physical memory of its process."""
-    return int(Path(f"/proc/{nsqd.pid}/statm").read_text().split()[1]) * _PAGE
+def resident(nsqd: Nsqd | None = None) -> int:
+    """Bytes of physical memory of its process, or of this one."""
+    return int(Path(f"/proc/{nsqd.pid if nsqd else 'self'}/statm").read_text().split()[1]) * _PAGE
 
 
 def descriptors(nsqd: Nsqd) -> int:

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from nsq.testing import Nsqd
-from nsq.testing.plugin import nsqd, nsqd_factory, nsqlookupd, nsqlookupd_factory
+from nsq.testing.plugin import Factory, nsqd, nsqd_factory, nsqlookupd, nsqlookupd_factory
+from tests.integration.running_tools import tmux
+
+from .consuming import create, numbered, publish
 
 pytest.register_assert_rewrite("tests.golden.web")  # its asserts explain themselves as a test's do
 
@@ -19,4 +22,22 @@ def roomy_nsqd() -> Iterator[Nsqd]:
         yield nsqd
 
 
-__all__ = ["nsqd", "nsqd_factory", "nsqlookupd", "nsqlookupd_factory"]
+@pytest.fixture
+def loaded(nsqd: Nsqd) -> Nsqd:
+    """An nsqd whose channel has one message."""
+    create(nsqd)
+    publish(nsqd, [b"hello"])
+    return nsqd
+
+
+@pytest.fixture
+def three(nsqd_factory: Factory[Nsqd]) -> list[Nsqd]:
+    """nsqds with twenty messages each."""
+    nsqds = [nsqd_factory() for _ in range(3)]
+    for each in nsqds:
+        create(each)
+        publish(each, numbered(20))
+    return nsqds
+
+
+__all__ = ["nsqd", "nsqd_factory", "nsqlookupd", "nsqlookupd_factory", "tmux"]

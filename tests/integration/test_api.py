@@ -25,6 +25,8 @@ from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from nsq.transport import AddressTransport, Stream
 
+from .patience import eventually
+
 TIMEOUT = 0.4
 """For what is meant to time out."""
 PATIENCE = 30.0
@@ -165,13 +167,11 @@ class TestNsqd:
         api.publish("t", b"one")
         api.multi_publish("t", [b"two\nlines", b"\0\xff"])
         api.publish("t", b"later", defer=60.0)
-        deadline = time.monotonic() + ENOUGH
-        while True:  # a topic hands its messages on in its own time
-            (channel,) = api.stats("t", include_clients=False)["topics"][0]["channels"]
-            if (channel["depth"], channel["deferred_count"]) == (3, 1):
-                break
-            assert time.monotonic() < deadline, channel
-            time.sleep(0.01)
+        # A topic hands its messages on in its own time.
+        eventually(
+            lambda: api.stats("t", include_clients=False)["topics"][0]["channels"][0],
+            lambda channel: (channel["depth"], channel["deferred_count"]) == (3, 1),
+        )
         api.empty_channel("t", "c")
         api.empty_topic("t")
         assert api.stats("t")["topics"][0]["channels"][0]["depth"] == 0
@@ -279,7 +279,7 @@ class TestNsqlookupd:
         nsqd = nsqd_factory(lookupd=[nsqlookupd])
         NsqdApi(nsqd.http_address).create_topic("orders")
         api = NsqlookupdApi(nsqlookupd.http_address)
-        found = _eventually(lambda: api.lookup("orders").producers)
+        found = eventually(lambda: "orders" in api.topics() and api.lookup("orders").producers)
         assert [node.tcp_address for node in found] == [nsqd.tcp_address]
         assert [node.http_address for node in found] == [nsqd.http_address]
         api.tombstone("orders", found[0].http_address)
@@ -303,17 +303,6 @@ class TestNsqlookupd:
     def test_nothing_shows_the_secret(self) -> None:
         api = NsqlookupdApi("https://h/lookup?access_token=hunter2", authorization="hunter3")
         assert repr(api) == "NsqlookupdApi('https://h/lookup')"
-
-
-def _eventually(look: Callable[[], Any]) -> Any:
-    """What it gives once that is something; nobody tells when a registration has arrived."""
-    deadline = time.monotonic() + ENOUGH
-    while True:
-        with suppress(ApiRefused):
-            if found := look():
-                return found
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class TestDeadlines:

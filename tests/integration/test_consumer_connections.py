@@ -68,7 +68,7 @@ def expect_refusal(consumer: Consumer, *parts: str) -> str:
     return line
 
 
-# TLS.
+# TLS and compression.
 
 
 class Certificates(NamedTuple):
@@ -106,107 +106,145 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     )
 
 
-MakeTls = Callable[..., Nsqd]
+def own(pair: tuple[Path, Path], **options: Any) -> dict[str, Any]:
+    """The options of an nsqd with this certificate."""
+    return {"tls_cert": pair[0], "tls_key": pair[1], **options}
 
 
-@pytest.fixture
-def tls_nsqd(nsqd_factory: Factory[Nsqd], certificates: Certificates) -> MakeTls:
-    def make(pair: tuple[Path, Path] = certificates.server, **options: Any) -> Nsqd:
-        return nsqd_factory(tls_cert=pair[0], tls_key=pair[1], **options)
-
-    return make
-
-
-def test_tls_verifies_the_server(tls_nsqd: MakeTls, certificates: Certificates) -> None:
-    nsqd = tls_nsqd(tls_required="tcp-https")
-    client = exchange(nsqd, tls=True, tls_ca_file=certificates.authority)
-    assert client["tls"]
-    assert client["tls_version"].endswith(("1.2", "1.3"))
-
-
-def test_tls_takes_a_context(tls_nsqd: MakeTls, certificates: Certificates) -> None:
-    context = ssl.create_default_context(cafile=certificates.authority)
-    context.maximum_version = ssl.TLSVersion.TLSv1_2
-    assert exchange(tls_nsqd(), tls=context)["tls_version"].endswith("1.2")
-
-
-@pytest.mark.parametrize("compression", ["snappy", "deflate"])
-def test_tls_and_compression(tls_nsqd: MakeTls, certificates: Certificates, compression: str) -> None:
-    options: dict[str, Any] = {compression: True}
-    client = exchange(tls_nsqd(), tls=True, tls_ca_file=certificates.authority, **options)
-    assert client["tls"]
-    assert client[compression]
-
-
-def test_an_unknown_authority_is_refused(tls_nsqd: MakeTls, certificates: Certificates) -> None:
-    nsqd = tls_nsqd()
-    consumer = make_consumer(nsqd, tls=True, tls_ca_file=certificates.stranger)
-    expect_refusal(consumer, nsqd.tcp_address, "certificate verify failed")
-
-
-def test_the_public_authorities_are_the_default(tls_nsqd: MakeTls) -> None:
-    nsqd = tls_nsqd()
-    expect_refusal(make_consumer(nsqd, tls=True), nsqd.tcp_address, "certificate verify failed")
-
-
-def test_a_certificate_of_another_host_is_refused(tls_nsqd: MakeTls, certificates: Certificates) -> None:
-    nsqd = tls_nsqd(certificates.elsewhere)
-    consumer = make_consumer(nsqd, tls=True, tls_ca_file=certificates.authority)
-    expect_refusal(consumer, nsqd.tcp_address, "certificate is not valid for '127.0.0.1'")
-
-
-def test_the_name_in_the_certificate_can_be_told(tls_nsqd: MakeTls, certificates: Certificates) -> None:
-    nsqd = tls_nsqd(certificates.elsewhere)
-    exchange(nsqd, tls=True, tls_ca_file=certificates.authority, tls_server_name="nsqd.example.org")
-
-
-def test_verifying_can_be_switched_off(tls_nsqd: MakeTls, certificates: Certificates) -> None:
-    assert exchange(tls_nsqd(certificates.elsewhere), tls=True, tls_verify=False)["tls"]
-
-
-def test_a_client_certificate_is_shown(tls_nsqd: MakeTls, certificates: Certificates) -> None:
-    nsqd = tls_nsqd(
+def demanding(certificates: Certificates) -> dict[str, Any]:
+    """Of one that wants to see a client's certificate."""
+    return own(
+        certificates.server,
         tls_client_auth_policy="require-verify",
         tls_root_ca_file=certificates.authority,
         tls_required="tcp-https",
     )
-    chain, key = certificates.client
-    assert exchange(
-        nsqd, tls=True, tls_ca_file=certificates.authority, tls_cert_file=chain, tls_key_file=key
-    )["tls"]
 
 
-@pytest.mark.parametrize("shown", ["none", "strange"])
-def test_without_the_right_client_certificate_nothing_is_received(
-    tls_nsqd: MakeTls, certificates: Certificates, shown: str
-) -> None:
-    nsqd = tls_nsqd(
-        tls_client_auth_policy="require-verify",
-        tls_root_ca_file=certificates.authority,
-        tls_required="tcp-https",
-    )
-    options: dict[str, Any] = {}
-    if shown == "strange":
-        options["tls_cert_file"], options["tls_key_file"] = certificates.strange_client
-    consumer = make_consumer(nsqd, tls=True, tls_ca_file=certificates.authority, **options)
-    expect_refusal(consumer, nsqd.tcp_address)
+def trusting(authority: Path, **options: Any) -> dict[str, Any]:
+    return {"tls": True, "tls_ca_file": authority, **options}
 
 
-def test_tls_that_is_not_offered_is_an_error(nsqd: Nsqd) -> None:
-    consumer = make_consumer(nsqd, tls=True, auth_secret=SECRET)
-    expect_refusal(consumer, nsqd.tcp_address, "TLS was asked for", "does not offer it")
+def showing(certificates: Certificates, pair: tuple[Path, Path]) -> dict[str, Any]:
+    return trusting(certificates.authority, tls_cert_file=pair[0], tls_key_file=pair[1])
 
 
-def test_tls_that_is_required_and_not_asked_for(tls_nsqd: MakeTls) -> None:
-    nsqd = tls_nsqd(tls_required="tcp-https")
-    expect_refusal(make_consumer(nsqd), nsqd.tcp_address, "E_INVALID")
-
-
-def test_a_tls_version_too_old_is_refused(tls_nsqd: MakeTls, certificates: Certificates) -> None:
-    nsqd = tls_nsqd(tls_min_version="tls1.3")
+def at_most_tls_1_2(certificates: Certificates) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=certificates.authority)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
-    expect_refusal(make_consumer(nsqd, tls=context), nsqd.tcp_address, "rotocol version")
+    return context
+
+
+Options = Callable[[Certificates], dict[str, Any]]
+
+#: Options of the nsqd, options of the consumer, and what nsqd then says of the connection.
+GRANTED: dict[str, tuple[Options, Options, dict[str, Any]]] = {
+    "TLS, verified": (
+        lambda c: own(c.server, tls_required="tcp-https"),
+        lambda c: trusting(c.authority),
+        {"tls": True},
+    ),
+    "a TLS context of its own": (
+        lambda c: own(c.server),
+        lambda c: {"tls": at_most_tls_1_2(c)},
+        {"tls": True, "tls_version": "TLS1.2"},
+    ),
+    "TLS and snappy": (
+        lambda c: own(c.server),
+        lambda c: trusting(c.authority, snappy=True),
+        {"tls": True, "snappy": True},
+    ),
+    "TLS and deflate": (
+        lambda c: own(c.server),
+        lambda c: trusting(c.authority, deflate=True),
+        {"tls": True, "deflate": True},
+    ),
+    "the name in the certificate": (
+        lambda c: own(c.elsewhere),
+        lambda c: trusting(c.authority, tls_server_name="nsqd.example.org"),
+        {"tls": True},
+    ),
+    "TLS, not verified": (
+        lambda c: own(c.elsewhere),
+        lambda c: {"tls": True, "tls_verify": False},
+        {"tls": True},
+    ),
+    "a client's certificate": (demanding, lambda c: showing(c, c.client), {"tls": True}),
+    "snappy": (lambda c: {}, lambda c: {"snappy": True}, {"snappy": True, "deflate": False}),
+    "deflate": (lambda c: {}, lambda c: {"deflate": True}, {"snappy": False, "deflate": True}),
+    "deflate, quickly": (
+        lambda c: {},
+        lambda c: {"deflate": True, "deflate_level": 1},
+        {"snappy": False, "deflate": True},
+    ),
+    "no snappy on offer": (lambda c: {"snappy": False}, lambda c: {"snappy": True}, {"snappy": False}),
+    "no deflate on offer": (lambda c: {"deflate": False}, lambda c: {"deflate": True}, {"deflate": False}),
+    "a secret nobody asks for": (lambda c: {}, lambda c: {"auth_secret": SECRET}, {"authed": False}),
+    "a shortest buffer timeout above our default": (
+        lambda c: {"min_output_buffer_timeout": 0.1},
+        lambda c: {},
+        {},
+    ),
+    "an address to connect from": (lambda c: {}, lambda c: {"local_address": "127.0.0.2"}, {}),
+}
+
+
+@pytest.mark.parametrize("case", GRANTED)
+def test_what_is_granted(nsqd_factory: Factory[Nsqd], certificates: Certificates, case: str) -> None:
+    daemon, options, told = GRANTED[case]
+    client = exchange(nsqd_factory(**daemon(certificates)), **(asked := options(certificates)))
+    assert {name: client.get(name, False) for name in told} == told
+    assert client["remote_address"].startswith(f"{asked.get('local_address', '127.0.0.1')}:")
+
+
+#: Options of the nsqd, options of the consumer, and what the error says.
+REFUSED: dict[str, tuple[Options, Options, list[str]]] = {
+    "an unknown authority": (
+        lambda c: own(c.server),
+        lambda c: trusting(c.stranger),
+        ["certificate verify failed"],
+    ),
+    "the public authorities, by default": (
+        lambda c: own(c.server),
+        lambda c: {"tls": True},
+        ["certificate verify failed"],
+    ),
+    "another host's certificate": (
+        lambda c: own(c.elsewhere),
+        lambda c: trusting(c.authority),
+        ["certificate is not valid for '127.0.0.1'"],
+    ),
+    "no client's certificate": (demanding, lambda c: trusting(c.authority), []),
+    "a stranger's certificate": (demanding, lambda c: showing(c, c.strange_client), []),
+    "TLS that is not offered": (
+        lambda c: {},
+        lambda c: {"tls": True, "auth_secret": SECRET},
+        ["TLS was asked for", "does not offer it"],
+    ),
+    "no TLS where it is required": (
+        lambda c: own(c.server, tls_required="tcp-https"),
+        lambda c: {},
+        ["E_INVALID"],
+    ),
+    "a TLS version too old": (
+        lambda c: own(c.server, tls_min_version="tls1.3"),
+        lambda c: {"tls": at_most_tls_1_2(c)},
+        ["rotocol version"],
+    ),
+    "a message timeout too long": (
+        lambda c: {"max_msg_timeout": 60.0},
+        lambda c: {"msg_timeout": 120.0},
+        ["E_BAD_BODY", "msg timeout"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused(nsqd_factory: Factory[Nsqd], certificates: Certificates, case: str) -> None:
+    daemon, options, parts = REFUSED[case]
+    nsqd = nsqd_factory(**daemon(certificates))
+    create(nsqd)
+    expect_refusal(make_consumer(nsqd, **options(certificates)), nsqd.tcp_address, *parts)
 
 
 def test_files_that_are_no_certificates_are_refused_at_once(tmp_path: Path) -> None:
@@ -216,27 +254,6 @@ def test_files_that_are_no_certificates_are_refused_at_once(tmp_path: Path) -> N
         Consumer(TOPIC, CHANNEL, nsqd="127.0.0.1:4150", tls=True, tls_ca_file=empty)
     with pytest.raises(ConfigError, match=r"tls_cert_file .*missing\.pem"):
         Consumer(TOPIC, CHANNEL, nsqd="127.0.0.1:4150", tls=True, tls_cert_file=tmp_path / "missing.pem")
-
-
-# Compression.
-
-
-@pytest.mark.parametrize(
-    "options", [{"snappy": True}, {"deflate": True}, {"deflate": True, "deflate_level": 1}]
-)
-def test_compression(nsqd: Nsqd, options: dict[str, Any]) -> None:
-    client = exchange(nsqd, **options)
-    assert client["deflate"] is options.get("deflate", False)
-    assert client["snappy"] is options.get("snappy", False)
-
-
-@pytest.mark.parametrize("compression", ["snappy", "deflate"])
-def test_compression_that_is_not_offered_is_done_without(
-    nsqd_factory: Factory[Nsqd], compression: str
-) -> None:
-    options: dict[str, Any] = {compression: True}
-    client = exchange(nsqd_factory(**{compression: False}), **options)
-    assert client[compression] is False
 
 
 # AUTH.
@@ -282,16 +299,11 @@ def test_an_auth_server_that_is_down_is_tried_again(nsqd_factory: Factory[Nsqd])
         expect_refusal(make_consumer(nsqd, auth_secret=SECRET), nsqd.tcp_address, "E_AUTH_FAILED")
 
 
-def test_an_nsqd_without_auth_ignores_the_secret(nsqd: Nsqd) -> None:
-    assert not exchange(nsqd, auth_secret=SECRET).get("authed")
-
-
 def test_a_secret_travels_inside_tls(certificates: Certificates, nsqd_factory: Factory[Nsqd]) -> None:
     grant = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe"]}
     with running_auth_server({SECRET: [grant]}) as address:
-        chain, key = certificates.server
-        nsqd = nsqd_factory(auth_http_addresses=[address], tls_cert=chain, tls_key=key)
-        client = exchange(nsqd, auth_secret=SECRET, tls=True, tls_ca_file=certificates.authority, snappy=True)
+        nsqd = nsqd_factory(**own(certificates.server, auth_http_addresses=[address]))
+        client = exchange(nsqd, **trusting(certificates.authority, auth_secret=SECRET, snappy=True))
         assert (client["authed"], client["tls"], client["snappy"]) == (True, True, True)
 
 
@@ -312,16 +324,6 @@ def test_a_channel_that_is_full(nsqd_factory: Factory[Nsqd]) -> None:
         publish(nsqd, [b"m"])
         seen.wait_for(1)
         assert second.stop().clean
-
-
-def test_a_message_timeout_nsqd_does_not_allow(nsqd_factory: Factory[Nsqd]) -> None:
-    nsqd = nsqd_factory(max_msg_timeout=60.0)
-    create(nsqd)
-    expect_refusal(make_consumer(nsqd, msg_timeout=120.0), nsqd.tcp_address, "E_BAD_BODY", "msg timeout")
-
-
-def test_an_nsqd_whose_shortest_buffer_timeout_is_above_our_default(nsqd_factory: Factory[Nsqd]) -> None:
-    exchange(nsqd_factory(min_output_buffer_timeout=0.1))
 
 
 def test_a_message_timeout_of_our_own(nsqd: Nsqd) -> None:
@@ -368,16 +370,10 @@ def has_ipv6() -> bool:
 
 @pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine")
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
-def test_ipv6(tls_nsqd: MakeTls, certificates: Certificates, encrypted: bool) -> None:
-    nsqd = tls_nsqd(tcp_address="[::1]:0")
+def test_ipv6(nsqd_factory: Factory[Nsqd], certificates: Certificates, encrypted: bool) -> None:
+    nsqd = nsqd_factory(**own(certificates.server, tcp_address="[::1]:0"))
     assert nsqd.tcp_address.startswith("[::1]:")
-    options = {"tls": True, "tls_ca_file": certificates.authority} if encrypted else {}
-    exchange(nsqd, **options)
-
-
-def test_an_address_to_connect_from(nsqd: Nsqd) -> None:
-    client = exchange(nsqd, local_address="127.0.0.2")
-    assert client["remote_address"].startswith("127.0.0.2:")
+    exchange(nsqd, **(trusting(certificates.authority) if encrypted else {}))
 
 
 def test_a_host_name(nsqd: Nsqd) -> None:

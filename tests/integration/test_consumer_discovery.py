@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from nsq import Consumer, ConsumerHooks, NsqError
 from nsq.errors import Closed, ConfigError, ConnectionLost, UsageError
-from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing import Network, Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
+from tests.fakes.nsqlookupd import ScriptedLookupd
 
 from .consuming import (
     CHANNEL,
@@ -282,49 +281,20 @@ def test_a_dying_nsqlookupd_costs_no_connection(
         assert consumer.stats().connections == 1
 
 
-class Lookup(BaseHTTPRequestHandler):
-    """An nsqlookupd that knows one nsqd."""
-
-    nsqd: Nsqd
-
-    def do_GET(self) -> None:
-        port = int(self.nsqd.tcp_address.rpartition(":")[2])
-        node = {
-            "broadcast_address": "127.0.0.1",
-            "tcp_port": port,
-            "http_port": 1,
-            "hostname": "h",
-            "version": "1",
-        }
-        body = json.dumps({"channels": [CHANNEL], "producers": [node]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Not on stderr."""
-
-
 def test_a_failed_round_is_repeated_sooner_than_the_next_regular_one(nsqd: Nsqd) -> None:
     create(nsqd)
     publish(nsqd, [b"m"])
     seen = Recorder()
-    handler = type("Handler", (Lookup,), {"nsqd": nsqd})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler, bind_and_activate=False) as server:
-        server.server_bind()  # the port is ours, and nobody listens yet
-        address = f"127.0.0.1:{server.server_address[1]}"
-        consumer = looking(address, lookupd_poll_interval=300.0).add_handler(seen).start()
-        serving = threading.Thread(target=server.serve_forever, args=(0.01,))
+    with ScriptedLookupd(nsqd.tcp_address) as lookupd, Network() as network:
+        link = network.link(lookupd.address.removeprefix("http://"))
+        link.refuse()
+        consumer = looking(link.address, lookupd_poll_interval=300.0).add_handler(seen).start()
         try:
             until("failed", lambda: "cannot be reached" in consumer.health().discovery[0])
-            server.server_activate()
-            serving.start()
+            link.heal()
             seen.wait_for(1)
         finally:
             assert consumer.stop().clean
-            server.shutdown()
-            serving.join()
 
 
 def test_nsqlookupds_come_and_go_while_it_runs(

@@ -36,16 +36,6 @@ def in_flight(nsqds: Sequence[Nsqd]) -> int:
     return sum(channel_of(nsqd)["in_flight_count"] for nsqd in nsqds)
 
 
-@pytest.fixture
-def three(nsqd_factory: Factory[Nsqd]) -> list[Nsqd]:
-    """nsqds with twenty messages each."""
-    nsqds = [nsqd_factory() for _ in range(3)]
-    for nsqd in nsqds:
-        create(nsqd)
-        publish(nsqd, numbered(20))
-    return nsqds
-
-
 # max_in_flight.
 
 

@@ -29,15 +29,6 @@ from .consuming import (
     until,
 )
 
-
-@pytest.fixture
-def loaded(nsqd: Nsqd) -> Nsqd:
-    """An nsqd whose channel has one message."""
-    create(nsqd)
-    publish(nsqd, [b"hello"])
-    return nsqd
-
-
 # One message.
 
 

@@ -31,16 +31,6 @@ from .consuming import (
 )
 
 
-@pytest.fixture
-def three(nsqd_factory: Factory[Nsqd]) -> list[Nsqd]:
-    """nsqds with twenty messages each."""
-    nsqds = [nsqd_factory() for _ in range(3)]
-    for nsqd in nsqds:
-        create(nsqd)
-        publish(nsqd, numbered(20))
-    return nsqds
-
-
 class Journal(ConsumerHooks):
     """Every hook, in the order of the calls."""
 

@@ -17,18 +17,30 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
+from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 from nsq.flags import FlagExit, parse
-from nsq.spark.cli import arguments as nsq_spark
-from nsq.spark.cli import commands as spark_commands
+from nsq.spark.cli import main as nsq_spark
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import BIN_DIR, Factory
+from nsq.tools import (
+    front_door,
+    nsq_pubsub,
+    nsq_stat,
+    nsq_tail,
+    nsq_to_file,
+    nsq_to_http,
+    nsq_to_nsq,
+    to_nsq,
+)
 from tests.golden.recordings import others_are_judged
 
 from .consuming import channel_of, create, publish, until
@@ -48,6 +60,16 @@ STANDING_FOR: dict[str, Callable[[Nsqlookupd, Nsqd, Nsqd], str]] = {
 }
 A_MESSAGE = b'{"order": 1, "amount": 20}'
 LONGEST = 120.0
+#: Of the command-line tools, by name.
+TOOLS: dict[str, type[Any]] = {
+    nsq_pubsub.PROG: nsq_pubsub.PubSubOptions,
+    nsq_stat.PROG: nsq_stat.StatOptions,
+    nsq_tail.PROG: nsq_tail.TailOptions,
+    nsq_to_file.PROG: nsq_to_file.ToFileOptions,
+    nsq_to_http.PROG: nsq_to_http.ToHttpOptions,
+    nsq_to_nsq.PROG: nsq_to_nsq.NsqToNsqOptions,
+    to_nsq.PROG: to_nsq.ToNsqOptions,
+}
 #: Commands of which it is enough that the reader knows them.
 ELSEWHERE = {"source"}
 
@@ -169,7 +191,10 @@ def check(command: list[str], block: Block, place: Place) -> None:
     checks: dict[str, Callable[[], object]] = {
         "nsqd": lambda: check_flags(NsqdOptions, arguments),
         "nsqlookupd": lambda: check_flags(NsqlookupdOptions, arguments),
+        "nsqadmin": lambda: check_flags(NsqadminOptions, arguments),
         "nsq-spark": lambda: check_spark(arguments),
+        "nsq": lambda: check_front_door(arguments),
+        **{tool: partial(check_flags, options, arguments) for tool, options in TOOLS.items()},
         "curl": lambda: check_curl(arguments, place),
         "make": lambda: check_target(arguments),
         "pip": lambda: check_extras(arguments),
@@ -182,7 +207,7 @@ def check(command: list[str], block: Block, place: Place) -> None:
         assert program in ELSEWHERE, f"nobody checks {' '.join(command)}"
 
 
-def check_flags(options: type[NsqdOptions | NsqlookupdOptions], arguments: list[str]) -> None:
+def check_flags(options: type[Any], arguments: list[str]) -> None:
     """A config file is the reader's."""
     kept = [argument for argument in arguments if not argument.startswith("--config=")]
     try:
@@ -192,9 +217,22 @@ def check_flags(options: type[NsqdOptions | NsqlookupdOptions], arguments: list[
             pytest.fail(ending.text)
 
 
+def check_front_door(arguments: list[str]) -> None:
+    """The command exists, and has the flags."""
+    if arguments == ["--help"]:
+        return
+    command = front_door.COMMANDS[arguments[0]]
+    known = front_door.flags_of(command)
+    for word in arguments[1:]:
+        if word.startswith("--"):
+            assert word.removeprefix("--").partition("=")[0] in known, (
+                f"nsq {arguments[0]} has no flag {word}"
+            )
+
+
 def check_spark(arguments: list[str]) -> None:
     # In need of no Spark, and of no Arrow: what it parses is not run.
-    nsq_spark.parser(spark_commands).parse_args(arguments)
+    nsq_spark.parse(arguments)
 
 
 def check_curl(arguments: list[str], place: Place) -> None:
@@ -210,7 +248,7 @@ def check_curl(arguments: list[str], place: Place) -> None:
     parts = urlsplit(url)
     known = [daemon.http_address for daemon in (place.lookupd, place.first)]
     assert parts.netloc in known, f"{url} is no daemon of the test"
-    if others_are_judged() and parts.path.startswith("/debug/"):
+    if others_are_judged() and parts.path.startswith(("/debug/", "/topic/peek")):
         return  # a promise of our daemons alone
     connection = http.client.HTTPConnection(parts.netloc, timeout=LONGEST)
     try:

@@ -17,6 +17,8 @@ from nsq.testing import DaemonFailed, Nsqd, Nsqlookupd, V1Client, V2Client
 from nsq.testing.daemons import AddressTaken, addresses
 from nsq.testing.v2 import PeerClosed
 
+from .patience import eventually
+
 MODES = pytest.mark.parametrize("process", [False, True], ids=["thread", "process"])
 
 
@@ -124,7 +126,7 @@ class TestProcess:
         lookupd = Nsqlookupd(binary=stubborn, stop_timeout=0.2).start()
         with pytest.raises(DaemonFailed, match=r"0\.2 s after SIGTERM"):
             lookupd.stop()
-        _until_refused(lookupd.tcp_address)  # its grandchild is not ours to wait for: init buries it
+        eventually(lambda: is_refused(lookupd.tcp_address))  # its grandchild is init's to bury, not ours
 
     def test_it_does_not_outlive_the_process_that_forgot_to_stop_it(self) -> None:
         forgetful = "from nsq.testing import Nsqd; n = Nsqd(process=True).start(); print(n.pid, n.data_path)"
@@ -218,36 +220,23 @@ class TestNsqd:
     def test_it_registers_with_the_lookup_daemons_it_is_given(self, process: bool) -> None:
         with Nsqlookupd() as lookupd, Nsqd(process=process, lookupd=[lookupd]) as nsqd:
             nsqd.post("/topic/create?topic=orders")
-            producers = _until_registered(lookupd, "orders")
-        assert [f"{each['broadcast_address']}:{each['tcp_port']}" for each in producers] == [nsqd.tcp_address]
+            eventually(lambda: lookupd.get("/lookup?topic=orders").status, lambda status: status == 200)
+            (each,) = eventually(lambda: lookupd.get("/lookup?topic=orders").json()["producers"])
+        assert f"{each['broadcast_address']}:{each['tcp_port']}" == nsqd.tcp_address
 
     def test_https_only_with_a_certificate(self) -> None:
         with Nsqd() as nsqd:
             assert nsqd.https_address is None
 
 
-def _until_refused(address: str) -> None:
-    pause = threading.Event()
-    for _ in range(3000):
-        try:
-            V1Client(address).close()
-        except ConnectionRefusedError:
-            return
-        except (OSError, PeerClosed):
-            pass  # just going down
-        pause.wait(0.02)
-    raise AssertionError(f"somebody still listens on {address}")
-
-
-def _until_registered(lookupd: Nsqlookupd, topic: str) -> list[dict[str, object]]:
-    pause = threading.Event()
-    for _ in range(3000):
-        reply = lookupd.get(f"/lookup?topic={topic}")
-        producers: list[dict[str, object]] = reply.json()["producers"] if reply.status == 200 else []
-        if producers:
-            return producers
-        pause.wait(0.02)
-    raise AssertionError(f"nobody registered {topic}:\n{lookupd.log}")
+def is_refused(address: str) -> bool:
+    try:
+        V1Client(address).close()
+    except ConnectionRefusedError:
+        return True
+    except (OSError, PeerClosed):
+        pass  # just going down
+    return False
 
 
 class TestPlugin:

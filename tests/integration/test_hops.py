@@ -67,6 +67,8 @@ def test_a_publish_is_few_hops(kind: str) -> None:
             calls[kind]()
         hops = count(calls[kind])
 
+    # The producer's own thread has no part in it; it looks at deadlines now and then.
+    hops = {hop: thread for hop, thread in hops.items() if thread != "nsq-producer"}
     files = {path for path, _ in hops}
     print(f"\n{kind}: {len(hops)} functions in {len(files)} files")
     for (path, name), thread in hops.items():

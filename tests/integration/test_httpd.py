@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import io
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import trustme
 
 from nsq.daemons import httpd
 from nsq.daemons.httpd import HttpServer
-from nsq.daemons.listen import Address, TcpAddress, parse_address
+from nsq.daemons.listen import Address, ListenError, TcpAddress, parse_address
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.routes import EMPTY, OK, Reply, Request, Route, read_body
 
@@ -44,6 +46,7 @@ ROUTES = [
     Route("GET", "/plain/panic", panic, plain=True),
     Route("GET", "/forever", forever),
     Route("GET", "/big", lambda request: Reply(b"x" * 10_000_000)),
+    Route("GET", "/pieces", lambda request: Reply(b"0", rest=(b"1" * 3_000_000, b"2" * 2_000_000))),
     Route("GET", "/config/:opt", lambda request: Reply.json({**request.params, **request.args})),
 ]
 
@@ -122,6 +125,12 @@ CLOSE = {"Connection": "close"}
         (request("POST", "/empty"), b"200 OK", {"X-Nsq-Content-Type": "nsq; version=1.0"}, b""),
         (request("GET", "/config/a%20b?x=1"), b"200 OK", JSON, b'{"opt":"a b","x":"1"}'),
         (request("GET", "/config/a?x=%zz"), b"400 Bad Request", JSON, b'{"message":"INVALID_REQUEST"}'),
+        (
+            request("GET", "/pieces"),
+            b"200 OK",
+            {"X-Nsq-Content-Type": "nsq; version=1.0"},
+            b"0" + b"1" * 3_000_000 + b"2" * 2_000_000,
+        ),
         (request("GET", "/nope"), b"404 Not Found", JSON, b'{"message":"NOT_FOUND"}'),
         (
             request("GET", "/echo"),
@@ -309,6 +318,24 @@ def test_closing_ends_idle_and_busy_connections_soon() -> None:
     asyncio.run(scenario())
 
 
+def test_a_connection_that_ends_before_its_task_begins_is_no_failure() -> None:
+    failures: list[str] = []
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: failures.append(context["message"]))
+        server = httpd._Server(Mock(), DaemonLog(stream=io.StringIO()), 0)
+        transport = Mock(**{"get_extra_info.return_value": None})
+        connection = server()
+        connection.connection_made(transport)
+        connection.connection_lost(None)
+        await asyncio.sleep(0.01)
+
+    asyncio.run(scenario())
+    gc.collect()
+    assert failures == []
+
+
 def test_the_gate_comes_before_every_route() -> None:
     async def scenario() -> None:
         refusal = Reply.json({"message": "TLS_REQUIRED", "https_port": 4152}, 403)
@@ -354,15 +381,43 @@ def test_a_unix_socket_and_ipv6(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
-def test_tls() -> None:
+def certified() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """For a server, and for clients that trust its authority alone."""
     authority = trustme.CA()
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(server_side)
     client_side = ssl.create_default_context()
     authority.configure_trust(client_side)
+    return server_side, client_side
+
+
+def test_tls_and_a_new_certificate() -> None:
+    """A connection that is open goes on with the old one."""
+    server_side, client_side = certified()
+    renewed, trusting_renewed = certified()
 
     async def scenario() -> None:
-        async with serving(tls=server_side) as (_, address):
-            assert (await exchange(address, request("POST", "/echo", b"sealed"), client_side))[2] == b"sealed"
+        async with serving(tls=server_side) as (served, address), connected(address, client_side) as early:
+            asked = request("POST", "/echo", b"sealed")
+            assert (await exchange(address, asked, client_side))[2] == b"sealed"
+            for _ in range(2):
+                await served.server.use_certificate(renewed)
+                assert (await exchange(address, asked, trusting_renewed))[2] == b"sealed"
+            with pytest.raises(ssl.SSLError):
+                await exchange(address, asked, client_side)
+            reader, writer = early
+            writer.write(asked)
+            assert (await reader.read()).endswith(b"sealed")
+
+    asyncio.run(scenario())
+
+
+def test_a_new_certificate_for_a_unix_socket_needs_a_restart(tmp_path: Path) -> None:
+    server_side, _ = certified()
+
+    async def scenario() -> None:
+        async with serving(str(tmp_path / "sock"), server_side) as (served, _):
+            with pytest.raises(ListenError, match="needs a restart"):
+                await served.server.use_certificate(server_side)
 
     asyncio.run(scenario())

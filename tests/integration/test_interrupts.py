@@ -76,9 +76,7 @@ def conn_of(producer: nsq.Producer) -> object:
 
 
 def own_threads() -> set[threading.Thread]:
-    """The starting one may be about to end."""
-    running = {each for each in threading.enumerate() if each.name.startswith("nsq-producer")}
-    return {each for each in running if each.name != "nsq-producer-start"}
+    return {each for each in threading.enumerate() if each.name.startswith("nsq-producer")}
 
 
 def eventually(condition: Callable[[], object]) -> None:

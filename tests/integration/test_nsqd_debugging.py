@@ -26,7 +26,7 @@ def test_stacks_of_threads_and_tasks(nsqd_factory: Factory[Nsqd], nsqlookupd: Ns
     reply = nsqd.get("/debug/threads")
     assert (reply.status, reply.headers["Content-Type"]) == (200, "text/plain; charset=utf-8")
     assert re.search(r"^thread \d+ \"MainThread\"$", reply.text, re.MULTILINE)
-    assert re.search(r"stacks\.py:\d+ describe$", reply.text, re.MULTILINE)
+    assert re.search(r"debug\.py:\d+ describe$", reply.text, re.MULTILINE)
     # Followed through what it awaits, innermost first.
     asleep = r"1 x nsqd-lookupd-\S+\n(  \S+:\d+ .*\n)+  \S+registration\.py:\d+ _Peer\._stay_registered\n"
     eventually(lambda: nsqd.get("/debug/threads").text, lambda text: re.search(asleep, text))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import http.client
 import random
 import resource
 import socket
@@ -10,6 +12,7 @@ import sys
 import time
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -124,6 +127,64 @@ def test_a_slow_client_is_waited_for(nsqd: Nsqd) -> None:
             time.sleep(0.005)
         assert slow.recv(100)[8:] == b"OK"
     assert topic_stats(nsqd, "t")["depth"] == 1
+
+
+def begin_body(nsqd: Nsqd, way: str) -> socket.socket:
+    """A client that has sent all of a body of 5 MB but the last byte."""
+    if way == "tcp":
+        client = raw(nsqd)
+        client.sendall(commands.mpub("t", [b"x" * MB] * 5)[:-1])
+        return client
+    host, _, port = nsqd.http_address.rpartition(":")
+    client = socket.create_connection((host, int(port)), 60)
+    client.sendall(b"POST /mpub?topic=t HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n")
+    client.sendall(b"x" * (5 * MB - 1))
+    return client
+
+
+class TestBodiesThatDoNotCome:
+    @pytest.mark.parametrize("way", ["http", "tcp"])
+    def test_what_was_cut_off_leaves_nothing(self, nsqd_factory: Factory[Nsqd], way: str) -> None:
+        """Without a collector: it may come late, and the next body before it."""
+        nsqd = nsqd_factory(log_level="fatal")  # in this process, whose collector is switched off
+        begin_body(nsqd, way).close()
+        gc.collect()
+        before = resident()
+        gc.disable()
+        try:
+            for _ in range(50):
+                begin_body(nsqd, way).close()
+            eventually(lambda: resident() - before, lambda grown: grown < 60 * MB)
+        finally:
+            gc.enable()
+
+    def test_together_they_have_a_limit_over_http(self, nsqd_factory: Factory[Nsqd]) -> None:
+        nsqd = nsqd_factory(max_total_body_size=6 * MB, log_level="fatal")
+        lines = (b"x" * 999 + b"\n") * 2000
+
+        def beside_another() -> int:
+            """Of the two the one is refused for which there is no room: usually the later one."""
+            with begin_body(nsqd, "http"):
+                status = nsqd.post("/mpub?topic=t", lines).status
+                assert nsqd.post("/pub?topic=t", b"small").status == 200
+                return status
+
+        eventually(beside_another, lambda status: status == 503)
+        eventually(lambda: nsqd.post("/mpub?topic=t", lines).status, lambda status: status == 200)
+
+    def test_over_tcp_clients_wait_for_each_other(self, nsqd_factory: Factory[Nsqd]) -> None:
+        nsqd = nsqd_factory(process=True, max_total_body_size=6 * MB, mem_queue_size=0)
+        before = resident(nsqd)
+
+        def publish_five(_: int) -> bytes:
+            with begin_body(nsqd, "tcp") as client:
+                client.sendall(b"x")
+                return client.recv(100)[8:]
+
+        with bystander(nsqd), ThreadPoolExecutor(20) as pool:
+            assert set(pool.map(publish_five, range(20))) == {b"OK"}
+        assert resident(nsqd) - before < 60 * MB
+        assert topic_stats(nsqd, "t")["depth"] == 100
 
 
 class TestGarbage:
@@ -281,3 +342,43 @@ def test_thousands_of_topics(nsqd_factory: Factory[Nsqd], durable: bool, count: 
         assert client.expect_message().body == b"a"
     depths = [topic["depth"] for topic in stats(nsqd)["topics"] if topic["topic_name"].startswith("topic")]
     assert sum(depths) == count - 1
+
+
+def test_one_connection_too_many_is_told_so(nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(max_connections=2, log_level="fatal")
+    with connected(nsqd) as first, connected(nsqd) as second:
+        with raw(nsqd) as third:
+            assert b"E_TOO_MANY_CONNECTIONS nsqd has as many clients as --max-connections allows (2)" in ends(
+                third
+            )
+        for client in (first, second):
+            client.send(commands.pub("t", b"x"))
+            client.expect_ok()
+    eventually(lambda: connects(nsqd))
+
+
+def connects(nsqd: Nsqd) -> bool:
+    with contextlib.suppress(PeerClosed), connected(nsqd):
+        return True
+    return False
+
+
+def test_one_http_connection_too_many_is_told_so(nsqd_factory: Factory[Nsqd]) -> None:
+    nsqd = nsqd_factory(max_connections=1, log_level="fatal")
+    host, _, port = nsqd.http_address.rpartition(":")
+    first, second = (http.client.HTTPConnection(host, int(port), timeout=60) for _ in range(2))
+    try:
+        first.request("GET", "/ping")
+        assert first.getresponse().read() == b"OK"
+        second.request("GET", "/ping")
+        refused = second.getresponse()
+        assert (refused.status, refused.read()) == (503, b'{"message":"TOO_MANY_CONNECTIONS"}')
+        assert refused.headers["Connection"] == "close"
+        first.request("GET", "/metrics")
+        assert (
+            b'nsqd_errors_total{protocol="http",code="TOO_MANY_CONNECTIONS"} 1' in first.getresponse().read()
+        )
+    finally:
+        first.close()
+        second.close()
+    eventually(lambda: nsqd.get("/ping").status, lambda status: status == 200)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import pytest
 
 from nsq.testing import Network, Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
-from tests.integration.clients import channel_stats, consumer, finish_all, publish, topic_stats
-from tests.integration.judged import LATE
-from tests.integration.lookup_peers import Mute, black_hole
+from nsq.wire import commands
+from tests.fakes.nsqlookupd import Mute, black_hole
+from tests.integration.clients import (
+    channel_stats,
+    connected,
+    consumer,
+    finish_all,
+    publish,
+    topic_stats,
+)
+from tests.integration.judged import LATE, only_ours
 from tests.integration.patience import eventually
 
 #: Go's nsqd looks after a lost nsqlookupd every 15 seconds, and may need a second look.
@@ -165,6 +174,15 @@ class TestUpheavals:
             until_registered(nsqlookupd, keys("orders") | keys("returns"), UNTIL_REGISTERED_AGAIN)
             assert "a fault of nsqd's" not in nsqd.log
 
+    @only_ours("Go's nsqd waits for each answer, so that a thousand topics take a thousand round trips")
+    def test_many_topics_are_registered_together(self, nsqd_factory: Factory[Nsqd]) -> None:
+        nsqd = nsqd_factory()
+        for number in range(100):
+            create(nsqd, f"topic-{number}")
+        with Mute(at_once=100) as mute:
+            set_nsqlookupds(nsqd, mute.address)
+            mute.wait_until_registered(60)
+
     def test_the_list_can_be_changed_while_it_runs(
         self, nsqlookupd_factory: Factory[Nsqlookupd], nsqd_factory: Factory[Nsqd]
     ) -> None:
@@ -261,21 +279,55 @@ class TestChannelsOfOthers:
             found = eventually(lambda: topic_stats(newcomer, "orders"), lambda found: found.get("channels"))
             assert [channel["channel_name"] for channel in found["channels"]] == ["archive"]
 
-    def test_messages_wait_for_an_nsqlookupd_that_does_not_answer(
-        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
-    ) -> None:
+    @pytest.fixture
+    def mute(self) -> Iterator[Mute]:
         with Mute() as mute:
-            veteran = nsqd_factory(lookupd=[nsqlookupd])
-            newcomer = nsqd_factory(lookupd=[mute.address, nsqlookupd], http_client_request_timeout=1.0)
-            create(veteran, "orders", "archive")
-            create(newcomer, "known")
-            until_registered(nsqlookupd, keys("orders", ["archive"]) | keys("known"))
-            mute.wait_until_registered(60)
-            began = time.monotonic()
-            publish(newcomer, "orders", [b"body"])
-            mute.wait_until_asked(60)
-            with consumer(newcomer, "orders", "own") as client:
-                assert client.expect_message(timeout=60).body == b"body"
-            with consumer(newcomer, "orders", "archive") as client:
-                assert client.expect_message(timeout=60).body == b"body"
-            assert time.monotonic() - began < 1.0 + 6 * LATE
+            yield mute
+
+    @pytest.mark.parametrize("over", ["tcp", "http", "create"])
+    def test_a_new_topic_waits_until_every_nsqlookupd_was_asked(
+        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], mute: Mute, over: str
+    ) -> None:
+        """For its publishers and for /topic/create. Publishes to other topics do not wait."""
+        create(nsqd_factory(lookupd=[nsqlookupd]), "orders", "archive")
+        newcomer = self.knowing_both(nsqd_factory, nsqlookupd, mute, patience=120.0)
+
+        def publish_once() -> None:
+            if over == "create":
+                create(newcomer, "orders")
+                assert topic_stats(newcomer, "orders")["channels"][0]["channel_name"] == "archive"
+            if over != "tcp":
+                publish(newcomer, "orders", [b"body"])
+                return
+            with connected(newcomer) as client:
+                client.send(commands.pub("orders", b"body"))
+                client.expect_ok(timeout=60)
+
+        publisher = threading.Thread(target=publish_once)
+        publisher.start()
+        mute.wait_until_asked(60)
+        publish(newcomer, "known", [b"other"])
+        assert publisher.is_alive()
+        mute.hang_up()
+        publisher.join(60)
+        assert not publisher.is_alive()
+        until_depth(newcomer, "archive", 1)
+
+    def test_it_does_not_wait_for_ever(
+        self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], mute: Mute
+    ) -> None:
+        create(nsqd_factory(lookupd=[nsqlookupd]), "orders", "archive")
+        newcomer = self.knowing_both(nsqd_factory, nsqlookupd, mute, patience=0.3)
+        publish(newcomer, "orders", [b"body"])
+        until_depth(newcomer, "archive", 1)
+
+    @staticmethod
+    def knowing_both(
+        nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd, mute: Mute, patience: float
+    ) -> Nsqd:
+        newcomer = nsqd_factory(http_client_request_timeout=patience)
+        create(newcomer, "known")
+        set_nsqlookupds(newcomer, mute.address, nsqlookupd.tcp_address)
+        until_registered(nsqlookupd, keys("orders", ["archive"]) | keys("known"))
+        mute.wait_until_registered(60)
+        return newcomer

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 #: nsqd on a disk whose syncs hang, and say so, in the thread of that name.
 HANGING = """
 import os, sys, threading
-from nsq.daemons.nsqd.main import main
+from nsq.daemons.nsqd.__main__ import main
 
 fsync = os.fsync
 

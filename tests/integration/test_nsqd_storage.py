@@ -19,6 +19,7 @@ from nsq.testing.plugin import Factory
 from nsq.testing.v2 import Message, PeerClosed
 from nsq.wire import commands
 from nsq.wire.frames import FRAME_MESSAGE, FRAME_RESPONSE
+from tests.golden.recordings import others_are_judged
 from tests.integration import go_reader
 from tests.integration.clients import (
     channel_stats,
@@ -120,13 +121,17 @@ class TestACleanRestart:
     ) -> None:
         nsqd = nsqd_factory(**options(durable, mem_queue_size=5))
         publish(nsqd, "t", numbered(40))
-        for start in (0, 10, 20):
+        found: list[bytes] = []
+        for _ in range(3):
             with consumer(nsqd, "t", rdy=10) as client:
-                found = take(client, 10)
-                finish_and_leave(client, found)
-            assert [message.body for message in found] == numbered(10, start)
+                held = take(client, 10)
+                finish_and_leave(client, held)
+            found += [message.body for message in held]
             nsqd.restart()
-        assert drain(nsqd, "t", 10) == numbered(10, 30)
+        found += drain(nsqd, "t", 10)
+        assert sorted(found) == numbered(40)
+        if not others_are_judged():  # Go's takes from memory and disk by turns
+            assert found == numbered(40)
 
     @MODES
     def test_leaves_files_that_go_can_read(
@@ -233,8 +238,8 @@ def test_fifty_thousand_spill_to_disk_and_come_back_in_order(
         pass
     for start in range(0, count, 10_000):
         publish(nsqd, "t", numbered(10_000, start))
-    seen = channel_stats(nsqd, "t")
-    assert seen["depth"] == count
+    # Go's hands from the topic to the channel while others publish.
+    seen = eventually(lambda: channel_stats(nsqd, "t"), lambda seen: seen["depth"] == count)
     assert count - memory <= seen["backend_depth"] <= count
     files = sorted(nsqd.data_path.glob("t:channel.diskqueue.0*.dat"))
     assert len(files) >= 2
@@ -244,7 +249,9 @@ def test_fifty_thousand_spill_to_disk_and_come_back_in_order(
             batch = take(client, 500)
             finish_all(client, batch)
             found += [message.body for message in batch]
-    assert found == numbered(count)
+    assert sorted(found) == numbered(count)
+    if memory == 0 or not others_are_judged():  # Go's takes from memory and disk by turns
+        assert found == numbered(count)
     eventually(lambda: channel_stats(nsqd, "t")["depth"], lambda depth: depth == 0)
     eventually(lambda: len(list(nsqd.data_path.glob("t:channel.diskqueue.0*.dat"))), lambda left: left <= 1)
 
@@ -327,6 +334,26 @@ class TestAKill:
                 missing.discard(client.expect_message().body)  # the finished one may come again
         assert channel_stats(nsqd, "t")["deferred_count"] == 1
         assert drain(nsqd, "u", 1) == [b"new topic"]
+
+    @only_ours("durability")
+    @pytest.mark.parametrize("older", [1, 20])
+    def test_brings_back_few_of_those_that_overtook_others(
+        self, nsqd_factory: Factory[Nsqd], older: int
+    ) -> None:
+        """So many older ones are in flight while thousands are finished; positions are not synced by time."""
+        nsqd = nsqd_factory(**options(True, sync_timeout=600, msg_timeout=600))
+        with consumer(nsqd, "t", rdy=older) as slow, connected(nsqd) as client:
+            publish(nsqd, "t", numbered(older))
+            take(slow, older)
+            subscribe(client, "t", rdy=500)
+            for start in range(older, 6000 + older, 1000):
+                publish(nsqd, "t", numbered(1000, start))
+                for _ in range(4):
+                    finish_all(client, take(client, 250))
+            eventually(lambda: channel_stats(nsqd, "t"), lambda seen: seen["in_flight_count"] == older)
+            nsqd.kill()
+        nsqd.start()
+        assert older <= channel_stats(nsqd, "t")["depth"] <= older + 1000
 
 
 @pytest.fixture
@@ -416,6 +443,72 @@ class TestAFullDisk:
         eventually(lambda: nsqd.get("/ping").status, lambda status: status == 200)
         publish(nsqd, "t", [b"afterwards"])
         assert drain(nsqd, "t", 1) == [b"afterwards"]
+
+    @MODES
+    def test_that_is_held_by_consumed_messages_recovers(
+        self, nsqd_factory: Factory[Nsqd], small_disk: Path, durable: bool
+    ) -> None:
+        """All messages are in the one file that is written to; nothing else can make room."""
+        nsqd = nsqd_factory(**options(durable, mem_queue_size=0, data_path=str(small_disk)))
+        with consumer(nsqd, "t", rdy=0):
+            pass
+        for restarts in (False, True):
+            taken = self.publish_until_refused(nsqd)
+            self.agrees(nsqd)
+            self.fill(small_disk)
+            assert drain(nsqd, "t", len(taken)) == taken
+            if restarts:
+                nsqd.terminate()
+                nsqd.start()
+            eventually(lambda: self.agrees(nsqd))
+            publish(nsqd, "t", [b"x" * 4000] * 20)
+            assert nsqd.get("/ping").status == 200
+            assert len(drain(nsqd, "t", 20)) == 20
+            (small_disk / "somebody elses second file").unlink()
+            eventually(lambda: nsqd.get("/ping").status, lambda status: status == 200)
+
+    def agrees(self, nsqd: Nsqd) -> bool:
+        """Whether publishers are served; /ping says the same."""
+        before = nsqd.get("/ping").status
+        status = nsqd.post("/pub?topic=probe", b"x" * 4000).status
+        # It may have recovered, or found out, in between.
+        assert (200 if status == 200 else 500) in (before, nsqd.get("/ping").status)
+        if status == 200:
+            assert nsqd.post("/topic/empty?topic=probe").status == 200
+        return status == 200
+
+    def test_fills_up_while_memory_has_room(self, nsqd_factory: Factory[Nsqd], small_disk: Path) -> None:
+        """Publishers do not notice, and /ping says so."""
+        nsqd = nsqd_factory(**options(False, mem_queue_size=100, data_path=str(small_disk)))
+        self.fill(small_disk)
+        for number in range(10):
+            assert nsqd.post(f"/topic/create?topic=t{number}").status == 200
+            assert nsqd.post(f"/pub?topic=t{number}", b"x" * 4000).status == 200
+            assert nsqd.get("/ping").status == 200
+        eventually(lambda: "storage does not work" in nsqd.log)
+
+    def test_answers_administrators_with_the_error(
+        self, nsqd_factory: Factory[Nsqd], small_disk: Path
+    ) -> None:
+        nsqd = nsqd_factory(**options(True, data_path=str(small_disk)))
+        with consumer(nsqd, "t", rdy=0):
+            pass
+        self.fill(small_disk)
+        for request in (
+            "/topic/create?topic=new",
+            "/topic/pause?topic=t",
+            "/channel/create?topic=t&channel=new",
+        ):
+            reply = nsqd.post(request)
+            assert (reply.status, reply.json()) == (503, {"message": "STORAGE_FAILED"})
+        with connected(nsqd) as client:
+            client.send(commands.sub("t", "another"))
+            frame = client.frame()
+            assert (frame.type, frame.data.split()[0]) == (1, b"E_SUB_FAILED")
+        assert nsqd.get("/ping").status == 500
+        (small_disk / "somebody elses second file").unlink()
+        eventually(lambda: nsqd.get("/ping").status, lambda status: status == 200)
+        assert nsqd.post("/topic/unpause?topic=t").status == 200
 
     @MODES
     def test_at_a_stop_is_an_error_in_the_log_and_no_hang(

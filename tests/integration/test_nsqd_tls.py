@@ -6,9 +6,12 @@ import contextlib
 import http.client
 import json
 import os
+import shutil
+import signal
 import socket
 import ssl
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +24,7 @@ from nsq.wire import commands
 from tests.integration.authority import Authority
 from tests.integration.clients import channel_stats, connected, finish_all, subscribe
 from tests.integration.judged import only_ours
+from tests.integration.patience import eventually
 
 HOST = "127.0.0.1"
 REFUSED = (LayerError, PeerClosed)
@@ -340,3 +344,53 @@ def until_closed(sock: socket.socket) -> None:
 def address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     return host, int(port)
+
+
+def serial_number(nsqd: Nsqd, trusted: Authority) -> object:
+    """Of the certificate that HTTPS clients are shown; TCP clients trust theirs by the same authority."""
+    context = trusted.client_context()
+    assert nsqd.https_address is not None
+    host, _, port = nsqd.https_address.rpartition(":")
+    with (
+        socket.create_connection((host, int(port)), 60) as plain,
+        context.wrap_socket(plain, server_hostname=HOST) as secured,
+        encrypted(nsqd, context),
+    ):
+        certificate = secured.getpeercert()
+    assert certificate is not None
+    return certificate["serialNumber"]
+
+
+@only_ours("Go's nsqd ends at SIGHUP")
+def test_sighup_brings_new_certificates(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+    first, second = (Authority(directory(tmp_path / name)) for name in ("first", "second"))
+    files = {name: tmp_path / name for name in ("tls_cert", "tls_key")}
+
+    def install(authority: Authority, *names: str) -> None:
+        for name in names:
+            shutil.copy(authority.server_options[name], files[name])
+
+    install(first, *files)
+    nsqd = nsqd_factory(process=True, **files)
+    before = serial_number(nsqd, first)
+    with encrypted(nsqd, first.client_context()) as early:
+        install(second, "tls_cert")  # without its key
+        os.kill(nsqd.pid, signal.SIGHUP)
+        eventually(lambda: "the certificate that is in use stays" in nsqd.log)
+        assert serial_number(nsqd, first) == before
+        install(second, "tls_key")
+        os.kill(nsqd.pid, signal.SIGHUP)
+        eventually(lambda: "read anew" in nsqd.log)
+        assert serial_number(nsqd, second) != before
+        with (
+            pytest.raises(LayerError, match="certificate"),
+            encrypted(nsqd, first.client_context()),
+        ):
+            pass
+        early.send(commands.pub("t", b"of a connection that was open"))
+        early.expect_ok()
+
+
+def directory(path: Path) -> Path:
+    path.mkdir()
+    return path

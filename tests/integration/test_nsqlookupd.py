@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import io
 import json
@@ -12,15 +13,17 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import pytest
 
+from nsq.collector import calm_collector
 from nsq.daemons.listen import ListenError
 from nsq.daemons.logs import DaemonLog
-from nsq.daemons.nsqlookupd import connection
+from nsq.daemons.nsqlookupd import tcp
 from nsq.daemons.nsqlookupd.daemon import Nsqlookupd
 from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 from nsq.wire import lookup
@@ -213,7 +216,7 @@ def test_who_never_introduces_itself_is_cut_off(monkeypatch: pytest.MonkeyPatch)
         async with running() as daemon, connected(daemon.tcp_address) as nsqd:
             await nsqd.ask(lookup.identify(NSQD))
             # Not before: a busy machine may take longer for an introduction.
-            monkeypatch.setattr(connection, "IDENTIFY_SECONDS", 0.05)
+            monkeypatch.setattr(tcp, "IDENTIFY_SECONDS", 0.05)
             async with connected(daemon.tcp_address) as other:
                 assert await other.ended()
                 assert await nsqd.ask(lookup.ping()) == [b"OK"]
@@ -231,13 +234,72 @@ def flood(address: str) -> None:
 
 
 def test_who_never_reads_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "UNREAD_SECONDS", 0.05)
+    monkeypatch.setattr(tcp, "UNREAD_SECONDS", 0.05)
 
     async def scenario() -> None:
         async with running() as daemon:
             with pytest.raises(ConnectionError):
                 await asyncio.to_thread(flood, str(daemon.tcp_address))
             await eventually(daemon.http_address, "/nodes", {"producers": []})
+
+    asyncio.run(scenario())
+
+
+async def longest_turn(work: Awaitable[object]) -> float:
+    """CPU seconds that the event loop has spent at most before it came round to others while this went on."""
+    going = asyncio.ensure_future(work)
+    longest, before = 0.0, time.thread_time()
+    while not going.done():
+        await asyncio.sleep(0)
+        now = time.thread_time()
+        longest, before = max(longest, now - before), now
+    await going
+    return longest
+
+
+def fetched(address: str | None, target: str) -> int:
+    """The length of the answer, read in a thread of its own and thrown away."""
+    host, _, port = str(address).rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=60) as sock:
+        sock.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+        return sum(iter(lambda: len(sock.recv(1 << 20)), 0))
+
+
+@pytest.fixture
+def collector() -> Iterator[None]:
+    """The garbage collector, set as the program sets it."""
+    before = gc.get_threshold()
+    calm_collector()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("collector")
+def test_a_large_directory_keeps_nobody_waiting() -> None:
+    """Two hundred thousand topics are listed, and lost, in slices: all others are served in between. At most
+    50 ms are promised, and machines may be slow.
+    """
+    topics = [f"topic-{number:06}" for number in range(200_000)]
+
+    async def scenario() -> None:
+        async with running() as daemon:
+            async with connected(daemon.tcp_address) as nsqd:
+                await nsqd.ask(lookup.identify(NSQD))
+                (peer,) = daemon._registry.nodes(0.0)
+                for topic in topics:
+                    daemon._registry.register_topic(peer, topic)
+                for target, least in (("/debug", 50_000_000), ("/nodes", 4_000_000), ("/topics", 2_000_000)):
+                    fetching = asyncio.to_thread(fetched, daemon.http_address, target)
+                    answered = asyncio.ensure_future(fetching)
+                    assert await longest_turn(answered) < 0.1
+                    assert answered.result() > least
+
+            async def forgotten() -> None:
+                while not peer.gone or peer.channels_by_topic:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0)
+
+            assert await longest_turn(forgotten()) < 0.1
 
     asyncio.run(scenario())
 

@@ -1,10 +1,14 @@
-"""What process.run makes of signals and failures, seen from outside."""
+"""What process.run makes of signals and failures, and what it tells systemd, seen from outside."""
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -20,21 +24,39 @@ class Daemon:
     async def start(self):
         {start}
 
+    async def reload(self):
+        print("reloading", flush=True)
+        {reload}
+
+    async def drain(self):
+        print("draining", flush=True)
+        {drain}
+
     async def stop(self):
         print("stopping", flush=True)
         {stop}
         return {whole}
 
-sys.exit(run(Daemon, DaemonLog("[d] ")))
+sys.exit(run(Daemon, DaemonLog("[d] ", path={path!r})))
 """
+FOR_EVER = "await asyncio.Event().wait()"
 
 
 def started(
-    start: str = "print('started', flush=True)", stop: str = "pass", *, whole: bool = True
+    start: str = "print('started', flush=True)",
+    stop: str = "pass",
+    *,
+    reload: str = "pass",
+    drain: str = "pass",
+    whole: bool = True,
+    path: str = "",
+    environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[str]:
+    program = PROGRAM.format(start=start, stop=stop, reload=reload, drain=drain, whole=whole, path=path)
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM.format(start=start, stop=stop, whole=whole)],
+        [sys.executable, "-c", program],
         cwd=ROOT,
+        env={**os.environ, **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -47,7 +69,7 @@ def said(process: subprocess.Popen[str]) -> str:
 
 
 def test_the_second_signal_does_not_wait_for_the_stop() -> None:
-    with started(stop="await asyncio.Event().wait()") as process:
+    with started(stop=FOR_EVER) as process:
         assert said(process) == "started\n"
         process.send_signal(signal.SIGTERM)
         assert said(process) == "stopping\n"
@@ -88,3 +110,136 @@ def test_a_failed_start_exits_with_status_1(start: str, last: str) -> None:
     assert process.returncode == 1
     assert log.splitlines()[-1].endswith(last)
     assert ("Traceback" in log) == ("KeyError" in log)
+
+
+def test_a_drain_ends_in_a_stop_that_a_first_signal_does_not_cut_short() -> None:
+    slow = "import asyncio as a; await a.sleep(0.3)"
+    with started(stop=slow) as process:
+        assert said(process) == "started\n"
+        process.send_signal(signal.SIGUSR1)
+        assert [said(process), said(process)] == ["draining\n", "stopping\n"]
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize("drain", [FOR_EVER, "raise KeyError('lost')"])
+def test_a_drain_that_does_not_end_or_fails_is_followed_by_a_stop_in_good_order(drain: str) -> None:
+    with started(drain=drain) as process:
+        assert said(process) == "started\n"
+        process.send_signal(signal.SIGUSR1)
+        assert said(process) == "draining\n"
+        if drain == FOR_EVER:
+            process.send_signal(signal.SIGTERM)
+        assert said(process) == "stopping\n"
+        _, log = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert ("KeyError: 'lost'" in log) == ("KeyError" in drain)
+
+
+def test_sighup_reloads_and_opens_the_log_anew(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with started(path=str(log), reload="raise KeyError('lost')") as process:
+        assert said(process) == "started\n"
+        log.rename(tmp_path / "log.1")
+        for _ in range(2):  # a reload that fails is no end to reloading
+            process.send_signal(signal.SIGHUP)
+            assert said(process) == "reloading\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+    lines = log.read_text().splitlines()
+    assert lines[0].endswith("INFO: received SIGHUP, reloading")
+    assert "KeyError: 'lost'" in lines
+    assert lines[-1].endswith("INFO: received SIGTERM, stopping")
+    assert (tmp_path / "log.1").read_text() == ""
+
+
+def test_what_fails_in_the_event_loop_is_in_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    start = "asyncio.get_running_loop().call_soon(lambda: 1 // 0); print('started', flush=True)"
+    with started(start, path=str(log)) as process:
+        assert said(process) == "started\n"
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert "ERROR: Exception in callback" in log.read_text()
+    assert "ZeroDivisionError" in log.read_text()
+
+
+# systemd
+
+
+@pytest.fixture(params=["file", "abstract"])
+def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[socket.socket, str]]:
+    """The socket that systemd listens on, and what it calls it."""
+    name = str(tmp_path / "notify") if request.param == "file" else f"@nsq-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(name.replace("@", "\0"))
+        sock.settimeout(60)
+        yield sock, name
+
+
+def heard(sock: socket.socket, wanted: str) -> None:
+    """Wait for this message; what the watchdog is told may come in between."""
+    while (message := sock.recv(4096).decode()) != wanted:
+        assert message == "WATCHDOG=1"
+
+
+def test_systemd_is_told_how_it_goes(systemd: tuple[socket.socket, str]) -> None:
+    sock, name = systemd
+    with started(environment={"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "20000"}) as process:
+        heard(sock, "READY=1")
+        heard(sock, "WATCHDOG=1")
+        process.send_signal(signal.SIGHUP)
+        while not (message := sock.recv(4096).decode()).startswith("RELOADING=1\nMONOTONIC_USEC="):
+            assert message == "WATCHDOG=1"
+        heard(sock, "READY=1")
+        process.send_signal(signal.SIGUSR1)
+        heard(sock, "STATUS=draining")
+        heard(sock, "STOPPING=1")
+        process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+def test_a_loop_that_hangs_does_not_feed_the_watchdog(systemd: tuple[socket.socket, str]) -> None:
+    sock, name = systemd
+    hanging = "import time; time.sleep(1.0); print('over', flush=True)"
+    with started(reload=hanging, environment={"NOTIFY_SOCKET": name, "WATCHDOG_USEC": "20000"}) as process:
+        heard(sock, "READY=1")
+        process.send_signal(signal.SIGHUP)
+        while sock.recv(4096) == b"WATCHDOG=1":
+            pass  # up to RELOADING=1
+        sock.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            sock.recv(4096)
+        process.kill()
+
+
+UNITS = sorted((ROOT / "examples/systemd").glob("*.service"))
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_systemd_accepts_our_units(unit: Path) -> None:
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+def test_there_is_a_unit_for_each_daemon_with_flags_that_it_knows() -> None:
+    assert [unit.stem for unit in UNITS] == ["nsqd", "nsqlookupd"]
+    for unit in UNITS:
+        (command,) = [line for line in unit.read_text().splitlines() if line.startswith("ExecStart=")]
+        flags = [word.partition("=")[0] for word in command.split() if word.startswith("--")]
+        help_text = subprocess.run(
+            [sys.executable, "-m", f"nsq.daemons.{unit.stem}", "--help"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        ).stdout
+        assert flags
+        assert all(f"  {flag[1:]} " in help_text for flag in flags)

@@ -7,7 +7,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 import ssl
 import subprocess
 import sys
@@ -32,15 +31,15 @@ from nsq.errors import (
     Unauthorized,
 )
 from nsq.producer import Acknowledged, Producer
-from nsq.testing import Nsqd, Nsqlookupd, V2Client
+from nsq.testing import Network, Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory, factory
 from nsq.wire import commands
+from tests.fakes.network import silent_resolver, unreachable
+from tests.fakes.nsqlookupd import ScriptedLookupd
 
 from ..interop.auth_server import running_auth_server
 from ..interop.certificates import Certificate, issue
-from .holes import silent_resolver, unreachable
 from .patience import eventually
-from .test_discovery import ScriptedLookupd
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
@@ -141,66 +140,6 @@ class Publishers:
         counts = Counter(stored)
         assert [body for body in self.acknowledged if counts[body] != 1] == []
         assert set(counts) - set(self.acknowledged) <= set(self.uncertain)
-
-
-class Relay:
-    """Passes on what it gets to an nsqd and back; ``cut`` ends the connections as a broken network does."""
-
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._target = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.cuts = 0
-        self._lock = threading.Lock()
-        self._sockets: list[socket.socket] = []
-        self._left: list[socket.socket] = []  # cut, and not closed while a thread may be in it
-        self._threads = [threading.Thread(target=self._accept, name="relay")]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near, _ = self._listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(self._target)
-            with self._lock:
-                self._sockets += [near, far]
-                for ends in ((near, far), (far, near)):
-                    thread = threading.Thread(target=self._pass_on, args=ends, name="relay")
-                    self._threads.append(thread)
-                    thread.start()
-
-    @staticmethod
-    def _pass_on(source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(65536):
-                target.sendall(data)
-        for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def cut(self) -> None:
-        with self._lock:
-            sockets, self._sockets = self._sockets, []
-        for each in sockets:
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
-                self.cuts += 1
-        self._left += sockets
-
-    def __enter__(self) -> Relay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self.cut()
-        for thread in self._threads:
-            thread.join(PATIENCE)
-        for each in self._left:
-            each.close()
 
 
 # One nsqd
@@ -349,20 +288,20 @@ def test_when_connections_are_cut_nothing_acknowledged_is_lost(
     retry_uncertain: bool, nsqd_factory: Factory[Nsqd], topic: str
 ) -> None:
     nsqds = [nsqd_factory() for _ in range(2)]
-    with (
-        Relay(nsqds[0].tcp_address) as first,
-        Relay(nsqds[1].tcp_address) as second,
-        Producer(first.address, second.address, retry_uncertain=retry_uncertain, **QUICK) as producer,
-        Publishers(producer, topic, 8) as publishers,
-    ):
-        for _ in range(10):
-            for relay in (first, second):
+    cuts = 0
+    with Network() as network:
+        links = [network.link(nsqd.tcp_address) for nsqd in nsqds]
+        with (
+            Producer(*(link.address for link in links), retry_uncertain=retry_uncertain, **QUICK) as producer,
+            Publishers(producer, topic, 8) as publishers,
+        ):
+            for link in links * 10:
                 publishers.wait_for(20)
-                relay.cut()
-        publishers.wait_for(20)
+                cuts += link.cut()
+            publishers.wait_for(20)
     assert producer.stats().pending == 0
     assert producer._pool.pending == set()  # every place was given back
-    assert first.cuts + second.cuts >= 10
+    assert cuts >= 10
     stored = [body for nsqd in nsqds for body in drain(nsqd, topic)]
     if retry_uncertain:
         assert publishers.uncertain == []
@@ -615,15 +554,20 @@ os.wait()
 """
 
 
-def test_a_program_that_ends_without_closing_has_published_all(shared: Nsqd, topic: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, shared.tcp_address, topic],
+def ran(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
         cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
         check=False,
     )
+
+
+def test_a_program_that_ends_without_closing_has_published_all(shared: Nsqd, topic: str) -> None:
+    done = ran("-c", PROGRAM, shared.tcp_address, topic)
     assert (done.returncode, done.stderr) == (0, "")
     assert Counter(drain(shared, topic)) == Counter([b"published", *(b"%d" % n for n in range(100))])
 
@@ -633,32 +577,15 @@ def test_a_program_that_ends_without_an_nsqd_does_not_hang() -> None:
 from nsq.producer import Producer
 Producer("127.0.0.1:1", publish_timeout=0.5).publish_async("orders", b"body")
 """
-    began = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = ran("-c", program)
     assert done.returncode == 0
     assert "127.0.0.1:1" in done.stderr
-    assert time.monotonic() - began < PATIENCE
 
 
 # The example
 
 
 def test_the_example(shared: Nsqd) -> None:
-    done = subprocess.run(
-        [sys.executable, "examples/producer.py", shared.tcp_address],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+    done = ran("examples/producer.py", shared.tcp_address)
     assert (done.returncode, done.stderr) == (0, "")
     assert depth(shared, "orders") >= 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
@@ -18,31 +17,26 @@ from nsq.testing.plugin import factory
 
 from . import installed
 from .certificates import Certificate, issue
-from .driver import Driver, required
+from .driver import Driver, Drivers
 from .nsqds import trouble
 
 _NUMBERS = itertools.count(1)
 
 
 @pytest.fixture(scope="session")
-def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Driver]]:
-    """All of them, started together; a client that cannot be had is not among them."""
-    directory = tmp_path_factory.mktemp("drivers")
-    with ExitStack() as stack:
-        started = {}
-        for client in installed.CLIENTS:
-            if installed.hindrance(client) is None:
-                started[client] = Driver(client, directory)
-                stack.callback(started[client].stop)
-        for driver in started.values():
-            driver.ask("about")  # it has imported its client, and answers
-        yield started
+def drivers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Drivers]:
+    made = Drivers(tmp_path_factory.mktemp("drivers"))
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
 
 
 @pytest.fixture(params=installed.CLIENTS)
-def driver(request: pytest.FixtureRequest, drivers: dict[str, Driver]) -> Driver:
+def driver(request: pytest.FixtureRequest, drivers: Drivers) -> Driver:
     """Each client in turn."""
-    return required(drivers, request.param)
+    return drivers.required(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@
         producer.publish("orders", [b"one"])
 
 Orders and answers are JSON lines (clients/orders.py), one at a time, each with a deadline; a driver that
-misses one is ended, and says so to every test that comes after.
+misses one is ended, and the next test gets another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import select
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,6 +95,10 @@ class Driver:
         finally:
             self._close(name)
 
+    @property
+    def gone(self) -> bool:
+        return self._process.poll() is not None
+
     def stop(self) -> None:
         """End the child: the end of its stdin is its order to go."""
         process = self._process
@@ -108,7 +112,7 @@ class Driver:
             process.wait()
 
     def _close(self, name: str) -> None:
-        if self._process.poll() is None:
+        if not self.gone:
             self.ask("close", name=name)
 
     def _send(self, data: bytes, deadline: float) -> None:
@@ -150,11 +154,37 @@ class Driver:
         return f"; it said:\n{said}" if said else ""
 
 
-def required(drivers: Mapping[str, Driver], client: str) -> Driver:
-    """The client's driver; without one the test is skipped or fails, see ``installed``."""
-    if client not in drivers:
-        installed.refuse(client)
-    return drivers[client]
+class Drivers:
+    """A driver for each client that can be had. One that is gone is replaced: it may fail its test only."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._running: dict[str, Driver] = {}
+
+    def start(self) -> None:
+        """All of them together, until each has imported its client and answers."""
+        for client in installed.CLIENTS:
+            if installed.hindrance(client) is None:
+                self._running[client] = Driver(client, self._directory)
+        for driver in self._running.values():
+            driver.ask("about")
+
+    def required(self, client: str) -> Driver:
+        """The client's driver; without one the test is skipped or fails, see ``installed``."""
+        if client not in self._running:
+            installed.refuse(client)
+        if self._running[client].gone:
+            self._running[client] = Driver(client, self._directory)
+        return self._running[client]
+
+    def running(self) -> Iterator[tuple[str, Driver]]:
+        """Every client that can be had, with its driver."""
+        for client in self._running:
+            yield client, self.required(client)
+
+    def stop(self) -> None:
+        for driver in self._running.values():
+            driver.stop()
 
 
 class _Client:
@@ -174,9 +204,9 @@ class Producer(_Client):
         """Whether the client thinks so."""
         return bool(self._ask("connected"))
 
-    def publish(self, topic: str, bodies: list[bytes]) -> None:
+    def publish(self, topic: str, bodies: list[bytes], *, patience: float = PATIENCE) -> None:
         """One PUB each, sent without waiting for one another's confirmation."""
-        self._ask("publish", topic=topic, bodies=_encoded(bodies))
+        self._ask("publish", topic=topic, bodies=_encoded(bodies), patience=patience)
 
     def multi_publish(self, topic: str, bodies: list[bytes]) -> None:
         self._ask("multi_publish", topic=topic, bodies=_encoded(bodies))

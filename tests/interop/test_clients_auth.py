@@ -11,7 +11,7 @@ from nsq.testing.plugin import factory
 
 from . import nsqds
 from .auth_server import running_auth_server
-from .driver import Driver, DriverFailed, required
+from .driver import DriverFailed, Drivers
 
 CAN = ["pynsq", "gnsq"]
 
@@ -30,8 +30,8 @@ def guarded_nsqd() -> Iterator[Nsqd]:
 
 
 @pytest.mark.parametrize("client", CAN)
-def test_the_secret_opens(client: str, drivers: dict[str, Driver], guarded_nsqd: Nsqd, topic: str) -> None:
-    driver, address, topic = required(drivers, client), guarded_nsqd.tcp_address, f"allowed-{topic}"
+def test_the_secret_opens(client: str, drivers: Drivers, guarded_nsqd: Nsqd, topic: str) -> None:
+    driver, address, topic = drivers.required(client), guarded_nsqd.tcp_address, f"allowed-{topic}"
     with (
         driver.producer(address, auth_secret=SECRET) as producer,
         driver.consumer(topic, nsqd=address, auth_secret=SECRET) as consumer,
@@ -46,20 +46,18 @@ def test_the_secret_opens(client: str, drivers: dict[str, Driver], guarded_nsqd:
 
 @pytest.mark.parametrize("client", CAN)
 def test_what_is_not_allowed_is_refused(
-    client: str, drivers: dict[str, Driver], guarded_nsqd: Nsqd, topic: str
+    client: str, drivers: Drivers, guarded_nsqd: Nsqd, topic: str
 ) -> None:
     with (
-        required(drivers, client).producer(guarded_nsqd.tcp_address, auth_secret=SECRET) as producer,
+        drivers.required(client).producer(guarded_nsqd.tcp_address, auth_secret=SECRET) as producer,
         pytest.raises(DriverFailed, match="AUTH failed for MPUB"),
     ):
         producer.multi_publish(f"forbidden-{topic}", BODIES)
 
 
 @pytest.mark.parametrize("client", CAN)
-def test_another_secret_does_not_open(
-    client: str, drivers: dict[str, Driver], guarded_nsqd: Nsqd, topic: str
-) -> None:
+def test_another_secret_does_not_open(client: str, drivers: Drivers, guarded_nsqd: Nsqd, topic: str) -> None:
     topic = f"allowed-{topic}"
-    with required(drivers, client).consumer(topic, nsqd=guarded_nsqd.tcp_address, auth_secret="wrong"):
+    with drivers.required(client).consumer(topic, nsqd=guarded_nsqd.tcp_address, auth_secret="wrong"):
         nsqds.eventually(lambda: "AUTH no authorizations found" in guarded_nsqd.log, True)
         assert nsqds.consumers(guarded_nsqd, topic) == []

@@ -12,7 +12,7 @@ from nsq.testing import Nsqd
 
 from . import nsqds
 from .certificates import Certificate
-from .driver import Driver, required
+from .driver import Drivers
 
 Layers = tuple[str, ...]
 
@@ -64,12 +64,12 @@ def granted(clients: list[dict[str, Any]]) -> list[set[str]]:
 def test_messages_go_through_the_layers_in_both_directions(
     client: str,
     layers: Layers,
-    drivers: dict[str, Driver],
+    drivers: Drivers,
     shared_nsqd: Nsqd,
     certificate: Certificate,
     topic: str,
 ) -> None:
-    driver, address = required(drivers, client), shared_nsqd.tcp_address
+    driver, address = drivers.required(client), shared_nsqd.tcp_address
     options = options_for(layers, certificate)
     with (
         driver.producer(address, **options) as producer,
@@ -87,13 +87,13 @@ def test_messages_go_through_the_layers_in_both_directions(
 def test_large_and_many_messages_go_through_the_layers(
     client: str,
     layers: Layers,
-    drivers: dict[str, Driver],
+    drivers: Drivers,
     shared_nsqd: Nsqd,
     certificate: Certificate,
     topic: str,
 ) -> None:
     """What is read ends anywhere: within a frame, a record or a compressed block."""
-    driver, address = required(drivers, client), shared_nsqd.tcp_address
+    driver, address = drivers.required(client), shared_nsqd.tcp_address
     options = options_for(layers, certificate)
     many = [os.urandom(number % 61 + 1) * (number % 7 + 1) for number in range(1000)]
     wanted = sorted([*LARGE, *many])

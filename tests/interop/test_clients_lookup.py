@@ -10,7 +10,7 @@ from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import factory
 
 from . import installed, nsqds
-from .driver import Driver, required
+from .driver import Driver, Drivers
 
 BODIES = [b"one", b"three", b"two"]
 
@@ -26,12 +26,12 @@ def second_nsqd(shared_nsqlookupd: Nsqlookupd) -> Iterator[Nsqd]:
 def test_what_one_client_publishes_another_consumes(
     publishing: str,
     consuming: str,
-    drivers: dict[str, Driver],
+    drivers: Drivers,
     shared_nsqd: Nsqd,
     shared_nsqlookupd: Nsqlookupd,
     topic: str,
 ) -> None:
-    source, target = required(drivers, publishing), required(drivers, consuming)
+    source, target = drivers.required(publishing), drivers.required(consuming)
     with source.producer(shared_nsqd.tcp_address) as producer:
         producer.publish(topic, BODIES[:1])
         producer.multi_publish(topic, BODIES[1:])

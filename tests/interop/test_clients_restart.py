@@ -18,7 +18,7 @@ from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import factory
 
 from . import installed, nsqds
-from .driver import Consumer, Driver, Producer, required
+from .driver import Consumer, Driver, Drivers, Producer
 
 BEFORE = [b"before %d" % number for number in range(50)]
 AFTER = [b"after %d" % number for number in range(50)]
@@ -39,13 +39,11 @@ def own_nsqd(shared_nsqlookupd: Nsqlookupd) -> Iterator[Nsqd]:
 
 
 @pytest.fixture(scope="module")
-def survivors(
-    drivers: dict[str, Driver], own_nsqd: Nsqd, shared_nsqlookupd: Nsqlookupd
-) -> Iterator[dict[str, Pair]]:
+def survivors(drivers: Drivers, own_nsqd: Nsqd, shared_nsqlookupd: Nsqlookupd) -> Iterator[dict[str, Pair]]:
     """Each client's pair, after it has brought messages through and nsqd has been restarted."""
     with ExitStack() as stack:
         pairs = {}
-        for client, driver in drivers.items():
+        for client, driver in drivers.running():
             topic = f"survivor-{client}"
             producer = stack.enter_context(driver.producer(own_nsqd.tcp_address))
             producer.publish(topic, BEFORE)
@@ -77,9 +75,9 @@ def is_connected(producer: Producer) -> bool:
 
 @pytest.mark.parametrize("client", installed.CLIENTS)
 def test_producer_and_consumer_return(
-    client: str, survivors: dict[str, Pair], drivers: dict[str, Driver], own_nsqd: Nsqd
+    client: str, survivors: dict[str, Pair], drivers: Drivers, own_nsqd: Nsqd
 ) -> None:
-    required(drivers, client)
+    drivers.required(client)
     pair = survivors[client]
     nsqds.eventually(partial(is_connected, pair.producer), True, RETURN)
     pair.producer.publish(pair.topic, AFTER)

@@ -104,6 +104,17 @@ def _end(gateway: object) -> None:
     SparkContext._jvm = None
 
 
+@pytest.fixture(scope="session")
+def fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """matplotlib keeps the fonts open that it has used."""
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    figure.suptitle("orders")
+    figure.add_subplot().set_ylabel("1.0")
+    figure.savefig(tmp_path_factory.mktemp("fonts") / "warm.png")
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(watched_directories: list[Path], request: pytest.FixtureRequest) -> Iterator[None]:
     """As everywhere, except for connections between this process and the session's JVM, and the threads that

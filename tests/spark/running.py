@@ -71,7 +71,7 @@ def stream(
     spark: SparkSession, source: Nsqd | None, folder: Path, schema: str = "", **options: object
 ) -> DataFrame:
     """``folder`` holds the log."""
-    given: dict[str, object] = {"topic": TOPIC, "channel": CHANNEL, "wal": folder / "wal"}
+    given: dict[str, object] = {"topic": TOPIC, "channel": CHANNEL, "wal": folder / "wal", "retention": 0}
     if source is not None:
         given |= {"nsqd": source.tcp_address, "nsqdHttp": source.http_address}
     given |= options

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 PNG = b"\x89PNG"
 
+pytestmark = pytest.mark.usefixtures("fonts")
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Path]:
@@ -29,16 +31,6 @@ def place(tmp_path: Path) -> Iterator[Path]:
     os.chdir(tmp_path)
     yield tmp_path
     os.chdir(before)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """matplotlib keeps the fonts open that it has used."""
-    from matplotlib.figure import Figure
-
-    figure = Figure()
-    figure.suptitle("orders")
-    figure.savefig(tmp_path_factory.mktemp("fonts") / "warm.png")
 
 
 @pytest.fixture
@@ -71,7 +63,9 @@ def test_the_guide(
     names = run_page("spark.md", place, nsqd, nsqlookupd, listeners)
 
     assert spark.read.parquet(str(place / "data" / "texts")).count() == 20
-    assert names["totals"].columns[-3:] == ["order", "amount", "_corrupt"]
+    assert names["totals"].columns[-3:] == ["amount", "_rescued", "_corrupt"]
+    assert spark.read.parquet(str(place / "data" / "copies")).count() == 20
+    assert api.stats("large")["topics"][0]["message_count"] == 20
     assert api.stats("greetings")["topics"][0]["message_count"] == 2
 
 

@@ -10,21 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from nsq.errors import NsqError, UsageError
+from nsq.errors import UsageError
 from nsq.spark import rows
 from nsq.spark.pipelines import archive as archiving
-from nsq.spark.pipelines import columns
-from nsq.spark.pipelines.archive import ArchiveResult, archive_stream
-from nsq.spark.pipelines.bookmark import Mark
-from nsq.spark.pipelines.columns import Body
-from nsq.spark.pipelines.compaction import compact
-from nsq.spark.pipelines.fanout import FanoutResult, Patience, fanout_stream
-from nsq.spark.pipelines.files import HadoopFiles, LocalFiles, Move
+from nsq.spark.pipelines import archive as columns
+from nsq.spark.pipelines.archive import ArchiveResult, Body, archive_stream, archive_to_table
+from nsq.spark.pipelines.chart import archive_chart
+from nsq.spark.pipelines.files import Batch, HadoopFiles, LocalFiles, Move, Published, Written, publish
 from nsq.spark.pipelines.metrics import Measure, Window, measure_stream
-from nsq.spark.pipelines.publishing import Batch, Published, Written, publish
-from nsq.spark.pipelines.replay import Selection, entries, replay, selected
-from nsq.spark.pipelines.sending import remaining
-from nsq.spark.pipelines.sinks import Parquet, sink_of
+from nsq.spark.pipelines.replay import Mark, Selection, entries, remaining, replay, selected
 from nsq.spark.pipelines.streaming import Progress, Running
 
 if TYPE_CHECKING:
@@ -153,6 +147,51 @@ def test_a_batch_that_failed_is_stored_once_however_it_is_cut_the_next_time(
     assert stored(spark, tmp_path) == numbered(25)
 
 
+@pytest.fixture(scope="session")
+def deltalake(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """At its first use it starts threads that stay."""
+    found = pytest.importorskip("deltalake")
+    import pyarrow as pa
+
+    place = str(tmp_path_factory.mktemp("delta") / "first")
+    for number in range(2):
+        mark = found.CommitProperties(app_transactions=[found.Transaction("warm", number)])
+        rows = pa.table({"a": [1], "b": ["x"]})
+        found.write_deltalake(place, rows, partition_by=["b"], mode="append", commit_properties=mark)
+    assert found.DeltaTable(place).transaction_version("warm") == 1
+    assert found.DeltaTable(place).to_pyarrow_table().num_rows == 2
+    return found
+
+
+def test_a_delta_table_has_every_row_once(
+    spark: SparkSession, deltalake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = archiving.write_delta
+
+    def failing(*given: Any) -> Published:
+        raise Crash(whole(*given))
+
+    def run_once() -> ArchiveResult:
+        return archive_to_table(stream(spark, tmp_path), str(tmp_path / "table"), Body(), running(tmp_path))
+
+    put(tmp_path, "1", numbered(20))
+    with monkeypatch.context() as patch:
+        patch.setattr(archiving, "write_delta", failing)
+        with pytest.raises(Crash):
+            run_once()
+    put(tmp_path, "2", numbered(5, 20), first=20)
+    assert (run_once().rows, run_once().rows) == (5, 0)
+    table = deltalake.DeltaTable(tmp_path / "table").to_pyarrow_table()
+    assert sorted(table["body"].to_pylist()) == numbered(25)
+
+
+def test_an_archive_is_drawn(spark: SparkSession, fonts: None, tmp_path: Path) -> None:
+    put(tmp_path, "1", numbered(20))
+    archived(spark, tmp_path)
+    image = archive_chart(str(tmp_path / "out"), tmp_path / "out.png", spark=spark)
+    assert Path(image).read_bytes().startswith(b"\x89PNG")
+
+
 def test_bodies_as_text_and_as_json(spark: SparkSession, tmp_path: Path) -> None:
     bodies = [b'{"id": 1, "name": "a"}', b"\xff", b"  ", b'{"id": "no"}', b"[1]", b'{"id": 1}{"id": 2}']
     put(tmp_path, "1", bodies)
@@ -184,18 +223,6 @@ def test_it_follows_until_it_is_stopped(spark: SparkSession, tmp_path: Path) -> 
     result = archived(spark, tmp_path, follow=True, every=0.1, stop=stop, progress=enough)
     assert (result.rows, result.batches) == (10, 2)
     assert stored(spark, tmp_path) == numbered(10)
-
-
-def test_spark_reads_what_was_compacted(spark: SparkSession, tmp_path: Path) -> None:
-    for number in range(3):
-        put(tmp_path, str(number), numbered(5, number * 5), first=number * 5)
-    archived(spark, tmp_path, Body("json", "id bigint"))
-    before = spark.read.parquet(str(tmp_path / "out"))
-    want = sorted(map(str, before.collect()))
-    assert compact(tmp_path / "out", linger=0).files_before == 2
-    after = spark.read.parquet(str(tmp_path / "out"))
-    assert after.schema == before.schema
-    assert sorted(map(str, after.collect())) == want
 
 
 def test_the_file_systems_of_hadoop_publish_the_same(spark: SparkSession, tmp_path: Path) -> None:
@@ -300,57 +327,27 @@ def test_messages_come_in_the_order_of_their_timestamps_from_any_place_on(
     assert [each.body for each in remaining(entries(frame, place), place)] == wanted[15:]
 
 
+def test_an_archive_of_json_is_replayed_with_what_its_schema_did_not_name(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    bodies = [b'{"id":1}', b'{"id": 2, "more": {"x": [1]}, "Id": 3}', b"no JSON", b'{"id": "none"}']
+    put(tmp_path, "1", bodies)
+    archived(spark, tmp_path, Body("json", "id bigint"))
+    replayed = entries(selected(spark, tmp_path / "out", Selection()), Mark())
+    assert [entry.body for entry in replayed] == [
+        bodies[0], b'{"more": {"x": [1]}, "Id": 3, "id": 2}', *bodies[2:]
+    ]  # fmt: skip
+    chosen = selected(spark, tmp_path / "out", Selection(body="to_json(body)"))
+    assert [entry.body for entry in entries(chosen, Mark())] == [b'{"id":1}', b'{"id":2}']
+
+
 def test_what_cannot_be_replayed_says_why(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, "1", [b'{"id": 1}'])
     archived(spark, tmp_path, Body("json", "id bigint"))
-    with pytest.raises(UsageError, match="to_json"):
-        replay(tmp_path / "out", "again", dry_run=True, spark=spark)
+    with pytest.raises(UsageError, match="body is bigint, not bytes or text"):
+        replay(tmp_path / "out", "again", dry_run=True, spark=spark, body="body.id")
     assert replay(tmp_path / "out", "again", dry_run=True, spark=spark, body="to_json(body)").bytes == len(
         '{"id":1}'
     )
     with pytest.raises(UsageError, match="no column date"):
         replay(tmp_path / "in", "again", dry_run=True, spark=spark)
-
-
-# fanout
-
-
-def test_each_sink_gets_every_message_once_and_only_those_that_failed_are_run_again(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    put(tmp_path, "1", numbered(20))
-    calls: list[str] = []
-    broken = True
-
-    def counting(frame: DataFrame, number: int) -> None:
-        calls.append(f"counting {number}: {frame.count()}")
-
-    def failing(frame: DataFrame, number: int) -> None:
-        calls.append(f"failing {number}: {frame.count()}")
-        if broken:
-            raise Crash("not yet")
-
-    def run() -> FanoutResult:
-        given = {
-            "failing": failing,
-            "counting": counting,
-            "files": Parquet(str(tmp_path / "out"), where="body > ''"),
-        }
-        sinks = {name: sink_of(name, sink) for name, sink in given.items()}  # type: ignore[arg-type]
-        patience = Patience(2, 0.0, threading.Event())
-        return fanout_stream(
-            stream(spark, tmp_path), str(tmp_path / "state"), sinks, running(tmp_path), patience
-        )
-
-    with pytest.raises(NsqError, match="batch 0 is not through: failing failed, failing with not yet"):
-        run()
-    assert sorted(calls) == ["counting 0: 20", "failing 0: 20", "failing 0: 20"]
-    calls.clear()
-
-    broken = False
-    put(tmp_path, "2", numbered(5, 20), first=20)
-    result = run()
-    assert calls == ["failing 0: 20", "failing 1: 5", "counting 1: 5"]
-    assert (result.rows, result.bytes, result.batches) == (25, 100, 2)
-    assert stored(spark, tmp_path) == numbered(25)
-    assert {path.parent.name for path in (tmp_path / "state" / "_done").rglob("failing")} == {"000000001"}

@@ -10,7 +10,6 @@ import pytest
 
 import nsq.spark
 from nsq.http.nsqd import NsqdApi
-from nsq.spark.pipelines.sinks import Parquet, Topic
 from nsq.spark.pipelines.streaming import Progress
 from nsq.testing import Nsqd
 from tests.spark.running import EXACT, TOPIC, bodies, difference, publish
@@ -108,31 +107,6 @@ def test_metrics(spark: SparkSession, nsqd: Nsqd) -> None:
     assert result.bytes == 1000
     assert {name for window in result.windows for name, _ in window.top} == {"a", "b"}
     assert all(0 <= window.latency_p50 < 3600 for window in result.windows)
-
-
-def test_fanout(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
-    channel(nsqd, "fanout")
-    channel(nsqd, "check", "even")
-    wanted = bodies(1000)
-    publish(nsqd, wanted)
-    seen: list[int] = []
-    result = nsq.spark.fanout(
-        TOPIC,
-        nsqd=nsqd.tcp_address,
-        state=tmp_path / "state",
-        sinks={
-            "files": Parquet(str(tmp_path / "out")),
-            "even": Topic(
-                topic="even", nsqd=nsqd.tcp_address, where="cast(cast(body as string) as int) % 2 = 0"
-            ),
-            "count": lambda frame, number: seen.append(frame.count()),
-        },
-        options=options(nsqd),
-        spark=spark,
-    )
-    assert (result.rows, sum(seen)) == (1000, 1000)
-    assert difference(stored(spark, tmp_path / "out"), wanted) == EXACT
-    assert sorted(consumed(nsqd, "even", 500)) == wanted[::2]
 
 
 def test_an_error_of_the_source_is_heard(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:

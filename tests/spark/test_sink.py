@@ -94,7 +94,6 @@ def test_a_task_that_is_tried_again_publishes_again(spark: SparkSession, nsqd: N
         (["'x' AS body"], {"topic": ""}, "no column topic and no option topic"),
         (["'x' AS body"], {"pipelin": "9"}, "there is no option 'pipelin'; did you mean pipeline?"),
         (["'x' AS body"], {"mode": "overwrite"}, 'cannot be overwritten: .mode("append")'),
-        (["'x' AS body"], {"resume": "partition"}, "resume=partition is for streams"),
     ],
 )
 def test_what_cannot_be_published_is_told_before_anything_is(
@@ -161,16 +160,9 @@ class Stream:
         (commits / str(last)).unlink()
         (commits / f".{last}.crc").unlink(missing_ok=True)
 
-    def markers(self) -> list[str]:
-        """The batches of which something is noted."""
-        return sorted({path.parent.name for path in (self._checkpoint / "nsq-sink").rglob("*.json")})
 
-
-@pytest.mark.parametrize(("resume", "again"), [("none", 2), ("partition", 1)])
-def test_a_batch_that_is_run_again(
-    spark: SparkSession, nsqd: Nsqd, tmp_path: Path, resume: str, again: int
-) -> None:
-    stream = Stream(spark, nsqd, tmp_path, resume=resume)
+def test_a_batch_that_is_run_again(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
+    stream = Stream(spark, nsqd, tmp_path)
     stream.add("first", range(1000))
     stream.run()
     assert depth(nsqd) == 1000
@@ -182,9 +174,8 @@ def test_a_batch_that_is_run_again(
     stream.run()
 
     expected = {str(number): 1 for number in range(1000)}
-    expected |= {str(number): again for number in range(1000, 3000)}
+    expected |= {str(number): 2 for number in range(1000, 3000)}
     assert drain(nsqd) == Counter(expected)
-    assert stream.markers() == (["1"] if resume == "partition" else [])
 
 
 def test_a_stream_that_cannot_be_published_ends_with_what_is_wrong(

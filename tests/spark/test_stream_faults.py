@@ -95,7 +95,7 @@ def test_a_stop_under_load_loses_and_repeats_nothing(
     assert difference(written(tmp_path), published()) == EXACT
 
 
-def test_a_log_belongs_to_one_query(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
+def test_a_reader_is_one_query(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
     frame = stream(spark, queue, tmp_path)
     with running(to_parquet(frame, tmp_path)):
         publish(queue, bodies(10))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import nsq.spark
+from nsq.spark import doctor
 from nsq.testing import Nsqd
 from tests.spark.running import failure, stream, to_parquet
 
@@ -71,10 +72,13 @@ def test_json_puts_aside_what_is_none(spark: SparkSession) -> None:
         b'{"a": 1},"junk":{"a": 2}',
         b'{"a": 1},"value":{"a": 2}',
         b'{"a": [1, {"b": 2}], "b": "}"}',
+        b"{'a': 1}",
+        b'{"a": NaN}',
+        b'{"a": 1, "A": 2, "b": "x", "b": "y", "c": {"d": [1.50, null]}}',
     ]
     rows = spark.createDataFrame([(number, text) for number, text in enumerate(texts)], "id int, body binary")
     read = nsq.spark.json(rows, "a int, b string")
-    assert read.columns == ["id", "a", "b", "_corrupt"]
+    assert read.columns == ["id", "a", "b", "_rescued", "_corrupt"]
     got = {row.id: row for row in read.collect()}
     assert (got[0].a, got[0].b, got[0]["_corrupt"]) == (1, "x", None)
     assert (got[7].a, got[7].b, got[7]["_corrupt"]) == (None, "y", None)
@@ -87,4 +91,13 @@ def test_json_puts_aside_what_is_none(spark: SparkSession) -> None:
     assert got[13]["_corrupt"] == "null"
     assert (got[14].a, got[14]["_corrupt"]) == (1, None)
     assert [got[number]["_corrupt"] for number in (15, 16)] == [text.decode() for text in texts[15:17]]
-    assert got[17]["_corrupt"] == texts[17].decode()
+    assert [got[number]["_corrupt"] for number in (17, 18, 19)] == [text.decode() for text in texts[17:20]]
+    assert (got[20].a, got[20].b, got[20]["_corrupt"]) == (1, "y", None)
+    assert got[20]["_rescued"] == '{"A": 2, "b": "x", "c": {"d": [1.50, null]}}'
+    assert {row["_rescued"] for number, row in got.items() if number < 20} == {None}
+
+
+def test_this_environment_shows_spark_the_formats_from_any_directory() -> None:
+    """As ``make`` builds it: the tree is installed in a way that lists its modules."""
+    found = doctor.check_formats({})
+    assert found.state == doctor.OK, found

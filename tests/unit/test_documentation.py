@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 from nsq.flags import FlagExit, parse
@@ -60,10 +61,13 @@ def test_every_page_is_in_the_navigation() -> None:
     assert sorted(listed) == sorted(path.name for path in DOCS.glob("*.md"))
 
 
-def test_nsqlookupds_flags_and_defaults() -> None:
-    rows = re.findall(r"^\| `--([a-z0-9-]+)` \|([^|]*)\|", text_of("nsqlookupd.md"), re.MULTILINE)
+@pytest.mark.parametrize(
+    ("page", "options"), [("nsqlookupd.md", NsqlookupdOptions), ("nsqadmin.md", NsqadminOptions)]
+)
+def test_flags_and_defaults(page: str, options: type) -> None:
+    rows = re.findall(r"^\| `--([a-z0-9-]+)` \|([^|]*)\|", text_of(page), re.MULTILINE)
     documented = {name: default.strip().strip("`") for name, default in rows}
-    actual = flags(NsqlookupdOptions)
+    actual = flags(options)
     assert set(documented) == set(actual)
     assert len(rows) == len(actual)
     told = {name for name, default in actual.items() if default} - MACHINES_OWN

@@ -19,12 +19,11 @@ from nsq.flags import (
     check,
     duration,
     flag,
-    format_duration,
     parse,
-    parse_duration,
     parse_or_exit,
     repeated,
 )
+from nsq.literals import format_duration, parse_duration
 
 
 def tls_policy(text: str) -> str:
@@ -135,11 +134,9 @@ class TestDurations:
             *["1" * 5000 + "s", "0." + "1" * 5000 + "s"],
         ],
     )
-    def test_refused_naming_the_text(self, text: str) -> None:
-        with pytest.raises(ConfigError, match="invalid duration") as caught:
+    def test_refused_with_an_example(self, text: str) -> None:
+        with pytest.raises(ConfigError, match=r"want a duration such as .* 1m30s"):
             parse_duration(text)
-        assert text in str(caught.value)
-        assert "1m30s" in str(caught.value)
 
     @pytest.mark.parametrize(
         ("seconds", "text"),
@@ -375,12 +372,12 @@ class TestRepeated:
         line = misuse("--percentile=0.99", "--percentile=0.9,x")
         assert line == 'invalid value "0.9,x" for flag -percentile: parse error (want a number)'
 
-    def test_replaces_a_default_and_takes_a_parser(self) -> None:
+    def test_takes_a_parser(self) -> None:
         @dataclass(frozen=True, kw_only=True)
         class Pairs:
-            pair: tuple[list[str], ...] = repeated(lambda text: text.split(","), "", default=(["a", "b"],))
+            pair: tuple[list[str], ...] = repeated(lambda text: text.split(","), "")
 
-        assert parse(Pairs, [], prog="p").options.pair == (["a", "b"],)
+        assert parse(Pairs, [], prog="p").options.pair == ()
         assert parse(Pairs, ["--pair=x,y"], prog="p").options.pair == (["x", "y"],)
 
 
@@ -487,16 +484,14 @@ Usage of nsqd:
 """
         assert exit_of("-h").text == expected
 
-    def test_one_letter_booleans_several_lines_and_list_defaults(self) -> None:
+    def test_one_letter_booleans_and_several_lines(self) -> None:
         @dataclass(frozen=True, kw_only=True)
         class Small:
             v: bool = flag(False, "say more\nmuch more")
-            topic: tuple[str, ...] = repeated(str, "topics", default=("a", "b"))
+            topic: tuple[str, ...] = repeated(str, "topics")
 
         end = exit_of("-h", options_class=Small, prog="p", version=None, config_flag=False)
-        assert end.text == (
-            "Usage of p:\n  -topic value\n    \ttopics (default a,b)\n  -v\tsay more\n    \tmuch more\n"
-        )
+        assert end.text == ("Usage of p:\n  -topic value\n    \ttopics\n  -v\tsay more\n    \tmuch more\n")
 
 
 class TestConfigFile:
@@ -731,7 +726,7 @@ class TestParseOrExit:
 
     def test_prints_mistakes_on_stderr(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as caught:
-            parse_or_exit(Options, ["--foo"], prog="nsqd", config_flag=False)
+            parse_or_exit(Options, ["--foo"], prog="nsqd")
         assert caught.value.code == 2
         out, err = capsys.readouterr()
         assert out == ""

@@ -5,41 +5,9 @@ import pickle
 
 import pytest
 
-from nsq.errors import AlreadyResponded
 from nsq.message import Message, finish_all
-
-from .scripted import A, id_of
-
-
-class Delegate:
-    """Notes what it is told; ``held`` says whether the message counts as in flight."""
-
-    address = A
-
-    def __init__(self, held: bool = True) -> None:
-        self.held = held
-        self.too_late = False
-        self.notes: list[tuple[object, ...]] = []
-
-    def _note(self, *note: object) -> None:
-        self.notes.append(note)
-        if self.too_late:
-            raise AlreadyResponded("too late")
-
-    def finish(self, message: Message) -> None:
-        self._note("finish", message)
-
-    def finish_all(self, messages: list[Message]) -> None:
-        self._note("finish all", *messages)
-
-    def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
-        self._note("requeue", message, delay, backoff)
-
-    def touch(self, message: Message) -> None:
-        self._note("touch", message)
-
-    def holds(self, message: Message) -> bool:
-        return self.held
+from tests.fakes.messages import Delegate
+from tests.fakes.nsqd import A, id_of
 
 
 def made(delegate: Delegate | None = None, *, expires_at: float = math.inf) -> Message:
@@ -135,9 +103,10 @@ class TestAsAContext:
             raise KeyError("x")
 
 
-def test_many_are_finished_by_connection() -> None:
-    one, other = Delegate(), Delegate()
-    a, b, c = made(one), made(other), made(one)
+def test_many_are_finished_and_those_that_are_too_late_passed_over() -> None:
+    one, late = Delegate(), Delegate()
+    late.too_late = True
+    a, b, c = made(one), made(late), made(one)
     finish_all([a, b, c])
-    assert one.notes == [("finish all", a, c)]
-    assert other.notes == [("finish all", b)]
+    assert one.notes == [("finish", a), ("finish", c)]
+    assert late.notes == [("finish", b)]

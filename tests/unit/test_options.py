@@ -21,7 +21,7 @@ class Sample:
     share: float = options.share(0.25, "Share.")
     verbose: bool = options.switch("Verbose.")
     mode: str = options.choice("slow", ("slow", "fast"), "Mode.")
-    where: str | None = options.path("Where.")
+    where: str | None = options.maybe(options.PATH, "Where.")
     secret: str = options.declare("", Option("Secret.", options.TEXT, secret=True))
 
 

@@ -18,15 +18,27 @@ EXTRAS = {
     "fast": {"uvloop"},
     "spark": {"pyspark[sql]", "pyarrow", "pandas"},
     "chart": {"matplotlib"},
-    "test": {"nsq[server]", "pytest", "pytest-timeout", "hypothesis", "trustme", "gevent", "eventlet"},
-    "spark-test": {"nsq[test,spark,chart]"},
+    "delta": {"nsq[spark]", "deltalake"},
+    "test": {"nsq[server]", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "trustme", "gevent"}
+    | {"eventlet"},
+    "spark-test": {"nsq[test,spark,chart,delta]"},
+    "browser-test": {"nsq[test]", "playwright", "axe-playwright-python"},
     "dev": {"nsq[test]", "coverage", "ruff", "mypy"},
     "docs": {"mkdocs", "mkdocstrings[python]", "pygments", "ruff"},
 }
 SCRIPTS = {
-    "nsqd": "nsq.daemons.nsqd.main:main",
-    "nsqlookupd": "nsq.daemons.nsqlookupd.main:main",
+    "nsqd": "nsq.daemons.nsqd.__main__:main",
+    "nsqlookupd": "nsq.daemons.nsqlookupd.__main__:main",
+    "nsqadmin": "nsq.daemons.nsqadmin.__main__:main",
     "nsq-spark": "nsq.spark.cli.main:main",
+    "nsq": "nsq.tools.front_door:main",
+    "nsq_tail": "nsq.tools.nsq_tail:main",
+    "nsq_stat": "nsq.tools.nsq_stat:main",
+    "to_nsq": "nsq.tools.to_nsq:main",
+    "nsq_to_file": "nsq.tools.nsq_to_file:main",
+    "nsq_to_http": "nsq.tools.nsq_to_http:main",
+    "nsq_to_nsq": "nsq.tools.nsq_to_nsq:main",
+    "nsq_pubsub": "nsq.tools.nsq_pubsub:main",
 }
 #: By their names Spark finds the formats.
 MODULES = ["pyspark_nsq", "pyspark_nsq_stats"]
@@ -106,6 +118,13 @@ def test_the_modules_that_spark_looks_for_are_shipped(setup: configparser.Config
 def test_types_are_shipped(setup: configparser.ConfigParser) -> None:
     assert "py.typed" in setup["options.package_data"]["nsq"].split()
     assert (ROOT / "nsq" / "py.typed").is_file()
+
+
+def test_every_file_that_is_no_module_is_in_the_wheel(setup: configparser.ConfigParser) -> None:
+    patterns = setup["options.package_data"]["nsq"].split()
+    shipped = {path for pattern in patterns for path in (ROOT / "nsq").glob(pattern)}
+    others = {path for path in (ROOT / "nsq").rglob("*") if path.suffix not in (".py", ".pyc", "")}
+    assert (others - shipped, shipped - others) == (set(), set())
 
 
 def test_every_folder_of_modules_is_a_package() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import _thread
+import logging
+import queue
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +17,8 @@ import pytest
 
 from nsq import waiting
 from nsq.errors import ConfigError
-from nsq.waiting import Signal, Waiters, refuse_eventlet, start_thread
+from nsq.waiting import Callbacks, Signal, Waiters, carry_out, join_threads, refuse_eventlet, start_thread
+from tests.fakes.threads import Running
 
 PATIENCE = 20.0
 PAST = 0.0  # a deadline
@@ -35,19 +39,6 @@ class Looks:
             self.twice.set()
         self._at_look(self.count)
         return self.count >= self.last
-
-
-class Running:
-    """A call on a thread of its own."""
-
-    def __init__(self, call: Callable[[], object]) -> None:
-        self._results: list[object] = []
-        self._thread = threading.Thread(target=lambda: self._results.append(call()), daemon=True)
-        self._thread.start()
-
-    def result(self) -> object:
-        self._thread.join(PATIENCE)
-        return self._results[0]
 
 
 @contextmanager
@@ -241,13 +232,106 @@ class TestStartThread:
         assert text == "can't start new thread"
         assert ident != threading.get_ident()
 
-    def test_without_even_a_bare_thread_it_raises(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_when_there_is_not_even_a_bare_thread(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*_: object) -> int:
             raise RuntimeError("can't start new thread")
 
         monkeypatch.setattr(waiting._thread, "start_new_thread", refuse)
-        with pytest.raises(RuntimeError, match="can't start"):
-            start_thread(pytest.fail, "nsq-test", failed=pytest.fail)
+        failed: list[str] = []
+        start_thread(pytest.fail, "nsq-test", failed=lambda error: failed.append(str(error)))
+        assert failed == ["can't start new thread"]
+
+
+class TestCallbacks:
+    @pytest.fixture
+    def callbacks(self) -> Iterator[Callbacks]:
+        made = Callbacks("nsq-test-hooks", logging.getLogger("nsq.test"))
+        yield made
+        assert made.stop(time.monotonic() + PATIENCE) == []
+
+    def test_they_run_in_order_on_a_thread_of_their_own(self, callbacks: Callbacks) -> None:
+        ran: list[object] = []
+        callbacks.start()
+        callbacks.start()
+        for number in range(3):
+            callbacks.tell(ran.append, number)
+        callbacks.put(lambda: ran.extend([threading.current_thread().name, callbacks.owns_current_thread()]))
+        assert callbacks.wait_until_run(time.monotonic() + PATIENCE)
+        assert ran == [0, 1, 2, "nsq-test-hooks", True]
+        assert not callbacks.owns_current_thread()
+
+    def test_one_that_fails_is_logged_and_the_others_go_on(
+        self, callbacks: Callbacks, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(error: BaseException) -> None:
+            raise error
+
+        ran: list[str] = []
+        for error in (KeyError("x"), SystemExit()):
+            callbacks.tell(fail, error)
+        callbacks.put(lambda: ran.append("behind"))
+        callbacks.start()
+        assert callbacks.wait_until_run(time.monotonic() + PATIENCE)
+        assert ran == ["behind"]
+        assert caplog.text.count("fail failed") == 2
+
+    def test_one_that_hangs_is_not_waited_for_beyond_the_deadline(self, callbacks: Callbacks) -> None:
+        gate = threading.Event()
+        callbacks.tell(gate.wait, PATIENCE)
+        callbacks.start()
+        assert not callbacks.wait_until_run(PAST)
+        assert callbacks.stop(PAST) == ["nsq-test-hooks"]
+        gate.set()
+
+    def test_events_that_slow_hooks_cannot_take_are_dropped(
+        self, callbacks: Callbacks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.setattr(waiting, "_MAX_EVENTS", 3)
+        ran: list[int] = []
+        for number in range(10):
+            callbacks.tell(ran.append, number)
+        callbacks.start()
+        assert callbacks.wait_until_run(time.monotonic() + PATIENCE)
+        assert ran == [0, 1, 2]
+        assert [record.args for record in caplog.records] == [(1,), (2,), (4,)]
+
+    def test_what_comes_behind_the_end_still_runs(self, callbacks: Callbacks) -> None:
+        ran: list[str] = []
+        callbacks.put(lambda: ran.append("before"))
+        callbacks.stop(PAST)
+        callbacks.put(lambda: ran.append("behind"))
+        callbacks.start()
+        assert callbacks.stop(time.monotonic() + PATIENCE) == []
+        callbacks.put(lambda: ran.append("late"))
+        assert ran == ["before", "behind", "late"]
+
+
+def test_requests_are_carried_out_in_order_whatever_they_raise(caplog: pytest.LogCaptureFixture) -> None:
+    requests: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+    done: list[str] = []
+
+    def fail() -> None:
+        raise SystemExit
+
+    for request in (None, lambda: done.append("one"), fail, lambda: requests.put(None)):
+        requests.put(request)
+    carry_out(requests, 0.0, logging.getLogger("nsq.test"))
+    assert (done, requests.qsize()) == (["one"], 1)  # what came meanwhile waits for the next time
+    assert caplog.text.count("a request failed") == 1
+    for _ in range(2):
+        carry_out(requests, -1.0, logging.getLogger("nsq.test"))
+    assert requests.empty()
+
+
+def test_threads_are_joined_until_the_deadline() -> None:
+    gate = threading.Event()
+    ended, busy = threading.Thread(target=int), threading.Thread(target=gate.wait, name="busy")
+    threads = [ended, busy, threading.Thread(name="never started"), threading.current_thread()]
+    ended.start()
+    busy.start()
+    assert join_threads(threads, time.monotonic() + 0.001) in (["busy"], [ended.name, "busy"])
+    gate.set()
+    assert join_threads(threads, time.monotonic() + PATIENCE) == []
 
 
 @pytest.mark.parametrize(

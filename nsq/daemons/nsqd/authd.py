@@ -1,4 +1,4 @@
-"""Asks auth servers over HTTP what a client may do."""
+"""Asks auth servers over HTTP what a client may do, and decides by what they say."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import asyncio
 import random
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 from urllib.parse import urlencode
 
 from nsq.daemons.nsqd.options import NsqdOptions
-from nsq.daemons.nsqd.session.authorization import AuthError, Credentials, Grant, parse_grant
+from nsq.daemons.nsqd.session.authorization import MAX_STEPS, AuthError, Credentials, Grant, parse_grant
 from nsq.daemons.nsqd.tls import client_context
+from nsq.daemons.slices import Slices
 from nsq.errors import ApiError
 from nsq.http.asynchronous import send
 from nsq.http.message import HttpRequest, parse_url
 
-_MAX_ANSWER = 1024 * 1024
+_MAX_ANSWER = 4 * 1024 * 1024
+#: Answers whose rules are kept: clients of one kind are given the same ones, again and again.
+_MAX_KNOWN = 16
 
 
 class AuthServers:
@@ -26,44 +30,61 @@ class AuthServers:
 
     def __init__(self, options: NsqdOptions) -> None:
         self._options = options
-        self._requests: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._slices = Slices()
+        self._known: dict[bytes, Grant] = {}
         self._tls: ssl.SSLContext | None = None
-        if "https" in {parse_url(_endpoint(address)).scheme for address in options.auth_http_addresses}:
-            self._tls = client_context(options)
+        self.read_certificates()
+
+    def read_certificates(self) -> None:
+        """Anew: --tls-root-ca-file may have changed."""
+        addresses = self._options.auth_http_addresses
+        if "https" in {parse_url(_endpoint(address)).scheme for address in addresses}:
+            self._tls = client_context(self._options)
 
     def ask(self, credentials: Credentials, answer: Callable[[Grant | AuthError], None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._ask_any_or_fail(credentials, answer))
-        # The loop itself keeps only weak references to tasks.
-        self._requests.add(task)
-        task.add_done_callback(self._requests.discard)
+        self._begin(self._ask_any(credentials), answer)
+
+    def decide(
+        self, grant: Grant, topic: str, channel: str, answer: Callable[[Grant | AuthError], None]
+    ) -> None:
+        self._begin(self._decide(grant, topic, channel), answer)
 
     async def close(self) -> None:
-        for task in list(self._requests):
+        for task in list(self._tasks):
             task.cancel()
-        await asyncio.gather(*self._requests, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _ask_any_or_fail(
-        self, credentials: Credentials, answer: Callable[[Grant | AuthError], None]
+    def _begin(
+        self, work: Coroutine[Any, Any, Grant | AuthError], answer: Callable[[Grant | AuthError], None]
     ) -> None:
-        """The client waits for an answer whatever happens here."""
-        try:
-            await self._ask_any(credentials, answer)
-        except Exception as error:
-            answer(AuthError(f"asking the auth servers failed: {error!r}"))
+        async def answer_in_any_case() -> None:
+            # The client waits for an answer, whatever happens here.
+            try:
+                found = await work
+            except Exception as error:
+                found = AuthError(f"asking the auth servers failed: {error!r}")
+            answer(found)
 
-    async def _ask_any(self, credentials: Credentials, answer: Callable[[Grant | AuthError], None]) -> None:
+        task = asyncio.get_running_loop().create_task(answer_in_any_case())
+        # The loop itself keeps only weak references to tasks.
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _decide(self, grant: Grant, topic: str, channel: str) -> Grant:
+        await self._slices.result(grant.decide(topic, channel))
+        return grant
+
+    async def _ask_any(self, credentials: Credentials) -> Grant | AuthError:
         addresses = list(self._options.auth_http_addresses)
         random.shuffle(addresses)
         failures = []
         for address in addresses:
             try:
-                grant = await self._ask_one(address, credentials)
+                return await self._ask_one(address, credentials)
             except (ApiError, AuthError) as error:
                 failures.append(f"failed to auth against {address} - {error}")
-            else:
-                answer(grant)
-                return
-        answer(AuthError("; ".join(failures)))
+        return AuthError("; ".join(failures))
 
     async def _ask_one(self, address: str, credentials: Credentials) -> Grant:
         reply = await send(
@@ -75,7 +96,15 @@ class AuthServers:
         )
         if reply.status != 200:
             raise AuthError(f"it answered with status {reply.status}")
-        return parse_grant(reply.body, time.monotonic())
+        known = self._known.get(reply.body)
+        if known is None:
+            known = await self._slices.result(parse_grant(reply.body, time.monotonic()))
+            self._known[reply.body] = known
+            while (
+                len(self._known) > _MAX_KNOWN or sum(each.steps for each in self._known.values()) > MAX_STEPS
+            ):
+                del self._known[next(iter(self._known))]
+        return known.renewed(time.monotonic())
 
     def _request(self, address: str, credentials: Credentials) -> HttpRequest:
         fields = urlencode(

@@ -10,7 +10,9 @@ from typing import cast
 
 from nsq.daemons.listen import TcpAddress
 from nsq.daemons.nsqd.session.session import Environment, Session
+from nsq.wire.frames import encode_error
 
+TOO_MANY = "E_TOO_MANY_CONNECTIONS"
 #: How long a client may take to fetch its last bytes and hang up before it is cut off.
 _LINGER = 1.0
 
@@ -43,9 +45,23 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         peer = self._transport.get_extra_info("peername")
         address = str(TcpAddress(peer[0], peer[1])) if isinstance(peer, tuple) else "@"
+        if self._refused_as_too_many(address):
+            return
         self.session = Session(self._environment, self, address)
         self._environment.log.info("TCP: new client(%s)", address)
         self._opened(self)
+
+    def _refused_as_too_many(self, address: str) -> bool:
+        environment, most = self._environment, self._environment.options.max_connections
+        if not most or environment.connections < most:
+            environment.connections += 1
+            return False
+        environment.log.warning("client(%s) refused: --max-connections is %d", address, most)
+        environment.errors[TOO_MANY] += 1
+        reason = f"{TOO_MANY} nsqd has as many clients as --max-connections allows ({most})"
+        self.write(encode_error(reason.encode()))
+        self.finish()
+        return True
 
     def data_received(self, data: bytes) -> None:
         if self._finishing or self.session is None:
@@ -61,9 +77,12 @@ class Connection(asyncio.Protocol):
         if self._cut_off is not None:
             self._cut_off.cancel()
         if self.session is not None:
+            self._environment.connections -= 1
             self.session.lost()
             self._environment.log.info("client(%s) disconnected", self.session.remote_address)
         self._closed(self)
+        # Each refers to the other: what is left of both would wait for the collector.
+        self.session = self._transport = None
 
     def pause_writing(self) -> None:
         self.congested = True
@@ -109,7 +128,7 @@ class Connection(asyncio.Protocol):
             try:
                 transport.write_eof()
             except OSError:
-                self.abort()  # the client has reset the connection: nobody is left to be told
+                self.abort()  # the client has reset the connection: there is no one to tell
 
     def abort(self) -> None:
         if self._transport is not None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.httpd import HttpServer
@@ -14,20 +16,26 @@ from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.authd import AuthServers
 from nsq.daemons.nsqd.connection import Connection
 from nsq.daemons.nsqd.core.broker import Broker
-from nsq.daemons.nsqd.http.context import Context
-from nsq.daemons.nsqd.http.routes import routes, tls_gate
-from nsq.daemons.nsqd.loop_clock import LoopClock
-from nsq.daemons.nsqd.memory import Memory
+from nsq.daemons.nsqd.core.channel import Channel
+from nsq.daemons.nsqd.core.clock import LoopClock
+from nsq.daemons.nsqd.http import Context, routes, tls_gate
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
 from nsq.daemons.nsqd.session.session import Environment, Session
-from nsq.daemons.nsqd.statsd_sender import StatsdSender, statsd_push
+from nsq.daemons.nsqd.stats import Memory
+from nsq.daemons.nsqd.statsd import StatsdSender, statsd_push
 from nsq.daemons.nsqd.storage.storage import Storage
 from nsq.daemons.nsqd.tls import server_context
+from nsq.errors import NsqError
 from nsq.wire.lookup import PeerInfo
 
 #: How long stop() lets clients fetch what was written to them.
 _STOP_SECONDS = 2.0
+#: While draining: seconds between two looks, and between two lines that tell how far it is.
+_LOOK = 0.25
+_TELL = 5.0
+#: Lines about what stays, at most.
+_LINES = 20
 
 
 class Nsqd:
@@ -35,8 +43,9 @@ class Nsqd:
 
     def __init__(self, options: NsqdOptions, *, log: DaemonLog | None = None) -> None:
         self._options = options
-        self._log = log or DaemonLog(options.log_prefix, options.log_level)
+        self._log = log or DaemonLog.of(options)
         self._tls = server_context(options, self._log)
+        self._environment: Environment | None = None
         self._connections: set[Connection] = set()
         self._all_gone: asyncio.Event | None = None
         self._listener: Listener | None = None
@@ -88,7 +97,7 @@ class Nsqd:
         self._memory.start()
         try:
             self._storage.start(self._broker)
-            environment = Environment(
+            self._environment = environment = Environment(
                 options,
                 self._broker,
                 clock,
@@ -113,9 +122,7 @@ class Nsqd:
         log.info("TCP: listening on %s", self._listener.address)
         table = routes(
             Context(
-                options,
-                environment.broker,
-                log,
+                environment,
                 registration,
                 sessions=self._sessions,
                 ports=lambda: (self._tcp_port, self._http_port),
@@ -124,15 +131,47 @@ class Nsqd:
                 storage=storage,
             )
         )
+        serve = functools.partial(
+            HttpServer,
+            table,
+            log,
+            bodies=environment.bodies,
+            errors=environment.http_errors,
+            max_connections=options.max_connections,
+        )
         if self._tls is not None and options.https_address:
-            self._https = HttpServer(table, log)
+            self._https = serve()
             self._https_bound = await self._https.listen(parse_address(options.https_address), self._tls)
             log.info("HTTPS: listening on %s", self._https_bound)
         if options.http_address:
             gate = tls_gate(lambda: _port(self._https_bound)) if options.requires_https else None
-            self._http = HttpServer(table, log, gate=gate)
+            self._http = serve(gate=gate)
             self._http_bound = await self._http.listen(parse_address(options.http_address))
             log.info("HTTP: listening on %s", self._http_bound)
+
+    async def reload(self) -> None:
+        """Read the certificates anew, for connections from now on. What cannot be used is not taken over."""
+        if self._tls is None or self._environment is None:
+            return
+        try:
+            tls = server_context(self._options, self._log)
+            if self._auth is not None:
+                self._auth.read_certificates()
+            if self._https is not None and tls is not None:
+                await self._https.use_certificate(tls)
+        except (NsqError, OSError) as error:
+            self._log.error("%s; the certificate that is in use stays", error)
+            return
+        self._tls = self._environment.tls = tls
+        self._log.info("--tls-cert %s: read anew", self._options.tls_cert)
+
+    async def drain(self) -> None:
+        """Take no publish any more, leave the nsqlookupds, let consumers finish what there is for them."""
+        if self._broker is None or self._registration is None:
+            return
+        self._broker.draining = True
+        await self._registration.close()
+        await hand_over(self._broker, self._log, self._options.drain_timeout)
 
     async def stop(self) -> bool:
         """Stop taking in, part with everyone, write everything down, and end every task. Whether all of it is
@@ -225,3 +264,77 @@ class Nsqd:
 
 def _port(address: Address | None) -> int:
     return address.port if isinstance(address, TcpAddress) else 0
+
+
+# Draining. A channel counts while it has a consumer. The others' messages stay on disk, as at every stop: no
+# new consumer finds an nsqd that has left its nsqlookupds.
+
+
+@dataclass(frozen=True)
+class Left:
+    """Messages by what becomes of them; ``staying`` has the queues without a consumer, and their numbers."""
+
+    waiting: int = 0
+    in_flight: int = 0
+    deferred: int = 0
+    channels: int = 0
+    staying: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def nothing(self) -> bool:
+        return not (self.waiting or self.in_flight or self.deferred)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.waiting} messages wait, {self.in_flight} are in flight, {self.deferred} deferred, "
+            f"in {self.channels} channels"
+        )
+
+
+def look(broker: Broker) -> Left:
+    """What consumers that are there now can still be given, and what stays."""
+    waiting = in_flight = deferred = channels = 0
+    staying: list[tuple[str, int]] = []
+    for topic in broker.topics.values():
+        consumed = [
+            channel for channel in topic.channels.values() if channel.subscribers and not channel.paused
+        ]
+        if consumed and topic.flows:
+            waiting += topic.depth
+        elif topic.depth:
+            staying.append((topic.name, topic.depth))
+        for channel in topic.channels.values():
+            if channel in consumed:
+                waiting += channel.depth
+                in_flight += channel.in_flight_count
+                deferred += channel.deferred_count
+                channels += bool(_total(channel))
+            elif _total(channel):
+                staying.append((f"{topic.name}/{channel.name}", _total(channel)))
+    return Left(waiting, in_flight, deferred, channels, tuple(staying))
+
+
+def _total(channel: Channel) -> int:
+    return channel.depth + channel.in_flight_count + channel.deferred_count
+
+
+async def hand_over(broker: Broker, log: DaemonLog, at_most: float) -> None:
+    """Wait until consumers have finished all that they can get, at most so many seconds (0: for ever)."""
+    loop = asyncio.get_running_loop()
+    began = told = loop.time()
+    left = look(broker)
+    log.info("draining: %s", left)
+    while not left.nothing:
+        if at_most and loop.time() - began >= at_most:
+            log.warning("draining: --drain-timeout is over, the rest stays on disk: %s", left)
+            break
+        await asyncio.sleep(_LOOK)
+        left = look(broker)
+        if loop.time() - told >= _TELL:
+            told = loop.time()
+            log.info("draining: %s", left)
+    for name, messages in left.staying[:_LINES]:
+        log.warning("draining: %d messages of %s stay on disk: there is no consumer", messages, name)
+    if len(left.staying) > _LINES:
+        log.warning("draining: so do those of %d others", len(left.staying) - _LINES)
+    log.info("draining: done after %.1f s", loop.time() - began)

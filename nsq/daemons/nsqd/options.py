@@ -11,7 +11,7 @@ import socket
 import zlib
 from dataclasses import dataclass
 
-from nsq.daemons.logs import checked_level
+from nsq.daemons.logs import FORMATS, TEXT, checked_level
 from nsq.errors import ConfigError
 from nsq.flags import check, duration, flag, repeated
 
@@ -25,6 +25,8 @@ TLS_REQUIRED_EXCEPT_HTTP = "tcp-https"
 
 TOPOLOGY_AWARE = "topology-aware-consumption"
 EXPERIMENTS = (TOPOLOGY_AWARE,)
+
+PEEK_LOOPBACK, PEEK_ALL, PEEK_OFF = PEEK = ("loopback", "all", "off")
 
 _TEN_YEARS = 10 * 365 * 86400
 
@@ -61,6 +63,15 @@ class NsqdOptions:
         "0.0.0.0:4151", "<addr>:<port> or a Unix socket for HTTP clients; empty for none"
     )
     https_address: str = flag("0.0.0.0:4152", "<addr>:<port> for HTTPS clients, once there is a --tls-cert")
+    max_connections: int = flag(
+        0, "connections at most, of TCP and of HTTP clients each (0: any number)", low=0, high=2**31
+    )
+    legacy_get: bool = flag(False, "let /create_topic and the other old names change things by GET, too")
+    peek: str = flag(
+        PEEK_LOOPBACK,
+        "who may see waiting messages by /topic/peek and /channel/peek: loopback, all or off",
+        choices=PEEK,
+    )
     broadcast_address: str = flag(socket.gethostname, "address given to nsqlookupd (default: the host name)")
     broadcast_tcp_port: int = flag(
         0, "TCP port given to nsqlookupd (default: the port listened on)", low=0, high=65535
@@ -85,6 +96,11 @@ class NsqdOptions:
 
     log_level: str = flag("info", "debug, info, warning, error or fatal", parse=checked_level)
     log_prefix: str = flag("[nsqd] ", "start of every log line")
+    log_format: str = flag(TEXT, "form of the log: text or json", choices=FORMATS)
+    log_file: str = flag("", "path of a file to log to instead of stderr; SIGHUP opens it anew")
+    drain_timeout: float = duration(
+        600.0, "longest time that a drain waits for consumers (0: any time)", low=0, high=_TEN_YEARS
+    )
     verbose: bool = flag(False, "log debug lines", deprecated="use --log-level=debug")
     worker_id: int = flag(0, "has no effect", deprecated="use --node-id")
 
@@ -110,6 +126,9 @@ class NsqdOptions:
     max_msg_size: int = flag(1024 * 1024, "largest message in bytes", low=1, high=2**31 - 64)
     max_message_size: int = flag(0, "largest message in bytes", deprecated="use --max-msg-size", low=0)
     max_body_size: int = flag(5 * 1024 * 1024, "largest body of a command in bytes", low=1, high=2**31 - 64)
+    max_total_body_size: int = flag(
+        256 * 1024 * 1024, "largest size in bytes of all bodies together that are being received", low=1
+    )
     max_req_timeout: float = duration(3600.0, "longest delay of REQ and DPUB", low=0, high=_TEN_YEARS)
     max_heartbeat_interval: float = duration(
         60.0, "longest time between heartbeats a client may ask for", low=0.001, high=_TEN_YEARS
@@ -149,6 +168,8 @@ class NsqdOptions:
     statsd_mem_stats: bool = flag(True, "push memory figures too")
     statsd_udp_packet_size: int = flag(508, "largest packet in bytes", low=1, high=65507)
     statsd_exclude_ephemeral: bool = flag(False, "leave ephemeral topics and channels out")
+    metrics: bool = flag(True, "answer GET /metrics, for Prometheus")
+    metrics_max_series: int = flag(20_000, "series of topics and channels there at most", low=0, high=2**31)
     e2e_processing_latency_percentiles: tuple[float, ...] = repeated(
         float,
         "share of messages (0.99) whose time from publication to FIN is told in the statistics",

@@ -8,13 +8,15 @@ message.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from urllib.parse import quote
 
 from nsq.daemons.listen import TcpAddress, UnixAddress, parse_address
 from nsq.daemons.logs import DaemonLog
+from nsq.daemons.nsqd.core.backlog import StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.topic import Topic
@@ -30,6 +32,9 @@ _PING_EVERY = 15.0
 _ANSWER_WITHIN = 5.0
 _FIRST_RETRY = 0.1
 _LAST_RETRY = 15.0
+#: Commands that are sent before the first of their replies is waited for. One by one, a hundred thousand
+#: topics would take as many round trips.
+_BATCH = 500
 
 
 class Registration:
@@ -64,18 +69,20 @@ class Registration:
         return list(self._peers)
 
     async def close(self) -> None:
+        """Leave every nsqlookupd, for good."""
+        self._identity = None
         peers = list(self._peers.values())
         self._peers.clear()
         for task in [*self._asking, *(peer.task for peer in peers)]:
             task.cancel()
         await asyncio.gather(*self._asking, *(peer.task for peer in peers), return_exceptions=True)
 
-    def _everything(self) -> Iterable[bytes]:
-        """The commands that register all there is."""
-        for topic in self._broker.topics.values():
+    def _everything(self) -> Iterator[bytes]:
+        """The commands that register all there is. What changes while they are sent is told behind them."""
+        for topic in list(self._broker.topics.values()):
             yield lookup.register(topic.name)
-            for channel in topic.channels.values():
-                yield lookup.register(topic.name, channel.name)
+            for name in list(topic.channels):
+                yield lookup.register(topic.name, name)
 
     def _tell(self, command: bytes) -> None:
         for peer in self._peers.values():
@@ -90,9 +97,11 @@ class Registration:
         if not apis:
             topic.start()
             return
-        task = asyncio.get_running_loop().create_task(self._start_with_channels(topic, apis))
+        task = asyncio.get_running_loop().create_task(self._learn_channels(topic, apis))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
+        # However it ends, as publishers wait for it: a task cancelled before it begins runs no ``finally``.
+        task.add_done_callback(lambda _: topic.start())
 
     def topic_deleted(self, topic: Topic) -> None:
         self._log.info("TOPIC(%s): deleted", topic.name)
@@ -106,17 +115,17 @@ class Registration:
         self._log.info("TOPIC(%s): deleted channel(%s)", channel.topic_name, channel.name)
         self._tell(lookup.unregister(channel.topic_name, channel.name))
 
-    async def _start_with_channels(self, topic: Topic, apis: list[tuple[str, int]]) -> None:
-        """Let the topic's messages flow once it has the channels that other nsqds have."""
-        try:
-            answers = await asyncio.gather(*(self._channels_of(topic.name, api) for api in apis))
-            if self._broker.topics.get(topic.name) is not topic:
-                return  # deleted meanwhile; its channels must not be registered again
-            for name in sorted(set().union(*answers)):
-                if valid_channel(name) and not is_ephemeral(name):
+    async def _learn_channels(self, topic: Topic, apis: list[tuple[str, int]]) -> None:
+        """Give the topic the channels that it has on other nsqds, before its first message."""
+        answers = await asyncio.gather(*(self._channels_of(topic.name, api) for api in apis))
+        if self._broker.topics.get(topic.name) is not topic:
+            return  # deleted meanwhile; its channels must not be registered again
+        for name in sorted(set().union(*answers)):
+            if valid_channel(name) and not is_ephemeral(name):
+                try:
                     topic.channel(name)
-        finally:
-            topic.start()
+                except StorageFailed as error:
+                    self._log.error("TOPIC(%s): channel(%s) cannot be made: %s", topic.name, name, error)
 
     async def _channels_of(self, topic: str, api: tuple[str, int]) -> set[str]:
         host, port = api
@@ -140,7 +149,7 @@ class _Peer:
         self,
         address: TcpAddress,
         identity: PeerInfo,
-        everything: Callable[[], Iterable[bytes]],
+        everything: Callable[[], Iterator[bytes]],
         log: DaemonLog,
     ) -> None:
         self._address = address
@@ -169,7 +178,7 @@ class _Peer:
             except (OSError, NsqError, EOFError) as error:
                 self._log.error("LOOKUPD(%s): %s", self._address, str(error) or type(error).__name__)
             except Exception as error:
-                # A fault of ours; nobody would find this nsqd again if the task ended with it.
+                # A fault of ours. If it ended the task, consumers would not find this nsqd any more.
                 self._log.error("LOOKUPD(%s): %r, a fault of nsqd's", self._address, error)
             wait = _FIRST_RETRY if self._connected else min(wait * 2, _LAST_RETRY)
             self._connected = False
@@ -187,19 +196,23 @@ class _Peer:
             self._connected = True
             while not self._news.empty():
                 self._news.get_nowait()
-            for command in list(self._everything()):
-                await exchange.confirm(command)
+            everything = self._everything()
+            while batch := list(itertools.islice(everything, _BATCH)):
+                await exchange.confirm(batch)
             while True:
-                await exchange.confirm(await self._next_command())
+                await exchange.confirm(await self._next_commands())
         finally:
             writer.close()
 
-    async def _next_command(self) -> bytes:
+    async def _next_commands(self) -> list[bytes]:
         try:
             async with asyncio.timeout(_PING_EVERY):
-                return await self._news.get()
+                commands = [await self._news.get()]
         except TimeoutError:
-            return lookup.ping()
+            return [lookup.ping()]
+        while len(commands) < _BATCH and not self._news.empty():
+            commands.append(self._news.get_nowait())
+        return commands
 
     def _learn(self, peer: PeerInfo) -> None:
         self._log.info("LOOKUPD(%s): peer info %s", self._address, peer)
@@ -207,7 +220,7 @@ class _Peer:
 
 
 class _Exchange:
-    """Commands and their replies over one connection, in order, each within its time."""
+    """Commands and their replies over one connection, in order. A reply has ``_ANSWER_WITHIN`` to come."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -215,22 +228,27 @@ class _Exchange:
         self._parser = lookup.ReplyParser()
 
     async def ask(self, command: bytes) -> bytes:
+        return (await self._replies([command]))[0]
+
+    async def confirm(self, commands: list[bytes]) -> None:
+        for command, answer in zip(commands, await self._replies(commands), strict=False):
+            if answer != lookup.OK:
+                raise WireError(f"{command!r} was answered with {answer!r}")
+
+    async def _replies(self, commands: list[bytes]) -> list[bytes]:
+        """As many as there are commands; fewer if one of them is an error, after which none comes."""
         if self._writer.is_closing():
             # It ended while there was nothing to tell. To write would be a RuntimeError of uvloop's.
             raise ConnectionResetError("nsqlookupd has reset the connection")
-        self._writer.write(command)
-        async with asyncio.timeout(_ANSWER_WITHIN):
-            while True:
+        self._writer.write(b"".join(commands))
+        replies: list[bytes] = []
+        while len(replies) < len(commands) and not (replies and replies[-1].startswith(b"E_")):
+            async with asyncio.timeout(_ANSWER_WITHIN):
                 data = await self._reader.read(4096)
-                if not data:
-                    raise EOFError("nsqlookupd closed the connection")
-                if replies := self._parser.feed(data):
-                    return replies[0]
-
-    async def confirm(self, command: bytes) -> None:
-        answer = await self.ask(command)
-        if answer != lookup.OK:
-            raise WireError(f"{command!r} was answered with {answer!r}")
+            if not data:
+                raise EOFError("nsqlookupd closed the connection")
+            replies += self._parser.feed(data)
+        return replies
 
 
 def _tcp_address(text: str) -> TcpAddress:

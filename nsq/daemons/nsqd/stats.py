@@ -1,25 +1,46 @@
-"""What /stats tells: gathered from the core as plain values, in the order of nsqd's JSON."""
+"""What /stats and /metrics tell: figures gathered from the core, as JSON, as text, and for Prometheus.
+
+An nsqd can have thousands of topics, channels and clients. So nothing is gathered before it is needed, and
+every form is made piece by piece: between any two of them others can have their turn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import gc
+import os
+import platform
+import resource
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from nsq.daemons.nsqd.core.broker import Broker
-from nsq.daemons.nsqd.core.channel import Channel
+from nsq.daemons.nsqd.core.channel import ANYWHERE, REGION_LOCAL, ZONE_LOCAL, Channel
 from nsq.daemons.nsqd.core.latency import MeasuredChannel, quantiles
-from nsq.daemons.nsqd.core.subscriber import ANYWHERE, REGION_LOCAL, ZONE_LOCAL
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.session.session import Session
+from nsq.daemons.routes import go_json
+from nsq.literals import format_duration
 
 Json = dict[str, Any]
+#: A channel's figures and its clients', which are None when they were not asked for.
+Channels = Iterable[tuple[Json, Iterable[Json] | None]]
+#: A topic's figures and its channels.
+Topics = Iterable[tuple[Json, Channels]]
 
 _DELIVERED = (
     ("zone_local_msg_count", ZONE_LOCAL),
     ("region_local_msg_count", REGION_LOCAL),
     ("global_msg_count", ANYWHERE),
 )
+
+
+#: Pauses remembered, as many as Go's runtime remembers.
+_PAUSES = 256
 
 
 @dataclass(frozen=True)
@@ -31,7 +52,22 @@ class Filter:
     include_clients: bool = True
 
 
-def topics(broker: Broker, wanted: Filter) -> list[Json] | None:
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that /stats shows. ``topics`` is None for a topic that is not there."""
+
+    version: str
+    health: str
+    start_time: int
+    topics: Topics | None
+    memory: Json | None
+    producers: Iterable[Json]
+
+
+# Figures, in the order of nsqd's JSON.
+
+
+def topics(broker: Broker, wanted: Filter) -> Topics | None:
     """By name. None for a topic that is not there; topics without the channel asked for are left out."""
     if wanted.topic:
         topic = broker.topics.get(wanted.topic)
@@ -40,18 +76,17 @@ def topics(broker: Broker, wanted: Filter) -> list[Json] | None:
         chosen = [topic]
     else:
         chosen = sorted(broker.topics.values(), key=lambda topic: topic.name)
-    return [
-        _topic(topic, wanted) for topic in chosen if not wanted.channel or wanted.channel in topic.channels
-    ]
+    return (
+        (_topic(topic), _channels(topic, wanted))
+        for topic in chosen
+        if not wanted.channel or wanted.channel in topic.channels
+    )
 
 
-def _topic(topic: Topic, wanted: Filter) -> Json:
-    channels = sorted(topic.channels.values(), key=lambda channel: channel.name)
-    if wanted.channel:
-        channels = [topic.channels[wanted.channel]]
+def _topic(topic: Topic) -> Json:
     return {
         "topic_name": topic.name,
-        "channels": [_channel(channel, wanted.include_clients) for channel in channels],
+        "channels": None,
         "depth": topic.depth,
         "backend_depth": topic.backlog.backend_depth,
         "message_count": topic.message_count,
@@ -61,8 +96,13 @@ def _topic(topic: Topic, wanted: Filter) -> Json:
     }
 
 
-def _channel(channel: Channel, include_clients: bool) -> Json:
-    clients = [subscriber.sink for subscriber in channel.subscribers]
+def _channels(topic: Topic, wanted: Filter) -> Channels:
+    for channel in sorted(topic.channels.values(), key=lambda channel: channel.name):
+        if not wanted.channel or wanted.channel == channel.name:
+            yield _channel(channel), _clients(channel) if wanted.include_clients else None
+
+
+def _channel(channel: Channel) -> Json:
     return {
         "channel_name": channel.name,
         "depth": channel.depth,
@@ -73,11 +113,16 @@ def _channel(channel: Channel, include_clients: bool) -> Json:
         **{key: count for key, place in _DELIVERED if (count := channel.delivered[place])},
         "requeue_count": channel.requeue_count,
         "timeout_count": channel.timeout_count,
-        "client_count": len(clients),
-        "clients": [client(c) for c in clients if isinstance(c, Session)] if include_clients else None,
+        "client_count": len(channel.subscribers),
+        "clients": None,
         "paused": channel.paused,
         "e2e_processing_latency": _latency([channel]),
     }
+
+
+def _clients(channel: Channel) -> Iterator[Json]:
+    sinks = [subscriber.sink for subscriber in channel.subscribers]
+    return (client(sink) for sink in sinks if isinstance(sink, Session))
 
 
 def _latency(channels: Iterable[Channel]) -> Json:
@@ -142,11 +187,352 @@ def _publications(session: Session, wanted: str) -> Json:
     return {"pub_counts": counts} if counts else {}
 
 
-def producers(sessions: Iterable[Session], wanted: Filter) -> list[Json] | None:
-    """The clients that have published, to the topic asked for; None when there are none."""
-    found = [
-        client(session, wanted.topic)
+def producers(sessions: Iterable[Session], wanted: Filter) -> Iterable[Json]:
+    """The clients that have published, to the topic asked for."""
+    chosen = [
+        session
         for session in sessions
         if session.pub_counts and (not wanted.topic or wanted.topic in session.pub_counts)
     ]
-    return found or None
+    return (client(session, wanted.topic) for session in chosen)
+
+
+# As JSON.
+
+
+def as_json(snapshot: Snapshot) -> Iterator[bytes]:
+    shown = {"version": snapshot.version, "health": snapshot.health, "start_time": snapshot.start_time}
+    yield go_json(shown)[:-1] + b',"topics":'
+    if snapshot.topics is None:
+        yield b"null"
+    else:
+        yield from _list(_topic_json(*topic) for topic in snapshot.topics)
+    if snapshot.memory is not None:
+        yield b',"memory":' + go_json(snapshot.memory)
+    yield b',"producers":'
+    # Go's writes null where no client has published.
+    yield from _list(((go_json(producer),) for producer in snapshot.producers), empty=b"null")
+    yield b"}"
+
+
+def _topic_json(figures: Json, channels: Channels) -> Iterator[bytes]:
+    return _around(figures, "channels", (_channel_json(*channel) for channel in channels))
+
+
+def _channel_json(figures: Json, clients: Iterable[Json] | None) -> Iterator[bytes]:
+    if clients is None:
+        return iter((go_json(figures),))
+    return _around(figures, "clients", ((go_json(client),) for client in clients))
+
+
+def _around(figures: Json, key: str, items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """The figures, with a list in the place of the null of one of them. No name holds a quotation mark."""
+    before, _, after = go_json(figures).partition(b'"%s":null' % key.encode())
+    yield before + b'"%s":' % key.encode()
+    yield from _list(items)
+    yield after
+
+
+def _list(items: Iterable[Iterable[bytes]], empty: bytes = b"[]") -> Iterator[bytes]:
+    opening = b"["
+    for item in items:
+        yield opening
+        yield from item
+        opening = b","
+    yield empty if opening == b"[" else b"]"
+
+
+# As text for people.
+
+
+def as_text(snapshot: Snapshot, now: float) -> Iterator[bytes]:
+    return (line.encode("utf-8", "replace") + b"\n" for line in _lines(snapshot, now))
+
+
+def _lines(snapshot: Snapshot, now: float) -> Iterator[str]:
+    yield f"nsqd v{snapshot.version} (built w/{platform.python_implementation()} {platform.python_version()})"
+    yield f"start_time {_rfc3339(snapshot.start_time)}"
+    yield f"uptime {format_duration(max(0.0, now - snapshot.start_time))}"
+    yield ""
+    yield f"Health: {snapshot.health}"
+    if snapshot.memory is not None:
+        yield ""
+        yield "Memory:"
+        for name, value in snapshot.memory.items():
+            yield f"   {name:<25}\t{value}"
+    yield ""
+    heading = "Topics:"
+    for topic, channels in snapshot.topics or ():
+        yield heading
+        yield from _topic_lines(topic, channels, now)
+        heading = ""
+    if heading:
+        yield "Topics: None"
+    yield ""
+    heading = "Producers:"
+    for producer in snapshot.producers:
+        if heading:
+            yield heading
+        yield f"   {_producer(producer, now)}"
+        heading = ""
+    if heading:
+        yield "Producers: None"
+
+
+def _topic_lines(topic: Json, channels: Channels, now: float) -> Iterator[str]:
+    yield (
+        f"{_paused(topic, '   ')}[{topic['topic_name']:<15}] depth: {topic['depth']:<5} "
+        f"be-depth: {topic['backend_depth']:<5} msgs: {topic['message_count']:<8} e2e%: "
+        f"{_latency_text(topic)}"
+    )
+    for channel, clients in channels:
+        yield (
+            f"{_paused(channel, '      ')}[{channel['channel_name']:<25}] depth: {channel['depth']:<5} "
+            f"be-depth: {channel['backend_depth']:<5} inflt: {channel['in_flight_count']:<4} "
+            f"def: {channel['deferred_count']:<4} re-q: {channel['requeue_count']:<5} "
+            f"timeout: {channel['timeout_count']:<5} msgs: {channel['message_count']:<8} e2e%: "
+            f"{_latency_text(channel)}"
+        )
+        for client in clients or ():
+            yield f"        {_consumer(client, now)}"
+
+
+def _latency_text(thing: Json) -> str:
+    percentiles = thing["e2e_processing_latency"]["percentiles"]
+    return ", ".join(_rough_duration(entry["value"]) for entry in percentiles or ())
+
+
+def _rough_duration(nanoseconds: float) -> str:
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if nanoseconds > size:
+            return f"{nanoseconds / size:.1f}{unit}"
+    return f"{nanoseconds:.1f}ns"
+
+
+def _paused(thing: Json, margin: str) -> str:
+    return margin[:-3] + "*P " if thing["paused"] else margin
+
+
+def _consumer(client: Json, now: float) -> str:
+    return (
+        f"{_name(client)} state: {client['state']} inflt: {client['in_flight_count']:<4} "
+        f"rdy: {client['ready_count']:<4} fin: {client['finish_count']:<8} "
+        f"re-q: {client['requeue_count']:<8} msgs: {client['message_count']:<8} "
+        f"connected: {_since(client, now)}"
+    )
+
+
+def _producer(client: Json, now: float) -> str:
+    counts = client["pub_counts"]
+    total = sum(entry["count"] for entry in counts)
+    topics = ",".join(f"{entry['topic']}={entry['count']}" for entry in counts)
+    return f"{_name(client)} msgs: {total:<8} topics: {topics} connected: {_since(client, now)}"
+
+
+def _name(client: Json) -> str:
+    port = client["remote_address"].rpartition(":")[2]
+    name = f"{client['hostname']}:{port} {client['user_agent']}"
+    return f"[{client['version']} {name:<21}]"
+
+
+def _since(client: Json, now: float) -> str:
+    return format_duration(max(0, int(now) - client["connect_ts"]))
+
+
+def _rfc3339(seconds: int) -> str:
+    text = time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(seconds))
+    return text[:-5] + "Z" if text.endswith("+0000") else f"{text[:-2]}:{text[-2:]}"
+
+
+# In Prometheus' text format.
+
+
+PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
+
+#: A name of ``METRICS``, its labels as they are written, and its value.
+Sample = tuple[str, str, float]
+
+_GAUGE, _COUNTER = "gauge", "counter"
+
+#: Everything there is, in the order in which it is shown: kind and meaning.
+METRICS = {
+    "nsqd_info": (_GAUGE, "Always 1; its label tells the version."),
+    "nsqd_healthy": (_GAUGE, "1 while /ping answers OK, else 0."),
+    "nsqd_connections": (_GAUGE, "Clients connected over TCP."),
+    "nsqd_producers": (_GAUGE, "Clients connected over TCP that have published."),
+    "nsqd_pending_body_bytes": (_GAUGE, "Held of bodies that have not come in full."),
+    "nsqd_errors_total": (_COUNTER, "Refusals, by protocol and code."),
+    "nsqd_topics": (_GAUGE, "Topics."),
+    "nsqd_channels": (_GAUGE, "Channels of all topics."),
+    "nsqd_series_left_out": (_GAUGE, "Series of topics and channels beyond --metrics-max-series."),
+    "nsqd_topic_depth": (_GAUGE, "Messages that wait in the topic."),
+    "nsqd_topic_backend_depth": (_GAUGE, "Those of them that are on disk alone."),
+    "nsqd_topic_messages_total": (_COUNTER, "Messages published to the topic."),
+    "nsqd_topic_message_bytes_total": (_COUNTER, "Bytes of their bodies."),
+    "nsqd_topic_paused": (_GAUGE, "1 while the topic is paused."),
+    "nsqd_topic_e2e_latency_seconds": (_GAUGE, "Time from publication to FIN, over all channels."),
+    "nsqd_channel_depth": (_GAUGE, "Messages that wait in the channel."),
+    "nsqd_channel_backend_depth": (_GAUGE, "Those of them that are on disk alone."),
+    "nsqd_channel_in_flight": (_GAUGE, "Messages sent and not answered."),
+    "nsqd_channel_deferred": (_GAUGE, "Messages that are held back until they are due."),
+    "nsqd_channel_messages_total": (_COUNTER, "Messages that came into the channel."),
+    "nsqd_channel_requeued_total": (_COUNTER, "Messages that were requeued."),
+    "nsqd_channel_timed_out_total": (_COUNTER, "Messages that were not answered in time."),
+    "nsqd_channel_clients": (_GAUGE, "Consumers of the channel."),
+    "nsqd_channel_paused": (_GAUGE, "1 while the channel is paused."),
+    "nsqd_channel_e2e_latency_seconds": (_GAUGE, "Time from publication to FIN."),
+    "process_cpu_seconds_total": (_COUNTER, "Processor time that was used."),
+    "process_resident_memory_bytes": (_GAUGE, "Physical memory."),
+    "process_open_fds": (_GAUGE, "Open files and sockets."),
+    "process_max_fds": (_GAUGE, "How many of them the process may have."),
+    "process_start_time_seconds": (_GAUGE, "When nsqd started, in seconds since 1970."),
+}
+
+_OF_TOPIC = {
+    "nsqd_topic_depth": "depth",
+    "nsqd_topic_backend_depth": "backend_depth",
+    "nsqd_topic_messages_total": "message_count",
+    "nsqd_topic_message_bytes_total": "message_bytes",
+    "nsqd_topic_paused": "paused",
+}
+_OF_CHANNEL = {
+    "nsqd_channel_depth": "depth",
+    "nsqd_channel_backend_depth": "backend_depth",
+    "nsqd_channel_in_flight": "in_flight_count",
+    "nsqd_channel_deferred": "deferred_count",
+    "nsqd_channel_messages_total": "message_count",
+    "nsqd_channel_requeued_total": "requeue_count",
+    "nsqd_channel_timed_out_total": "timeout_count",
+    "nsqd_channel_clients": "client_count",
+    "nsqd_channel_paused": "paused",
+}
+#: Lines of one metric that are made in one step.
+_METRIC_STEP = 200
+
+
+def as_prometheus(samples: Iterable[Sample], topics: Topics, max_series: int) -> Iterator[bytes]:
+    """The samples, and those of topics and channels by name, of which there are ``max_series`` at most.
+
+    All values of a metric stand together, so the first pieces are empty while they are gathered.
+    """
+    lines: dict[str, list[str]] = {name: [] for name in METRICS}
+    for name, labels, value in samples:
+        lines[name].append(_sample_line(name, labels, value))
+    topic_count = channel_count = shown = left_out = 0
+    for thing, labels in _labelled(topics):
+        topic_count += not labels.count(",")
+        channel_count += labels.count(",")
+        found = list(_samples_of(thing, labels))
+        if shown + len(found) > max_series:
+            left_out += len(found)
+        else:
+            shown += len(found)
+            for name, labels, value in found:
+                lines[name].append(_sample_line(name, labels, value))
+        yield b""
+    counts = {"nsqd_topics": topic_count, "nsqd_channels": channel_count, "nsqd_series_left_out": left_out}
+    for name, value in counts.items():
+        lines[name].append(_sample_line(name, "", value))
+    for name, (kind, meaning) in METRICS.items():
+        if lines[name]:
+            yield f"# HELP {name} {meaning}\n# TYPE {name} {kind}\n".encode()
+            for start in range(0, len(lines[name]), _METRIC_STEP):
+                yield "".join(lines[name][start : start + _METRIC_STEP]).encode()
+
+
+def _labelled(topics: Topics) -> Iterator[tuple[Json, str]]:
+    """Every topic and every channel with its labels. No name holds what would have to be escaped."""
+    for topic, channels in topics:
+        labels = f'topic="{topic["topic_name"]}"'
+        yield topic, labels
+        for channel, _ in channels:
+            yield channel, f'{labels},channel="{channel["channel_name"]}"'
+
+
+def _samples_of(thing: Json, labels: str) -> Iterator[Sample]:
+    kind, figures = ("channel", _OF_CHANNEL) if "channel_name" in thing else ("topic", _OF_TOPIC)
+    for name, key in figures.items():
+        yield name, labels, thing[key]
+    for entry in thing["e2e_processing_latency"]["percentiles"] or ():
+        quantile = f'{labels},quantile="{entry["quantile"]:g}"'
+        yield f"nsqd_{kind}_e2e_latency_seconds", quantile, entry["value"] / 1e9
+
+
+def _sample_line(name: str, labels: str, value: float) -> str:
+    shown = str(int(value)) if value == int(value) else repr(float(value))
+    return f"{name}{{{labels}}} {shown}\n" if labels else f"{name} {shown}\n"
+
+
+def error_samples(protocol: str, counts: Mapping[str, int]) -> Iterator[Sample]:
+    for code, count in sorted(counts.items()):
+        yield "nsqd_errors_total", f'protocol="{protocol}",code="{code}"', count
+
+
+def process_samples(start_time: int) -> Iterator[Sample]:
+    """What every process tells, under the names that Prometheus' own libraries give it."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    yield "process_cpu_seconds_total", "", used.ru_utime + used.ru_stime
+    yield "process_resident_memory_bytes", "", resident_bytes()
+    with suppress(OSError):  # there is no /proc everywhere
+        yield "process_open_fds", "", len(os.listdir("/proc/self/fd"))
+    yield "process_max_fds", "", resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    yield "process_start_time_seconds", "", start_time
+
+
+# Memory: Go's names for what comes nearest to it in CPython, 0 where nothing does.
+
+
+class Memory:
+    """Between ``start`` and ``stop`` it also times the garbage collections that take noticeable time."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._began = 0.0
+        self._pauses: deque[float] = deque(maxlen=_PAUSES)
+
+    def start(self) -> None:
+        gc.callbacks.append(self._collecting)
+
+    def stop(self) -> None:
+        with suppress(ValueError):
+            gc.callbacks.remove(self._collecting)
+
+    def figures(self) -> dict[str, int]:
+        pauses = sorted(self._pauses)
+        return {
+            "heap_objects": sys.getallocatedblocks(),
+            "heap_idle_bytes": 0,
+            "heap_in_use_bytes": resident_bytes(),
+            "heap_released_bytes": 0,
+            "gc_pause_usec_100": _microseconds(pauses, 100),
+            "gc_pause_usec_99": _microseconds(pauses, 99),
+            "gc_pause_usec_95": _microseconds(pauses, 95),
+            "next_gc_bytes": 0,
+            "gc_total_runs": sum(generation["collections"] for generation in gc.get_stats()),
+        }
+
+    def _collecting(self, phase: str, info: dict[str, int]) -> None:
+        # The youngest generation is collected hundreds of times a second, too quickly to be noticed.
+        if info["generation"] == 0:
+            return
+        if phase == "start":
+            self._began = self._now()
+        else:
+            self._pauses.append(self._now() - self._began)
+
+
+def _microseconds(ascending: list[float], percentile: int) -> int:
+    if not ascending:
+        return 0
+    place = min(len(ascending) * percentile // 100, len(ascending) - 1)
+    return round(ascending[place] * 1_000_000)
+
+
+def resident_bytes() -> int:
+    """What the process holds in physical memory; where only its peak is known, that."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except OSError:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak * (1 if sys.platform == "darwin" else 1024)

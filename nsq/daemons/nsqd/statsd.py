@@ -1,11 +1,30 @@
-"""What nsqd tells statsd, as packets: pure."""
+"""What nsqd tells statsd, as packets, and the task that sends them over UDP at every interval.
+
+A statsd that is gone, or a name that does not resolve, costs a line in the log.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import asyncio
+import socket
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
 
-from nsq.daemons.nsqd.stats import Json
+from nsq.daemons.listen import TcpAddress, UnixAddress, parse_address
+from nsq.daemons.logs import DaemonLog
+from nsq.daemons.nsqd import stats
+from nsq.daemons.nsqd.core.broker import Broker
+from nsq.daemons.nsqd.options import NsqdOptions
+from nsq.daemons.nsqd.stats import Channels, Json, Memory, Topics
+from nsq.daemons.slices import Slices
+from nsq.daemons.worker_thread import in_thread
+from nsq.errors import ConfigError
 from nsq.wire.names import is_ephemeral
+
+_RESOLVE_WITHIN = 1.0
+#: Between two packets of one push at most: a burst would be more than statsd's socket holds.
+_PAUSE = 0.01
 
 _CHANNEL_GAUGES = {
     "depth": "depth",
@@ -28,6 +47,7 @@ _MEMORY_GAUGES = (
 
 #: A metric's name, its value, and whether that is a total since the start, told as what came since last time.
 _Metric = tuple[str, int, bool]
+_Where = tuple[socket.AddressFamily, Any]
 
 
 def full_prefix(template: str, broadcast_address: str, http_port: int) -> str:
@@ -47,8 +67,8 @@ class Report:
         self._exclude_ephemeral = exclude_ephemeral
         self._told: dict[str, int] = {}
 
-    def packets(self, topics: Iterable[Json], memory: Json | None) -> list[bytes]:
-        """The statistics of now, as ``stats.topics`` and ``stats.memory`` give them."""
+    def packets(self, topics: Topics, memory: Json | None) -> Generator[None, None, list[bytes]]:
+        """Make packets of the statistics of now; others may have their turn at every step."""
         told: dict[str, int] = {}
         lines = []
         for name, value, total in self._metrics(topics, memory):
@@ -56,31 +76,36 @@ class Report:
                 told[name] = value
                 value = self._growth(name, value)
             lines.append(f"{self._prefix}{name}:{value}|{'c' if total else 'g'}\n".encode())
+            yield
         self._told = told
-        return list(_packed(lines, self._packet_size))
+        packets = []
+        for packet in _packed(lines, self._packet_size):
+            packets.append(packet)
+            yield
+        return packets
 
     def _growth(self, name: str, value: int) -> int:
         before = self._told.get(name, 0)
         # A topic that was deleted and has come again counts from zero.
         return value - before if value >= before else value
 
-    def _metrics(self, topics: Iterable[Json], memory: Json | None) -> Iterator[_Metric]:
-        for topic in topics:
+    def _metrics(self, topics: Topics, memory: Json | None) -> Iterator[_Metric]:
+        for topic, channels in topics:
             if not self._left_out(topic["topic_name"]):
-                yield from self._of_topic(topic)
+                yield from self._of_topic(topic, channels)
         if memory is not None:
             for name in _MEMORY_GAUGES:
                 yield f"mem.{name}", memory[name], False
             yield "mem.gc_runs", memory["gc_total_runs"], True
 
-    def _of_topic(self, topic: Json) -> Iterator[_Metric]:
+    def _of_topic(self, topic: Json, channels: Channels) -> Iterator[_Metric]:
         stem = f"topic.{topic['topic_name']}."
         yield stem + "message_count", topic["message_count"], True
         yield stem + "message_bytes", topic["message_bytes"], True
         yield stem + "depth", topic["depth"], False
         yield stem + "backend_depth", topic["backend_depth"], False
         yield from _latencies(stem, topic)
-        for channel in topic["channels"]:
+        for channel, _ in channels:
             if not self._left_out(channel["channel_name"]):
                 yield from _of_channel(f"{stem}channel.{channel['channel_name']}.", channel)
 
@@ -111,3 +136,123 @@ def _packed(lines: Iterable[bytes], size: int) -> Iterator[bytes]:
         packet += line
     if packet:
         yield packet
+
+
+class StatsdSender:
+    """``packets`` is asked for what there is to tell at every push."""
+
+    def __init__(
+        self,
+        address: str,
+        interval: float,
+        packets: Callable[[], Generator[object, None, list[bytes]]],
+        log: DaemonLog,
+    ) -> None:
+        self._address = _udp_address(address)
+        self._interval = interval
+        self._packets = packets
+        self._log = log
+        self._slices = Slices()
+        self._task: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._lookup: asyncio.Future[_Where] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._push_until_closed(), name="nsqd-statsd")
+
+    async def close(self) -> None:
+        """Push once more, without pauses, and end. A second time: nothing."""
+        task, self._task = self._task, None
+        if task is not None:
+            self._closing.set()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _push_until_closed(self) -> None:
+        last = False
+        while not last:
+            last = await self._closed_within(self._interval)
+            await self._push()
+
+    async def _closed_within(self, seconds: float) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+        return self._closing.is_set()
+
+    async def _push(self) -> None:
+        try:
+            async with asyncio.timeout(_RESOLVE_WITHIN):
+                family, where = await self._resolved()
+        except (OSError, UnicodeError, TimeoutError) as error:
+            self._log.error("STATSD: %s cannot be found - %s", self._address, str(error) or "no answer")
+            return
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.setblocking(False)
+                await self._send(sock, where)
+        except OSError as error:
+            self._log.error("STATSD: pushing to %s failed - %s", self._address, error)
+
+    async def _send(self, sock: socket.socket, where: Any) -> None:
+        packets = await self._slices.result(self._packets())
+        self._log.debug("STATSD: pushing %d packets to %s", len(packets), self._address)
+        pause = min(_PAUSE, self._interval / (2 * max(1, len(packets))))
+        for packet in packets:
+            # Not connected: the system would report a missing statsd by failing the packet after.
+            sock.sendto(packet, where)
+            await self._closed_within(pause)
+
+    async def _resolved(self) -> _Where:
+        """Where statsd is now: asked for again at every push, as names move."""
+        host, port = self._address.host or "localhost", self._address.port
+        try:
+            return _found(socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST))
+        except socket.gaierror:
+            pass
+        if self._lookup is None:
+            self._lookup = in_thread(lambda: _resolve(host, port), "nsqd-statsd-lookup")
+            self._lookup.add_done_callback(self._looked_up)
+        return await asyncio.shield(self._lookup)
+
+    def _looked_up(self, lookup: asyncio.Future[_Where]) -> None:
+        self._lookup = None
+        if not lookup.cancelled():
+            lookup.exception()  # seen, even if no task waits for it any more
+
+
+def statsd_push(
+    options: NsqdOptions, http_port: int, broker: Broker, memory: Memory, log: DaemonLog
+) -> StatsdSender | None:
+    """Begin to push what is known of the broker; None when it was not asked for."""
+    if not options.statsd_address:
+        return None
+    report = Report(
+        full_prefix(options.statsd_prefix, options.broadcast_address, http_port),
+        options.statsd_udp_packet_size,
+        exclude_ephemeral=options.statsd_exclude_ephemeral,
+    )
+
+    def packets() -> Generator[None, None, list[bytes]]:
+        topics = stats.topics(broker, stats.Filter(include_clients=False)) or ()
+        return report.packets(topics, memory.figures() if options.statsd_mem_stats else None)
+
+    sender = StatsdSender(options.statsd_address, options.statsd_interval, packets, log)
+    sender.start()
+    return sender
+
+
+def _udp_address(text: str) -> TcpAddress:
+    address = parse_address(text)
+    if isinstance(address, UnixAddress):
+        raise ConfigError(f"--statsd-address {text!r} is not <addr>:<port>")
+    return address
+
+
+def _resolve(host: str, port: int) -> _Where:
+    return _found(socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM))
+
+
+def _found(infos: list[Any]) -> _Where:
+    """Like Go: IPv4 where a name has both."""
+    family, _, _, _, where = min(infos, key=lambda info: info[0] != socket.AF_INET)
+    return family, where

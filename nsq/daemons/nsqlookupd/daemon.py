@@ -9,11 +9,11 @@ from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.httpd import HttpServer
 from nsq.daemons.listen import Address, Listener, TcpAddress, listen, parse_address
 from nsq.daemons.logs import DaemonLog
-from nsq.daemons.nsqlookupd.connection import LookupConnection
 from nsq.daemons.nsqlookupd.http import routes
 from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
-from nsq.daemons.nsqlookupd.protocol import LookupSession
 from nsq.daemons.nsqlookupd.registry import Registry
+from nsq.daemons.nsqlookupd.tcp import LookupConnection, LookupSession
+from nsq.daemons.slices import Slices
 from nsq.wire.lookup import PeerInfo
 
 # How long stop() lets an answer take to leave.
@@ -25,13 +25,17 @@ class Nsqlookupd:
 
     def __init__(self, options: NsqlookupdOptions, *, log: DaemonLog | None = None) -> None:
         self._options = options
-        self._log = log or DaemonLog(options.log_prefix, options.log_level)
+        self._log = log or DaemonLog.of(options)
         self._registry = Registry(
             inactive_after=options.inactive_producer_timeout, tombstone_lifetime=options.tombstone_lifetime
         )
         # A step of the wall clock must not make every nsqd inactive; the registry lives on the monotonic one.
         epoch = time.time() - time.monotonic()
-        self._http = HttpServer(routes(self._registry, time.monotonic, epoch), self._log)
+        self._slices = Slices()
+        self._http = HttpServer(
+            routes(self._registry, self._slices, time.monotonic, epoch, legacy_get=options.legacy_get),
+            self._log,
+        )
         self._tcp: Listener | None = None
         self._connections: set[LookupConnection] = set()
         self._tcp_address: Address | None = None
@@ -58,6 +62,12 @@ class Nsqlookupd:
             await self.stop()
             raise
 
+    async def reload(self) -> None:
+        """There is no file to be read anew but the log's."""
+
+    async def drain(self) -> None:
+        """There is nothing to hand over: nsqds register with the others, and again when this one is back."""
+
     async def stop(self) -> bool:
         """Close the ports and every connection. May be called twice, or without start(). True: there is
         nothing to lose.
@@ -75,11 +85,11 @@ class Nsqlookupd:
         return True
 
     def _connection(self) -> LookupConnection:
-        return LookupConnection(self._session, self._connections, time.monotonic)
+        return LookupConnection(self._session, self._connections, time.monotonic, self._slices.run)
 
     def _session(self, remote_address: str) -> LookupSession:
         self._log.info("TCP: new client(%s)", remote_address)
-        return LookupSession(self._registry, remote_address, self._own_info, self._log.info)
+        return LookupSession(self._registry, remote_address, self._own_info, self._log)
 
     def _own_info(self) -> PeerInfo:
         return PeerInfo(

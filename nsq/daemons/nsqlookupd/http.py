@@ -1,21 +1,35 @@
-"""The HTTP API of nsqlookupd: the table of its routes and what each one answers."""
+"""The HTTP API of nsqlookupd: the table of its routes and what each one answers.
+
+What may be long (a directory of 200,000 topics is 70 MB in /debug) is made in slices.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.nsqlookupd.registry import Node, Peer, Producers, Registry
-from nsq.daemons.routes import EMPTY, OK, HttpError, Reply, Request, Route
+from nsq.daemons.debug import Debugging, local_only
+from nsq.daemons.nsqlookupd.registry import Peer, Registry
+from nsq.daemons.routes import EMPTY, JSON, OK, HttpError, Reply, Request, Route, go_json
+from nsq.daemons.slices import Slices
 from nsq.wire.names import valid_channel, valid_topic
 
 # What Go makes of a time that was never set: the year 1 in nanoseconds since 1970, in 64 bits.
 _NEVER = -6795364578871345152
+# Names that are sorted or encoded in one step.
+_STEP = 1000
+# Bytes of an answer that are sent in one go.
+_PIECE = 64 * 1024
 
 
-def routes(registry: Registry, clock: Callable[[], float], epoch: float) -> list[Route]:
+def routes(
+    registry: Registry, slices: Slices, clock: Callable[[], float], epoch: float, *, legacy_get: bool = False
+) -> list[Route]:
     """``clock`` gives the registry's time; ``epoch`` is the Unix time, in seconds, at which it stood at 0."""
-    api = _Api(registry, clock, epoch)
+    api = _Api(registry, slices, clock, epoch)
     current = [
         Route("GET", "/ping", api.ping, plain=True),
         Route("GET", "/info", api.info),
@@ -23,17 +37,18 @@ def routes(registry: Registry, clock: Callable[[], float], epoch: float) -> list
         Route("GET", "/channels", api.channels),
         Route("GET", "/lookup", api.lookup),
         Route("GET", "/nodes", api.nodes),
-        Route("GET", "/debug", api.debug),
+        Route("GET", "/debug", local_only(api.debug)),
+        *Debugging().routes(),
         Route("POST", "/topic/create", api.create_topic),
         Route("POST", "/topic/delete", api.delete_topic),
         Route("POST", "/topic/tombstone", api.tombstone_topic),
         Route("POST", "/channel/create", api.create_channel),
         Route("POST", "/channel/delete", api.delete_channel),
     ]
-    # Names from before 1.0. That API took any method, and its clients send GET.
+    # Names from before 1.0. That API took any method; whatever follows links must not delete a topic.
     former = [
         Route(method, path, handler)
-        for method in ("GET", "POST")
+        for method in (("GET", "POST") if legacy_get else ("POST",))
         for path, handler in (
             ("/create_topic", api.create_topic),
             ("/delete_topic", api.delete_topic),
@@ -46,8 +61,9 @@ def routes(registry: Registry, clock: Callable[[], float], epoch: float) -> list
 
 
 class _Api:
-    def __init__(self, registry: Registry, clock: Callable[[], float], epoch: float) -> None:
+    def __init__(self, registry: Registry, slices: Slices, clock: Callable[[], float], epoch: float) -> None:
         self._registry = registry
+        self._slices = slices
         self._clock = clock
         self._epoch = epoch
 
@@ -57,8 +73,8 @@ class _Api:
     def info(self, request: Request) -> Reply:
         return Reply.json({"version": COMPATIBLE_VERSION})
 
-    def topics(self, request: Request) -> Reply:
-        return Reply.json({"topics": self._registry.topics()})
+    async def topics(self, request: Request) -> Reply:
+        return await self._in_slices(_topic_pieces(self._registry.topics()))
 
     def channels(self, request: Request) -> Reply:
         return Reply.json({"channels": self._registry.channels(_required(request, "topic"))})
@@ -71,12 +87,11 @@ class _Api:
         peers = [_peer(peer) for peer in producers]
         return Reply.json({"channels": self._registry.channels(topic), "producers": peers})
 
-    def nodes(self, request: Request) -> Reply:
-        return Reply.json({"producers": [_node(node) for node in self._registry.nodes(self._clock())]})
+    async def nodes(self, request: Request) -> Reply:
+        return await self._in_slices(self._node_pieces(self._clock()))
 
-    def debug(self, request: Request) -> Reply:
-        shown = {key: self._entries(producers) for key, producers in self._registry.entries() if producers}
-        return Reply.json(dict(sorted(shown.items())))
+    async def debug(self, request: Request) -> Reply:
+        return await self._in_slices(self._debug_pieces())
 
     def create_topic(self, request: Request) -> Reply:
         self._registry.create_topic(_topic(request))
@@ -100,23 +115,61 @@ class _Api:
             raise HttpError(404, "CHANNEL_NOT_FOUND")
         return EMPTY
 
-    def _entries(self, producers: Producers) -> list[dict[str, object]]:
-        return [
-            {
-                "broadcast_address": peer.info.broadcast_address,
-                "hostname": peer.info.hostname,
-                "http_port": peer.info.http_port,
-                "id": peer.remote_address,
-                "last_update": self._unix_nanoseconds(peer.last_update),
-                "tcp_port": peer.info.tcp_port,
-                "tombstoned": tombstoned_at is not None,
-                "tombstoned_at": _NEVER if tombstoned_at is None else self._unix_nanoseconds(tombstoned_at),
-                "topology_region": peer.info.topology_region,
-                "topology_zone": peer.info.topology_zone,
-                "version": peer.info.version,
-            }
-            for peer, tombstoned_at in producers.items()
-        ]
+    async def _in_slices(self, pieces: Iterator[bytes]) -> Reply:
+        """JSON that is made of these pieces."""
+        made: list[bytes] = []
+        await self._slices.run(_collect(pieces, made))
+        return Reply(made[0], JSON, rest=tuple(made[1:]))
+
+    def _node_pieces(self, now: float) -> Iterator[bytes]:
+        registry = self._registry
+        yield b'{"producers":['
+        for place, peer in enumerate(registry.nodes(now)):
+            topics = list(peer.channels_by_topic)
+            tombstones = (registry.tombstoned(peer, topic, now) for topic in topics)
+            yield (b"," if place else b"") + go_json(_peer(peer))[:-1] + b","
+            yield from _lists([(b"tombstones", tombstones), (b"topics", topics)])
+            yield b"}"
+        yield b"]}"
+
+    def _debug_pieces(self) -> Iterator[bytes]:
+        found, runs = [], []
+        for keyed in self._registry.entries():
+            found.append(keyed)
+            yield b""
+        for start in range(0, len(found), _STEP):
+            runs.append(sorted(found[start : start + _STEP], key=itemgetter(0)))
+            yield b""
+        encoded: dict[tuple[Peer, float | None], bytes] = {}  # a peer has the same entry under most keys
+        separator = b"{"
+        for key, producers in heapq.merge(*runs, key=itemgetter(0)):  # as Go writes a map
+            entries = []
+            for entry in producers.items():
+                if entry not in encoded:
+                    encoded[entry] = b"" if entry[0].gone else go_json(self._entry(*entry))
+                if encoded[entry]:
+                    entries.append(encoded[entry])
+            if entries:
+                yield separator + go_json(key) + b":[" + b",".join(entries) + b"]"
+                separator = b","
+            else:
+                yield b""
+        yield b"{}" if separator == b"{" else b"}"
+
+    def _entry(self, peer: Peer, tombstoned_at: float | None) -> dict[str, object]:
+        return {
+            "broadcast_address": peer.info.broadcast_address,
+            "hostname": peer.info.hostname,
+            "http_port": peer.info.http_port,
+            "id": peer.remote_address,
+            "last_update": self._unix_nanoseconds(peer.last_update),
+            "tcp_port": peer.info.tcp_port,
+            "tombstoned": tombstoned_at is not None,
+            "tombstoned_at": _NEVER if tombstoned_at is None else self._unix_nanoseconds(tombstoned_at),
+            "topology_region": peer.info.topology_region,
+            "topology_zone": peer.info.topology_zone,
+            "version": peer.info.version,
+        }
 
     def _unix_nanoseconds(self, moment: float) -> int:
         return int((self._epoch + moment) * 1_000_000_000)
@@ -156,5 +209,32 @@ def _peer(peer: Peer) -> dict[str, object]:
     }
 
 
-def _node(node: Node) -> dict[str, object]:
-    return _peer(node.peer) | {"tombstones": list(node.topics.values()), "topics": list(node.topics)}
+def _collect(pieces: Iterator[bytes], made: list[bytes]) -> Iterator[None]:
+    """Append the same bytes in fewer pieces, of about ``_PIECE`` bytes each; a step for each given one."""
+    kept: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        kept.append(piece)
+        size += len(piece)
+        if size >= _PIECE:
+            made.append(b"".join(kept))
+            kept, size = [], 0
+        yield
+    made.append(b"".join(kept))
+
+
+def _topic_pieces(topics: list[str]) -> Iterator[bytes]:
+    yield b"{"
+    yield from _lists([(b"topics", topics)])
+    yield b"}"
+
+
+def _lists(named: Iterable[tuple[bytes, Iterable[object]]]) -> Iterator[bytes]:
+    """The members of a JSON object that are long lists: ``"name":[…],"other":[…]``, piece by piece."""
+    for place, (name, values) in enumerate(named):
+        yield (b"," if place else b"") + b'"' + name + b'":['
+        rest, first = iter(values), True
+        while some := list(itertools.islice(rest, _STEP)):
+            yield (b"" if first else b",") + go_json(some)[1:-1]
+            first = False
+        yield b"]"

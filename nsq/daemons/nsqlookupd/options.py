@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 
 from nsq.daemons.listen import parse_address
-from nsq.daemons.logs import checked_level
+from nsq.daemons.logs import FORMATS, TEXT, checked_level
 from nsq.flags import check, duration, flag
 
 
@@ -25,8 +25,11 @@ class NsqlookupdOptions:
     tombstone_lifetime: float = duration(
         45.0, "how long a tombstoned nsqd is hidden if it stays registered", low=0
     )
+    legacy_get: bool = flag(False, "let /create_topic and the other old names change things by GET, too")
     log_level: str = flag("info", "log verbosity: debug, info, warning, error or fatal", parse=checked_level)
     log_prefix: str = flag("[nsqlookupd] ", "what every log line begins with")
+    log_format: str = flag(TEXT, "form of the log: text or json", choices=FORMATS)
+    log_file: str = flag("", "path of a file to log to instead of stderr; SIGHUP opens it anew")
     verbose: bool = flag(False, "", deprecated="use --log-level=debug")
 
     def __post_init__(self) -> None:

@@ -1,6 +1,7 @@
 """Who produces what: the registration database of nsqlookupd.
 
 Pure: time is an argument, in seconds of a clock that never goes back. Knows no socket, protocol or log.
+What may be long comes as an iterator of short steps, between which everything else goes on.
 
 A topic or channel is there from its first registration, or its creation by hand, until it is deleted; an
 ephemeral one goes with its last producer.
@@ -23,6 +24,7 @@ class Peer:
     remote_address: str
     last_update: float
     channels_by_topic: dict[str, dict[str, None]] = field(default_factory=dict, repr=False)
+    gone: bool = False  # and hidden; what it registered is being forgotten
 
     @property
     def node(self) -> str:
@@ -41,14 +43,6 @@ class _Topic:
     channels: dict[str, Producers] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
-    """An active peer with its topics, each with whether the peer is tombstoned there."""
-
-    peer: Peer
-    topics: dict[str, bool]
-
-
 class Registry:
     """What nsqds registered, and what consumers and operators are told of it."""
 
@@ -63,11 +57,19 @@ class Registry:
     def connect(self, peer: Peer) -> None:
         self._peers[peer] = None
 
-    def disconnect(self, peer: Peer) -> None:
-        """Forget the peer and all it registered."""
-        for topic in list(peer.channels_by_topic):
-            self.unregister_topic(peer, topic)
+    def disconnect(self, peer: Peer) -> Iterator[None]:
+        """Hide the peer at once, and forget what it registered as the iterator is used up."""
         self._peers.pop(peer, None)
+        peer.gone = True
+        return self._forget(peer)
+
+    def _forget(self, peer: Peer) -> Iterator[None]:
+        for topic in list(peer.channels_by_topic):
+            for channel in list(peer.channels_by_topic.get(topic, ())):
+                self.unregister_channel(peer, topic, channel)
+                yield
+            self.unregister_topic(peer, topic)
+            yield
 
     def register_topic(self, peer: Peer, topic: str) -> None:
         """Registering again changes nothing: a tombstone stays until its lifetime is over."""
@@ -110,7 +112,7 @@ class Registry:
         self._topic(topic).channels.setdefault(channel, {})
 
     def delete_topic(self, topic: str) -> None:
-        """The topic and its channels, whoever produces them; an nsqd that has it may register it again."""
+        """Forget the topic and its channels on all nsqds; one that has it may register it again."""
         found = self._topics.pop(topic, None)
         if found is not None:
             for peer in found.producers:
@@ -150,19 +152,26 @@ class Registry:
         return [
             peer
             for peer, tombstoned_at in found.producers.items()
-            if self._active(peer, now) and not self._tombstoned(tombstoned_at, now)
+            if self._active(peer, now) and not self._hidden(tombstoned_at, now)
         ]
 
-    def nodes(self, now: float) -> list[Node]:
+    def nodes(self, now: float) -> list[Peer]:
         """Every active peer; tombstones hide none."""
-        return [Node(peer, self._topics_of(peer, now)) for peer in self._peers if self._active(peer, now)]
+        return [peer for peer in self._peers if self._active(peer, now)]
+
+    def tombstoned(self, peer: Peer, topic: str, now: float) -> bool:
+        found = self._topics.get(topic)
+        return found is not None and self._hidden(found.producers.get(peer), now)
 
     def entries(self) -> Iterator[tuple[str, Producers]]:
-        """All there is, under the keys that /debug shows: ``topic:orders:``, ``channel:orders:archive``."""
+        """All there is, under the keys that /debug shows: ``topic:orders:``, ``channel:orders:archive``.
+
+        Among them are peers that are ``gone``, until they are forgotten.
+        """
         yield "client::", dict.fromkeys(self._peers)
-        for name, topic in self._topics.items():
+        for name, topic in list(self._topics.items()):
             yield f"topic:{name}:", topic.producers
-            for channel, producers in topic.channels.items():
+            for channel, producers in list(topic.channels.items()):
                 yield f"channel:{name}:{channel}", producers
 
     def _topic(self, name: str) -> _Topic:
@@ -171,14 +180,8 @@ class Registry:
             found = self._topics[name] = _Topic()
         return found
 
-    def _topics_of(self, peer: Peer, now: float) -> dict[str, bool]:
-        return {
-            topic: self._tombstoned(self._topics[topic].producers[peer], now)
-            for topic in peer.channels_by_topic
-        }
-
     def _active(self, peer: Peer, now: float) -> bool:
-        return now - peer.last_update <= self._inactive_after
+        return not peer.gone and now - peer.last_update <= self._inactive_after
 
-    def _tombstoned(self, tombstoned_at: float | None, now: float) -> bool:
+    def _hidden(self, tombstoned_at: float | None, now: float) -> bool:
         return tombstoned_at is not None and now - tombstoned_at < self._tombstone_lifetime

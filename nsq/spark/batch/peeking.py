@@ -1,66 +1,88 @@
-"""Looking at messages over a temporary channel. Imports no Spark."""
+"""Looking at messages over a temporary channel, where that takes nothing from other channels.
+
+A channel gets a copy of every message, so a temporary one of our own takes nothing away: as long as there is
+another channel. A topic without any keeps its messages, and hands them all to the first one there is. If that
+were ours, they would be gone with it. Nor do ephemeral channels count: they may leave at any moment, and
+messages that the topic would have kept from then on would go to ours alone.
+
+Another client may still delete the last lasting channel between the question and the look. So it is asked
+again when the look has begun, which then ends at once: what was published in those moments can be lost, and
+the error says so. Imports no Spark.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import threading
+import queue
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from nsq.config import Config
 from nsq.consumer.consumer import Consumer
-from nsq.errors import ConnectionFailed, UsageError
+from nsq.errors import ApiError, ConfigError, ConnectionFailed, UsageError
+from nsq.http.nsqd import NsqdApi, NsqdStats
 from nsq.message import Message
-from nsq.spark.batch.options import PeekOptions
-from nsq.spark.batch.safety import Ask, Place, asking, safe_places
-from nsq.wire.names import EPHEMERAL
+from nsq.spark import lookups
+from nsq.spark.options import Nsqds, duration, names, option, whole
+from nsq.transport import addresses
+from nsq.transport.tls import context_of
+from nsq.wire.names import EPHEMERAL, check_topic, is_ephemeral
 
-#: Longer than anybody looks: an nsqd that was lost is not dialled again, as nobody has asked it then whether
-#: looking takes something.
+PEEK = "peek"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PeekOptions(Nsqds):
+    """Durations are seconds here."""
+
+    mode: str = option("peek, which looks at messages and takes none.", choices=(PEEK,))
+    topic: str = option("The topic to look at.", check_topic)
+    nsqd_http: tuple[str, ...] = option(
+        "Their HTTP addresses, in the same order; by default the port above that of each nsqd.",
+        names,
+        default=(),
+    )
+    limit: int = option("The most rows.", whole, default=1000, low=1)
+    timeout: float = option("How long to look, if there are fewer.", duration, default=10.0, low=0.001)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nsqd_http and len(self.nsqd_http) != len(self.nsqd):
+            raise ConfigError(
+                f"nsqdHttp has {len(self.nsqd_http)} addresses, but must have one for each of the "
+                f"{len(self.nsqd)} of nsqd"
+            )
+
+
+#: Longer than any look: an nsqd that was lost is not dialed again, as its channels were not checked then.
 _NEVER = 3600.0
 
 _MOST_IN_FLIGHT = 500
 _STOPPING = 5.0
 
 
-class Collection:
-    """A handler that keeps so many messages and lets the others pass."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._lock = threading.Lock()
-        self._messages: list[Message] = []
-        self._full = threading.Event()
-
-    def __call__(self, message: Message) -> None:
-        with self._lock:
-            if len(self._messages) < self._limit:
-                self._messages.append(message)
-            if len(self._messages) >= self._limit:
-                self._full.set()
-
-    def wait(self, seconds: float) -> None:
-        """Until it is full, or the time is up."""
-        self._full.wait(seconds)
-
-    @property
-    def messages(self) -> list[Message]:
-        with self._lock:
-            return list(self._messages)
-
-
 def peek(options: PeekOptions, found: Sequence[Place], ask: Ask | None = None) -> list[Message]:
     """Messages that come within the time, copies of what other channels get."""
     ask = ask or asking(options.config)
     safe = safe_places(found, options.topic, ask)
-    collection = Collection(options.limit)
+    arrived: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    seen: list[Message] = []
     consumer = Consumer(
         options.topic,
         f"nsq-peek-{uuid.uuid4().hex[:12]}{EPHEMERAL}",
         nsqd=[place.tcp for place in safe],
-        config=_config(options),
+        config=dataclasses.replace(
+            options.config,
+            max_in_flight=min(options.limit, _MOST_IN_FLIGHT),
+            reconnect_initial=_NEVER,
+            reconnect_max=_NEVER,
+            max_attempts=0,
+        ),
     )
-    consumer.add_handler(collection)
+    consumer.add_handler(arrived.put)
     try:
         consumer.start()
         connecting = options.config.handshake_timeout
@@ -68,28 +90,91 @@ def peek(options: PeekOptions, found: Sequence[Place], ask: Ask | None = None) -
             raise ConnectionFailed(
                 f"not every nsqd of topic {options.topic!r} was reached: {consumer.health().summary}"
             )
-        _ask_again(safe, options.topic, ask)
-        collection.wait(options.timeout)
+        try:
+            safe_places(safe, options.topic, ask)
+        except UsageError as error:
+            raise UsageError(
+                f"a channel was deleted while the look began; what was published then may be lost: {error}"
+            ) from None
+        deadline = time.monotonic() + options.timeout
+        with contextlib.suppress(queue.Empty):
+            while len(seen) < options.limit:
+                seen.append(arrived.get(timeout=max(0.0, deadline - time.monotonic())))
     finally:
         consumer.stop(_STOPPING)
-    return collection.messages
+    return seen
 
 
-def _ask_again(safe: Sequence[Place], topic: str, ask: Ask) -> None:
-    """The last lasting channel may have been deleted between the question and the look."""
+# Where a look is safe
+
+
+_LAST_PORT = 65535
+
+
+class Place(NamedTuple):
+    """An nsqd's two addresses."""
+
+    tcp: str
+    http: str
+
+
+#: What an nsqd tells of a topic.
+Ask = Callable[[Place, str], NsqdStats]
+
+
+def places(options: PeekOptions) -> list[Place]:
+    """All nsqds in question. Raises ConfigError for one whose HTTP address has to be given."""
+    found = [Place(tcp, http) for tcp, http in zip(options.nsqd, options.nsqd_http, strict=False)]
+    if not options.nsqd_http:
+        found = [_beside(tcp, options.config) for tcp in options.nsqd]
+    having = lookups.nodes_of([options.topic])
+    found += [Place(*each) for each in lookups.found_by_any(options.lookupd, options.config, having)]
+    return list({place.tcp: place for place in found}.values())
+
+
+def _beside(tcp: str, config: Config) -> Place:
+    """The HTTP address as nsqd has it by default, if it is one of the same nsqd."""
+    wanted = f"give the address of {tcp}'s HTTP API, where it is asked for its channels: option nsqdHttp"
+    if addresses.is_unix(tcp):
+        raise ConfigError(wanted)
+    host, port = addresses.split(tcp)
+    if port == _LAST_PORT:
+        raise ConfigError(wanted)
+    http = addresses.join(host, port + 1)
     try:
-        safe_places(safe, topic, ask)
-    except UsageError as error:
-        raise UsageError(
-            f"a channel was deleted while the look began; what was published just then may be lost: {error}"
-        ) from None
+        told = NsqdApi(http, tls=context_of(config)).info().tcp_port
+    except ApiError as error:
+        raise ConfigError(f"{wanted} ({error})") from None
+    if told != port:
+        raise ConfigError(f"{wanted} ({http} is that of an nsqd with port {told})")
+    return Place(tcp, http)
 
 
-def _config(options: PeekOptions) -> Config:
-    return dataclasses.replace(
-        options.config,
-        max_in_flight=min(options.limit, _MOST_IN_FLIGHT),
-        reconnect_initial=_NEVER,
-        reconnect_max=_NEVER,
-        max_attempts=0,
-    )
+def asking(config: Config) -> Ask:
+    """Of the nsqd itself; over https by the TLS options."""
+    context = context_of(config)
+
+    def ask(place: Place, topic: str) -> NsqdStats:
+        return NsqdApi(place.http, tls=context).stats(topic, include_clients=False)
+
+    return ask
+
+
+def safe_places(found: Iterable[Place], topic: str, ask: Ask) -> list[Place]:
+    """Those that have the topic; the others are left out, as looking would create it there.
+
+    Raises UsageError when looking would take messages, and when no nsqd has the topic.
+    """
+    safe = []
+    for place in found:
+        for told in ask(place, topic)["topics"]:
+            if told["topic_name"] == topic:
+                if all(is_ephemeral(channel["channel_name"]) for channel in told["channels"]):
+                    raise UsageError(
+                        f"topic {topic!r} has no lasting channel on {place.tcp}: a look would take what the "
+                        "topic keeps for its first one. Create the channel that it is meant for, then look"
+                    )
+                safe.append(place)
+    if not safe:
+        raise UsageError(f"no nsqd has a topic {topic!r}: there is nothing to look at")
+    return safe

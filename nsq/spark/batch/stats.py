@@ -3,29 +3,100 @@
     (spark.read.format("nsq_stats").option("lookupd", "10.0.0.7:4161").load()
        .groupBy("topic", "channel").sum("depth", "in_flight"))
 
-The columns are those of ``depths.COLUMNS``. ``nsqd`` is the HTTP address that was asked; latencies are
-seconds, and there if nsqd measures them. An nsqd that does not answer is a row with an ``error``.
+``nsqd`` is the HTTP address that was asked; latencies are seconds, and there if nsqd measures them. An nsqd
+that does not answer is a row with an ``error``.
 
 Loaded only when something is read, as this imports pyspark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from nsq.errors import ApiError, ConfigError
-from nsq.http.nsqd import NsqdApi
-from nsq.spark.arrow import require_arrow
-from nsq.spark.batch import depths
-from nsq.spark.batch.nodes import all_nodes
-from nsq.spark.batch.options import StatsOptions
+from nsq.http.nsqd import ChannelStats, Latency, NsqdApi, NsqdStats, TopicStats
+from nsq.spark import lookups
+from nsq.spark.options import Options, duration, names, option, yes_no
+from nsq.spark.registration import require_arrow
 from nsq.transport.tls import context_of
+from nsq.wire.names import check_channel, check_topic
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+COLUMNS = {
+    "nsqd": "string",
+    "topic": "string",
+    "channel": "string",
+    "depth": "bigint",
+    "backend_depth": "bigint",
+    "in_flight": "bigint",
+    "deferred": "bigint",
+    "requeued": "bigint",
+    "timed_out": "bigint",
+    "message_count": "bigint",
+    "clients": "int",
+    "paused": "boolean",
+    "topic_depth": "bigint",
+    "topic_paused": "boolean",
+    "e2e_latency": "map<string,double>",
+    "error": "string",
+}
+"""Names and types, as Spark writes them."""
+
+#: What nsqd calls them.
+_FIGURES = {
+    "channel": "channel_name",
+    "depth": "depth",
+    "backend_depth": "backend_depth",
+    "in_flight": "in_flight_count",
+    "deferred": "deferred_count",
+    "requeued": "requeue_count",
+    "timed_out": "timeout_count",
+    "message_count": "message_count",
+    "clients": "client_count",
+    "paused": "paused",
+}
+_NANOSECONDS = 1e-9
+
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StatsOptions(Options):
+    """Durations are seconds here."""
+
+    nsqd: tuple[str, ...] = option(
+        "HTTP addresses of nsqds, host:4151 or a URL, separated by commas.", names, default=()
+    )
+    lookupd: tuple[str, ...] = option(
+        "HTTP addresses of nsqlookupds, host:4161 or a URL, separated by commas: all nsqds that they list.",
+        names,
+        default=(),
+    )
+    topic: str = option("Only this topic.", default="")
+    channel: str = option("Only this channel, of the topic.", default="")
+    timeout: float = option("How long an nsqd may take to answer.", duration, default=5.0, low=0.001)
+    fail_fast: bool = option(
+        "true: fail if an nsqd does not answer, instead of a row that says so.", yes_no, default=False
+    )
+
+    def __post_init__(self) -> None:
+        if not self.nsqd and not self.lookupd:
+            raise ConfigError(
+                "option lookupd or nsqd is missing: .option('lookupd', 'host:4161'), or "
+                ".option('nsqd', 'host:4151') with the port of its HTTP API"
+            )
+        if self.topic:
+            check_topic(self.topic)
+        if self.channel:
+            check_channel(self.channel)
+            if not self.topic:
+                raise ConfigError(f"channel is {self.channel!r}, but of which topic? Give the option topic")
 
 
 class NsqStatsDataSource(DataSource):
@@ -40,39 +111,34 @@ class NsqStatsDataSource(DataSource):
         return "nsq_stats"
 
     def schema(self) -> str:
-        return ", ".join(f"{name} {kind}" for name, kind in depths.COLUMNS.items())
+        return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
 
     def reader(self, schema: StructType) -> StatsReader:
-        return stats_reader(self.options, schema)
-
-
-class Asked(InputPartition):
-    """One nsqd, or none if there is none at all: Spark makes a partition even then."""
-
-    def __init__(self, nsqd: str) -> None:
-        self.nsqd = nsqd
+        return StatsReader(self.options, schema)
 
 
 class StatsReader(DataSourceReader):
-    """Each action asks anew."""
+    """Each action asks anew. Raises ConfigError for a column that there is not."""
 
-    def __init__(self, options: StatsOptions, columns: Sequence[str]) -> None:
-        self._options = options
-        self._columns = tuple(columns)
+    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
+        for name in schema.fieldNames():
+            if name not in COLUMNS:
+                raise ConfigError(f"there is no column {name!r}; there are {', '.join(COLUMNS)}")
+        self._options = StatsOptions.of(given)
+        self._columns = schema.fieldNames()
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        nsqds = list(options.nsqd)
-        if options.lookupd:
-            nsqds += [node.http_address for node in all_nodes(options.lookupd, options.config)]
-        return [Asked(nsqd) for nsqd in dict.fromkeys(nsqds)] or [Asked("")]
+        listed = lookups.found_by_any(options.lookupd, options.config, lookups.nodes)
+        nsqds = [*options.nsqd, *(http for _, http in listed)]
+        # Spark wants a partition even where there is no nsqd.
+        return [InputPartition(nsqd) for nsqd in dict.fromkeys(nsqds)] or [InputPartition("")]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        assert isinstance(partition, Asked)
-        for row in self._rows(partition.nsqd) if partition.nsqd else ():
-            yield depths.projected(row, self._columns)
+        for row in self._rows(partition.value) if partition.value else ():
+            yield tuple(row.get(name) for name in self._columns)
 
-    def _rows(self, nsqd: str) -> Iterator[depths.Row]:
+    def _rows(self, nsqd: str) -> Iterator[Row]:
         options = self._options
         try:
             api = NsqdApi(nsqd, timeout=options.timeout, tls=context_of(options.config))
@@ -80,13 +146,36 @@ class StatsReader(DataSourceReader):
         except ApiError as error:
             if options.fail_fast:
                 raise
-            yield depths.failed(nsqd, error)
+            yield {"nsqd": nsqd, "error": str(error)}
             return
-        yield from depths.rows(nsqd, stats, options.channel)
+        yield from rows(nsqd, stats, options.channel)
 
 
-def stats_reader(options: Mapping[str, str], schema: StructType) -> StatsReader:
-    for name in schema.fieldNames():
-        if name not in depths.COLUMNS:
-            raise ConfigError(f"there is no column {name!r}; there are {', '.join(depths.COLUMNS)}")
-    return StatsReader(StatsOptions.of(options), schema.fieldNames())
+def rows(nsqd: str, stats: NsqdStats, channel: str = "") -> Iterator[Row]:
+    """A topic that has no channel yet is a row without one, unless a certain channel is wanted."""
+    for topic in stats["topics"]:
+        for each in topic["channels"]:
+            yield _row(nsqd, topic, each)
+        if not topic["channels"] and not channel:
+            yield _row(nsqd, topic, topic)
+
+
+def _row(nsqd: str, topic: TopicStats, told: TopicStats | ChannelStats) -> Row:
+    """Of a channel, or of a topic that has none."""
+    figures: dict[str, Any] = {**told}
+    return {
+        "nsqd": nsqd,
+        "topic": topic["topic_name"],
+        "topic_depth": topic["depth"],
+        "topic_paused": topic["paused"],
+        "e2e_latency": _latency(told.get("e2e_processing_latency")),
+        **{column: figures.get(name) for column, name in _FIGURES.items()},
+    }
+
+
+def _latency(told: Latency | None) -> dict[str, float] | None:
+    """``{"p99": seconds}``; None unless nsqd was told to measure it."""
+    percentiles = (told or {}).get("percentiles") or []
+    if not percentiles:
+        return None
+    return {f"p{each['quantile'] * 100:g}": each["value"] * _NANOSECONDS for each in percentiles}

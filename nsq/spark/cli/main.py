@@ -1,39 +1,530 @@
-"""``nsq-spark``: reads the command line, runs the command, says in a line what went wrong."""
+"""``nsq-spark``: its commands, the flags of each, and what each does. Only commands that need Spark, Java or
+pyarrow load them: ``--help`` must come at once.
+"""
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import dataclasses
 import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nsq.errors import NsqError
-from nsq.spark.cli import arguments
+from nsq import __version__, flags
+from nsq.errors import ConfigError, NsqError
+from nsq.flags import FlagExit, duration, flag, repeated
+from nsq.spark import doctor
+from nsq.spark.cli.terminal import Meter, filtered, size, span, submit_line, table
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from nsq.spark.pipelines.archive import ArchiveResult
+    from nsq.spark.pipelines.metrics import MetricsResult, Window
+    from nsq.spark.pipelines.replay import ReplayResult
+    from nsq.spark.wal.inspect import ReaderLine
+
+# Flags, by what several commands share
+
+
+def pair(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise ConfigError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags:
+    """Of every command. ``argument`` is the one that is no flag: a topic, an archive or a log."""
+
+    debug: bool = flag(False, "stack traces, and Spark's own log from WARN up")
+    argument: str = ""
+    argv: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        flags.check(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NsqFlags(Flags):
+    nsqd: tuple[str, ...] = repeated(str, "HOST:PORT of an nsqd; repeatable")
+    lookupd: tuple[str, ...] = repeated(str, "HOST:PORT of an nsqlookupd that knows the nsqds; repeatable")
+    option: tuple[tuple[str, str], ...] = repeated(
+        pair, 'NAME=VALUE, also -o: an option of format("nsq") such as maxInFlight=5000; repeatable'
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkFlags(NsqFlags):
+    quiet: bool = flag(False, "no progress, only the result; also -q")
+    master: str = flag("", "URL, where Spark runs; without it local[*], this machine")
+    conf: tuple[tuple[str, str], ...] = repeated(pair, "NAME=VALUE, a Spark setting; repeatable")
+    print_submit: bool = flag(False, "only print the spark-submit line for a cluster")
+    prometheus: str = flag("", "keep figures in this file, for a textfile collector")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamFlags(SparkFlags):
+    channel: str = flag("", "the channel to read")
+    follow: bool = flag(False, "go on until Ctrl-C, not only until it is drained")
+    every: float = duration(10.0, "with --follow: a batch so often")
+    wal: str = flag("", "the write-ahead log: a directory, or a URI of pyarrow.fs")
+    checkpoint: str = flag("", "the folder where Spark remembers how far it is")
+    chart: str = flag("", "also draw what was archived or counted: .png, .svg or .pdf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchiveFlags(StreamFlags):
+    channel: str = flag("archive", "the channel to read")
+    every: float = duration(60.0, "with --follow: a batch so often")
+    to: str = flag("", "the folder of files; delta:DIR: a Delta table")
+    body: str = flag("binary", "how bodies are stored: binary, string or json")
+    schema: str = flag("", "with --body=json: the fields, such as 'id bigint, total double'")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricsFlags(StreamFlags):
+    channel: str = flag("metrics", "the channel to read")
+    window: str = flag("1 minute", "as Spark spells it")
+    watermark: str = flag("1 minute", "how late a message may be")
+    key: str = flag("", "what to count besides: $.field of JSON bodies, or an SQL expression")
+    top: int = flag(10, "so many keys per window")
+    to: str = flag("", "also write the windows into this folder, as Parquet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayFlags(SparkFlags):
+    topic: str = flag("", "the topic to publish to")
+    since: str = flag("", "from that time on: 2026-03-01 or 2026-03-01T07:30:00, UTC")
+    until: str = flag("", "up to, and without, that time")
+    rate: float | None = flag(None, "so many messages per second at most")
+    dry_run: bool = flag(False, "count what would be published, and publish nothing")
+    state: str = flag("", "the file where it remembers how far it is, to go on after an interruption")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceiveFlags(NsqFlags):
+    quiet: bool = flag(False, "no progress, only the result; also -q")
+    channel: str = flag("", "the channel to read")
+    wal: str = flag("", "the log, which Spark must be able to reach")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadersFlags(Flags):
+    remove: str = flag(
+        "", "forget this reader, which holds up deletion; what it has not read is deleted once others have"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GcFlags(Flags):
+    force: bool = flag(False, "also delete what dead receivers left unread: these messages are lost")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorFlags(NsqFlags):
+    wal: str = flag("", "try to write there")
+
+
+# Pipelines
+
+
+def archive(options: ArchiveFlags) -> int:
+    from nsq.spark.pipelines.archive import archive as run
+
+    with _running(options) as (spark, meter):
+        done = run(
+            options.argument,
+            to=options.to,
+            body=options.body,
+            schema=options.schema or None,
+            **_stream(options, spark, meter),
+        )
+        meter.close()
+        _tell(f"{_moved(done)}, {done.files:,} files: {done.path}")
+        _explain_nothing(done.rows, options)
+        if options.chart:
+            from nsq.spark.pipelines.chart import archive_chart
+
+            drawn = archive_chart(done.path, options.chart, title=options.argument, spark=spark)
+            _tell(f"drawn: {drawn}")
+    return 0
+
+
+def metrics(options: MetricsFlags) -> int:
+    from nsq.spark.pipelines.metrics import metrics as run
+
+    with _running(options) as (spark, meter):
+        done = run(
+            options.argument,
+            window=options.window,
+            watermark=options.watermark,
+            key=options.key or None,
+            top=options.top,
+            to=options.to or None,
+            **_stream(options, spark, meter),
+        )
+        meter.close()
+        _tell(_windows(done.windows))
+        _tell(f"{_moved(done)}, {len(done.windows):,} windows")
+        _explain_nothing(done.rows, options)
+        if options.chart and done.windows:
+            from nsq.spark.pipelines.chart import metrics_chart
+
+            _tell(f"drawn: {metrics_chart(done.windows, options.chart, title=options.argument)}")
+    return 0
+
+
+def _stream(options: StreamFlags, spark: SparkSession, meter: Meter) -> dict[str, Any]:
+    """The arguments that all pipelines on a stream have."""
+    return {
+        "channel": options.channel,
+        "nsqd": options.nsqd,
+        "lookupd": options.lookupd,
+        "wal": options.wal or None,
+        "checkpoint": options.checkpoint or None,
+        "follow": options.follow,
+        "every": options.every,
+        "options": dict(options.option),
+        "spark": spark,
+        "progress": meter,
+    }
+
+
+def _windows(windows: Sequence[Window]) -> str:
+    heads = ["window (UTC)", "messages", "bytes", "p50", "p95", "p99", "redelivered", "most frequent"]
+    rows = [
+        [
+            f"{each.start:%Y-%m-%d %H:%M:%S}",
+            each.messages,
+            size(each.bytes),
+            span(each.latency_p50),
+            span(each.latency_p95),
+            span(each.latency_p99),
+            each.redelivered,
+            ", ".join(f"{key} {count:,}" for key, count in each.top) or "-",
+        ]
+        for each in windows
+    ]
+    return table(heads, rows)
+
+
+def _explain_nothing(rows: int, options: StreamFlags) -> None:
+    """A new channel surprises: it gets nothing of what was published before."""
+    if not rows:
+        _tell(
+            f"nothing was in channel {options.channel!r} of topic {options.argument!r}. A channel gets what "
+            "is published after it was made: if it is new, it is there from now on; --channel names another"
+        )
+
+
+def replay(options: ReplayFlags) -> int:
+    from nsq.spark.pipelines.replay import replay as run
+
+    with _running(options) as (spark, meter):
+        done = run(
+            options.argument,
+            options.topic,
+            nsqd=options.nsqd,
+            lookupd=options.lookupd,
+            since=options.since or None,
+            until=options.until or None,
+            rate=options.rate,
+            dry_run=options.dry_run,
+            state=options.state or None,
+            spark=spark,
+            progress=meter,
+        )
+        meter.close()
+        before = f" after {done.before:,} of an interrupted run" if done.before else ""
+        times = (
+            f"{done.first:%Y-%m-%d %H:%M:%S} to {done.last:%Y-%m-%d %H:%M:%S}"
+            if done.first and done.last
+            else ""
+        )
+        of = f", of {times}" if times else ""
+        _tell(f"{'would publish ' if options.dry_run else ''}{_moved(done)}{before}{of}")
+    if done.complete or options.dry_run:
+        return 0
+    _tell(f"not complete: run it again with the same arguments, it goes on from {done.state}")
+    return 1
+
+
+def _moved(done: ArchiveResult | MetricsResult | ReplayResult) -> str:
+    return f"{done.rows:,} messages, {size(done.bytes)}, {span(done.seconds)}"
+
+
+@contextlib.contextmanager
+def _running(options: SparkFlags) -> Iterator[tuple[SparkSession, Meter]]:
+    with contextlib.closing(Meter(sys.stderr, quiet=options.quiet)) as meter:
+        if options.master and not options.master.startswith("local"):
+            print(f"on the cluster itself: {_submit_line(options, options.master)}", file=sys.stderr)
+        meter.say("starting Spark …")
+        with contextlib.nullcontext() if options.debug else filtered(meter.note):
+            spark = _session(options)
+        meter.say("reading; the first batch takes some seconds …")
+        try:
+            yield spark, meter
+        finally:
+            spark.stop()
+
+
+def _session(options: SparkFlags) -> SparkSession:
+    from nsq.spark.session import local_session
+
+    level = "WARN" if options.debug else "ERROR"
+    spark = local_session(master=options.master or None, conf=dict(options.conf), log_level=level)
+    if options.prometheus:
+        from nsq.spark.listener import Listener
+
+        spark.streams.addListener(Listener(prometheus=options.prometheus))
+    return spark
+
+
+def _submit_line(options: SparkFlags, master: str) -> str:
+    entry = str(Path(__file__).parents[1] / "__main__.py")
+    return submit_line(options.argv, entry, master, dict(options.conf))
+
+
+# Receiving without Spark
+
+
+def receive(options: ReceiveFlags) -> int:
+    from nsq.collector import calm_collector
+    from nsq.spark.receiver.process import standalone
+    from nsq.spark.source.options import SourceOptions
+
+    calm_collector()
+    given = {"topic": options.argument, "channel": options.channel, "wal": options.wal}
+    given |= {"nsqd": ",".join(options.nsqd)} if options.nsqd else {}
+    given |= {"lookupd": ",".join(options.lookupd)} if options.lookupd else {}
+    with contextlib.closing(Meter(sys.stderr, quiet=options.quiet)) as meter:
+        standalone(SourceOptions.of(dict(options.option) | given), progress=meter.say)
+    return 0
+
+
+# The write-ahead log
+
+
+def wal_ls(options: Flags) -> int:
+    from nsq.spark.wal.inspect import ls
+
+    found = ls(options.argument)
+    subject = f" of {found.subject}" if found.subject else ""
+    _tell(f"log {found.identity}{subject} at {found.location}")
+    _tell_readers(found.readers)
+    heads = ["receiver", "alive", "segments", "messages", "bytes", "open", "oldest"]
+    rows = [
+        [
+            each.receiver,
+            each.alive,
+            each.segments,
+            each.rows,
+            size(each.bytes),
+            size(each.open_bytes),
+            None if each.oldest_seconds is None else span(each.oldest_seconds),
+        ]
+        for each in found.receivers
+    ]
+    _tell(table(heads, rows) if rows else "no receiver has left anything in it")
+    return 0
+
+
+def _tell_readers(found: Sequence[ReaderLine]) -> None:
+    heads = ["reader", "to read", "last commit", "read by"]
+    rows = [[each.reader, each.rows, f"{span(each.idle_seconds)} ago", each.owner] for each in found]
+    _tell(table(heads, rows) if rows else "no query has read it yet")
+
+
+def readers(options: ReadersFlags) -> int:
+    from nsq.spark.wal import inspect
+
+    if options.remove:
+        inspect.remove_reader(options.argument, options.remove)
+        _tell(f"removed: reader {options.remove}")
+    _tell_readers(inspect.readers(options.argument))
+    return 0
+
+
+def wal_verify(options: Flags) -> int:
+    from nsq.spark.wal.inspect import verify
+
+    found = verify(options.argument)
+    for problem in found.problems:
+        _tell(problem)
+    _tell(
+        f"{found.segments:,} segments with {found.rows:,} messages are sound; {len(found.problems)} problems"
+    )
+    return 1 if found.problems else 0
+
+
+def wal_gc(options: GcFlags) -> int:
+    from nsq.spark.wal.inspect import gc
+
+    done = gc(options.argument, force=options.force)
+    _tell(
+        f"{len(done.recovered):,} segments recovered, {len(done.deleted):,} deleted, "
+        f"{len(done.folders):,} empty folders removed"
+    )
+    return 0
+
+
+# The doctor
+
+
+def examine(options: DoctorFlags) -> int:
+    from nsq.spark.options import Options
+
+    config = Options.of(dict(options.option)).config
+    wrong = 0
+    for found in doctor.examine(
+        nsqd=options.nsqd, lookupd=options.lookupd, wal=options.wal or None, config=config
+    ):
+        wrong += found.state == doctor.WRONG
+        _tell(f"{found.state:8}{found.what}: {found.text}")
+        if found.remedy:
+            _tell(f"{'':8}→ {found.remedy}")
+    _tell("all is well" if not wrong else f"{wrong} of these must be mended")
+    return 1 if wrong else 0
+
+
+def _tell(text: str) -> None:
+    print(text, flush=True)
+
+
+# The program
+
+
+class Command(NamedTuple):
+    """``argument`` is what the one that is no flag is called; ``needs`` are flags that must be given."""
+
+    run: Callable[[Any], int]
+    flags: type[Flags]
+    argument: str
+    about: str
+    needs: tuple[str, ...] = ()
+
+
+COMMANDS = {
+    "archive": Command(
+        archive, ArchiveFlags, "TOPIC", "Move a channel into Parquet files by date and hour.", ("to",)
+    ),
+    "metrics": Command(
+        metrics, MetricsFlags, "TOPIC", "Count messages, bytes, latency, attempts and the most frequent keys."
+    ),
+    "replay": Command(replay, ReplayFlags, "DIR", "Publish an archive, or a part of it, again.", ("topic",)),
+    "receive": Command(
+        receive,
+        ReceiveFlags,
+        "TOPIC",
+        "Only receive, into a log that a stream elsewhere reads (its option receivers=0). Needs no Java.",
+        ("channel", "wal"),
+    ),
+    "readers": Command(
+        readers, ReadersFlags, "PLACE", "Show who reads a write-ahead log, and how much it holds for each."
+    ),
+    "wal ls": Command(wal_ls, Flags, "PLACE", "Show what is in a write-ahead log, by receiver."),
+    "wal verify": Command(
+        wal_verify,
+        Flags,
+        "PLACE",
+        "Read all of a log and tell what is damaged; exit status 1 if anything is.",
+    ),
+    "wal gc": Command(
+        wal_gc, GcFlags, "PLACE", "Seal what dead receivers left in a log, and remove their empty folders."
+    ),
+    "doctor": Command(
+        examine, DoctorFlags, "", "Check Java, Python, the log and NSQ; exit status 1 if anything is wrong."
+    ),
+}
+_HELP = """\
+Usage: nsq-spark COMMAND [arguments and flags]
+
+NSQ and Spark: archive a topic, count it, replay it.
+
+{}
+
+`nsq-spark COMMAND --help` says more. PLACE is a directory, or a URI of pyarrow.fs.
+"""
+#: Other spellings of flags: short ones, and those of the other tools.
+_SPELLINGS = {
+    "-o": "--option",
+    "-q": "--quiet",
+    "--nsqd-tcp-address": "--nsqd",
+    "--lookupd-http-address": "--lookupd",
+}
 INTERRUPTED = 130
 #: What Python writes below a traceback, which Spark tells whole.
 _OURS = re.compile(r"^nsq\.errors\.\w+: (.+)$", re.MULTILINE)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if argv is None else argv)
-    # What --help and --version need is loaded in a blink; Spark is not.
-    from nsq.spark.cli import commands
+def parse(argv: Sequence[str]) -> tuple[Command, Any]:
+    """A command and its flags. Raises FlagExit for --help, --version and mistakes."""
+    words = list(argv)
+    debug = words[:1] == ["--debug"]
+    words = words[1:] if debug else words
+    if words[:1] == ["--version"]:
+        raise FlagExit(0, f"nsq-spark v{__version__}\n", "stdout")
+    if not words or words[0] in ("-h", "--help"):
+        listed = "\n".join(f"  {name:<12}{each.about}" for name, each in COMMANDS.items())
+        raise FlagExit(0 if words else 2, _HELP.format(listed), "stdout" if words else "stderr")
+    name = " ".join(words[:2]) if words[0] == "wal" else words[0]
+    command = COMMANDS.get(name)
+    if command is None:
+        raise FlagExit(2, f"nsq-spark has no command {name!r}; there are {', '.join(COMMANDS)}\n")
+    options, rest = _parse_flags(command, f"nsq-spark {name}", words[len(name.split()) :])
+    if len(rest) != bool(command.argument):
+        said = f"unknown arguments: {' '.join(rest)}" if rest else f"{command.argument} is missing"
+        raise FlagExit(2, f"nsq-spark {name}: {said}; --help says more\n")
+    for needed in command.needs:
+        if not getattr(options, needed):
+            raise FlagExit(2, f"nsq-spark {name}: --{needed} is missing; --help says more\n")
+    debug = debug or options.debug
+    return command, dataclasses.replace(options, argument="".join(rest), argv=tuple(argv), debug=debug)
 
-    options = arguments.parser(commands).parse_args(words)
-    options.words = words
-    _set_up_logging(options)
+
+def _parse_flags(command: Command, prog: str, words: list[str]) -> tuple[Any, list[str]]:
+    """Go's grammar ends at the first argument that is no flag: take it out, and begin again."""
+    rest: list[str] = []
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        words[place] = _SPELLINGS.get(name, name) + equals + value
+    while True:
+        try:
+            parsed = flags.parse(command.flags, words, prog=prog, config_flag=False)
+        except FlagExit as end:
+            usage = f"Usage: {prog} {command.argument} [flags]\n\n{command.about}\n\nFlags:\n"
+            raise FlagExit(end.status, end.text.replace(f"Usage of {prog}:\n", usage), end.stream) from None
+        if not parsed.rest:
+            return parsed.options, rest
+        rest.append(words.pop(len(words) - len(parsed.rest)))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
     try:
-        run = commands.print_submit if getattr(options, "print_submit", False) else options.run
-        status: int = run(options)
+        command, options = parse(list(sys.argv[1:] if argv is None else argv))
+    except FlagExit as end:
+        print(end.text, end="", file=sys.stdout if end.stream == "stdout" else sys.stderr)
+        return end.status
+    level = logging.INFO if options.debug else logging.WARNING
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        if getattr(options, "print_submit", False):
+            _tell(_submit_line(options, options.master or "spark://HOST:7077"))
+            return 0
+        status = command.run(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept, and the next run goes on from there", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # `nsq-spark wal ls … | head`: nobody wants the rest, and Python must not complain about it at exit.
+        # `nsq-spark wal ls … | head`: the reader is gone, and Python must not complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -57,8 +548,3 @@ def in_a_line(fault: Exception) -> str:
     if isinstance(fault, ImportError):
         return f"{first}: pip install 'nsq[spark]'"
     return f"{type(fault).__name__}: {first} (--debug shows where)"
-
-
-def _set_up_logging(options: argparse.Namespace) -> None:
-    level = logging.INFO if options.debug else logging.WARNING
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 from nsq.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from nsq.spark.pipelines.metrics import Window
 
+_BARS_AT_MOST = 200
 _INK = "#334155"
 _BARS = "#7dd3fc"
 _LINES = (
@@ -54,28 +57,48 @@ def metrics_chart(
     below.set_ylim(0, 1.25 * max(each.latency_p99 for each in windows) or 1)
     below.legend(loc="upper left", frameon=False, ncols=len(_LINES))
     below.set_xlabel("UTC")
-    above.set_title(title or _summary(windows), loc="left", color=_INK)
+    count = sum(each.messages for each in windows)
+    times = f"{windows[0].start:%Y-%m-%d %H:%M:%S} to {windows[-1].end:%H:%M:%S}"
+    above.set_title(title or f"{count:,} messages, {times}", loc="left", color=_INK)
     formatter: Any = dates.ConciseDateFormatter
     below.xaxis.set_major_formatter(formatter(below.xaxis.get_major_locator()))
     figure.savefig(path, dpi=100)
     return os.fspath(path)
 
 
-def _axes(size: tuple[float, float]) -> Any:
+def archive_chart(
+    path: str, image: str | os.PathLike[str], *, title: str = "", spark: SparkSession | None = None
+) -> str:
+    """Messages per second of an archive, by their timestamps, as an image. Returns its path."""
+    from nsq.spark.pipelines.replay import selected_times
+    from nsq.spark.session import session_or_own
+
+    with session_or_own(spark) as session:
+        counted, seconds = selected_times(session, path, _BARS_AT_MOST)
+    if not counted:
+        raise UsageError(f"there is nothing to draw: the archive {path} is empty")
+    figure, (above,) = _axes((10, 4), rows=1)
+    starts = [start for start, _ in counted]
+    width: Any = datetime.timedelta(seconds=seconds)
+    rates = [messages / seconds for _, messages in counted]
+    above.bar(starts, rates, width=width, align="edge", color=_BARS, edgecolor="white", linewidth=0.5)
+    above.set_ylabel("messages per second")
+    above.set_xlabel("UTC")
+    above.set_title(title or f"{sum(messages for _, messages in counted):,} messages", loc="left", color=_INK)
+    figure.savefig(image, dpi=100)
+    return os.fspath(image)
+
+
+def _axes(size: tuple[float, float], rows: int = 2) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError(f"a chart needs matplotlib ({error}): pip install 'nsq[chart]'") from error
     # Not by pyplot, which keeps what it has drawn, and wants a display.
     figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(2, 1, sharex=True)
+    axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
     for each in axes:
         each.spines[["top", "right"]].set_visible(False)
         each.grid(axis="y", alpha=0.3)
         each.set_axisbelow(True)
     return figure, axes
-
-
-def _summary(windows: Sequence[Window]) -> str:
-    count = sum(each.messages for each in windows)
-    return f"{count:,} messages, {windows[0].start:%Y-%m-%d %H:%M:%S} to {windows[-1].end:%H:%M:%S}"

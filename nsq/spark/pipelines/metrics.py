@@ -7,20 +7,21 @@ import dataclasses
 import datetime
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsq.errors import UsageError
-from nsq.spark.pipelines.columns import BYTES, write_parquet
-from nsq.spark.pipelines.files import Files, below, open_files
-from nsq.spark.pipelines.publishing import Batch, Written, publish
+from nsq.spark.pipelines.archive import BYTES, write_parquet
+from nsq.spark.pipelines.files import Batch, Files, Published, Written, below, open_files, publish
 from nsq.spark.pipelines.streaming import (
     Addresses,
     OnProgress,
     Running,
-    StreamInput,
+    Totals,
     default_wal,
+    open_stream,
     run,
+    stream_options,
 )
 from nsq.spark.session import session_or_own
 
@@ -59,15 +60,10 @@ OnWindows = Callable[[Sequence[Window]], None]
 
 
 @dataclasses.dataclass(frozen=True)
-class MetricsResult:
+class MetricsResult(Totals):
     """``windows`` in order of time, each as it was last heard of; ``rows`` are messages."""
 
-    windows: tuple[Window, ...]
-    rows: int
-    bytes: int
-    batches: int
-    files: int
-    seconds: float
+    windows: tuple[Window, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,9 +118,15 @@ def metrics(
     """
     measure = Measure(window=window, watermark=watermark, key=key, top=top)
     with contextlib.ExitStack() as stack:
-        root = below(to) if to is not None else stack.enter_context(_forgotten())
-        reading = StreamInput.of(
-            topic, channel, nsqd=nsqd, lookupd=lookupd, wal=default_wal(root, wal), options=options
+        # The query's last threads may still be at files that are deleted.
+        forgotten = tempfile.TemporaryDirectory(prefix="nsq-metrics-", ignore_cleanup_errors=True)
+        root = stack.enter_context(forgotten) if to is None else below(to)
+        given = {"retention": "0"}
+        if to is None and checkpoint is None:
+            given["startingposition"] = "committed"  # each call has a checkpoint of its own
+        given |= {name.lower(): value for name, value in (options or {}).items()}
+        reading = stream_options(
+            topic, channel, nsqd=nsqd, lookupd=lookupd, wal=default_wal(root, wal), options=given
         )
         running = Running(
             checkpoint=checkpoint or below(root, "_checkpoint"),
@@ -135,22 +137,8 @@ def metrics(
             mode="append" if to is not None else "update",
         )
         session = stack.enter_context(session_or_own(spark))
-        frame = reading.open(session)
+        frame = open_stream(session, reading)
         return measure_stream(frame, root if to is not None else None, measure, running, on_windows)
-
-
-@contextlib.contextmanager
-def _forgotten() -> Iterator[str]:
-    # The query's last threads may be at their files still.
-    with tempfile.TemporaryDirectory(prefix="nsq-metrics-", ignore_cleanup_errors=True) as folder:
-        yield folder
-
-
-@dataclasses.dataclass(frozen=True)
-class _Counted:
-    rows: int
-    bytes: int
-    files: int
 
 
 def measure_stream(
@@ -160,7 +148,7 @@ def measure_stream(
     files = open_files(to, stream.sparkSession) if to is not None else None
     known: dict[datetime.datetime, Window] = {}
 
-    def handle(part: DataFrame, batch: Batch) -> _Counted:
+    def handle(part: DataFrame, batch: Batch) -> Published:
         changed, written = _changed(part, files, batch)
         before = [known.get(each.start) for each in changed]
         known.update((each.start, each) for each in changed)
@@ -168,15 +156,16 @@ def measure_stream(
             del known[start]
         if on_windows is not None and changed:
             on_windows(changed)
-        return _Counted(
+        return Published(
             sum(each.messages for each in changed) - sum(each.messages for each in before if each),
             sum(each.bytes for each in changed) - sum(each.bytes for each in before if each),
             written,
+            again=False,
         )
 
     totals = run(measured(stream, measure), handle, running)
     windows = tuple(known[start] for start in sorted(known))
-    return MetricsResult(windows=windows, **dataclasses.asdict(totals))
+    return MetricsResult(windows=windows, **vars(totals))
 
 
 def _changed(part: DataFrame, files: Files | None, batch: Batch) -> tuple[list[Window], int]:
@@ -240,10 +229,6 @@ def _key(key: str) -> Column:
 def window_of(row: Row) -> Window:
     values = row.asDict()
     top = tuple((each["item"], each["count"]) for each in values.pop("top", None) or ())
-    start, end = (_aware(values.pop(name)) for name in ("start", "end"))
+    # Spark hands out local time without saying so.
+    start, end = (values.pop(name).astimezone(datetime.UTC) for name in ("start", "end"))
     return Window(start, end, **values, top=top)
-
-
-def _aware(moment: datetime.datetime) -> datetime.datetime:
-    """Spark hands out local time without saying so."""
-    return moment.astimezone(datetime.UTC)

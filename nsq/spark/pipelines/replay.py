@@ -1,4 +1,4 @@
-"""``replay``: an archive, or a span of it, goes into a topic again."""
+"""``replay``: an archive, or a span of it, goes into a topic again, and goes on where it was interrupted."""
 
 from __future__ import annotations
 
@@ -6,26 +6,177 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
+import itertools
 import json
 import os
 import threading
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from nsq.config import Config
 from nsq.errors import ConfigError, UsageError
 from nsq.producer.producer import Producer
-from nsq.spark.options import names
-from nsq.spark.pipelines.bookmark import ArchivePosition, Bookmark, Mark
-from nsq.spark.pipelines.files import below, local_path
-from nsq.spark.pipelines.sending import Entry, Throttle, chunks, remaining, send
+from nsq.spark import options
+from nsq.spark.json_bodies import CORRUPT, RESCUED, restore_json
+from nsq.spark.pipelines.files import LocalFiles, below, local_path
 from nsq.spark.pipelines.streaming import Addresses, OnProgress, Progress, addresses
 from nsq.spark.session import session_or_own
 from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+# How far a replay has come, in a small file
+
+
+class ArchivePosition(NamedTuple):
+    """Where a message stands in the order of an archive; one that was delivered twice stands there twice."""
+
+    timestamp_ns: int
+    nsqd: str
+    id: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """After ``at``, of whose messages ``repeated`` are done; ``rows`` and ``bytes`` so far."""
+
+    at: ArchivePosition | None = None
+    repeated: int = 0
+    rows: int = 0
+    bytes: int = 0
+
+    def after(self, position: ArchivePosition, size: int) -> Mark:
+        repeated = self.repeated + 1 if position == self.at else 1
+        return Mark(position, repeated, self.rows + 1, self.bytes + size)
+
+
+class Bookmark:
+    """The file, and the job that it belongs to: what is replayed, and where to."""
+
+    def __init__(self, path: str | os.PathLike[str], job: Mapping[str, object]) -> None:
+        self.path = Path(path)
+        self._job = dict(job)
+
+    def load(self) -> Mark:
+        try:
+            read = json.loads(self.path.read_text(encoding="utf-8"))
+            job, at = read["job"], read["at"]
+            place = Mark(ArchivePosition(*at) if at else None, read["repeated"], read["rows"], read["bytes"])
+        except FileNotFoundError:
+            return Mark()
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{self.path} is no state of a replay ({error}): name another, or delete it"
+            ) from None
+        differing = [name for name in self._job if job.get(name) != self._job[name]]
+        if differing:
+            name = differing[0]
+            raise UsageError(
+                f"{self.path} belongs to another replay, with {name} {job.get(name)!r} instead of "
+                f"{self._job[name]!r}: name another, or delete it"
+            )
+        return place
+
+    def save(self, place: Mark) -> None:
+        text = json.dumps({"job": self._job, **dataclasses.asdict(place)})
+        LocalFiles(str(self.path.parent)).write(self.path.name, text)
+
+    def forget(self) -> None:
+        """The replay is complete: the next one begins anew."""
+        self.path.unlink(missing_ok=True)
+
+
+# Messages in order, so many at a time, no faster than asked
+
+
+#: Of one publish, in bytes of bodies; nsqd's limit for all of it is 5 MiB by default.
+_MOST_BYTES = 1 << 20
+
+
+class Entry(NamedTuple):
+    position: ArchivePosition
+    body: bytes
+
+
+def remaining(entries: Iterable[Entry], place: Mark) -> Iterator[Entry]:
+    """Without what is done already; ``entries`` in order."""
+    if place.at is None:
+        yield from entries
+        return
+    done = place.repeated
+    for entry in entries:
+        if entry.position == place.at and done:
+            done -= 1
+        elif entry.position >= place.at:
+            yield entry
+
+
+def chunks(entries: Iterable[Entry], most: int, most_bytes: int = _MOST_BYTES) -> Iterator[list[Entry]]:
+    """As they are published; a message larger than that goes alone."""
+    chunk: list[Entry] = []
+    size = 0
+    for entry in entries:
+        if chunk and (len(chunk) == most or size + len(entry.body) > most_bytes):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(entry)
+        size += len(entry.body)
+    if chunk:
+        yield chunk
+
+
+@dataclasses.dataclass
+class Throttle:
+    """``rate`` messages per second on average, from when it is first asked; None: as fast as it goes."""
+
+    rate: float | None
+    now: Callable[[], float]
+    start: float | None = None
+    sent: int = 0
+
+    def due(self) -> float:
+        """Seconds from now until more may go."""
+        if self.rate is None:
+            return 0.0
+        if self.start is None:
+            self.start = self.now()
+        return max(0.0, self.start + self.sent / self.rate - self.now())
+
+    def chunk_of(self, most: int) -> int:
+        """How many to publish at once, that a slow rate comes evenly: ten times a second."""
+        return most if self.rate is None else max(1, min(most, int(self.rate / 10)))
+
+
+def send(
+    parts: Iterable[list[Entry]],
+    place: Mark,
+    pace: Throttle,
+    *,
+    publish: Callable[[list[bytes]], None],
+    save: Callable[[Mark], None],
+    wait: Callable[[float], bool],
+) -> Iterator[Mark]:
+    """Publish, note, tell, again and again. ``wait`` waits so many seconds and says whether to stop.
+
+    What was published and not noted yet when this ends is published again the next time: one part at most.
+    """
+    for part in parts:
+        if wait(pace.due()):
+            return
+        publish([entry.body for entry in part])
+        pace.sent += len(part)
+        for entry in part:
+            place = place.after(entry.position, len(entry.body))
+        save(place)
+        yield place
+
+
+# The pipeline
+
 
 #: A point in time: with a time zone, or as text such as 2026-03-01 or 2026-03-01T07:30, which is UTC.
 Moment = datetime.datetime | str
@@ -85,8 +236,9 @@ def replay(
         nsq.spark.replay("/data/orders", "orders_again", nsqd="127.0.0.1:4150",
                          since="2026-03-01", until="2026-03-02", rate=1000)
 
-    ``where`` is an SQL condition, such as ``attempts > 1``; ``body`` an SQL expression that makes the body,
-    for an archive of JSON ``coalesce(to_json(body), _corrupt)``: a row of which it makes null is left out.
+    ``where`` is an SQL condition, such as ``attempts > 1``; ``body`` an SQL expression that makes the body: a
+    row of which it makes null is left out. By default the body is as it was archived. That of JSON
+    has all values again, also those that the schema did not name or fit; their order and spelling may differ.
     ``rate`` is messages per second. ``dry_run`` only counts.
 
     Interrupted (``stop``, Ctrl-C, an error, a crash), it goes on where it was when it is called again with
@@ -112,10 +264,9 @@ def replay(
         frame = selected(session, path, chosen)
         if producer is None:
             return _counted(frame, place, bookmark, start)
-        publishing = _Publishing(
-            Throttle(rate, time.monotonic), chunk, stop or threading.Event(), progress, start
-        )
-        return publishing.run(frame, producer, topic, bookmark, place)
+        pace, send_to = Throttle(rate, time.monotonic), partial(producer.multi_publish, topic)
+        end = stop or threading.Event()
+        return _send_all(frame, place, bookmark, pace, chunk, send_to, end, progress, start)
 
 
 def nanoseconds(moment: Moment | None) -> int | None:
@@ -123,14 +274,10 @@ def nanoseconds(moment: Moment | None) -> int | None:
     if moment is None:
         return None
     if isinstance(moment, str):
-        try:
-            read = datetime.datetime.fromisoformat(moment)
-        except ValueError:
-            raise UsageError(f"{moment!r} is no point in time such as 2026-03-01T07:30") from None
-        moment = read if read.tzinfo else read.replace(tzinfo=datetime.UTC)
+        return options.moment(moment)
     if moment.tzinfo is None:
         raise UsageError(f"{moment!r} has no time zone: add tzinfo=datetime.UTC, or another")
-    return (moment - _EPOCH) // datetime.timedelta(microseconds=1) * 1000
+    return options.nanoseconds(moment)
 
 
 def _bookmark(
@@ -151,15 +298,15 @@ def _bookmark(
 def _producer(nsqd: Addresses, lookupd: Addresses, config: Config | None) -> Producer:
     # Of two evils: a lost answer may repeat a publish, rather than end a replay of hours.
     wanted = dataclasses.replace(config or Config(), retry_uncertain=True)
-    return Producer(*names(addresses(nsqd)), nsqlookupd=names(addresses(lookupd)), config=wanted)
+    known = options.names(addresses(lookupd))
+    return Producer(*options.names(addresses(nsqd)), nsqlookupd=known, config=wanted)
 
 
 def selected(spark: SparkSession, path: str | os.PathLike[str], chosen: Selection) -> DataFrame:
     """Its rows: date and hour, position, body; empty bodies are none to nsqd and are left out."""
     from pyspark.sql import functions as f
 
-    location = local_path(path)
-    frame = spark.read.parquet(f"file://{location}" if location is not None else os.fspath(path))
+    frame = _read(spark, path)
     absent = [name for name in _NEEDED if name not in frame.columns]
     if absent:
         raise UsageError(f"{os.fspath(path)} was not written by archive: it has no column {absent[0]}")
@@ -169,7 +316,10 @@ def selected(spark: SparkSession, path: str | os.PathLike[str], chosen: Selectio
         frame = _since(frame, chosen.since)
     if chosen.until is not None:
         frame = frame.where((f.col("date") <= _date(chosen.until)) & (f.col("timestamp_ns") < chosen.until))
-    made = f.expr(chosen.body)
+    if chosen.body == "body" and {RESCUED, CORRUPT} <= set(frame.columns):
+        made = restore_json(f.col("body"), f.col(RESCUED), f.col(CORRUPT))
+    else:
+        made = f.expr(chosen.body)
     kind = frame.select(made.alias("body")).schema["body"].dataType.simpleString()
     if kind not in ("binary", "string"):
         raise UsageError(
@@ -177,6 +327,29 @@ def selected(spark: SparkSession, path: str | os.PathLike[str], chosen: Selectio
         )
     moment = [f.col(name) for name in ("date", "hour", "timestamp_ns", "nsqd", "id")]
     return frame.select(*moment, made.cast("binary").alias("body")).where(f.octet_length("body") > 0)
+
+
+def _read(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame:
+    location = local_path(path)
+    return spark.read.parquet(f"file://{location}" if location is not None else os.fspath(path))
+
+
+def selected_times(
+    spark: SparkSession, path: str | os.PathLike[str], most: int
+) -> tuple[list[tuple[datetime.datetime, int]], float]:
+    """How many messages an archive holds in each span of time, and the length of these spans in seconds: a
+    whole number that makes at most about so many of them.
+    """
+    from pyspark.sql import functions as f
+
+    frame = _read(spark, path)
+    least, last = frame.agg(f.min("timestamp_ns"), f.max("timestamp_ns")).collect()[0]
+    if least is None:
+        return [], 1.0
+    span = max(1, (last - least) // 1_000_000_000 // most + 1)
+    start = f.expr(f"(timestamp_ns div {span * 1_000_000_000}) * {span}")
+    rows = frame.groupBy(start.alias("start")).count().orderBy("start").collect()
+    return [(_EPOCH + datetime.timedelta(seconds=row[0]), row[1]) for row in rows], float(span)
 
 
 def _since(frame: DataFrame, nanos: int) -> DataFrame:
@@ -231,67 +404,51 @@ def _moment(nanos: int | None) -> datetime.datetime | None:
     return None if nanos is None else _EPOCH + datetime.timedelta(microseconds=nanos // 1000)
 
 
-class _Publishing:
-    """One call's worth of it."""
+def _send_all(
+    frame: DataFrame,
+    begin: Mark,
+    bookmark: Bookmark,
+    pace: Throttle,
+    chunk: int,
+    publish: Callable[[list[bytes]], None],
+    stop: threading.Event,
+    progress: OnProgress | None,
+    start: float,
+) -> ReplayResult:
+    """One call's worth of it, from the mark where it begins."""
+    left = remaining(entries(frame, begin), begin)
+    head = list(itertools.islice(left, 1))
+    parts = chunks(itertools.chain(head, left), pace.chunk_of(chunk))
+    stopped = False
 
-    def __init__(
-        self, pace: Throttle, chunk: int, stop: threading.Event, progress: OnProgress | None, start: float
-    ) -> None:
-        self._pace = pace
-        self._chunk = chunk
-        self._stop = stop
-        self._progress = progress
-        self._start = start
-        self._told = (start, 0)
-        self._stopped = False
-        self._first: int | None = None
+    def wait(seconds: float) -> bool:
+        nonlocal stopped
+        stopped = stop.wait(seconds)
+        return stopped
 
-    def run(
-        self, frame: DataFrame, producer: Producer, topic: str, bookmark: Bookmark, begin: Mark
-    ) -> ReplayResult:
-        place = begin
-        left = self._noted(remaining(entries(frame, begin), begin))
-        due = chunks(left, self._pace.chunk_of(self._chunk))
-        sending = send(
-            due,
-            begin,
-            self._pace,
-            publish=lambda bodies: producer.multi_publish(topic, bodies),
-            save=bookmark.save,
-            wait=self._wait,
-        )
-        for place in sending:
-            self._tell(place, begin)
-        self._tell(place, begin, last=True)
-        if not self._stopped:
-            bookmark.forget()
-        return ReplayResult(
-            rows=place.rows - begin.rows,
-            bytes=place.bytes - begin.bytes,
-            before=begin.rows,
-            complete=not self._stopped,
-            first=_moment(self._first),
-            last=_moment(place.at.timestamp_ns) if place.at and place != begin else None,
-            state=os.fspath(bookmark.path),
-            seconds=time.monotonic() - self._start,
-        )
+    told, before = start, 0
 
-    def _noted(self, left: Iterator[Entry]) -> Iterator[Entry]:
-        for entry in left:
-            if self._first is None:
-                self._first = entry.position.timestamp_ns
-            yield entry
-
-    def _wait(self, seconds: float) -> bool:
-        self._stopped = self._stop.wait(seconds)
-        return self._stopped
-
-    def _tell(self, place: Mark, begin: Mark, *, last: bool = False) -> None:
+    def tell(place: Mark, every: float = _REPORT_EVERY) -> None:
+        nonlocal told, before
         now, rows = time.monotonic(), place.rows - begin.rows
-        then, before = self._told
-        if self._progress is None or not (last or now - then >= _REPORT_EVERY):
-            return
-        self._told = (now, rows)
-        rate = (rows - before) / (now - then) if now > then else 0.0
-        size = place.bytes - begin.bytes
-        self._progress(Progress(rows, size, 0, now - self._start, rate))
+        if progress is not None and now - told >= every:
+            rate = (rows - before) / (now - told) if now > told else 0.0
+            told, before = now, rows
+            progress(Progress(rows, place.bytes - begin.bytes, 0, now - start, rate))
+
+    place = begin
+    for place in send(parts, begin, pace, publish=publish, save=bookmark.save, wait=wait):
+        tell(place)
+    tell(place, every=0.0)
+    if not stopped:
+        bookmark.forget()
+    return ReplayResult(
+        rows=place.rows - begin.rows,
+        bytes=place.bytes - begin.bytes,
+        before=begin.rows,
+        complete=not stopped,
+        first=_moment(head[0].position.timestamp_ns) if head else None,
+        last=_moment(place.at.timestamp_ns) if place.at and place != begin else None,
+        state=os.fspath(bookmark.path),
+        seconds=time.monotonic() - start,
+    )

@@ -4,7 +4,6 @@ stop, counting, and telling how it goes.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import threading
@@ -13,8 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nsq.errors import ConfigError, UsageError
-from nsq.spark.pipelines.files import below, local_path
-from nsq.spark.pipelines.publishing import Batch
+from nsq.spark.pipelines.files import Batch, below, local_path
 from nsq.spark.registration import register
 from nsq.spark.source.options import SourceOptions
 
@@ -60,43 +58,32 @@ class Totals:
     seconds: float = 0.0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StreamInput:
-    """Where a pipeline reads from, checked."""
+def stream_options(
+    topic: str,
+    channel: str,
+    *,
+    nsqd: Addresses,
+    lookupd: Addresses,
+    wal: str,
+    options: Mapping[str, Any] | None,
+) -> dict[str, str]:
+    """Where a pipeline reads from: ConfigError at once instead of an error of Spark's minutes later."""
+    given = {"topic": topic, "channel": channel, "wal": wal}
+    given |= {"nsqd": addresses(nsqd)} if addresses(nsqd) else {}
+    given |= {"lookupd": addresses(lookupd)} if addresses(lookupd) else {}
+    for name, value in (options or {}).items():
+        given[name] = str(value).lower() if isinstance(value, bool) else str(value)
+    SourceOptions.of(given)
+    return given
 
-    options: Mapping[str, str]
 
-    @classmethod
-    def of(
-        cls,
-        topic: str,
-        channel: str,
-        *,
-        nsqd: Addresses,
-        lookupd: Addresses,
-        wal: str,
-        options: Mapping[str, Any] | None,
-    ) -> StreamInput:
-        """ConfigError at once instead of an error of Spark's minutes later."""
-        given = {"topic": topic, "channel": channel, "wal": wal}
-        given |= {"nsqd": addresses(nsqd)} if addresses(nsqd) else {}
-        given |= {"lookupd": addresses(lookupd)} if addresses(lookupd) else {}
-        given |= {name: text_of(value) for name, value in (options or {}).items()}
-        SourceOptions.of(given)
-        return cls(options=given)
-
-    def open(self, spark: SparkSession) -> DataFrame:
-        register(spark)
-        return spark.readStream.format("nsq").options(**self.options).load()
+def open_stream(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    register(spark)
+    return spark.readStream.format("nsq").options(**options).load()
 
 
 def addresses(given: Addresses) -> str:
     return given if isinstance(given, str) else ",".join(given)
-
-
-def text_of(value: object) -> str:
-    """An option's value as Spark wants it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def default_wal(root: str, wal: str | None) -> str:
@@ -109,35 +96,6 @@ def default_wal(root: str, wal: str | None) -> str:
             "give a directory that all receivers can reach, or a URI of pyarrow.fs"
         )
     return below(root, "_wal")
-
-
-class Ledger:
-    """What has been done so far; batches end on a thread of Spark's."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._start = now()
-        self._lock = threading.Lock()
-        self._totals = Totals()
-        self._last = (self._start, 0)
-
-    def add(self, *, rows: int, bytes: int, files: int = 0) -> None:  # noqa: A002 what it is called
-        with self._lock:
-            so_far = self._totals
-            self._totals = Totals(
-                so_far.rows + rows, so_far.bytes + bytes, so_far.batches + 1, so_far.files + files
-            )
-
-    def totals(self) -> Totals:
-        with self._lock:
-            return dataclasses.replace(self._totals, seconds=self._now() - self._start)
-
-    def progress(self, lag: int | None = None, lag_seconds: float | None = None) -> Progress:
-        totals, now = self.totals(), self._now()
-        then, rows = self._last
-        self._last = (now, totals.rows)
-        rate = (totals.rows - rows) / (now - then) if now > then else 0.0
-        return Progress(totals.rows, totals.bytes, totals.batches, totals.seconds, rate, lag, lag_seconds)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,8 +118,7 @@ class Running:
 
 def run(frame: DataFrame, handle: Callable[[DataFrame, Batch], Any], running: Running) -> Totals:
     """Give each batch to ``handle``, which returns what has ``rows``, ``bytes`` and ``files``."""
-    ledger = Ledger(time.monotonic)
-    batches = _Batches(handle, ledger)
+    batches = Batches(handle, time.monotonic)
     writer = frame.writeStream.outputMode(running.mode).foreachBatch(batches)
     writer = writer.option("checkpointLocation", running.checkpoint)
     if running.follow:
@@ -170,7 +127,7 @@ def run(frame: DataFrame, handle: Callable[[DataFrame, Batch], Any], running: Ru
         writer = writer.trigger(availableNow=True)
     query = writer.start()
     try:
-        _watch(query, ledger, running)
+        _watch(query, batches, running)
     except KeyboardInterrupt:
         if not running.follow:
             raise
@@ -182,15 +139,18 @@ def run(frame: DataFrame, handle: Callable[[DataFrame, Batch], Any], running: Ru
     finally:
         batches.close(_PATIENCE)
         query.stop()
-    return ledger.totals()
+    return batches.totals()
 
 
-class _Batches:
-    """What Spark calls with each batch, on a thread of its own."""
+class Batches:
+    """What Spark calls with each batch, on a thread of its own, and what has come of them so far."""
 
-    def __init__(self, handle: Callable[[DataFrame, Batch], Any], ledger: Ledger) -> None:
+    def __init__(self, handle: Callable[[DataFrame, Batch], Any], now: Callable[[], float]) -> None:
         self._handle = handle
-        self._ledger = ledger
+        self._now = now
+        self._start = now()
+        self._totals = Totals()  # replaced, never changed
+        self._last = (self._start, 0)
         self._busy = threading.Lock()
         self._closed = False
         self.fault: Exception | None = None
@@ -200,11 +160,27 @@ class _Batches:
             if self._closed:
                 raise UsageError("no more batches: the query is being stopped")
             try:
-                done = self._handle(part, Batch(query_of(part), number))
+                self.add(self._handle(part, Batch(query_of(part), number)))
             except Exception as error:
                 self.fault = error
                 raise
-            self._ledger.add(rows=done.rows, bytes=done.bytes, files=done.files)
+
+    def add(self, done: Any) -> None:
+        """What has ``rows``, ``bytes`` and ``files``."""
+        so_far = self._totals
+        self._totals = Totals(
+            so_far.rows + done.rows, so_far.bytes + done.bytes, so_far.batches + 1, so_far.files + done.files
+        )
+
+    def totals(self) -> Totals:
+        return dataclasses.replace(self._totals, seconds=self._now() - self._start)
+
+    def progress(self, lag: int | None = None, lag_seconds: float | None = None) -> Progress:
+        totals, now = self.totals(), self._now()
+        then, rows = self._last
+        self._last = (now, totals.rows)
+        rate = (totals.rows - rows) / (now - then) if now > then else 0.0
+        return Progress(totals.rows, totals.bytes, totals.batches, totals.seconds, rate, lag, lag_seconds)
 
     def close(self, patience: float) -> None:
         """Let the batch at hand come to its end, if it does so in time: stopping a query cuts it off."""
@@ -214,31 +190,19 @@ class _Batches:
             self._busy.release()
 
 
-def _watch(query: StreamingQuery, ledger: Ledger, running: Running) -> None:
+def _watch(query: StreamingQuery, batches: Batches, running: Running) -> None:
+    from nsq.spark.listener import figures
+
     stop = running.stop or threading.Event()
-    while not query.awaitTermination(_TICK) and not stop.is_set():
+    ended = False
+    while not ended:
+        ended = bool(query.awaitTermination(_TICK)) or stop.is_set()
         if running.progress is not None:
-            running.progress(ledger.progress(*lag_of(_reported(query))))
-    if running.progress is not None:
-        running.progress(ledger.progress(*lag_of(_reported(query))))
-
-
-def _reported(query: StreamingQuery) -> Mapping[str, Any]:
-    last = query.lastProgress
-    sources = last.sources if last is not None else []
-    with contextlib.suppress(ValueError, IndexError, TypeError):
-        read = json.loads(sources[0].latestOffset)
-        return read if isinstance(read, dict) else {}
-    return {}
-
-
-def lag_of(reported: Mapping[str, Any]) -> tuple[int | None, float | None]:
-    """Messages and seconds behind, from what the source adds to its offsets in a progress report."""
-    lag, oldest = reported.get("lag"), reported.get("oldestSeconds")
-    return (
-        lag if isinstance(lag, int) else None,
-        float(oldest) if isinstance(oldest, (int, float)) else None,
-    )
+            last = query.lastProgress
+            known = figures(json.loads(last.json)) if last is not None else None
+            values = known.values if known is not None else {}
+            lag = values.get("lag")
+            running.progress(batches.progress(None if lag is None else int(lag), values.get("oldestSeconds")))
 
 
 def query_of(frame: DataFrame) -> str:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from nsq.consumer.handlers import Requeue
 from nsq.errors import WalError
 from nsq.message import Message, finish_all
-from nsq.spark.receiver.valve import Valve
-from nsq.spark.wal.store import Log, Segment
+from nsq.spark.wal.store import Log
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,45 +37,89 @@ Store = Callable[[list[Message]], "pa.RecordBatch"]
 
 
 class Counts(NamedTuple):
-    """One moment's numbers. ``bytes`` counts bodies that were appended, ever; the open ones are sealed by the
-    next roll."""
+    """One moment's numbers. ``written`` counts the bytes of files, ever. The open rows, with so many bytes of
+    bodies, are sealed by the next roll.
+    """
 
     received: int = 0
-    bytes: int = 0
+    written: int = 0
     open_rows: int = 0
     open_bytes: int = 0
     sealed: int = 0
 
 
+class PauseGate:
+    """For any thread."""
+
+    def __init__(self, full: int, apply: Callable[[int], None]) -> None:
+        self._full = full
+        self._apply = apply
+        # Held while the window is applied, too: that only queues RDYs, and orders that overtake each other
+        # would leave a window that no reason asks for.
+        self._lock = threading.Lock()
+        self._reasons: dict[str, str] = {}
+        self._testing = False
+        self._window = full
+
+    @property
+    def why(self) -> str:
+        """Why nothing may come, for people; empty when it may."""
+        return "; ".join(list(self._reasons.values()))
+
+    @property
+    def window(self) -> int:
+        return self._window
+
+    def shut(self, about: str, why: str) -> None:
+        with self._lock:
+            self._reasons[about] = why
+            self._adjust()
+
+    def open(self, about: str) -> None:
+        """That reason is gone."""
+        with self._lock:
+            self._reasons.pop(about, None)
+            self._adjust()
+
+    def test(self, testing: bool) -> None:
+        """One message at a time, until it is known that all is well again."""
+        with self._lock:
+            self._testing = testing
+            self._adjust()
+
+    def _adjust(self) -> None:
+        window = 0 if self._reasons else min(1, self._full) if self._testing else self._full
+        if window != self._window:
+            self._window = window
+            self._apply(window)
+
+
 class Intake:
     """``take`` is the consumer's batch handler; every other method is for any thread.
 
-    ``sealed`` is told of segments that are sealed because they are full, ``changed`` that ``counts`` have
-    changed: neither may block. ``wait`` pauses for so many seconds, less when the receiver is to stop, and
-    says whether it is.
+    ``changed`` is told that ``counts`` have changed, and may not block. ``wait`` pauses for so many seconds,
+    less when the receiver is to stop, and says whether it is.
     """
 
     def __init__(
         self,
         to: Log,
         store: Store,
-        valve: Valve,
+        gate: PauseGate,
         segment_bytes: int,
         *,
-        sealed: Callable[[Segment], None],
         changed: Callable[[], None],
         wait: Callable[[float], bool],
         clock: Callable[[], float],
     ) -> None:
         self._log = to
         self._store = store
-        self._valve = valve
+        self._gate = gate
         self._segment_bytes = segment_bytes
-        self._tell_sealed = sealed
         self._changed = changed
         self._wait = wait
         self._clock = clock
-        # Not for state alone: the log is not for two threads, so whoever uses it has this, for as long as one
+        # Not for state alone: the log is not for two threads, so its user holds this, for as long as one
         # append takes.
         self._turn = threading.Lock()
         self.counts = Counts()  # replaced, never changed
@@ -97,17 +140,20 @@ class Intake:
         while fresh := self._fresh(messages):
             fault = self._append(fresh)
             if fault is None:
-                self._well_again()
+                if _LOG in self._troubles:
+                    self._settle(_LOG, "the log can be written again")
+                    self._gate.test(False)
+                    self._gate.open(_LOG)
                 return
-            self._valve.shut(_LOG, "the log cannot be written")
+            self._gate.shut(_LOG, "the log cannot be written")
             self._complain(_LOG, f"cannot write the log: {fault}")
             left = min(_latest(message) for message in fresh) - self._clock()
             if left <= 0 or self._wait(min(pause, left)):
                 break
             pause = min(2 * pause, LONGEST_PAUSE)
         if self._troubles:
-            self._valve.test(True)
-            self._valve.open(_LOG)
+            self._gate.test(True)
+            self._gate.open(_LOG)
         if fresh:
             raise Requeue(0.0, backoff=False)
 
@@ -131,22 +177,11 @@ class Intake:
             except (WalError, OSError) as error:
                 self._count()
                 return error
-            size = sum(len(message.body) for message in messages)
-            received, total = self.counts.received + len(messages), self.counts.bytes + size
-            self._count(received=received, bytes=total)
-            full = self._log.open_bytes >= self._segment_bytes
-            # The messages are safe, so a segment that cannot be sealed is no reason to have them again.
-            segment = self._seal()[0] if full else None
-        if segment is not None:
-            self._tell_sealed(segment)
+            self._count(received=self.counts.received + len(messages), written=self._log.written)
+            if self._log.open_bytes >= self._segment_bytes:
+                self._seal()  # the messages are safe: if it fails, that is no reason to have them again
         self._changed()
         return None
-
-    def _well_again(self) -> None:
-        if _LOG in self._troubles:
-            self._settle(_LOG, "the log can be written again")
-            self._valve.test(False)
-            self._valve.open(_LOG)
 
     @property
     def trouble(self) -> str:
@@ -167,29 +202,28 @@ class Intake:
 
     # Everybody else.
 
-    def roll(self) -> tuple[Segment | None, str]:
-        """What was sealed, and why it was not when it could not be."""
+    def roll(self) -> str:
+        """Seal what is open; why that could not be done, empty when it was."""
         with self._turn:
             return self._seal()
 
-    def close(self) -> Segment | None:
+    def close(self) -> None:
         """After the last batch: seal, and leave the log. Raises WalError."""
         with self._turn:
             segment = self._log.close()
             self._count(sealed=self.counts.sealed + (segment is not None), open_rows=0, open_bytes=0)
-        return segment
 
-    def _seal(self) -> tuple[Segment | None, str]:
+    def _seal(self) -> str:
         try:
             segment = self._log.roll()
         except (WalError, OSError) as error:
             self._complain(_SEAL, f"cannot seal a segment: {error}")
-            return None, str(error)
+            return str(error)
         self._settle(_SEAL, "segments can be sealed again")
         self._count(sealed=self.counts.sealed + (segment is not None))
         if segment is not None:
             log.debug("sealed segment %d: %d messages, %d bytes", segment.number, segment.rows, segment.bytes)
-        return segment, ""
+        return ""
 
     def _count(self, **news: int) -> None:
         now = {"open_rows": self._log.open_rows, "open_bytes": self._log.open_bytes} | news

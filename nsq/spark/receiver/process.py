@@ -1,4 +1,5 @@
-"""The receiver's process as an owner has it: commands on stdin, events on stdout, its log on stderr.
+"""A receiver's process: as an owner has it, with commands on stdin, events on stdout and its log on stderr,
+or by itself on a host that only receives (``standalone``).
 
 The main thread waits for commands, signals and news from the other threads, and alone writes events. The end
 of stdin is the end of the owner, and so of the receiver: gracefully, like SIGTERM.
@@ -9,78 +10,74 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import sys
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
 
 from nsq.collector import calm_collector
-from nsq.errors import NsqError, UsageError, WalForeign
+from nsq.consumer.signals import SignalWatch
+from nsq.errors import ConfigError, NsqError, UsageError, WalForeign
 from nsq.spark.receiver import protocol
-from nsq.spark.receiver.bell import Bell
-from nsq.spark.receiver.protocol import Begin, Event, Fault, Garbled, Lines, Roll, Rolled, Status, Stop
+from nsq.spark.receiver.protocol import Begin, Event, Fault, Garbled, Roll, Status, Stop, Stopped, unpacked
 from nsq.spark.receiver.receiving import Receiving
-from nsq.spark.receiver.settings import unpacked
 from nsq.spark.source.options import SourceOptions
-from nsq.spark.wal import names
-from nsq.spark.wal.places import open_wal
-from nsq.spark.wal.store import Segment
+from nsq.spark.wal.names import Subject
+from nsq.spark.wal.store import open_wal
 
 log = logging.getLogger("nsq.spark.receiver")
 
+
+class SignalWakeup(SignalWatch):
+    """Wakes the main thread: for bytes to read, for another thread, at SIGTERM and SIGINT.
+
+    A first signal is something to find in ``signals``; a second one ends the process at once: what was
+    finished is in the log by then, and nsqd delivers the rest again.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.signals = 0
+
+    def _arrived(self, number: int, frame: FrameType | None) -> None:
+        self.signals += 1
+        if self.signals > 1:
+            os._exit(128 + number)
+
+
+# With an owner
+
+
 #: Seconds between two statuses at least, and at most.
 _SOONEST, _LATEST = 0.05, 1.0
+#: What the owner does not ask for is sealed after that many seconds: other queries read the log too.
+_SEAL_AFTER = 1.0
 #: For a graceful end, in seconds. The owner, if there is one, has less patience.
 _GRACE = 30.0
-#: For the owner to take the last events.
-_LAST_WORDS = 2.0
 _CHUNK = 1 << 16
 
 ENDED, FAILED, REFUSED = 0, 1, 2
 
 
-class Outlet:
-    """Events on their way to the owner. One that does not read holds up nothing here but its own events."""
-
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._waiting = b""
-        os.set_blocking(descriptor, False)
-
-    @property
-    def descriptor(self) -> int:
-        """While something waits; else -1."""
-        return self._descriptor if self._waiting else -1
-
-    def say(self, event: Event) -> None:
-        self._waiting += protocol.encoded(event)
-        self.flush()
-
-    def flush(self) -> None:
-        """Write what can be written; raises BrokenPipeError when there is nobody any more."""
-        try:
-            while self._waiting:
-                written = os.write(self._descriptor, self._waiting)
-                self._waiting = self._waiting[written:]
-        except BlockingIOError:
-            pass
-
-
 class Servant:
     """Between an owner and a ``Receiving``."""
 
-    def __init__(self, inlet: int, outlet: Outlet, bell: Bell) -> None:
+    def __init__(self, inlet: int, outlet: int, wakeup: SignalWakeup) -> None:
         self._inlet = inlet
         self._outlet = outlet
-        self._bell = bell
-        self._lines = Lines()
-        self._commands: list[protocol.Command] = []
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # from other threads
+        os.set_blocking(inlet, False)
+        os.set_blocking(outlet, False)
+        self._wakeup = wakeup
+        self._line = b""  # the beginning of one whose end has not come yet
+        self._commands: list[Begin | Roll] = []
         self._over = False  # there is no owner any more, or it has said stop
         self._parent = os.getppid()
         self._told = Status()
         self._told_at = 0.0
         self._stale = False  # something may have changed since, and it was too soon to tell
         self._refusal = ""
+        self._rolled_at = 0.0
 
     def run(self) -> int:
         try:
@@ -96,7 +93,6 @@ class Servant:
     def _fail(self, fault: Fault, status: int) -> int:
         log.error("%s", fault.text)
         self._say(fault)
-        self._say_last_words()
         return status
 
     def _first_command(self) -> Begin | None:
@@ -111,19 +107,16 @@ class Servant:
 
     def _receive(self, options: SourceOptions) -> int:
         wal = open_wal(options.wal, fsync=options.fsync)
-        with wal.log(names.new_receiver()) as to:
-            receiving = Receiving(options, wal, to, changed=self._changed, sealed=self._sealed)
-            try:
-                self._say(receiving.start())
-                while not self._ending and not self._refusal:
-                    self._serve(receiving)
-            finally:
-                stopped = receiving.stop(_GRACE)
-        self._pass_on()
+        receiving = Receiving(options, wal, changed=self._changed)
+        try:
+            self._say(receiving.start())
+            while not self._ending and not self._refusal:
+                self._serve(receiving)
+        finally:
+            stopped = receiving.stop(_GRACE)
         if self._refusal:
             return self._fail(Fault(f"nsqd refuses: {self._refusal}", settings=True), REFUSED)
         self._say(stopped)
-        self._say_last_words()
         return ENDED
 
     def _serve(self, receiving: Receiving) -> None:
@@ -131,16 +124,26 @@ class Servant:
         self._listen(self._told_at + pause - time.monotonic())
         for command in self._commands:
             if isinstance(command, Roll):
+                self._rolled_at = time.monotonic()
                 self._say(receiving.roll(command.token))
         self._commands.clear()
-        self._pass_on()
+        self._seal_unasked(receiving)
         self._tell(receiving)
 
+    def _seal_unasked(self, receiving: Receiving) -> None:
+        """The owner hears of it by the next status."""
+        now = time.monotonic()
+        if not receiving.open_rows:
+            self._rolled_at = now
+        elif now - self._rolled_at >= _SEAL_AFTER:
+            self._rolled_at = now
+            receiving.roll(0)
+
     def _tell(self, receiving: Receiving) -> None:
-        """How it is: often while that changes, and not at all to an owner that is behind with reading."""
+        """How it is: often while that changes."""
         now = time.monotonic()
         self._stale = now < self._told_at + _SOONEST
-        if self._stale or self._outlet.descriptor >= 0:
+        if self._stale:
             return
         status = receiving.status()
         if status != self._told or now >= self._told_at + _LATEST:
@@ -153,63 +156,41 @@ class Servant:
 
     @property
     def _ending(self) -> bool:
-        return self._over or self._bell.signals > 0
+        return self._over or self._wakeup.signals > 0
 
     def _listen(self, timeout: float) -> None:
         """Wait for something to happen, and take in what the owner says."""
-        ready = self._bell.wait(timeout, readable=self._inlet, writable=self._outlet.descriptor)
-        if self._outlet.descriptor in ready:
-            self._flush()
+        self._wakeup.wait(max(0.0, timeout), self._inlet)
         # A process that its owner has forked since holds on to our stdin: then only this tells.
         self._over = self._over or os.getppid() != self._parent
-        if self._inlet in ready:
+        with suppress(BlockingIOError):
             data = os.read(self._inlet, _CHUNK)
             self._over = self._over or not data
-            for line in self._lines.feed(data):
-                self._hear(protocol.command(line))
+            *lines, self._line = (self._line + data).split(b"\n")
+            for line in lines:
+                self._hear(protocol.decoded(line))
 
-    def _hear(self, said: protocol.Command | Garbled) -> None:
-        if isinstance(said, Garbled):
-            log.warning("ignored a command: %s", said.why)
-        elif isinstance(said, Stop):
+    def _hear(self, said: protocol.Command | Event | Garbled) -> None:
+        if isinstance(said, Stop):
             self._over = True
-        else:
+        elif isinstance(said, (Begin, Roll)):
             self._commands.append(said)
+        else:
+            log.warning("ignored a command: %s", said)
 
     def _changed(self) -> None:
         """Called by any thread. Where it is about to be told anyway there is nothing to wake up for."""
         if not self._stale:
-            self._bell.ring()
-
-    def _sealed(self, segment: Segment) -> None:
-        """Called by the handler thread."""
-        self._events.put(Rolled(0, segment))
-        self._bell.ring()
-
-    def _pass_on(self) -> None:
-        while not self._events.empty():
-            self._say(self._events.get_nowait())
+            self._wakeup.wake()
 
     def _say(self, event: Event) -> None:
+        """An owner that does not read holds up nothing here: it does not hear this."""
         try:
-            self._outlet.say(event)
+            os.write(self._outlet, protocol.encoded(event))  # all of it or nothing, as short as events are
+        except BlockingIOError:
+            log.warning("the owner does not read what it is told")
         except OSError:
             self._over = True
-
-    def _flush(self) -> None:
-        try:
-            self._outlet.flush()
-        except OSError:
-            self._over = True
-
-    def _say_last_words(self) -> None:
-        deadline = time.monotonic() + _LAST_WORDS
-        while self._outlet.descriptor >= 0 and (left := deadline - time.monotonic()) > 0:
-            try:
-                self._bell.wait(left, writable=self._outlet.descriptor)
-                self._outlet.flush()
-            except OSError:
-                return
 
 
 def main() -> int:
@@ -220,5 +201,55 @@ def main() -> int:
     events = os.dup(1)
     os.dup2(2, 1)
     calm_collector()
-    with Bell() as bell:
-        return Servant(0, Outlet(events), bell).run()
+    with SignalWakeup() as wakeup:
+        return Servant(0, events, wakeup).run()
+
+
+# Without an owner
+
+
+def standalone(options: SourceOptions, *, progress: Callable[[str], None], interval: float = 1.0) -> Stopped:
+    """Receive until SIGTERM or SIGINT, then end gracefully; a second signal ends the process at once.
+
+    For the main thread. Every ``interval`` seconds what has come is sealed, and ``progress`` gets a line for
+    people. Raises ConfigError, WalError and whatever nsqd has to say about the settings.
+    """
+    wal = open_wal(options.wal, fsync=options.fsync)
+    wal.prepare(Subject(options.subscription, options.channel))
+    with SignalWakeup() as wakeup:
+        receiving = Receiving(options, wal, changed=lambda: None)
+        received, since = 0, time.monotonic()
+        try:
+            receiving.start()
+            while not wakeup.signals:
+                wakeup.wait(interval)
+                receiving.roll(0)
+                status, now = receiving.status(), time.monotonic()
+                progress(progress_line(status, (status.received - received) / max(now - since, 0.001)))
+                received, since = status.received, now
+                refusal = receiving.refusal()
+                if refusal:
+                    raise ConfigError(f"nsqd refuses: {refusal}")
+        finally:
+            stopped = receiving.stop(_GRACE)
+        left = f", {stopped.in_flight} left in flight" if stopped.in_flight else ""
+        progress(
+            f"stopped: {receiving.status().received:,} messages received, {stopped.sealed:,} segments sealed"
+            f"{left}"
+        )
+        return stopped
+
+
+def progress_line(status: Status, rate: float) -> str:
+    words = [
+        f"{status.received:,} messages received ({rate:,.0f}/s)",
+        f"{status.sealed:,} segments sealed",
+        f"{status.connections} connections",
+    ]
+    words += [f"paused: {status.paused}"] if status.paused else []
+    words += [f"error: {status.error}"] if status.error else []
+    return ", ".join(words)
+
+
+if __name__ == "__main__":  # started by a ReceiverPool; people have nsq-spark receive
+    sys.exit(main())

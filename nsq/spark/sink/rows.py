@@ -1,17 +1,17 @@
-"""From Arrow to what is published: bodies by topic, all of them checked before the first is.
+"""From Arrow to what is published: which columns, and bodies by topic, all of them checked first.
 
 Imports pyarrow only when there is something to read, and no Spark.
 """
 
 from __future__ import annotations
 
+import difflib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsq.config import Config
-from nsq.errors import InvalidMessage
-from nsq.spark.sink.columns import Columns
+from nsq.errors import ConfigError, InvalidMessage
 from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:
@@ -113,3 +113,68 @@ def _by_topic(topics: Any, bodies: list[bytes], delays: list[float] | None) -> I
     for topic, own in zip(found, places, strict=True):
         held_back = None if delays is None else [delays[place] for place in own]
         yield Rows(topic, [bodies[place] for place in own], held_back)
+
+
+# Which columns are published
+
+
+_TEXTS = ("string", "char", "varchar")
+_BODIES = ("binary", *_TEXTS)
+_WHOLES = ("byte", "short", "integer", "long")
+_DEFER = "deferMs"
+
+
+class Columns(NamedTuple):
+    """Their places; None for one that is not there, or not needed."""
+
+    body: int
+    topic: int | None
+    defer: int | None
+
+    @classmethod
+    def of(cls, fields: Sequence[tuple[str, str]], topic: str) -> Columns:
+        """``fields`` are the names and types, as Spark calls them; ``topic`` is the option, or empty.
+
+        Columns by other names are left alone: rows as the source makes them can be published as they are.
+        """
+        body = _place(fields, "body", _BODIES, "binary or string; for example to_json(struct(*)) AS body")
+        if body is None:
+            raise ConfigError(f"there is no column body, which is what is published{_among(fields)}")
+        if topic:
+            place = None
+        else:
+            place = _place(fields, "topic", _TEXTS, "string")
+            if place is None:
+                raise ConfigError(
+                    "there is no column topic and no option topic: .option('topic', …), or a column of that "
+                    f"name{_among(fields)}"
+                )
+        return cls(body, place, _place(fields, _DEFER, _WHOLES, "a whole number of milliseconds"))
+
+
+def _place(fields: Sequence[tuple[str, str]], name: str, types: tuple[str, ...], wanted: str) -> int | None:
+    found = [place for place, (given, _) in enumerate(fields) if _plain(given) == _plain(name)]
+    if len(found) > 1:
+        raise ConfigError(f"there are {len(found)} columns {name}, must be one")
+    if not found:
+        close = difflib.get_close_matches(
+            _plain(name), [_plain(given) for given, _ in fields], 1, cutoff=0.75
+        )
+        for given, _ in fields:
+            # A delay that is left alone would not be noticed for long.
+            if name == _DEFER and [_plain(given)] == close:
+                raise ConfigError(f"column {given} is not known; did you mean {_DEFER}?")
+        return None
+    given, kind = fields[found[0]]
+    if kind not in types:
+        raise ConfigError(f"column {given} is of type {kind}, must be {wanted}")
+    return found[0]
+
+
+def _plain(name: str) -> str:
+    """As Spark compares them, and deferMs is defer_ms too."""
+    return name.replace("_", "").lower()
+
+
+def _among(fields: Sequence[tuple[str, str]]) -> str:
+    return f" (there are: {', '.join(name for name, _ in fields)})" if fields else ""

@@ -6,23 +6,33 @@ neither pyspark nor pyarrow.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from nsq.errors import Closed, ConnectionFailed, NsqError, SegmentLost, WalError, WalForeign
-from nsq.spark.source import planning
-from nsq.spark.source.admission import Amount, Limits, Pace, admitted, amount
-from nsq.spark.source.backlog import Backlog
-from nsq.spark.source.gauge import BacklogGauge
-from nsq.spark.source.goal import Goal
-from nsq.spark.source.offsets import Lost, Offset, Position, Slice, between, unread
-from nsq.spark.source.options import SourceOptions
+from nsq.spark.receiver.pool import PoolStatus, ReceiverPool
+from nsq.spark.source.backlog import AvailableNowTarget, Backlog, Poller
+from nsq.spark.source.offsets import (
+    Amount,
+    Limits,
+    Lost,
+    Offset,
+    Pace,
+    Slice,
+    admitted,
+    amount,
+    between,
+    tasks,
+    unread,
+)
+from nsq.spark.source.options import COMMITTED, LATEST, SourceOptions
 from nsq.spark.wal import names
-from nsq.spark.wal.places import shown
-from nsq.spark.wal.store import Claim, Segment, Wal
+from nsq.spark.wal.readers import ReaderState, deletable
+from nsq.spark.wal.store import Claim, Position, Segment, Wal, shown
 
 log = logging.getLogger("nsq.spark.source")
 
@@ -31,7 +41,7 @@ POLL = 0.5
 #: The first time it is kept waiting until the receivers are at work, or for so long: Spark makes a batch of
 #: the first answer even if there is nothing in it.
 STARTING = 5.0
-#: The log is listed that often at least: receivers elsewhere tell nobody when they seal a segment.
+#: The log is listed that often at least: receivers elsewhere do not report when they seal a segment.
 LISTING = 1.0
 #: A receiver that does not seal in that time is not waited for; what it has comes with a later batch.
 ROLLING = 5.0
@@ -44,36 +54,6 @@ _AGAIN = 0.2
 _STILL_WAITING = 10.0
 
 
-class State(NamedTuple):
-    """How the receivers of this query are, all together. ``paused`` says why they take nothing; ``connected``
-    is whether any of them has an nsqd, as far as that is known here.
-    """
-
-    ready: bool = True
-    connected: bool = True
-    received: int = 0
-    open: Amount = Amount()
-    sealed: int = 0
-    paused: str = ""
-
-
-class Receivers(Protocol):
-    """The processes that receive for this query; they may also be none."""
-
-    def start(self) -> None: ...
-
-    def state(self) -> State: ...
-
-    def wait(self, seconds: float) -> None:
-        """Until something has changed, but no longer."""
-
-    def roll(self, patience: float) -> None:
-        """Have them all seal what they have; return when they have, or have not within ``patience``."""
-
-    def stop(self) -> None:
-        """Gracefully, with a deadline of its own."""
-
-
 class Feed:
     """Of one run of one query; used by one thread, except for ``leaving``."""
 
@@ -83,14 +63,24 @@ class Feed:
         wal: Wal,
         identity: str,
         claim: Claim,
-        receivers: Receivers,
-        backlog: BacklogGauge[Backlog],
+        receivers: ReceiverPool,
+        backlog: Poller[Backlog],
         oldest: Callable[[Slice], float | None],
         *,
+        newest: Callable[[Segment], int | None],
+        now: Callable[[], float] = time.time,
         wanted: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._wanted = wanted
+        self._newest = newest
+        self._now = now
+        self._state = wal.readers().get(options.reader)
+        self._beginning: Offset | None = None
+        self._compared = False
+        self._turned = float("-inf")
+        self._once = False
+        self._foreign = False
         self._options = options
         self._wal = wal
         self._identity = identity
@@ -107,9 +97,9 @@ class Feed:
         self._starting = True
         self._since: float | None = None
         self._read = Offset(identity)
-        self._oldest = BacklogGauge("age", lambda: self._age(oldest), LISTING, clock)
+        self._oldest = Poller("age", lambda: self._age(oldest), LISTING, clock)
         self._before: tuple[list[Segment], Backlog, float] | None = None
-        self._goal: Goal | None = None
+        self._target: AvailableNowTarget | None = None
         self._told = float("-inf")
 
     # What Spark asks for
@@ -134,29 +124,36 @@ class Feed:
             log.warning("only what other nsqds have is waited for: %s", "; ".join(backlog.faults))
         self._before = (self._segments, backlog, self._clock())
 
-    def latest(self, start: Mapping[str, Any], limits: Limits, poll: float = POLL) -> Mapping[str, Any]:
-        """Where the next batch ends; ``start`` itself when there is none yet or, once aimed, no more."""
-        read = self._checked(start)
+    def latest(self, start: Mapping[str, Any], limits: Limits, *, once: bool = False) -> Mapping[str, Any]:
+        """Where the next batch ends; ``start`` itself when there is none yet or, once aimed, no more.
+
+        ``once``: it is the only batch of this run, and takes all that there was when the run began.
+        """
+        told = self._checked(start)
+        read = self._begun(told)
         self._read = read
+        if once and not self._once:
+            self._once = True
+            self.aim()
         self.receive()
         if self._before is not None:
-            self._set_goal(read, *self._before)
+            self._set_target(read, *self._before)
         asked = began = self._clock()
         while True:
             end, due = self._next(read, limits)
             if end is not None:
                 self._read = end
-                return end.to_json()
+                return (end if told.at else self._with_beginnings(end)).to_json()
             now = self._clock()
             if self._starting:
                 began = now
                 self._starting = now - asked < STARTING and not self._receivers.state().ready
-            if self._goal is None and now - began >= poll:
+            if self._target is None and now - began >= POLL:
                 return start
-            if self._goal is not None and self._is_over(self._goal, read, now):
+            if self._target is not None and self._is_over(self._target, read, now):
                 return start
             self._stay()
-            left = LISTING if self._goal is not None else poll - (now - began)
+            left = LISTING if self._target is not None else POLL - (now - began)
             self._receivers.wait(max(_PAUSE, min(left, left if due is None else due)))
 
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[list[Slice]]:
@@ -164,15 +161,22 @@ class Feed:
         self.receive()
         self._list()
         first, last = self._checked(start), self._checked(end)
+        self._compare(last, first)
+        if not last.foreign and (self._state is None or not self._state.begun):
+            # From now on an offset without positions can only be that of another checkpoint.
+            self._save(self._state.at if self._state else first.at, begun=True)
         self._read = last  # also when it was promised before a restart
         slices, lost = between(first, last, self._segments)
         if lost:
             self._lament(lost)
-        return planning.tasks(slices, self._options.target_partition_bytes, self._options.min_partitions)
+        return tasks(slices, self._options.target_partition_bytes, self._options.min_partitions)
 
     def commit(self, end: Mapping[str, Any]) -> None:
         """Spark will never ask for anything up to there again."""
-        self._forget(self._checked(end))
+        committed = self._checked(end)
+        if committed.at:
+            self._note_committed(committed)
+        self._delete_committed()
 
     def report(self) -> dict[str, Any]:
         """The log's figures are those of what is in no batch yet. ``lag`` is everything that is in none: also
@@ -183,8 +187,12 @@ class Feed:
         measured = self._backlog.look()
         known = measured.value if measured is not None and measured.value.asked else None
         oldest = self._oldest.look()
+        sealed = dict(self._read.at)
+        for segment in self._segments:
+            at = Position(segment.number)
+            sealed[segment.receiver] = max(sealed.get(segment.receiver, at), at)
         return {
-            **self._sealed_so_far().to_json(),
+            **Offset(self._identity, sealed).to_json(),
             "lag": waiting.rows + known.unreceived(state.received) if known else None,
             "received": state.received,
             "walRows": waiting.rows,
@@ -196,9 +204,9 @@ class Feed:
         }
 
     def _stay(self) -> None:
-        """A process that waits would not notice that nobody waits for it."""
+        """End the wait when Spark is gone, which a waiting process does not notice otherwise."""
         if not self._wanted():
-            raise Closed("nobody waits for a batch any more")
+            raise Closed("the query that asked for a batch has ended")
 
     # The end
 
@@ -232,43 +240,50 @@ class Feed:
         if state.sealed != self._sealed or now - self._listed >= LISTING:
             self._sealed = state.sealed
             self._list()
-        limits = limits if self._goal is None else limits.tightened(rows=self._goal.left)
+        limits = limits if self._target is None else limits.tightened(rows=self._target.left)
         waiting = unread(read, self._segments)
         pending = self._pending(waiting, state)
-        if self._goal is not None:
-            self._goal.look(now, pending.rows, state.ready)
+        if self._target is not None:
+            self._target.look(now, pending.rows, state.ready)
         if not pending.rows:
             self._since = None
-            if state.paused and any(map(read.has_read, self._segments)):
-                # Perhaps because of what we have read, and would delete with the next batch only.
-                self._forget(read)
+            full = bool(state.paused) and not self._once and self._awaits_commit(read)
+            if full and now - self._turned >= LISTING:
+                # Spark commits a batch when it makes the next one: without rows, for the log is full of what
+                # it has to commit first.
+                self._turned = now
+                return dataclasses.replace(read, origins={}, turn=read.turn + 1), None
         elif self._since is None:
             self._since = now
-        due = self._pace_now().ripe_in(pending, now - (now if self._since is None else self._since), limits)
+        if self._once and self._target is not None and not state.paused:
+            # The only batch of this run begins when nothing more of its target will come.
+            arrived = self._target.left is not None and pending.rows >= self._target.left
+            if not arrived and not self._verdict(self._target, now, 0):
+                return None, _AGAIN
+        # Neither a run that is to end nor a log that is full gets more rows by waiting.
+        waits = self._target is None and not state.paused
+        pace = self._pace if waits else Pace(self._options.linger, 0, 0.0)
+        due = pace.ripe_in(pending, now - (now if self._since is None else self._since), limits)
         if due != 0 or limits.rows == 0:
             return None, due
-        if state.open.rows and not limits.reached(amount(waiting)):
+        if state.open_rows and not limits.reached(amount(waiting)):
             self._receivers.roll(ROLLING)
             self._list()
         end, taken = admitted(read, self._segments, self._present, limits)
         if not taken.rows:
             return None, _AGAIN
         self._since = None
-        if self._goal is not None:
-            self._goal.taken += taken.rows
+        if self._target is not None:
+            self._target.taken += taken.rows
         return end, None
 
-    def _pace_now(self) -> Pace:
-        # A run that is to end does not wait for rows that are not part of it.
-        return self._pace if self._goal is None else Pace(self._options.linger, 0, 0.0)
-
-    def _pending(self, waiting: Sequence[Slice], state: State) -> Amount:
+    def _pending(self, waiting: Sequence[Slice], state: PoolStatus) -> Amount:
         sealed = amount(waiting)
-        return Amount(sealed.rows + state.open.rows, sealed.bytes + state.open.bytes)
+        return Amount(sealed.rows + state.open_rows, sealed.bytes + state.open_bytes)
 
     # AvailableNow
 
-    def _set_goal(self, read: Offset, segments: Sequence[Segment], backlog: Backlog, began: float) -> None:
+    def _set_target(self, read: Offset, segments: Sequence[Segment], backlog: Backlog, began: float) -> None:
         options = self._options
         in_log = amount(unread(read, segments)).rows
         in_nsqd = backlog.waiting(options.wait_for_in_flight)
@@ -278,7 +293,7 @@ class Feed:
             "waited for" if options.wait_for_in_flight else "not waited for",
         )
         # What others have in flight comes only if they give it back, but then it was there when we began.
-        self._goal = Goal(
+        self._target = AvailableNowTarget(
             in_log + in_nsqd if backlog.asked else None,
             began,
             idle=options.available_now_idle,
@@ -288,27 +303,32 @@ class Feed:
         self._before = None
         self._told = self._clock()
 
-    def _is_over(self, goal: Goal, read: Offset, now: float) -> bool:
+    def _is_over(self, target: AvailableNowTarget, read: Offset, now: float) -> bool:
         measured = self._backlog.look()
         state = self._receivers.state()
         pending = self._pending(unread(read, self._segments), state).rows
-        told = (measured.value, measured.began) if measured else (None, 0.0)
-        reason = goal.verdict(now, pending, *told)
+        reason = self._verdict(target, now, pending)
         if reason:
-            silence = measured.value.silence if measured and goal.rows is None else ""
-            if silence and not goal.taken and not state.connected:
-                # Nobody to read from is not nothing to read.
+            silence = measured.value.silence if measured and target.rows is None else ""
+            if silence and not target.taken and not state.connected:
+                # No nsqd that answers does not mean that there is nothing to read.
                 raise ConnectionFailed(f"no nsqd can be reached, so nothing was read: {silence}")
             log.info("done: %s", reason)
             # Spark asks for more only when everything up to here is committed; there will be no next batch
             # in this run with which to say so.
-            self._forget(read)
+            if self._state is not None and self._state.begun and read.at:
+                self._note_committed(read)
+            self._delete_committed()
             return True
         if now - self._told >= _STILL_WAITING:
             self._told = now
-            more = "more" if goal.left is None else f"{goal.left} more"
+            more = "more" if target.left is None else f"{target.left} more"
             log.info("waiting for %s rows, %d of them received", more, pending)
         return False
+
+    def _verdict(self, target: AvailableNowTarget, now: float, pending: int) -> str:
+        measured = self._backlog.look()
+        return target.verdict(now, pending, *((measured.value, measured.began) if measured else (None, 0.0)))
 
     # The log
 
@@ -322,25 +342,135 @@ class Feed:
         self._segments = self._wal.segments()
         self._listed = self._clock()
 
-    def _forget(self, read: Offset) -> None:
-        done = [segment for segment in self._wal.segments() if read.has_read(segment)]
+    def _delete_committed(self) -> None:
+        """Of what every reader has committed, the segments that retention does not keep."""
+        options = self._options
+        deleted: list[Segment] = []
         try:
-            self._wal.delete(done)
+            deleted = deletable(
+                self._wal.files(),
+                (self._wal.readers() | ({options.reader: self._state} if self._state else {})).values(),
+                now=self._now(),
+                retention=options.retention,
+                retention_bytes=min(options.retention_bytes, options.wal_max_bytes // 2),
+            )
+            self._wal.delete(deleted)
             self._wal.discard_empty()
         except WalError as error:
-            # They are in nobody's way but the disk's; the next commit tries again.
-            log.warning("segments that were read cannot be deleted: %s", error)
-        self._segments = [segment for segment in self._segments if not read.has_read(segment)]
+            # They only take room; the next commit tries again.
+            log.warning("segments that were committed cannot be deleted: %s", error)
+        gone = set(deleted)
+        self._segments = [segment for segment in self._segments if segment not in gone]
 
     def _checked(self, told: Mapping[str, Any]) -> Offset:
         self._claim.check()
         offset = Offset.of_json(told)
-        if offset.wal != self._identity:
+        if offset.wal == self._identity:
+            return offset
+        text = (
+            f"the checkpoint belongs to the log {offset.wal}, but {shown(self._wal.location)} is the log "
+            f"{self._identity}"
+        )
+        if self._options.fail_on_data_loss:
             raise WalForeign(
-                f"the checkpoint belongs to the log {offset.wal}, but {shown(self._wal.location)} is the log "
-                f"{self._identity}: give option wal the old place, or begin a new checkpoint"
+                f"{text}: give option wal the old place; or, if that log is lost, failOnDataLoss=false goes "
+                "on with this one"
             )
-        return offset
+        if not self._foreign:
+            self._foreign = True
+            log.warning("%s; what was in it and not read is lost, going on with this one", text)
+        return Offset(self._identity, foreign=True)
+
+    # Where this reader begins
+
+    def _begun(self, read: Offset) -> Offset:
+        """``read`` itself, or where a checkpoint without offsets begins."""
+        if read.at:
+            self._compare(read, read)
+            return read
+        if self._beginning is None:
+            self._beginning = self._choose_beginning()
+        return dataclasses.replace(self._beginning, turn=read.turn)
+
+    def _choose_beginning(self) -> Offset:
+        options, state = self._options, self._state
+        if state is not None and not state.begun and state.starting == options.starting:
+            return Offset(self._identity, state.at)
+        if state is not None and state.begun and not options.starting:
+            raise WalForeign(
+                f"reader {options.reader!r} has read the log {shown(self._wal.location)} before, but this "
+                "checkpoint begins anew: a sink that remembers batch numbers, such as Parquet files, would "
+                "leave out new rows without an error. Give the query its old checkpoint back; or give it an "
+                "empty sink as well as the new checkpoint, and one of the options startingPosition=earliest "
+                "(all that the log holds), startingPosition=committed (what was not read yet), "
+                "startingPosition=latest or startingTimestamp; or let it read under another name: option "
+                "reader"
+            )
+        self._list()
+        at = self._beginning_at(state)
+        self._save(at, begun=False)
+        return Offset(self._identity, at)
+
+    def _beginning_at(self, state: ReaderState | None) -> dict[str, Position]:
+        options = self._options
+        if options.starting_timestamp is not None:
+            at: dict[str, Position] = {}
+            passed = set()
+            for segment in self._segments:
+                newest = self._newest(segment) if segment.receiver not in passed else None
+                if newest is not None and newest < options.starting_timestamp:
+                    at[segment.receiver] = Position(segment.number)
+                else:
+                    passed.add(segment.receiver)
+            return at
+        if options.starting_position == LATEST:
+            return {segment.receiver: Position(segment.number) for segment in self._segments}
+        if options.starting_position == COMMITTED and state is not None:
+            there = {segment.receiver for segment in self._segments} | self._present
+            return {receiver: at for receiver, at in state.at.items() if receiver in there}
+        return {}
+
+    def _with_beginnings(self, end: Offset) -> Offset:
+        """With the chosen beginning, which Spark's start, an offset without positions, does not tell."""
+        chosen = self._beginning.at if self._beginning is not None else {}
+        missing = {name: at for name, at in chosen.items() if name in end.at and name not in end.origins}
+        return dataclasses.replace(end, origins={**end.origins, **missing})
+
+    def _compare(self, reached: Offset, committed: Offset) -> None:
+        """Refuse a checkpoint that has not ``reached`` what this reader has committed: it is not the one that
+        it committed with.
+        """
+        state = self._state
+        if self._compared or reached.foreign:
+            return
+        self._compared = True
+        if state is None or not state.begun:
+            if committed.at:
+                self._save(committed.at, begun=True)
+            return
+        there = {segment.receiver for segment in self._wal.segments()}
+        if any(at > reached.position(name) for name, at in state.at.items() if name in there):
+            raise WalForeign(
+                f"the checkpoint is older than what reader {self._options.reader!r} of the log "
+                f"{shown(self._wal.location)} has committed: give the query the checkpoint that it used "
+                "last, or, if two queries read this log in turn, give each a name of its own: option reader"
+            )
+
+    def _save(self, at: Mapping[str, Position], *, begun: bool) -> None:
+        self._state = ReaderState(dict(at), begun, self._options.starting, self._now())
+        self._wal.save_reader(self._options.reader, self._state)
+
+    def _note_committed(self, committed: Offset) -> None:
+        try:
+            self._save(committed.at, begun=True)
+        except WalError as error:
+            # Spark knows it, and what is deleted now may make the room that is missing.
+            log.warning("the position of reader %s cannot be noted: %s", self._options.reader, error)
+
+    def _awaits_commit(self, read: Offset) -> bool:
+        """Whether the log holds a segment that was read whole and that Spark has not committed."""
+        state = self._state or ReaderState()
+        return any(read.has_read(one) and not state.has_committed(one) for one in self._segments)
 
     def _lament(self, lost: Sequence[Lost]) -> None:
         files = ", ".join(f"{receiver}/{names.sealed_pattern(number)}" for receiver, number in lost)
@@ -348,12 +478,6 @@ class Feed:
         if self._options.fail_on_data_loss:
             raise SegmentLost(f"{text}; failOnDataLoss=false goes on without it")
         log.warning("%s; going on without it", text)
-
-    def _sealed_so_far(self) -> Offset:
-        at = dict(self._read.at)
-        for segment in self._segments:
-            at[segment.receiver] = max(self._read.position(segment.receiver), Position(segment.number))
-        return Offset(self._identity, at)
 
     def _age(self, oldest: Callable[[Slice], float | None]) -> float | None:
         """Of the oldest row that is sealed and not read; None when there is none."""

@@ -1,29 +1,26 @@
-"""How far a query has read: a position for every receiver, as Spark writes it into its checkpoint.
+"""How far a query has read, what a batch takes of what is there, and how it is cut into tasks.
+
+An offset is a position for every receiver, as Spark writes it into its checkpoint:
 
     {"wal": "8c1f…", "at": {"host-1a2b": 7, "host-3c4d": [2, 1500]}, "from": {"host-3c4d": 3}}
 
 The first receiver has been read through segment 7, the second through 2 and 1,500 rows of the one after it.
-``from`` is there in the offset that reads a receiver for the first time: where its segments began, so that
-a run from the checkpoint misses one that has vanished. Pure: no file, clock or process, nothing of Spark's.
+``from`` is there in the offset that reads a receiver for the first time: the segment it began with, or
+``[3, 20]``, the segment and the rows of it that were left out. So a batch can be planned again from the two
+offsets alone, and misses a segment that has vanished. ``turn`` counts batches without rows, which let Spark
+commit. Pure: time is an argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nsq.errors import WalForeign
-from nsq.spark.wal.store import Segment
+from nsq.spark.wal.store import Position, Segment
 
 _SHOWN = 200
-
-
-class Position(NamedTuple):
-    """All segments through ``segment``, and the first ``rows`` of the one after it."""
-
-    segment: int = 0
-    rows: int = 0
 
 
 BEGINNING = Position()
@@ -56,13 +53,21 @@ class Lost(NamedTuple):
 class Offset:
     wal: str
     at: Mapping[str, Position] = field(default_factory=dict)
-    origins: Mapping[str, int] = field(default_factory=dict)
+    origins: Mapping[str, Position] = field(default_factory=dict)
+    turn: int = 0
+    foreign: bool = field(default=False, compare=False)  # it stands for an offset of another log
 
     def to_json(self) -> dict[str, Any]:
         """The same text for the same offset, whatever order it was made in."""
         at = {name: _packed(self.at[name]) for name in sorted(self.at)}
-        origins = {name: self.origins[name] for name in sorted(self.origins)}
-        return {"wal": self.wal, "at": at} | ({"from": origins} if origins else {})
+        origins = {}
+        for name in sorted(
+            self.origins
+        ):  # the segment that is read first, and the rows of it that are left out
+            begin = self.origins[name]
+            origins[name] = _packed(begin._replace(segment=begin.segment + 1))
+        more: dict[str, Any] = {"from": origins} if origins else {}
+        return {"wal": self.wal, "at": at} | more | ({"turn": self.turn} if self.turn else {})
 
     @classmethod
     def of_json(cls, told: Any) -> Offset:
@@ -70,7 +75,9 @@ class Offset:
         match told:
             case {"wal": str(wal), "at": dict(at)} if isinstance(told.get("from", {}), dict):
                 positions = {str(name): _unpacked(value) for name, value in at.items()}
-                return cls(wal, positions, {str(name): int(n) for name, n in told.get("from", {}).items()})
+                origins = {str(name): _unpacked(value) for name, value in told.get("from", {}).items()}
+                origins = {name: Position(one.segment - 1, one.rows) for name, one in origins.items()}
+                return cls(wal, positions, origins, int(told.get("turn", 0)))
         raise WalForeign(f"the checkpoint holds no offset of this source: {str(told)[:_SHOWN]}")
 
     def position(self, receiver: str) -> Position:
@@ -124,9 +131,184 @@ def _wanted(receiver: str, start: Offset, end: Offset) -> Iterable[tuple[int, in
     """Number, first row and end of each piece of one receiver; None is the end of the segment."""
     low, high = start.at.get(receiver), end.at[receiver]
     if low is None:
-        low = Position(end.origins.get(receiver, 1) - 1)
+        low = end.origins.get(receiver, BEGINNING)
     for number in range(low.segment + 1, high.segment + 1):
         yield number, low.rows if number == low.segment + 1 else 0, None
     first = low.rows if high.segment == low.segment else 0
     if high.rows > first:
         yield high.segment + 1, first, high.rows
+
+
+# What a batch takes
+
+
+class Limits(NamedTuple):
+    """None is no limit. Rows are kept to exactly; bytes up to what single rows differ from their average."""
+
+    rows: int | None = None
+    bytes: int | None = None
+
+    def tightened(self, rows: int | None = None, size: int | None = None) -> Limits:
+        return Limits(_least(self.rows, rows), _least(self.bytes, size))
+
+    def reached(self, amount: Amount) -> bool:
+        return (self.rows is not None and amount.rows >= self.rows) or (
+            self.bytes is not None and amount.bytes >= self.bytes
+        )
+
+
+class Amount(NamedTuple):
+    rows: int = 0
+    bytes: int = 0
+
+
+def amount(slices: Iterable[Slice]) -> Amount:
+    listed = list(slices)
+    return Amount(sum(piece.rows for piece in listed), sum(piece.bytes for piece in listed))
+
+
+@dataclass(frozen=True)
+class Pace:
+    """When a batch begins."""
+
+    linger: float
+    least_rows: int
+    longest_delay: float
+
+    def ripe_in(self, pending: Amount, age: float, limits: Limits) -> float | None:
+        """Seconds until a batch begins if nothing more comes, 0 for now; None while there is nothing.
+
+        ``age`` is how long something has been pending.
+        """
+        if not pending.rows:
+            return None
+        if limits.reached(pending):
+            return 0.0
+        wait = self.linger if pending.rows >= self.least_rows else self.longest_delay
+        return max(0.0, wait - age)
+
+
+def admitted(
+    start: Offset, segments: Sequence[Segment], present: Collection[str], limits: Limits
+) -> tuple[Offset, Amount]:
+    """Where a batch from ``start`` ends, and how much that is: a row at least, if there is one.
+
+    Receivers share the limits evenly, so that none is starved; those with less than their share leave the
+    rest to the others. A receiver that is not ``present`` in the log any more, whose segments have all been
+    deleted then, is forgotten on this occasion: an offset may only change together with new data.
+    """
+    pieces: dict[str, list[Slice]] = {}
+    for piece in unread(start, segments):
+        pieces.setdefault(piece.segment.receiver, []).append(piece)
+    if not pieces:
+        return start, Amount()
+    by_rows = _shares(pieces, limits.rows, lambda piece: piece.rows)
+    by_bytes = _shares(pieces, limits.bytes, lambda piece: piece.bytes)
+    known = set(present) | {segment.receiver for segment in segments}
+    at = {receiver: position for receiver, position in start.at.items() if receiver in known}
+    origins = {}
+    taken: list[Slice] = []
+    for receiver, own in pieces.items():
+        part = _taken(own, by_rows[receiver], by_bytes[receiver])
+        if part:
+            taken += part
+            at[receiver] = _position(part[-1])
+            if receiver not in start.at:
+                origins[receiver] = Position(part[0].segment.number - 1)
+    if not taken:  # a limit below the weight of any single row
+        piece = next(iter(pieces.values()))[0]
+        taken = [piece._replace(end=piece.first + 1)]
+        at[piece.segment.receiver] = _position(taken[0])
+        if piece.segment.receiver not in start.at:
+            origins[piece.segment.receiver] = Position(piece.segment.number - 1)
+    return Offset(start.wal, at, origins), amount(taken)
+
+
+def _shares(
+    pieces: dict[str, list[Slice]], limit: int | None, weight: Callable[[Slice], int]
+) -> dict[str, int | None]:
+    """How much each receiver may contribute; the lightest come first, and what they leave is shared anew."""
+    if limit is None:
+        return dict.fromkeys(pieces)
+    held = {receiver: sum(map(weight, own)) for receiver, own in pieces.items()}
+    shares: dict[str, int | None] = {}
+    left = limit
+    for count, receiver in zip(
+        range(len(held), 0, -1), sorted(held, key=lambda name: held[name]), strict=True
+    ):
+        share = min(held[receiver], left // count)
+        shares[receiver] = share
+        left -= share
+    return shares
+
+
+def _taken(pieces: Iterable[Slice], rows: int | None, size: int | None) -> list[Slice]:
+    taken = []
+    for piece in pieces:
+        fitting = piece.rows
+        if rows is not None:
+            fitting = min(fitting, rows)
+            rows -= fitting
+        if size is not None:
+            per_row = piece.segment.bytes / piece.segment.rows
+            fitting = min(fitting, int(size / per_row)) if per_row else fitting
+            size -= int(fitting * per_row)
+        if fitting:
+            taken.append(piece._replace(end=piece.first + fitting))
+        if fitting < piece.rows:
+            break
+    return taken
+
+
+def _position(last: Slice) -> Position:
+    segment = last.segment
+    return Position(segment.number) if last.end == segment.rows else Position(segment.number - 1, last.end)
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
+
+
+# The tasks of a batch
+
+
+#: A cut this close to an end of a segment, as a share of it, moves there: a task has to find a crumb
+#: of a segment before it reads it.
+_CRUMB = 0.1
+
+
+def tasks(slices: Sequence[Slice], target_bytes: int, least: int) -> list[list[Slice]]:
+    """Tasks of about ``target_bytes`` each, at least ``least`` of them where there are enough rows."""
+    total = sum(map(_weight, slices))
+    count = max(1, least, round(sum(piece.bytes for piece in slices) / target_bytes))
+    crumb = _CRUMB if count > least else 0.0
+    cuts = [total * number / count for number in range(1, count)]
+    done: list[list[Slice]] = []
+    task: list[Slice] = []
+    before = 0
+    for piece in slices:
+        first, weight = piece.first, _weight(piece)
+        while cuts and cuts[0] <= before + weight:
+            end = _row(piece, (cuts.pop(0) - before) / weight, crumb)
+            if end > first:
+                task.append(piece._replace(first=first, end=end))
+                first = end
+            done.append(task)
+            task = []
+        if first < piece.end:
+            task.append(piece._replace(first=first))
+        before += weight
+    return [task for task in [*done, task] if task]
+
+
+def _row(piece: Slice, share: float, crumb: float) -> int:
+    if share < crumb:
+        return piece.first
+    return piece.end if share > 1 - crumb else piece.first + round(piece.rows * share)
+
+
+def _weight(piece: Slice) -> int:
+    """Rows of empty bodies are work too."""
+    return piece.bytes + piece.rows

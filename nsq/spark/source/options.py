@@ -3,31 +3,94 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from collections.abc import Mapping
+from typing import ClassVar
 
-from nsq.spark.options import Options, duration, names, option, require_address, size, whole, yes_no
+from nsq.errors import ConfigError
+from nsq.spark.options import Nsqds, duration, lasting, moment, names, option, size, whole, yes_no
+from nsq.spark.wal.readers import DEFAULT, check_reader
 from nsq.wire.names import check_channel, check_topic
 
 _MIB = 1 << 20
+_GIB = 1 << 30
+
+EARLIEST, LATEST, COMMITTED = "earliest", "latest", "committed"
+
+
+def _topics(text: str) -> tuple[str, ...]:
+    return tuple(check_topic(name) for name in names(text))
+
+
+def _pattern(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"{text!r} is no regular expression: {error}") from None
+    return text
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SourceOptions(Options):
+class SourceOptions(Nsqds):
     """Durations are seconds here, sizes bytes."""
 
-    topic: str = option("The topic to read.", check_topic)
+    instead_of_kafka: ClassVar[Mapping[str, str]] = {
+        "kafka.bootstrap.servers": "nsqd or lookupd",
+        "kafka.group.id": "channel",
+        "groupidprefix": "channel",
+        "subscribe": "topic or topics",
+        "subscribepattern": "topicsPattern",
+        "assign": "topic, with nsqd: NSQ has no partitions",
+        "startingoffsets": "startingPosition",
+        "startingoffsetsbytimestamp": "startingTimestamp",
+        "endingoffsets": "trigger(availableNow=True), which reads what there is and ends",
+        "endingtimestamp": "trigger(availableNow=True), which reads what there is and ends",
+        "maxoffsetspertrigger": "maxMessagesPerTrigger",
+        "minoffsetspertrigger": "minMessagesPerTrigger",
+        "includeheaders": "not there: a message of NSQ has no headers",
+        "polltimeoutms": "linger",
+        "fetchoffset.numretries": "reconnectMax",
+    }
+
+    topic: str = option("The topic to read.", check_topic, default="")
+    topics: tuple[str, ...] = option(
+        "Instead of topic: several, separated by commas. One may be added later.", _topics, default=()
+    )
+    topics_pattern: str = option(
+        "Instead of topic: all topics whose whole name matches this regular expression, new ones as well.",
+        _pattern,
+        default="",
+    )
     channel: str = option(
         "The channel to read it from; every other reader of that channel takes a share.", check_channel
     )
     wal: str = option(
         "Where messages are kept until Spark is done with them: a directory, or a URI of pyarrow.fs."
     )
-    nsqd: tuple[str, ...] = option("nsqds, host:port, separated by commas.", names, default=())
-    lookupd: tuple[str, ...] = option("nsqlookupds, host:port, separated by commas.", names, default=())
     nsqd_http: tuple[str, ...] = option(
         "Where the nsqds of option nsqd answer HTTP, for the depth of the channel; without it, one port "
         "further: 4151 for 4150.",
         names,
         default=(),
+    )
+
+    reader: str = option(
+        "The name under which this query reads the log. A second query on the same log needs one of its own.",
+        check_reader,
+        default=DEFAULT,
+    )
+    starting_position: str = option(
+        "Where a checkpoint without offsets begins: earliest (all that the log holds, the default of a new "
+        "reader), latest (what comes from now on), committed (after what this reader has committed). Needed "
+        "when the reader has read the log before.",
+        default="",
+        choices=("", EARLIEST, LATEST, COMMITTED),
+    )
+    starting_timestamp: int | None = option(
+        "Instead of startingPosition: begin with the first segment that holds a message of that time or "
+        "later: 2026-03-01T07:30 (UTC), or milliseconds since 1970.",
+        moment,
+        default=None,
     )
 
     max_messages_per_trigger: int | None = option("The most rows of a batch.", whole, default=None, low=1)
@@ -57,7 +120,20 @@ class SourceOptions(Options):
         "A segment is sealed when it has so many bytes, at the latest.", size, default=32 * _MIB, low=1
     )
     wal_max_bytes: int = option(
-        "Receiving pauses while the log holds that much.", size, default=1024 * _MIB, low=1
+        "Receiving pauses while the files of the log have that many bytes.", size, default=20 * _GIB, low=1
+    )
+    retention: float = option(
+        "How long a segment stays in the log after it was sealed and every reader has committed it; 0: it is "
+        "deleted at once.",
+        lasting,
+        default=86_400.0,
+        low=0,
+    )
+    retention_bytes: int = option(
+        "The most bytes of such segments, at most half of walMaxBytes: the oldest are deleted first.",
+        size,
+        default=10 * _GIB,
+        low=0,
     )
     fsync: bool = option(
         "false: leave it to the operating system when bytes reach the disk; a power cut may lose messages.",
@@ -87,4 +163,32 @@ class SourceOptions(Options):
     )
 
     def __post_init__(self) -> None:
-        require_address(self.nsqd, self.lookupd)
+        super().__post_init__()
+        if self.starting_position and self.starting_timestamp is not None:
+            raise ConfigError("startingPosition and startingTimestamp are both given: leave one of them out")
+        if sum(map(bool, (self.topic, self.topics, self.topics_pattern))) != 1:
+            raise ConfigError(
+                "option topic is missing: .option('topic', …), or one of topics and topicsPattern"
+                if not (self.topic or self.topics or self.topics_pattern)
+                else "of topic, topics and topicsPattern only one can be given"
+            )
+
+    @property
+    def named_topics(self) -> tuple[str, ...]:
+        """Empty when a pattern chooses them."""
+        return (self.topic,) if self.topic else self.topics
+
+    @property
+    def subscription(self) -> str:
+        """The topics as text: ``orders``, ``clicks,orders`` or ``~shop_.*``."""
+        return f"~{self.topics_pattern}" if self.topics_pattern else ",".join(sorted(self.named_topics))
+
+    def wants(self, topic: str) -> bool:
+        if self.topics_pattern:
+            return re.fullmatch(self.topics_pattern, topic) is not None
+        return topic in self.named_topics
+
+    @property
+    def starting(self) -> str:
+        """The option that says where to begin, as text; empty when neither is given."""
+        return self.starting_position if self.starting_timestamp is None else str(self.starting_timestamp)

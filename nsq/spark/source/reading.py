@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from nsq.errors import SegmentLost
 from nsq.spark.rows import Field
 from nsq.spark.source.offsets import Slice
-from nsq.spark.wal import Wal, open_wal, records
+from nsq.spark.wal import Segment, Wal, open_wal, records
 
 log = logging.getLogger("nsq.spark.source")
 
@@ -52,6 +53,14 @@ def _cut(wal: Wal, piece: Slice) -> Iterator[pa.RecordBatch]:
         before += batch.num_rows
         if before >= piece.end:
             return
+
+
+def newest(wal: Wal, segment: Segment) -> int | None:
+    """When nsqd took a segment's newest message, in nanoseconds since 1970; None if that cannot be read."""
+    try:
+        return max(int(pc.max(batch.column("timestamp_ns")).as_py()) for batch in wal.read(segment))
+    except SegmentLost:
+        return None
 
 
 def published(wal: Wal, piece: Slice) -> float | None:

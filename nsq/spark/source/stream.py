@@ -1,8 +1,10 @@
-"""The stream reader, as Spark drives it.
+"""Format "nsq", and its stream reader, as Spark drives them.
 
-One instance lives on the driver, in a process of its own, as long as the query runs: it owns the log and
-starts receivers, at the first question that needs them. Copies that were never asked anything are sent to the
-tasks, and only ``read``. So making one does nothing, and every method begins what it needs.
+Spark makes an ``NsqDataSource`` for every step of planning, in processes that come and go: it says what there
+is, and no more. One stream reader lives on the driver, in a process of its own, as long as the query runs: it
+holds the reader's name and starts receivers, at the first question that needs them. Copies that were never
+asked anything are sent to the tasks, and only ``read``. So making one does nothing, and every method begins
+what it needs.
 """
 
 from __future__ import annotations
@@ -11,12 +13,15 @@ import dataclasses
 import functools
 import logging
 import os
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -25,32 +30,79 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from nsq.errors import NsqError
+from nsq.errors import ConfigError, NsqError
 from nsq.spark import rows
-from nsq.spark.receiver.crew import Crew
+from nsq.spark.receiver.pool import ReceiverPool
+from nsq.spark.registration import require_arrow
 from nsq.spark.rows import Field
-from nsq.spark.source.admission import Limits
-from nsq.spark.source.backlog import Backlog, measure
+from nsq.spark.source.backlog import Backlog, Poller, measure
 from nsq.spark.source.feed import Feed
-from nsq.spark.source.gauge import BacklogGauge
-from nsq.spark.source.offsets import Slice
+from nsq.spark.source.offsets import Limits, Slice
 from nsq.spark.source.options import SourceOptions
-from nsq.spark.source.receivers import NoReceivers, OwnReceivers
-from nsq.spark.source.termination import Termination
 
 if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
     import pyarrow as pa
+    from pyspark.sql.datasource import DataSourceReader, DataSourceStreamWriter, DataSourceWriter
+    from pyspark.sql.types import StructType
 
     from nsq.spark.source.reading import Portion
-    from nsq.spark.wal.store import Wal
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: For whoever owns the log to say that it is leaving, in seconds; from then on it has half a minute.
+#: Seconds for the reader's last query to say that it is leaving; from then on it has half a minute.
 PATIENCE = 5.0
 _BACKLOG_EVERY = 3.0
 _BACKLOG_OFTEN = 0.5
+
+
+#: The option that tells a batch read, which looks without taking anything, from a stream.
+MODE = "mode"
+
+
+class NsqDataSource(DataSource):
+    """``readStream`` consumes a topic, ``read`` with mode=peek looks at one, ``write`` and ``writeStream``
+    publish."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        require_arrow()
+
+    @classmethod
+    def name(cls) -> str:
+        return "nsq"
+
+    def schema(self) -> str:
+        """Only called for reading, and where the error of a wrong option can still be that of ``load()``."""
+        if MODE not in self.options:
+            try:
+                SourceOptions.of(self.options)
+            except NsqError as error:
+                raise ConfigError(
+                    f"{error} (this is about readStream; spark.read wants .option('{MODE}', 'peek'))"
+                ) from None
+        return rows.SCHEMA
+
+    def streamReader(self, schema: StructType) -> NsqStreamReader:
+        # An error here would be buried below one of Spark's own: it is raised by the first question.
+        return NsqStreamReader(self.options, rows.fields(schema))
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        from nsq.spark.batch.peek import PeekReader
+
+        return PeekReader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from nsq.spark.sink.writers import BatchWriter
+
+        return BatchWriter(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        from nsq.spark.sink.writers import StreamWriter
+
+        return StreamWriter(self.options, schema, overwrite)
 
 
 def _plainly(method: Callable[P, R]) -> Callable[P, R]:
@@ -64,12 +116,6 @@ def _plainly(method: Callable[P, R]) -> Callable[P, R]:
             raise error.with_traceback(None) from None
 
     return plain
-
-
-class ReadTask(InputPartition):
-    def __init__(self, portion: Portion) -> None:
-        super().__init__(None)
-        self.portion = portion
 
 
 class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -96,7 +142,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxRows(options.max_messages_per_trigger)
         if options.max_bytes_per_trigger is not None:
             return ReadMaxBytes(options.max_bytes_per_trigger)
-        return ReadAllAvailable()
+        # And not ReadAllAvailable: Spark asks for that with trigger(once=True) alone.
+        return ReadMaxRows(sys.maxsize)
 
     @_plainly
     def initialOffset(self) -> dict[str, Any]:
@@ -105,7 +152,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @_plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         running = self._run()
-        return dict(running.feed.latest(start, limits(running.options, limit)))
+        once = isinstance(limit, ReadAllAvailable)
+        return dict(running.feed.latest(start, limits(running.options, limit), once=once))
 
     @_plainly
     def reportLatestOffset(self) -> dict[str, Any]:
@@ -114,7 +162,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @_plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         running = self._run()
-        return [ReadTask(running.portion(task)) for task in running.feed.plan(start, end)]
+        return [InputPartition(running.portion(task)) for task in running.feed.plan(start, end)]
 
     @_plainly
     def commit(self, end: dict[str, Any]) -> None:
@@ -137,15 +185,14 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from nsq.spark.source.reading import read
 
-        assert isinstance(partition, ReadTask)
-        return read(partition.portion, self._columns)
+        return read(partition.value, self._columns)
 
 
 def limits(options: SourceOptions, asked_for: ReadLimit) -> Limits:
     """Spark knows one limit at a time; ours hold beside it, unless the trigger wants everything at once."""
     ours = Limits(options.max_messages_per_trigger, options.max_bytes_per_trigger)
     if isinstance(asked_for, ReadMaxRows):
-        return ours.tightened(rows=asked_for.max_rows)
+        return ours if asked_for.max_rows == sys.maxsize else ours.tightened(rows=asked_for.max_rows)
     if isinstance(asked_for, ReadMaxBytes):
         return ours.tightened(size=asked_for.max_bytes)
     return Limits()
@@ -155,15 +202,15 @@ class _Running:
     """What there is while a query runs: the feed with all that belongs to it."""
 
     def __init__(self, options: SourceOptions, backlog_every: float) -> None:
-        from nsq.spark.source.reading import published
+        from nsq.spark.source.reading import newest, published
         from nsq.spark.wal import Subject, open_wal
 
         _speak()
         self.options = options
         self._wal = open_wal(options.wal, fsync=options.fsync)
-        subject = Subject(options.topic, options.channel)
+        subject = Subject(options.subscription, options.channel)
         identity = self._wal.prepare(subject)
-        claim = self._wal.own(f"the query that reads {subject}", PATIENCE)
+        claim = self._wal.own(options.reader, f"the query that reads {subject}", PATIENCE)
 
         @functools.lru_cache(maxsize=64)
         def since_when(piece: Slice) -> float | None:
@@ -173,12 +220,13 @@ class _Running:
             since = since_when(piece)
             return None if since is None else max(0.0, time.time() - since)
 
-        receivers = _receivers(options, self._wal)
+        receivers = ReceiverPool(options, self._wal)
 
         def backlog() -> Backlog:
-            received = receivers.received()  # first: what comes meanwhile must not count twice
+            received = receivers.status().received  # first: what comes meanwhile must not count twice
             return dataclasses.replace(measure(options), received=received)
 
+        parent = os.getppid()
         try:
             self.feed = Feed(
                 options,
@@ -186,9 +234,11 @@ class _Running:
                 identity,
                 claim,
                 receivers,
-                BacklogGauge("backlog", backlog, backlog_every, time.monotonic),
+                Poller("backlog", backlog, backlog_every, time.monotonic),
                 age,
-                wanted=_same_parent(),
+                newest=functools.partial(newest, self._wal),
+                # Who waits for a long time would not notice otherwise that the JVM that asks is gone.
+                wanted=lambda: os.getppid() == parent,
             )
         except BaseException:
             claim.release()
@@ -209,20 +259,8 @@ class _Running:
             self._termination.end()
 
 
-def _receivers(options: SourceOptions, wal: Wal) -> OwnReceivers | NoReceivers:
-    if not options.receivers:
-        return NoReceivers()
-    return OwnReceivers(Crew(options, wal), options.receivers)
-
-
-def _same_parent() -> Callable[[], bool]:
-    """Whether the JVM that asks is still there: who waits for a long time would not notice otherwise."""
-    parent = os.getppid()
-    return lambda: os.getppid() == parent
-
-
 def _speak() -> None:
-    """What there is to tell goes to stderr, which Spark passes on, where nobody has said anything else."""
+    """Log to stderr, which Spark passes on, unless logging is set up already."""
     ours = logging.getLogger("nsq")
     if logging.getLogger().handlers or ours.handlers:
         return
@@ -230,3 +268,50 @@ def _speak() -> None:
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     ours.addHandler(handler)
     logging.getLogger("nsq.spark").setLevel(logging.INFO)
+
+
+# SIGTERM, by which Spark stops the process of a stream reader: without a handler it would end on the spot,
+# and what is in flight would come again
+
+
+#: What a shell reports for a process that SIGTERM has ended.
+_STATUS = 128 + signal.SIGTERM
+
+
+class Termination:
+    """From ``begin`` on, SIGTERM calls ``leave``, then the handler that was there before, and then exits as
+    ``sys.exit`` does, so that ``finally`` blocks run.
+
+    Only the main thread of a process may say what a signal does; elsewhere nothing happens.
+    """
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave = leave
+        self._owner = os.getpid()
+        self._leaving = False
+        self._begun = False
+        self._previous: Any = None
+
+    def begin(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self._previous = signal.signal(signal.SIGTERM, self._handle)
+            self._begun = True
+
+    def ignore(self) -> None:
+        """It is on its way out, and must not be cut short."""
+        self._leaving = True
+
+    def end(self) -> None:
+        if self._begun and signal.getsignal(signal.SIGTERM) == self._handle:
+            signal.signal(signal.SIGTERM, self._previous)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        ours = os.getpid() == self._owner  # and not a child that was forked from it
+        if ours and self._leaving:
+            return
+        self._leaving = True
+        if ours:
+            self._leave()
+        if callable(self._previous):
+            self._previous(number, frame)
+        sys.exit(_STATUS)

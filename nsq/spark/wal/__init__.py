@@ -1,13 +1,11 @@
-"""The write-ahead log between nsqd and Spark: ``open_wal("/data/wal")``, and what it can do is ``store.Wal``.
+"""The write-ahead log between nsqd and Spark: ``open_wal("/data/wal")``. See ``directory.py``.
 
 Importing this loads no pyarrow; opening a log does.
 """
 
 from __future__ import annotations
 
-from nsq.spark.wal.names import new_receiver
-from nsq.spark.wal.places import open_wal
-from nsq.spark.wal.store import Claim, Log, ReceiverFolder, Segment, Wal
-from nsq.spark.wal.subject import Subject
+from nsq.spark.wal.names import Subject, new_receiver
+from nsq.spark.wal.store import Claim, Log, ReceiverFolder, Segment, Wal, open_wal
 
 __all__ = ["Claim", "Log", "ReceiverFolder", "Segment", "Subject", "Wal", "new_receiver", "open_wal"]

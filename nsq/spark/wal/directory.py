@@ -2,19 +2,21 @@
 
     <wal>/identity.json
     <wal>/subject.json
-    <wal>/owner                                  locked by the owner
+    <wal>/readers/<name>.json                    how far a query has committed
+    <wal>/readers/<name>.lock                    locked by the query that reads under this name
     <wal>/<receiver>/lock                        locked by the receiver, all its life
     <wal>/<receiver>/000001-1250-250000.arrow    sealed
     <wal>/<receiver>/000002.open                 being written
 
 Bodies may be confidential: a directory made here is for its user alone. One that is there already is taken as
-permission: whoever may enter, read or write it, may do so with everything inside (less the umask). To share
+permission: users who may enter, read or write it may do so with everything inside (less the umask). To share
 a log with the users of a cluster, make its directory first, with the group and mode that are wanted.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import time
 import uuid
@@ -24,12 +26,11 @@ from pathlib import Path
 import pyarrow as pa
 
 from nsq.errors import SegmentLost, WalError, WalForeign
-from nsq.spark.wal import identity, locks, names, ownership, recovery, streams
-from nsq.spark.wal import subject as subjects
-from nsq.spark.wal.directory_log import DirectoryLog
-from nsq.spark.wal.disk import Disk
-from nsq.spark.wal.store import Claim, ReceiverFolder, Segment
-from nsq.spark.wal.subject import Subject
+from nsq.spark.wal import names, ownership, readers, records
+from nsq.spark.wal.directory_log import DirectoryLog, Disk
+from nsq.spark.wal.names import Subject
+from nsq.spark.wal.readers import ReaderState, check_reader
+from nsq.spark.wal.store import Claim, ReceiverFolder, Segment, SegmentFile
 
 _PRIVATE = 0o700
 _HIDDEN = "."
@@ -38,7 +39,9 @@ _ATTEMPTS = 5
 
 
 class DirectoryWal:
-    """``fsync=False`` leaves it to the operating system when bytes reach the disk."""
+    """Any number of processes may use one at a time; only one of them may read under one name.
+
+    ``fsync=False`` leaves it to the operating system when bytes reach the disk."""
 
     def __init__(
         self,
@@ -56,51 +59,124 @@ class DirectoryWal:
         self._nap = nap
 
     def prepare(self, subject: Subject | None = None) -> str:
+        """Make it where it is not there yet; its identity. Raises WalForeign when it is for another
+        ``subject``; a log that does not say is for this one from now on.
+        """
         with _named(self._root, "cannot be made a log"):
             self._root.parent.mkdir(parents=True, exist_ok=True)
             self._root.mkdir(mode=_PRIVATE, exist_ok=True)
-            found = self._identity()
+            found = self.identity()
             if found is None and any(not name.startswith(_HIDDEN) for name in os.listdir(self._root)):
-                found = self._identity()  # it may just have been prepared by another process
+                found = self.identity()  # it may just have been prepared by another process
                 if found is None:
                     raise WalForeign(f"{self._root} is no log, and not empty: give it a folder of its own")
-            made = found or self._make_identity()
+            if found is None:
+                text = names.encode_identity(names.new_identity(), time.time())
+                self._publish(self._root / names.IDENTITY, text, once=True)
             if subject is not None:
-                subject.check(self._subject() or self._dedicate(subject), self.location)
-            return made
+                text = names.encode_subject(subject)
+                if self.subject() is None:
+                    self._publish(self._root / names.SUBJECT, text, once=True)
+                there = self.subject()
+                subject.check(there, self.location)
+                if subject.extends(there):
+                    self._publish(self._root / names.SUBJECT, text)
+            return found or self.identity() or ""
 
-    def own(self, description: str, patience: float) -> Claim:
-        path = self._root / names.OWNER
+    def own(self, reader: str, description: str, patience: float) -> Claim:
+        """Become the one who reads under this name. Raises WalOwned, with the other's description, when that
+        one does not leave within ``patience`` seconds (half a minute when it has said that it is leaving).
+        Where one cannot tell at once whether the other is alive, with leases, it takes as long as that takes.
+        """
+        path = self._root / readers.lock_of(check_reader(reader))
         with _named(path, "cannot be locked"):
+            self._make_readers_folder()
             mode = self._mode() & 0o666
             return ownership.claim(path, description, patience, mode, self._clock, self._nap)
 
+    def owner(self, reader: str) -> ownership.Owner | None:
+        """Who reads under this name now."""
+        with _named(self._root, "cannot be read"):
+            return ownership.holder(self._root / readers.lock_of(reader))
+
+    def readers(self) -> dict[str, ReaderState]:
+        """All that have ever read, and were not removed."""
+        found = {}
+        folder = self._root / readers.FOLDER
+        with _named(folder, "cannot be read"), contextlib.suppress(FileNotFoundError):
+            for file in sorted(os.listdir(folder)):
+                name = readers.name_of(file)
+                if name is not None:
+                    with contextlib.suppress(FileNotFoundError):
+                        found[name] = readers.decode((folder / file).read_bytes(), str(folder / file))
+        return found
+
+    def save_reader(self, reader: str, state: ReaderState) -> None:
+        """Durable on return, in one step where the place allows it."""
+        path = self._root / readers.file_of(reader)
+        with _named(path, "cannot be written"):
+            self._make_readers_folder()
+            self._publish(path, readers.encode(state))
+
+    def remove_reader(self, reader: str) -> None:
+        """Forget how far it has read: it holds up no deletion any more."""
+        for path in (self._root / readers.file_of(reader), self._root / readers.lock_of(reader)):
+            with _named(path, "cannot be removed"):
+                self._disk.remove(path)
+
+    def _publish(self, path: Path, text: bytes, *, once: bool = False) -> None:
+        """In one step, and durable on return. ``once``: of several processes one makes it, and all of them
+        can read which.
+        """
+        draft = path.with_name(f"{_HIDDEN}{path.name}-{uuid.uuid4().hex}")
+        descriptor = self._disk.create(draft, self._mode() & 0o666)
+        try:
+            self._disk.write(descriptor, memoryview(text), 0)
+            self._disk.sync(descriptor)
+            if once:
+                with contextlib.suppress(FileExistsError):
+                    os.link(draft, path)
+            else:
+                self._disk.rename(draft, path)
+        finally:
+            self._disk.close(descriptor)
+            self._disk.remove(draft)
+        self._disk.sync_folder(path.parent)
+
+    def _make_readers_folder(self) -> None:
+        folder = self._root / readers.FOLDER
+        if not folder.is_dir():
+            folder.mkdir(mode=self._mode(), exist_ok=True)
+            self._disk.sync_folder(self._root)
+
     def identity(self) -> str | None:
         """None when it has not been prepared."""
-        with _named(self._root, "cannot be read"):
-            return self._identity()
+        text = self._read(names.IDENTITY)
+        return None if text is None else names.decode_identity(text, str(self._root / names.IDENTITY))
 
     def subject(self) -> Subject | None:
-        """None when nobody has said yet."""
-        with _named(self._root, "cannot be read"):
-            return self._subject()
+        """None in a log that no query or receiver has used yet."""
+        text = self._read(names.SUBJECT)
+        return None if text is None else names.decode_subject(text, str(self._root / names.SUBJECT))
 
-    def owner(self) -> ownership.Owner | None:
-        """Who owns it now."""
-        with _named(self._root, "cannot be read"):
-            return ownership.holder(self._root / names.OWNER)
+    def _read(self, name: str) -> bytes | None:
+        with _named(self._root, "cannot be read"), contextlib.suppress(FileNotFoundError):
+            return (self._root / name).read_bytes()
+        return None
 
     def log(self, receiver: str) -> DirectoryLog:
+        """Begin a receiver's log; its name must be new: ``names.new_receiver``."""
         if not names.is_receiver(receiver):
             raise WalError(f"{receiver!r} is no name for a receiver: take one from names.new_receiver()")
         folder = self._root / receiver
         with _named(folder, "cannot be made"):
-            if self._identity() is None:
+            if self.identity() is None:
                 raise WalError(f"{self._root} is no log: it has to be prepared first")
             lock = self._enter(folder)
             return DirectoryLog(folder, lock, self._disk, self._mode() & 0o666)
 
     def segments(self) -> list[Segment]:
+        """All that are sealed, in order."""
         found = []
         for receiver in self._receivers():
             for name in self._names(receiver):
@@ -109,20 +185,33 @@ class DirectoryWal:
                     found.append(segment)
         return sorted(found)
 
+    def files(self) -> list[SegmentFile]:
+        """The same with the sizes and times of their files."""
+        found = []
+        for segment in self.segments():
+            with contextlib.suppress(FileNotFoundError):  # another reader has deleted it
+                there = self.path(segment).stat()
+                found.append(SegmentFile(segment, there.st_size, there.st_mtime))
+        return found
+
     def receivers(self) -> list[ReceiverFolder]:
         return [self._look(receiver) for receiver in self._receivers()]
 
     def recover(self) -> list[Segment]:
+        """Seal whatever complete batches dead receivers left unsealed; what was sealed by this call."""
         sealed: list[Segment] = []
         for receiver in self._receivers():
             with self._if_dead(receiver) as dead:
                 if dead:
                     with contextlib.suppress(FileNotFoundError):
-                        sealed += recovery.seal_leftovers(self._root / receiver, self._disk)
+                        sealed += seal_leftovers(self._root / receiver, self._disk)
         return sorted(sealed)
 
     def read(self, segment: Segment) -> Iterator[pa.RecordBatch]:
-        """They lie in mapped memory, which stays valid when the file is deleted."""
+        """Its batches, as they were appended. Raises SegmentLost, naming the file.
+
+        They lie in mapped memory, which stays valid when the file is deleted.
+        """
         path = str(self.path(segment))
         try:
             source = pa.memory_map(path)
@@ -130,15 +219,17 @@ class DirectoryWal:
             raise SegmentLost(f"{path} is not there") from None
         except (OSError, pa.ArrowException) as error:
             raise SegmentLost(f"{path} cannot be read: {error}") from error
-        return streams.decode(source, segment.rows, path)
+        return records.decode(source, segment.rows, path)
 
     def delete(self, segments: Iterable[Segment]) -> None:
+        """Those that are gone already are left out."""
         for segment in segments:
             path = self.path(segment)
             with _named(path, "cannot be deleted"):
                 self._disk.remove(path)
 
     def discard_empty(self) -> None:
+        """Remove the folders of dead receivers that hold nothing any more."""
         for name in self._listing():
             if name.startswith(_BORN):
                 self._discard(name)
@@ -152,58 +243,23 @@ class DirectoryWal:
     def _mode(self) -> int:
         return self._root.stat().st_mode & 0o777
 
-    def _identity(self) -> str | None:
-        path = self._root / names.IDENTITY
-        try:
-            return identity.decode(path.read_bytes(), str(path))
-        except FileNotFoundError:
-            return None
-
-    def _subject(self) -> Subject | None:
-        path = self._root / names.SUBJECT
-        try:
-            return subjects.decode(path.read_bytes(), str(path))
-        except FileNotFoundError:
-            return None
-
-    def _make_identity(self) -> str:
-        made = identity.new_identity()
-        self._make_once(names.IDENTITY, identity.encode(made, time.time()))
-        return self._identity() or made
-
-    def _dedicate(self, subject: Subject) -> Subject | None:
-        self._make_once(names.SUBJECT, subjects.encode(subject))
-        return self._subject()
-
-    def _make_once(self, name: str, text: bytes) -> None:
-        """Complete or not at all; of several processes one makes it, and all of them can read which."""
-        draft = self._root / f"{_HIDDEN}{name}-{uuid.uuid4().hex}"
-        descriptor = self._disk.create(draft, self._mode() & 0o666)
-        try:
-            self._disk.write(descriptor, memoryview(text), 0)
-            self._disk.sync(descriptor)
-            with contextlib.suppress(FileExistsError):
-                os.link(draft, self._root / name)
-        finally:
-            self._disk.close(descriptor)
-            self._disk.remove(draft)
-        self._disk.sync_folder(self._root)
-
-    def _enter(self, folder: Path) -> locks.FileLock:
+    def _enter(self, folder: Path) -> ownership.FileLock:
         """A new folder that is locked before anybody can see it under its name."""
         for _ in range(_ATTEMPTS):
             born = folder.with_name(f"{_BORN}{uuid.uuid4().hex}")
             born.mkdir(mode=self._mode())
             lock = None
             try:
-                lock = locks.acquire(born / names.LOCK, self._mode() & 0o666)
+                lock = ownership.acquire(born / names.LOCK, self._mode() & 0o666)
                 if lock is not None:
                     self._name(born, folder)
                     return lock
             except FileNotFoundError:  # discard_empty of another process took it for a dead one's
-                self._give_up(lock)
+                if lock is not None:
+                    lock.release()
             except BaseException:
-                self._give_up(lock)
+                if lock is not None:
+                    lock.release()
                 self._discard(born.name)
                 raise
         raise WalError(f"{folder} cannot be made: its folder was removed {_ATTEMPTS} times while it was made")
@@ -214,10 +270,6 @@ class DirectoryWal:
             raise WalError(f"{folder} is there already: every life of a receiver has a name of its own")
         self._disk.rename(born, folder)
         self._disk.sync_folder(self._root)
-
-    def _give_up(self, lock: locks.FileLock | None) -> None:
-        if lock is not None:
-            lock.release()
 
     def _listing(self) -> list[str]:
         with _named(self._root, "cannot be listed"):
@@ -246,7 +298,7 @@ class DirectoryWal:
     def _if_dead(self, receiver: str) -> Iterator[bool]:
         with (
             _named(self._root / receiver, "cannot be examined"),
-            locks.looked_at(self._root / receiver / names.LOCK) as free,
+            ownership.looked_at(self._root / receiver / names.LOCK) as free,
         ):
             yield free
 
@@ -266,3 +318,52 @@ def _named(path: Path, what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise WalError(f"{path} {what}: {error.strerror or error}") from error
+
+
+# What a dead receiver left unsealed becomes a segment. Any number of processes may do this at once: all of
+# them find the same valid beginning of the file and give it the same name, and one of them renames it. The
+# torn tail stays in the file: its name says how far it is valid
+
+
+_logger = logging.getLogger("nsq.spark.wal")
+
+
+def seal_leftovers(folder: Path, disk: Disk) -> list[Segment]:
+    """Of a receiver that is known to be dead; what this call has sealed."""
+    sealed = []
+    for name in sorted(os.listdir(folder)):
+        number = names.read_open(name)
+        if number is None:
+            continue
+        path = folder / name
+        try:
+            segment = _seal(path, number, disk)
+        except FileNotFoundError:  # another process was faster
+            continue
+        except OSError as error:
+            raise WalError(f"{path} cannot be recovered: {error.strerror or error}") from error
+        if segment is not None:
+            sealed.append(segment)
+    return sealed
+
+
+def _seal(path: Path, number: int, disk: Disk) -> Segment | None:
+    with pa.OSFile(str(path), "rb") as source:
+        size = source.size()
+        found = records.complete(source)
+    if not found.rows:
+        disk.remove(path)
+        _logger.info("%s held no complete batch (%d bytes), and is removed", path, size)
+        return None
+    segment = Segment(path.parent.name, number, found.rows, found.bytes)
+    # The last batch may have been written without an fsync; a segment must not change its mind.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+    disk.rename(path, path.parent / names.sealed_file(segment))
+    disk.sync_folder(path.parent)
+    torn = max(0, size - found.end - len(records.END))
+    _logger.info("%s: %d rows recovered, %d torn bytes behind them", path, found.rows, torn)
+    return segment

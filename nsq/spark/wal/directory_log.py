@@ -9,19 +9,76 @@ says how far. As long as not even that succeeds, nothing is appended.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
 
 from nsq.errors import WalError
-from nsq.spark.wal import names, records, streams
-from nsq.spark.wal.disk import Disk
-from nsq.spark.wal.locks import FileLock
+from nsq.spark.wal import names, records
+from nsq.spark.wal.ownership import FileLock
 from nsq.spark.wal.store import Segment
+
+# The system calls that can fail, one method each; tests put a failing disk in its place
+
+
+class Disk:
+    """``fsync=False`` leaves it to the operating system when bytes reach the disk."""
+
+    def __init__(self, fsync: bool = True) -> None:
+        self._fsync = fsync
+
+    def create(self, path: Path, mode: int) -> int:
+        """A descriptor to write to; the file must not be there. Programs this one starts do not get it."""
+        return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
+
+    def write(self, descriptor: int, data: memoryview, position: int) -> int:
+        """All of it, at that position; where it ends."""
+        rest = data.cast("B")
+        while rest:
+            written = os.pwrite(descriptor, rest, position)
+            if not written:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            rest, position = rest[written:], position + written
+        return position
+
+    def sync(self, descriptor: int) -> None:
+        if self._fsync:
+            os.fsync(descriptor)
+
+    def truncate(self, descriptor: int, size: int) -> None:
+        os.ftruncate(descriptor, size)
+
+    def close(self, descriptor: int) -> None:
+        """What it reports is late news about bytes that ``sync`` has answered for."""
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.rename(old, new)
+
+    def remove(self, path: Path) -> None:
+        """One that is gone already is fine."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+    def sync_folder(self, path: Path) -> None:
+        """Makes creations and renames in it last."""
+        if not self._fsync:
+            return
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+# The log
+
 
 _logger = logging.getLogger("nsq.spark.wal")
 
@@ -33,7 +90,6 @@ class _Open:
     descriptor: int
     path: Path
     number: int
-    schema: pa.Schema
     end: int = 0
     rows: int = 0
     bytes: int = 0
@@ -51,12 +107,14 @@ class DirectoryLog:
         self._mode = mode
         self._open: _Open | None = None
         self._next = 1
+        self._written = 0  # bytes of the files that are sealed
         self._unsynced = False  # a seal is in the folder, but the folder perhaps not on the disk
         self._sealed: Segment | None = None  # by the last roll or by a failure since; no roll has returned it
         self._closed = False
 
     @property
     def open_rows(self) -> int:
+        """Rows that are durable, but in no segment yet."""
         return self._open.rows if self._open else 0
 
     @property
@@ -64,14 +122,21 @@ class DirectoryLog:
         """Of bodies."""
         return self._open.bytes if self._open else 0
 
+    @property
+    def written(self) -> int:
+        """Bytes of all files that this log has written so far, sealed or not."""
+        return self._written + (self._open.end if self._open else 0)
+
     def append(self, batch: pa.RecordBatch) -> None:
-        self._refuse_foreign(batch)
+        """Durable on return. Raises WalError, and then holds what it held before."""
+        if self._closed:
+            raise WalError(f"{self._folder}: this log has been closed")
         if batch.num_rows == 0:
             return
-        data = streams.encode(batch)
+        data = records.encode(batch)
         self._settle()
-        current = self._open or self._begin(batch.schema)
-        start = streams.begin(batch.schema) if current.end == 0 else b""
+        current = self._open or self._begin()
+        start = records.begin(batch.schema) if current.end == 0 else b""
         try:
             middle = self._disk.write(current.descriptor, memoryview(start), current.end)
             end = self._disk.write(current.descriptor, memoryview(data), middle)
@@ -91,6 +156,7 @@ class DirectoryLog:
         current.bytes += records.body_bytes(batch)
 
     def roll(self) -> Segment | None:
+        """Seal what was appended since the last time; None when that is nothing."""
         self._settle()
         if self._open is not None:
             if self._open.rows:
@@ -100,7 +166,7 @@ class DirectoryLog:
         return sealed
 
     def close(self) -> Segment | None:
-        """Gives up the lock even if the roll fails: what is durable is then sealed by ``recover``."""
+        """Roll, and give up the lock even if that fails: what is durable is then sealed by ``recover``."""
         if self._closed:
             return None
         self._closed = True
@@ -115,27 +181,16 @@ class DirectoryLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _refuse_foreign(self, batch: pa.RecordBatch) -> None:
-        if self._closed:
-            raise WalError(f"{self._folder}: this log has been closed")
-        if not batch.schema.equals(records.STORED):
-            raise WalError(f"{self._folder}: not a batch of records.stored(): {batch.schema.names}")
-        if self._open is not None and not batch.schema.equals(self._open.schema, check_metadata=True):
-            here, there = records.topic_of(self._open.schema), records.topic_of(batch.schema)
-            raise WalError(f"{self._open.path} holds topic {here!r}, and cannot take {there!r} too")
-
-    def _begin(self, schema: pa.Schema) -> _Open:
+    def _begin(self) -> _Open:
         path = self._folder / names.open_file(self._next)
         try:
             descriptor = self._disk.create(path, self._mode)
         except OSError as error:
             raise self._failed(path, "cannot be created", error) from error
-        self._open = _Open(descriptor, path, self._next, schema)
+        self._open = _Open(descriptor, path, self._next)
         return self._open
 
     def _cut(self, current: _Open) -> None:
@@ -149,7 +204,7 @@ class DirectoryLog:
     def _close_stream(self, current: _Open) -> None:
         """The mark is for other readers of such streams; ours know from the name where it ends."""
         try:
-            self._disk.write(current.descriptor, memoryview(streams.END), current.end)
+            self._disk.write(current.descriptor, memoryview(records.END), current.end)
             self._disk.sync(current.descriptor)
         except OSError as error:
             _logger.warning("%s is sealed without an end mark: %s", current.path, error)
@@ -183,6 +238,7 @@ class DirectoryLog:
             current.tainted = True  # it may end with the mark already
             raise self._failed(current.path, "cannot be sealed", error) from error
         self._disk.close(current.descriptor)
+        self._written += current.end
         self._open, self._sealed = None, segment
         self._next += 1
         self._unsynced = True

@@ -8,18 +8,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pyarrow.compute as pc
 
-from nsq.errors import SegmentLost, WalError
+from nsq.errors import SegmentLost, UsageError, WalError
 from nsq.spark.wal import records
-from nsq.spark.wal.places import open_wal, shown
-from nsq.spark.wal.store import Segment, Wal
-
-if TYPE_CHECKING:
-    from nsq.spark.wal.directory import DirectoryWal
-    from nsq.spark.wal.objects import ObjectWal
+from nsq.spark.wal.readers import DEFAULT
+from nsq.spark.wal.store import Segment, Wal, open_wal, shown
 
 
 class ReceiverLine(NamedTuple):
@@ -34,11 +30,20 @@ class ReceiverLine(NamedTuple):
     oldest_seconds: float | None  # since nsqd got the oldest message of its first segment; None without one
 
 
+class ReaderLine(NamedTuple):
+    """A line of ``readers``. ``rows`` wait for it; nothing is deleted before it has committed them."""
+
+    reader: str
+    owner: str | None
+    rows: int
+    idle_seconds: float  # since it has committed
+
+
 class Overview(NamedTuple):
     location: str
     identity: str
-    subject: str | None  # topic/channel; None when nobody has said yet
-    owner: str | None
+    subject: str | None  # topic/channel; None when no query or receiver has said yet
+    readers: list[ReaderLine]
     receivers: list[ReceiverLine]
 
 
@@ -60,7 +65,6 @@ def ls(location: str, now: float | None = None) -> Overview:
     """Reads the first segment of each receiver, for the age."""
     wal, identity = _existing(location)
     segments = wal.segments()
-    owner, subject = wal.owner(), wal.subject()
     moment = time.time() if now is None else now
     lines = []
     for folder in wal.receivers():
@@ -76,7 +80,35 @@ def ls(location: str, now: float | None = None) -> Overview:
                 _age(wal, own[0], moment) if own else None,
             )
         )
-    return Overview(shown(location), identity, _told(subject), _told(owner), lines)
+    return Overview(shown(location), identity, _told(wal.subject()), readers(location, moment), lines)
+
+
+def readers(location: str, now: float | None = None) -> list[ReaderLine]:
+    """All readers of a log, by name."""
+    wal, _ = _existing(location)
+    moment, segments = time.time() if now is None else now, wal.segments()
+    return [
+        ReaderLine(
+            name,
+            _told(wal.owner(name)),
+            sum(segment.rows for segment in segments if not state.has_committed(segment)),
+            max(0.0, moment - state.updated),
+        )
+        for name, state in sorted(wal.readers().items())
+    ]
+
+
+def remove_reader(location: str, reader: str) -> None:
+    """Forget a reader that does not come back, so that it holds up no deletion. WalOwned while it reads."""
+    wal, _ = _existing(location)
+    if reader not in wal.readers():
+        there = ", ".join(sorted(wal.readers())) or "none"
+        raise UsageError(f"the log {shown(location)} has no reader {reader!r}; there are: {there}")
+    claim = wal.own(reader, "nsq-spark readers --remove", 0.0)
+    try:
+        wal.remove_reader(reader)
+    finally:
+        claim.release()
 
 
 def verify(location: str) -> Verified:
@@ -111,20 +143,23 @@ def gc(location: str, force: bool = False) -> Tidied:
     recovered = wal.recover()
     deleted: list[Segment] = []
     if force:
-        claim = wal.own("nsq-spark wal gc", 0.0)
+        claims = []
         try:
+            for name in wal.readers() or (DEFAULT,):
+                claims += [wal.own(name, "nsq-spark wal gc", 0.0)]
             dead = {folder.receiver for folder in wal.receivers() if not folder.alive}
             deleted = [segment for segment in wal.segments() if segment.receiver in dead]
             wal.delete(deleted)
         finally:
-            claim.release()
+            for claim in claims:
+                claim.release()
     before = {folder.receiver for folder in wal.receivers()}
     wal.discard_empty()
     return Tidied(recovered, deleted, sorted(before - {folder.receiver for folder in wal.receivers()}))
 
 
-def _existing(location: str) -> tuple[DirectoryWal | ObjectWal, str]:
-    """A look must not make a log where there is none."""
+def _existing(location: str) -> tuple[Wal, str]:
+    """Open a log without making one."""
     wal = open_wal(location)
     identity = wal.identity()
     if identity is None:

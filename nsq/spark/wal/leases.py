@@ -1,9 +1,10 @@
 """Who is alive, where there are no locks: an object that its holder writes again every ten seconds.
 
-Nobody is told that a lease has ended; it is over when it is gone, or half a minute old. Ages compare the
-holder's clock with the reader's, so clocks may differ by fifteen seconds; and whoever wants to own waits at
-most until it has itself seen a lease unchanged for half a minute. Until then the holder may be dead, as it is
-when a query starts again after a crash: only a holder that shows a sign of life is a reason to give up.
+No message tells that a lease has ended; it is over when it is gone, or half a minute old. Ages compare the
+holder's clock with the reader's, so clocks may differ by fifteen seconds; and a process that wants a lease
+waits at most until it has itself seen a lease unchanged for half a minute. Until then the holder may be
+dead, as it is when a query starts again after a crash: only a sign of life of the holder is a reason
+to give up.
 
 pyarrow cannot put an object on condition that it is not there. So two who want the same lease in the same
 second can both write it, and each believes it was free. Both then wait, and read it again: the last who wrote
@@ -20,12 +21,14 @@ import math
 import threading
 import uuid
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nsq.errors import WalError, WalOwned
 from nsq.spark.wal import ownership
-from nsq.spark.wal.bucket import Bucket
 from nsq.spark.wal.ownership import LEAVING_PATIENCE, Owner
+
+if TYPE_CHECKING:
+    from nsq.spark.wal.objects import Bucket
 
 REFRESH = 10.0
 LIFETIME = 30.0
@@ -62,13 +65,13 @@ def encode(lease: Lease) -> bytes:
 
 
 def decode(text: bytes) -> Lease:
-    """What cannot be read is perhaps just being written: it is somebody's, and has no age."""
+    """A lease that cannot be read may be half written: it has a holder, and no age."""
     try:
         found = json.loads(text)
         owner = ownership.decode(json.dumps(found["owner"]).encode())
         return Lease(str(found["token"]), int(found["beat"]), float(found["refreshed"]), owner)
     except (ValueError, KeyError, TypeError):
-        return Lease("", 0, math.inf, ownership.NOBODY_KNOWN)
+        return Lease("", 0, math.inf, ownership.UNKNOWN_OWNER)
 
 
 def read(bucket: Bucket, name: str) -> Lease | None:
@@ -85,7 +88,7 @@ class HeldLease:
         self._name = name
         self._lease = lease
         self._now = now
-        self._guard = threading.RLock()  # of _lease; a signal's handler may want it from whoever has it
+        self._guard = threading.RLock()  # of _lease; reentrant, for a signal's handler
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"nsq-wal-lease-{name}", daemon=True)
         self._thread.start()
@@ -101,7 +104,7 @@ class HeldLease:
             self.refresh()  # this process may just have woken up, before the thread that refreshes
         if self.lost:
             raise WalOwned(
-                f"{self._bucket.path('')} has been taken by somebody else, who had heard nothing of this "
+                f"{self._bucket.path('')} has been taken by another process, which had heard nothing of this "
                 f"process ({self._lease.owner}) for {LIFETIME:g} s: only one may go on"
             )
 
@@ -118,11 +121,11 @@ class HeldLease:
             _logger.warning("%s; it ends by itself in %d seconds", error, LIFETIME + SKEW)
 
     def refresh(self) -> None:
-        """Say again that we are here, unless somebody else has taken it."""
+        """Write the lease again, unless another process has taken it."""
         try:
             if not self._is_ours():
                 self.lost = True
-                _logger.error("%s has been taken by somebody else", self._bucket.path(self._name))
+                _logger.error("%s has been taken by another process", self._bucket.path(self._name))
                 return
             with self._guard:
                 self._lease = lease = self._lease._replace(beat=self._lease.beat + 1, refreshed=self._now())
@@ -143,7 +146,7 @@ class HeldLease:
 
 
 def hold(bucket: Bucket, name: str, description: str, timing: Timing) -> HeldLease:
-    """One that nobody else can want: a receiver's."""
+    """A lease that no other process wants: a receiver's."""
     lease = _new(description, timing)
     bucket.rewrite(name, encode(lease))
     return HeldLease(bucket, name, lease, timing.now)
@@ -156,7 +159,11 @@ def contend(bucket: Bucket, name: str, description: str, patience: float, timing
     started = timing.clock()
     seen, since = read(bucket, name), started
     alive = not patience
-    _announce(bucket, seen, timing)
+    if seen is not None and seen.live(timing.now()):  # it may take half a minute
+        _logger.warning(
+            "%s is owned by %s; if that is dead, this begins when nothing was heard of it for %d s",
+            *(bucket.path(""), seen.owner, LIFETIME),
+        )
     while True:
         now = timing.clock()
         if seen is None or not seen.live(timing.now()) or now - since >= LIFETIME:
@@ -167,22 +174,14 @@ def contend(bucket: Bucket, name: str, description: str, patience: float, timing
             if found is not None and found.token == lease.token:
                 return HeldLease(bucket, name, lease, timing.now)
         elif alive and now - started >= (max(patience, LEAVING_PATIENCE) if seen.owner.leaving else patience):
-            raise WalOwned(f"{bucket.path('')} is owned by {seen.owner}; waited {now - started:.1f} s for it")
+            reader = name.rpartition("/")[2].partition(".lock")[0]
+            raise WalOwned(ownership.told(reader, bucket.path(""), seen.owner, now - started))
         else:
             timing.nap(_NAP)
         latest = read(bucket, name)
         alive = not patience or latest != seen
         if latest != seen:
             seen, since = latest, timing.clock()
-
-
-def _announce(bucket: Bucket, found: Lease | None, timing: Timing) -> None:
-    """Waiting for a holder may take a while, and whoever looks on should know what for."""
-    if found is not None and found.live(timing.now()):
-        _logger.warning(
-            "%s is owned by %s; if that is dead, this begins when nothing was heard of it for %d s",
-            *(bucket.path(""), found.owner, LIFETIME),
-        )
 
 
 def _new(description: str, timing: Timing) -> Lease:

@@ -1,19 +1,27 @@
-"""How things are called inside a write-ahead log. Text only: no I/O, no pyarrow.
+"""How things are called inside a write-ahead log, and the two files that say which log it is and what for.
+Text only: no I/O, no pyarrow.
 
     000007.open                  being written: segment 7 of its receiver
     000007-1250-250000.arrow     sealed: 1250 rows, 250000 bytes of bodies
+    identity.json                {"format": 1, "identity": "5f0c…", "created": "2025-01-31T12:00:00Z"}
+    subject.json                 {"format": 1, "topic": "orders", "channel": "spark"}
 
-A listing alone says how much there is to read. Names that begin with a dot are not finished yet, and nobody's
-business but their maker's.
+A listing alone says how much there is to read. Names that begin with a dot are not finished yet, and only
+their maker's business. A log that is older than ``subject.json`` gets one from its first user.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
 import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
+from nsq.errors import WalForeign
 from nsq.spark.wal.store import Segment
 
 IDENTITY = "identity.json"
@@ -24,7 +32,7 @@ LOCK = "lock"
 _RECEIVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _SEALED = re.compile(r"([0-9]{6,12})-([0-9]{1,12})-([0-9]{1,15})\.arrow")
 _OPEN = re.compile(r"([0-9]{6,12})\.open")
-_RESERVED = {IDENTITY, SUBJECT, OWNER, f"{OWNER}.json"}
+_RESERVED = {IDENTITY, SUBJECT, OWNER, f"{OWNER}.json", "readers"}
 
 
 def new_receiver(
@@ -54,7 +62,7 @@ def sealed_file(segment: Segment) -> str:
 
 
 def sealed_pattern(number: int) -> str:
-    """Of a file that is not there any more, so that nobody knows what it held."""
+    """For a file that is gone, so that its rows and bytes are not known."""
     return f"{number:06d}-*.arrow"
 
 
@@ -68,3 +76,87 @@ def read_sealed(receiver: str, name: str) -> Segment | None:
     """The segment that a file is; None for any other name."""
     found = _SEALED.fullmatch(name)
     return Segment(receiver, int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+# What the files of a log say: JSON with the number of its format
+
+
+FORMAT = 1
+T = TypeVar("T")
+
+
+def encode(told: Mapping[str, object]) -> bytes:
+    return json.dumps({"format": FORMAT, **told}).encode() + b"\n"
+
+
+def decode(text: bytes, path: str, what: str, read: Callable[[dict[str, Any]], T]) -> T:
+    """What a file says, as ``read`` takes it; raises WalForeign for what this version cannot read."""
+    try:
+        found = json.loads(text)
+        version = found["format"]
+        if not isinstance(version, int):
+            raise TypeError
+        if version <= FORMAT:
+            return read(found)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise WalForeign(f"{path} {what}: {text[:60]!r}") from None
+    raise WalForeign(
+        f"{path} has format {version}, this version of nsq reads {FORMAT}: read it with a newer one"
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise TypeError
+    return value
+
+
+def new_identity() -> str:
+    return uuid.uuid4().hex
+
+
+def encode_identity(identity: str, now: float) -> bytes:
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
+    return encode({"identity": identity, "created": created})
+
+
+def decode_identity(text: bytes, path: str) -> str:
+    return decode(text, path, "is not the identity of a log", lambda found: _text(found["identity"]))
+
+
+# What a log is for: topics, read through one channel
+
+
+class Subject(NamedTuple):
+    """``topic`` is one, or several separated by commas, or ``~`` and a pattern."""
+
+    topic: str
+    channel: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.channel}"
+
+    def extends(self, found: Subject | None) -> bool:
+        """Whether this has topics in addition to those of ``found``."""
+        if found is None or found.channel != self.channel:
+            return False
+        return set(found.topic.split(",")) < set(self.topic.split(","))
+
+    def check(self, found: Subject | None, location: str) -> None:
+        """Raises WalForeign when the log at ``location`` is for something else than this."""
+        if found is not None and found != self and not self.extends(found):
+            raise WalForeign(
+                f"{location} is the log of {found}, and this is to read {self}: every topic and channel "
+                "needs a log of its own, so give option wal another place"
+            )
+
+
+def encode_subject(subject: Subject) -> bytes:
+    return encode(subject._asdict())
+
+
+def decode_subject(text: bytes, path: str) -> Subject:
+    def read(found: dict[str, Any]) -> Subject:
+        return Subject(_text(found["topic"]), _text(found["channel"]))
+
+    return decode(text, path, "does not say what a log is for", read)

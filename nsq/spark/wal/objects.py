@@ -2,7 +2,8 @@
 
     <wal>/identity.json
     <wal>/subject.json
-    <wal>/owner.json                             the owner's lease
+    <wal>/readers/<name>.json                    how far a query has committed
+    <wal>/readers/<name>.lock                    the lease of the query that reads under this name
     <wal>/<receiver>/lease.json                  the receiver's
     <wal>/<receiver>/000001-1250-250000.arrow    a segment
 
@@ -19,23 +20,140 @@ is lost, and a number is not used for two of them unless the store finishes a pu
 
 from __future__ import annotations
 
+import contextlib
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import pyarrow as pa
 from pyarrow import fs
 
 from nsq.errors import ConfigError, SegmentLost, WalError, WalForeign
-from nsq.spark.wal import identity, leases, names, ownership, records, streams
-from nsq.spark.wal import subject as subjects
-from nsq.spark.wal.bucket import Bucket
+from nsq.spark.wal import leases, names, ownership, readers, records
 from nsq.spark.wal.leases import HeldLease, Lease, Timing
-from nsq.spark.wal.store import Claim, ReceiverFolder, Segment
-from nsq.spark.wal.subject import Subject
+from nsq.spark.wal.names import Subject
+from nsq.spark.wal.readers import ReaderState, check_reader
+from nsq.spark.wal.store import Claim, ReceiverFolder, Segment, SegmentFile
 
-_OWNER = f"{names.OWNER}.json"
+# Whole objects put, got, listed and deleted below one root. Errors name the path but never the URI, for that
+# may hold credentials. A segment must appear whole or not at all: object stores promise that; elsewhere
+# (HDFS, a local directory) it is written under a hidden name and moved
+
+
+_APPEAR_WHOLE = {"s3", "gcs", "abfs"}
+_HIDDEN = "."
+
+
+class Found(NamedTuple):
+    """What a listing says of an object."""
+
+    path: str  # below the root
+    size: int
+    modified: float = 0.0  # in seconds since 1970
+
+
+class Bucket:
+    """Paths are relative to ``root``. Any number of threads may use it."""
+
+    def __init__(self, filesystem: fs.FileSystem, root: str) -> None:
+        self._files = filesystem
+        self._root = root.rstrip("/")
+        self._appear_whole = _kind(filesystem) in _APPEAR_WHOLE
+
+    def path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def make_folder(self, name: str) -> None:
+        with _named(self.path(name), "cannot be made"):
+            self._files.create_dir(self.path(name), recursive=True)
+
+    def put(self, name: str, data: bytes | pa.Buffer) -> None:
+        """When this raises, it may be there all the same."""
+        folder, _, last = name.rpartition("/")
+        draft = name if self._appear_whole else f"{folder}/{_HIDDEN}{last}-{uuid.uuid4().hex[:8]}".lstrip("/")
+        with _named(self.path(name), "cannot be written"):
+            with self._files.open_output_stream(self.path(draft)) as out:
+                out.write(data)
+            if draft != name:
+                self._files.move(self.path(draft), self.path(name))
+
+    def rewrite(self, name: str, data: bytes) -> None:
+        """A small object that may be there already; on what is no object store it is short for an instant."""
+        path = self.path(name)
+        with _named(path, "cannot be written"), self._files.open_output_stream(path) as out:
+            out.write(data)
+
+    def get(self, name: str) -> pa.Buffer | None:
+        """None when it is not there."""
+        with _named(self.path(name), "cannot be read"):
+            try:
+                with self._files.open_input_file(self.path(name)) as source:
+                    return source.read_buffer(source.size())
+            except FileNotFoundError:
+                return None
+
+    def size(self, name: str) -> int | None:
+        with _named(self.path(name), "cannot be looked at"):
+            found = self._files.get_file_info(self.path(name))
+        return int(found.size) if found.type == fs.FileType.File else None
+
+    def delete(self, name: str) -> None:
+        """One that is gone already is fine."""
+        with _named(self.path(name), "cannot be deleted"), contextlib.suppress(FileNotFoundError):
+            self._files.delete_file(self.path(name))
+
+    def delete_folder(self, name: str) -> None:
+        """With everything in it."""
+        with _named(self.path(name), "cannot be deleted"), contextlib.suppress(FileNotFoundError):
+            self._files.delete_dir(self.path(name))
+
+    def names(self) -> list[str]:
+        """What lies directly below the root, folders too, but not what is hidden."""
+        return sorted(found.path for found in self._list(recursive=False))
+
+    def folders(self) -> list[str]:
+        """Those directly below the root, as far as the store knows folders that hold nothing."""
+        return sorted(found.path for found in self._list(recursive=False) if found.size < 0)
+
+    def everything(self) -> list[Found]:
+        """All objects: one request, or one per thousand."""
+        return [found for found in self._list(recursive=True) if found.size >= 0]
+
+    def _list(self, recursive: bool) -> list[Found]:
+        """Not what is hidden. A folder has the size -1."""
+        selector = fs.FileSelector(self._root, allow_not_found=True, recursive=recursive)
+        with _named(self._root, "cannot be listed"):
+            infos = self._files.get_file_info(selector)
+        return [
+            Found(
+                info.path[len(self._root) :].lstrip("/"),
+                int(info.size) if info.is_file else -1,
+                (info.mtime_ns or 0) / 1e9,
+            )
+            for info in infos
+            if not info.base_name.startswith(_HIDDEN)
+        ]
+
+
+def _kind(filesystem: fs.FileSystem) -> str:
+    while isinstance(filesystem, fs.SubTreeFileSystem):
+        filesystem = filesystem.base_fs
+    return str(filesystem.type_name)
+
+
+@contextlib.contextmanager
+def _named(path: str, what: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        raise WalError(f"{path} {what}: {error}") from error
+
+
+# The log
+
+
+_OF_THE_LOG = (names.IDENTITY, names.SUBJECT, f"{names.OWNER}.json", readers.FOLDER)
 _LEASE = "lease.json"
 
 
@@ -69,13 +187,14 @@ class ObjectWal:
 
     def prepare(self, subject: Subject | None = None) -> str:
         found = self.identity() or self._identity_if_used()
-        made = found or identity.new_identity()
+        made = found or names.new_identity()
         if found is None:
             self._bucket.make_folder("")
-            self._bucket.rewrite(names.IDENTITY, identity.encode(made, self._timing.now()))
-        unsaid = subject is not None and self.subject() is None
+            self._bucket.rewrite(names.IDENTITY, names.encode_identity(made, self._timing.now()))
+        there = self.subject() if subject is not None else None
+        unsaid = subject is not None and (there is None or subject.extends(there))
         if subject is not None and unsaid:
-            self._bucket.rewrite(names.SUBJECT, subjects.encode(subject))
+            self._bucket.rewrite(names.SUBJECT, names.encode_subject(subject))
         if found is None or unsaid:
             self._timing.nap(leases.SETTLE)  # of several who do this at once, the last one's counts for all
         if subject is not None:
@@ -84,20 +203,38 @@ class ObjectWal:
 
     def _identity_if_used(self) -> str | None:
         """Where there was none: it may just have been prepared by another process."""
-        if all(name in (names.IDENTITY, names.SUBJECT, _OWNER) for name in self._bucket.names()):
+        if all(name in _OF_THE_LOG for name in self._bucket.names()):
             return None
         found = self.identity()
         if found is None:
             raise WalForeign(f"{self._bucket.path('')} is no log, and not empty: give it one of its own")
         return found
 
-    def own(self, description: str, patience: float) -> Claim:
-        return leases.contend(self._bucket, _OWNER, description, patience, self._timing)
+    def own(self, reader: str, description: str, patience: float) -> Claim:
+        self._bucket.make_folder(readers.FOLDER)
+        name = readers.lock_of(check_reader(reader))
+        return leases.contend(self._bucket, name, description, patience, self._timing)
 
-    def owner(self) -> ownership.Owner | None:
-        """Who owns it now."""
-        lease = leases.read(self._bucket, _OWNER)
+    def owner(self, reader: str) -> ownership.Owner | None:
+        lease = leases.read(self._bucket, readers.lock_of(reader))
         return lease.owner if self._live(lease) and lease is not None else None
+
+    def readers(self) -> dict[str, ReaderState]:
+        found = {}
+        for path in (one.path for one in self._bucket.everything()):
+            folder, _, file = path.partition("/")
+            name = readers.name_of(file) if folder == readers.FOLDER else None
+            text = self._bucket.get(path) if name is not None else None
+            if name is not None and text is not None:
+                found[name] = readers.decode(bytes(text), self._bucket.path(path))
+        return found
+
+    def save_reader(self, reader: str, state: ReaderState) -> None:
+        self._bucket.make_folder(readers.FOLDER)
+        self._bucket.put(readers.file_of(reader), readers.encode(state))
+
+    def remove_reader(self, reader: str) -> None:
+        self._bucket.delete(readers.file_of(reader))
 
     def log(self, receiver: str) -> ObjectLog:
         if not names.is_receiver(receiver):
@@ -111,19 +248,25 @@ class ObjectWal:
         return ObjectLog(self._bucket, receiver, lease)
 
     def segments(self) -> list[Segment]:
+        return [file.segment for file in self.files()]
+
+    def files(self) -> list[SegmentFile]:
         found = []
-        for path, _ in self._bucket.everything():
+        for path, size, modified in self._bucket.everything():
             receiver, _, name = path.partition("/")
             segment = names.read_sealed(receiver, name) if names.is_receiver(receiver) else None
             if segment is not None:
-                found.append(segment)
+                found.append(SegmentFile(segment, size, modified))
         return sorted(found)
 
     def receivers(self) -> list[ReceiverFolder]:
-        counts = dict.fromkeys((name for name in self._bucket.folders() if names.is_receiver(name)), 0)
+        counts = dict.fromkeys(filter(names.is_receiver, self._bucket.folders()), 0)
         for segment in self.segments():
             counts[segment.receiver] = counts.get(segment.receiver, 0) + 1
-        return [ReceiverFolder(one, self._alive(one), 0, counts[one]) for one in sorted(counts)]
+        return [
+            ReceiverFolder(one, self._live(leases.read(self._bucket, f"{one}/{_LEASE}")), 0, counts[one])
+            for one in sorted(counts)
+        ]
 
     def recover(self) -> list[Segment]:
         """Nothing: what is durable is sealed."""
@@ -134,7 +277,7 @@ class ObjectWal:
         data = self._bucket.get(path)
         if data is None:
             raise SegmentLost(f"{self._bucket.path(path)} is not there")
-        return streams.decode(data, segment.rows, self._bucket.path(path))
+        return records.decode(data, segment.rows, self._bucket.path(path))
 
     def delete(self, segments: Iterable[Segment]) -> None:
         for segment in segments:
@@ -150,15 +293,12 @@ class ObjectWal:
         text = self._bucket.get(names.IDENTITY)
         if text is None:
             return None
-        return identity.decode(bytes(text), self._bucket.path(names.IDENTITY))
+        return names.decode_identity(bytes(text), self._bucket.path(names.IDENTITY))
 
     def subject(self) -> Subject | None:
-        """None when nobody has said yet."""
+        """None in a log that no query or receiver has used yet."""
         text = self._bucket.get(names.SUBJECT)
-        return None if text is None else subjects.decode(bytes(text), self._bucket.path(names.SUBJECT))
-
-    def _alive(self, receiver: str) -> bool:
-        return self._live(leases.read(self._bucket, f"{receiver}/{_LEASE}"))
+        return None if text is None else names.decode_subject(bytes(text), self._bucket.path(names.SUBJECT))
 
     def _live(self, lease: Lease | None) -> bool:
         return lease is not None and lease.live(self._timing.now())
@@ -175,6 +315,7 @@ class ObjectLog:
         self._bucket = bucket
         self._lease = lease
         self._next = 1
+        self.written = 0
         self._sealed: Segment | None = None  # the last one, until roll reports it
         self._doubtful: Segment | None = None  # its put has failed, or seemed to
         self._closed = False
@@ -182,14 +323,13 @@ class ObjectLog:
     def append(self, batch: pa.RecordBatch) -> None:
         if self._closed:
             raise WalError(f"{self._bucket.path(self.receiver)}: this log has been closed")
-        if not batch.schema.equals(records.STORED):
-            raise WalError(f"not a batch of records.stored(): {batch.schema.names}")
         if batch.num_rows == 0:
             return
         if self._doubtful is not None and self._is_there(self._doubtful):
             self._count(self._doubtful)
         segment = Segment(self.receiver, self._next, batch.num_rows, records.body_bytes(batch))
-        data = streams.begin(batch.schema) + bytes(streams.encode(batch)) + streams.END
+        data = records.begin(batch.schema) + bytes(records.encode(batch)) + records.END
+        self.written += len(data)
         try:
             self._bucket.put(_path(segment), data)
         except WalError:
@@ -212,9 +352,7 @@ class ObjectLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _is_there(self, segment: Segment) -> bool:

@@ -1,25 +1,28 @@
-"""Messages as Arrow columns: as the log stores them, and as Spark wants them. Imports pyarrow, never pyspark.
+"""Messages as Arrow columns, as the log stores them and as Spark wants them, and the bytes of a segment: an
+Arrow IPC stream of stored batches, compressed, each with a checksum in its metadata. Imports pyarrow, never
+pyspark.
 
 Columns are built from whole lists and joined buffers: a Python loop per message would cost more than the
-disk.
+disk. How far a sealed file is valid is said by its name: reading stops at the last row it promises, so what a
+failed write left behind it does no harm, and the closing mark may be missing. Of a file that is not sealed,
+everything up to the first batch that is cut short or does not match its checksum is valid.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import ipc
 
-from nsq.errors import WalError
+from nsq.errors import SegmentLost, WalError
+from nsq.message import Message
 
 ID_BYTES = 16
 TOPIC = b"nsq.topic"
-
-SPLIT_BYTES = 64 << 20
-"""``batches`` begins another batch when the bodies of one exceed this: offsets in a column have 31 bits."""
 
 STORED = pa.schema(
     [
@@ -48,10 +51,6 @@ ROW = pa.schema(
 COLUMNS = tuple(ROW.names)
 
 
-def stored_schema(topic: str) -> pa.Schema:
-    return STORED.with_metadata({TOPIC: topic.encode()})
-
-
 def topic_of(schema: pa.Schema) -> str:
     """The topic of a stored schema; empty when it names none."""
     return bytes((schema.metadata or {}).get(TOPIC, b"")).decode()
@@ -66,7 +65,7 @@ def stored(
     bodies: Sequence[bytes],
 ) -> pa.RecordBatch:
     """One batch of parallel lists; timestamps in nanoseconds, nsqds as host:port. Bodies of 2 GiB and more
-    in all do not fit into one: ``batches``.
+    in all do not fit into one.
     """
     joined = b"".join(ids)
     if len(joined) != ID_BYTES * len(ids):
@@ -74,7 +73,7 @@ def stored(
         raise WalError(f"message id {wrong!r} has {len(wrong)} bytes, not {ID_BYTES}")
     body = pa.array(bodies, pa.binary())
     if isinstance(body, pa.ChunkedArray):
-        raise WalError(f"{len(bodies)} bodies of more than 2 GiB do not fit into one batch: use batches()")
+        raise WalError(f"{len(bodies)} bodies of more than 2 GiB do not fit into one batch")
     columns = [
         pa.Array.from_buffers(pa.binary(ID_BYTES), len(ids), [None, pa.py_buffer(joined)]),
         pa.array(timestamps, pa.int64()),
@@ -82,36 +81,18 @@ def stored(
         pa.array(nsqds, pa.string()),
         body,
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=stored_schema(topic))
+    return pa.RecordBatch.from_arrays(columns, schema=STORED.with_metadata({TOPIC: topic.encode()}))
 
 
-def batches(
-    topic: str,
-    ids: Sequence[bytes],
-    timestamps: Sequence[int],
-    attempts: Sequence[int],
-    nsqds: Sequence[str],
-    bodies: Sequence[bytes],
-    split_bytes: int = SPLIT_BYTES,
-) -> Iterator[pa.RecordBatch]:
-    """The same in as many batches as it needs: usually one; of no messages, none."""
-    for start, end in _portions(bodies, split_bytes):
-        part = slice(start, end)
-        yield stored(topic, ids[part], timestamps[part], attempts[part], nsqds[part], bodies[part])
-
-
-def _portions(bodies: Sequence[bytes], limit: int) -> Iterator[tuple[int, int]]:
-    ends = list(accumulate(map(len, bodies)))
-    if not ends or ends[-1] <= limit:
-        if ends:
-            yield 0, len(ends)
-        return
-    start, before = 0, 0
-    for index, end in enumerate(ends):
-        if end - before > limit and index > start:
-            yield start, index
-            start, before = index, ends[index - 1]
-    yield start, len(ends)
+def stored_messages(topic: str, messages: Sequence[Message]) -> pa.RecordBatch:
+    return stored(
+        topic,
+        [message.id for message in messages],
+        [message.timestamp for message in messages],
+        [message.attempts for message in messages],
+        [message.nsqd_address for message in messages],
+        [message.body for message in messages],
+    )
 
 
 def body_bytes(batch: pa.RecordBatch) -> int:
@@ -138,48 +119,113 @@ def _content(column: pa.Array) -> Iterator[pa.Buffer]:
         return
     yield pc.binary_length(column).buffers()[1].slice(0, 4 * count)
     if buffers[2] is not None and count:
-        first, last = _bounds(buffers[1], start, count)
-        yield buffers[2].slice(first, last - first)
-
-
-def _bounds(offsets: pa.Buffer, start: int, count: int) -> tuple[int, int]:
-    numbers = memoryview(offsets.slice(4 * start, 4 * count + 4)).cast("i")
-    return numbers[0], numbers[count]
+        offsets = memoryview(buffers[1].slice(4 * start, 4 * count + 4)).cast("i")
+        yield buffers[2].slice(offsets[0], offsets[count] - offsets[0])
 
 
 def rows(batch: pa.RecordBatch, topic: str, columns: Sequence[str] = COLUMNS) -> pa.RecordBatch:
     """Those columns of Spark's row, in that order, without copying what need not be."""
-    unknown = [name for name in columns if name not in COLUMNS]
-    if unknown:
-        raise WalError(f"there is no column {unknown[0]!r}; there are {', '.join(COLUMNS)}")
     schema = pa.schema([ROW.field(name) for name in columns])
-    arrays = [
-        _topic(batch, topic) if name == "topic" else _MADE.get(name, _as_is(name))(batch) for name in columns
-    ]
+    arrays = [_column(batch, topic, name) for name in columns]
     if not arrays:  # a batch without columns has no length of its own
         return pa.RecordBatch.from_struct_array(pa.array([{}] * batch.num_rows, pa.struct([])))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _topic(batch: pa.RecordBatch, topic: str) -> pa.Array:
-    return pa.repeat(pa.scalar(topic, pa.string()), batch.num_rows)
+def _column(batch: pa.RecordBatch, topic: str, name: str) -> pa.Array:
+    if name == "topic":
+        return pa.repeat(pa.scalar(topic, pa.string()), batch.num_rows)
+    if name == "timestamp":
+        exact = batch.column("timestamp_ns").view(pa.timestamp("ns", tz="UTC"))
+        return exact.cast(pa.timestamp("us", tz="UTC"), safe=False)
+    column = batch.column(name)
+    if name == "id":
+        try:
+            return column.cast(pa.string())
+        except pa.ArrowInvalid:  # nsqd sends hexadecimal digits; what another server sends is shown somehow
+            return pa.array([one.decode("latin-1") for one in column.to_pylist()], pa.string())
+    return column
 
 
-def _id(batch: pa.RecordBatch) -> pa.Array:
-    column = batch.column("id")
+# The bytes of a segment
+
+
+CHECKSUM = b"crc32"
+#: Measured: a third of the size for JSON, half of it for one-byte bodies, at 0.1 to 0.3 microseconds a row.
+_OPTIONS = ipc.IpcWriteOptions(compression="lz4")
+END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+
+class Complete(NamedTuple):
+    """The valid beginning of a file: where it ends, and what it holds."""
+
+    end: int
+    rows: int
+    bytes: int
+
+
+def begin(schema: pa.Schema) -> bytes:
+    """What a file starts with."""
+    return bytes(schema.serialize())
+
+
+def encode(batch: pa.RecordBatch) -> pa.Buffer:
+    """One batch, to be put behind ``begin(batch.schema)`` or another batch."""
+    sink, start = pa.BufferOutputStream(), len(begin(batch.schema))
+    with ipc.new_stream(sink, batch.schema, options=_OPTIONS) as stream:
+        stream.write_batch(batch, custom_metadata={CHECKSUM: _checksum(batch)})
+        end = sink.tell()
+    return sink.getvalue().slice(start, end - start)
+
+
+def complete(source: pa.NativeFile) -> Complete:
+    """Reads until something is wrong; that is the end, not an error."""
+    rows = size = end = 0
     try:
-        return column.cast(pa.string())
-    except pa.ArrowInvalid:  # nsqd sends hexadecimal digits; whatever another server sends is shown somehow
-        return pa.array([one.decode("latin-1") for one in column.to_pylist()], pa.string())
+        stream = ipc.open_stream(source)
+        while True:
+            end = source.tell()
+            batch, metadata = stream.read_next_batch_with_custom_metadata()
+            if not matches(batch, metadata):
+                break
+            rows += batch.num_rows
+            size += body_bytes(batch)
+    except (StopIteration, OSError, pa.ArrowException):
+        pass
+    return Complete(end, rows, size) if rows else Complete(0, 0, 0)
 
 
-def _timestamp(batch: pa.RecordBatch) -> pa.Array:
-    exact = batch.column("timestamp_ns").view(pa.timestamp("ns", tz="UTC"))
-    return exact.cast(pa.timestamp("us", tz="UTC"), safe=False)
+def matches(batch: pa.RecordBatch, metadata: pa.KeyValueMetadata | None) -> bool:
+    expected = metadata.get(CHECKSUM) if metadata is not None else None
+    if expected is None or not batch.schema.equals(STORED):
+        return False
+    try:
+        batch.validate(full=True)
+    except pa.ArrowException:
+        return False
+    return bool(expected == _checksum(batch))
 
 
-def _as_is(name: str) -> Callable[[pa.RecordBatch], pa.Array]:
-    return lambda batch: batch.column(name)
+def _checksum(batch: pa.RecordBatch) -> bytes:
+    return b"%08x" % checksum(batch)
 
 
-_MADE: dict[str, Callable[[pa.RecordBatch], pa.Array]] = {"id": _id, "timestamp": _timestamp}
+def decode(source: pa.NativeFile | pa.Buffer, rows: int, path: str) -> Iterator[pa.RecordBatch]:
+    """The batches of a sealed segment of so many rows; raises SegmentLost when it does not hold them."""
+    found = 0
+    reason = "its batches do not add up"
+    try:
+        with ipc.open_stream(source) as stream:
+            while found < rows:
+                batch, metadata = stream.read_next_batch_with_custom_metadata()
+                if not matches(batch, metadata):
+                    reason = "the next batch does not match its checksum"
+                    break
+                found += batch.num_rows
+                yield batch
+    except StopIteration:
+        reason = "there it ends"
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error)
+    if found != rows:
+        raise SegmentLost(f"{path}: {found} of {rows} rows can be read: {reason}")

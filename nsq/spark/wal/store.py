@@ -3,7 +3,8 @@
 
     <wal>/identity.json             which log this is; a checkpoint remembers it
     <wal>/subject.json              which topic and channel it is for
-    <wal>/owner                     held by the one query that reads and deletes
+    <wal>/readers/<name>.json       how far a query has committed; see ``readers``
+    <wal>/readers/<name>.lock       held by the query that reads under this name
     <wal>/<receiver>/…              one folder per life of a receiver, which alone writes there
 
 Messages become durable batch by batch in a receiver's ``Log``. Every now and then the log is *rolled*: what
@@ -13,14 +14,26 @@ receiver are numbered from 1, without holes, so "everything up to segment 7 of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from urllib.parse import unquote
 
-from nsq.spark.wal.subject import Subject
+from nsq.errors import ConfigError
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from nsq.spark.wal.directory import DirectoryWal
+    from nsq.spark.wal.directory_log import DirectoryLog
+    from nsq.spark.wal.leases import HeldLease
+    from nsq.spark.wal.objects import ObjectLog, ObjectWal
+    from nsq.spark.wal.ownership import FileClaim
+
+
+class Position(NamedTuple):
+    """All segments of a receiver through ``segment``, and the first ``rows`` of the one after it."""
+
+    segment: int = 0
+    rows: int = 0
 
 
 class Segment(NamedTuple):
@@ -32,87 +45,67 @@ class Segment(NamedTuple):
     bytes: int
 
 
+class SegmentFile(NamedTuple):
+    """A sealed file as the disk or the store has it. ``modified`` is in seconds since 1970."""
+
+    segment: Segment
+    size: int
+    modified: float
+
+
 class ReceiverFolder(NamedTuple):
     """What one receiver has left behind, or is still writing."""
 
     receiver: str
-    alive: bool  # somebody holds its lock
+    alive: bool  # its lock is held
     open_bytes: int  # of the file that is not sealed yet
     segments: int
 
 
-class Claim(Protocol):
-    """A lock that ends with its process."""
-
-    def leaving(self) -> None:
-        """Tell whoever wants it that it is about to be free: a restart then waits instead of failing."""
-
-    def check(self) -> None:
-        """Raises WalOwned when somebody else has taken it: a lease can be lost, a file lock cannot."""
-
-    def release(self) -> None: ...
+#: What a log can do is told in ``directory.py``; an object store's does the same.
+Wal: TypeAlias = "DirectoryWal | ObjectWal"
+#: Where one receiver writes. Not for two threads at once.
+Log: TypeAlias = "DirectoryLog | ObjectLog"
+#: A lock that ends with its process.
+Claim: TypeAlias = "FileClaim | HeldLease"
 
 
-class Log(Protocol):
-    """Where one receiver writes. Not for two threads at once."""
-
-    receiver: str
-
-    @property
-    def open_rows(self) -> int:
-        """Rows that are durable, but in no segment yet."""
-
-    @property
-    def open_bytes(self) -> int: ...
-
-    def append(self, batch: pa.RecordBatch) -> None:
-        """Durable on return. Raises WalError, and then holds what it held before."""
-
-    def roll(self) -> Segment | None:
-        """Seal what was appended since the last time; None when that is nothing."""
-
-    def close(self) -> Segment | None:
-        """Roll, and give up the receiver's lock."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, fault: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
+# From the option ``wal`` to a log: a path or file:// is a directory, every other URI an object store
 
 
-class Wal(Protocol):
-    """Any number of processes may use one at a time; only one of them may ``own`` it."""
+_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 
-    location: str
 
-    def prepare(self, subject: Subject | None = None) -> str:
-        """Make it where it is not there yet; its identity. Raises WalForeign when it is for another
-        ``subject``; a log that does not say is for this one from now on.
-        """
+def directory_of(location: str) -> Path | None:
+    """The directory that a location names; None when it names an object store."""
+    found = _URI.match(location)
+    if found is None:
+        return Path(location).expanduser()
+    if found[1].lower() != "file":
+        return None
+    host, slash, path = location[len(found[0]) :].removeprefix("//").partition("/")
+    if not slash or host not in ("", "localhost"):
+        raise ConfigError(f"wal is {location!r}, but a file URI looks like file:///absolute/path")
+    return Path("/" + unquote(path).lstrip("/"))
 
-    def own(self, description: str, patience: float) -> Claim:
-        """Become the one who reads and deletes. Raises WalOwned, with the other's description, when that one
-        does not leave within ``patience`` seconds (half a minute when it has said that it is leaving). Where
-        one cannot tell at once whether the other is alive, with leases, it takes as long as that takes.
-        """
 
-    def log(self, receiver: str) -> Log:
-        """Begin a receiver's log; its name must be new: ``names.new_receiver``."""
+def shown(location: str) -> str:
+    """For people and log files: without what a URI may hold of credentials."""
+    if directory_of(location) is not None:
+        return location
+    scheme, _, rest = location.partition(":")
+    return f"{scheme}://{rest.removeprefix('//').partition('?')[0].rpartition('@')[2]}"
 
-    def segments(self) -> list[Segment]:
-        """All that are sealed, in order."""
 
-    def receivers(self) -> list[ReceiverFolder]: ...
+def open_wal(location: str, *, fsync: bool = True) -> Wal:
+    """The log at that place; ``prepare`` makes it. ``fsync`` concerns directories only."""
+    if not location.strip():
+        raise ConfigError("wal is empty, but must be a directory or a URI of pyarrow.fs")
+    directory = directory_of(location)
+    if directory is not None:
+        from nsq.spark.wal.directory import DirectoryWal
 
-    def recover(self) -> list[Segment]:
-        """Seal whatever complete batches dead receivers left unsealed; what was sealed by this call."""
+        return DirectoryWal(directory.absolute(), fsync=fsync)
+    from nsq.spark.wal.objects import ObjectWal
 
-    def read(self, segment: Segment) -> Iterator[pa.RecordBatch]:
-        """Its batches, as they were appended. Raises SegmentLost, naming the file."""
-
-    def delete(self, segments: Iterable[Segment]) -> None:
-        """Those that are gone already are none of its business."""
-
-    def discard_empty(self) -> None:
-        """Remove the folders of dead receivers that hold nothing any more."""
+    return ObjectWal.at(location)

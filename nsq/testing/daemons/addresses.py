@@ -26,14 +26,13 @@ class Ports:
 
     def __init__(self, names: Iterable[str], given: Mapping[str, object]) -> None:
         listen = {name: str(given.get(name, ANY_PORT)) for name in names}
-        self._names = list(listen)
         self._open = {name: address for name, address in listen.items() if address.endswith(":0")}
         self._fixed = {name: address for name, address in listen.items() if name not in self._open}
         self._found: dict[str, str] = {}
 
     @property
     def known(self) -> bool:
-        """Whether the open ones have been found, and are to be kept."""
+        """Whether the open ones have been found, and must be kept."""
         return bool(self._found)
 
     @property
@@ -42,12 +41,12 @@ class Ports:
         return {**self._open, **self._fixed, **self._found}
 
     def choose(self) -> None:
-        """Pick free ports; somebody else may take one before the daemon does, so be ready to choose again."""
+        """Pick free ports; another program may take one before the daemon does: be ready to choose again."""
         self._found = dict(zip(self._open, free_ports(self._open.values()), strict=True))
 
     def keep(self, bound: Addresses) -> None:
         """Remember what a daemon given port 0 was bound to."""
-        listening = dict(zip(self._names, bound, strict=False))
+        listening = {f"{kind}_address": address for kind, address in bound._asdict().items()}
         self._found = {name: address for name in self._open if (address := listening[name]) is not None}
 
     def forget(self) -> None:
@@ -58,7 +57,7 @@ class Ports:
 
 
 def free_ports(templates: Iterable[str]) -> list[str]:
-    """For each ``host:0`` an address with a port nobody had a moment ago, all of them different."""
+    """For each ``host:0`` an address with a port that was free a moment ago, all of them different."""
     hosts = [split(address)[0] for address in templates]
     sockets = [socket.socket(_family(host)) for host in hosts]
     try:

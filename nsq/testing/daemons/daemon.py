@@ -1,4 +1,4 @@
-"""Nsqd and Nsqlookupd as tests see them: started on free ports, restarted there, stopped by a deadline.
+"""Nsqd, Nsqlookupd and Nsqadmin as tests see them: on free ports, restarted there, stopped by a deadline.
 
 The daemons' own modules are imported when one is made or started: this module needs nothing but the core.
 """
@@ -33,7 +33,8 @@ _PAUSE = 0.02
 
 
 class Daemon:
-    """What Nsqd and Nsqlookupd share. Options are keyword arguments by their Python names, times in seconds.
+    """What Nsqd, Nsqlookupd and Nsqadmin share. Options are keyword arguments by their Python names, times in
+    seconds.
 
     By default the daemon runs in a background thread. ``process=True`` makes it a child process of our own
     program, ``binary="/path/nsqd"`` one of any program with the same flags; ``flags`` go to it as they are,
@@ -43,6 +44,7 @@ class Daemon:
 
     program: ClassVar[str]
     listens: ClassVar[tuple[str, ...]]
+    _ping_target = "/ping"
 
     def __init__(
         self,
@@ -183,7 +185,7 @@ class Daemon:
             self._retire()
             if not keep_ports:
                 self._ports.forget()
-            time.sleep(_PAUSE)  # nobody tells when a port is free again
+            time.sleep(_PAUSE)  # nothing tells when a port is free again
 
     def _start_once(self, deadline: float) -> None:
         if self._private is None:
@@ -209,7 +211,7 @@ class Daemon:
         daemon_class = self._daemon_class()
 
         def make(stream: TextIO) -> Runnable:
-            return daemon_class(options, log=DaemonLog(options.log_prefix, options.log_level, stream))
+            return daemon_class(options, log=DaemonLog.of(options, stream))
 
         return ThreadRun(make, self.program)
 
@@ -217,20 +219,23 @@ class Daemon:
         if not self._ports.known:
             self._ports.choose()
         options = self._all_options()
-        listening = [str(options[name]) or None for name in self.listens]
+        listening = {name: str(options[name]) or None for name in self.listens}
         if "tls_cert" not in options:
-            listening = listening[:2]  # without a certificate nobody listens on the HTTPS address
+            listening.pop("https_address", None)  # without a certificate it does not listen there
         arguments = to_arguments(self._options_class(), options)
-        return ProcessRun(
-            [*command, *arguments, *self._flags], Addresses(*listening), self._private_directory / "log"
+        addresses = Addresses(
+            listening.get("tcp_address"), listening.get("http_address"), listening.get("https_address")
         )
+        return ProcessRun([*command, *arguments, *self._flags], addresses, self._private_directory / "log")
 
     def _await_ready(self, run: ThreadRun | ProcessRun, deadline: float) -> None:
         while True:
             answered = _answers(
-                run.addresses, min(_READY_CHECK_TIMEOUT, max(0.1, deadline - time.monotonic()))
+                run.addresses,
+                self._ping_target,
+                min(_READY_CHECK_TIMEOUT, max(0.1, deadline - time.monotonic())),
             )
-            if not run.alive:  # asked last: somebody else may have answered on a port that was taken
+            if not run.alive:  # asked last: another program may have answered on a port that was taken
                 raise run.failure()
             if answered:
                 return
@@ -286,6 +291,40 @@ class Nsqlookupd(Daemon):
         return Program
 
 
+class Nsqadmin(Daemon):
+    """An nsqadmin: ``with Nsqadmin(lookupd=[lookupd]) as admin: admin.get("/api/topics")``.
+
+    ``lookupd`` and ``nsqd`` are running daemons of this package, or ``host:port`` of their HTTP side.
+    """
+
+    program = "nsqadmin"
+    listens = ("http_address",)
+
+    def __init__(
+        self, *, lookupd: Iterable[Nsqlookupd | str] = (), nsqd: Iterable[Nsqd | str] = (), **options: Any
+    ) -> None:
+        for name, daemons in (("lookupd_http_addresses", lookupd), ("nsqd_http_addresses", nsqd)):
+            addresses = tuple(each if isinstance(each, str) else each.http_address for each in daemons)
+            if addresses:
+                options[name] = (*options.get(name, ()), *addresses)
+        base_path = str(options.get("base_path", "")).strip("/")
+        self._ping_target = f"/{base_path}/ping" if base_path else "/ping"
+        super().__init__(**options)
+
+    def _all_options(self) -> dict[str, object]:
+        return {**self._options, **self._ports.options}
+
+    def _options_class(self) -> type[Any]:
+        from nsq.daemons.nsqadmin.options import NsqadminOptions
+
+        return NsqadminOptions
+
+    def _daemon_class(self) -> Callable[..., Runnable]:
+        from nsq.daemons.nsqadmin.daemon import Nsqadmin as Program
+
+        return Program
+
+
 class Nsqd(Daemon):
     """An nsqd: ``with Nsqd(lookupd=[lookupd], msg_timeout=1.0) as nsqd: nsqd.tcp_address``.
 
@@ -330,14 +369,14 @@ class Nsqd(Daemon):
         return Program
 
 
-def _answers(addresses: Addresses, timeout: float) -> bool:
+def _answers(addresses: Addresses, ping: str, timeout: float) -> bool:
     """Whether the TCP port accepts and /ping is answered by a daemon that is up."""
     try:
         if addresses.tcp is not None:
             dial(addresses.tcp, timeout).close()
         if addresses.http is None:
             return True
-        return _is_up(ask(addresses.http, "GET", "/ping", timeout=timeout))
+        return _is_up(ask(addresses.http, "GET", ping, timeout=timeout))
     except (OSError, http.client.HTTPException):
         return False
 

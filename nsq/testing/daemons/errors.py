@@ -2,7 +2,7 @@
 
 NsqError
 └── DaemonFailed            it did not start, or not stop in time; the message carries the end of its log
-    └── AddressTaken        a port it was to listen on belongs to somebody else
+    └── AddressTaken        another program has a port on which it should listen
 """
 
 from __future__ import annotations

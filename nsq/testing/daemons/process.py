@@ -68,7 +68,7 @@ class ProcessRun:
         status = f"{self._command[0]} exited with status {self._started().poll()} before it was ready"
         if taken:
             return AddressTaken(f"{status}; in use: {', '.join(taken)}", self.log)
-        if _IN_USE in self.log:  # by somebody who is gone again
+        if _IN_USE in self.log:  # by a program that is gone again
             return AddressTaken(f"{status}; {_IN_USE}", self.log)
         return DaemonFailed(status, self.log)
 
@@ -115,7 +115,7 @@ def _environment() -> dict[str, str]:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    # Once the child was reaped its number may belong to somebody else; only a living child is signalled.
+    # Once the child was reaped its number may belong to another process; only a living child is signalled.
     if process.poll() is None:
         try:
             os.killpg(process.pid, signal.SIGKILL)

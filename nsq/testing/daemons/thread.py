@@ -112,7 +112,7 @@ class ThreadRun:
         try:
             https = getattr(daemon, "https_address", None)
             addresses = Addresses(daemon.tcp_address, daemon.http_address, https)
-            threading.current_thread().name = f"{self._name}-{addresses.tcp}"
+            threading.current_thread().name = f"{self._name}-{addresses.tcp or addresses.http}"
             self._ready.set_result(addresses)
             await asked.wait()
         finally:
@@ -128,7 +128,7 @@ def _from_any_thread(loop: asyncio.AbstractEventLoop, call: Callable[[], object]
 
 
 def _is_address_taken(error: BaseException | None) -> bool:
-    """Whether an error, or what it was raised from, says that somebody else has the port."""
+    """Whether an error, or what it was raised from, says that another program has the port."""
     while error is not None:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             return True

@@ -157,7 +157,7 @@ class Connection(Verbs):
             else:
                 flow.end()
         if self._gone is not None:
-            # Nobody is left at the other end: what was said is lost, and an end ends it all.
+            # The other end is gone: what was sent is lost, and both directions end.
             if flow.ended:
                 self.end()
             else:

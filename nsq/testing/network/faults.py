@@ -17,7 +17,7 @@ throttle    ``amount`` bytes a second get through
 
 Faults of a link's listener, for ``seconds`` too; connections that there are go on:
 
-refuse      nobody listens
+refuse      connections are refused
 ignore      connections are accepted by the system, and never served
 swallow     the system does not even answer a dial
 """
@@ -124,7 +124,7 @@ class ListenerVerbs(Verbs):
     """And those of listeners: for Link and Network."""
 
     def refuse(self, seconds: float = math.inf) -> int:
-        """Nobody listens, for so long or until ``heal``."""
+        """Refuse connections, for so long or until ``heal``."""
         return self.inflict(Fault("refuse", seconds=seconds))
 
     def ignore(self, seconds: float = math.inf) -> int:

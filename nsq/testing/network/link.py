@@ -25,8 +25,8 @@ _BACKLOG = 1024
 _FILLERS = 8
 _FILLED_AFTER = 50  # milliseconds
 _ANYWHERE = ("127.0.0.1", 0)
-#: Held from a connection's first descriptor until its link knows it, and by whoever forks: a child closes
-#: what it knows of, and would keep the rest open for good.
+#: Held from a connection's first descriptor until its link knows it, and by a thread that forks: a child
+#: closes what it knows of, and would keep the rest open for good.
 ADOPTING = threading.Lock()
 
 Recorder = Callable[["Link", Fault, int], None]
@@ -42,7 +42,7 @@ class Link(ListenerVerbs):
         self._chance = chance
         self._record = record
         self._family, self._destination = _resolved(target)
-        # Never listens: it keeps the port ours while nobody else listens there.
+        # Never listens: it keeps the port ours while nothing else listens there.
         self._keeper = _bound(_ANYWHERE)
         self._place = self._keeper.getsockname()
         self.address = f"{self._place[0]}:{self._place[1]}"
@@ -124,7 +124,7 @@ class Link(ListenerVerbs):
         assert self._listener is not None
         with (
             ADOPTING,
-            contextlib.suppress(BlockingIOError, ConnectionError),  # whoever dialled has left again
+            contextlib.suppress(BlockingIOError, ConnectionError),  # the client has left again
         ):
             client, _ = self._listener.accept()
             self._adopt(client)
@@ -161,7 +161,7 @@ class Link(ListenerVerbs):
         return self._listener is not None and self._loop.watches(self._listener)
 
     def _heal_listener(self) -> None:
-        """With a listener that was ignored, whoever waits in its queue is served late; it stays."""
+        """With a listener that was ignored, a client that waits in its queue is served late; it stays."""
         self._open_again_at = math.inf
         if self._listener is None or self._fillers:
             self._stop_listening()

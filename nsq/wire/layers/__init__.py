@@ -17,9 +17,8 @@ The contract, for a single layer and for a :class:`Stack` alike:
 
 from __future__ import annotations
 
-from nsq.wire.layers.base import MAX_OUTPUT, Layer
+from nsq.wire.layers.base import MAX_OUTPUT, Layer, Stack
 from nsq.wire.layers.compression import Deflate, Snappy
-from nsq.wire.layers.stack import Stack
 from nsq.wire.layers.tls import Tls, TlsContext
 
 __all__ = ["MAX_OUTPUT", "Deflate", "Layer", "Snappy", "Stack", "Tls", "TlsContext"]

@@ -7,7 +7,7 @@ import zlib
 import snappy
 
 from nsq.errors import ConfigError
-from nsq.wire.layers.base import MAX_OUTPUT, Breakable, bounded
+from nsq.wire.layers.base import MAX_OUTPUT, Breakable
 
 _SNAPPY_BLOCK = 65536
 _SNAPPY_IDENTIFIER = b"\xff\x06\x00\x00sNaPpY"
@@ -39,7 +39,7 @@ class Deflate(_Compression):
     def __init__(self, level: int = 6, max_output: int = MAX_OUTPUT) -> None:
         if not 1 <= level <= 9:
             raise ConfigError(f"deflate: level is {level}, must be from 1 to 9")
-        self._max_output = bounded(self._name, max_output, 1)
+        self._max_output = max_output
         self._deflater = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
         self._inflater = zlib.decompressobj(-zlib.MAX_WBITS)
         self._held = b""
@@ -86,7 +86,7 @@ class Snappy(_Compression):
     peer_closed = False  # the format has no end mark
 
     def __init__(self, max_output: int = MAX_OUTPUT) -> None:
-        self._max_output = bounded(self._name, max_output, _SNAPPY_BLOCK)
+        self._max_output = max_output
         self._compressor = snappy.StreamCompressor()
         self._decompressor = snappy.StreamDecompressor()
         self._held = bytearray()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 import ssl
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from nsq.errors import ConfigError, LayerError
-from nsq.wire.layers.base import MAX_OUTPUT, Breakable, bounded
+from nsq.wire.layers.base import MAX_OUTPUT, Breakable
 
 #: What ``Tls`` is made from; named here for those who hand it on and need nothing else of ssl.
 TlsContext = ssl.SSLContext
 
 _TLS_RECORD = 16384
+T = TypeVar("T")
 
 
 class Tls(Breakable):
@@ -33,18 +35,18 @@ class Tls(Breakable):
         server_hostname: str | None,
         max_output: int = MAX_OUTPUT,
     ) -> None:
-        self._max_output = bounded(self._name, max_output, _TLS_RECORD)
+        self._max_output = max_output
         if context.check_hostname and not server_side and not server_hostname:
             # SSLSocket refuses this; SSLObject would verify a certificate for no name at all.
             raise ConfigError("tls: the context checks host names, so server_hostname must be given")
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         try:
-            name = _codecless(server_hostname)
+            name = codecless(server_hostname)
             self._ssl = context.wrap_bio(self._incoming, self._outgoing, server_side, name)
         except (ValueError, ssl.SSLError) as error:
             raise ConfigError(
-                f"tls: the context or {server_hostname=} is unusable: {_reason(error)}"
+                f"tls: the context or {server_hostname=} is unusable: {reason(error)}"
             ) from error
         # Guards the SSL object and both buffers. Held while bytes are transformed, never while they travel.
         self._lock = threading.Lock()
@@ -67,7 +69,7 @@ class Tls(Breakable):
                     rest = rest[self._ssl.write(rest) :]
             except ssl.SSLError as error:
                 self.has_pending = self._outgoing.pending > 0
-                raise self.broken(f"write failed: {_reason(error)}") from error
+                raise self.broken(f"write failed: {reason(error)}") from error
             return self._drain()
 
     def unwrap(self, data: bytes) -> bytes:
@@ -84,7 +86,7 @@ class Tls(Breakable):
                 return b""
             except ssl.SSLError as error:
                 stage = "read" if self.handshake_done else "handshake"
-                raise self.broken(f"{stage} failed: {_reason(error)}") from error
+                raise self.broken(f"{stage} failed: {reason(error)}") from error
             finally:
                 self.has_pending = self._outgoing.pending > 0
 
@@ -115,7 +117,7 @@ class Tls(Breakable):
             records.append(record)
             room -= len(record)
         if self.peer_closed:
-            self._incoming.read()  # whatever follows a close_notify is to be ignored
+            self._incoming.read()  # what follows a close_notify must be ignored
         self.more = room < _TLS_RECORD and self._incoming.pending > 0
         return records[0] if len(records) == 1 else b"".join(records)
 
@@ -130,30 +132,30 @@ class Tls(Breakable):
         self.has_pending = False
         return self._outgoing.read()
 
+    def _agreed(self, ask: Callable[[ssl.SSLObject], T]) -> T | None:
+        """What the handshake has settled; None before it is done."""
+        with self._lock:
+            return ask(self._ssl) if self.handshake_done else None
+
     @property
     def version(self) -> str | None:
-        """For example ``TLSv1.3``; None before the handshake is done."""
-        with self._lock:
-            return self._ssl.version() if self.handshake_done else None
+        """For example ``TLSv1.3``."""
+        return self._agreed(ssl.SSLObject.version)
 
     @property
     def cipher(self) -> str | None:
-        """OpenSSL's name of the cipher suite; None before the handshake is done."""
-        with self._lock:
-            suite = self._ssl.cipher() if self.handshake_done else None
-            return suite[0] if suite else None
+        """OpenSSL's name of the cipher suite."""
+        suite = self._agreed(ssl.SSLObject.cipher)
+        return suite[0] if suite else None
 
     @property
     def selected_alpn(self) -> str | None:
-        with self._lock:
-            return self._ssl.selected_alpn_protocol() if self.handshake_done else None
+        return self._agreed(ssl.SSLObject.selected_alpn_protocol)
 
     @property
     def peer_certificate(self) -> dict[str, Any] | None:
         """What the peer's certificate says, if it sent one; empty when the context did not verify it."""
-        with self._lock:
-            certificate = self._ssl.getpeercert() if self.handshake_done else None
-            return None if certificate is None else dict(certificate)
+        return self._agreed(lambda each: each.getpeercert())
 
     @property
     def peer_common_name(self) -> str:
@@ -163,12 +165,12 @@ class Tls(Breakable):
         return str(next(names, ""))
 
 
-def _codecless(name: str | None) -> str | bytes | None:
+def codecless(name: str | None) -> str | bytes | None:
     """For text ssl has Python import the idna codec, at its first use. A child that is forked while another
     thread does that has half a codec: for as long as it lives, no handshake would begin."""
     return name.encode("ascii") if name is not None and name.isascii() else name
 
 
-def _reason(error: Exception) -> str:
-    """OpenSSL's words without the place in CPython's source."""
-    return re.sub(r" \(_ssl\.c:\d+\)$", "", str(error))
+def reason(error: Exception) -> str:
+    """OpenSSL's or the system's words without the place in CPython's source; they hold nothing of a file."""
+    return re.sub(r" \(_ssl\.c:\d+\)$", "", getattr(error, "strerror", None) or str(error))

@@ -1,4 +1,4 @@
-"""What tests of receivers share: a log, a crew around it, and what is in the one because of the other."""
+"""What tests of receivers share: a log, a pool around it, and what is in the one because of the other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nsq.spark.receiver.crew import Crew
+from nsq.spark.receiver.pool import ReceiverPool
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.directory import DirectoryWal
 from nsq.testing import Nsqd
@@ -34,22 +34,22 @@ def prepared(path: Path) -> DirectoryWal:
 
 
 @contextmanager
-def working(options: SourceOptions, count: int | None = None, **more: Any) -> Iterator[Crew]:
-    """A crew whose receivers are all at work; stopped at the end, gracefully unless the test has failed."""
-    crew = Crew(options, prepared(Path(options.wal)), count, **more)
+def working(options: SourceOptions, count: int | None = None, **more: Any) -> Iterator[ReceiverPool]:
+    """A pool whose receivers are all at work; stopped at the end, gracefully unless the test has failed."""
+    pool = ReceiverPool(options, prepared(Path(options.wal)), count, **more)
     try:
-        crew.start()
-        assert crew.wait_until_ready(PATIENCE), crew.status()
-        yield crew
+        pool.start()
+        assert pool.wait_until_ready(PATIENCE), pool.status()
+        yield pool
     except BaseException:
-        crew.stop(1.0)
+        pool.stop(1.0)
         raise
-    assert crew.stop(PATIENCE), crew.status()
+    assert pool.stop(PATIENCE), pool.status()
 
 
-def received(crew: Crew, count: int) -> None:
+def received(pool: ReceiverPool, count: int) -> None:
     """Wait until so many messages are in the log."""
-    eventually(lambda: crew.status().received, lambda seen: seen >= count, PATIENCE)
+    eventually(lambda: pool.status().received, lambda seen: seen >= count, PATIENCE)
 
 
 def bodies_of(wal: DirectoryWal) -> list[bytes]:

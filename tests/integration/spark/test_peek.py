@@ -11,9 +11,7 @@ import pytest
 
 from nsq.errors import ConfigError, ConnectionFailed, UsageError
 from nsq.http.nsqd import NsqdStats
-from nsq.spark.batch.options import PeekOptions
-from nsq.spark.batch.peeking import peek
-from nsq.spark.batch.safety import Place, asking, places
+from nsq.spark.batch.peeking import PeekOptions, Place, asking, peek, places
 from nsq.testing import DaemonFailed, Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands

@@ -15,10 +15,8 @@ from pathlib import Path
 import pytest
 
 from nsq.spark.receiver import protocol
-from nsq.spark.receiver.child import Child, begin_line, receiver_command
-from nsq.spark.receiver.crew import Crew
-from nsq.spark.receiver.protocol import Fault, Garbled, Ready, Roll, Rolled, Status, Stop, Stopped
-from nsq.spark.receiver.settings import packed
+from nsq.spark.receiver.pool import Child, ReceiverPool, receiver_command
+from nsq.spark.receiver.protocol import Begin, Garbled, Ready, Roll, Rolled, Status, Stop, Stopped, packed
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.directory import DirectoryWal
 from nsq.testing import Nsqd
@@ -31,9 +29,9 @@ from .receivers import PATIENCE, bodies_of, connected, drained, options_of, prep
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def pids_of(crew: Crew) -> list[int]:
-    with crew._changed:
-        return [berth.child.pid for berth in crew._berths if berth.child is not None]
+def pids_of(pool: ReceiverPool) -> list[int]:
+    with pool._changed:
+        return [slot.child.pid for slot in pool._slots if slot.child is not None]
 
 
 def runs(pid: int) -> bool:
@@ -60,21 +58,21 @@ def test_a_dead_receiver_is_replaced_and_what_it_left_is_sealed_by_a_roll(nsqd: 
     create(nsqd)
     publish(nsqd, numbered(100))
     wal = prepared(tmp_path / "wal")
-    with working(options_of(tmp_path / "wal", nsqd)) as crew:
-        received(crew, 100)
+    with working(options_of(tmp_path / "wal", nsqd)) as pool:
+        received(pool, 100)
         drained(nsqd)
-        first = crew.status().receivers
-        os.kill(pids_of(crew)[0], signal.SIGKILL)
-        eventually(crew.status, lambda status: status.deaths == 1, PATIENCE)
-        assert crew.wait(PATIENCE)
-        assert crew.roll(PATIENCE)
+        first = pool.status().receivers
+        os.kill(pids_of(pool)[0], signal.SIGKILL)
+        eventually(pool.status, lambda status: status.deaths == 1, PATIENCE)
+        assert pool.wait(PATIENCE)
+        assert pool.roll(PATIENCE)
         assert sorted(bodies_of(wal)) == sorted(numbered(100))
-        assert crew.wait_until_ready(PATIENCE)
-        assert crew.status().receivers != first
+        assert pool.wait_until_ready(PATIENCE)
+        assert pool.status().receivers != first
         publish(nsqd, numbered(100, "later"))
-        received(crew, 200)
-        assert crew.roll(PATIENCE)
-        assert not crew.wait(0.0)
+        received(pool, 200)
+        assert pool.roll(PATIENCE)
+        assert not pool.wait(0.0)
     assert len(bodies_of(wal)) == 200
 
 
@@ -83,32 +81,32 @@ def test_receivers_killed_at_random_lose_nothing(nsqd: Nsqd, tmp_path: Path) -> 
     chance = random.Random(20260101)
     wal = prepared(tmp_path / "wal")
     given = {"receivers": "2", "maxInFlight": "100", "msgTimeout": "2s", "segmentBytes": "4k"}
-    with working(options_of(tmp_path / "wal", nsqd, **given)) as crew:
+    with working(options_of(tmp_path / "wal", nsqd, **given)) as pool:
         wanted: list[bytes] = []
         for life in range(5):
             some = numbered(1000, f"life {life}")
             wanted += some
             publish(nsqd, some)
-            received(crew, crew.status().received + chance.randrange(200))
-            os.kill(chance.choice(pids_of(crew)), signal.SIGKILL)
-            eventually(crew.status, lambda status: status.deaths > life, PATIENCE)  # noqa: B023
-            assert crew.wait_until_ready(PATIENCE)
+            received(pool, pool.status().received + chance.randrange(200))
+            os.kill(chance.choice(pids_of(pool)), signal.SIGKILL)
+            eventually(pool.status, lambda status: status.deaths > life, PATIENCE)  # noqa: B023
+            assert pool.wait_until_ready(PATIENCE)
         drained(nsqd)
-        assert crew.roll(PATIENCE)
+        assert pool.roll(PATIENCE)
         expect_all(nsqd, wal, wanted)
 
 
 def test_sigterm_ends_a_receiver_without_leaving_anything_in_flight(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     wal = prepared(tmp_path / "wal")
-    with working(options_of(tmp_path / "wal", nsqd, maxInFlight="500")) as crew:
+    with working(options_of(tmp_path / "wal", nsqd, maxInFlight="500")) as pool:
         publish(nsqd, numbered(20_000))
-        received(crew, 1000)
-        os.kill(pids_of(crew)[0], signal.SIGTERM)
-        eventually(crew.status, lambda status: status.deaths == 1, PATIENCE)
+        received(pool, 1000)
+        os.kill(pids_of(pool)[0], signal.SIGTERM)
+        eventually(pool.status, lambda status: status.deaths == 1, PATIENCE)
         # Had it left anything, nsqd would hold that back for a minute.
         drained(nsqd)
-        assert crew.roll(PATIENCE)
+        assert pool.roll(PATIENCE)
         stats = channel_of(nsqd)
     assert (stats["timeout_count"], stats["requeue_count"]) == (0, 0)
     assert sorted(bodies_of(wal)) == sorted(numbered(20_000))
@@ -118,34 +116,34 @@ def test_a_receiver_that_hangs_costs_a_roll_its_time_and_is_killed_by_a_stop(
     nsqd: Nsqd, tmp_path: Path
 ) -> None:
     create(nsqd)
-    with Crew(options_of(tmp_path / "wal", nsqd), prepared(tmp_path / "wal")) as crew:
-        crew.start()
-        assert crew.wait_until_ready(PATIENCE)
-        [pid] = pids_of(crew)
+    with ReceiverPool(options_of(tmp_path / "wal", nsqd), prepared(tmp_path / "wal")) as pool:
+        pool.start()
+        assert pool.wait_until_ready(PATIENCE)
+        [pid] = pids_of(pool)
         assert os.getsid(pid) == pid  # no Ctrl-C in this terminal reaches it
         os.kill(pid, signal.SIGSTOP)
-        assert not crew.roll(0.1)
-        assert not crew.stop(0.1)
+        assert not pool.roll(0.1)
+        assert not pool.stop(0.1)
         assert not runs(pid)
 
 
 # Owners.
 
 
-def test_a_crew_stopped_while_it_starts_leaves_nobody(nsqd: Nsqd, tmp_path: Path) -> None:
+def test_a_pool_stopped_while_it_starts_leaves_nobody(nsqd: Nsqd, tmp_path: Path) -> None:
     create(nsqd)
     for _ in range(3):
-        crew = Crew(options_of(tmp_path / "wal", nsqd), prepared(tmp_path / "wal"), 2)
-        crew.start()
-        assert crew.stop(PATIENCE)
-        assert pids_of(crew) == []
+        pool = ReceiverPool(options_of(tmp_path / "wal", nsqd), prepared(tmp_path / "wal"), 2)
+        pool.start()
+        assert pool.stop(PATIENCE)
+        assert pids_of(pool) == []
     assert all(not folder.alive for folder in prepared(tmp_path / "wal").receivers())
 
 
 OWNER = """
 import os, sys, time
 from pathlib import Path
-from nsq.spark.receiver.crew import Crew
+from nsq.spark.receiver.pool import ReceiverPool
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.directory import DirectoryWal
 
@@ -154,20 +152,20 @@ given = {"topic": "orders", "channel": "billing", "wal": wal, "nsqd": nsqd, "rec
 options = SourceOptions.of(given)
 log = DirectoryWal(Path(wal))
 log.prepare()
-crew = Crew(options, log)
-crew.start()
-assert crew.wait_until_ready(100)
+pool = ReceiverPool(options, log)
+pool.start()
+assert pool.wait_until_ready(100)
 sleeper = os.fork() if forks == "yes" else 0
 if forks == "yes" and sleeper == 0:
     time.sleep(600)
-print(*[berth.child.pid for berth in crew._berths], sleeper, flush=True)
+print(*[slot.child.pid for slot in pool._slots], sleeper, flush=True)
 time.sleep(600)
 """
 
 
 @contextmanager
 def owner(wal: Path, nsqd: Nsqd, *, forks: bool) -> Iterator[tuple[subprocess.Popen[str], list[int], int]]:
-    """A process with a crew of two; ``forks``: and a child that inherits the ends of their pipes."""
+    """A process with a pool of two; ``forks``: and a child that inherits the ends of their pipes."""
     command = [sys.executable, "-c", OWNER, str(wal), nsqd.tcp_address, "yes" if forks else "no"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
@@ -204,15 +202,15 @@ class Talk:
     """A receiver process with nothing but its pipes."""
 
     def __init__(self, options: SourceOptions) -> None:
-        self.begin = begin_line(packed(options))
-        self.child = Child(receiver_command(), {})
+        self.begin = protocol.encoded(Begin(packed(options)))
+        self.child = Child(receiver_command())
         self._events = self.child.events()
 
     def say(self, *lines: bytes) -> None:
         for line in lines:
             assert self.child.say_line(line)
 
-    def until(self, kind: type[protocol.Event]) -> protocol.Event:
+    def until(self, kind: type[protocol.Event]) -> object:
         """The next one of that kind."""
         for event in self._events:
             assert not isinstance(event, Garbled), event
@@ -232,7 +230,7 @@ def test_a_receiver_ignores_garbage_and_answers_the_rest(nsqd: Nsqd, tmp_path: P
     create(nsqd)
     wal = prepared(tmp_path / "wal")
     with Talk(options_of(tmp_path / "wal", nsqd)) as talk:
-        talk.say(b"what?\n", b'{"v": 99, "is": "stop"}\n', talk.begin, b"\xff\xfe\n", b'{"v": 1}\n')
+        talk.say(b"what?\n", b'["stop", {}]\n', talk.begin, b"\xff\xfe\n", b'["Ready"]\n')
         assert isinstance(talk.until(Ready), Ready)
         publish(nsqd, numbered(10))
         open_rows = 0
@@ -241,10 +239,11 @@ def test_a_receiver_ignores_garbage_and_answers_the_rest(nsqd: Nsqd, tmp_path: P
             assert isinstance(status, Status)
             open_rows = status.open_rows
         talk.say(protocol.encoded(Roll(7)), b"nonsense\n", protocol.encoded(Roll(8)))
-        assert talk.until(Rolled) == Rolled(7, wal.segments()[0])
-        assert talk.until(Rolled) == Rolled(8)
+        assert talk.until(Rolled) == Rolled(7, 1)
+        assert talk.until(Rolled) == Rolled(8, 1)
+        assert [segment.rows for segment in wal.segments()] == [10]
         talk.say(protocol.encoded(Stop()))
-        assert talk.until(Stopped) == Stopped()
+        assert talk.until(Stopped) == Stopped(1)
         assert talk.child.reap() == 0
 
 
@@ -266,16 +265,6 @@ def test_an_owner_that_says_nothing_and_leaves(tmp_path: Path) -> None:
     with Talk(options_of(tmp_path / "wal", "127.0.0.1:1")) as talk:
         talk.child._stdin.close()
         assert talk.child.reap() == 0
-
-
-def test_wrong_settings_are_answered_with_a_fault(tmp_path: Path) -> None:
-    with Talk(options_of(tmp_path / "wal", "127.0.0.1:1")) as talk:
-        talk.say(b'{"v": 1, "is": "begin", "settings": {"options": {"colour": "red"}, "config": {}}}\n')
-        fault = talk.until(Fault)
-        assert isinstance(fault, Fault)
-        assert fault.settings
-        assert "colour" in fault.text
-        assert talk.child.reap() == 2
 
 
 def test_a_second_signal_does_not_wait(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
@@ -304,8 +293,9 @@ def test_a_second_signal_does_not_wait(nsqd_factory: Factory[Nsqd], tmp_path: Pa
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
-from nsq.spark.receiver.process import main
-sys.exit(main())
+from nsq.spark.receiver import process
+process._SEAL_AFTER = 1e9  # the limit is one of a file: it must not begin another
+sys.exit(process.main())
 """
 
 
@@ -315,25 +305,25 @@ def test_a_full_disk_pauses_receiving_until_there_is_room(
 ) -> None:
     """A file must not grow beyond a limit, which is lifted later."""
     create(nsqd)
-    wanted = [b"%d " % number + b"x" * 1000 for number in range(300)]
+    wanted = [b"%d " % number + os.urandom(500).hex().encode() for number in range(300)]
     wal = prepared(tmp_path / "wal")
     options = options_of(tmp_path / "wal", nsqd, maxInFlight="40", msgTimeout=msg_timeout)
-    with working(options, command=[sys.executable, "-c", LIMITED]) as crew:
+    with working(options, command=[sys.executable, "-c", LIMITED]) as pool:
         publish(nsqd, wanted)
-        eventually(crew.status, lambda status: "File too large" in "".join(status.errors), PATIENCE)
+        eventually(pool.status, lambda status: "File too large" in status.error, PATIENCE)
         if msg_timeout == "1s":
             eventually(lambda: channel_of(nsqd)["requeue_count"], lambda seen: seen > 0, PATIENCE)
-        stats, status = channel_of(nsqd), crew.status()
-        assert 0 < status.received < 100
+        stats, status = channel_of(nsqd), pool.status()
+        assert 0 < status.received < 250
         assert (
             stats["depth"] + stats["in_flight_count"] + stats["deferred_count"] >= 300 - status.received - 40
         )
         unlimited = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
-        resource.prlimit(pids_of(crew)[0], resource.RLIMIT_FSIZE, unlimited)
+        resource.prlimit(pids_of(pool)[0], resource.RLIMIT_FSIZE, unlimited)
         drained(nsqd)
-        eventually(crew.status, lambda status: not status.errors and not status.paused, PATIENCE)
-        assert crew.roll(PATIENCE)
-        assert crew.status().deaths == 0
+        eventually(pool.status, lambda status: not status.error and not status.paused, PATIENCE)
+        assert pool.roll(PATIENCE)
+        assert pool.status().deaths == 0
         expect_all(nsqd, wal, wanted)
 
 
@@ -341,11 +331,11 @@ def test_a_full_disk_pauses_receiving_until_there_is_room(
 
 STANDALONE = """
 import sys
-from nsq.spark.receiver.standalone import standalone
+from nsq.spark.receiver.process import standalone
 from nsq.spark.source.options import SourceOptions
 
 options = SourceOptions.of(dict(zip(sys.argv[1::2], sys.argv[2::2])))
-print(standalone(options, roll_interval=0.05, progress=print, progress_interval=0.1))
+print(standalone(options, progress=print, interval=0.05))
 """
 
 
@@ -366,6 +356,6 @@ def test_a_receiver_of_its_own(nsqd: Nsqd, tmp_path: Path) -> None:
             process.kill()
     assert process.returncode == 0
     assert "100 messages received" in said
-    assert said.splitlines()[-1] == "Stopped(segment=None, in_flight=0)"
+    assert said.splitlines()[-1] == f"Stopped(sealed={len(wal.segments())}, in_flight=0)"
     assert sorted(bodies_of(wal)) == sorted(numbered(100))
     drained(nsqd)

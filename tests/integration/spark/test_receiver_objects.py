@@ -1,7 +1,8 @@
-"""Receiving into a log of objects: each commit is one, and nothing waits to be sealed."""
+"""Receiving in this process: into a log of objects, and of several topics into one that is full."""
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from pyarrow import fs
@@ -9,8 +10,9 @@ from pyarrow import fs
 from nsq.http.nsqd import NsqdApi
 from nsq.spark.receiver.receiving import Receiving
 from nsq.spark.source.options import SourceOptions
-from nsq.spark.wal import names
+from nsq.spark.wal.directory import DirectoryWal
 from nsq.spark.wal.objects import ObjectWal
+from nsq.spark.wal.records import stored
 from nsq.testing import Nsqd
 from tests.integration.patience import eventually
 
@@ -35,13 +37,12 @@ def test_all_messages_become_objects_and_leave_nsqd(nsqd: Nsqd, tmp_path: Path) 
     wal = ObjectWal(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "wal")
     wal.prepare()
 
-    with wal.log(names.new_receiver()) as log:
-        receiving = Receiving(options, wal, log, changed=lambda *_: None, sealed=lambda *_: None)
-        receiving.start()
-        try:
-            eventually(lambda: receiving.status().received, lambda received: received == COUNT, 200.0)
-        finally:
-            stopped = receiving.stop(100.0)
+    receiving = Receiving(options, wal, changed=lambda: None)
+    receiving.start()
+    try:
+        eventually(lambda: receiving.status().received, lambda received: received == COUNT, 200.0)
+    finally:
+        stopped = receiving.stop(100.0)
 
     assert stopped.in_flight == 0
     stored = [
@@ -57,3 +58,21 @@ def test_all_messages_become_objects_and_leave_nsqd(nsqd: Nsqd, tmp_path: Path) 
         return channel["depth"], channel["in_flight_count"]
 
     eventually(left, lambda seen: seen == (0, 0))  # nobody answers a FIN
+
+
+def test_several_topics_are_paused_together_by_one_look_at_the_log(tmp_path: Path) -> None:
+    wal = DirectoryWal(tmp_path / "wal")
+    wal.prepare()
+    with wal.log("before") as log:
+        log.append(stored("a", [b"i" * 16], [0], [1], ["h:4150"], [b"body"]))
+    given = {"topics": "a,b,c", "channel": "spark", "wal": wal.location, "nsqd": "127.0.0.1:1"}
+    options = SourceOptions.of(given | {"walMaxBytes": "1"})
+    receiving = Receiving(options, wal, changed=lambda: None)
+    receiving.start()
+    try:
+        assert [thread.name for thread in threading.enumerate()].count("nsq-spark-limit") == 1
+        assert [each.gate.window for each in receiving._all()] == [0, 0, 0]
+        wal.delete(wal.segments())
+        eventually(lambda: [each.gate.window for each in receiving._all()], lambda found: 0 not in found)
+    finally:
+        receiving.stop(100.0)

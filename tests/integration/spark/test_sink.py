@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nsq.errors import InvalidMessage, NsqError, PublishFailed, UsageError
-from nsq.spark.sink.columns import Columns
-from nsq.spark.sink.markers import Markers
-from nsq.spark.sink.options import SinkOptions
-from nsq.spark.sink.task import Outcome, Resumption, Task
+from nsq.errors import InvalidMessage, NsqError, PublishFailed
+from nsq.spark.sink.rows import Columns
+from nsq.spark.sink.task import Outcome, SinkOptions, Task
 from nsq.testing import Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
@@ -152,41 +149,3 @@ def test_what_nsqd_alone_knows_to_be_too_large_fails_too(nsqd_factory: Factory[N
 
     with pytest.raises(NsqError, match="E_BAD_MESSAGE"):
         task(nsqd=nsqd.tcp_address).run([batch([b"x" * 1001])])
-
-
-def test_a_partition_that_was_published_is_not_published_again(nsqd: Nsqd, tmp_path: Path) -> None:
-    resumption = Resumption(Markers.of(str(tmp_path), "query"), batch=3, partition=1)
-    rows = [batch(bodies(300)), batch(bodies(300, "more"))]
-
-    first = task(nsqd=nsqd.tcp_address).run(rows, resumption)
-    again = task(nsqd=nsqd.tcp_address).run(reversed(rows), resumption)
-    other = task(nsqd=nsqd.tcp_address).run(rows[:1], resumption._replace(partition=2))
-
-    assert (first.messages, first.skipped) == (600, 0)
-    assert again == Outcome(0, 0, skipped=600)
-    assert (other.messages, other.skipped) == (300, 0)
-    assert depth(nsqd) == 900
-
-
-def test_a_partition_that_was_published_in_part_is_published_again(nsqd: Nsqd, tmp_path: Path) -> None:
-    resumption = Resumption(Markers.of(str(tmp_path), "query"), batch=3, partition=1)
-
-    def broken() -> Iterator[Any]:
-        yield batch(bodies(600))
-        raise RuntimeError("the executor's disk is gone")
-
-    with pytest.raises(RuntimeError):
-        task(nsqd=nsqd.tcp_address).run(broken(), resumption)
-    assert task(nsqd=nsqd.tcp_address).run([batch(bodies(600))], resumption).messages == 600
-
-    assert set(drain(nsqd)) == set(bodies(600))
-
-
-def test_a_partition_that_has_become_another_is_not_left_out_in_silence(nsqd: Nsqd, tmp_path: Path) -> None:
-    resumption = Resumption(Markers.of(str(tmp_path), "query"), batch=3, partition=1)
-    task(nsqd=nsqd.tcp_address).run([batch(bodies(300))], resumption)
-
-    with pytest.raises(UsageError, match=r"partition 1 of batch 3 is not what it was.*resume=none"):
-        task(nsqd=nsqd.tcp_address).run([batch(bodies(300, "another"))], resumption)
-
-    assert depth(nsqd) == 300

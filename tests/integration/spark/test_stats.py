@@ -22,10 +22,10 @@ NOBODY = "127.0.0.1:1"
 def read(*columns: str, **options: str) -> list[tuple[Any, ...]]:
     from pyspark.sql.types import StringType, StructField, StructType
 
-    from nsq.spark.batch.stats import stats_reader
+    from nsq.spark.batch.stats import StatsReader
 
     schema = StructType([StructField(name, StringType()) for name in columns])
-    reader = stats_reader(options, schema)
+    reader = StatsReader(options, schema)
     return sorted(row for partition in reader.partitions() for row in reader.read(partition))
 
 

@@ -24,7 +24,7 @@ from tests.integration.patience import eventually
 pytest.importorskip("pyspark")
 pytest.importorskip("pyarrow")
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from nsq.spark.source import stream
 from nsq.spark.source.stream import NsqStreamReader
@@ -45,7 +45,7 @@ class Asking:
     """Asks a reader as Spark does: what has gone through JSON, and always from where the last batch ended."""
 
     def __init__(self, nsqd: Nsqd, folder: Path, **options: object) -> None:
-        given = {"topic": "orders", "channel": "spark", "wal": folder / "wal"}
+        given = {"topic": "orders", "channel": "spark", "wal": folder / "wal", "retention": "0"}
         given |= {"nsqd": nsqd.tcp_address, "nsqdHttp": nsqd.http_address} | options
         self.reader = NsqStreamReader(
             {name: str(text) for name, text in given.items()}, [Field("body", "binary")]
@@ -68,7 +68,7 @@ class Asking:
     def batch(self, limit: ReadLimit | None = None) -> list[bytes]:
         """The rows of the next one, which is committed."""
         end = eventually(
-            lambda: self.latest(limit or ReadAllAvailable()), lambda end: end != self.read, PATIENCE
+            lambda: self.latest(limit or ReadMaxRows(sys.maxsize)), lambda end: end != self.read, PATIENCE
         )
         rows = self.rows(end)
         self.reader.commit(end)
@@ -117,7 +117,7 @@ def test_the_same_offsets_are_the_same_rows_in_another_life(queue: Nsqd, tmp_pat
     publish(queue, 100)
     first, second = Asking(queue, tmp_path), Asking(queue, tmp_path)
     try:
-        end = eventually(lambda: first.latest(ReadAllAvailable()), lambda end: end["at"], PATIENCE)
+        end = eventually(lambda: first.latest(ReadMaxRows(sys.maxsize)), lambda end: end["at"], PATIENCE)
         rows = first.rows(end)
         first.reader.stop()
         publish(queue, 100, 100)
@@ -133,7 +133,7 @@ def test_a_run_ends_when_it_has_read_what_there_was(queue: Nsqd, asking: Asking,
     asking.reader.prepareForTriggerAvailableNow()
     got: list[bytes] = []
     asking.begin()
-    while (end := asking.latest(ReadAllAvailable())) != asking.read:
+    while (end := asking.latest(ReadMaxRows(sys.maxsize))) != asking.read:
         got += asking.rows(end)
         asking.read = end
     assert sorted(got) == sorted(bodies)
@@ -192,7 +192,7 @@ def test_a_log_has_one_owner(
 def test_another_logs_offset_is_refused(asking: Asking) -> None:
     asking.read = {"wal": "another", "at": {}}
     with pytest.raises(WalForeign, match="belongs to the log another, but"):
-        asking.latest(ReadAllAvailable())
+        asking.latest(ReadMaxRows(sys.maxsize))
 
 
 def test_what_is_wrong_is_told_by_the_first_question(queue: Nsqd, tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_what_is_wrong_is_told_by_the_first_question(queue: Nsqd, tmp_path: Path
 
 _LIFE = """
 import sys
-from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.streaming.datasource import ReadMaxRows
 from nsq.spark.rows import Field
 from nsq.spark.source.stream import NsqStreamReader
 
@@ -214,7 +214,7 @@ reader = NsqStreamReader(given, [Field("body", "binary")])
 try:
     start = reader.initialOffset()
     while True:
-        reader.latestOffset(start, ReadAllAvailable())
+        reader.latestOffset(start, ReadMaxRows(sys.maxsize))
         report = reader.reportLatestOffset()
         print(report["received"], flush=True)
 finally:
@@ -249,3 +249,25 @@ def test_sigterm_leaves_everything_sealed_and_nothing_in_flight(queue: Nsqd, tmp
         return channel["depth"], channel["in_flight_count"]
 
     eventually(left, lambda seen: seen == (0, 0))  # nobody answers a FIN
+
+
+@pytest.mark.parametrize("subscription", [{"topics": "orders,clicks"}, {"topicsPattern": "orders|cl.*"}])
+def test_several_topics_in_one_log(nsqd: Nsqd, tmp_path: Path, subscription: dict[str, str]) -> None:
+    api = NsqdApi(nsqd.http_address)
+    for topic in ("orders", "clicks", "others"):
+        api.create_topic(topic)
+        api.multi_publish(topic, [f"{topic} {number}".encode() for number in range(20)])
+    given = {"channel": "spark", "wal": tmp_path / "wal", "nsqd": nsqd.tcp_address} | subscription
+    given |= {"nsqdHttp": nsqd.http_address, "lookupdPollInterval": "100ms"}
+    asks = Asking(nsqd, tmp_path)
+    asks.reader = NsqStreamReader(
+        {name: str(text) for name, text in given.items()}, [Field("body", "binary"), Field("topic", "string")]
+    )
+    try:
+        asks.reader.prepareForTriggerAvailableNow()
+        got: list[bytes] = []
+        while len(got) < 40:
+            got += asks.batch()
+    finally:
+        asks.reader.stop()
+    assert sorted(got) == sorted(b"%s %d" % (topic, n) for topic in (b"orders", b"clicks") for n in range(20))

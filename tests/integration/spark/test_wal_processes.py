@@ -20,7 +20,8 @@ PATIENCE = 100.0
 
 BEGIN = """
 import sys
-from nsq.spark.wal import open_wal, records
+from nsq.spark.wal import open_wal
+from nsq.spark.wal import records
 wal = open_wal(sys.argv[1])
 
 def batch(start, count=5):
@@ -43,7 +44,7 @@ for start in range(0, 10**9, 5):
 """
 
 OWNER = """
-claim = wal.own("the other process", 0)
+claim = wal.own("default", "the other process", 0)
 say("mine")
 sys.stdin.readline()
 claim.leaving()
@@ -128,11 +129,11 @@ def test_one_process_owns_and_another_follows_when_it_leaves(tmp_path: Path) -> 
     with process(OWNER, place) as other:
         assert line(other) == "mine"
         with pytest.raises(WalOwned, match=rf"owned by the other process \(process {other.pid} on"):
-            wal.own("me", 0)
+            wal.own("default", "me", 0)
         tell(other)
         assert line(other) == "leaving"
         tell(other)
-        wal.own("me", PATIENCE).release()
+        wal.own("default", "me", PATIENCE).release()
         assert line(other) == "free"
 
 
@@ -144,17 +145,17 @@ def test_a_killed_owner_owns_nothing(tmp_path: Path) -> None:
         assert line(other) == "mine"
         other.kill()
         other.wait(PATIENCE)
-        wal.own("me", PATIENCE).release()
+        wal.own("default", "me", PATIENCE).release()
 
 
 def test_a_program_that_an_owner_starts_does_not_inherit_the_lock(tmp_path: Path) -> None:
     wal = open_wal(str(tmp_path / "wal"))
     wal.prepare()
-    claim = wal.own("me", 0)
+    claim = wal.own("default", "me", 0)
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, close_fds=False)
     with child:
         claim.release()
-        wal.own("me again", PATIENCE).release()
+        wal.own("default", "me again", PATIENCE).release()
         child.kill()
 
 

@@ -29,8 +29,8 @@ from nsq.errors import (
 from nsq.message import Message, finish_all
 from nsq.transport import CHUNK, MemoryTransport, WrappedStream
 from nsq.wire.frames import CLOSE_WAIT, OK, encode_response
-
-from ..scripted import (
+from tests.fakes.connection import Pair
+from tests.fakes.nsqd import (
     CLS,
     NOP,
     A,
@@ -43,7 +43,7 @@ from ..scripted import (
     req,
     touch,
 )
-from .paired import PATIENCE, Pair
+from tests.fakes.threads import PATIENCE
 
 MIB = 1024 * 1024
 READER, WRITER = f"test-read-{A}", f"test-write-{A}"
@@ -164,7 +164,7 @@ class TestReading:
     def test_messages_arrive_in_flight(self, pair: Pair) -> None:
         _, (one, two) = in_flight(pair, 1, 2)
         assert (one.id, two.id) == (id_of(1), id_of(2))
-        assert pair.conn.in_flight == 2
+        assert pair.conn.session.in_flight == 2
         assert pair.conn.holds(one)
         assert one.nsqd_address == A
         assert pair.conn.last_message_at == one.received_at
@@ -279,7 +279,7 @@ class TestAnswering:
         assert [each.responded for each in messages] == [True, True, True, False]
         assert pair.delegate.notes == [("finished", each) for each in (two, one, three)]
         assert pair.conn.session.finished == 3
-        assert pair.conn.in_flight == 1
+        assert pair.conn.session.in_flight == 1
         finish_all([four])
         nsqd.expect(fin(4))
 
@@ -377,7 +377,7 @@ class TestAnswering:
         assert pair.conn.expire(time.monotonic()) == [one]
         assert not pair.conn.drop(one)
         assert pair.conn.drop(two)
-        assert pair.conn.in_flight == 0
+        assert pair.conn.session.in_flight == 0
         assert pair.conn.session.timed_out == 2
 
     def test_answers_after_the_end_are_refused(self, pair: Pair) -> None:
@@ -627,7 +627,7 @@ class TestEnds:
         """CLS, CLOSE_WAIT, an answer to each message in flight, and the connection closes by itself."""
         nsqd, (one, two) = in_flight(pair, 1, 2)
         pair.conn.send_cls()
-        assert pair.conn.rdy == 0
+        assert pair.conn.session.rdy == 0
         nsqd.expect(CLS)
         nsqd.close_wait()
         pair.conn.send_rdy(5)
@@ -755,7 +755,7 @@ class TestEnds:
         nsqd.deliver(1, 2, 3)
         assert isinstance(pair.delegate.wait_for_close(), WireError)
         assert pair.delegate.messages == []
-        assert pair.conn.in_flight == 0
+        assert pair.conn.session.in_flight == 0
 
     def test_close_is_final_at_once_and_from_any_number_of_threads(self, pair: Pair) -> None:
         _, (one,) = in_flight(pair, 1)

@@ -37,8 +37,7 @@ from nsq.transport.tls import context_of
 from nsq.wire import commands
 from nsq.wire.frames import HEARTBEAT, OK, encode_error, encode_response
 from nsq.wire.layers import Deflate, Layer, Snappy, Tls
-
-from ..scripted import CHANNEL, TOPIC, hear_identify, message
+from tests.fakes.nsqd import CHANNEL, TOPIC, hear_identify, message
 
 ADDRESS = "nsqd.example:4150"
 PATIENCE = 20.0

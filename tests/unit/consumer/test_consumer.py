@@ -30,8 +30,7 @@ from nsq.errors import (
 from nsq.message import Message
 from nsq.transport import MemoryPeer, MemoryTransport
 from nsq.wire.frames import CLOSE_WAIT, OK, encode_response
-
-from ..scripted import (
+from tests.fakes.nsqd import (
     CHANNEL,
     CLS,
     NOP,
@@ -47,8 +46,8 @@ from ..scripted import (
     rdy,
     touch,
 )
+from tests.fakes.threads import PATIENCE, in_threads
 
-PATIENCE = 20.0
 CLEAN = StopReport(clean=True)
 
 
@@ -75,27 +74,9 @@ def make(transport: MemoryTransport) -> Iterator[Callable[..., Consumer]]:
 def nothing(message: Message) -> None: ...
 
 
-def together(*calls: Callable[[], Any]) -> list[Any]:
-    """What they return, called by threads at the same time."""
-    results: list[Any] = [None] * len(calls)
-    start = threading.Barrier(len(calls))
-
-    def run(place: int, call: Callable[[], Any]) -> None:
-        start.wait(PATIENCE)
-        results[place] = call()
-
-    threads = [threading.Thread(target=run, args=each) for each in enumerate(calls)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(2 * PATIENCE)
-        assert not thread.is_alive()
-    return results
-
-
 def stopped(consumer: Consumer, *nsqds: Nsqd) -> StopReport:
     """Stopped with nothing in flight."""
-    report, *_ = together(consumer.stop, *[nsqd.see_off for nsqd in nsqds])
+    report, *_ = in_threads(consumer.stop, *[nsqd.see_off for nsqd in nsqds])
     assert isinstance(report, StopReport)
     return report
 
@@ -104,6 +85,10 @@ class TestMaking:
     def test_needs_addresses(self, transport: MemoryTransport) -> None:
         with pytest.raises(ConfigError, match="nsqd or nsqlookupd addresses"):
             Consumer(TOPIC, CHANNEL, transport=transport)
+
+    def test_needs_hooks_that_are_hooks(self, make: Callable[..., Consumer]) -> None:
+        with pytest.raises(ConfigError, match=r"hooks is .* subclass of ConsumerHooks"):
+            make(hooks=print)
 
     @pytest.mark.parametrize(("topic", "channel"), [("or ders", "c"), ("t", ""), ("t" * 65, "c")])
     def test_needs_names_that_nsqd_takes(self, topic: str, channel: str) -> None:
@@ -248,7 +233,7 @@ class TestStarting:
         consumer = make().add_handler(nothing).start()
         transport.wait_for_dials(1)
         began = time.monotonic()
-        connected, report = together(lambda: consumer.wait_until_connected(60.0), consumer.stop)
+        connected, report = in_threads(lambda: consumer.wait_until_connected(60.0), consumer.stop)
         assert not connected
         assert report == CLEAN
         assert time.monotonic() - began < PATIENCE
@@ -332,7 +317,7 @@ class TestStopping:
         consumer = make().add_handler(nothing).start()
         nsqd = accept(transport)
         nsqd.expect(rdy(2))
-        reports = together(consumer.stop, consumer.stop, consumer.stop, nsqd.see_off)
+        reports = in_threads(consumer.stop, consumer.stop, consumer.stop, nsqd.see_off)
         assert reports[:3] == [CLEAN] * 3
         assert consumer.stop() == CLEAN
         assert len([line for line in nsqd.commands if line == CLS]) == 1
@@ -399,7 +384,7 @@ class TestStopping:
                 peer.wait_until(lambda got: peer.closed or _has_heard_cls(got))
                 peer.send(encode_response(CLOSE_WAIT))
 
-            report, _ = together(consumer.stop, answer_cls)
+            report, _ = in_threads(consumer.stop, answer_cls)
             assert report == CLEAN
             peer.wait_closed()
 
@@ -453,7 +438,7 @@ class TestRunning:
             nsqd.expect(rdy(2))
             return stopped(consumer, nsqd)
 
-        assert together(consumer.run, stop) == [CLEAN, CLEAN]
+        assert in_threads(consumer.run, stop) == [CLEAN, CLEAN]
 
     def test_ends_at_a_signal_with_what_is_in_flight_answered(
         self, make: Callable[..., Consumer], transport: MemoryTransport
@@ -705,7 +690,7 @@ class TestForking:
             assert transport.peers[0].abandoned
 
         assert in_child(check) == 0
-        together(lambda: engine.stop(time.monotonic() + PATIENCE), nsqd.see_off)
+        in_threads(lambda: engine.stop(time.monotonic() + PATIENCE), nsqd.see_off)
 
     def test_a_child_of_a_handler_dies_of_a_signal_as_any_other(
         self, make: Callable[..., Consumer], transport: MemoryTransport

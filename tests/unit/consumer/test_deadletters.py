@@ -10,16 +10,12 @@ import pytest
 from nsq.consumer.handlers import DeadLetterFile, DeadLetterTopic
 from nsq.errors import InvalidName
 from nsq.message import Message
-
-from ..scripted import A, id_of
-
-
-class Owner:
-    address = A
+from tests.fakes.messages import Delegate
+from tests.fakes.nsqd import A, id_of
 
 
 def dead(body: bytes = b"body", number: int = 1) -> Message:
-    return Message(Owner(), 0.0, 1.0, 17, 6, id_of(number), body)  # type: ignore[arg-type]
+    return Message(Delegate(), 0.0, 1.0, 17, 6, id_of(number), body)
 
 
 class Publisher:

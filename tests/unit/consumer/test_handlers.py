@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,73 +10,12 @@ from typing import Any
 
 import pytest
 
-from nsq.consumer.handlers import HandlerPool, Inbox, Requeue, Unseen
-from nsq.errors import AlreadyResponded, ConfigError
+from nsq.consumer.handlers import HandlerPool, Requeue, Unseen
+from nsq.errors import ConfigError
 from nsq.message import Message
-
-from ..scripted import A, id_of
-
-PATIENCE = 20.0
-
-
-class Desk:
-    """Where messages come from and answers go to, and what the pool calls."""
-
-    address = A
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self.starved = False
-        self.notes: list[tuple[Any, ...]] = []
-        self.answered: set[bytes] = set()
-        self.trouble: BaseException | None = None
-
-    def note(self, *note: Any) -> None:
-        with self._changed:
-            self.notes.append(note)
-            self._changed.notify_all()
-
-    def _answer(self, message: Message, *note: Any) -> None:
-        if message.id in self.answered:
-            raise AlreadyResponded("again")
-        self.answered.add(message.id)
-        self.note(*note)
-
-    def finish(self, message: Message) -> None:
-        self._answer(message, "finish", int(message.id))
-
-    def finish_all(self, messages: list[Message]) -> None:
-        for message in messages:
-            if message.id not in self.answered:
-                self.finish(message)
-
-    def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
-        self._answer(message, "requeue", int(message.id), delay, backoff)
-
-    def touch(self, message: Message) -> None: ...
-
-    def holds(self, message: Message) -> bool:
-        return message.id not in self.answered
-
-    def give_up(self, message: Message) -> None:
-        self.note("give up", int(message.id))
-        if self.trouble is not None:
-            raise self.trouble
-
-    def expired(self, message: Message) -> None:
-        self.note("expired", int(message.id))
-        if self.trouble is not None:
-            raise self.trouble
-
-    def wait_for(self, *notes: tuple[Any, ...]) -> None:
-        """Until these are noted, in any order."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: all(note in self.notes for note in notes), PATIENCE), (
-                self.notes
-            )
-
-    def message(self, number: int, *, attempts: int = 1, expires_at: float = math.inf) -> Message:
-        return Message(self, 0.0, expires_at, 0, attempts, id_of(number), b"body")
+from tests.fakes.messages import Desk
+from tests.fakes.nsqd import id_of
+from tests.fakes.threads import PATIENCE
 
 
 @pytest.fixture
@@ -97,29 +34,7 @@ def pool(desk: Desk) -> Iterator[HandlerPool]:
 
 def work(pool: HandlerPool, *messages: Message) -> None:
     pool.start()
-    pool.inbox.put(list(messages))
-
-
-class TestInbox:
-    def test_in_order_and_then_nothing(self, desk: Desk) -> None:
-        inbox = Inbox()
-        messages = [desk.message(number) for number in range(3)]
-        inbox.put(messages)
-        inbox.close(1)
-        assert len(inbox) == 4
-        assert [inbox.get() for _ in range(4)] == [*messages, None]
-
-    def test_with_a_timeout(self) -> None:
-        with pytest.raises(queue.Empty):
-            Inbox().get(timeout=0.0)
-
-    def test_what_has_expired_is_swept_out_and_the_rest_stays(self, desk: Desk) -> None:
-        inbox = Inbox()
-        messages = [desk.message(number, expires_at=10.0 * number) for number in range(4)]
-        inbox.put(messages)
-        inbox.close(1)
-        assert inbox.sweep(15.0) == messages[:2]
-        assert [inbox.get() for _ in range(3)] == [messages[2], messages[3], None]
+    pool.put(list(messages))
 
 
 class TestAnswers:
@@ -199,6 +114,16 @@ class TestBeforeTheHandler:
         desk.wait_for(("expired", 1), ("finish", 2))
         assert [int(message.id) for message in handled] == [2]
 
+    def test_what_has_expired_is_swept_out_and_the_rest_stays_in_order(
+        self, pool: HandlerPool, desk: Desk
+    ) -> None:
+        messages = [desk.message(number, expires_at=10.0 * number) for number in range(4)]
+        pool.put(messages)
+        pool.inbox.put(None)
+        pool.sweep(15.0)
+        assert desk.notes == [("expired", 0), ("expired", 1)]
+        assert [pool.inbox.get() for _ in range(3)] == [messages[2], messages[3], None]
+
     def test_what_failed_too_often_is_given_up_and_finished(self, pool: HandlerPool, desk: Desk) -> None:
         handled: list[Message] = []
         pool.add(handled.append, 1)
@@ -232,7 +157,7 @@ class TestBeforeTheHandler:
         assert handled == [5, 6, 1]
 
     def test_what_is_remembered_of_them_is_bounded(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("nsq.consumer.handlers._MOST_UNSEEN", 2)
+        monkeypatch.setattr("nsq.consumer.handlers._MAX_UNSEEN", 2)
         unseen = Unseen()
         for number in (1, 2, 1, 3):
             unseen.note(desk.message(number))
@@ -302,7 +227,7 @@ class TestThreads:
         assert entered.wait(PATIENCE)
         assert pool.in_work() == [one]
         gate.set()
-        pool.inbox.put([two])
+        pool.put([two])
         desk.wait_for(("finish", 2))
         assert pool.stop(time.monotonic() + PATIENCE) == []
         assert pool.in_work() == []

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from nsq.consumer.handlers import FINISH, REQUEUE, Requeue, RequeueDelay, Verdict, of_exception, of_result
+from nsq.config import Config
+from nsq.consumer.handlers import FINISH, REQUEUE, Requeue, Verdict, of_exception, of_result, requeue_delay
 from nsq.errors import InvalidMessage, UsageError
 
 
@@ -45,13 +46,12 @@ class TestExceptions:
 
 
 class TestDelay:
-    def delay(self, *, jitter: float = 0.0, chance: float = 0.0) -> RequeueDelay:
-        return RequeueDelay(default=90.0, longest=900.0, jitter=jitter, chance=lambda: chance)
-
     def test_grows_with_the_attempts_up_to_the_longest(self) -> None:
-        delay = self.delay()
-        assert [delay(attempts) for attempts in (1, 2, 10, 11)] == [90.0, 180.0, 900.0, 900.0]
+        config = Config()
+        delays = [requeue_delay(attempts, config, 0.5) for attempts in (1, 2, 10, 11)]
+        assert delays == [90.0, 180.0, 900.0, 900.0]
 
     def test_spreads(self) -> None:
-        assert self.delay(jitter=0.5, chance=0.5)(1) == 112.5
-        assert self.delay(jitter=0.5, chance=0.999)(10) == 900.0
+        config = Config(requeue_jitter=0.5)
+        assert requeue_delay(1, config, 0.5) == 112.5
+        assert requeue_delay(10, config, 0.999) == 900.0

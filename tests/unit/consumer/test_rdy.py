@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nsq.consumer.rdy import Backoff, HandlingLimit, Order, Outcome, RdyWindows, Timeouts, exponential
+from nsq.consumer.rdy import Backoff, HandlingLimit, Order, Outcome, RdyWindows, exponential
 
 SUCCESS, FAILURE, NEUTRAL = Outcome.SUCCESS, Outcome.FAILURE, Outcome.NEUTRAL
 IDLE, TURN = 10.0, 30.0
@@ -23,7 +23,7 @@ class World:
     def __init__(self, max_in_flight: int, *, longest: float = 120.0, picks: int = 0) -> None:
         self.backoff = Backoff(exponential(1.0), longest)
         self.windows = RdyWindows(
-            max_in_flight, self.backoff, lambda keys: keys[picks % len(keys)], Timeouts(IDLE, TURN)
+            max_in_flight, self.backoff, lambda keys: keys[picks % len(keys)], IDLE, TURN
         )
         self.now = START
         self.in_flight: dict[Hashable, int] = {}
@@ -63,9 +63,9 @@ class World:
         self.obey(self.windows.expect(connections, self.now, self.in_flight))
 
     def receive(self, key: str, count: int = 1) -> None:
-        news = self.windows.is_idle(key, self.now)
         self.in_flight[key] += count
         nsqd = self.windows.nsqds[key]
+        news = self.now - nsqd.last_message_at >= IDLE
         nsqd.last_message_at = nsqd.has_sent_at = self.now
         if news:
             self.obey(self.windows.decide(self.now, self.in_flight))
@@ -396,7 +396,6 @@ class TestBackingOff:
 def test_of_a_stranger_nothing_is_known() -> None:
     world = World(1)
     assert world.windows.reason("x") == "not connected"
-    assert not world.windows.is_idle("x", START)
     assert world.windows.disconnected("x", START, {}) == []
     assert world.windows.closing("x", START, {}) == []
 

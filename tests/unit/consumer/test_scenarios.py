@@ -17,8 +17,8 @@ from nsq.errors import AlreadyResponded, ServerError
 from nsq.message import Message
 from nsq.transport import MemoryTransport
 from nsq.wire.frames import encode_error, encode_response
-
-from ..scripted import CHANNEL, CLS, NOP, TOPIC, A, B, Nsqd, accept, accept_all, fin, id_of, rdy, req
+from tests.fakes.nsqd import CHANNEL, CLS, NOP, TOPIC, A, B, Nsqd, accept, accept_all, fin, id_of, rdy, req
+from tests.fakes.threads import leave_handlers_no_time
 
 PATIENCE = 20.0
 SOON = 0.05  # seconds that a test waits in full
@@ -548,7 +548,7 @@ class TestBusyHandlers:
             gate(message)
 
         consumer = stage.consumer(handle, hooks=Hooks(), rdy_redistribute_interval=0.005)
-        nsqd = stage.nsqd(msg_timeout=20)
+        nsqd = stage.nsqd(msg_timeout=250)  # the limit grows again when as much has gone by
         nsqd.expect(rdy(5))
         nsqd.deliver(1, 2)
         for _ in range(2):
@@ -664,7 +664,7 @@ class TestStop:
     def test_what_is_in_flight_at_the_deadline_is_reported(
         self, stage: Stage, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("nsq.consumer.engine._LEAST_TO_STOP", 10 * SOON)  # for the other threads
+        leave_handlers_no_time(monkeypatch)
         gate = Gate()
         consumer = stage.consumer(gate, hooks=ConsumerHooks())
         nsqd = stage.nsqd()

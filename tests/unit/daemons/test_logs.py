@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -112,3 +114,44 @@ def test_several_logs_do_not_meet_nor_touch_the_registry() -> None:
     b.info("b")
     assert (first.getvalue(), second.getvalue().count("\n")) == ("", 1)
     assert set(logging.root.manager.loggerDict) == known
+
+
+def test_json() -> None:
+    stream = io.StringIO()
+    log = DaemonLog("[nsqd] ", "info", stream, form="json")
+    log.info("TOPIC(%s): created\n", "t\udcff")
+    try:
+        raise KeyError("lost")
+    except KeyError as error:
+        log.error("handler failed", exc=error)
+    log.logger.warning("of a library: %d", 1)
+    first, second, third = map(json.loads, stream.getvalue().splitlines())
+    assert list(first) == ["time", "level", "program", "message"]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z", first["time"])
+    assert (first["level"], first["program"], first["message"]) == (
+        "info",
+        "nsqd",
+        "TOPIC(t\udcff): created\n",
+    )
+    assert second["traceback"].endswith("KeyError: 'lost'\n")
+    assert (third["level"], third["message"]) == ("warning", "of a library: 1")
+
+
+def test_a_file_that_is_renamed_and_opened_anew(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = DaemonLog(path=str(path))
+    log.info("one")
+    path.rename(tmp_path / "log.1")
+    log.info("two")
+    log.reopen()
+    log.info("three \udcff")
+    assert [line.split()[-1] for line in (tmp_path / "log.1").read_text().splitlines()] == ["one", "two"]
+    assert path.read_text().endswith("three \\udcff\n")
+    path.unlink()
+    path.mkdir()
+    log.reopen()
+    log.info("four")  # lost with the file that was removed, but no error
+    log.close()
+    log.info("five")
+    with pytest.raises(ConfigError, match=r"--log-file '.*log' cannot be opened: Is a directory"):
+        DaemonLog(path=str(path))

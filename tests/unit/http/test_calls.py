@@ -2,14 +2,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from nsq.errors import ApiError, ApiRefused, UsageError
-from nsq.http.calls import Call, authorized, endpoint, get, json_value, nothing, ok, tls_port
-from nsq.http.message import HttpReply, HttpRequest, parse_url
-
-BASE = parse_url("http://nsq.example:4151/?access_token=hunter2")
+from nsq.http.calls import Call, endpoint, json_value, ok
+from nsq.http.message import HttpReply, HttpRequest, parse_url, tls_port
 
 
 def reply(status: int, body: object = b"", headers: Mapping[str, str] | None = None) -> HttpReply:
@@ -17,9 +16,16 @@ def reply(status: int, body: object = b"", headers: Mapping[str, str] | None = N
     return HttpReply(status, headers or {}, raw)
 
 
+def a_call(
+    address: str = "http://nsq.example:4151/?access_token=hunter2", parse: Any = json_value
+) -> Call[Any]:
+    url = endpoint(parse_url(address), "/x", {})
+    return Call(HttpRequest(url, headers={"Accept": "*/*"}), parse)
+
+
 def refusal(answered: HttpReply) -> ApiRefused:
     with pytest.raises(ApiRefused) as caught:
-        get(BASE, "/x", {}, nothing).answer(answered)
+        a_call().answer(answered)
     return caught.value
 
 
@@ -44,7 +50,7 @@ class TestEndpoint:
 
 class TestAnswer:
     def test_is_what_parse_makes_of_it(self) -> None:
-        assert get(BASE, "/x", {}, json_value).answer(reply(200, [1])) == [1]
+        assert a_call().answer(reply(200, [1])) == [1]
 
     @pytest.mark.parametrize(
         ("answered", "status", "code", "text"),
@@ -84,9 +90,9 @@ class TestAnswer:
 
     def test_what_cannot_be_read_names_the_server(self) -> None:
         with pytest.raises(ApiError) as caught:
-            get(BASE, "/x", {}, json_value).answer(reply(200, b"hello"))
+            a_call().answer(reply(200, b"hello"))
         assert str(caught.value) == (
-            "http://nsq.example:4151/x answered with what is none of its answers: 'hello' is not JSON"
+            "http://nsq.example:4151/x sent a reply that this request cannot have: 'hello' is not JSON"
         )
         assert not isinstance(caught.value, ApiRefused)
 
@@ -112,40 +118,6 @@ class TestReading:
             json_value(reply(200, body))
 
 
-class TestAuthorized:
-    @pytest.mark.parametrize(
-        ("address", "when", "sent"),
-        [
-            ("https://h", "https", True),
-            ("http://h", "https", False),
-            ("h", "https", False),
-            ("unix:/run/x", "https", False),
-            ("http://h", "always", True),
-            ("https://h", "always", True),
-            ("https://h", "never", False),
-        ],
-    )
-    def test_when(self, address: str, when: str, sent: bool) -> None:
-        call = authorized(get(parse_url(address), "/x", {}, nothing), "hunter2", when)
-        assert call.request.headers.get("Authorization") == ("Bearer hunter2" if sent else None)
-        assert "Accept" in call.request.headers
-
-    def test_no_secret_no_header(self) -> None:
-        call = get(parse_url("https://h"), "/x", {}, nothing)
-        assert authorized(call, "", "always") is call
-
-    def test_no_repr_shows_it(self) -> None:
-        call = authorized(get(BASE, "/x", {}, nothing), "hunter3", "always")
-        assert "hunter" not in repr(call)
-        assert "hunter" not in str(call.request.url)
-
-    def test_a_line_break_is_refused_without_showing_it(self) -> None:
-        call = authorized(get(BASE, "/x", {}, nothing), "hunter2\r\nX: y", "always")
-        with pytest.raises(UsageError) as caught:
-            call.request.encode()
-        assert "hunter2" not in str(caught.value)
-
-
 class TestTlsPort:
     def test_of_an_nsqd_that_insists_on_tls(self) -> None:
         assert tls_port(reply(403, {"message": "TLS_REQUIRED", "https_port": 4152})) == 4152
@@ -165,11 +137,6 @@ class TestTlsPort:
     )
     def test_of_nobody_else(self, answered: HttpReply) -> None:
         assert tls_port(answered) is None
-
-
-def test_a_call_can_be_made_of_any_request() -> None:
-    call = Call(HttpRequest(BASE, "PURGE"), lambda answered: answered.status)
-    assert call.answer(reply(204)) == 204
 
 
 class TestAddresses:

@@ -10,7 +10,7 @@ import pytest
 from nsq.errors import ApiError, ApiRefused, InvalidMessage, InvalidName
 from nsq.http.calls import Call
 from nsq.http.message import HttpReply
-from nsq.http.nsqd import NsqdApi, nsqd_address
+from nsq.http.nsqd import NsqdApi
 from nsq.wire.commands import Limits, unpack_bodies
 
 
@@ -56,7 +56,7 @@ def answer(call: Call[Any], value: object, content_type: str = "application/json
 
 
 def test_the_default_port() -> None:
-    assert str(nsqd_address("nsqd.example")) == "http://nsqd.example:4151/"
+    assert repr(NsqdApi("nsqd.example")) == "NsqdApi('http://nsqd.example:4151/')"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,8 @@ def test_the_default_port() -> None:
             calls.stats("t", "c", include_clients=False, include_mem=True),
             ("GET", "/stats?format=json&topic=t&channel=c&include_clients=false&include_mem=true"),
         ),
+        (calls.peek("t"), ("GET", "/topic/peek?topic=t&n=10")),
+        (calls.peek("t", "c", n=3), ("GET", "/channel/peek?topic=t&channel=c&n=3")),
         (calls.publish("t", b"x"), ("POST", "/pub?topic=t")),
         (calls.publish("t", b"x", defer=1.5), ("POST", "/pub?topic=t&defer=1500")),
         (calls.multi_publish("t", [b"x"]), ("POST", "/mpub?topic=t&binary=true")),
@@ -209,3 +211,28 @@ def test_refusals_carry_nsqds_code() -> None:
         calls.delete_topic("t").answer(HttpReply(404, {}, b'{"message":"TOPIC_NOT_FOUND"}'))
     assert (caught.value.status, caught.value.code, caught.value.retry) == (404, "TOPIC_NOT_FOUND", False)
     assert str(caught.value) == "http://nsqd.example:4151/topic/delete answered 404 TOPIC_NOT_FOUND"
+
+
+PEEKED = {
+    "id": "0123456789abcdef",
+    "timestamp": 1_700_000_000_000_000_000,
+    "age_ms": 1500,
+    "attempts": 1,
+    "size": 6,
+    "truncated": False,
+    "encoding": "utf-8",
+    "body": "zwölf",
+}
+
+
+def test_messages_that_wait() -> None:
+    told = {"messages": [PEEKED, {**PEEKED, "encoding": "base64", "body": "/wA=", "truncated": True}]}
+    text, binary = answer(calls.peek("t"), told)
+    assert (text.body, text.age, text.id, text.truncated) == ("zwölf".encode(), 1.5, PEEKED["id"], False)
+    assert (binary.body, binary.size, binary.attempts, binary.truncated) == (b"\xff\x00", 6, 1, True)
+    (half,) = answer(calls.peek("t"), {"messages": [{**PEEKED, "body": "\ud800"}]})
+    assert half.body == b"?"
+    wrong = [{"messages": [{**PEEKED, **odd}]} for odd in ({"encoding": "base64"}, {"size": "6"})]
+    for told in ({}, *wrong):
+        with pytest.raises(ApiError):
+            answer(calls.peek("t"), told)

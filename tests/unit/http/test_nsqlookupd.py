@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nsq.errors import ApiError, InvalidName
+from nsq.errors import ApiError, InvalidName, UsageError
 from nsq.http.calls import Call
 from nsq.http.message import HttpReply
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, RegisteredNode
@@ -89,6 +89,39 @@ def test_where_everything_else_goes(address: str, sent: str) -> None:
 def test_requests(call: Call[Any], method: str, sent: str) -> None:
     assert (call.request.method, target(call)) == (method, sent)
     assert call.request.headers["Accept"] == "application/vnd.nsq; version=1.0"
+
+
+class TestAuthorization:
+    @pytest.mark.parametrize(
+        ("address", "when", "sent"),
+        [
+            ("https://h", "https", True),
+            ("http://h", "https", False),
+            ("h", "https", False),
+            ("unix:/run/x", "https", False),
+            ("http://h", "always", True),
+            ("https://h", "always", True),
+            ("https://h", "never", False),
+        ],
+    )
+    def test_when(self, address: str, when: str, sent: bool) -> None:
+        api = Calls(address, authorization="hunter2", authorize=when)
+        for call in (api.lookup("t"), api.nodes()):
+            assert call.request.headers.get("Authorization") == ("Bearer hunter2" if sent else None)
+            assert "Accept" in call.request.headers
+
+    def test_no_secret_no_header(self) -> None:
+        assert "Authorization" not in Calls("h", authorization="", authorize="always").nodes().request.headers
+
+    def test_no_repr_shows_it(self) -> None:
+        api = Calls("http://h?k=hunter2", authorization="hunter3", authorize="always")
+        assert "hunter" not in repr(api) + repr(api.nodes()) + str(api.nodes().request.url)
+
+    def test_a_line_break_is_refused_without_showing_it(self) -> None:
+        call = Calls("h", authorization="hunter2\r\nX: y", authorize="always").nodes()
+        with pytest.raises(UsageError) as caught:
+            call.request.encode()
+        assert "hunter2" not in str(caught.value)
 
 
 class TestLookup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from nsq.errors import ApiError, DialFailed, Unanswered
 from nsq.http.message import HttpRequest, parse_url
-from nsq.http.sending import send
+from nsq.http.sending import KeptConnections, send
 from nsq.transport import MemoryTransport, Stream
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -62,3 +63,41 @@ def test_over_any_transport() -> None:
     transport = MemoryTransport((request.encode(), b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"))
     assert send(request, timeout=5.0, transport=transport).body == b"OK"
     transport.accept().wait_closed()
+
+
+# Connections that are kept
+
+GET = HttpRequest(parse_url("h:4151"))
+ASKED = dataclasses.replace(GET, headers={"Connection": "keep-alive"}).encode()
+
+
+class Connections:
+    """Each plays one script; counts those that were made."""
+
+    def __init__(self, *scripts: MemoryTransport) -> None:
+        self._scripts = list(scripts)
+        self.made = 0
+
+    def connect(self, address: str, *, timeout: float) -> Stream:
+        self.made += 1
+        return self._scripts.pop(0).connect(address, timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("reply", "kept"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK", True),
+        (b"HTTP/1.1 204 No Content\r\n\r\n", True),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nOK\r\n0\r\n\r\n", True),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nOK", False),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK, and what belongs to no request", False),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", False),
+    ],
+)
+def test_a_connection_is_used_again_if_nothing_is_left_on_it(reply: bytes, kept: bool) -> None:
+    transport = Connections(MemoryTransport((ASKED, reply), (ASKED, reply)), MemoryTransport((ASKED, reply)))
+    connections = KeptConnections(connect_timeout=1.0, transport=transport)
+    for _ in range(2):
+        assert connections.send(GET, timeout=5.0).status in (200, 204)
+    assert transport.made == (1 if kept else 2)
+    connections.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from dataclasses import dataclass
+from typing import Any, NotRequired, Required, TypedDict
 
 import pytest
 
@@ -19,6 +20,22 @@ class Outer(TypedDict, total=False):
     by_name: dict[str, Inner]
     maybe: int | None
     anything: Any
+
+
+@dataclass(frozen=True)
+class Made:
+    names: tuple[str, ...]
+    size: float = 0.5
+
+
+class Mixed(TypedDict, total=False):
+    must: Required[int]
+    made: Made
+
+
+class Optional(TypedDict):
+    must: int
+    may: NotRequired[int]
 
 
 def complaint(value: object, shape: Any = Outer) -> str:
@@ -45,6 +62,26 @@ def test_a_list_that_is_null_is_empty() -> None:
 def test_null_where_it_may_be_and_anything_where_it_may_be() -> None:
     value = {"maybe": None, "anything": {"x": [1]}}
     assert conform(value, Outer) == value
+
+
+def test_a_dataclass_is_made_of_its_keys_alone() -> None:
+    value = {"must": 1, "made": {"names": None, "newer": 1}}
+    assert conform(value, Mixed) == {"must": 1, "made": Made(())}
+    assert conform({"names": ["a"], "size": 2}, Made) == Made(("a",), 2)
+
+
+@pytest.mark.parametrize(
+    ("value", "shape", "text"),
+    [
+        ({}, Mixed, "must is missing"),
+        ({"must": 1, "made": {}}, Mixed, "made.names is missing"),
+        ({"must": 1, "made": {"names": [1]}}, Mixed, "made.names[0] is int, not str"),
+        ({"may": 1}, Optional, "must is missing"),
+        ({"must": 1, "may": None}, Optional, "may is null, not int"),
+    ],
+)
+def test_what_must_be_there(value: object, shape: Any, text: str) -> None:
+    assert complaint(value, shape) == text
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from nsq.config import Config
 from nsq.errors import AuthFirst, ConnectionLost, DialFailed
 from nsq.producer.endpoint import Backoff, Endpoint
+from tests.fakes.clock import Clock
 
 REFUSED = DialFailed("nsqd-a:4150: connection refused")
 UNAUTHORIZED = AuthFirst("E_AUTH_FIRST")
@@ -68,14 +69,6 @@ def test_a_connection_that_worked_may_be_back_at_once() -> None:
     assert backoff.due_at(urgent=False) == 100.0
     assert str(backoff.reason) == "gone"
     assert not backoff.final
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def endpoint(clock: Clock) -> Endpoint:

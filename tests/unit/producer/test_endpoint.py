@@ -37,8 +37,8 @@ from nsq.producer.reports import ConnectionStats
 from nsq.transport import MemoryTransport
 from nsq.wire import commands
 from nsq.wire.commands import NOP
-
-from .fakes import LOST, QUOTA, READ_TIMEOUT, A, FakePool, Scene, interleaved, nothing, ready
+from tests.fakes.nsqd import A
+from tests.fakes.pool import LOST, QUOTA, READ_TIMEOUT, FakePool, Scene, interleaved, nothing, ready
 
 ENDED = PublishUncertain("no answer in time")
 
@@ -223,7 +223,7 @@ class TestError:
         scene = Scene(coalesce=True, retry_uncertain=retry_uncertain)
         made = scene.send(*[b"%d" % number for number in range(count)])
         scene.refuse(error)
-        assert scene.endpoint.open is not closed
+        assert bool(scene.endpoint.open) is not closed
         scene.lose()
         assert scene.pool.errors == ([] if kind is None else [kind] * count)
         assert scene.pool.back == (made if kind is None else [])
@@ -533,12 +533,12 @@ class TestThreads:
         self, scene: Scene, dialing: bool, connected: bool, closes: list[bool]
     ) -> None:
         if not connected:
-            scene.endpoint._latest = None
+            scene.endpoint.conn = None
         scene.endpoint.dialing = dialing
         scene.endpoint.stop()
         scene.endpoint.stop()
         assert scene.fake.closes == closes * 2
-        assert scene.endpoint.open is not (dialing or connected)
+        assert not scene.endpoint.open
         scene.endpoint.cut_off()
         scene.endpoint.abandon()
         assert scene.fake.closes == closes * 2 + [False] * connected
@@ -560,7 +560,7 @@ class TestKnown:
     def test_the_state(self, scene: Scene, dialing: bool, closed: bool, overdue: bool, state: str) -> None:
         scene.endpoint.dialing, scene.fake.closed, scene.endpoint.overdue = dialing, closed, overdue
         assert scene.endpoint.state == state
-        assert scene.endpoint.open is (state in ("open", "overdue"))
+        assert bool(scene.endpoint.open) is (state in ("open", "overdue"))
 
     @pytest.mark.parametrize(
         ("dialing", "reason", "words"),

@@ -6,7 +6,6 @@ deque or a lock that they share.
 
 from __future__ import annotations
 
-import _thread
 import threading
 import time
 from collections import deque
@@ -18,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsq import waiting
 from nsq.errors import (
     AuthFirst,
     BadMessage,
@@ -33,15 +33,11 @@ from nsq.errors import (
 )
 from nsq.producer import pool as pool_module
 from nsq.producer.endpoint import Endpoint
-from nsq.producer.pool import Callbacks
 from nsq.producer.publishes import Publish
 from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport
 from nsq.wire.commands import NOP
-
-from .fakes import (
-    A,
-    B,
-    C,
+from tests.fakes.nsqd import A, B, C
+from tests.fakes.pool import (
     End,
     Meanwhile,
     Stage,
@@ -128,7 +124,7 @@ class TestRoom:
         end(pool, made)
         assert made.done()
         assert room.wakes > 0
-        assert pool.callbacks.backlog == 0  # there is no hook
+        assert pool.callbacks._queue.empty()  # there is no hook
         assert not is_full(pool)
 
     def test_what_was_sent_keeps_its_room_until_it_is_answered(self) -> None:
@@ -209,12 +205,12 @@ class TestGivingUp:
         pool.do_jobs()
         if way == "the call was interrupted":
             assert made.done() is not kept  # what was sent is not ended
-            assert kept or stage is is_stored or way in str(made.error)
             assert not endpoint.overdue
         else:
+            assert endpoint.overdue is kept
+        if made.done():
             assert type(made.error) is kind
             assert (text if way == "too late" or stage is is_stored else way) in str(made.error)
-            assert endpoint.overdue is kept
         if not endpoint.open:
             connect(endpoint)
         pool.turn()
@@ -253,7 +249,7 @@ class TestSettled:
     def test_events_for_a_slow_hook_are_dropped_rather_than_memory_used_up(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(pool_module, "_MOST_EVENTS", 3)
+        monkeypatch.setattr(waiting, "_MAX_EVENTS", 3)
         told: list[Acknowledged] = []
         pool = StillPool(on_acknowledged=told.append)
         pool.settled(pool.make(*[b"x"] * 10), None)
@@ -676,16 +672,6 @@ class TestClosing:
             lose(endpoint)
         assert not pool.pending
 
-    def test_callbacks_run_that_were_put_behind_the_end_of_their_thread(self) -> None:
-        ran: list[str] = []
-        callbacks = Callbacks()
-        callbacks.put(lambda: ran.append("before"))
-        callbacks.stop()
-        callbacks.put(lambda: ran.append("behind"))
-        callbacks._run()
-        callbacks.put(lambda: ran.append("late"))
-        assert ran == ["before", "behind", "late"]
-
     def test_a_flush_in_the_middle_of_a_publish_does_not_wait_for_it(self, pool: StillPool) -> None:
         left: list[int] = []
         pool.callbacks.wait_until_run = lambda deadline: True  # type: ignore[method-assign]
@@ -701,10 +687,10 @@ class TestClosing:
             with pytest.raises(UsageError, match="a thread of the producer's own"):
                 call()
             run_by(pool)
-            pool.callbacks.ident = _thread.get_ident()
+            pool.callbacks.thread = threading.current_thread()
             with pytest.raises(UsageError, match="a future's callback"):
                 call()
-            pool.callbacks.ident = 0
+            pool.callbacks.thread = threading.Thread()
         assert not pool.closed
 
     def test_one_that_never_started_is_closed_at_once(self, pool: StillPool) -> None:
@@ -724,10 +710,10 @@ class TestStarting:
     def test_what_a_publish_may_find_instead(
         self, monkeypatch: pytest.MonkeyPatch, refused: bool, closed: bool, error: type[NsqError], text: str
     ) -> None:
-        def start(*_: object) -> None:
+        def start(target: object, name: str, failed: Callable[[RuntimeError], None]) -> None:
             pool.closed = closed
             if refused:
-                raise RuntimeError("can't start new thread")
+                failed(RuntimeError("can't start new thread"))
 
         monkeypatch.setattr(pool_module, "start_thread", start)
         pool = StillPool()
@@ -748,14 +734,14 @@ class TestStarting:
         monkeypatch.setattr(pool_module, "start_thread", start)
         pool._up = False
         pool.make(b"0", b"1")
-        assert starts == ["nsq-producer-start"]
+        assert starts == ["nsq-producer"]
 
     def test_the_threads_that_it_would_wait_for_are_known(self, pool: StillPool) -> None:
         thread = threading.Thread(target=nothing)
         thread.start()
         thread.join()
         run_by(pool, thread)
-        assert pool.own_threads == {thread.ident}
+        assert pool.own_threads == {thread.ident: thread}
 
 
 class TestChild:

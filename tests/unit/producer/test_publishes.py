@@ -47,9 +47,9 @@ from nsq.producer.publishes import (
 )
 from nsq.waiting import Signal
 from nsq.wire import commands
-
-from .fakes import LOST, PATIENCE, QUOTA, A, B
-from .scripted import in_threads
+from tests.fakes.nsqd import A, B
+from tests.fakes.pool import LOST, QUOTA
+from tests.fakes.threads import PATIENCE, in_threads
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -335,7 +335,10 @@ class TestEnds:
 class Callbacks:
     """Stands for the thread of that name, and runs at once what it is given."""
 
-    ident = 0
+    is_ours = False
+
+    def owns_current_thread(self) -> bool:
+        return self.is_ours
 
     def put(self, callback: Callable[[], None]) -> None:
         callback()
@@ -428,7 +431,7 @@ class TestCallbacks:
 
     def test_they_must_not_wait_for_futures_of_the_same_producer(self) -> None:
         callbacks = Callbacks()
-        callbacks.ident = threading.get_ident()
+        callbacks.is_ours = True
         made = future(callbacks)
         waits: list[Callable[[], object]] = [
             made.result,

@@ -130,3 +130,16 @@ def test_a_wal_is_read_as_a_stream_reads_it(tmp_path: Path, monkeypatch: pytest.
     assert f"{tmp_path}/wal" in doctor.check_wal("~/wal").text
     found = doctor.check_wal("file:relative")
     assert (found.state, "file:///absolute/path" in found.text) == (WRONG, True)
+
+
+@pytest.mark.parametrize(
+    ("lists", "state"), [("json pyspark_nsq pyspark_nsq_stats", OK), ("json pyspark_nsq", WARNING)]
+)
+def test_whether_spark_finds_the_formats_from_another_directory(
+    tmp_path: Path, lists: str, state: str
+) -> None:
+    # It lists nothing where it was started: the modules of that directory do not count.
+    python = script(tmp_path / "python", f'test "$PWD" != "{Path.cwd()}" && echo {lists}')
+    found = doctor.check_formats({"PYSPARK_PYTHON": str(python)})
+    assert found.state == state
+    assert ("editable_mode=compat" in found.remedy) == (state == WARNING)

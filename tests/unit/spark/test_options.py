@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from nsq.errors import ConfigError, InvalidName
-from nsq.spark.options import Options, duration, names, option, size, whole, yes_no
+from nsq.spark.options import Options, duration, lasting, moment, names, option, size, whole, yes_no
 from nsq.spark.source.options import SourceOptions
 
 
@@ -103,3 +103,54 @@ def test_a_source_needs_somebody_to_ask() -> None:
         SourceOptions.of({"topic": "orders", "channel": "spark", "wal": "/wal"})
     with pytest.raises(InvalidName, match="topic name 'no topic'"):
         SourceOptions.of({"topic": "no topic", "channel": "spark", "wal": "/wal", "nsqd": "a:1"})
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("subscribe", "topic or topics"),
+        ("kafka.bootstrap.servers", "nsqd or lookupd"),
+        ("startingOffsets", "startingPosition"),
+        ("maxOffsetsPerTrigger", "maxMessagesPerTrigger"),
+        ("kafka.ssl.truststore.location", "Kafka's client"),
+    ],
+)
+def test_names_of_kafkas_options_are_answered_with_ours(name: str, ours: str) -> None:
+    with pytest.raises(ConfigError, match=ours):
+        SourceOptions.of({"topic": "t", "channel": "c", "wal": "w", "nsqd": "a:4150", name: "x"})
+
+
+@pytest.mark.parametrize(
+    ("given", "subscription"),
+    [
+        ({"topic": "orders"}, "orders"),
+        ({"topics": "orders, clicks"}, "clicks,orders"),
+        ({"topicsPattern": "shop_.*"}, "~shop_.*"),
+        ({}, None),
+        ({"topic": "orders", "topics": "clicks"}, None),
+        ({"topicsPattern": "("}, None),
+        ({"topics": "a b"}, None),
+    ],
+)
+def test_one_topic_or_several(given: dict[str, str], subscription: str | None) -> None:
+    rest = {"channel": "c", "wal": "w", "nsqd": "a:4150"}
+    if subscription is None:
+        with pytest.raises((ConfigError, InvalidName), match="topic"):
+            SourceOptions.of(given | rest)
+        return
+    found = SourceOptions.of(given | rest)
+    assert found.subscription == subscription
+    assert not found.wants("something")
+    assert found.wants("orders") or found.wants("shop_1")
+
+
+@pytest.mark.parametrize(("text", "nanos"), [("1970-01-02", 86_400 * 10**9), ("1500", 1_500_000_000)])
+def test_points_in_time(text: str, nanos: int) -> None:
+    assert moment(text) == nanos
+    with pytest.raises(ConfigError, match="no point in time"):
+        moment(f"{text}x")
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("7d", 604_800.0), ("36h", 129_600.0), ("0", 0.0)])
+def test_days(text: str, seconds: float) -> None:
+    assert lasting(text) == seconds

@@ -45,7 +45,10 @@ def test_both_formats_are_registered(python: str | None) -> None:
 
 
 def test_workers_of_another_python_that_has_what_it_takes(tmp_path: Path) -> None:
-    assert registered(program(tmp_path, "exit 0")) == ["nsq", "nsq_stats"]
+    assert registered(program(tmp_path, f"echo {sys.version_info[0]}.{sys.version_info[1]}")) == [
+        "nsq",
+        "nsq_stats",
+    ]
 
 
 def test_workers_of_a_python_that_lacks_it(tmp_path: Path) -> None:
@@ -53,7 +56,6 @@ def test_workers_of_a_python_that_lacks_it(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as told:
         registered(python)
     assert str(told.value) == (
-        f"Spark's workers are {python}, which cannot run this: "
-        "ModuleNotFoundError: No module named 'pyarrow'. "
-        f"Install it there, or set PYSPARK_PYTHON={sys.executable} before the session is made"
+        f"Spark's workers cannot run this. {python}: ModuleNotFoundError: No module named 'pyarrow'. "
+        f"Install what is missing, or set PYSPARK_PYTHON={sys.executable} before the session is made"
     )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -249,64 +249,28 @@ def test_addresses_of_the_kernels_tables(field: str, words: str) -> None:
     assert leaks._address(field) == words
 
 
-LEAKING_TESTS = """
-import os, socket, subprocess, sys, threading
-
-import pytest
-
-@pytest.fixture(scope="module")
-def for_the_module():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server
-
-@pytest.fixture
-def for_the_test(for_the_module):
-    with socket.create_connection(for_the_module.getsockname()) as stream, for_the_module.accept()[0]:
-        yield stream
-
-def test_clean(for_the_module, for_the_test):
-    thread = threading.Thread(target=int)
-    thread.start()
-    thread.join()
-
-def test_dirty():
-    global server, process
-    threading.Thread(target=threading.Event().wait, name="stray-thread", daemon=True).start()
-    server = socket.create_server(("127.0.0.1", 0))
-    process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
-    open("stray-file", "w").close()
-
-def test_clean_after_a_dirty_one(for_the_module, for_the_test):
-    pass
-
-def test_without_a_close():
-    socket.socket()
-"""
-
-
 @linux_only
-def test_the_fixture_fails_the_test_that_leaks_and_no_other(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+def test_the_fixture_of_all_tests_fails_one_that_leaks(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # Other distributions, too, install a package called nsq; the inner run must find this one.
-    monkeypatch.setenv("PYTHONPATH", str(CONFTEST.parents[1]))
-    monkeypatch.setenv("NSQ_TEST_LEAK_GRACE", "3")  # two of its tests wait it out
-    shutil.copy(CONFTEST, pytester.path / "conftest.py")
-    pytester.makeini("[pytest]\nfilterwarnings = error\n")
-    pytester.makepyfile(LEAKING_TESTS)
-    done = pytester.runpytest_subprocess("-v", "-p", "no:cacheprovider", timeout=200)
-    done.stdout.fnmatch_lines(
-        [
-            "*::test_clean PASSED*",
-            "*::test_dirty ERROR*",
-            "*::test_clean_after_a_dirty_one PASSED*",
-            "*::test_without_a_close FAILED*",
-            "*this test left behind:",
-            "*thread 'stray-thread' (daemon)",
-            "*descriptor *: tcp socket 127.0.0.1:* -> 0.0.0.0:0 listening",
-            "*child process *: *python* -S -c input()",
-            "*file */stray-file",
-        ]
-    )
-    done.stdout.fnmatch_lines(["*PytestUnraisableExceptionWarning*"])
-    done.assert_outcomes(passed=3, failed=1, errors=1)
+    conftest = request.config.pluginmanager.get_plugin(str(CONFTEST))
+    monkeypatch.setattr(conftest, "GRACE", 0.05)
+    fixture = inspect.unwrap(conftest.nothing_left_behind)
+    clean = fixture([tmp_path])
+    next(clean)
+    with pytest.raises(StopIteration):
+        next(clean)
+
+    dirty, release = fixture([tmp_path]), threading.Event()
+    next(dirty)
+    thread = threading.Thread(target=release.wait, name="stray-thread")
+    thread.start()
+    (tmp_path / "stray-file").touch()
+    with socket.create_server(("127.0.0.1", 0)), pytest.raises(pytest.fail.Exception) as caught:
+        next(dirty)
+    release.set()
+    thread.join()
+    said = str(caught.value).splitlines()
+    assert said[:2] == ["this test left behind:", "  thread 'stray-thread'"]
+    assert said[2].endswith(" -> 0.0.0.0:0 listening")
+    assert said[3] == f"  file {tmp_path}/stray-file"

@@ -9,7 +9,7 @@ import trustme
 
 from nsq.errors import ConnectionLost, LayerError, Unanswered
 from nsq.transport import CHUNK, LayeredStream, MemoryPeer, MemoryTransport, Stream, WrappedStream
-from nsq.wire.layers import Deflate, Layer, Snappy, Stack, Tls
+from nsq.wire.layers import Deflate, Layer, Snappy, Tls
 
 HOST = "nsqd.example"
 SOON = 0.01
@@ -18,7 +18,9 @@ LONG = 30.0
 
 def connected(*layers: Layer, chunk_size: int | None = None) -> tuple[LayeredStream, MemoryPeer]:
     transport = MemoryTransport(chunk_size=chunk_size)
-    stream = LayeredStream(transport.connect("nsqd:4150", timeout=1.0), Stack(*layers))
+    stream = LayeredStream(transport.connect("nsqd:4150", timeout=1.0))
+    for layer in layers:
+        stream.push(layer)
     return stream, transport.accept()
 
 
@@ -259,7 +261,8 @@ class WokenWhileItWaits(WrappedStream):
 def test_a_read_that_is_ended_by_us_while_it_waits_is_not_truncated() -> None:
     tls = Secured().shaken()
     inner = WokenWhileItWaits(tls.stream.stream)
-    stream = inner.outer = LayeredStream(inner, tls.stream.stack)
+    stream = inner.outer = LayeredStream(inner)
+    stream.stack = tls.stream.stack
     assert stream.read() == b""
     assert not stream.truncated
 

@@ -1,13 +1,10 @@
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-
 import pytest
 
 from nsq.errors import ConnectionLost, DialFailed, Unanswered
 from nsq.transport import MemoryPeer, MemoryStream, MemoryTransport, Stream, Transport
+from tests.fakes.threads import Running
 
 SOON = 0.01  # waited in vain
 LONG = 30.0
@@ -16,25 +13,6 @@ LONG = 30.0
 def connected(transport: MemoryTransport | None = None) -> tuple[MemoryStream, MemoryPeer]:
     transport = transport or MemoryTransport()
     return transport.connect("nsqd:4150", timeout=1.0), transport.accept()
-
-
-class Running:
-    """Something blocking on a thread of its own; its result or its error comes out of ``result``."""
-
-    def __init__(self, function: Callable[[], object]) -> None:
-        self._future: Future[object] = Future()
-        self._thread = threading.Thread(target=self._run, args=(function,), daemon=True)
-        self._thread.start()
-
-    def _run(self, function: Callable[[], object]) -> None:
-        try:
-            self._future.set_result(function())
-        except BaseException as error:
-            self._future.set_exception(error)
-
-    def result(self) -> object:
-        self._thread.join(LONG)
-        return self._future.result(LONG)
 
 
 def test_it_is_a_transport_of_streams() -> None:
@@ -205,7 +183,7 @@ def test_connections_are_accepted_in_their_order() -> None:
     transport.connect("b:2", timeout=1.0)
     assert accepting.result() == ["a:1", "b:2"]
     assert [peer.address for peer in transport.peers] == transport.dials == ["a:1", "b:2"]
-    with pytest.raises(AssertionError, match="nobody connected"):
+    with pytest.raises(AssertionError, match="no client connected"):
         transport.accept(SOON)
 
 

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from nsq.transport.sockets import timeval
+from nsq.transport.sockets import poll_milliseconds, timeval
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,11 @@ from nsq.transport.sockets import timeval
 )
 def test_a_timeout_becomes_seconds_and_microseconds(seconds: float | None, expected: tuple[int, int]) -> None:
     assert struct.unpack("@ll", timeval(seconds)) == expected
+
+
+@pytest.mark.parametrize(
+    ("seconds", "milliseconds"),
+    [(1.0, 1000), (0.0001, 1), (0.0, 0), (-3.0, 0), (math.inf, 2**31 - 1)],
+)
+def test_poll_waits_at_least_as_long_as_is_left(seconds: float, milliseconds: int) -> None:
+    assert poll_milliseconds(seconds) == milliseconds

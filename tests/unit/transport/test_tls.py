@@ -4,12 +4,14 @@ import ssl
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 
+from nsq.config import Config
 from nsq.errors import ConfigError, LayerError
-from nsq.transport import client_context
+from nsq.transport.tls import context_of, public_authorities
 from nsq.wire.layers import Tls
 
 HOST = "nsqd.example"
@@ -56,35 +58,41 @@ def shake(context: ssl.SSLContext, server: Tls) -> Tls:
     return client
 
 
+def context(**options: Any) -> ssl.SSLContext:
+    made = context_of(Config(tls=True, **options))
+    assert made is not None
+    return made
+
+
 def test_a_server_of_the_given_authority_is_trusted(files: Files) -> None:
-    shake(client_context(ca_file=files.ca), files.server())
+    shake(context(tls_ca_file=files.ca), files.server())
 
 
 def test_a_server_of_another_name_is_not(files: Files) -> None:
     with pytest.raises(LayerError, match="Hostname mismatch"):
-        shake(client_context(ca_file=files.ca), files.server("elsewhere.example"))
+        shake(context(tls_ca_file=files.ca), files.server("elsewhere.example"))
 
 
 def test_without_an_authority_only_public_ones_are_trusted(files: Files) -> None:
-    context = client_context()
-    assert len(context.get_ca_certs()) > 50
-    with pytest.raises(LayerError, match="certificate verify failed"):
-        shake(context, files.server())
+    for made in (context(), public_authorities()):
+        assert len(made.get_ca_certs()) > 50
+        with pytest.raises(LayerError, match="certificate verify failed"):
+            shake(made, files.server())
 
 
 def test_the_given_authority_replaces_the_public_ones(files: Files) -> None:
-    assert len(client_context(ca_file=files.ca).get_ca_certs()) == 1
+    assert len(context(tls_ca_file=files.ca).get_ca_certs()) == 1
 
 
 def test_not_to_verify_has_to_be_said(files: Files) -> None:
-    shake(client_context(verify=False), files.server("elsewhere.example"))
+    shake(context(tls_verify=False), files.server("elsewhere.example"))
 
 
 @pytest.mark.parametrize("in_one_file", [False, True])
 def test_the_client_introduces_itself(files: Files, in_one_file: bool) -> None:
     names = (files.both, None) if in_one_file else (files.cert, files.key)
     server = files.server(demands_certificate=True)
-    shake(client_context(ca_file=files.ca, cert_file=names[0], key_file=names[1]), server)
+    shake(context(tls_ca_file=files.ca, tls_cert_file=names[0], tls_key_file=names[1]), server)
     assert server.peer_certificate is not None
 
 
@@ -92,12 +100,7 @@ def test_the_client_introduces_itself(files: Files, in_one_file: bool) -> None:
     ("version", "expected"), [("TLSv1.2", ssl.TLSVersion.TLSv1_2), ("TLSv1.3", ssl.TLSVersion.TLSv1_3)]
 )
 def test_the_oldest_version_is_chosen(version: str, expected: ssl.TLSVersion) -> None:
-    assert client_context(min_version=version).minimum_version == expected
-
-
-def test_an_older_version_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"min_version is 'TLSv1\.0', must be TLSv1\.2 or TLSv1\.3"):
-        client_context(min_version="TLSv1.0")
+    assert context(tls_min_version=version).minimum_version == expected
 
 
 @pytest.mark.parametrize("option", ["ca_file", "cert_file"])
@@ -105,31 +108,26 @@ def test_a_missing_file_is_named_with_its_option(option: str) -> None:
     with pytest.raises(
         ConfigError, match=f"tls_{option} '/nowhere/x.pem' cannot be read: No such file"
     ) as caught:
-        client_context(**{option: "/nowhere/x.pem"})  # type: ignore[arg-type]
+        context(**{f"tls_{option}": "/nowhere/x.pem"})
     assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
 def test_a_missing_key_is_named(files: Files) -> None:
     with pytest.raises(ConfigError, match=r"tls_key_file '/nowhere/x\.pem' cannot be read"):
-        client_context(cert_file=files.cert, key_file="/nowhere/x.pem")
-
-
-def test_a_key_without_a_certificate_is_refused(files: Files) -> None:
-    with pytest.raises(ConfigError, match="there is no tls_cert_file"):
-        client_context(key_file=files.key)
+        context(tls_cert_file=files.cert, tls_key_file="/nowhere/x.pem")
 
 
 @pytest.mark.parametrize("option", ["ca_file", "cert_file"])
 def test_a_file_with_something_else_is_named_and_not_quoted(files: Files, option: str) -> None:
     with pytest.raises(ConfigError, match=f"tls_{option} '{files.rubbish}'") as caught:
-        client_context(**{option: files.rubbish})  # type: ignore[arg-type]
+        context(**{f"tls_{option}": files.rubbish})
     assert "secret" not in str(caught.value)
     assert "_ssl.c" not in str(caught.value)
 
 
 def test_a_key_of_another_certificate_is_refused(files: Files) -> None:
     with pytest.raises(ConfigError, match=r"cert_file .* tls_key_file .*(?i:mismatch)"):
-        client_context(cert_file=files.cert, key_file=files.other_key)
+        context(tls_cert_file=files.cert, tls_key_file=files.other_key)
 
 
 def test_an_encrypted_key_is_refused_without_asking_on_the_terminal(files: Files, tmp_path: Path) -> None:
@@ -142,9 +140,31 @@ def test_an_encrypted_key_is_refused_without_asking_on_the_terminal(files: Files
     path = tmp_path / "locked.pem"
     path.write_bytes(locked)
     with pytest.raises(ConfigError, match="needs a password"):
-        client_context(cert_file=files.cert, key_file=str(path))
+        context(tls_cert_file=files.cert, tls_key_file=str(path))
 
 
 def test_certifi_is_loaded_only_when_it_is_needed() -> None:
     program = "import sys, nsq.transport; sys.exit('certifi' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=30, check=False).returncode == 0
+
+
+def test_the_options_of_a_client_decide(files: Files) -> None:
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    assert context_of(Config()) is None
+    assert context_of(Config(tls=own)) is own
+    made = context_of(
+        Config(
+            tls=True,
+            tls_ca_file=files.ca,
+            tls_cert_file=files.cert,
+            tls_key_file=files.key,
+            tls_min_version="TLSv1.3",
+        )
+    )
+    assert made is not None
+    assert (made.verify_mode, made.minimum_version) == (ssl.CERT_REQUIRED, ssl.TLSVersion.TLSv1_3)
+    assert made.cert_store_stats()["x509_ca"] == 1
+    shake(made, files.server(demands_certificate=True))
+    careless = context_of(Config(tls=True, tls_verify=False))
+    assert careless is not None
+    assert (careless.verify_mode, careless.check_hostname) == (ssl.CERT_NONE, False)

@@ -247,6 +247,7 @@ def test_parsing_stops_behind_an_identify() -> None:
     wire = commands.NOP + commands.identify(b"{}") + commands.NOP + b"\x16\x03\x01 not a command"
     assert [verb for verb, _, _ in parser.feed(wire)] == [b"NOP", b"IDENTIFY"]
     assert parser.stopped
+    assert parser.held == len(commands.NOP) + 17
     assert parser.take_rest() == commands.NOP + b"\x16\x03\x01 not a command"
     assert not parser.stopped
     assert parser.take_rest() == b""
@@ -272,7 +273,7 @@ def test_stopping_does_not_copy_what_follows() -> None:
     started = time.process_time()
     found, error = parsed(commands.identify(b"{}") * 3_000 + tail, Limits(max_msg_size=5_000_000))
     assert (len(found), error) == (3_000, None)
-    assert time.process_time() - started < 1.0
+    assert time.process_time() - started < 0.3
 
 
 def test_a_long_body_in_small_chunks_is_joined_once() -> None:

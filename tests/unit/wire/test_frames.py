@@ -137,18 +137,6 @@ def test_so_is_nsqlookupd() -> None:
         FrameParser(RawMessage).feed(lookup.reply(b"E_BAD_PROTOCOL"))
 
 
-def test_buffered_counts_the_incomplete_frame() -> None:
-    parser = FrameParser(RawMessage)
-    wire = encode_response(OK)
-    assert parser.buffered == 0
-    parser.feed(wire + wire[:7])
-    assert parser.buffered == 7
-    assert parser.feed(b"") == []
-    assert parser.buffered == 7
-    assert parser.feed(wire[7:]) == [Response(OK)]
-    assert parser.buffered == 0
-
-
 def test_a_large_frame_in_small_chunks() -> None:
     body = bytes(range(256)) * 20_000
     wire = encode_message(1, 1, ID, body)

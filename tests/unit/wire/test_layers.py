@@ -12,7 +12,7 @@ from queue import SimpleQueue
 import pytest
 import snappy
 import trustme
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq.errors import ConfigError, LayerError
@@ -141,7 +141,6 @@ ENDS: dict[str, Ends] = {
     "deflate, deflate": twice(lambda: Stack(Deflate(max_output=3), Deflate(max_output=5))),
 }
 every_ends = pytest.mark.parametrize("ends", ENDS.values(), ids=ENDS)
-examples = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 payloads = st.lists(
     st.one_of(
         st.binary(max_size=300),
@@ -155,13 +154,12 @@ piece_sizes = st.lists(st.sampled_from([1, 2, 3, 7, 100, 4096, 1 << 20]) | st.in
 
 class TestRoundTrip:
     @every_ends
-    @examples
     @given(sent=payloads, answered=payloads, sizes=piece_sizes)
     def test_any_payloads_arrive_however_the_wire_cuts_them(
         self, authority: Authority, ends: Ends, sent: list[bytes], answered: list[bytes], sizes: list[int]
     ) -> None:
         # Short pieces of long streams only cost time.
-        sizes = [max(size, sum(map(len, sent + answered)) // 2000, 1) for size in sizes]
+        sizes = [max(size, sum(map(len, sent + answered)) // 500, 1) for size in sizes]
         left, right = ends(authority)
         for source, target, messages in ((left, right, sent), (right, left, answered)):
             wire = b"".join(source.wrap(message) for message in messages)
@@ -185,7 +183,6 @@ class TestRoundTrip:
         assert not right.peer_closed
 
     @pytest.mark.parametrize("name", ["snappy", "tls", "tls, snappy", "tls, deflate"])
-    @examples
     @given(data=st.data())
     def test_a_damaged_byte_never_becomes_wrong_data(
         self, authority: Authority, name: str, data: st.DataObject
@@ -202,7 +199,6 @@ class TestRoundTrip:
         # A damaged length asks for more, a chunk damaged into a skippable one is skipped.
         assert plain in (b"", message)
 
-    @examples
     @given(message=st.binary(min_size=1), data=st.data())
     def test_damaged_deflate_raises_nothing_but_our_error(self, message: bytes, data: st.DataObject) -> None:
         wire = bytearray(Deflate().wrap(message))
@@ -211,7 +207,6 @@ class TestRoundTrip:
             drained(Deflate(max_output=50), bytes(wire))
 
     @pytest.mark.parametrize("make", [Deflate, Snappy])
-    @examples
     @given(noise=st.binary(max_size=300), sizes=piece_sizes)
     def test_noise_raises_nothing_but_our_error(
         self, make: Callable[[], Layer], noise: bytes, sizes: list[int]
@@ -252,7 +247,7 @@ class TestDeflate:
             layer.unwrap(b"" if together else b"junk")
 
     def test_a_bomb_comes_out_in_bounded_pieces(self) -> None:
-        size = 100_000_000
+        size = 30_000_000
         bomb = Deflate(level=9).wrap(bytes(size))
         layer, total, longest = Deflate(), 0, 0
         with peak_memory_below(8 * MAX_OUTPUT):
@@ -283,10 +278,6 @@ class TestDeflate:
         with pytest.raises(ConfigError, match=f"level is {level}, must be from 1 to 9"):
             Deflate(level=level)
 
-    def test_an_output_of_nothing_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="max_output is 0, must be at least 1"):
-            Deflate(max_output=0)
-
 
 def masked(checksum: int) -> bytes:
     return ((((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF).to_bytes(4, "little")
@@ -296,12 +287,12 @@ class TestSnappy:
     def test_the_recorded_stream(self) -> None:
         assert Snappy().unwrap(RECORDED_SNAPPY) == OK_FRAME
 
-    @pytest.mark.parametrize("cut", range(1, len(RECORDED_SNAPPY)))
-    def test_the_recorded_stream_cut_anywhere(self, cut: int) -> None:
-        layer = Snappy()
-        assert layer.unwrap(RECORDED_SNAPPY[:cut]) == b""
-        assert not layer.more
-        assert layer.unwrap(RECORDED_SNAPPY[cut:]) == OK_FRAME
+    def test_the_recorded_stream_cut_anywhere(self) -> None:
+        for cut in range(1, len(RECORDED_SNAPPY)):
+            layer = Snappy()
+            assert layer.unwrap(RECORDED_SNAPPY[:cut]) == b""
+            assert not layer.more
+            assert layer.unwrap(RECORDED_SNAPPY[cut:]) == OK_FRAME
 
     def test_the_identifier_alone_and_again(self) -> None:
         layer = Snappy()
@@ -386,10 +377,6 @@ class TestSnappy:
                 longest, total = max(longest, len(plain)), total + len(plain)
                 plain = layer.unwrap(b"")
         assert (total, longest) == (40_000_000, MAX_OUTPUT)
-
-    def test_an_output_smaller_than_a_block_is_refused(self) -> None:
-        with pytest.raises(ConfigError, match="max_output is 65535, must be at least 65536"):
-            Snappy(max_output=65535)
 
 
 class TestTlsHandshake:
@@ -529,11 +516,6 @@ class TestTlsRefusals:
         with pytest.raises(ConfigError, match=r"is unusable: .*PROTOCOL_TLS_SERVER context$"):
             Tls(authority.server(), server_side=False, server_hostname=HOST)
 
-    def test_an_output_smaller_than_a_record_is_refused(self, authority: Authority) -> None:
-        with pytest.raises(ConfigError, match="max_output is 16383, must be at least 16384"):
-            tls_ends(authority, max_output=16383)
-
-    @settings(examples, max_examples=60)
     @given(damage=st.tuples(st.integers(0, 2), st.integers(0, 5000), st.integers(1, 255)))
     def test_a_damaged_handshake_raises_nothing_but_our_error(
         self, authority: Authority, damage: tuple[int, int, int]

@@ -1,12 +1,109 @@
-"""The queue behind a topic or channel: an interface, and the ones that keep everything in memory."""
+"""Messages, where their ids come from, and the queue behind a topic or channel in which they wait."""
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, Protocol
 
-from nsq.daemons.nsqd.core.message import Message
 from nsq.wire.names import is_ephemeral
+
+_SEQUENCE_BITS = 12
+_NODE_BITS = 10
+_HEAD_MASK = (1 << 64 - _SEQUENCE_BITS) - 1
+#: What the wire can hold; further deliveries are not counted.
+MAX_ATTEMPTS = 0xFFFF
+
+
+class Message:
+    """One channel's copy: the body is shared between channels, the history is not."""
+
+    __slots__ = ("attempts", "body", "deadline", "delivered_at", "due", "id", "timestamp")
+
+    def __init__(self, message_id: bytes, body: bytes, timestamp: int, due: float = 0.0) -> None:
+        self.id = message_id
+        self.body = body
+        self.timestamp = timestamp
+        self.attempts = 0
+        self.due = due  # not to be delivered before; 0 for at once
+        self.delivered_at = 0.0
+        self.deadline = 0.0
+
+    def copy(self) -> Message:
+        return Message(self.id, self.body, self.timestamp, self.due)
+
+
+class Batch:
+    """Messages of one publish that were not handed out yet. It does not change: all channels share it."""
+
+    __slots__ = ("bodies", "ids", "timestamp")
+
+    def __init__(self, ids: list[bytes], bodies: list[bytes], timestamp: int) -> None:
+        self.ids = ids
+        self.bodies = bodies
+        self.timestamp = timestamp
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[Message]:
+        return map(Message, self.ids, self.bodies, itertools.repeat(self.timestamp))
+
+    def __getitem__(self, part: slice) -> Batch:
+        return Batch(self.ids[part], self.bodies[part], self.timestamp)
+
+
+class Waiting(NamedTuple):
+    """A message that waits, as ``peek`` shows it. Its body may be cut short: ``size`` is the whole."""
+
+    id: bytes
+    timestamp: int  # nanoseconds since 1970
+    attempts: int
+    size: int
+    body: bytes
+
+
+def show(messages: Iterable[Message], n: int, max_bytes: int) -> list[Waiting]:
+    """The first ``n``, with no more than ``max_bytes`` of their bodies."""
+    shown: list[Waiting] = []
+    for message in itertools.islice(messages, n):
+        body = message.body[:max_bytes]
+        max_bytes -= len(body)
+        shown.append(Waiting(message.id, message.timestamp, message.attempts, len(message.body), body))
+    return shown
+
+
+class MessageIds:
+    """Ids of 16 hex digits, ascending, unique among nsqds of different node ids: time, node, sequence.
+
+    Time counts in 2²⁰ ns. A sequence that is used up borrows from the next tick instead of waiting for it, so
+    a burst runs ahead of the clock, never backwards and never twice over the same id; so does a clock set
+    back.
+    """
+
+    def __init__(self, node_id: int, time_ns: Callable[[], int]) -> None:
+        self._node = node_id
+        self._time_ns = time_ns
+        self._tick = -1
+        # The sequence is an id's last digits. Appending them costs a third of writing out the number.
+        self._digits = [b"%03x" % sequence for sequence in range(1 << _SEQUENCE_BITS)]
+        self._used = 0
+        self._head = b""  # the digits before, for this tick
+
+    def take(self, count: int) -> list[bytes]:
+        tick = self._time_ns() >> 20
+        ids: list[bytes] = []
+        while True:
+            if tick > self._tick:
+                self._tick, self._used = tick, 0
+                self._head = b"%013x" % ((tick << _NODE_BITS | self._node) & _HEAD_MASK)
+            sequences = self._digits[self._used : self._used + count - len(ids)]
+            self._used += len(sequences)
+            ids += map(self._head.__add__, sequences)
+            if len(ids) == count:
+                return ids
+            tick = self._tick + 1
 
 
 class StorageFailed(Exception):
@@ -30,7 +127,7 @@ class Backlog(Protocol):
     def remembers(self) -> bool:
         """Whether it wants to be told by ``finished``."""
 
-    def put(self, messages: list[Message]) -> None:
+    def put(self, messages: Batch | list[Message]) -> None:
         """New ones, behind all others. Raises StorageFailed."""
 
     def keep(self, message: Message) -> None:
@@ -42,16 +139,16 @@ class Backlog(Protocol):
     def take(self, limit: int) -> list[Message]:
         """Remove and return the first ones, at most ``limit``. One may be due later: its ``due`` says so."""
 
+    async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
+        """The first ``n`` that wait, in the order of ``take``, with at most ``max_bytes`` of their bodies.
+
+        Changes nothing; what has to be read from disk is read in another thread.
+        """
+
     def finished(self, messages: list[Message]) -> None:
-        """They were taken, and nobody wants them any more."""
+        """They were taken, and are not needed any more."""
 
     def clear(self) -> None: ...
-
-    def close(self, taken: list[Message]) -> None:
-        """nsqd stops. ``taken`` are those that were neither put back nor finished.
-
-        Raises StorageFailed when not everything can be kept.
-        """
 
     def delete(self) -> None:
         """Leave nothing behind."""
@@ -66,67 +163,86 @@ class Backlogs(Protocol):
         """Topics or channels came, went, or were paused."""
 
 
-class MemoryBacklog:
-    """Keeps all of them in memory."""
+#: Messages of a batch that become messages at a time.
+_PORTION = 1000
 
-    backend_depth = 0
+
+class MemoryBacklog:
+    """Keeps all of them in memory. A batch becomes messages when it is its turn."""
+
     remembers = False
 
     def __init__(self) -> None:
-        self._messages: deque[Message] = deque()
+        self._first: deque[Message] = deque()
+        self._behind: deque[Batch | list[Message]] = deque()
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._messages)
+        return self._count
 
-    def put(self, messages: list[Message]) -> None:
-        self._messages.extend(messages)
+    @property
+    def backend_depth(self) -> int:
+        return 0
+
+    @property
+    def in_memory(self) -> Iterator[Message]:
+        """Those that are there, in their order."""
+        return itertools.chain(self._first, itertools.chain.from_iterable(self._behind))
+
+    def put(self, messages: Batch | list[Message]) -> None:
+        count = len(messages)
+        self._count += count
+        if count > _PORTION:
+            self._behind.extend(messages[start : start + _PORTION] for start in range(0, count, _PORTION))
+        elif count:
+            self._behind.append(messages)
 
     def put_back(self, messages: list[Message]) -> None:
         self.put(messages)
 
     def keep(self, message: Message) -> None:
-        """Whoever defers it has it in memory."""
+        """The channel that defers it has it in memory."""
 
     def finished(self, messages: list[Message]) -> None:
         """It was forgotten when it was taken."""
 
     def take(self, limit: int) -> list[Message]:
-        messages = self._messages
-        if limit >= len(messages):
-            taken = list(messages)
-            messages.clear()
-            return taken
-        popleft = messages.popleft
-        return [popleft() for _ in range(limit)]
+        first, behind = self._first, self._behind
+        while len(first) < limit and behind:
+            first.extend(behind.popleft())
+        if limit < len(first):
+            taken = [first.popleft() for _ in range(limit)]
+        else:
+            taken = list(first)
+            first.clear()
+        self._count -= len(taken)
+        return taken
+
+    async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
+        return show(self.in_memory, n, max_bytes)
 
     def clear(self) -> None:
-        self._messages.clear()
-
-    def close(self, taken: list[Message]) -> None:
-        """What is in memory ends with it."""
+        self._first.clear()
+        self._behind.clear()
+        self._count = 0
 
     def delete(self) -> None:
         self.clear()
 
 
 class EphemeralBacklog(MemoryBacklog):
-    """Holds --mem-queue-size messages and drops what comes beyond: nobody was promised those."""
+    """Holds --mem-queue-size messages and drops those beyond, as Go's does."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
         self._limit = limit
 
-    def put(self, messages: list[Message]) -> None:
-        room = self._limit - len(self._messages)
-        for message in messages:
-            if room <= 0:
-                return
-            self._messages.append(message)
-            room -= 1
+    def put(self, messages: Batch | list[Message]) -> None:
+        super().put(messages[: max(0, self._limit - len(self))])
 
 
 class InMemory:
-    """Backlogs for an nsqd without a disk: tests, and whoever says so."""
+    """Backlogs for an nsqd without a disk, as in tests."""
 
     def __init__(self, mem_queue_size: int = 10_000) -> None:
         self._mem_queue_size = mem_queue_size
@@ -137,4 +253,4 @@ class InMemory:
         return MemoryBacklog()
 
     def changed(self) -> None:
-        """Nobody asks after a restart."""
+        """Nothing is kept for a restart."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Callable
 from typing import Protocol
 
-from nsq.daemons.nsqd.core.backlog import Backlogs, InMemory
-from nsq.daemons.nsqd.core.channel import Channel
-from nsq.daemons.nsqd.core.clock import Clock
+from nsq.daemons.nsqd.core.backlog import (
+    Backlog,
+    Backlogs,
+    Batch,
+    InMemory,
+    Message,
+    MessageIds,
+    StorageFailed,
+)
+from nsq.daemons.nsqd.core.channel import Channel, Subscriber
+from nsq.daemons.nsqd.core.clock import Clock, RoundRobin
 from nsq.daemons.nsqd.core.latency import LatencyWindow, MeasuredChannel
-from nsq.daemons.nsqd.core.message import Message, MessageIds
-from nsq.daemons.nsqd.core.subscriber import Subscriber
-from nsq.daemons.nsqd.core.topic import Topic
-from nsq.daemons.nsqd.core.turns import Turns
+from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
 from nsq.wire.names import is_ephemeral
 
 #: Seconds until a topic tries again to hand its messages to channels whose disk refused them.
@@ -25,7 +29,7 @@ class Observer(Protocol):
     """Who is told what exists: registration with nsqlookupd."""
 
     def topic_created(self, topic: Topic) -> None:
-        """A topic is new. Whoever observes starts it, at once or when its channels are known."""
+        """A topic is new. The observer starts it, at once or when its channels are known."""
 
     def topic_deleted(self, topic: Topic) -> None: ...
 
@@ -50,6 +54,13 @@ class Unobserved:
         pass
 
 
+class Draining(StorageFailed):
+    """This nsqd hands over what it has and takes no more messages: they belong to another one."""
+
+    def __init__(self) -> None:
+        super().__init__("exiting")
+
+
 class Broker:
     """Publishes, subscribes, creates, deletes; the only way in for protocol and HTTP alike."""
 
@@ -66,6 +77,7 @@ class Broker:
     ) -> None:
         self.topics: dict[str, Topic] = {}
         self.observer: Observer = Unobserved()
+        self.draining = False
         self._clock = clock
         self._ids = MessageIds(node_id, clock.time_ns)
         self._backlogs = backlogs or InMemory()
@@ -74,18 +86,26 @@ class Broker:
         self._latency_window = latency_window
         self._chance = chance
         self._woken: list[Channel] = []
-        self._turns = Turns(clock.call_soon)
+        self._turns = RoundRobin(clock.call_soon)
 
-    # Publishing.
+    # Publishing. Raises StorageFailed, and TopicStarting for a caller that has to try again.
 
     def publish(self, topic_name: str, bodies: list[bytes]) -> None:
-        now = itertools.repeat(self._clock.time_ns())
-        self.topic(topic_name).put(list(map(Message, self._ids.take(len(bodies)), bodies, now)))
+        if self.draining:
+            raise Draining
+        topic = self.topics.get(topic_name) or self.topic(topic_name)
+        if not topic.started:
+            raise TopicStarting(topic)
+        topic.put(Batch(self._ids.take(len(bodies)), bodies, self._clock.time_ns()))
 
     def publish_deferred(self, topic_name: str, body: bytes, delay: float) -> None:
+        if self.draining:
+            raise Draining
+        topic = self.topic(topic_name)
+        if not topic.started:
+            raise TopicStarting(topic)
         due = self._clock.now() + delay
-        message = Message(self._ids.take(1)[0], body, self._clock.time_ns(), due)
-        self.topic(topic_name).put_deferred(message)
+        topic.put_deferred(Message(self._ids.take(1)[0], body, self._clock.time_ns(), due))
 
     # What exists.
 
@@ -180,14 +200,13 @@ class Broker:
             for channel in topic.channels.values():
                 channel.wake()
 
-    def close(self) -> list[Callable[[], None]]:
-        """Stop every timer, part with every subscriber, leave all messages to their backlogs.
-
-        These write themselves down when what is returned is called: in any thread, as a disk may take long.
-        Each may raise StorageFailed; one queue's disk is no reason to give up the others.
+    def close(self) -> list[tuple[Backlog, list[Message]]]:
+        """Stop every timer and part with every subscriber. Returns all backlogs, each with the messages that
+        were taken from it and not finished; channels come before their topic.
         """
-        self._woken.clear()  # nobody is left to be handed anything, and the backlogs are no longer ours
-        shelves: list[Callable[[], None]] = []
+        self._woken.clear()  # the backlogs are no longer ours
+        left: list[tuple[Backlog, list[Message]]] = []
         for topic in self.topics.values():
-            shelves += [topic.shelve(), *(channel.shelve() for channel in topic.channels.values())]
-        return shelves
+            left += [(channel.backlog, channel.close()) for channel in topic.channels.values()]
+            left.append((topic.backlog, topic.close()))
+        return left

@@ -3,16 +3,126 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from operator import itemgetter
+from typing import Protocol
 
-from nsq.daemons.nsqd.core.backlog import Backlog
+from nsq.daemons.nsqd.core.backlog import MAX_ATTEMPTS, Backlog, Batch, Message, Waiting
 from nsq.daemons.nsqd.core.clock import Alarm, Clock
-from nsq.daemons.nsqd.core.message import Message
-from nsq.daemons.nsqd.core.subscriber import ANYWHERE, Subscriber
+
+#: How near a consumer is to this nsqd, nearest first. While that is off, all are ANYWHERE.
+ZONE_LOCAL, REGION_LOCAL, ANYWHERE = range(3)
+
+
+class Sink(Protocol):
+    """Where a subscriber's messages go: a client's session."""
+
+    @property
+    def full(self) -> bool:
+        """Whether the client reads too slowly to be given more for now."""
+
+    def deliver(self, messages: list[Message]) -> None:
+        """Take them; they need not leave before ``flush``."""
+
+    def flush(self) -> None: ...
+
+    def channel_closed(self) -> None:
+        """The channel is gone, and with it the reason for this connection."""
+
+
+class Subscriber:
+    """What a channel knows of a consumer. ``in_flight`` is in the order of delivery, which is that of
+    deadlines.
+    """
+
+    __slots__ = (
+        "closing",
+        "deadlines_mixed",
+        "finish_count",
+        "in_flight",
+        "locality",
+        "max_msg_timeout",
+        "message_count",
+        "msg_timeout",
+        "rdy",
+        "requeue_count",
+        "sample_rate",
+        "sink",
+    )
+
+    def __init__(
+        self,
+        sink: Sink,
+        *,
+        msg_timeout: float,
+        max_msg_timeout: float,
+        sample_rate: int = 0,
+        locality: int = ANYWHERE,
+    ) -> None:
+        self.sink = sink
+        self.msg_timeout = msg_timeout
+        self.max_msg_timeout = max_msg_timeout
+        self.sample_rate = sample_rate
+        self.locality = locality
+        self.rdy = 0
+        self.closing = False
+        self.in_flight: dict[bytes, Message] = {}
+        self.deadlines_mixed = False
+        self.message_count = 0
+        self.finish_count = 0
+        self.requeue_count = 0
+
+    @property
+    def room(self) -> int:
+        """How many messages it can be given now."""
+        if self.closing or self.sink.full:
+            return 0
+        return max(0, self.rdy - len(self.in_flight))
+
+    def hand_over(self, messages: list[Message], now: float) -> None:
+        """Put the messages in flight and send them."""
+        deadline = now + self.msg_timeout
+        in_flight = self.in_flight
+        for message in messages:
+            if message.attempts < MAX_ATTEMPTS:
+                message.attempts += 1
+            message.delivered_at = now
+            message.deadline = deadline
+            in_flight[message.id] = message
+        self.message_count += len(messages)
+        self.sink.deliver(messages)
+
+    def touch(self, message: Message, now: float) -> None:
+        """Start the message's time again, up to the most a delivery may take."""
+        limit = message.delivered_at + self.max_msg_timeout
+        message.deadline = min(now + self.msg_timeout, limit)
+        if message.deadline == limit:
+            self.deadlines_mixed = True
+        # Last in line again, so that the first is always the next to expire.
+        self.in_flight[message.id] = self.in_flight.pop(message.id)
+
+    def next_deadline(self) -> float:
+        if not self.in_flight:
+            self.deadlines_mixed = False
+            return float("inf")
+        if self.deadlines_mixed:
+            return min(message.deadline for message in self.in_flight.values())
+        return next(iter(self.in_flight.values())).deadline
+
+    def take_expired(self, now: float) -> list[Message]:
+        """Remove and return the messages whose time is up."""
+        expired = []
+        for message in self.in_flight.values():
+            if message.deadline <= now:
+                expired.append(message)
+            elif not self.deadlines_mixed:
+                break
+        for message in expired:
+            del self.in_flight[message.id]
+        return expired
+
 
 #: Handed to one subscriber before its output is looked at again: bounds what a slow reader can make us hold.
 _SLICE = 64
@@ -82,7 +192,7 @@ class Channel:
 
     # Messages in.
 
-    def put(self, messages: list[Message]) -> None:
+    def put(self, messages: Batch | list[Message]) -> None:
         self.backlog.put(messages)
         self.message_count += len(messages)
         self.wake()
@@ -110,7 +220,7 @@ class Channel:
             self._wake(self)
 
     def pump(self) -> None:
-        """Hand out what is waiting, in turns, to everyone who has room."""
+        """Hand out waiting messages, in turns, to every subscriber with room."""
         self._awake = False
         if self.paused or not len(self.backlog):
             return
@@ -136,10 +246,14 @@ class Channel:
 
     def _in_turn(self) -> list[tuple[int, Subscriber]]:
         """The nearest of those with room and their places, starting after the one served last."""
-        ready = [(place, subscriber) for place, subscriber in enumerate(self.subscribers) if subscriber.room]
-        nearest = min((subscriber.locality for _, subscriber in ready), default=ANYWHERE)
-        if nearest != ANYWHERE:
-            ready = [entry for entry in ready if entry[1].locality == nearest]
+        ready: list[tuple[int, Subscriber]] = []
+        nearest = ANYWHERE
+        for place, subscriber in enumerate(self.subscribers):
+            if subscriber.locality <= nearest and subscriber.room:
+                if subscriber.locality < nearest:
+                    nearest = subscriber.locality
+                    ready.clear()
+                ready.append((place, subscriber))
         start = bisect.bisect_left(ready, self._turn, key=itemgetter(0))
         return ready[start:] + ready[:start]
 
@@ -169,6 +283,25 @@ class Channel:
             chosen = set(map(id, kept))
             self.backlog.finished([message for message in messages if id(message) not in chosen])
         return kept
+
+    async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
+        """The first ``n`` messages that wait, with at most ``max_bytes`` of their bodies; changes nothing.
+
+        Those in flight or deferred do not wait.
+        """
+        return await self.backlog.peek(n, max_bytes)
+
+    def held_longest(self, n: int) -> Generator[None, None, list[tuple[Subscriber, Message, float]]]:
+        """The ``n`` messages longest in flight: who has each, and for how many seconds. One step for each
+        subscriber, as it may have thousands.
+        """
+        found: list[tuple[Subscriber, Message]] = []
+        for subscriber in list(self.subscribers):
+            found += [(subscriber, message) for message in subscriber.in_flight.values()]
+            found = heapq.nsmallest(n, found, key=lambda held: held[1].delivered_at)
+            yield
+        now = self._clock.now()
+        return [(subscriber, message, now - message.delivered_at) for subscriber, message in found]
 
     # What subscribers answer.
 
@@ -250,20 +383,16 @@ class Channel:
         self._alarm.cancel()
         self.wake()
 
-    def close(self) -> None:
-        """End it: subscribers are told, timers stop. Messages stay where they are."""
+    def close(self) -> list[Message]:
+        """Part with all subscribers. Returns what was taken from the backlog and not finished."""
         self._alarm.cancel()
+        taken = [message for subscriber in self.subscribers for message in subscriber.in_flight.values()]
+        taken += [message for _, _, message in sorted(self._deferred, key=itemgetter(0, 1))]
+        self._deferred.clear()
         for subscriber in self.subscribers:
             subscriber.sink.channel_closed()
         self.subscribers.clear()
-
-    def shelve(self) -> Callable[[], None]:
-        """nsqd stops: the backlog gets back what it gave away and nobody finished. The answer does that."""
-        taken = [message for subscriber in self.subscribers for message in subscriber.in_flight.values()]
-        self.close()
-        taken += [message for _, _, message in sorted(self._deferred, key=itemgetter(0, 1))]
-        self._deferred.clear()
-        return functools.partial(self.backlog.close, taken)
+        return taken
 
     # Time passes.
 

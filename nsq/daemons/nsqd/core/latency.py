@@ -6,10 +6,9 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from nsq.daemons.nsqd.core.channel import Channel
+from nsq.daemons.nsqd.core.backlog import Message
+from nsq.daemons.nsqd.core.channel import Channel, Subscriber
 from nsq.daemons.nsqd.core.clock import Clock
-from nsq.daemons.nsqd.core.message import Message
-from nsq.daemons.nsqd.core.subscriber import Subscriber
 
 #: Latencies that share their highest bits are counted as one: with 8 bits every count is right within 0.4 %,
 #: and whatever happens there are no more than some thousand counts.

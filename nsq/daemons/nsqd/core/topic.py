@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Mapping
 
-from nsq.daemons.nsqd.core.backlog import Backlog, StorageFailed
-from nsq.daemons.nsqd.core.message import Message
-from nsq.daemons.nsqd.core.portion import Portion
+from nsq.daemons.nsqd.core.backlog import Backlog, Batch, Message, StorageFailed, Waiting, show
+from nsq.daemons.nsqd.core.channel import Channel
 
-if TYPE_CHECKING:
-    from nsq.daemons.nsqd.core.channel import Channel
+
+class Portion:
+    """``late`` are channels that came after some of the messages; each gets the last so many."""
+
+    def __init__(self, messages: list[Message], late: Mapping[Channel, int]) -> None:
+        self.messages = messages
+        self._late = late
+        self._rest: dict[Channel, list[Message]] = {}
+
+    def hand_over(self, channels: Collection[Channel]) -> None:
+        """Raises StorageFailed; called again, it does not give twice."""
+        if not any(channel in self._rest for channel in channels):
+            # No current channel has a share yet: compute the shares anew.
+            self._rest = self._shares(channels)
+        alone = len(channels) == 1
+        for channel in channels:
+            _give(channel, self._rest.get(channel, []), alone)
+
+    def _shares(self, channels: Collection[Channel]) -> dict[Channel, list[Message]]:
+        if all(channel in self._late for channel in channels):
+            # Those the first messages were for are gone.
+            return {channel: list(self.messages) for channel in channels}
+        everything = len(self.messages)
+        counts = {channel: self._late.get(channel, everything) for channel in channels}
+        return {channel: self.messages[-count:] for channel, count in counts.items() if count}
+
+
+def _give(channel: Channel, messages: list[Message], alone: bool) -> None:
+    """What the channel has got is taken out of the list. It gets copies unless it is ``alone``."""
+    if immediate := [message if alone else message.copy() for message in messages if not message.due]:
+        channel.put(immediate)
+        messages[:] = [message for message in messages if message.due]
+    while messages:
+        channel.put_deferred(messages[0].copy())
+        del messages[0]
+
 
 #: Messages that are on their way from a topic to its channels at a time.
 _PORTION = 1000
+
+
+class TopicStarting(Exception):
+    """Nothing was published: it is not known yet which channels this new topic has on other nsqds."""
+
+    def __init__(self, topic: Topic) -> None:
+        super().__init__(f"topic {topic.name} does not know its channels yet")
+        self.topic = topic
 
 
 class Topic:
@@ -36,6 +75,7 @@ class Topic:
         self.channels: dict[str, Channel] = {}
         self.paused = False
         self.started = False
+        self._when_started: list[Callable[[], None]] = []
         self.message_count = 0
         self.message_bytes = 0
         self._make_channel = make_channel
@@ -60,13 +100,16 @@ class Topic:
         """What comes now has to wait behind what has waited."""
         return self._asked or self._portion is not None
 
-    def put(self, messages: list[Message]) -> None:
-        if self.flows and not self._releasing:
-            self._distribute(messages)
+    def put(self, messages: Batch) -> None:
+        # As ``flows`` and ``_releasing`` say: their calls would be a noticeable part of what a PUB costs.
+        held = self._asked or self._portion is not None
+        if self.started and not self.paused and self.channels and not held:
+            for channel in self.channels.values():
+                channel.put(messages)
         else:
             self._keep(messages)
-        self.message_count += len(messages)
-        self.message_bytes += sum([len(message.body) for message in messages])
+        self.message_count += len(messages.bodies)
+        self.message_bytes += sum(map(len, messages.bodies))
 
     def put_deferred(self, message: Message) -> None:
         """Take a message whose ``due`` is set."""
@@ -77,18 +120,16 @@ class Topic:
         self.message_count += 1
         self.message_bytes += len(message.body)
 
-    def _keep(self, messages: list[Message]) -> None:
+    def _keep(self, messages: Batch | list[Message]) -> None:
+        if not self.flows:
+            self.backlog.put(messages)
+            return
         before = len(self.backlog)
         self.backlog.put(messages)
-        if self.flows:
-            taken = len(self.backlog) - before
-            self._arrived += taken if self._asked else 0
-            for channel in self._late:
-                self._late[channel] += taken
-
-    def _distribute(self, messages: list[Message]) -> None:
-        for copies, channel in enumerate(self.channels.values()):
-            channel.put([message.copy() for message in messages] if copies else messages)
+        taken = len(self.backlog) - before
+        self._arrived += taken if self._asked else 0
+        for channel in self._late:
+            self._late[channel] += taken
 
     def _distribute_deferred(self, message: Message) -> None:
         for copies, channel in enumerate(self.channels.values()):
@@ -115,21 +156,37 @@ class Topic:
         """Let messages flow: the channels that must not miss one are there."""
         self.started = True
         self.release()
+        calls, self._when_started = self._when_started, []
+        for call in calls:
+            call()
+
+    def when_started(self, call: Callable[[], None]) -> None:
+        """Call once messages flow, for a topic that has not started."""
+        self._when_started.append(call)
 
     def pause(self, paused: bool) -> None:
         self.paused = paused
         self.release()
+
+    async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
+        """The first ``n`` messages that wait for a channel, with at most ``max_bytes`` of their bodies.
+
+        Changes nothing.
+        """
+        first = show(self._portion.messages if self._portion else (), n, max_bytes)
+        max_bytes -= sum(len(each.body) for each in first)
+        return first + await self.backlog.peek(n - len(first), max_bytes)
 
     def empty(self) -> None:
         self.backlog.clear()
         self._portion = None
         self._late.clear()
 
-    def shelve(self) -> Callable[[], None]:
-        """nsqd stops: what is on its way stays where it came from. The answer writes it down."""
+    def close(self) -> list[Message]:
+        """End it, as nsqd stops. Returns what was taken from the backlog and is on its way to channels."""
         self.started = False
         portion, self._portion = self._portion, None
-        return functools.partial(self.backlog.close, portion.messages if portion else [])
+        return portion.messages if portion else []
 
     def release(self) -> None:
         """Hand over what has waited, in portions: it may be more than fits into memory, and take long."""

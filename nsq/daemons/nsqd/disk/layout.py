@@ -1,16 +1,28 @@
-"""How a queue's files are called and what its meta file says. Pure: strings in, strings out.
+"""How a queue lies on disk: the names of its files, the records in them, its meta file, the list of topics.
 
-``NAME.diskqueue.000000.dat`` and on hold the records, ``NAME.diskqueue.meta.dat`` says where reading and
-writing go on. NAME is ``topic`` or ``topic:channel``; neither part can contain a colon.
+Pure: bytes and strings in and out, and what is known of the files (``Segments``). No file is touched here.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
 
-_ANY_FILE = re.compile(r"(.+)\.diskqueue\.(?:meta|[0-9]{6,18})\.dat").fullmatch
+from nsq.errors import InvalidMessage, UsageError
+from nsq.wire.names import is_ephemeral, valid_channel, valid_topic
+
+
+class Log(Protocol):
+    def info(self, message: str, *args: object) -> None: ...
+
+    def warning(self, message: str, *args: object) -> None: ...
+
+    def error(self, message: str, *args: object) -> None: ...
+
+
 _META = re.compile(r"(-?[0-9]{1,18})\n([0-9]{1,18}),([0-9]{1,18})\n([0-9]{1,18}),([0-9]{1,18})\n?").fullmatch
 
 _INFIX = ".diskqueue."
@@ -67,11 +79,6 @@ def parse_meta(text: str) -> Meta | None:
     return None if backwards else meta
 
 
-def queue_names(filenames: Iterable[str]) -> list[str]:
-    """The queues these files belong to, each once, in alphabetical order."""
-    return sorted({match[1] for match in map(_ANY_FILE, filenames) if match})
-
-
 def files_by_queue(filenames: Iterable[str]) -> dict[str, list[str]]:
     """Everything that could be a file of a queue, by the queue's name."""
     found: dict[str, list[str]] = {}
@@ -86,7 +93,215 @@ def queue_name(topic: str, channel: str | None = None) -> str:
     return topic if channel is None else f"{topic}:{channel}"
 
 
-def topic_and_channel(name: str) -> tuple[str, str | None]:
-    """The inverse of ``queue_name``."""
-    topic, colon, channel = name.partition(":")
-    return topic, channel if colon else None
+_SIZE = struct.Struct(">i")
+
+SIZE_BYTES = _SIZE.size
+
+pack_size = _SIZE.pack
+
+
+class Bounds(NamedTuple):
+    """The sizes a record can have. A file that claims another one is corrupt from there on."""
+
+    smallest: int
+    largest: int
+
+
+def bounds(smallest: int, largest: int) -> Bounds:
+    """Checked: a smallest of 0 could not tell records from the zeros a power cut leaves."""
+    if not 1 <= smallest <= largest <= 0x7FFF_FFFF:
+        raise UsageError(f"records of {smallest} to {largest} bytes: the sizes go from 1 to 2147483647")
+    return Bounds(smallest, largest)
+
+
+def size_at(buffer: bytes, at: int) -> int:
+    size: int = _SIZE.unpack_from(buffer, at)[0]
+    return size
+
+
+def cut(buffer: bytes, at: int, limit: int, sizes: Bounds) -> tuple[list[tuple[int, int]], bool]:
+    """Where the whole records behind ``at`` begin and end, at most ``limit``, and whether a bad size follows.
+
+    A record that is cut off at the buffer's end is neither whole nor bad.
+    """
+    spans: list[tuple[int, int]] = []
+    add, unpack = spans.append, _SIZE.unpack_from
+    smallest, largest = sizes
+    stop = len(buffer)
+    for _ in range(limit):
+        begin = at + SIZE_BYTES
+        if begin > stop:
+            break
+        size = unpack(buffer, at)[0]
+        if not smallest <= size <= largest:
+            return spans, True
+        at = begin + size
+        if at > stop:
+            break
+        add((begin, at))
+    return spans, False
+
+
+_HEAD = struct.Struct(">qH16s")
+
+HEAD_SIZE = _HEAD.size  # 26: the record of an empty body
+
+
+class Record(NamedTuple):
+    timestamp: int  # nanoseconds since 1970
+    attempts: int
+    id: bytes
+    body: bytes
+
+
+def encode_record(timestamp: int, attempts: int, message_id: bytes, body: bytes) -> bytes:
+    if len(message_id) != 16:
+        raise InvalidMessage(f"message id {message_id!r} has {len(message_id)} bytes; it takes 16")
+    return _HEAD.pack(timestamp, attempts, message_id) + body
+
+
+def decode_record(record: bytes) -> Record:
+    if len(record) < HEAD_SIZE:
+        raise InvalidMessage(f"a record of {len(record)} bytes is no message: it takes at least {HEAD_SIZE}")
+    timestamp, attempts, message_id = _HEAD.unpack_from(record)
+    return Record(timestamp, attempts, message_id, record[HEAD_SIZE:])
+
+
+class Position(NamedTuple):
+    """The place right behind a record: a file's number and an offset in it.
+
+    ``ordinal`` numbers the records in the order of the queue, so that a difference is a number of records.
+    It is only as right as the depth the files told at start-up, hence no part of the place.
+    """
+
+    file: int
+    end: int
+    ordinal: int
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return self[:2]
+
+
+class Flaw(NamedTuple):
+    """Why a file cannot be read to its end; ``keep`` it as .bad when it has been read so far."""
+
+    text: str
+    keep: bool
+
+
+class Segment:
+    """One data file: the records from 0 to ``end`` can be read."""
+
+    __slots__ = ("number", "end", "first", "flaw")
+
+    def __init__(self, number: int, end: int, first: int | None = None, flaw: Flaw | None = None) -> None:
+        self.number = number
+        self.end = end
+        self.first = first  # the count before its first record, where known
+        self.flaw = flaw
+
+    def spoil(self, end: int, flaw: Flaw) -> None:
+        """Read nothing behind ``end`` any more."""
+        self.end = end
+        self.flaw = flaw
+
+
+class Segments:
+    """The files in the order of their numbers; the last one is the one written to.
+
+    ``count`` belongs to the last record written.
+    """
+
+    def __init__(self, last: Segment, count: int) -> None:
+        self._by_number = {last.number: last}
+        self._order = [last.number]
+        self.last = last
+        self.count = count
+
+    def __getitem__(self, number: int) -> Segment:
+        return self._by_number[number]
+
+    def __iter__(self) -> Iterator[Segment]:
+        return iter([self._by_number[number] for number in self._order])
+
+    @property
+    def written(self) -> Position:
+        return Position(self.last.number, self.last.end, self.count)
+
+    def add(self, segment: Segment) -> None:
+        """A file to be written to from now on."""
+        self._by_number[segment.number] = segment
+        self._order.append(segment.number)
+        self.last = segment
+
+    def remove(self, number: int) -> None:
+        del self._by_number[number]
+        self._order.remove(number)
+
+    def since(self, number: int) -> Iterator[Segment]:
+        return (segment for segment in self if segment.number >= number)
+
+    def before(self, number: int) -> list[Segment]:
+        return [segment for segment in self if segment.number < number]
+
+    def after(self, number: int) -> Segment | None:
+        following = self._by_number.get(number + 1)
+        return following or next(self.since(number + 1), None)
+
+    def size_behind(self, position: Position) -> int:
+        """How many bytes of records lie behind a position."""
+        file, end, _ = position
+        if file == self.last.number:
+            return max(0, self.last.end - end)
+        ends = sum(segment.end for segment in self.since(file + 1))
+        return ends + max(0, self._by_number[file].end - end)
+
+
+class ChannelEntry(NamedTuple):
+    name: str
+    paused: bool = False
+
+
+class TopicEntry(NamedTuple):
+    name: str
+    paused: bool = False
+    channels: tuple[ChannelEntry, ...] = ()
+
+
+def encode_roster(topics: Iterable[TopicEntry], version: str) -> bytes:
+    """Leaves out ephemeral topics and channels. Like Go's, an empty list is null."""
+    entries = [_topic_json(topic) for topic in topics if not is_ephemeral(topic.name)]
+    return json.dumps({"topics": entries or None, "version": version}, separators=(",", ":")).encode()
+
+
+def decode_roster(content: bytes) -> list[TopicEntry]:
+    """Raises ValueError unless it is a JSON object. Entries that no nsqd could have are left out."""
+    document = json.loads(content)
+    if not isinstance(document, dict):
+        raise ValueError("it is no JSON object")
+    topics = ((*_named(entry), _channels(entry)) for entry in _entries(document.get("topics")))
+    return [TopicEntry(name, paused, channels) for name, paused, channels in topics if valid_topic(name)]
+
+
+def _topic_json(topic: TopicEntry) -> dict[str, Any]:
+    channels = [{"name": name, "paused": paused} for name, paused in topic.channels if not is_ephemeral(name)]
+    return {"name": topic.name, "paused": topic.paused, "channels": channels or None}
+
+
+def _channels(topic: dict[str, Any]) -> tuple[ChannelEntry, ...]:
+    channels = (ChannelEntry(*_named(entry)) for entry in _entries(topic.get("channels")))
+    return tuple(channel for channel in channels if valid_channel(channel.name))
+
+
+def _entries(value: object) -> Iterator[dict[str, Any]]:
+    for entry in value if isinstance(value, list) else []:
+        if isinstance(entry, dict):
+            yield entry
+        elif isinstance(entry, str):
+            yield {"name": entry}
+
+
+def _named(entry: dict[str, Any]) -> tuple[str, bool]:
+    name = entry.get("name")
+    return name if isinstance(name, str) else "", entry.get("paused") is True

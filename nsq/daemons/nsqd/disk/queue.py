@@ -1,26 +1,69 @@
-"""A queue of records on disk: append batches, read ahead, commit what is done with, sync now and then."""
+"""A queue of records on disk: append batches, read ahead, commit what is done with, sync now and then.
+
+``DiskQueue`` is the door; ``Writer``, below, writes a batch whole or not at all, whatever the disk does.
+"""
 
 from __future__ import annotations
 
+import errno
+import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
 
-from nsq.errors import Closed, UsageError
+from nsq.daemons.nsqd.disk.layout import (
+    BAD,
+    SIZE_BYTES,
+    Bounds,
+    Layout,
+    Log,
+    Meta,
+    Position,
+    Segment,
+    Segments,
+    bounds,
+    pack_size,
+)
+from nsq.daemons.nsqd.disk.reading import Glance, Reader, Stretch, look
+from nsq.daemons.nsqd.disk.recovery import recover
+from nsq.daemons.nsqd.disk.syncing import Check, OpenFiles, Replacement, SyncFailure, SyncJob, share_of_limit
+from nsq.errors import Closed, InvalidMessage, UsageError
 
-from .framing import bounds
-from .layout import BAD, Layout, Meta
-from .log import Log
-from .open_files import OpenFiles, share_of_limit
-from .reader import Reader
-from .recovery import recover
-from .segments import Position, Segment
-from .syncing import FlushJob, SyncJob
-from .writer import Writer
+#: An empty queue lets go of the file it writes to when that is so large.
+_WORTH_REMOVING = 1024 * 1024
+
+
+class QueueSync(SyncJob):
+    """Makes a queue's records last up to ``written``; with ``content``, the place to go on from as well."""
+
+    def __init__(
+        self,
+        directory: Path,
+        layout: Layout,
+        numbers: frozenset[int],
+        *,
+        written: Position,
+        committed: Position,
+        content: str | None = None,
+        new_names: bool = False,
+        check: Check,
+    ) -> None:
+        replacement = Replacement(directory / layout.meta, content.encode()) if content is not None else None
+        super().__init__(
+            directory,
+            [directory / layout.data(number) for number in sorted(numbers)],
+            replacement=replacement,
+            new_names=new_names,
+            check=check,
+        )
+        self.numbers = numbers
+        self.written = written
+        self.committed = committed
+        self.content = content
 
 
 class DiskQueue:
-    """One queue's files in ``directory``, which nobody else may write to (see ``DataDirectory.lock``).
+    """One queue's files in ``directory``, which no other program may write to (see ``DataDirectory.lock``).
 
     Three places move through the files: writing goes on at the end, reading at the cursor, and what lies
     before the committed place is forgotten. A restart goes on reading at the place that was committed when
@@ -42,8 +85,8 @@ class DiskQueue:
         files: Iterable[str] | None = None,
         open_files: OpenFiles | None = None,
     ) -> None:
-        """``files`` are the names in the directory, as far as they may be of this queue: with thousands of
-        queues nobody wants to list them for each. Such share their ``open_files``.
+        """``files`` are the names in the directory that may be of this queue. With thousands of queues the
+        caller lists them once for all, and all share their ``open_files``.
         """
         open_files = OpenFiles(share_of_limit()) if open_files is None else open_files
         self.name = name
@@ -51,9 +94,9 @@ class DiskQueue:
         self._layout = Layout(name)
         self._log = log
         self._closed = False
-        self._job: SyncJob | None = None
+        self._job: QueueSync | None = None
         self._named = -1  # the last file whose name is known to be on disk
-        sizes = bounds(min_record, max_record)
+        sizes = self._sizes = bounds(min_record, max_record)
         self._segments, self._committed, self._synced_meta = recover(
             directory, os.listdir(directory) if files is None else files, self._layout, sizes, log
         )
@@ -107,7 +150,7 @@ class DiskQueue:
     def read(self, limit: int) -> list[tuple[Position, bytes]]:
         """The next records, at most ``limit``; fewer only at the end of the queue.
 
-        What is damaged is logged and skipped up to the next file. Nothing is given twice before a restart.
+        Damage is logged and skipped up to the next file. No record is given twice before a restart.
         """
         self._insist_on_open()
         found = self._reader.read(limit)
@@ -115,6 +158,22 @@ class DiskQueue:
             self._writer.roll()
         self._leave_finished_files()
         return found
+
+    def peek_job(self, n: int, max_bytes: int, but: Container[bytes]) -> Callable[[], list[Glance]]:
+        """Look at the next ``n`` messages that ``read`` will give, but for those with these ids.
+
+        To be called in any thread. It reads at most ``max_bytes`` of their bodies and changes nothing.
+        """
+        file, end, _ = self._reader.cursor
+        stretches = [
+            Stretch(
+                self._directory / self._layout.data(segment.number),
+                end if segment.number == file else 0,
+                segment.end,
+            )
+            for segment in self._segments.since(file)
+        ]
+        return functools.partial(look, stretches, self._sizes, n, max_bytes, but)
 
     def skip(self, position: Position) -> None:
         """Do not read what lies before ``position``: the caller has those records already."""
@@ -137,7 +196,7 @@ class DiskQueue:
             job()
             self.synced(job)
 
-    def sync_job(self) -> SyncJob | None:
+    def sync_job(self) -> QueueSync | None:
         """What makes everything so far last, to be called in any thread; None if nothing has changed.
 
         The queue can be used meanwhile. Tell it by ``synced`` when the job is done. There is one job at a
@@ -145,33 +204,25 @@ class DiskQueue:
         """
         self._insist_on_open()
         self._cancel_job()
+        if self._segments.last.end >= _WORTH_REMOVING:
+            self._leave_consumed_file()
         content = self._meta().text()
-        if content == self._synced_meta and not self._writer.unsynced:
+        if self._synced_meta == content and not self._writer.unsynced:
             return None
-        try:
-            self._job = self._make_job(content)
-        except OSError:
-            # The disk may be full; what nobody wants any more is the first to go.
-            self._forget_files(self._committed.file)
-            self._job = self._make_job(content)
+        if self._synced_meta is None and self._segments.written.place == (0, 0):
+            return None  # a new queue without files is one of which nothing is known
+        self._job = self._make_job(content)
         return self._job
 
-    def flush_job(self) -> FlushJob | None:
-        """What makes the records so far last, in any thread; tell it by ``flushed``. None if they do."""
-        self._insist_on_open()
-        numbers = self._worth_syncing()
-        if not numbers:
-            return None
-        return FlushJob(
-            self._directory,
-            [self._layout.data(number) for number in sorted(numbers)],
-            named=self._segments.last.number <= self._named,
-            numbers=numbers,
-            written=self._segments.written,
-            check=self._writer.doubt.check(),
-        )
+    def flush_job(self) -> QueueSync | None:
+        """What makes the records so far last, in any thread; tell it by ``flushed``. None if they do.
 
-    def flushed(self, job: FlushJob) -> None:
+        Several times as quick as a sync. After a restart reading goes on where the last sync says.
+        """
+        self._insist_on_open()
+        return self._make_job(None) if self._worth_syncing() else None
+
+    def flushed(self, job: QueueSync) -> None:
         """``job`` was called and did not raise. Raises OSError if records were lost all the same."""
         job.check()
         self._named = max(self._named, job.written.file)
@@ -182,8 +233,27 @@ class DiskQueue:
         self._insist_on_open()
         if self._segments.last.end:
             self._writer.roll()
+            self._leave_finished_files()
 
-    def synced(self, job: SyncJob) -> None:
+    def make_room(self) -> bool:
+        """Remove at once all files in which no record is wanted any more. Whether there were any.
+
+        For a disk that is full. Until the next sync the meta file speaks of files that are gone; a restart
+        then looks at the data instead.
+        """
+        self._insist_on_open()
+        self._leave_consumed_file()
+        before = self._segments.before(self._committed.file)
+        self._forget_files(self._committed.file)
+        return bool(before)
+
+    def _leave_consumed_file(self) -> None:
+        """Write to another file from now on if this one holds nothing that is wanted."""
+        if self._segments.last.end and not self._segments.size_behind(self._committed):
+            self._writer.roll()
+            self._leave_finished_files()
+
+    def synced(self, job: QueueSync) -> None:
         """``job`` was called and did not raise. One that was cancelled meanwhile changes nothing.
 
         Raises OSError if records were lost all the same.
@@ -193,6 +263,7 @@ class DiskQueue:
         self._job = None
         job.check()
         self._synced_meta = job.content
+        self._named = max(self._named, job.written.file)
         self._writer.synced(job.numbers, job.written)
         self._forget_files(job.committed.file)
 
@@ -215,18 +286,19 @@ class DiskQueue:
             try:
                 self.sync()
             finally:
-                self._release()
+                self.release()
 
     def delete(self) -> None:
         """Close, and leave nothing of the queue on disk but files kept as .bad."""
         if not self._closed:
             self._log.info("DISKQUEUE(%s): deleting", self.name)
             self._cancel_job()
-            self._release()
+            self.release()
             self._forget_files(self._segments.last.number + 1)
             self._unlink(self._layout.meta)
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Close the files as they are."""
         self._closed = True
         self._reader.close()
         self._writer.close()
@@ -241,17 +313,16 @@ class DiskQueue:
         written = self._segments.written
         return Meta(self.depth, *self._committed.place, *written.place)
 
-    def _make_job(self, content: str) -> SyncJob:
-        numbers = self._worth_syncing()
-        return SyncJob(
+    def _make_job(self, content: str | None) -> QueueSync:
+        return QueueSync(
             self._directory,
-            [self._layout.data(number) for number in sorted(numbers)],
-            self._layout.meta,
-            content,
-            numbers=numbers,
+            self._layout,
+            self._worth_syncing(),
             written=self._segments.written,
             committed=self._committed,
-            check=self._writer.doubt.check(),
+            content=content,
+            new_names=self._segments.last.number > self._named,
+            check=self._writer.sync_failure.check(),
         )
 
     def _worth_syncing(self) -> frozenset[int]:
@@ -310,3 +381,192 @@ class DiskQueue:
                 f"{position} lies behind the end of disk queue {self.name}, {self._segments.written}: "
                 "it is from another queue"
             )
+
+
+class _Piece:
+    """What one append writes to one file."""
+
+    __slots__ = ("number", "offset", "end", "first", "parts", "begun")
+
+    def __init__(self, number: int, offset: int, first: int) -> None:
+        self.number = number
+        self.offset = offset
+        self.end = offset
+        self.first = first
+        self.parts: list[bytes] = []
+        self.begun = False
+
+
+class Writer:
+    """Writes behind the last segment. ``unsynced`` are the files with records no fsync has covered."""
+
+    def __init__(
+        self,
+        directory: Path,
+        layout: Layout,
+        segments: Segments,
+        sizes: Bounds,
+        max_bytes: int,
+        log: Log,
+        files: OpenFiles,
+    ) -> None:
+        self._directory = directory
+        self._layout = layout
+        self._segments = segments
+        self._sizes = sizes
+        self._max_bytes = max_bytes
+        self._log = log
+        self._files = files
+        # A full file stays open until it is synced: the system reports a failed write-back to those who
+        # have the file open.
+        self._open: dict[int, int] = {}
+        self.unsynced: set[int] = set()
+        #: Of the syncs that precede closing early.
+        self.sync_failure = SyncFailure()
+
+    def append(self, records: Iterable[bytes]) -> list[Position]:
+        """The batch is in the files when this returns; when it raises, no part of it is."""
+        pieces, positions = self._plan(records)
+        try:
+            for piece in pieces:
+                self._write(piece)
+        except OSError:
+            self._undo(pieces)
+            raise
+        self._adopt(pieces)
+        return positions
+
+    def roll(self) -> None:
+        """Leave the last file as it is and write to the next one from now on."""
+        self._segments.add(Segment(self._segments.last.number + 1, 0, self._segments.count))
+        self._close_what_is_synced()
+
+    def synced(self, numbers: Iterable[int], written: Position) -> None:
+        """These files were synced when the end was at ``written``."""
+        last = self._segments.last
+        for number in numbers:
+            if number != last.number or written.place == (last.number, last.end):
+                self.unsynced.discard(number)
+                if number in self._open:
+                    self._files.synced(self._open[number])
+        self._close_what_is_synced()
+
+    def forget(self, number: int) -> None:
+        """This file is going to be removed."""
+        self.unsynced.discard(number)
+        if number in self._open:
+            self._files.close(self._open.pop(number))
+
+    def close(self) -> None:
+        for number in [*self._open]:
+            self._files.close(self._open.pop(number))
+        self.unsynced.clear()
+
+    def _close_what_is_synced(self) -> None:
+        for number in [*self._open]:
+            if number != self._segments.last.number and number not in self.unsynced:
+                self._files.close(self._open.pop(number))
+
+    def _give_up(self, number: int) -> None:
+        """Too many files are open, and this one was not written to for the longest time.
+
+        After the close a failed write would go unnoticed, hence the sync.
+        """
+        descriptor = self._open.pop(number)
+        try:
+            if self._files.is_dirty(descriptor):
+                os.fsync(descriptor)
+        except OSError as error:
+            self._log.error(
+                "DISKQUEUE(%s): cannot sync %s: %s", self._layout.name, self._layout.data(number), error
+            )
+            self.sync_failure.arose(error)
+        finally:
+            self._files.close(descriptor)
+
+    def _plan(self, records: Iterable[bytes]) -> tuple[list[_Piece], list[Position]]:
+        """Which bytes go where. A file is full when the next record would carry it beyond the limit."""
+        smallest, largest = self._sizes
+        limit = self._max_bytes
+        number, end, count = self._segments.written
+        piece = _Piece(number, end, count)
+        pieces = [piece]
+        positions: list[Position] = []
+        new = tuple.__new__  # a Position in half the time
+        for record in records:
+            size = len(record)
+            if not smallest <= size <= largest:
+                raise InvalidMessage(
+                    f"a record of {size} bytes: {self._layout.name} takes {smallest} to {largest}"
+                )
+            if end and end + SIZE_BYTES + size > limit:
+                piece.end = end
+                number, end = number + 1, 0
+                piece = _Piece(number, 0, count)
+                pieces.append(piece)
+            piece.parts += (pack_size(size), record)
+            end += SIZE_BYTES + size
+            count += 1
+            positions.append(new(Position, (number, end, count)))
+        piece.end = end
+        return pieces, positions
+
+    def _write(self, piece: _Piece) -> None:
+        if not piece.parts:
+            return
+        unwritten = memoryview(b"".join(piece.parts))
+        descriptor = self._descriptor(piece)
+        self._files.wrote(descriptor)
+        piece.begun = True
+        offset = piece.offset
+        while unwritten:
+            written = os.pwrite(descriptor, unwritten, offset)
+            if not written:
+                raise OSError(errno.EIO, "nothing was written", self._layout.data(piece.number))
+            offset += written
+            unwritten = unwritten[written:]
+
+    def _descriptor(self, piece: _Piece) -> int:
+        descriptor = self._open.get(piece.number)
+        if descriptor is None:
+            # What lies under the name of a new file was left by an append that could not be undone.
+            creation = 0 if piece.offset else os.O_CREAT | os.O_TRUNC
+            path = self._directory / self._layout.data(piece.number)
+            give_up = functools.partial(self._give_up, piece.number)
+            descriptor = self._open[piece.number] = self._files.open(path, os.O_WRONLY | creation, give_up)
+        return descriptor
+
+    def _adopt(self, pieces: list[_Piece]) -> None:
+        for piece in pieces:
+            if piece.number != self._segments.last.number:
+                self._segments.add(Segment(piece.number, 0, piece.first))
+            self._segments.last.end = piece.end
+            self._segments.count = piece.first + len(piece.parts) // 2
+            if piece.parts:
+                self.unsynced.add(piece.number)
+
+    def _undo(self, pieces: list[_Piece]) -> None:
+        last = self._segments.last.number
+        for piece in reversed(pieces):
+            try:
+                if piece.number != last:
+                    self._discard(piece)
+                elif last in self._open:
+                    os.ftruncate(self._open[last], piece.offset)
+                elif piece.begun:
+                    os.truncate(self._directory / self._layout.data(last), piece.offset)
+            except OSError as error:
+                file = self._layout.data(piece.number)
+                self._log.error(
+                    "DISKQUEUE(%s): cannot take a failed write to %s back: %s", self._layout.name, file, error
+                )
+                if piece.number == last:
+                    # Its end stays where it was, so what is behind is not read; nothing may follow there.
+                    self.roll()
+
+    def _discard(self, piece: _Piece) -> None:
+        descriptor = self._open.pop(piece.number, None)
+        if descriptor is not None:
+            self._files.close(descriptor)
+        if descriptor is not None or piece.begun:
+            (self._directory / self._layout.data(piece.number)).unlink(missing_ok=True)

@@ -1,16 +1,33 @@
-"""Reading one data file front to back in big chunks, each byte once, and judging what cannot be read."""
+"""Reading a queue: one file front to back, the cursor that goes from file to file, and a look without taking.
+
+Each byte is read once, in big chunks. Damaged and missing records are judged, logged and skipped.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from .framing import OVERHEAD, Bounds, cut, size_at
-from .open_files import OpenFiles
-from .segments import Flaw
+from nsq.daemons.nsqd.disk.layout import (
+    HEAD_SIZE,
+    SIZE_BYTES,
+    Bounds,
+    Flaw,
+    Layout,
+    Log,
+    Position,
+    Record,
+    Segment,
+    Segments,
+    cut,
+    decode_record,
+    size_at,
+)
+from nsq.daemons.nsqd.disk.syncing import OpenFiles
+from nsq.errors import InvalidMessage
 
 CHUNK = 256 * 1024
 
@@ -67,7 +84,7 @@ class FileReader:
             if rest:
                 self.flaw = self._cut_off(rest)
             return False
-        missing = size_at(rest, 0) + OVERHEAD - len(rest) if len(rest) >= OVERHEAD else OVERHEAD
+        missing = size_at(rest, 0) + SIZE_BYTES - len(rest) if len(rest) >= SIZE_BYTES else SIZE_BYTES
         chunk = self._read(behind, min(max(CHUNK, missing), end - behind))
         if not chunk:
             if self.flaw is None:
@@ -135,3 +152,178 @@ def survey(path: Path, offset: int, end: int, sizes: Bounds) -> Survey:
         return Survey(count, reader.offset, reader.flaw)
     finally:
         reader.close()
+
+
+class Reader:
+    """Reads ahead of what is committed; ``cursor`` is the place behind the last record read."""
+
+    def __init__(
+        self,
+        directory: Path,
+        layout: Layout,
+        segments: Segments,
+        cursor: Position,
+        sizes: Bounds,
+        log: Log,
+        files: OpenFiles,
+    ) -> None:
+        self._directory = directory
+        self._layout = layout
+        self._segments = segments
+        self._sizes = sizes
+        self._log = log
+        self._files = files
+        self._open: FileReader | None = None  # on the cursor's file
+        self.cursor = cursor
+
+    def read(self, limit: int) -> list[tuple[Position, bytes]]:
+        found: list[tuple[Position, bytes]] = []
+        while len(found) < limit:
+            try:
+                batch = self._read_file(limit - len(found))
+                if not batch and not self._turn_to_next_file():
+                    break
+            except OSError:
+                if found:
+                    break  # The cursor stands behind what was found: the next call meets the fault again.
+                raise
+            found += batch
+        return found
+
+    def move(self, position: Position) -> None:
+        self.close()
+        self.cursor = position
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _read_file(self, limit: int) -> list[tuple[Position, bytes]]:
+        """Some records of the cursor's file; none at its end or at its flaw."""
+        file, end, ordinal = self.cursor
+        segment = self._segments[file]
+        reader = self._reader(segment) if end < segment.end else None
+        if reader is None:
+            return []
+        spans = reader.spans(limit, segment.end)
+        if reader.flaw is not None and not spans:
+            self._spoil(segment, reader.flaw)
+        if not spans:
+            return []
+        buffer = reader.buffer
+        shift = reader.offset - spans[-1][1]
+        batch = [
+            (Position(file, shift + stop, number), buffer[start:stop])
+            for number, (start, stop) in enumerate(spans, ordinal + 1)
+        ]
+        self.cursor = batch[-1][0]
+        return batch
+
+    def _reader(self, segment: Segment) -> FileReader | None:
+        if self._open is None:
+            path = self._directory / self._layout.data(segment.number)
+            try:
+                self._open = FileReader(path, self.cursor.end, self._sizes, self._files, self.close)
+            except FileNotFoundError:
+                self._spoil(segment, Flaw("is gone", keep=False))
+        return self._open
+
+    def _spoil(self, segment: Segment, flaw: Flaw) -> None:
+        file = self._layout.data(segment.number)
+        lost = segment.end - self.cursor.end
+        self._log.error("DISKQUEUE(%s): %s %s; skipping %d bytes", self._layout.name, file, flaw.text, lost)
+        segment.spoil(self.cursor.end, flaw)
+
+    def _turn_to_next_file(self) -> bool:
+        here = self._segments[self.cursor.file]
+        following = self._segments.after(here.number)
+        if following is None:
+            if here.flaw is None:
+                self._correct_the_count()
+            return False
+        if following.first is None:
+            following.first = self._count_before(following) if here.flaw else self.cursor.ordinal
+        elif here.flaw is None:
+            self._report_wrong_depth(following.first - self.cursor.ordinal)
+        self.move(Position(following.number, 0, following.first))
+        return True
+
+    def _count_before(self, segment: Segment) -> int:
+        """How many records a flaw swallowed shows only when those up to the next known count are counted."""
+        counted = 0
+        for later in self._segments.since(segment.number):
+            if later.first is not None:
+                return later.first - counted
+            path = self._directory / self._layout.data(later.number)
+            try:
+                counted += survey(path, 0, later.end, self._sizes).records
+            except FileNotFoundError:
+                continue  # Found out, and said, when reading gets there.
+        return self._segments.count - counted
+
+    def _correct_the_count(self) -> None:
+        """At the very end the cursor knows best; the depth a meta file told may have been wrong."""
+        self._report_wrong_depth(self._segments.count - self.cursor.ordinal)
+        self._segments.count = self.cursor.ordinal
+
+    def _report_wrong_depth(self, wrong: int) -> None:
+        if wrong:
+            self._log.warning("DISKQUEUE(%s): the depth was wrong by %d, corrected", self._layout.name, wrong)
+
+
+#: Records that are passed over in search of those asked for.
+_MOST_PASSED_OVER = 10_000
+
+
+class Stretch(NamedTuple):
+    """The records of one file between two offsets."""
+
+    path: Path
+    begin: int
+    end: int
+
+
+class Glance(NamedTuple):
+    """A record whose body may be cut short; ``size`` is that of the whole body."""
+
+    record: Record
+    size: int
+
+
+def look(
+    stretches: Iterable[Stretch], sizes: Bounds, n: int, max_bytes: int, but: Container[bytes]
+) -> list[Glance]:
+    """The first ``n`` records whose id is not in ``but``, with at most ``max_bytes`` of their bodies.
+
+    What has become unreadable meanwhile is left out, file by file.
+    """
+    found: list[Glance] = []
+    passed_over = 0
+    for stretch in stretches:
+        try:
+            with open(stretch.path, "rb", buffering=0) as file:
+                for offset, size in _records(file.fileno(), stretch, sizes):
+                    if len(found) >= n or passed_over >= _MOST_PASSED_OVER:
+                        return found
+                    record = decode_record(os.pread(file.fileno(), HEAD_SIZE, offset))
+                    if record.id in but:
+                        passed_over += 1
+                        continue
+                    body = os.pread(file.fileno(), min(size - HEAD_SIZE, max_bytes), offset + HEAD_SIZE)
+                    max_bytes -= len(body)
+                    found.append(Glance(record._replace(body=body), size - HEAD_SIZE))
+        except (OSError, InvalidMessage):
+            continue  # removed meanwhile, or damaged: reading finds that out and says so
+    return found
+
+
+def _records(descriptor: int, stretch: Stretch, sizes: Bounds) -> Iterator[tuple[int, int]]:
+    """Where each record begins, and its size."""
+    at = stretch.begin
+    while at + SIZE_BYTES <= stretch.end:
+        size = size_at(os.pread(descriptor, SIZE_BYTES, at), 0)
+        if not sizes.smallest <= size <= sizes.largest or at + SIZE_BYTES + size > stretch.end:
+            return
+        yield at + SIZE_BYTES, size
+        at += SIZE_BYTES + size

@@ -12,11 +12,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from .framing import OVERHEAD, Bounds
-from .layout import Layout, Meta, parse_meta
-from .log import Log
-from .reading import Survey, survey
-from .segments import Position, Segment, Segments
+from nsq.daemons.nsqd.disk.layout import (
+    SIZE_BYTES,
+    Bounds,
+    Layout,
+    Log,
+    Meta,
+    Position,
+    Segment,
+    Segments,
+    parse_meta,
+)
+from nsq.daemons.nsqd.disk.reading import Survey, survey
+from nsq.daemons.nsqd.disk.syncing import read_regular
 
 
 class Recovered(NamedTuple):
@@ -78,7 +86,7 @@ class Recovery:
 
     def _meta_text(self) -> str | None:
         try:
-            return (self._directory / self._layout.meta).read_bytes().decode("latin-1")
+            return read_regular(self._directory / self._layout.meta).decode("latin-1")
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -117,7 +125,7 @@ class Recovery:
             return False
         size = sum(complete) + meta.write_end - meta.read_end
         smallest, largest = self._sizes
-        if not meta.depth * (OVERHEAD + smallest) <= size <= meta.depth * (OVERHEAD + largest):
+        if not meta.depth * (SIZE_BYTES + smallest) <= size <= meta.depth * (SIZE_BYTES + largest):
             self._warn("a depth of %d and %d bytes do not go together", meta.depth, size)
             return False
         return True
@@ -158,8 +166,18 @@ class Recovery:
             self._warn("%s %s; skipping %d bytes", file, found.flaw.text, segment.end - found.end)
 
     def _number_to_write(self, segments: list[Segment], meta: Meta) -> int:
-        """The file to go on with; a new one unless the data ends well exactly where the meta file says."""
+        """The file to go on with; a new one unless the data ends well exactly where the meta file says.
+
+        New records must not stand behind records that have not been read yet: damage found while reading
+        those would swallow them.
+        """
         last = segments[-1] if segments else Segment(meta.write_file, 0)
+        if (
+            last.number == meta.write_file
+            and last.end
+            and (meta.read_file, meta.read_end) < (last.number, last.end)
+        ):
+            return meta.write_file + 1
         if last.number < meta.write_file and not meta.write_end:
             return meta.write_file
         if last.number == meta.write_file and last.end == meta.write_end and last.flaw is None:

@@ -1,16 +1,28 @@
-"""What an auth server allows a client, and for how long: pure."""
+"""What an auth server allows a client, and for how long: pure.
+
+There can be thousands of rules. Reading them and deciding by them are generators, which yield wherever others
+may have their turn.
+"""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from nsq.daemons.nsqd.core.clock import Clock
+from nsq.daemons.nsqd.patterns import BadPattern, Pattern
+from nsq.daemons.nsqd.session.stream import Refused
 from nsq.errors import NsqError
+from nsq.wire.names import quoted
 
 _MAX_TTL = 2**31
+#: Decisions that are remembered of one answer.
+_MAX_DECISIONS = 1000
+#: Steps of all patterns in one answer, and of those kept for the answers to come, which hold mostly the same.
+#: A step takes some 100 bytes, and a pattern of 70 characters can have 10,000 of them.
+MAX_STEPS = 500_000
 
 
 class AuthError(NsqError):
@@ -23,8 +35,8 @@ class Rule:
     the name.
     """
 
-    topic: re.Pattern[str]
-    channels: tuple[re.Pattern[str], ...]
+    topic: Pattern
+    channels: tuple[Pattern, ...]
     permissions: frozenset[str]
 
     def allows(self, topic: str, channel: str) -> bool:
@@ -32,7 +44,7 @@ class Rule:
         needed = "subscribe" if channel else "publish"
         return (
             needed in self.permissions
-            and self.topic.search(topic) is not None
+            and self.topic.search(topic)
             and any(pattern.search(channel) for pattern in self.channels)
         )
 
@@ -45,9 +57,28 @@ class Grant:
     expires: float
     identity: str = ""
     identity_url: str = ""
+    ttl: float = field(default=0.0, compare=False)
+    #: Steps of its patterns: what it takes of the memory.
+    steps: int = field(default=0, compare=False)
+    #: What was decided by it, for every topic and channel; shared by those who were given the same answer.
+    decisions: dict[tuple[str, str], bool] = field(default_factory=dict, compare=False, repr=False)
 
-    def allows(self, topic: str, channel: str) -> bool:
-        return any(rule.allows(topic, channel) for rule in self.rules)
+    def decide(self, topic: str, channel: str) -> Generator[None, None, bool]:
+        """Find out whether it is allowed, and remember that in ``decisions``."""
+        allowed = False
+        for rule in self.rules:
+            if rule.allows(topic, channel):
+                allowed = True
+                break
+            yield
+        if len(self.decisions) >= _MAX_DECISIONS:
+            self.decisions.clear()
+        self.decisions[topic, channel] = allowed
+        return allowed
+
+    def renewed(self, now: float) -> Grant:
+        """The same answer, given again now."""
+        return replace(self, expires=now + self.ttl)
 
 
 @dataclass(frozen=True)
@@ -64,15 +95,82 @@ class Credentials:
 
 
 class Authority(Protocol):
-    """Asks an auth server and answers with its grant or the reason there is none: later, never from
-    within ``ask``.
-    """
+    """Answers later, never from within a call."""
 
-    def ask(self, credentials: Credentials, answer: Callable[[Grant | AuthError], None]) -> None: ...
+    def ask(self, credentials: Credentials, answer: Callable[[Grant | AuthError], None]) -> None:
+        """Ask an auth server, and give its grant or the reason there is none."""
+
+    def decide(
+        self, grant: Grant, topic: str, channel: str, answer: Callable[[Grant | AuthError], None]
+    ) -> None:
+        """Give the same grant back when its decision is known."""
 
 
-def parse_grant(body: bytes, now: float) -> Grant:
-    """The grant in an auth server's JSON answer; ``AuthError`` says which part of it is wrong."""
+class Permit:
+    """What one client may do where auth servers decide: its grant, asked for again when it expires."""
+
+    def __init__(
+        self,
+        required: bool,
+        clock: Clock,
+        ask: Callable[[str, Callable[[Grant], None]], None],
+        decide: Callable[[Grant, str, str, Callable[[Grant], None]], None],
+    ) -> None:
+        """``ask`` and ``decide`` call back with a grant; the client waits meanwhile. ``required`` is false
+        for an nsqd without auth servers: everything is allowed then.
+        """
+        self.grant: Grant | None = None
+        self._required = required
+        self._clock = clock
+        self._ask = ask
+        self._decide = decide
+        self._secret = ""
+
+    def authenticate(self, secret: str, then: Callable[[Grant], None]) -> None:
+        if self.grant is not None:
+            raise Refused("E_INVALID", "AUTH already set")
+        if not self._required:
+            raise Refused("E_AUTH_DISABLED", "AUTH disabled")
+
+        def granted(grant: Grant) -> None:
+            self.grant = grant
+            if not grant.rules:
+                raise Refused("E_UNAUTHORIZED", "AUTH no authorizations found")
+            then(grant)
+
+        self._secret = secret
+        self._ask(secret, granted)
+
+    def when_allowed(
+        self, verb: str, topic: bytes, channel: bytes, act: Callable[..., None], *args: object
+    ) -> None:
+        """Act if the client may: now if that is known, else once it is."""
+        if not self._required:
+            act(*args)
+            return
+        if self.grant is None or not self.grant.rules:
+            raise Refused("E_AUTH_FIRST", f"AUTH required before {verb}")
+        wanted = topic.decode(), channel.decode()
+
+        def check(grant: Grant) -> None:
+            self.grant = grant
+            allowed = grant.decisions.get(wanted)
+            if allowed is None:
+                self._decide(grant, *wanted, check)
+            elif allowed:
+                act(*args)
+            else:
+                what = f"AUTH failed for {verb} on {quoted(topic)} {quoted(channel)}"
+                raise Refused("E_UNAUTHORIZED", what)
+
+        if self.grant.expires <= self._clock.now():
+            self._ask(self._secret, check)
+        else:
+            check(self.grant)
+
+
+def parse_grant(body: bytes, now: float) -> Generator[None, None, Grant]:
+    """Read the grant in an auth server's JSON answer; ``AuthError`` says which part of it is wrong."""
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -82,25 +180,62 @@ def parse_grant(body: bytes, now: float) -> Grant:
     ttl = answer.get("ttl")
     if type(ttl) is not int or not 0 < ttl <= _MAX_TTL:
         raise AuthError(f"the auth server's ttl is {ttl!r:.100}; it must be 1 to {_MAX_TTL} seconds")
-    rules = tuple(_rule(entry) for entry in _list(answer, "authorizations"))
-    return Grant(rules, now + ttl, _text(answer, "identity"), _text(answer, "identity_url"))
+    rules = []
+    steps = 0
+    for entry in _list(answer, "authorizations"):
+        rule = yield from _rule(entry)
+        steps += sum(pattern.steps for pattern in (rule.topic, *rule.channels))
+        if steps > MAX_STEPS:
+            raise AuthError(f"the patterns of the auth server's answer have more than {MAX_STEPS} steps")
+        rules.append(rule)
+        yield
+    identity, url = _text(answer, "identity"), _text(answer, "identity_url")
+    return Grant(tuple(rules), now + ttl, identity, url, ttl, steps)
 
 
-def _rule(entry: Any) -> Rule:
+def _rule(entry: Any) -> Generator[None, None, Rule]:
     if not isinstance(entry, dict):
         raise AuthError(f"an authorization is {entry!r}, not a JSON object")
     permissions = frozenset(str(permission) for permission in _list(entry, "permissions"))
     if unknown := permissions - {"subscribe", "publish"}:
         raise AuthError(f"unknown permission {sorted(unknown)[0]!r}; there are subscribe and publish")
-    channels = tuple(_pattern(channel, "channel") for channel in _list(entry, "channels"))
-    return Rule(_pattern(entry.get("topic") or "", "topic"), channels, permissions)
+    channels = []
+    for channel in _list(entry, "channels"):
+        channels.append(_pattern(channel, "channel"))
+        yield
+    return Rule(_pattern(entry.get("topic") or "", "topic"), tuple(channels), permissions)
 
 
-def _pattern(source: Any, what: str) -> re.Pattern[str]:
+def _pattern(source: Any, what: str) -> Pattern:
+    if not isinstance(source, str):
+        raise AuthError(f"the {what} pattern {source!r:.100} is not text")
     try:
-        return re.compile(source)
-    except (re.error, TypeError, OverflowError, RecursionError) as error:
+        return _patterns.get(source)
+    except BadPattern as error:
         raise AuthError(f"the {what} pattern {source!r:.100} does not compile: {error}") from None
+
+
+class KnownPatterns:
+    """Patterns that were read before. When they have too many steps together, all are forgotten."""
+
+    def __init__(self) -> None:
+        self._patterns: dict[str, Pattern] = {}
+        self.steps = 0
+
+    def get(self, source: str) -> Pattern:
+        """Raises BadPattern."""
+        pattern = self._patterns.get(source)
+        if pattern is None:
+            pattern = Pattern(source)
+            if self.steps + pattern.steps > MAX_STEPS:
+                self._patterns.clear()
+                self.steps = 0
+            self._patterns[source] = pattern
+            self.steps += pattern.steps
+        return pattern
+
+
+_patterns = KnownPatterns()
 
 
 def _list(entry: dict[str, Any], key: str) -> list[Any]:

@@ -1,13 +1,18 @@
-"""What IDENTIFY asks for and what nsqd grants: pure."""
+"""The terms of a connection: what IDENTIFY asks for, what nsqd grants, and whether heartbeats are kept up.
+
+Pure.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.nsqd.core.subscriber import ANYWHERE, REGION_LOCAL, ZONE_LOCAL
+from nsq.daemons.nsqd.core.channel import ANYWHERE, REGION_LOCAL, ZONE_LOCAL
+from nsq.daemons.nsqd.core.clock import Alarm, Clock
 from nsq.daemons.nsqd.options import TOPOLOGY_AWARE, NsqdOptions
-from nsq.daemons.nsqd.session.refusals import Refused
+from nsq.daemons.nsqd.session.stream import Refused
 from nsq.wire.identify import IdentifyReply, IdentifyRequest
 
 DEFAULT_HEARTBEAT = 30.0
@@ -148,3 +153,58 @@ def _milliseconds(seconds: float) -> int:
 
 def _invalid(what: str, value: int) -> Refused:
     return Refused("E_BAD_BODY", f"IDENTIFY {what} ({value}) is invalid")
+
+
+#: A client that sent no command for this many heartbeat intervals is gone.
+_SILENT_INTERVALS = 2
+
+
+class Liveness:
+    """Two alarms. ``heard_at`` is set for every chunk; the alarm looks at it when it rings."""
+
+    def __init__(self, clock: Clock, *, beat: Callable[[], None], silent: Callable[[], None]) -> None:
+        self._clock = clock
+        self._beat = beat
+        self._silent = silent
+        self._interval = 0.0
+        self._next_beat = 0.0
+        self.heard_at = clock.now()
+        self._beat_alarm = Alarm(clock, self._on_beat)
+        self._silence_alarm = Alarm(clock, self._on_silence)
+
+    def start(self, interval: float) -> None:
+        """Begin, or begin anew, with this many seconds between heartbeats; 0 stops both watches."""
+        self.stop()
+        self._interval = interval
+        if interval <= 0:
+            return
+        self.heard_at = self._clock.now()
+        self._next_beat = self.heard_at + interval
+        self._beat_alarm.set(self._next_beat)
+        self._silence_alarm.set(self.heard_at + _SILENT_INTERVALS * interval)
+
+    def excuse(self) -> None:
+        """Wait anew: the client was silent because it was not read."""
+        self.heard_at = self._clock.now()
+        self._silence_alarm.set(self.heard_at + _SILENT_INTERVALS * self._interval)
+
+    def stop(self) -> None:
+        self._beat_alarm.cancel()
+        self._silence_alarm.cancel()
+
+    def _on_beat(self) -> None:
+        # From the last one that was due: lateness must not add up.
+        self._next_beat = max(self._next_beat + self._interval, self._clock.now())
+        self._beat_alarm.set(self._next_beat)
+        self._beat()
+
+    def _on_silence(self) -> None:
+        deadline, now = self.heard_at + _SILENT_INTERVALS * self._interval, self._clock.now()
+        if deadline > now:
+            self._silence_alarm.set(deadline)
+            return
+        if self._next_beat <= now:
+            # Due a moment earlier; two alarms of one millisecond may ring in either order.
+            self._beat_alarm.cancel()
+            self._on_beat()
+        self._silent()

@@ -7,23 +7,23 @@ can send is testable without a socket.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import ssl
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from nsq.daemons.bodies import STALL_SECONDS, PendingBodies
 from nsq.daemons.logs import DaemonLog
-from nsq.daemons.nsqd.core.backlog import StorageFailed
+from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
-from nsq.daemons.nsqd.core.clock import Clock
-from nsq.daemons.nsqd.core.message import Message
-from nsq.daemons.nsqd.core.subscriber import Subscriber
+from nsq.daemons.nsqd.core.channel import Subscriber
+from nsq.daemons.nsqd.core.clock import Alarm, Clock
+from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
 from nsq.daemons.nsqd.options import NsqdOptions
-from nsq.daemons.nsqd.session.authorization import AuthError, Authority, Credentials, Grant
-from nsq.daemons.nsqd.session.liveness import Liveness
-from nsq.daemons.nsqd.session.negotiation import Agreement, negotiate, reply_to
-from nsq.daemons.nsqd.session.permit import Permit
-from nsq.daemons.nsqd.session.refusals import Refused, readable
-from nsq.daemons.nsqd.session.stream import BadMagic, Link, Stream
+from nsq.daemons.nsqd.session.authorization import AuthError, Authority, Credentials, Grant, Permit
+from nsq.daemons.nsqd.session.negotiation import Agreement, Liveness, negotiate, reply_to
+from nsq.daemons.nsqd.session.stream import BadMagic, Link, Refused, Stream, readable
 from nsq.daemons.nsqd.session.subscription import Subscription
 from nsq.errors import LayerError
 from nsq.wire.commands import Command, Limits
@@ -45,7 +45,7 @@ _Body = Any
 class Lasting(Protocol):
     """Knows when what is written is on disk to stay."""
 
-    def when_lasting(self, call: Callable[[int], None], /) -> int:
+    def on_synced(self, call: Callable[[int], None], /) -> int:
         """Call with the ticket returned, or a later one, once all written by now is: never at once. With a
         negative one when it may never be."""
 
@@ -63,8 +63,15 @@ class Environment:
         tls: ssl.SSLContext | None = None,
         authority: Authority | None = None,
         lasting: Lasting | None = None,
+        bodies: PendingBodies | None = None,
     ) -> None:
         self.lasting = lasting
+        self.bodies = bodies or PendingBodies(
+            max(options.max_total_body_size, options.max_body_size), clock.now
+        )
+        self.errors: Counter[str] = Counter()  # refusals by code
+        self.http_errors: Counter[str] = Counter()
+        self.connections = 0
         self.options = options
         self.broker = broker
         self.clock = clock
@@ -95,12 +102,20 @@ class Session:
         self.agreement = Agreement.initial(environment.options)
         self.tls: Tls | None = None
         self.pub_counts: dict[str, int] = {}
+        self._link = link
         self._stream = Stream(link, environment.limits)
         self._subscription = Subscription(environment.broker, environment.options)
-        self._permit = Permit(environment.authority is not None, environment.clock, self._ask_authority)
+        self._permit = Permit(environment.authority is not None, environment.clock, self._ask, self._decide)
         self._suspended = False
         self._waiting: list[Command] = []
+        self._bodies = environment.bodies
+        self._held = 0  # of an unfinished command, as it was counted with those of others
+        self._waits_for_room = False
+        self._pressure = Alarm(environment.clock, self._look_for_room)
+        self._check_tls_first = environment.options.requires_tls
+        self._durable = environment.lasting is not None
         self._ended = False
+        self._made_channel = False  # by a SUB whose answer is held
         self._liveness = Liveness(self._clock, beat=self._send_heartbeat, silent=self._fell_silent)
         self._handlers: dict[bytes, Callable[[list[bytes], _Body], None]] = {
             b"FIN": self._fin,
@@ -140,39 +155,70 @@ class Session:
             return
         try:
             for commands in self._stream.read(data):
-                self._liveness.heard()
+                self._liveness.heard_at = self._clock.now()
                 self._execute(commands)
-            if self._stream.error is not None and not self._suspended:
-                self._refuse(bytes(self._stream.error))
+            malformed = self._stream.parser.error
+            if malformed is not None and not self._suspended:
+                self._refuse(bytes(malformed))
             else:
                 self._stream.flush()
-                self._let_others_have_their_turn()
+                if self._stream.layered:
+                    self._let_others_have_their_turn()
         except BadMagic as error:
             self._log.error("client(%s) bad protocol magic %s", self.remote_address, error)
+            self._environment.errors["E_BAD_PROTOCOL"] += 1
             self._stream.write(encode_error(b"E_BAD_PROTOCOL"))
             self._end()
         except LayerError as error:
             self._broken(error)
-        self._wait_until_lasting()
+        if self._durable:
+            self._wait_until_lasting()
+        if self._stream.parser.held != self._held and not self._ended:
+            self._count_held()
 
-    def _hold_until_lasting(self) -> None:
-        """What is written from here on leaves when what was done is on disk to stay."""
-        if self._environment.lasting is not None:
-            self._stream.hold()
+    # A body that has not come in full.
+
+    def _count_held(self) -> None:
+        self._held = self._stream.parser.held
+        self._bodies.count(self, self._held)
+
+    def wait_for_room(self) -> None:
+        """The unfinished bodies of all clients together are too large."""
+        self._waits_for_room = True
+        self._link.pause_reading()
+        self._pressure.set(self._clock.now() + STALL_SECONDS)
+
+    def go_on(self) -> None:
+        self._waits_for_room = False
+        self._pressure.cancel()
+        self._liveness.heard_at = self._clock.now()
+        self._link.resume_reading()
+
+    def _look_for_room(self) -> None:
+        self._pressure.set(self._clock.now() + STALL_SECONDS)
+        self._bodies.cut_off_the_idle()
+
+    def cut_off(self) -> None:
+        self._refuse(b"E_BAD_BODY the rest does not come, and others wait for its room")
+
+    # With --durable, answers that are held until the disk has what was done.
 
     def _wait_until_lasting(self) -> None:
         """One wait for all that the commands at hand have done, even if they ended in an error."""
         lasting = self._environment.lasting
         if lasting is not None and self._stream.unsealed:
-            self._stream.seal(lasting.when_lasting(self._lasting))
+            self._stream.seal(lasting.on_synced(self._lasting))
 
     def _lasting(self, ticket: int) -> None:
         if ticket < 0:
             # Neither OK nor an error would be true: the client has to find out, or publish again.
             self._log.error("client(%s) what it published may be lost: disk failure", self.remote_address)
             self._stream.drop_held()
+            if self._made_channel:
+                self._stream.write(encode_error(b"E_SUB_FAILED SUB failed the disk did not take the channel"))
             self._end()
             return
+        self._made_channel = False
         try:
             self._stream.release(ticket)
         except LayerError as error:
@@ -190,7 +236,7 @@ class Session:
             self.receive(b"")
 
     def _execute(self, commands: list[Command]) -> None:
-        handlers, check_tls = self._handlers, self._options.requires_tls
+        handlers = self._handlers
         in_runs = self._environment.authority is None
         body: _Body
         position, end = 0, len(commands)
@@ -205,7 +251,7 @@ class Session:
                     body.append(commands[position][2])
                     position += 1
             try:
-                if check_tls:
+                if self._check_tls_first:
                     self._check_tls(verb)
                 handler = handlers.get(verb)
                 if handler is None:
@@ -228,12 +274,15 @@ class Session:
             self._refuse(bytes(refused))
         else:
             self._log.debug("client(%s) - %s", self.remote_address, refused)
+            self._environment.errors[str(refused).partition(" ")[0]] += 1
             self._stream.write(encode_error(bytes(refused)))
 
     def _refuse(self, reason: bytes) -> None:
         if self._ended:
             return
-        self._log.error("client(%s) - %s", self.remote_address, reason.decode("utf-8", "backslashreplace"))
+        shown = reason.decode("utf-8", "backslashreplace")
+        self._log.error("client(%s) - %s", self.remote_address, shown)
+        self._environment.errors[shown.partition(" ")[0]] += 1
         self._stream.write(encode_error(reason))
         self._end()
 
@@ -241,7 +290,7 @@ class Session:
 
     @property
     def full(self) -> bool:
-        return self._stream.congested
+        return self._link.congested
 
     def deliver(self, messages: list[Message]) -> None:
         try:
@@ -276,10 +325,16 @@ class Session:
         """The connection is gone."""
         self._ended = True
         self._leave()
+        self._stream.drop()
+        self._waiting.clear()
 
     def _leave(self) -> None:
         self._liveness.stop()
+        self._pressure.cancel()
         self._subscription.end()
+        if self._held:
+            self._held = 0
+            self._bodies.count(self, 0)
 
     def channel_closed(self) -> None:
         self._subscription.channel_closed()
@@ -299,7 +354,7 @@ class Session:
                 self._broken(error)
 
     def _fell_silent(self) -> None:
-        if self._suspended:
+        if self._suspended or self._waits_for_room:
             self._liveness.excuse()
             return
         self._log.error("client(%s) sent nothing for two heartbeat intervals", self.remote_address)
@@ -362,22 +417,30 @@ class Session:
         )
         self._stream.write(encode_response(reply.encode()))
 
-    def _ask_authority(self, secret: str, then: Callable[[Grant], None]) -> None:
-        """Stop executing until the auth server has answered, then call ``then`` and go on."""
+    def _ask(self, secret: str, then: Callable[[Grant], None]) -> None:
+        common_name = self.tls.peer_common_name if self.tls is not None else ""
+        credentials = Credentials(secret, self._remote_ip, self.tls is not None, common_name)
+        authority = self._suspend()
+        authority.ask(credentials, lambda answer: self._authority_answered(answer, then))
+
+    def _decide(self, grant: Grant, topic: str, channel: str, then: Callable[[Grant], None]) -> None:
+        authority = self._suspend()
+        authority.decide(grant, topic, channel, lambda answer: self._authority_answered(answer, then))
+
+    def _suspend(self) -> Authority:
+        """Execute nothing more until the authority has answered."""
         authority = self._environment.authority
         if authority is None:
             raise Refused("E_AUTH_DISABLED", "AUTH disabled")
         self._suspended = True
         self._stream.pause()
-        common_name = self.tls.peer_common_name if self.tls is not None else ""
-        credentials = Credentials(secret, self._remote_ip, self.tls is not None, common_name)
-        authority.ask(credentials, lambda answer: self._authority_answered(answer, then))
+        return authority
 
     def _authority_answered(self, answer: Grant | AuthError, then: Callable[[Grant], None]) -> None:
         if self._ended:
             return
         self._suspended = False
-        self._liveness.heard()
+        self._liveness.heard_at = self._clock.now()
         try:
             self._act_on(answer, then)
             self._catch_up()
@@ -398,8 +461,9 @@ class Session:
         """Go on with what was read before the session was suspended."""
         if self._ended:
             return
-        commands, self._waiting = self._waiting, []
-        self._execute(commands)
+        if not self._suspended:
+            commands, self._waiting = self._waiting, []
+            self._execute(commands)
         if self._suspended:
             self._stream.flush()
         elif not self._ended:
@@ -409,6 +473,9 @@ class Session:
     # Publishing.
 
     def _pub(self, params: list[bytes], body: _Body) -> None:
+        if self._environment.authority is None:
+            self._publish("PUB", params[0].decode(), body, len(body))
+            return
         self._permit.when_allowed(
             "PUB", params[0], b"", self._publish, "PUB", params[0].decode(), body, len(body)
         )
@@ -426,21 +493,51 @@ class Session:
     def _publish(self, verb: str, topic: str, bodies: list[bytes], commands: int) -> None:
         try:
             self._broker.publish(topic, bodies)
+        except TopicStarting as starting:
+            again = functools.partial(self._publish, verb, topic, bodies, commands)
+            self._wait_for_channels(starting.topic, again)
+            return
         except StorageFailed as error:
             raise Refused(f"E_{verb}_FAILED", f"{verb} failed {error}") from None
-        self._published(topic, len(bodies), commands)
+        if self._durable:
+            self._stream.hold()
+        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(bodies)
+        self._stream.write(_OK_FRAME * commands)
 
     def _publish_deferred(self, topic: str, body: bytes, delay: float) -> None:
         try:
             self._broker.publish_deferred(topic, body, delay)
+        except TopicStarting as starting:
+            again = functools.partial(self._publish_deferred, topic, body, delay)
+            self._wait_for_channels(starting.topic, again)
+            return
         except StorageFailed as error:
             raise Refused("E_DPUB_FAILED", f"DPUB failed {error}") from None
-        self._published(topic, 1, 1)
+        if self._durable:
+            self._stream.hold()
+        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + 1
+        self._stream.write(_OK_FRAME)
 
-    def _published(self, topic: str, messages: int, commands: int) -> None:
-        self._hold_until_lasting()
-        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + messages
-        self._stream.write(_OK_FRAME * commands)
+    def _wait_for_channels(self, topic: Topic, publish: Callable[[], None]) -> None:
+        """Execute nothing more until the topic has the channels that other nsqds have, then publish."""
+        self._suspended = True
+        self._stream.pause()
+        topic.when_started(lambda: self._channels_are_known(publish))
+
+    def _channels_are_known(self, publish: Callable[[], None]) -> None:
+        if self._ended:
+            return
+        self._suspended = False
+        self._liveness.heard_at = self._clock.now()
+        try:
+            try:
+                publish()
+            except Refused as refused:
+                self._answer_refusal(refused)
+            self._catch_up()
+        except LayerError as error:
+            self._broken(error)
+        self._wait_until_lasting()
 
     # Subscribing.
 
@@ -453,7 +550,9 @@ class Session:
         new = found is None or channel not in found.channels
         self._subscription.begin(topic, channel, self, self.agreement)
         if new:
-            self._hold_until_lasting()
+            self._made_channel = True
+            if self._durable:
+                self._stream.hold()
         self._stream.write(_OK_FRAME)
 
     def _cls(self, params: list[bytes], body: _Body) -> None:

@@ -1,14 +1,16 @@
-"""Between the bytes of a connection and the commands of a client: magic, layers, parser, output buffer."""
+"""Between the bytes of a connection and the commands of a client: magic, layers, parser, output buffer, and
+how a command is refused.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Protocol
 
 from nsq.errors import LayerError
-from nsq.wire.commands import MAGIC_V2, BadCommand, Command, CommandParser, Limits
+from nsq.wire.commands import MAGIC_V2, Command, CommandParser, Limits
 from nsq.wire.layers import Layer, Stack, Tls
 
 #: Output collected before it is written even though more is coming: enough for whole packets, little to hold.
@@ -37,6 +39,29 @@ class BadMagic(Exception):
     """The client does not begin as a V2 client does."""
 
 
+class Refused(Exception):
+    """Answered with ``code text``; the connection is closed behind it."""
+
+    fatal = True
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(f"{code} {text}")
+
+    def __bytes__(self) -> bytes:
+        return str(self).encode("utf-8", "surrogateescape")
+
+
+class Failed(Refused):
+    """The command failed; the client may go on."""
+
+    fatal = False
+
+
+def readable(raw: bytes) -> str:
+    """As text that turns back into the same bytes."""
+    return raw.decode("utf-8", "surrogateescape")
+
+
 class _Held:
     """Frames that wait, and what for: the ticket is None until that is known."""
 
@@ -53,8 +78,11 @@ class Stream:
 
     def __init__(self, link: Link, limits: Limits) -> None:
         self._link = link
-        self._parser = CommandParser(limits)
+        self._limits = limits
+        self.parser = CommandParser(limits)
         self._layers = Stack()
+        self.layered = False
+        self._direct = False  # the magic has come, and there is no layer
         self._magic: bytes | None = b""
         self._arrived: deque[bytes] = deque()
         self._plain = b""
@@ -67,17 +95,31 @@ class Stream:
 
     # Bytes in, commands out.
 
-    def read(self, data: bytes) -> Iterator[list[Command]]:
+    def read(self, data: bytes) -> Iterable[list[Command]]:
         """The commands that ``data`` completes. While paused or congested it only keeps the data.
 
         What layers make of it comes in pieces of bounded size, one per call: ``readable`` then is still true.
         """
-        if data:
+        parser = self.parser
+        commands: list[Command] = []
+        waits = parser.stopped or self._arrived or self._plain or self._paused or self._finished
+        if self._direct and not waits and not self._link.congested:
+            # As nearly always: what comes is plain, and all before it has been executed.
+            if data:
+                commands = parser.feed(data)
+            if not parser.stopped:
+                return (commands,) if commands else ()
+        elif data:
             self._arrived.append(data)
+        return self._batches(commands)
+
+    def _batches(self, commands: list[Command]) -> Iterator[list[Command]]:
+        if commands:
+            yield commands
         while self.readable:
             if commands := self._next_batch():
                 yield commands
-            if self._layers.more and not self._parser.stopped:
+            if self._layers.more and not self.parser.stopped:
                 return
 
     @property
@@ -86,11 +128,11 @@ class Stream:
         # While the client does not take its answers, executing more of what it sent would only pile up more.
         if self._paused or self._finished or self._link.congested:
             return False
-        return bool(self._plain or self._arrived or self._parser.stopped or self._layers.more)
+        return bool(self._plain or self._arrived or self.parser.stopped or self._layers.more)
 
     def _next_batch(self) -> list[Command]:
-        if self._parser.stopped:
-            return self._parser.feed(b"")
+        if self.parser.stopped:
+            return self.parser.feed(b"")
         if not self._plain:
             self._plain = self._layers.unwrap(
                 b"" if self._layers.more or not self._arrived else self._arrived.popleft()
@@ -100,7 +142,7 @@ class Stream:
         plain, self._plain = self._plain, b""
         if plain and self._magic is not None:
             plain = self._check_magic(plain)
-        return self._parser.feed(plain) if plain else []
+        return self.parser.feed(plain) if plain else []
 
     def _check_magic(self, plain: bytes) -> bytes:
         """Compare what has come of the first four bytes; return what follows them."""
@@ -108,6 +150,7 @@ class Stream:
         if not MAGIC_V2.startswith(magic[:4]):
             raise BadMagic(magic[:4])
         self._magic = None if len(magic) >= 4 else magic
+        self._direct = self._magic is None and not self.layered
         return magic[4:]
 
     @property
@@ -115,10 +158,20 @@ class Stream:
         """Whether the client has begun as a V2 client does."""
         return self._magic is None
 
-    @property
-    def error(self) -> BadCommand | None:
-        """What was malformed behind the last command."""
-        return self._parser.error
+    def drop(self) -> None:
+        """The connection is gone: let go of everything that takes memory, as the collector may take long."""
+        self._finished = True
+        self._forget_input()
+        self._layers = Stack()
+        self.layered = self._direct = False
+        self._handshake = None
+        self._held.clear()
+        self._out.clear()
+
+    def _forget_input(self) -> None:
+        self.parser = CommandParser(self._limits)
+        self._plain = b""
+        self._arrived.clear()
 
     def pause(self) -> None:
         """Yield nothing more until ``resume``."""
@@ -134,10 +187,6 @@ class Stream:
     # Layers.
 
     @property
-    def layered(self) -> bool:
-        return bool(self._layers.layers)
-
-    @property
     def shaking_hands(self) -> bool:
         """Whether nothing can be written until a TLS handshake is through."""
         return self._handshake is not None
@@ -148,9 +197,10 @@ class Stream:
         Bytes that came in one piece with the command that asked for it are the layer's, never plain commands.
         """
         self.flush()
-        rest = self._parser.take_rest() + self._plain
+        rest = self.parser.take_rest() + self._plain
         self._plain = layer.unwrap(rest) if rest else b""
         self._layers.push(layer)
+        self.layered, self._direct = True, False
 
     def push_tls(self, layer: Tls, then: Callable[[Tls], None]) -> None:
         """Push; call ``then`` when the handshake is through, before what came behind it is read."""
@@ -166,10 +216,6 @@ class Stream:
             then(layer)
 
     # Bytes out.
-
-    @property
-    def congested(self) -> bool:
-        return self._link.congested
 
     def write(self, frame: bytes) -> None:
         if self._held:
@@ -229,17 +275,18 @@ class Stream:
 
     def flush(self) -> None:
         """Send what has been collected: nothing waits once there is nothing more to add."""
-        if self._layers.has_pending:
+        if self.layered and self._layers.has_pending:
             self._link.write(self._layers.pending())
-        if self._out and not self.shaking_hands:
+        if self._out and self._handshake is None:
             data = b"".join(self._out)
             self._out.clear()
             self._out_size = 0
-            self._link.write(self._layers.wrap(data))
+            self._link.write(self._layers.wrap(data) if self.layered else data)
 
     def finish(self) -> None:
         """Send everything, the layers' farewell last, and close. Nothing is read any more."""
         self._finished = True
+        self._forget_input()
         if self._held:
             return  # the end comes behind what is held
         # A layer that is broken gives no farewell; the end itself must still come.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from nsq.daemons.nsqd.core.backlog import StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
-from nsq.daemons.nsqd.core.channel import Channel, NotInFlight, TooManyConsumers
-from nsq.daemons.nsqd.core.subscriber import Sink, Subscriber
+from nsq.daemons.nsqd.core.channel import Channel, NotInFlight, Sink, Subscriber, TooManyConsumers
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.negotiation import Agreement
-from nsq.daemons.nsqd.session.refusals import Failed, Refused, readable
+from nsq.daemons.nsqd.session.stream import Failed, Refused, readable
 from nsq.wire.names import quoted, valid_channel, valid_topic
 
 # States as /stats numbers them.
@@ -86,7 +85,7 @@ class Subscription:
         channel.wake()
 
     def fin(self, params: list[bytes], run: list[bytes] | None = None) -> list[Failed]:
-        """One, or the ids of a run; what is to be answered to those that fail."""
+        """One, or the ids of a run; returns the answers to those that fail."""
         channel, subscriber = self._active("FIN")
         if run is None:
             if not params:

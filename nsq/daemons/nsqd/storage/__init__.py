@@ -1,7 +1,7 @@
 """What nsqd keeps on disk: the backlogs of topics and channels, when they are synced, and what exists.
 
-spilling.py    memory first, disk for what does not fit, as Go's nsqd does it
-durable.py     disk first: nothing is forgotten before it is finished
-committer.py   one fsync for all that arrived meanwhile
-storage.py     the data directory as a whole, and its health
+memory_first.py  memory first, disk for what does not fit, as Go's nsqd does it
+durable.py       disk first: nothing is forgotten before it is finished
+committer.py     one fsync for all that arrived meanwhile
+storage.py       the data directory as a whole, and its health
 """

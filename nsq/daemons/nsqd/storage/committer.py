@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from nsq.daemons.nsqd.core.backlog import StorageFailed
+from nsq.daemons.nsqd.disk.syncing import SyncJob, run_together
 
-Job = Callable[[], None]
-J = TypeVar("J", bound=Job)
+J = TypeVar("J", bound=SyncJob)
 
 #: Instead of a ticket: what was waited for may not be on disk.
 LOST = -1
@@ -25,18 +25,26 @@ class Round:
     """What one round does: jobs in a thread, and what follows from their success."""
 
     def __init__(self) -> None:
-        self.jobs: list[Job] = []
-        self.after: list[Job] = []
+        self.jobs: list[SyncJob] = []
+        self.probe: Callable[[], None] | None = None
+        #: What came of it, once the round is over.
+        self.probe_fault: OSError | None = None
+        self.after: list[Callable[[], None]] = []
 
-    def add(self, job: J | None, done: Callable[[J], None]) -> None:
+    def add(self, job: J | None, done: Callable[[J], None] | None = None) -> None:
         """``done`` is told of the job when the round has succeeded. None is nothing to do."""
         if job is not None:
             self.jobs.append(job)
+        if job is not None and done is not None:
             self.after.append(functools.partial(done, job))
 
     def run(self) -> None:
-        for job in self.jobs:
-            job()
+        run_together(self.jobs)
+        try:
+            if self.probe is not None:
+                self.probe()
+        except OSError as error:
+            self.probe_fault = error
 
     def finish(self) -> None:
         for call in self.after:
@@ -80,7 +88,7 @@ class Committer:
         """Have a round soon."""
         self._wanted.set()
 
-    def when_lasting(self, call: Callable[[int], None]) -> int:
+    def on_synced(self, call: Callable[[int], None]) -> int:
         """Call with the ticket, once all that is written by now is on disk; with LOST if it may never be."""
         ticket = self.ticket
         self._waiting.append((ticket, call))
@@ -99,7 +107,7 @@ class Committer:
             else:
                 future.set_result(None)
 
-        self.when_lasting(done)
+        self.on_synced(done)
         await future
 
     async def _work(self) -> None:
@@ -109,21 +117,18 @@ class Committer:
             self._wanted.clear()
             ticket = self.ticket
             self._begun = ticket
-            began = False
             try:
                 this = self._prepare()
-                began = True
-                if this.jobs:
+                if this.jobs or this.probe is not None:
                     await loop.run_in_executor(self._threads, this.run)
                 this.finish()
             except Exception as error:
-                # Not OSError alone: whatever it was, without further rounds nobody would ever be answered.
+                # Not OSError alone: without further rounds no waiter would ever be answered.
                 self.fault = error
-                if began:
-                    # Linux drops what a failed fsync could not write, and the next one succeeds: nothing that
-                    # was written before may count as lasting any more.
-                    self._answer(ticket, LOST)
-                    self._distrust()
+                # Linux drops what a failed fsync could not write, and the next one succeeds: nothing that
+                # was written before may count as lasting any more.
+                self._answer(ticket, LOST)
+                self._distrust()
                 self._failed(error)
                 self._wanted.set()
                 await asyncio.sleep(self._retry_after)
@@ -140,7 +145,7 @@ class Committer:
             loop.call_soon(call, answer)  # what one of them raises is not for the others
 
     async def close(self) -> None:
-        """End the rounds; whoever still waits is not called. Returns when the thread is done with the disk,
+        """End the rounds; waiters are not called any more. Returns when the thread is done with the disk,
         which may take as long as the disk likes: the loop goes on meanwhile.
         """
         if self._closed:

@@ -1,30 +1,46 @@
-"""The data directory of a running nsqd: its backlogs, what exists, when that is synced, and its health."""
+"""The data directory of a running nsqd: its backlogs, what exists, when that is synced, and its health.
+
+``Storage`` is all of that; ``DataDirectory``, below, is the directory: whose it is, and the list of topics.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
+import functools
+import os
+import re
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.logs import DaemonLog
-from nsq.daemons.nsqd.core.backlog import Backlog, EphemeralBacklog, StorageFailed
+from nsq.daemons.nsqd.core.backlog import Backlog, EphemeralBacklog, Message, StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.clock import Clock
-from nsq.daemons.nsqd.disk import record
-from nsq.daemons.nsqd.disk.directory import DataDirectory
-from nsq.daemons.nsqd.disk.layout import queue_name
-from nsq.daemons.nsqd.disk.open_files import OpenFiles, share_of_limit
+from nsq.daemons.nsqd.disk.layout import (
+    HEAD_SIZE,
+    TEMPORARY,
+    ChannelEntry,
+    Log,
+    TopicEntry,
+    decode_roster,
+    encode_roster,
+    files_by_queue,
+    queue_name,
+)
 from nsq.daemons.nsqd.disk.queue import DiskQueue
-from nsq.daemons.nsqd.disk.roster import ChannelEntry, TopicEntry
+from nsq.daemons.nsqd.disk.syncing import OpenFiles, Replacement, SyncJob, run_together, share_of_limit
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage.committer import Committer, Round
-from nsq.daemons.nsqd.storage.dues import DueBook
-from nsq.daemons.nsqd.storage.durable import DurableBacklog
-from nsq.daemons.nsqd.storage.spilling import SpillingBacklog
+from nsq.daemons.nsqd.storage.durable import DueBook, DurableBacklog
+from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog
 from nsq.daemons.worker_thread import in_thread
+from nsq.errors import ConfigError
 from nsq.wire.names import is_ephemeral
 
 HEALTHY = "OK"
@@ -38,14 +54,28 @@ _PLACES = 50
 #: With --mem-queue-size=0 an ephemeral queue could not even hold what is handed out a moment later.
 _LEAST_EPHEMERAL = 100
 
-OnDisk = SpillingBacklog | DurableBacklog
+#: Written down together when nsqd stops: so many files may be open and synced at a time.
+_QUEUES_AT_THE_END = 200
+
+#: A stop that takes longer says how far it is, as often.
+_PROGRESS_SECONDS = 1.0
+
+#: Storage that does not work is tried again.
+_RETRY_SECONDS = 1.0
+
+#: With thousands of queues it takes long to look for files that can go: not for every refused message.
+_ROOM_SECONDS = 0.1
+
+#: A disk that has no room for what is written.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+OnDisk = MemoryFirstBacklog | DurableBacklog
 
 
 class Storage:
     """Where the broker gets its backlogs. ``start`` and ``stop`` bracket everything else."""
 
     def __init__(self, options: NsqdOptions, clock: Clock, log: DaemonLog) -> None:
-        self.health = HEALTHY
         self.committer: Committer | None = None
         self._options = options
         self._clock = clock
@@ -60,7 +90,11 @@ class Storage:
         self._written: set[str] = set()  # names of durable queues, since the last round
         self._whole = True  # whether to sync everything
         self._to_sync: deque[str] = deque()  # the names that are left of that
-        self._probing = False  # whether the round under way shows if the disk works again
+        self._fault: Exception | None = None  # what storage could not do, until it can
+        self._refused = 0  # bytes that a disk did not take, if that is the fault
+        self._probing: Round | None = None  # the round under way, if it shows whether the disk works again
+        self._trying_again = False  # soon
+        self._made_room_at = float("-inf")
         self._stalled = False  # whether something failed since the last tick
         self._ticking: asyncio.Task[None] | None = None
 
@@ -86,12 +120,12 @@ class Storage:
     async def settle(self) -> None:
         """Let those who wait for the disk have their answers, as far as it gives them soon."""
         if self.committer is not None:
-            with suppress(TimeoutError):
+            with suppress(TimeoutError, StorageFailed):
                 async with asyncio.timeout(_SETTLE_SECONDS):
                     await self.committer.lasting()
 
-    async def stop(self, shelves: Iterable[Callable[[], None]]) -> list[StorageFailed]:
-        """Write everything down, and return what went wrong; ``shelves`` are what closing the broker gave.
+    async def stop(self, left: list[tuple[Backlog, list[Message]]]) -> list[StorageFailed]:
+        """Write everything down, and return what went wrong; ``left`` is what closing the broker gave.
 
         In a thread: while a disk does not answer, nsqd does, if only to a second signal.
         """
@@ -101,22 +135,25 @@ class Storage:
         if self.committer is not None:
             await self.committer.close()
         roster = self._roster() if self._broker is not None else None
-        faults = await in_thread(lambda: self._write_down(shelves, roster), "nsqd-write-down")
+        faults = await in_thread(lambda: self._write_down(left, roster), "nsqd-write-down")
         self._directory.unlock()
         return faults
 
     def _write_down(
-        self, shelves: Iterable[Callable[[], None]], roster: list[TopicEntry] | None
+        self, left: list[tuple[Backlog, list[Message]]], roster: list[TopicEntry] | None
     ) -> list[StorageFailed]:
-        faults = []
-        for shelve in shelves:
-            try:
-                shelve()
-            except StorageFailed as error:
-                faults.append(error)
+        """Many queues at a time: that is as quick as a few, and few files are open."""
+        faults: list[StorageFailed] = []
+        queues = [(backlog, taken) for backlog, taken in left if isinstance(backlog, OnDisk)]
+        told = time.monotonic()
+        for start in range(0, len(queues), _QUEUES_AT_THE_END):
+            if time.monotonic() > told + _PROGRESS_SECONDS:
+                told = time.monotonic()
+                self._log.info("nsqd: %d of %d queues are on disk", start, len(queues))
+            faults += write_down(queues[start : start + _QUEUES_AT_THE_END])
         if roster is not None:
             try:
-                self._directory.write_roster(roster, COMPATIBLE_VERSION)
+                self._directory.roster_job(roster, COMPATIBLE_VERSION)()
             except OSError as error:
                 faults.append(StorageFailed(f"cannot write the list of topics: {error}"))
         return faults
@@ -141,28 +178,43 @@ class Storage:
             self._directory.path,
             name,
             max_bytes_per_file=self._options.max_bytes_per_file,
-            min_record=record.OVERHEAD,
-            max_record=self._options.max_msg_size + record.OVERHEAD,
+            min_record=HEAD_SIZE,
+            max_record=self._options.max_msg_size + HEAD_SIZE,
             log=self._log,
             files=self._found.pop(name, ()),
             open_files=self._open_files,
         )
         if not self._options.durable:
-            return SpillingBacklog(disk, limit, failed=self.failed, wrote=self._wrote)
+            return MemoryFirstBacklog(
+                disk, limit, failed=self.failed, wrote=self._wrote, make_room=self._make_room
+            )
         dues = DueBook(self._directory.path, name, self._clock, self._open_files)
 
         def written() -> None:
             self._written.add(name)
+            self._taken()
+            self._ask()
+
+        def finished_many() -> None:
+            self._to_sync.appendleft(name)
             self._ask()
 
         return DurableBacklog(
-            disk, dues, limit, failed=self.failed, written=written, fault=self._fault_of_syncs
+            disk,
+            dues,
+            limit,
+            failed=self.failed,
+            written=written,
+            finished_many=finished_many,
+            fault=self._fault_of_syncs,
+            make_room=self._make_room,
         )
 
     def _fault_of_syncs(self) -> Exception | None:
         return self.committer.fault if self.committer is not None else None
 
     def _wrote(self, messages: int) -> None:
+        self._taken()
         self._unsynced += messages
         if self._unsynced >= self._options.sync_every:
             self._unsynced = 0
@@ -189,11 +241,12 @@ class Storage:
         Channels before topics: a topic forgets what it has given to channels only when they have it on disk.
         """
         this = Round()
-        self._probing = self.health != HEALTHY
+        self._probing = this if self._fault is not None else None
+        if self._refused:
+            this.probe = functools.partial(self._directory.probe, self._refused)
         if self._broker is not None and (self._roster_changed or self._probing):
             self._roster_changed = False
-            roster = self._roster()
-            this.jobs.append(lambda: self._directory.write_roster(roster, COMPATIBLE_VERSION))
+            this.add(self._directory.roster_job(self._roster(), COMPATIBLE_VERSION))
         written, self._written = self._written, set()
         for name in written:
             self._add_records(this, name)
@@ -211,7 +264,7 @@ class Storage:
             this.add(backlog.disk.flush_job(), backlog.disk.flushed)
 
     def _add_places(self, this: Round) -> None:
-        """Records and the places to go on from, of some queues: nobody shall wait for thousands of them."""
+        """Records and the places to go on from, of some queues: publishers do not wait for thousands."""
         limit = len(this.jobs) + _PLACES
         while self._to_sync and len(this.jobs) < limit:
             backlog = self._backlogs.get(self._to_sync.popleft())
@@ -225,18 +278,28 @@ class Storage:
             self._ask()
 
     async def _tick(self) -> None:
-        """What nobody waits for is synced every --sync-timeout, and what was refused is tried again."""
+        """Sync all queues every --sync-timeout, and try again what the disk has refused."""
         while True:
             await asyncio.sleep(self._options.sync_timeout)
             self._forget_closed()
-            for backlog in self._backlogs.values():
-                if isinstance(backlog, SpillingBacklog):
-                    backlog.retry()
-            if self._stalled and self._broker is not None:
-                self._stalled = False
-                self._broker.resume()
-            self._whole = True
-            self._ask()
+            self._try_again()
+
+    def _try_again(self) -> None:
+        self._trying_again = False
+        for backlog in self._backlogs.values():
+            if isinstance(backlog, MemoryFirstBacklog) and not backlog.disk.closed:
+                backlog.retry()
+        if self._stalled and self._broker is not None:
+            self._stalled = False
+            self._broker.resume()
+        self._whole = True
+        self._ask()
+
+    def _try_again_soon(self) -> None:
+        """While storage does not work; --sync-timeout may be long."""
+        if self._ticking is not None and not self._ticking.done() and not self._trying_again:
+            self._trying_again = True
+            self._clock.call_at(self._clock.now() + _RETRY_SECONDS, self._try_again)
 
     def _forget_closed(self) -> None:
         self._backlogs = {name: b for name, b in self._backlogs.items() if not b.disk.closed}
@@ -254,23 +317,221 @@ class Storage:
 
     # Health.
 
-    def failed(self, fault: Exception) -> None:
-        if self.health == HEALTHY:
+    @property
+    def health(self) -> str:
+        """ "OK", or why messages are refused at the moment."""
+        fault = self._fault
+        if fault is None or (_is_full(fault) and not self._refuses):
+            return HEALTHY
+        return str(fault) or repr(fault)
+
+    @property
+    def _refuses(self) -> bool:
+        """Whether messages are refused while the disk is full: those that fit into memory may not be."""
+        return self._options.durable or any(
+            isinstance(backlog, MemoryFirstBacklog) and not backlog.room
+            for backlog in self._backlogs.values()
+        )
+
+    def failed(self, fault: Exception, refused: int = 0) -> None:
+        """``refused`` is how many bytes the disk did not take, if that is what has failed."""
+        if self._fault is None:
             self._log.error("storage does not work: %s", fault)
-        self.health = str(fault) or repr(fault)
-        self._probing = False
+        if _is_full(fault):
+            self._make_room(fault)
+        self._fault, self._refused = fault, refused or self._refused
+        self._probing = None
         self._stalled = self._whole = True
         self._to_sync.clear()
+        self._try_again_soon()
+
+    def _make_room(self, fault: Exception) -> bool:
+        """Remove files without wanted messages from a full disk; whether there were any.
+
+        Topics of a durable nsqd keep their files until the next sync: what they gave to their channels may
+        not be on disk there yet.
+        """
+        now = self._clock.now()
+        if not _is_full(fault) or now < self._made_room_at + _ROOM_SECONDS:
+            return False
+        self._made_room_at = now
+        made = False
+        for name, backlog in self._backlogs.items():
+            if not backlog.disk.closed and (":" in name or not self._options.durable):
+                made |= backlog.make_room()
+        return made
+
+    def _taken(self) -> None:
+        """The disk has taken messages."""
+        if self._refused:
+            self._works()
 
     def _distrust(self) -> None:
-        """What is confirmed from now on must not stand behind bytes that may never have reached the disk."""
+        """Begin new files: confirmed records must not stand behind bytes that may be lost."""
         for backlog in self._backlogs.values():
             if isinstance(backlog, DurableBacklog) and not backlog.disk.closed:
                 backlog.disk.begin_new_file()
 
     def _worked(self) -> None:
-        if not self._probing:
+        """A round has."""
+        if self._probing is None:
             return
-        if not any(isinstance(b, SpillingBacklog) and b.stuck for b in self._backlogs.values()):
-            self._log.info("storage works again")
-            self.health = HEALTHY
+        if self._probing.probe_fault is None and not any(
+            isinstance(b, MemoryFirstBacklog) and b.stuck for b in self._backlogs.values()
+        ):
+            self._works()
+        else:
+            self._try_again_soon()
+
+    def _works(self) -> None:
+        self._log.info("storage works again")
+        self._fault, self._refused, self._probing = None, 0, None
+
+
+def _is_full(fault: Exception) -> bool:
+    return isinstance(fault, OSError) and fault.errno in _FULL
+
+
+def write_down(left: Sequence[tuple[OnDisk, list[Message]]]) -> list[StorageFailed]:
+    """Have these backlogs write down all they hold, each with what was taken from it and not finished, and
+    close them. Returns what went wrong.
+    """
+    faults: dict[OnDisk, StorageFailed] = {}
+    backlogs = [backlog for backlog, _ in left]
+    for backlog, taken in left:
+        try:
+            backlog.write_down(taken)
+        except StorageFailed as error:
+            faults[backlog] = error
+    try:
+        run_together([job for backlog in backlogs for job in backlog.sync_jobs()])
+    except OSError:
+        for backlog in backlogs:  # find out whose files cannot be synced
+            try:
+                backlog.make_room()
+                run_together(backlog.sync_jobs())
+            except OSError as error:
+                faults.setdefault(backlog, backlog.not_synced(error))
+    for backlog in backlogs:
+        backlog.release()
+    return [faults[backlog] for backlog in backlogs if backlog in faults]
+
+
+_ROSTER = "nsqd.dat"
+_OLD_ROSTER = re.compile(r"nsqd\.[0-9]+\.dat").fullmatch  # before version 1.0 the node's id was in the name
+#: Written at a time to find out whether there is room.
+_PROBE_PIECE = 1024 * 1024
+
+
+class DataDirectory:
+    """Lock it before anything else: every other method relies on no other program writing there."""
+
+    def __init__(self, path: Path, log: Log) -> None:
+        self.path = path
+        self._log = log
+        self._locked: int | None = None
+
+    def lock(self) -> None:
+        """Make it ours until ``unlock`` or the end of the process. A Go nsqd asks for the same lock."""
+        descriptor = self._open()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            raise ConfigError(
+                f"data path {str(self.path)!r} cannot be locked ({error.strerror}): another nsqd is "
+                "probably using it; stop that one or give this one a --data-path of its own"
+            ) from error
+        self._locked = descriptor
+        try:
+            self._check_writable()
+            self._refuse_what_is_no_file()
+        except BaseException:
+            self.unlock()
+            raise
+        self._remove_temporary_files()
+
+    def unlock(self) -> None:
+        if self._locked is not None:
+            os.close(self._locked)  # the last descriptor of an open file takes its lock along
+            self._locked = None
+
+    def read_roster(self) -> list[TopicEntry]:
+        """The topics and channels of the last run; empty in a new directory."""
+        path = self._roster_path()
+        if path is None:
+            return []
+        try:
+            return decode_roster(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise ConfigError(
+                f"{str(path)!r}, the list of topics and channels, cannot be read ({error}): repair it, or "
+                "move it away to start with no topics but those whose queues are on disk"
+            ) from error
+
+    def roster_job(self, topics: Iterable[TopicEntry], version: str) -> SyncJob:
+        """What gives the directory this list. If it fails the one before stays, also across a power cut."""
+        replacement = Replacement(self.path / _ROSTER, encode_roster(topics, version))
+        return SyncJob(self.path, (), replacement=replacement)
+
+    def probe(self, size: int) -> None:
+        """Raises OSError if the disk has no room for so many bytes."""
+        path = self.path / f"{_ROSTER}.probe{TEMPORARY}"
+        try:
+            with open(path, "wb") as file:
+                for start in range(0, size, _PROBE_PIECE):
+                    file.write(bytes(min(_PROBE_PIECE, size - start)))
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            path.unlink(missing_ok=True)
+
+    def files(self) -> dict[str, list[str]]:
+        """All that could be files of queues, by the queue's name."""
+        return files_by_queue(os.listdir(self.path))
+
+    def _open(self) -> int:
+        try:
+            return os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise ConfigError(f"data path {str(self.path)!r} cannot be opened: {error.strerror}") from error
+
+    def _check_writable(self) -> None:
+        """A disk that is full takes writes again some day; one that may not be written to does not."""
+        probe = self.path / f"{_ROSTER}.probe{TEMPORARY}"
+        try:
+            probe.touch()
+            probe.unlink()
+        except OSError as error:
+            if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+                raise ConfigError(
+                    f"data path {str(self.path)!r} takes no writes ({error.strerror}): "
+                    "give it to the user that nsqd runs as, or name another --data-path"
+                ) from error
+
+    def _refuse_what_is_no_file(self) -> None:
+        """To open a FIFO would hang, and nothing that is written to a device is there afterwards."""
+        with os.scandir(self.path) as entries:
+            found = list(entries)
+        for entry in found:
+            ours = entry.name.startswith(f"{_ROSTER}.") or entry.name.endswith((".dat", TEMPORARY))
+            if ours and entry.is_symlink() and not os.path.exists(entry):
+                raise ConfigError(f"{entry.path!r} is a link to nothing: remove it")
+            if ours and not entry.is_file():
+                raise ConfigError(
+                    f"{entry.path!r} is no regular file: remove it, or name another --data-path"
+                )
+
+    def _roster_path(self) -> Path | None:
+        path = self.path / _ROSTER
+        if path.exists():
+            return path
+        old = sorted(each for each in self.path.glob("nsqd.*.dat") if _OLD_ROSTER(each.name))
+        if len(old) > 1:
+            self._log.warning("%d files like %s, reading the first", len(old), old[0])
+        return old[0] if old else None
+
+    def _remove_temporary_files(self) -> None:
+        for path in self.path.glob(f"{_ROSTER}.*{TEMPORARY}"):
+            self._log.info("removing %s, which was never finished", path)
+            path.unlink(missing_ok=True)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +137,37 @@ def test_a_root_ca_file_that_is_none_is_refused_at_the_start(tmp_path: Path) -> 
 def test_an_address_that_is_none_is_refused_at_the_start() -> None:
     with pytest.raises(UsageError):
         AuthServers(NsqdOptions(auth_http_addresses=("ftp://a",)))
+
+
+def test_thousands_of_rules_are_read_and_tried_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = {"channels": ["(a+)+$"], "permissions": ["publish"]}
+    rules = [{"topic": f"^team-{number}[.]", **rule} for number in range(8000)]
+    answer = HttpReply(200, {}, json.dumps({"ttl": 5, "authorizations": rules}).encode())
+    Network(monkeypatch, host=answer)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def both() -> None:
+        limits = {"http_client_connect_timeout": 1.0, "http_client_request_timeout": 3.0}
+        servers = AuthServers(NsqdOptions(auth_http_addresses=("http://host",), **limits))
+
+        async def answered(begin: Callable[..., None], *asked: object) -> Any:
+            answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+            begin(*asked, answer.set_result)
+            return await answer
+
+        beside = asyncio.create_task(others())
+        grant = await answered(servers.ask, WHO)
+        assert turns > 20
+        await answered(servers.decide, grant, "team-7999.orders", "")
+        assert grant.decisions == {("team-7999.orders", ""): False}
+        assert (await answered(servers.ask, WHO)).rules is grant.rules, "read again"
+        beside.cancel()
+        await servers.close()
+
+    asyncio.run(both())

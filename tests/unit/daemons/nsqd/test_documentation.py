@@ -10,6 +10,7 @@ import pytest
 
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.flags import FlagExit, config_key, parse
+from nsq.options import METADATA
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "nsqd.md"
 #: Their defaults are this machine's.
@@ -58,9 +59,9 @@ def test_keys_that_differ_from_their_flags_are_named() -> None:
 def test_flags_that_may_be_repeated_are_marked() -> None:
     marked = set(re.findall(r"^\| `--([a-z0-9-]+)` \* \|", PAGE.read_text("utf-8"), re.MULTILINE))
     repeated = {
-        field.metadata["nsq.flags"].name
+        field.metadata[METADATA].name
         for field in dataclasses.fields(NsqdOptions)
-        if field.metadata["nsq.flags"].repeated
+        if field.metadata[METADATA].repeated
     }
     assert marked == repeated
 

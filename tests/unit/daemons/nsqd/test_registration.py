@@ -10,6 +10,7 @@ import pytest
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd import registration
 from nsq.daemons.nsqd.core.broker import Broker
+from nsq.daemons.nsqd.core.topic import TopicStarting
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
 from nsq.errors import ApiError, ConfigError
@@ -68,17 +69,32 @@ def test_everything_that_comes_and_goes_is_told(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(run())
 
 
-def test_a_new_topic_waits_for_the_channels_that_others_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publishers_of_a_new_topic_wait_for_the_channels_that_others_have(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def run() -> None:
         setup = Setup(monkeypatch, a=["one", "e#ephemeral", "b@d"], b=["two", "one"], c=None)
-        setup.broker.publish("t", [b"x"])
+        with pytest.raises(TopicStarting) as caught:
+            setup.broker.publish("t", [b"x"])
+        topic = caught.value.topic
+        topic.when_started(lambda: setup.broker.publish("t", [b"x"]))
         await asyncio.sleep(0)
-        topic = setup.broker.topic("t")
-        assert not topic.started
-        assert topic.depth == 1
+        assert topic.message_count == 0
         await setup.asked()
         assert {name: channel.depth for name, channel in topic.channels.items()} == {"one": 1, "two": 1}
         assert {request.url.target for request in setup.requests} == {"/channels?topic=t"}
+
+    asyncio.run(run())
+
+
+def test_they_wait_no_longer_when_registering_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        setup = Setup(monkeypatch, a=["one"])
+        monkeypatch.setattr(Peer, "task", asyncio.ensure_future(asyncio.sleep(0)), raising=False)
+        topic = setup.broker.topic("t")
+        await setup.registration.close()  # before the question was even sent
+        assert topic.started
+        setup.broker.publish("t", [b"x"])
 
     asyncio.run(run())
 
@@ -88,7 +104,7 @@ def test_a_topic_deleted_while_its_channels_are_asked_for_is_not_registered_agai
 ) -> None:
     async def run() -> None:
         setup = Setup(monkeypatch, a=["one"])
-        setup.broker.publish("t", [b"x"])
+        setup.broker.topic("t")
         await asyncio.sleep(0)
         setup.broker.delete_topic("t")
         await setup.asked()

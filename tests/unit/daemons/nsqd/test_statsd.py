@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from nsq.daemons.nsqd.statsd import Report, full_prefix
+from tests.unit.daemons.nsqd.session.peer import drained
 
 OFF = {"count": 0, "percentiles": None}
 MEMORY = {
@@ -50,8 +51,13 @@ def topic(name: str = "t", count: int = 0, *channels: dict[str, Any], **values: 
     }
 
 
+def packets(report: Report, *topics: dict[str, Any], memory: dict[str, int] | None = None) -> list[bytes]:
+    tree = [(topic, [(channel, None) for channel in topic["channels"]]) for topic in topics]
+    return drained(report.packets(tree, memory))
+
+
 def lines(report: Report, *topics: dict[str, Any], memory: dict[str, int] | None = None) -> list[str]:
-    return b"".join(report.packets(topics, memory)).decode().splitlines()
+    return b"".join(packets(report, *topics, memory=memory)).decode().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -162,10 +168,15 @@ def test_ephemeral_ones_can_be_left_out() -> None:
 @pytest.mark.parametrize("size", [1, 40, 100, 508])
 def test_packets_hold_whole_lines_and_no_more_than_they_may(size: int) -> None:
     topics = [topic(f"topic{number}", number, channel("c")) for number in range(20)]
-    packets = Report("nsq.", size).packets(topics, MEMORY)
-    assert all(packet.endswith(b"\n") for packet in packets)
-    assert all(len(packet) <= size or packet.count(b"\n") == 1 for packet in packets)
-    assert b"".join(packets) == b"".join(Report("nsq.", 60_000).packets(topics, MEMORY))
+    small = packets(Report("nsq.", size), *topics, memory=MEMORY)
+    assert all(packet.endswith(b"\n") for packet in small)
+    assert all(len(packet) <= size or packet.count(b"\n") == 1 for packet in small)
+    assert b"".join(small) == b"".join(packets(Report("nsq.", 60_000), *topics, memory=MEMORY))
     assert not any(
-        len(one) + len(other.splitlines(True)[0]) <= size for one, other in itertools.pairwise(packets)
+        len(one) + len(other.splitlines(True)[0]) <= size for one, other in itertools.pairwise(small)
     )
+
+
+def test_others_have_their_turn_at_every_line() -> None:
+    tree = [(topic(f"topic{number}"), [(channel(), None)]) for number in range(100)]
+    assert sum(1 for _ in Report("nsq.", 508).packets(tree, None)) >= 100 * 12

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from nsq.daemons.nsqlookupd.http import routes
 from nsq.daemons.nsqlookupd.registry import Peer, Registry
 from nsq.daemons.routes import HttpError, Reply, Request, Router
+from nsq.daemons.slices import Slices
 from nsq.wire.lookup import PeerInfo
 
 PEER = {
@@ -25,7 +28,7 @@ PEER = {
 class Api:
     """The routes over a registry in which one nsqd registered two topics and a channel."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, legacy_get: bool = False) -> None:
         self.now = 100.0
         self.registry = Registry(inactive_after=300.0, tombstone_lifetime=45.0)
         info = PeerInfo(
@@ -41,18 +44,20 @@ class Api:
         self.registry.connect(self.nsqd)
         self.registry.register_channel(self.nsqd, "orders", "archive")
         self.registry.register_topic(self.nsqd, "clicks")
-        self.router = Router(routes(self.registry, lambda: self.now, epoch=1_000_000.0))
+        self.router = Router(
+            routes(self.registry, Slices(), lambda: self.now, epoch=1_000_000.0, legacy_get=legacy_get)
+        )
 
     def ask(self, method: str, target: str) -> Reply:
         request = Request(method, target)
         route, _ = self.router.find(method, request.path)
         assert route is not None
         reply = route.handler(request)
-        assert isinstance(reply, Reply)
-        return reply
+        return reply if isinstance(reply, Reply) else asyncio.run(_awaited(reply))
 
     def get(self, target: str) -> Any:
-        return json.loads(self.ask("GET", target).body)
+        reply = self.ask("GET", target)
+        return json.loads(b"".join([reply.body, *reply.rest]))
 
     def post(self, target: str) -> None:
         reply = self.ask("POST", target)
@@ -62,6 +67,10 @@ class Api:
         with pytest.raises(HttpError) as caught:
             self.ask(method, target)
         return str(caught.value)
+
+
+async def _awaited(reply: Awaitable[Reply]) -> Reply:
+    return await reply
 
 
 @pytest.fixture
@@ -126,10 +135,32 @@ def test_debug_shows_everything_under_sorted_keys(api: Api) -> None:
     (orders,) = shown["topic:orders:"]
     assert (orders["tombstoned"], orders["tombstoned_at"]) == (True, 1_000_100_000_000_000)
     assert list(orders) == sorted(orders)
+    api.registry.disconnect(api.nsqd)  # hidden, though nothing is forgotten yet
+    assert api.get("/debug") == {}
+
+
+def test_long_answers_come_in_pieces(api: Api) -> None:
+    topics = [f"topic-{number:05}" for number in range(5000)]
+    for topic in topics:
+        api.registry.register_topic(api.nsqd, topic)
+    known = ["orders", "clicks", *topics]
+    assert len(api.ask("GET", "/debug").rest) > 10
+    assert set(api.get("/debug")) == {"client::", "channel:orders:archive", *(f"topic:{t}:" for t in known)}
+    assert api.get("/topics") == {"topics": known}
+    (node,) = api.get("/nodes")["producers"]
+    assert (node["topics"], node["tombstones"]) == (known, [False] * len(known))
+
+
+def test_debug_is_for_callers_on_the_same_machine(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Request, "remote", "10.0.0.1:5")
+    assert {api.ask("GET", path).status for path in ("/debug", "/debug/threads")} == {403}
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-def test_former_names_do_the_same_by_either_method(api: Api, method: str) -> None:
+def test_former_names_do_the_same_and_by_get_if_that_was_asked_for(method: str) -> None:
+    if method == "GET":
+        assert Api().router.find("GET", "/delete_topic") == (None, {})
+    api = Api(legacy_get=method == "GET")
     api.ask(method, "/create_topic?topic=t")
     api.ask(method, "/create_channel?topic=u&channel=c")
     assert api.get("/topics")["topics"] == ["orders", "clicks", "t", "u"]

@@ -22,6 +22,11 @@ def registry(*peers: Peer) -> Registry:
     return made
 
 
+def forget(registry: Registry, gone: Peer) -> None:
+    for _ in registry.disconnect(gone):
+        pass
+
+
 def test_a_channel_brings_its_topic() -> None:
     one = peer()
     made = registry(one)
@@ -45,7 +50,7 @@ def test_a_silent_peer_is_hidden_until_it_is_heard_from() -> None:
     made.register_topic(two, "t")
     assert made.producers("t", INACTIVE) == [one, two]
     assert made.producers("t", INACTIVE + 1) == [two]
-    assert [node.peer for node in made.nodes(INACTIVE + 1)] == [two]
+    assert made.nodes(INACTIVE + 1) == [two]
     one.last_update = INACTIVE
     assert made.producers("t", INACTIVE + 1) == [one, two]
 
@@ -59,7 +64,8 @@ def test_a_tombstone_hides_a_node_from_one_topic_for_its_lifetime() -> None:
     made.tombstone("t", "n1:4151", 10.0)
     assert made.producers("t", 10.0) == [two]
     assert made.producers("u", 10.0) == [one, two]
-    assert [node.topics for node in made.nodes(10.0)] == [{"t": True, "u": False}, {"t": False, "u": False}]
+    hidden = [(who, topic) for who in (one, two) for topic in "tu" if made.tombstoned(who, topic, 10.0)]
+    assert hidden == [(one, "t")]
     assert made.producers("t", 10.0 + LIFETIME - 0.001) == [two]
     assert made.producers("t", 10.0 + LIFETIME) == [one, two]
 
@@ -74,6 +80,23 @@ def test_registering_again_does_not_lift_a_tombstone_but_leaving_does() -> None:
     made.unregister_topic(one, "t")
     made.register_topic(one, "t")
     assert made.producers("t", 1.0) == [one]
+
+
+def test_what_happens_while_a_peer_is_forgotten() -> None:
+    one, two = peer(1), peer(2)
+    made = registry(one, two)
+    for topic in ("t", "u", "v"):
+        made.register_channel(one, topic, "c")
+    forgetting = made.disconnect(one)
+    assert (made.producers("t", 0.0), made.nodes(0.0)) == ([], [two])
+    assert one.gone
+    next(forgetting)
+    made.delete_topic("u")
+    made.delete_channel("v", "c")
+    made.register_topic(two, "u")
+    assert list(forgetting)
+    assert (one.channels_by_topic, made.producers("u", 0.0)) == ({}, [two])
+    assert set(made.topics()) == {"t", "u", "v"}
 
 
 def test_a_tombstone_for_nobody() -> None:
@@ -93,11 +116,11 @@ def test_only_ephemeral_ones_go_with_their_last_producer() -> None:
         made.register_channel(each, "t", "c")
         made.register_channel(each, "t", "c#ephemeral")
         made.register_topic(each, "t#ephemeral")
-    made.disconnect(one)
+    forget(made, one)
     assert (made.topics(), made.channels("t")) == (["t", "t#ephemeral"], ["c", "c#ephemeral"])
     made.unregister_channel(two, "t", "c#ephemeral")
     assert made.channels("t") == ["c"]
-    made.disconnect(two)
+    forget(made, two)
     assert (made.topics(), made.channels("t")) == (["t"], ["c"])
     assert made.nodes(0.0) == []
 
@@ -108,7 +131,7 @@ def test_a_deleted_topic_may_be_registered_again() -> None:
     made.register_channel(one, "t", "c")
     made.delete_topic("t")
     made.delete_topic("t")
-    assert (made.topics(), made.nodes(0.0)[0].topics) == ([], {})
+    assert (made.topics(), one.channels_by_topic) == ([], {})
     made.unregister_channel(one, "t", "c")
     made.unregister_topic(one, "t")
     made.register_topic(one, "t")
@@ -162,7 +185,7 @@ class AgainstAPlainTable(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def disconnect(self, number: int) -> None:
         if number in self.peers:
-            self.registry.disconnect(self.peers.pop(number))
+            forget(self.registry, self.peers.pop(number))
             self.leave(number, set(self.keys))
 
     @rule(number=NUMBERS, topic=NAMES, channel=st.none() | NAMES)
@@ -218,9 +241,9 @@ class AgainstAPlainTable(RuleBasedStateMachine):
             producers = {who for who, key in self.rows if key == (topic,)}
             assert set(self.registry.producers(topic, 0.0) or []) == {self.peers[who] for who in producers}
         for node in self.registry.nodes(0.0):
-            topics = {key[0] for who, key in self.rows if self.peers[who] is node.peer and len(key) == 1}
-            assert set(node.topics) == topics
-        assert {node.peer for node in self.registry.nodes(0.0)} == set(self.peers.values())
+            topics = {key[0] for who, key in self.rows if self.peers[who] is node and len(key) == 1}
+            assert set(node.channels_by_topic) == topics
+        assert set(self.registry.nodes(0.0)) == set(self.peers.values())
 
     @invariant()
     def every_row_is_shown_once(self) -> None:

@@ -3,7 +3,11 @@ from __future__ import annotations
 import pytest
 
 from nsq.errors import ConfigError, NsqError
-from nsq.spark.batch.options import PeekOptions, StatsOptions
+
+pytest.importorskip("pyspark")
+
+from nsq.spark.batch.peeking import PeekOptions
+from nsq.spark.batch.stats import StatsOptions
 
 
 def test_a_look_is_asked_for_by_name() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from nsq.errors import UsageError
 from nsq.http.nsqd import ChannelStats, NsqdStats, TopicStats
-from nsq.spark.batch.safety import Place, safe_places
+from nsq.spark.batch.peeking import Place, safe_places
 
 A, B = Place("a:4150", "a:4151"), Place("b:4150", "b:4151")
 

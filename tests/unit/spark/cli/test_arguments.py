@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from nsq.spark.cli import arguments, commands
+from nsq.spark.cli import main as cli
 
 
 def parse(*words: str) -> Any:
-    return arguments.parser(commands).parse_args(words)
+    return cli.parse(words)[1]
 
 
 def test_an_archive_needs_little() -> None:
-    found = parse("archive", "orders", "--to", "/data/orders", "--nsqd", "10.0.0.2:4150")
-    assert found.run is commands.archive
-    assert (found.topic, found.channel, found.to, found.nsqd) == (
-        "orders", "archive", "/data/orders", ["10.0.0.2:4150"]
+    command, found = cli.parse(["archive", "orders", "--to", "/data/orders", "--nsqd", "10.0.0.2:4150"])
+    assert command.run is cli.archive
+    assert (found.argument, found.channel, found.to, found.nsqd) == (
+        "orders", "archive", "/data/orders", ("10.0.0.2:4150",)
     )  # fmt: skip
-    assert (found.follow, found.master, found.option, found.body) == (False, None, [], "binary")
+    assert (found.follow, found.master, found.option, found.body) == (False, "", (), "binary")
+
+
+def test_the_argument_may_stand_between_flags_or_behind_them() -> None:
+    for words in (["--follow", "orders", "--to=x"], ["--to", "x", "--follow", "orders"]):
+        found = parse("archive", *words)
+        assert (found.argument, found.follow, found.to) == ("orders", True, "x")
 
 
 def test_addresses_repeat_and_have_the_names_of_the_other_tools() -> None:
     found = parse(
         "metrics", "orders", "--nsqd-tcp-address=a:4150", "--nsqd", "b:4150", "--lookupd-http-address=c:4161"
     )
-    assert (found.nsqd, found.lookupd) == (["a:4150", "b:4150"], ["c:4161"])
+    assert (found.nsqd, found.lookupd) == (("a:4150", "b:4150"), ("c:4161",))
 
 
 def test_options_and_settings_are_pairs() -> None:
@@ -42,6 +47,12 @@ def test_options_and_settings_are_pairs() -> None:
 
 def test_durations() -> None:
     assert parse("archive", "orders", "--to", "x", "--every", "1m30s").every == 90.0
+    assert [parse(each, "orders", "--to", "x").every for each in ("archive", "metrics")] == [60.0, 10.0]
+
+
+def test_debug_may_stand_first_or_with_the_flags() -> None:
+    for words in (["--debug", "wal", "ls", "x"], ["wal", "ls", "x", "--debug"]):
+        assert parse(*words).debug
 
 
 @pytest.mark.parametrize(
@@ -51,37 +62,35 @@ def test_durations() -> None:
         (["archive", "orders", "--to", "x", "--every", "90"], "want a duration"),
         (["metrics", "orders", "-o", "maxInFlight"], "is not NAME=VALUE"),
         (["metrics", "orders", "--conf", "=4g"], "is not NAME=VALUE"),
-        (["wal"], "command"),
-        (["replay", "/data/orders"], "--topic"),
-        (["archives"], "invalid choice"),
+        (["wal"], "no command 'wal'; there are archive"),
+        (["replay", "/data/orders"], "--topic is missing"),
+        (["archives"], "no command 'archives'"),
+        (["archive", "--to", "x"], "TOPIC is missing"),
+        (["doctor", "wal"], "unknown arguments: wal"),
+        (["archive", "orders", "--too", "x"], "did you mean --to?"),
+        ([], "Usage: nsq-spark COMMAND"),
     ],
 )
 def test_what_is_wrong_is_said(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        parse(*words)
-    assert caught.value.code == 2
+    assert cli.main(words) == 2
     assert said in capsys.readouterr().err
 
 
-def test_every_command_has_a_function_and_help(capsys: pytest.CaptureFixture[str]) -> None:
-    verbs = ["archive", "compact", "metrics", "replay", "fanout", "receive", "doctor"]
-    for words in [*([verb] for verb in verbs), *(["wal", verb] for verb in ("ls", "verify", "gc"))]:
-        with pytest.raises(SystemExit) as caught:
-            parse(*words, "--help")
-        assert caught.value.code == 0
-        assert f"nsq-spark {' '.join(words)}" in capsys.readouterr().out
-
-
-def test_a_parser_takes_any_commands() -> None:
-    names = [*(name for name in dir(arguments.Commands) if not name.startswith("_"))]
-    other: Any = SimpleNamespace(**dict.fromkeys(names, lambda options: 7))
-    assert arguments.parser(other).parse_args(["doctor"]).run(None) == 7
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    overview = capsys.readouterr().out
+    for name, command in cli.COMMANDS.items():
+        assert cli.main([*name.split(), "--help"]) == 0
+        shown = capsys.readouterr().out
+        assert f"Usage: nsq-spark {name} {command.argument}" in shown
+        assert all(f"\n  -{needed} " in shown for needed in command.needs)
+        assert command.about in overview
 
 
 def test_version_and_help_load_neither_spark_nor_arrow() -> None:
     code = (
         "import sys\nfrom nsq.spark.cli.main import main\n"
-        "try:\n    main(['--version'])\nexcept SystemExit:\n    pass\n"
+        "assert main(['--version']) == main(['archive', '--help']) == 0\n"
         "print(sorted({'pyspark', 'pyarrow', 'pandas'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

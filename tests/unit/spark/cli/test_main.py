@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nsq.errors import WalError
-from nsq.spark.cli.main import in_a_line, main
+from nsq.spark.cli.main import COMMANDS, in_a_line, main
 
 
 def test_a_fault_of_ours_is_told_as_it_is() -> None:
@@ -51,6 +51,6 @@ def test_an_interrupted_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     def interrupted(options: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("nsq.spark.cli.commands.wal_ls", interrupted)
+    monkeypatch.setitem(COMMANDS, "wal ls", COMMANDS["wal ls"]._replace(run=interrupted))
     assert main(["wal", "ls", "x"]) == 130
     assert "goes on from there" in capsys.readouterr().err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.spark.cli.submit import submit_line, without_ours
+from nsq.spark.cli.terminal import submit_line, without_ours
 
 
 def test_the_line_for_a_cluster() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nsq.errors import UsageError
-from nsq.spark.pipelines.bookmark import ArchivePosition, Bookmark, Mark
+from nsq.spark.pipelines.replay import ArchivePosition, Bookmark, Mark
 
 JOB = {"topic": "again", "since": 5}
 

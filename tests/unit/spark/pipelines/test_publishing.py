@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq.spark.pipelines.files import FileEntry, LocalFiles, Move
-from nsq.spark.pipelines.publishing import Batch, Published, Written, publish
+from nsq.spark.pipelines.files import Batch, FileEntry, LocalFiles, Move, Published, Written, publish
 
 HOUR = "date=2026-03-01/hour=07"
 BATCH = Batch("0a1b2c3d-4e5f-6789-abcd-ef0123456789", 4)

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq.spark.pipelines.bookmark import ArchivePosition, Mark
-from nsq.spark.pipelines.sending import Entry, Throttle, chunks, remaining, send
+from nsq.spark.pipelines.replay import ArchivePosition, Entry, Mark, Throttle, chunks, remaining, send
 
 
 class Clock:

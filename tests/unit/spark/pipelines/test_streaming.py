@@ -3,11 +3,19 @@ from __future__ import annotations
 import pytest
 
 from nsq.errors import ConfigError, InvalidName, UsageError
-from nsq.spark.pipelines.streaming import Ledger, Progress, Running, StreamInput, Totals, default_wal, lag_of
+from nsq.spark.pipelines.files import Published
+from nsq.spark.pipelines.streaming import (
+    Batches,
+    Progress,
+    Running,
+    Totals,
+    default_wal,
+    stream_options,
+)
 
 
 def test_what_is_read_is_checked_before_a_jvm_starts() -> None:
-    reading = StreamInput.of(
+    reading = stream_options(
         "orders",
         "archive",
         nsqd=["a:4150", "b:4150"],
@@ -15,7 +23,7 @@ def test_what_is_read_is_checked_before_a_jvm_starts() -> None:
         wal="/w",
         options={"tls": True, "maxInFlight": 9},
     )
-    assert reading.options == {
+    assert reading == {
         "topic": "orders",
         "channel": "archive",
         "wal": "/w",
@@ -24,11 +32,11 @@ def test_what_is_read_is_checked_before_a_jvm_starts() -> None:
         "maxInFlight": "9",
     }
     with pytest.raises(ConfigError, match="did you mean maxInFlight"):
-        StreamInput.of("orders", "a", nsqd="a:4150", lookupd=(), wal="/w", options={"maxInFlihgt": 9})
+        stream_options("orders", "a", nsqd="a:4150", lookupd=(), wal="/w", options={"maxInFlihgt": 9})
     with pytest.raises(ConfigError, match="nsqd or lookupd is missing"):
-        StreamInput.of("orders", "a", nsqd=(), lookupd=(), wal="/w", options=None)
+        stream_options("orders", "a", nsqd=(), lookupd=(), wal="/w", options=None)
     with pytest.raises((ConfigError, InvalidName)):
-        StreamInput.of("or ders", "a", nsqd="a:4150", lookupd=(), wal="/w", options=None)
+        stream_options("or ders", "a", nsqd="a:4150", lookupd=(), wal="/w", options=None)
 
 
 def test_the_log_is_kept_below_the_output_unless_that_is_elsewhere() -> None:
@@ -41,34 +49,19 @@ def test_the_log_is_kept_below_the_output_unless_that_is_elsewhere() -> None:
 
 def test_rates_are_those_since_the_last_report() -> None:
     times = iter([0.0, 2.0, 2.0, 4.0, 4.0, 4.0, 4.0])
-    ledger = Ledger(lambda: next(times))
-    ledger.add(rows=100, bytes=1000, files=2)
-    assert ledger.progress() == Progress(100, 1000, 1, 2.0, 50.0)
-    ledger.add(rows=20, bytes=10)
-    assert ledger.progress(5, 1.5) == Progress(120, 1010, 2, 4.0, 10.0, 5, 1.5)
-    assert ledger.progress().rate == 0.0
+    batches = Batches(lambda part, batch: None, lambda: next(times))
+    batches.add(Published(100, 1000, 2, again=False))
+    assert batches.progress() == Progress(100, 1000, 1, 2.0, 50.0)
+    batches.add(Published(20, 10, 0, again=False))
+    assert batches.progress(5, 1.5) == Progress(120, 1010, 2, 4.0, 10.0, 5, 1.5)
+    assert batches.progress().rate == 0.0
 
 
 def test_totals() -> None:
     times = iter([1.0, 4.0])
-    ledger = Ledger(lambda: next(times))
-    ledger.add(rows=1, bytes=2, files=3)
-    assert ledger.totals() == Totals(1, 2, 1, 3, 3.0)
-
-
-@pytest.mark.parametrize(
-    ("reported", "lag"),
-    [
-        ({}, (None, None)),
-        ({"walRows": 5}, (None, None)),
-        ({"lag": 112, "walRows": 5, "nsqdDepth": 100, "nsqdInFlight": 7, "oldestSeconds": 3}, (112, 3.0)),
-        ({"lag": None, "walRows": 5, "oldestSeconds": None}, (None, None)),
-    ],
-)
-def test_the_lag_is_what_the_source_knows_of_it(
-    reported: dict[str, object], lag: tuple[int | None, float | None]
-) -> None:
-    assert lag_of(reported) == lag
+    batches = Batches(lambda part, batch: None, lambda: next(times))
+    batches.add(Published(1, 2, 3, again=True))
+    assert batches.totals() == Totals(1, 2, 1, 3, 3.0)
 
 
 @pytest.mark.parametrize("every", [-1, float("nan")])

@@ -36,6 +36,10 @@ class ScriptedLog:
     def open_bytes(self) -> int:
         return sum(map(len, self.open))
 
+    @property
+    def written(self) -> int:
+        return sum(map(len, self.bodies))
+
     def append(self, batch: Any) -> None:
         self.attempts += 1
         fault = self.faults.pop(0) if self.faults else None
@@ -110,11 +114,6 @@ class Nsqd:
         if message.body in self.finished:
             raise AlreadyResponded("finished before")
         self.finished.append(message.body)
-
-    def finish_all(self, messages: list[Message]) -> None:
-        for message in messages:
-            if self.holds(message):
-                self.finish(message)
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         raise AssertionError("the consumer requeues, not the intake")

@@ -10,9 +10,7 @@ from nsq.consumer.handlers import Requeue
 from nsq.errors import WalError
 from nsq.message import Message
 from nsq.spark.receiver import intake as module
-from nsq.spark.receiver.intake import FIRST_PAUSE, LONGEST_PAUSE, Intake
-from nsq.spark.receiver.valve import Valve
-from nsq.spark.wal.store import Segment
+from nsq.spark.receiver.intake import FIRST_PAUSE, LONGEST_PAUSE, Intake, PauseGate
 
 from .scripted_log import Nsqd, ScriptedLog, Time, disk_full
 
@@ -26,15 +24,13 @@ class Bench:
         self.log = ScriptedLog()
         self.time = Time()
         self.windows: list[int] = []
-        self.sealed: list[Segment] = []
         self.changes = 0
-        self.valve = Valve(FULL, self.windows.append)
+        self.gate = PauseGate(FULL, self.windows.append)
         self.intake = Intake(
             self.log,
             _bodies,
-            self.valve,
+            self.gate,
             segment_bytes,
-            sealed=self.sealed.append,
             changed=self._changed,
             wait=self.time.wait,
             clock=self.time,
@@ -57,22 +53,22 @@ def test_what_is_taken_is_in_the_log_when_take_returns() -> None:
     assert bench.windows == []
 
 
-def test_a_full_segment_is_sealed_and_told_of() -> None:
+def test_a_full_segment_is_sealed() -> None:
     bench = Bench(segment_bytes=5)
     bench.intake.take(Nsqd().messages(b"1234"))
-    assert bench.sealed == []
+    assert bench.log.segments == []
     bench.intake.take(Nsqd().messages(b"5678"))
-    assert bench.sealed == [Segment("receiver-1", 1, 2, 8)]
+    assert bench.log.segments == [[b"1234", b"5678"]]
     assert bench.intake.counts == (2, 8, 0, 0, 1)
 
 
 def test_a_roll_seals_what_is_open() -> None:
     bench = Bench()
-    assert bench.intake.roll() == (None, "")
+    assert bench.intake.roll() == ""
     bench.intake.take(Nsqd().messages(b"one"))
-    assert bench.intake.roll() == (Segment("receiver-1", 1, 1, 3), "")
+    assert bench.intake.roll() == ""
+    assert bench.log.segments == [[b"one"]]
     assert bench.intake.counts == (1, 3, 0, 0, 1)
-    assert bench.sealed == []  # whoever asked has its answer
 
 
 def test_a_message_whose_time_is_up_is_neither_kept_nor_answered() -> None:
@@ -99,7 +95,7 @@ def test_a_failed_append_is_tried_again_with_the_window_shut() -> None:
     seen = []
 
     def wait(seconds: float) -> bool:
-        seen.append((bench.valve.window, bench.valve.why, bench.intake.trouble != ""))
+        seen.append((bench.gate.window, bench.gate.why, bench.intake.trouble != ""))
         return bench.time.wait(seconds)
 
     bench.intake._wait = wait
@@ -108,7 +104,7 @@ def test_a_failed_append_is_tried_again_with_the_window_shut() -> None:
     assert seen == [(0, "the log cannot be written", True)] * 2
     assert bench.time.waits == [FIRST_PAUSE, 2 * FIRST_PAUSE]
     assert bench.windows == [0, FULL]
-    assert (bench.valve.why, bench.intake.trouble) == ("", "")
+    assert (bench.gate.why, bench.intake.trouble) == ("", "")
     assert bench.intake.counts.received == 1
 
 
@@ -191,9 +187,7 @@ def test_a_roll_that_fails_says_why() -> None:
     bench = Bench()
     bench.intake.take(Nsqd().messages(b"one"))
     bench.log.roll_faults = [disk_full()]
-    segment, error = bench.intake.roll()
-    assert segment is None
-    assert "No space left" in error
+    assert "No space left" in bench.intake.roll()
 
 
 def test_what_is_too_large_for_one_append_goes_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,8 +224,8 @@ def test_portions_keep_the_order_and_end_with_single_messages() -> None:
 def test_close_seals_and_leaves_the_log() -> None:
     bench = Bench()
     bench.intake.take(Nsqd().messages(b"one"))
-    assert bench.intake.close() == Segment("receiver-1", 1, 1, 3)
-    assert bench.log.closed
+    bench.intake.close()
+    assert (bench.log.closed, bench.log.segments) == (True, [[b"one"]])
     assert bench.intake.counts == (1, 3, 0, 0, 1)
 
 

@@ -1,4 +1,4 @@
-"""Events on their way to an owner who does not read."""
+"""What becomes of events when the owner does not read."""
 
 from __future__ import annotations
 
@@ -8,38 +8,40 @@ from collections.abc import Iterator
 import pytest
 
 from nsq.spark.receiver import protocol
-from nsq.spark.receiver.process import Outlet
-from nsq.spark.receiver.protocol import Lines, Rolled
+from nsq.spark.receiver.process import Servant, SignalWakeup
+from nsq.spark.receiver.protocol import Status, Stopped, together
+
+LONGEST = together([Status(paused="p" * 10_000, error="e" * 10_000)])
 
 
 @pytest.fixture
-def pipe() -> Iterator[tuple[int, int]]:
-    reader, writer = os.pipe()
-    yield reader, writer
-    os.close(writer)
+def pipes() -> Iterator[tuple[Servant, int]]:
+    inlet, command = os.pipe()
+    reader, outlet = os.pipe()
+    yield Servant(inlet, outlet, SignalWakeup()), reader
+    for descriptor in (inlet, command, outlet):
+        os.close(descriptor)
 
 
-def test_what_a_full_pipe_does_not_take_waits_and_arrives_in_order(pipe: tuple[int, int]) -> None:
-    reader, writer = pipe
-    outlet, lines, found = Outlet(writer), Lines(), list[object]()
-    count = 0
-    while outlet.descriptor < 0:
-        count += 1
-        outlet.say(Rolled(count))
-    for _ in range(100):
-        count += 1
-        outlet.say(Rolled(count))
-    assert outlet.descriptor == writer
-    while len(found) < count:
-        found += map(protocol.event, lines.feed(os.read(reader, 1 << 16)))
-        outlet.flush()
+def test_an_owner_that_does_not_read_misses_whole_events_and_holds_up_nothing(
+    pipes: tuple[Servant, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    servant, reader = pipes
+    while not caplog.records:
+        servant._say(LONGEST)
+    read = os.read(reader, 1 << 20)
+    servant._say(Stopped(1))
+    read += os.read(reader, 1 << 20)
     os.close(reader)
-    assert found == [Rolled(number + 1) for number in range(count)]
-    assert outlet.descriptor == -1
+    *statuses, last = [protocol.decoded(line) for line in read.splitlines()]
+    assert len(statuses) > 10
+    assert set(statuses) == {LONGEST}
+    assert last == Stopped(1)
+    assert not servant._ending
 
 
-def test_an_owner_that_is_gone_is_noticed(pipe: tuple[int, int]) -> None:
-    reader, writer = pipe
+def test_an_owner_that_is_gone_is_noticed(pipes: tuple[Servant, int]) -> None:
+    servant, reader = pipes
     os.close(reader)
-    with pytest.raises(BrokenPipeError):
-        Outlet(writer).say(Rolled(1))
+    servant._say(Stopped(1))
+    assert servant._ending

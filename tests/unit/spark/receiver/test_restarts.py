@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsq.spark.receiver.restarts import FIRST_PAUSE, LONGEST_PAUSE, MOST_STILLBORN, STEADY, Restarts
+from nsq.spark.receiver.pool import FIRST_PAUSE, LONGEST_PAUSE, MOST_STILLBORN, STEADY, Restarts
 
 
 def test_pauses_double_up_to_a_limit() -> None:

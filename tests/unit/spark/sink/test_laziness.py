@@ -15,8 +15,8 @@ HEAVY = ["pyspark", "pyarrow", "pandas"]
 @pytest.mark.parametrize(
     "modules",
     [
-        ["nsq.spark.sink", "nsq.spark.sink.options", "nsq.spark.sink.task"],
-        ["nsq.spark.batch", "nsq.spark.batch.options", "nsq.spark.batch.peeking", "nsq.spark.batch.depths"],
+        ["nsq.spark.sink", "nsq.spark.sink.task"],
+        ["nsq.spark.batch", "nsq.spark.batch.peeking", "nsq.spark.lookups"],
     ],
 )
 def test_spark_and_arrow_are_loaded_when_they_are_needed(modules: list[str]) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nsq.errors import ConfigError, InvalidName
-from nsq.spark.sink.options import SinkOptions
+from nsq.spark.sink.task import SinkOptions
 
 
 def test_what_is_not_given_has_a_default() -> None:
@@ -11,7 +11,7 @@ def test_what_is_not_given_has_a_default() -> None:
 
     assert options.nsqd == ("a:4150", "b:4150")
     assert (options.mpub_messages, options.pipeline, options.retries) == (500, 8, 3)
-    assert (options.topic, options.resume) == ("", "none")
+    assert options.topic == ""
 
 
 def test_names_come_as_spark_lowers_them() -> None:
@@ -21,12 +21,10 @@ def test_names_come_as_spark_lowers_them() -> None:
             "mpubmessages": "10",
             "mpubbytes": "64k",
             "timeout": "5s",
-            "resume": "partition",
         }
     )
 
     assert (options.mpub_messages, options.mpub_bytes, options.timeout) == (10, 65536, 5.0)
-    assert options.resume == "partition"
 
 
 def test_what_config_knows_may_be_given_too() -> None:
@@ -39,7 +37,7 @@ def test_what_config_knows_may_be_given_too() -> None:
         ({"topic": "orders"}, "option nsqd or lookupd is missing"),
         ({"nsqd": "a:4150", "mpubMessages": "0"}, "mpubMessages is 0, but must be at least 1"),
         ({"nsqd": "a:4150", "mpubBytes": "6m"}, "mpubBytes is 6291456, but must be at most 5242880"),
-        ({"nsqd": "a:4150", "resume": "batch"}, "must be one of: none, partition"),
+        ({"nsqd": "a:4150", "resume": "partition"}, "there is no option 'resume'"),
         ({"nsqd": "a:4150", "pipelin": "1"}, "did you mean pipeline"),
     ],
 )

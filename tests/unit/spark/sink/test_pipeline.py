@@ -6,8 +6,7 @@ from concurrent.futures import Future
 import pytest
 
 from nsq.errors import BadTopic, NsqError, PublishFailed, PublishUncertain
-from nsq.spark.sink.packing import Pack
-from nsq.spark.sink.pipeline import Pipeline
+from nsq.spark.sink.task import Pack, Pipeline
 
 Sent = tuple[str, tuple[bytes, ...], float | None]
 

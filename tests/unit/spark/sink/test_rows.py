@@ -6,8 +6,7 @@ import pytest
 
 from nsq.config import Config
 from nsq.errors import InvalidMessage, InvalidName
-from nsq.spark.sink.columns import Columns
-from nsq.spark.sink.rows import Reader, Rows
+from nsq.spark.sink.rows import Columns, Reader, Rows
 
 pa: Any = pytest.importorskip("pyarrow")
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq.spark.source.admission import Amount, Limits, Pace, admitted, amount
-from nsq.spark.source.offsets import Offset, Position, between, unread
+from nsq.spark.source.offsets import Amount, Limits, Offset, Pace, Position, admitted, amount, between, unread
 from nsq.spark.wal.store import Segment
 
 NOW = Pace(linger=0.25, least_rows=0, longest_delay=900.0)
@@ -52,7 +51,7 @@ def test_both_limits_hold() -> None:
 def test_a_row_larger_than_the_limit_comes_alone() -> None:
     end, taken = admitted(START, [Segment("a", 4, 3, 3000)], ["a"], Limits(bytes=10))
     assert (dict(end.at), taken) == ({"a": Position(3, 1)}, Amount(1, 1000))
-    assert end.origins == {"a": 4}
+    assert end.origins == {"a": Position(3)}
 
 
 def test_receivers_share_a_limit_and_leave_each_other_the_rest() -> None:
@@ -65,7 +64,7 @@ def test_receivers_share_a_limit_and_leave_each_other_the_rest() -> None:
 def test_where_a_new_receiver_begins_is_remembered_once() -> None:
     segments = [Segment("a", 5, 10, 0), Segment("a", 6, 10, 0)]
     first, _ = admitted(START, segments, ["a"], Limits(rows=10))
-    assert first.origins == {"a": 5}
+    assert first.origins == {"a": Position(4)}
     second, _ = admitted(first, segments, ["a"], Limits())
     assert second.origins == {}
 

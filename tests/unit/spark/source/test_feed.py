@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 
 from nsq.errors import Closed, ConnectionFailed, SegmentLost, WalError, WalForeign, WalOwned
-from nsq.spark.source.admission import Amount, Limits
-from nsq.spark.source.backlog import Backlog
-from nsq.spark.source.feed import Feed, State
-from nsq.spark.source.gauge import Reading
+from nsq.spark.receiver.pool import PoolStatus
+from nsq.spark.source.backlog import Backlog, Reading
+from nsq.spark.source.feed import Feed
+from nsq.spark.source.offsets import Amount, Limits
 from nsq.spark.source.options import SourceOptions
-from nsq.spark.wal.store import ReceiverFolder, Segment
+from nsq.spark.wal.readers import ReaderState
+from nsq.spark.wal.store import Position, ReceiverFolder, Segment, SegmentFile
 
-BASE = SourceOptions(topic="orders", channel="spark", wal="/wal", nsqd=("a:4150",))
+BASE = SourceOptions(topic="orders", channel="spark", wal="/wal", nsqd=("a:4150",), retention=0.0)
 START: dict[str, Any] = {"wal": "w", "at": {}}
 
 
@@ -36,6 +37,19 @@ class FakeLog:
         self.present: set[str] = set()
         self.deleted: list[Segment] = []
         self.broken = False
+        self.states: dict[str, ReaderState] = {}
+        self.unnoted = False
+
+    def files(self) -> list[SegmentFile]:
+        return [SegmentFile(one, 10 * one.rows, float(one.number)) for one in self.segments()]
+
+    def readers(self) -> dict[str, ReaderState]:
+        return dict(self.states)
+
+    def save_reader(self, reader: str, state: ReaderState) -> None:
+        if self.unnoted:
+            raise WalError("/wal/readers/default.json cannot be written: no space left")
+        self.states[reader] = state
 
     def seal(self, receiver: str, rows: int, size: int = 0) -> Segment:
         number = 1 + max(
@@ -82,7 +96,7 @@ class FakeReceivers:
         self.calls: list[str] = []
         self.waits: list[float] = []
         self.open = Amount()
-        self.now = State()
+        self.now = PoolStatus()
         self.plan: list[tuple[float, Callable[[], None]]] = []
 
     def at(self, seconds: float, happens: Callable[[], None]) -> None:
@@ -94,8 +108,8 @@ class FakeReceivers:
     def start(self) -> None:
         self.calls.append("start")
 
-    def state(self) -> State:
-        return self.now._replace(open=self.open)
+    def state(self) -> PoolStatus:
+        return dataclasses.replace(self.now, open_rows=self.open.rows, open_bytes=self.open.bytes)
 
     def wait(self, seconds: float) -> None:
         self.waits.append(seconds)
@@ -112,14 +126,14 @@ class FakeReceivers:
         self.calls.append("roll")
         if self.open.rows:
             self.log.seal("own", self.open.rows, self.open.bytes)
-            self.now = self.now._replace(sealed=self.now.sealed + 1)
+            self.now = dataclasses.replace(self.now, sealed=self.now.sealed + 1)
             self.open = Amount()
 
     def stop(self) -> None:
         self.calls.append("stop")
 
 
-class FakeGauge:
+class FakePoller:
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self.value: Backlog | None = None
@@ -155,11 +169,13 @@ class FakeClaim:
 
 
 class Scene:
-    def __init__(self, **options: Any) -> None:
+    """With the log of ``before``, it is the next run of a query on that log."""
+
+    def __init__(self, before: Scene | None = None, **options: Any) -> None:
         self.clock = Clock()
-        self.log = FakeLog()
+        self.log = before.log if before else FakeLog()
         self.receivers = FakeReceivers(self.log, self.clock)
-        self.backlog = FakeGauge(self.clock)
+        self.backlog = FakePoller(self.clock)
         self.claim = FakeClaim()
         self.wanted = True
         self.feed = Feed(
@@ -167,9 +183,11 @@ class Scene:
             self.log,  # type: ignore[arg-type]
             "w",
             self.claim,
-            self.receivers,
+            self.receivers,  # type: ignore[arg-type]
             self.backlog,  # type: ignore[arg-type]
             lambda piece: None,
+            newest=lambda segment: 1000 * segment.number,
+            now=lambda: 10.0,
             wanted=lambda: self.wanted,
             clock=self.clock,
         )
@@ -196,8 +214,8 @@ def test_without_data_nothing_changes_and_spark_does_not_wait_long(scene: Scene)
 
 
 def test_the_first_answer_waits_for_the_receivers_to_be_at_work(scene: Scene) -> None:
-    scene.receivers.now = State(ready=False)
-    scene.receivers.at(2.0, lambda: setattr(scene.receivers, "now", State()))
+    scene.receivers.now = PoolStatus(wanted=1)
+    scene.receivers.at(2.0, lambda: setattr(scene.receivers, "now", PoolStatus()))
     assert scene.latest() is START
     assert 1002.4 <= scene.clock.now <= 1003.0
     assert scene.latest() is START
@@ -205,7 +223,7 @@ def test_the_first_answer_waits_for_the_receivers_to_be_at_work(scene: Scene) ->
 
 
 def test_receivers_that_do_not_come_to_work_hold_up_only_the_first_answer(scene: Scene) -> None:
-    scene.receivers.now = State(ready=False)
+    scene.receivers.now = PoolStatus(wanted=1)
     assert scene.latest() is START
     assert 1005.0 <= scene.clock.now <= 1006.0
     assert scene.latest() is START
@@ -240,6 +258,13 @@ def test_few_rows_wait_for_more_but_not_for_ever() -> None:
     scene.receivers.receive(5)
     answers = [scene.latest() for _ in range(4)]
     assert [answer is START for answer in answers] == [True] * 3 + [False]
+
+
+def test_few_rows_do_not_wait_for_more_in_a_full_log() -> None:
+    scene = Scene(min_messages_per_trigger=100, max_trigger_delay=900.0)
+    scene.log.seal("a", 5)
+    scene.receivers.now = PoolStatus(paused="the log is full")
+    assert scene.latest()["at"] == {"a": 1}
 
 
 def test_receivers_elsewhere_are_seen_within_a_second(scene: Scene) -> None:
@@ -329,12 +354,174 @@ def test_what_cannot_be_deleted_fails_no_query(scene: Scene, caplog: pytest.LogC
     assert "cannot be deleted" in caplog.text
 
 
-def test_a_full_log_is_emptied_of_what_was_read(scene: Scene) -> None:
-    # Spark commits a batch when it makes the next one, which a paused receiver would never let it.
+def test_a_full_log_has_spark_commit_by_a_batch_without_rows(scene: Scene) -> None:
+    # Spark commits a batch when it makes the next one, for which a paused receiver would bring no row.
     read = scene.log.seal("a", 10)
-    scene.receivers.now = State(paused="the log is full")
-    assert scene.latest({"wal": "w", "at": {"a": 1}})["at"] == {"a": 1}
+    end = scene.latest()
+    scene.feed.plan(START, end)
+    scene.receivers.now = PoolStatus(paused="the log is full")
+    turned = scene.latest(end)
+    assert turned == {"wal": "w", "at": {"a": 1}, "turn": 1}
+    assert scene.feed.plan(end, turned) == []
+    assert scene.log.deleted == []  # the checkpoint may lag behind: asynchronous progress tracking
+    scene.feed.commit(end)
     assert scene.log.deleted == [read]
+    assert scene.latest(turned) is turned  # nothing more to commit
+
+
+def test_a_commit_that_cannot_be_noted_still_makes_room(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    read = scene.log.seal("a", 10)
+    end = scene.latest()
+    scene.feed.plan(START, end)
+    scene.log.unnoted = True
+    scene.feed.commit(end)
+    assert scene.log.deleted == [read]
+    assert "no space left" in caplog.text
+
+
+# Readers
+
+
+def read_once(scene: Scene) -> Any:
+    """A batch that Spark has planned, and whose sink knows it by its number; not committed yet."""
+    end = scene.latest()
+    scene.feed.plan(START, end)
+    return end
+
+
+def following(scene: Scene, start: Any) -> Any:
+    """The end of the next batch, however often Spark has to ask for it."""
+    return next(end for _ in range(9) if (end := scene.latest(start)) != start)
+
+
+def test_a_reader_that_begins_anew_is_refused_with_the_ways_out(scene: Scene) -> None:
+    scene.log.seal("a", 10)
+    read_once(scene)
+    with pytest.raises(WalForeign) as refused:
+        Scene(scene).latest()
+    for way in ("old checkpoint", "empty sink", "startingPosition=committed", "option reader"):
+        assert way in str(refused.value)
+
+
+def test_a_batch_that_was_planned_is_planned_again_after_a_restart(scene: Scene) -> None:
+    scene.log.seal("a", 10)
+    end = read_once(scene)
+    again = Scene(scene)
+    assert again.feed.initial() == START
+    assert len(again.feed.plan(START, end)) == 1
+    assert again.latest(end) is end
+
+
+def test_a_run_that_planned_nothing_begins_again(scene: Scene) -> None:
+    assert scene.latest() is START
+    scene.log.seal("a", 10)
+    assert Scene(scene).latest()["at"] == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("option", "rows"),
+    [
+        ({"starting_position": "earliest"}, 20),
+        ({"starting_position": "committed"}, 10),
+        ({"starting_timestamp": 1500}, 10),
+        ({"starting_timestamp": 900}, 20),
+        ({"starting_position": "latest"}, 0),
+    ],
+)
+def test_where_a_reader_begins_anew(option: dict[str, Any], rows: int) -> None:
+    before = Scene(retention=1000.0)
+    before.log.seal("a", 10)
+    end = read_once(before)
+    before.feed.commit(end)
+    before.log.seal("a", 10)
+    scene = Scene(before, retention=1000.0, **option)
+    found = scene.latest()
+    if not rows:
+        assert found is START
+        scene.log.seal("a", 7)
+        found, rows = following(scene, START), 7
+    planned = scene.feed.plan(START, found)
+    assert sum(piece.rows for task in planned for piece in task) == rows
+    again = Scene(scene, retention=1000.0, **option)  # both runs plan the same from the two offsets alone
+    assert again.feed.plan(START, found) == planned
+    again.feed.commit(found)
+    assert again.latest(found) is found
+
+
+def test_a_beginning_that_was_chosen_is_kept_until_a_batch_is_planned(scene: Scene) -> None:
+    scene.log.seal("a", 10)
+    latest = Scene(scene, starting_position="latest")
+    assert latest.latest() is START
+    scene.log.seal("a", 5)
+    assert Scene(scene, starting_position="latest").latest()["at"] == {"a": 2}
+
+
+def test_an_older_checkpoint_is_refused() -> None:
+    scene = Scene(retention=1000.0)
+    scene.log.seal("a", 10)
+    first = read_once(scene)
+    scene.log.seal("a", 10)
+    second = following(scene, first)
+    scene.feed.plan(first, second)
+    scene.feed.commit(second)
+    for ask in (
+        lambda: Scene(scene, retention=1000.0).latest(first),
+        lambda: Scene(scene, retention=1000.0).feed.plan(START, first),
+    ):
+        with pytest.raises(WalForeign, match="checkpoint is older than what reader 'default'"):
+            ask()
+    assert Scene(scene, retention=1000.0, reader="other").latest(first)["at"] == {"a": 2}
+
+
+def test_every_reader_holds_up_deletion(scene: Scene) -> None:
+    other = Scene(scene, reader="other")
+    segment = scene.log.seal("a", 10)
+    end = read_once(scene)
+    read_once(other)
+    scene.feed.commit(end)
+    assert scene.log.deleted == []
+    other.feed.commit(end)
+    assert scene.log.deleted == [segment]
+
+
+def test_a_checkpoint_from_before_there_were_readers_is_taken_over(scene: Scene) -> None:
+    scene.log.seal("a", 10)
+    scene.log.seal("a", 10)
+    assert scene.latest({"wal": "w", "at": {"a": 1}})["at"] == {"a": 2}
+    assert scene.log.states["default"].at == {"a": Position(1)}
+
+
+def test_a_deleted_log_is_left_behind_if_so_asked(caplog: pytest.LogCaptureFixture) -> None:
+    old = {"wal": "other", "at": {"gone": 7}}
+    scene = Scene(fail_on_data_loss=False)
+    scene.log.seal("a", 10)
+    assert scene.feed.plan(old, {"wal": "other", "at": {"gone": 8}}) == []
+    end = scene.latest(old)
+    assert end == {"wal": "w", "at": {"a": 1}, "from": {"a": 1}}
+    assert len(scene.feed.plan(old, end)) == 1
+    scene.feed.commit(end)
+    assert caplog.text.count("going on with this one") == 1
+
+
+def test_one_batch_takes_all_that_there_was(scene: Scene) -> None:
+    """trigger(once=True): Spark asks a single time."""
+    scene.log.seal("old", 10)
+    scene.backlog.value = Backlog(depth=5, asked=1)
+    for seconds in (1.0, 2.0, 3.0, 4.0, 5.0):
+        scene.receivers.at(seconds, lambda: scene.receivers.receive(1))
+    end = scene.feed.latest(START, Limits(), once=True)
+    assert sum(piece.rows for task in scene.feed.plan(START, end) for piece in task) == 15
+
+
+def test_one_batch_does_not_wait_for_what_others_took(scene: Scene) -> None:
+    scene.log.seal("old", 10)
+    scene.backlog.value = Backlog(depth=5, asked=1)
+    scene.feed.aim()
+    scene.backlog.value = Backlog(asked=1)
+    assert scene.feed.latest(START, Limits(), once=True)["at"] == {"old": 1}
+    assert scene.clock.now < 1010.0
 
 
 # AvailableNow
@@ -408,7 +595,7 @@ def test_a_run_without_news_of_nsqd_ends_in_silence(scene: Scene, caplog: pytest
 
 def test_a_run_that_reaches_nobody_is_a_failure(scene: Scene) -> None:
     scene.backlog.value = Backlog(faults=("http://a:4151/stats cannot be reached",))
-    scene.receivers.now = State(connected=False)
+    scene.receivers.now = PoolStatus(wanted=1, alive=1)
     scene.feed.aim()
     with pytest.raises(ConnectionFailed, match="nothing was read: http://a:4151/stats cannot be reached"):
         scene.latest()
@@ -426,7 +613,7 @@ def test_a_run_that_has_somebody_or_something_is_none(
     scene: Scene, faults: tuple[str, ...], connected: bool, rows: int
 ) -> None:
     scene.backlog.value = Backlog(faults=faults)
-    scene.receivers.now = State(connected=connected)
+    scene.receivers.now = PoolStatus(wanted=1, alive=1, connections=int(connected))
     if rows:
         scene.log.seal("old", rows)
     scene.feed.aim()
@@ -481,7 +668,7 @@ def test_a_report_tells_what_waits(scene: Scene) -> None:
     scene.log.seal("a", 10, 100)
     scene.latest(limits=Limits(rows=4))
     scene.receivers.receive(3)
-    scene.receivers.now = State(received=13, paused="the disk is full")
+    scene.receivers.now = PoolStatus(received=13, paused="the disk is full")
     scene.backlog.value = Backlog(depth=7, in_flight=2, asked=1, received=13)
     report = scene.feed.report()
     scene.feed.close()
@@ -511,7 +698,7 @@ def test_the_lag_is_what_is_in_no_batch_counted_once(scene: Scene) -> None:
     scene.backlog.value = Backlog(depth=90, in_flight=10, asked=1)
     assert scene.feed.report()["lag"] == 100
     scene.receivers.receive(60)
-    scene.receivers.now = State(received=60)
+    scene.receivers.now = PoolStatus(received=60)
     assert scene.feed.report()["lag"] == 100
     end = scene.latest(limits=Limits(rows=45))
     assert scene.feed.report()["lag"] == 55  # the batch is not done, but it is a batch

@@ -17,10 +17,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from nsq.spark.rows import SCHEMA
-from nsq.spark.source.admission import Limits
-from nsq.spark.source.format import NsqDataSource
+from nsq.spark.source.offsets import Limits
 from nsq.spark.source.options import SourceOptions
-from nsq.spark.source.stream import limits
+from nsq.spark.source.stream import NsqDataSource, limits
 
 ROOT = Path(__file__).resolve().parents[4]
 GIVEN = {"topic": "orders", "channel": "spark", "wal": "/nowhere/wal", "nsqd": "a:4150"}

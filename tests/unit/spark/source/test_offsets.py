@@ -13,7 +13,7 @@ B1 = Segment("b", 1, 10, 50)
 
 
 def test_an_offset_survives_the_checkpoint() -> None:
-    offset = Offset("w", {"b": Position(2, 1500), "a": Position(7)}, {"b": 3})
+    offset = Offset("w", {"b": Position(2, 1500), "a": Position(7)}, {"b": Position(2)})
     told = json.loads(json.dumps(offset.to_json()))
     assert told == {"wal": "w", "at": {"a": 7, "b": [2, 1500]}, "from": {"b": 3}}
     assert Offset.of_json(told) == offset
@@ -54,7 +54,7 @@ def test_a_slice_weighs_its_share() -> None:
 
 def test_a_batch_is_what_lies_between_two_offsets() -> None:
     start = Offset("w", {"a": Position(1, 40)})
-    end = Offset("w", {"a": Position(2, 30), "b": Position(1)}, {"b": 1})
+    end = Offset("w", {"a": Position(2, 30), "b": Position(1)}, {"b": Position(0)})
     assert between(start, end, [A1, A2, A3, B1]) == (
         [Slice(A2, 40, 100), Slice(A3, 0, 30), Slice(B1, 0, 10)],
         [],
@@ -82,6 +82,6 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_segments_from_before_the_checkpoint_are_not_missed() -> None:
-    end = Offset("w", {"a": Position(3)}, {"a": 2})
+    end = Offset("w", {"a": Position(3)}, {"a": Position(1)})
     assert between(Offset("w"), end, [A2, A3]) == ([Slice(A2, 0, 100), Slice(A3, 0, 100)], [])
     assert between(Offset("w"), end, [A3]) == ([Slice(A3, 0, 100)], [Lost("a", 2)])

@@ -3,8 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq.spark.source.offsets import Slice
-from nsq.spark.source.planning import tasks
+from nsq.spark.source.offsets import Slice, tasks
 from nsq.spark.wal.store import Segment
 
 MIB = 1 << 20

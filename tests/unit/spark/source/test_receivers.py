@@ -1,107 +1,61 @@
+"""What a query is told of its receivers, and when it need not wait for them."""
+
 from __future__ import annotations
 
-from typing import Any
+import time
+from pathlib import Path
 
 import pytest
 
-from nsq.errors import ConfigError, NsqError
-from nsq.spark.receiver.crew import CrewStatus
-from nsq.spark.source.admission import Amount
-from nsq.spark.source.feed import State
-from nsq.spark.source.receivers import NoReceivers, OwnReceivers
+from nsq.errors import ConfigError
+from nsq.spark.receiver.pool import PoolStatus, ReceiverPool
+from nsq.spark.receiver.protocol import Status
+from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal.directory import DirectoryWal
 
 
-class FakeCrew:
-    def __init__(self) -> None:
-        self.fault: NsqError | None = None
-        self.said = CrewStatus()
-        self.news = False
-        self.calls: list[Any] = []
-
-    def start(self) -> None:
-        self.calls.append("start")
-
-    def status(self) -> CrewStatus:
-        return self.said
-
-    def wait(self, seconds: float) -> bool:
-        self.calls.append(("wait", seconds))
-        return self.news
-
-    def roll(self, patience: float) -> bool:
-        self.calls.append(("roll", patience))
-        return True
-
-    def stop(self) -> bool:
-        self.calls.append("stop")
-        return True
+def pool_of(path: Path, *statuses: Status, ready: bool = True) -> ReceiverPool:
+    """No process runs; each receiver said that."""
+    options = SourceOptions(topic="orders", channel="spark", wal=str(path), nsqd=("a:4150",))
+    pool = ReceiverPool(options, DirectoryWal(path), len(statuses))
+    for slot, status in zip(pool._slots, statuses, strict=True):
+        slot.ready, slot.status = ready, status
+    return pool
 
 
-@pytest.fixture
-def crew() -> FakeCrew:
-    return FakeCrew()
+def test_the_state_is_that_of_all_receivers(tmp_path: Path) -> None:
+    one = Status(received=4, open_rows=2, open_bytes=20, sealed=1, connections=1, paused="the log is full")
+    other = Status(received=5, open_rows=3, open_bytes=30, sealed=2, paused="no disk")
+    pool = pool_of(tmp_path, one, other)
+    found = pool.state()
+    assert (found.ready, found.connected, found.received, found.sealed) == (True, True, 9, 3)
+    assert (found.open_rows, found.open_bytes, found.paused) == (5, 50, "the log is full; no disk")
 
 
-def own(crew: FakeCrew, naps: list[float] | None = None, count: int = 2) -> OwnReceivers:
-    return OwnReceivers(crew, count, [].append if naps is None else naps.append)  # type: ignore[arg-type]
+def test_it_is_ready_when_all_are(tmp_path: Path) -> None:
+    pool = pool_of(tmp_path, Status(), Status())
+    assert (pool.state().ready, pool.state().connected) == (True, False)
+    pool._slots[0].ready = False
+    assert not pool.state().ready
 
 
-def test_the_state_is_that_of_the_crew(crew: FakeCrew) -> None:
-    crew.said = CrewStatus(
-        alive=2,
-        connections=1,
-        received=9,
-        sealed=3,
-        open_rows=5,
-        open_bytes=50,
-        paused=("the log is full", "no disk"),
-    )
-    assert own(crew).state() == State(True, True, 9, Amount(5, 50), 3, "the log is full; no disk")
-
-
-def test_what_was_received_can_be_told_in_spite_of_a_fault(crew: FakeCrew) -> None:
-    crew.said, crew.fault = CrewStatus(received=9), ConfigError("nsqd refuses")
-    assert own(crew).received() == 9
-    assert NoReceivers().received() == 0
-
-
-def test_it_is_ready_when_all_are(crew: FakeCrew) -> None:
-    crew.said = CrewStatus(alive=1)
-    assert not own(crew).state().ready
-    assert not own(crew).state().connected
-
-
-def test_what_makes_waiting_futile_is_raised(crew: FakeCrew) -> None:
-    crew.fault = ConfigError("nsqd refuses: E_UNAUTHORIZED")
+def test_what_makes_waiting_futile_is_raised_but_the_status_can_be_had(tmp_path: Path) -> None:
+    pool = pool_of(tmp_path, Status(received=9))
+    pool._slots[0].fault = ConfigError("nsqd refuses: E_UNAUTHORIZED")
     with pytest.raises(ConfigError, match="E_UNAUTHORIZED"):
-        own(crew).state()
+        pool.state()
+    assert pool.status().received == 9
 
 
-def test_old_news_wakes_nobody(crew: FakeCrew) -> None:
-    naps: list[float] = []
-    receivers = own(crew, naps)
-    receivers.wait(0.4)
-    assert naps == []
-    crew.news = True
-    receivers.wait(0.4)
-    receivers.wait(0.01)
-    assert naps == [0.05, 0.01]
+def test_news_that_were_there_before_do_not_end_a_wait_at_once(tmp_path: Path) -> None:
+    pool = pool_of(tmp_path, Status(open_rows=1))
+    began = time.monotonic()
+    assert pool.wait(60.0)
+    assert 0.04 < time.monotonic() - began < 30.0
 
 
-def test_the_rest_is_handed_on(crew: FakeCrew) -> None:
-    receivers = own(crew)
-    receivers.start()
-    receivers.roll(3.0)
-    receivers.stop()
-    assert crew.calls == ["start", ("roll", 3.0), "stop"]
-
-
-def test_without_receivers_time_passes() -> None:
-    naps: list[float] = []
-    nobody = NoReceivers(naps.append)
-    nobody.start()
-    nobody.wait(0.5)
-    nobody.roll(1.0)
-    nobody.stop()
-    assert naps == [0.5]
-    assert nobody.state() == State()
+def test_without_receivers_there_is_nothing_to_wait_for(tmp_path: Path) -> None:
+    pool = pool_of(tmp_path)
+    pool.start()
+    assert (pool.state().ready, pool.state().connected) == (True, True)
+    assert (pool.state(), pool.wait(0.01), pool.roll(0.0), pool.stop()) == (PoolStatus(), False, True, True)

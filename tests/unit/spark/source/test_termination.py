@@ -8,7 +8,7 @@ from types import FrameType
 
 import pytest
 
-from nsq.spark.source.termination import Termination
+from nsq.spark.source.stream import Termination
 
 
 @pytest.fixture

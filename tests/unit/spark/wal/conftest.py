@@ -12,7 +12,7 @@ import pytest
 
 from nsq.spark.wal import records
 from nsq.spark.wal.directory import DirectoryWal
-from nsq.spark.wal.disk import Disk
+from nsq.spark.wal.directory_log import Disk
 
 Make = Callable[..., pa.RecordBatch]
 

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from nsq.errors import SegmentLost, WalError, WalForeign, WalOwned
-from nsq.spark.wal import ReceiverFolder, Segment, Subject, locks
+from nsq.spark.wal import ReceiverFolder, Segment, Subject
+from nsq.spark.wal import ownership as locks
 from nsq.spark.wal.directory import DirectoryWal
 
 
@@ -87,7 +88,7 @@ def test_a_log_needs_a_prepared_place(tmp_path: Path) -> None:
     with pytest.raises(WalError, match="no cannot be listed: No such file"):
         DirectoryWal(tmp_path / "no").segments()
     with pytest.raises(WalError, match="No such file"):
-        DirectoryWal(tmp_path / "no").own("me", 0)
+        DirectoryWal(tmp_path / "no").own("default", "me", 0)
 
 
 @pytest.mark.parametrize("name", ["../r", ".r", "owner", "subject.json", ""])
@@ -224,14 +225,14 @@ def test_a_start_that_is_always_disturbed_is_an_error(
 def test_one_owner(wal: DirectoryWal) -> None:
     hours = itertools.count(0.0, 10.0)
     wal = DirectoryWal(wal.location, clock=lambda: next(hours), nap=lambda seconds: None)
-    assert wal.owner() is None
-    first = wal.own("query one", 0)
-    owner = wal.owner()
+    assert wal.owner("default") is None
+    first = wal.own("default", "query one", 0)
+    owner = wal.owner("default")
     assert owner is not None
     assert (owner.description, owner.pid, owner.leaving) == ("query one", os.getpid(), False)
     with pytest.raises(WalOwned, match=r"wal is owned by query one \(process"):
-        wal.own("query two", 0)
+        wal.own("default", "query two", 0)
     first.release()
     first.release()
-    assert wal.owner() is None
-    wal.own("query two", 0).release()
+    assert wal.owner("default") is None
+    wal.own("default", "query two", 0).release()

@@ -50,16 +50,6 @@ def test_nothing_makes_no_file(wal: DirectoryWal, make: Any) -> None:
         assert os.listdir(Path(wal.location) / "r") == ["lock"]
 
 
-def test_other_topics_and_other_batches_are_refused(wal: DirectoryWal, make: Any) -> None:
-    with wal.log("r") as log:
-        log.append(make(1))
-        with pytest.raises(WalError, match="holds topic 'orders', and cannot take 'bills' too"):
-            log.append(make(1, topic="bills"))
-        with pytest.raises(WalError, match=r"not a batch of records\.stored"):
-            log.append(make(1).select(["id"]))
-        assert log.roll() == Segment("r", 1, 1, bodies(1))
-
-
 def test_a_closed_log_takes_nothing(wal: DirectoryWal, make: Any) -> None:
     log = wal.log("r")
     assert log.close() is None

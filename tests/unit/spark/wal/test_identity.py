@@ -5,13 +5,13 @@ import json
 import pytest
 
 from nsq.errors import WalForeign
-from nsq.spark.wal import identity
+from nsq.spark.wal import names as identity
 
 
 def test_read_back() -> None:
     made = identity.new_identity()
-    text = identity.encode(made, 1_700_000_000)
-    assert identity.decode(text, "p") == made
+    text = identity.encode_identity(made, 1_700_000_000)
+    assert identity.decode_identity(text, "p") == made
     assert json.loads(text)["created"] == "2023-11-14T22:13:20Z"
 
 
@@ -21,9 +21,9 @@ def test_read_back() -> None:
 )
 def test_something_else(text: bytes) -> None:
     with pytest.raises(WalForeign, match="p is not the identity of a log"):
-        identity.decode(text, "p")
+        identity.decode_identity(text, "p")
 
 
 def test_a_newer_format() -> None:
     with pytest.raises(WalForeign, match="p has format 2"):
-        identity.decode(b'{"format": 2, "identity": "x"}', "p")
+        identity.decode_identity(b'{"format": 2, "identity": "x"}', "p")

@@ -25,13 +25,12 @@ def used(wal: DirectoryWal, make: Any) -> DirectoryWal:
 def test_ls(used: DirectoryWal, make: Any) -> None:
     with used.log("c") as log:
         log.append(make(1))
-        claim = used.own("the query", 0)
+        claim = used.own("default", "the query", 0)
         found = inspect.ls(used.location, now=1_700_000_060)
         claim.release()
         size = (Path(used.location) / "c" / "000001.open").stat().st_size
     assert (found.location, found.identity, found.subject) == (used.location, used.identity(), None)
-    assert found.owner is not None
-    assert found.owner.startswith("the query (process")
+    assert found.readers == []
     assert found.receivers == [
         inspect.ReceiverLine("a", False, 2, 5, 105, 0, 60.0),
         inspect.ReceiverLine("b", False, 0, 0, 0, 0, None),
@@ -104,7 +103,7 @@ def test_gc_deletes_what_nobody_has_read_only_when_told_to(used: DirectoryWal, m
 
 
 def test_gc_deletes_nothing_that_a_query_may_want(used: DirectoryWal) -> None:
-    claim = used.own("the query", 0)
+    claim = used.own("default", "the query", 0)
     with pytest.raises(WalOwned, match="the query"):
         inspect.gc(used.location, force=True)
     claim.release()

@@ -8,8 +8,8 @@ from pyarrow import fs
 
 from nsq.errors import WalOwned
 from nsq.spark.wal import leases, ownership
-from nsq.spark.wal.bucket import Bucket
 from nsq.spark.wal.leases import HeldLease, Lease, Timing
+from nsq.spark.wal.objects import Bucket
 
 PATH = "owner.json"
 
@@ -100,7 +100,7 @@ def test_a_lease_that_does_not_change_is_old_whatever_the_clocks_say(bucket: Buc
 def test_half_a_lease_is_somebodys_until_it_is_clear_that_nobody_writes_it(bucket: Bucket) -> None:
     bucket.rewrite(PATH, b'{"token"')
     hours = Hours()
-    with pytest.raises(WalOwned, match="somebody who has not said who"):
+    with pytest.raises(WalOwned, match="an unknown process"):
         leases.contend(bucket, PATH, "me", 0, hours.timing())
     leases.contend(bucket, PATH, "me", 5, hours.timing()).release()
     assert leases.LIFETIME <= hours.passed < leases.LIFETIME + leases.SETTLE + 1
@@ -154,7 +154,7 @@ def test_who_was_silent_for_too_long_learns_that_before_it_goes_on(bucket: Bucke
     abandoned(bucket, hours)
     held.check()  # nothing is asked while the lease is fresh
     hours.passed = leases.LIFETIME + 1
-    with pytest.raises(WalOwned, match=r"taken by somebody else.* for 30 s: only one may go on"):
+    with pytest.raises(WalOwned, match=r"taken by another process.* for 30 s: only one may go on"):
         held.check()
     held.release()
 

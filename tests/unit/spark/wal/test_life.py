@@ -167,7 +167,7 @@ def test_lives_of_receivers(make: Any, disk: Any) -> None:
     run_state_machine_as_test(
         Bound,
         settings=settings(
-            max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq.spark.wal import locks
+from nsq.spark.wal import ownership as locks
 
 
 def test_one_at_a_time(tmp_path: Path) -> None:

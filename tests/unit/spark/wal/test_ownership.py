@@ -83,7 +83,7 @@ def test_a_released_claim_says_nothing_any_more(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"description": "x"}', b"[]", b"\xff"])
 def test_half_a_description_is_no_error(text: bytes) -> None:
-    assert ownership.decode(text) == ownership.NOBODY_KNOWN
+    assert ownership.decode(text) == ownership.UNKNOWN_OWNER
 
 
 def test_a_description_is_read_back() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from nsq.errors import ConfigError
-from nsq.spark.wal import open_wal, places
+from nsq.spark.wal import open_wal
+from nsq.spark.wal import store as places
 from nsq.spark.wal.directory import DirectoryWal
 from nsq.spark.wal.objects import ObjectWal
 

@@ -37,7 +37,6 @@ def test_no_messages_make_an_empty_batch() -> None:
     batch = records.stored("t", [], [], [], [], [])
     assert (batch.num_rows, records.body_bytes(batch)) == (0, 0)
     assert records.rows(batch, "t").num_rows == 0
-    assert list(records.batches("t", [], [], [], [], [])) == []
 
 
 def test_an_id_of_another_length_is_refused() -> None:
@@ -66,11 +65,6 @@ def test_without_columns_there_are_still_rows(make: Any) -> None:
     assert records.rows(make(3), "orders", []).num_rows == 3
 
 
-def test_an_unknown_column_is_named(make: Any) -> None:
-    with pytest.raises(WalError, match="no column 'bodies'; there are topic, nsqd"):
-        records.rows(make(1), "orders", ["bodies"])
-
-
 def test_the_types_are_those_of_spark(make: Any) -> None:
     from pyspark.sql.pandas.types import to_arrow_schema
     from pyspark.sql.types import (
@@ -89,18 +83,6 @@ def test_the_types_are_those_of_spark(make: Any) -> None:
     expected = to_arrow_schema(StructType(fields), timezone="UTC")
     assert expected == records.ROW
     assert records.rows(make(2), "orders").schema == expected
-
-
-@pytest.mark.parametrize(
-    ("limit", "parts"), [(100, [5]), (50, [5]), (49, [4, 1]), (25, [2, 2, 1]), (10, [1] * 5), (1, [1] * 5)]
-)
-def test_many_bytes_are_split(limit: int, parts: list[int]) -> None:
-    bodies = [b"%010d" % number for number in range(5)]
-    found = list(
-        records.batches("t", [b"i" * 16] * 5, [0] * 5, [1] * 5, ["h"] * 5, bodies, split_bytes=limit)
-    )
-    assert [batch.num_rows for batch in found] == parts
-    assert [body for batch in found for body in batch.column("body").to_pylist()] == bodies
 
 
 def test_a_checksum_is_of_the_values_not_of_the_layout(make: Any) -> None:

@@ -3,12 +3,13 @@ from __future__ import annotations
 import pytest
 
 from nsq.errors import WalForeign
-from nsq.spark.wal import Subject, subject
+from nsq.spark.wal import Subject
+from nsq.spark.wal import names as subject
 
 
 def test_read_back() -> None:
     orders = Subject("orders", "spark")
-    assert subject.decode(subject.encode(orders), "p") == orders
+    assert subject.decode_subject(subject.encode_subject(orders), "p") == orders
     assert str(orders) == "orders/spark"
 
 
@@ -20,6 +21,13 @@ def test_the_same_or_none_is_fine_and_another_is_refused_naming_both() -> None:
         orders.check(Subject("clicks", "spark"), "/w")
 
 
+def test_a_topic_may_be_added() -> None:
+    Subject("a,b", "spark").check(Subject("a", "spark"), "/w")
+    for found in (Subject("a,b", "spark"), Subject("a", "other")):
+        with pytest.raises(WalForeign):
+            Subject("a", "spark").check(found, "/w")
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -29,9 +37,9 @@ def test_the_same_or_none_is_fine_and_another_is_refused_naming_both() -> None:
 )  # fmt: skip
 def test_something_else(text: bytes) -> None:
     with pytest.raises(WalForeign, match="p does not say what a log is for"):
-        subject.decode(text, "p")
+        subject.decode_subject(text, "p")
 
 
 def test_a_newer_format() -> None:
     with pytest.raises(WalForeign, match="p has format 2"):
-        subject.decode(b'{"format": 2, "topic": "a", "channel": "b"}', "p")
+        subject.decode_subject(b'{"format": 2, "topic": "a", "channel": "b"}', "p")

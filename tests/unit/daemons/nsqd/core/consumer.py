@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nsq.daemons.nsqd.core.message import Message
-from nsq.daemons.nsqd.core.subscriber import Subscriber
+from nsq.daemons.nsqd.core.backlog import Message
+from nsq.daemons.nsqd.core.channel import Subscriber
 
 
 class Consumer:

@@ -1,7 +1,59 @@
 from __future__ import annotations
 
-from nsq.daemons.nsqd.core.backlog import EphemeralBacklog, MemoryBacklog
-from nsq.daemons.nsqd.core.message import Message
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsq.daemons.nsqd.core.backlog import Batch, EphemeralBacklog, MemoryBacklog, Message, MessageIds
+
+TICK = 1 << 20
+
+
+def test_an_id_is_time_node_and_sequence() -> None:
+    ids = MessageIds(0x3FF, lambda: 5 * TICK + 7)
+    assert ids.take(2) == [b"%016x" % (5 << 22 | 0x3FF << 12), b"%016x" % (5 << 22 | 0x3FF << 12 | 1)]
+
+
+def test_a_burst_borrows_from_the_ticks_to_come() -> None:
+    now = [5 * TICK]
+    ids = MessageIds(1, lambda: now[0])
+    burst = ids.take(3 * 4096)
+    now[0] = 6 * TICK
+    burst += ids.take(10)
+    assert len(burst) == 3 * 4096 + 10
+    assert all(first < second for first, second in pairwise(burst))
+    assert int(burst[4096], 16) >> 22 == 6
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**61), st.integers(1, 9000)), min_size=2, max_size=8),
+    st.integers(0, 1023),
+)
+def test_ids_ascend_whatever_the_clock_does(takes: list[tuple[int, int]], node: int) -> None:
+    clock = iter([time for time, _ in takes])
+    source = MessageIds(node, lambda: next(clock))
+    ids = []
+    for _, count in takes:
+        taken = source.take(count)
+        assert len(taken) == count
+        ids += taken
+    assert all(first < second for first, second in pairwise(ids))
+    assert all(len(each) == 16 and int(each, 16) >> 12 & 1023 == node for each in ids)
+
+
+def test_nodes_of_one_moment_do_not_collide() -> None:
+    both = [set(MessageIds(node, lambda: 9 * TICK).take(4096)) for node in (1, 2)]
+    assert not both[0] & both[1]
+
+
+def test_a_copy_shares_the_body_and_not_the_history() -> None:
+    message = Message(b"i" * 16, b"body", 5, due=9.0)
+    message.attempts = 1
+    copy = message.copy()
+    assert (copy.id, copy.timestamp, copy.due, copy.attempts) == (message.id, 5, 9.0, 0)
+    assert copy.body is message.body
 
 
 def messages(*bodies: bytes) -> list[Message]:
@@ -15,12 +67,46 @@ def taken(backlog: MemoryBacklog, limit: int) -> list[bytes]:
 def test_first_in_first_out() -> None:
     backlog = MemoryBacklog()
     backlog.put(messages(b"a", b"b"))
-    backlog.put(iter(messages(b"c")))
+    backlog.put(messages(b"c"))
     assert (len(backlog), backlog.backend_depth) == (3, 0)
     assert taken(backlog, 2) == [b"a", b"b"]
     assert taken(backlog, 0) == []
     assert taken(backlog, 5) == [b"c"]
     assert taken(backlog, 5) == []
+
+
+def test_a_batch_is_taken_in_parts_and_shared_by_those_that_have_it() -> None:
+    batch = Batch([b"%016x" % number for number in range(5)], [b"a", b"b", b"c", b"d", b"e"], 7)
+    one, other = MemoryBacklog(), EphemeralBacklog(4)
+    for backlog in (one, other):
+        backlog.put(batch)
+    (first,) = one.take(1)
+    first.attempts = 1
+    one.put(messages(b"f"))
+    one.put_back([first])
+    assert [each.body for each in one.in_memory] == [b"b", b"c", b"d", b"e", b"f", b"a"]
+    assert (len(one), taken(one, 2), taken(one, 9)) == (6, [b"b", b"c"], [b"d", b"e", b"f", b"a"])
+    assert len(one) == 0
+    assert [(each.id, each.timestamp, each.attempts) for each in other.take(9)] == [
+        (message_id, 7, 0) for message_id in batch.ids[:4]
+    ]
+
+
+def test_a_large_batch_becomes_messages_bit_by_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bytes] = []
+
+    class Counted(Message):
+        def __init__(self, message_id: bytes, body: bytes, timestamp: int, due: float = 0.0) -> None:
+            super().__init__(message_id, body, timestamp, due)
+            made.append(body)
+
+    monkeypatch.setattr("nsq.daemons.nsqd.core.backlog.Message", Counted)
+    bodies = [b"%d" % number for number in range(20_000)]
+    backlog = MemoryBacklog()
+    backlog.put(Batch(bodies, bodies, 0))
+    assert taken(backlog, 1) == [b"0"]
+    assert len(made) <= 2000
+    assert taken(backlog, 30_000) == made[1:] == bodies[1:]
 
 
 def test_clear() -> None:

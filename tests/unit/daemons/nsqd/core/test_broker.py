@@ -5,7 +5,7 @@ import pytest
 from nsq.daemons.nsqd.core.backlog import InMemory
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel, TooManyConsumers
-from nsq.daemons.nsqd.core.topic import Topic
+from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
 from tests.unit.daemons.nsqd.clock import EPOCH_NS, FakeClock
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 
@@ -111,15 +111,20 @@ def test_a_deleted_channel_leaves_its_topic() -> None:
     assert setup.broker.topic("t").depth == 1
 
 
-def test_a_new_topic_keeps_its_messages_until_its_observer_starts_it() -> None:
+def test_a_new_topic_takes_no_messages_until_its_observer_starts_it() -> None:
     setup = Setup(starts=False)
     consumer, _ = setup.consumer("t", "c")
-    setup.broker.publish("t", [b"a"])
-    setup.clock.settle()
-    assert consumer.delivered == []
+    for publish in (
+        lambda: setup.broker.publish("t", [b"a"]),
+        lambda: setup.broker.publish_deferred("t", b"b", 1.0),
+    ):
+        with pytest.raises(TopicStarting) as caught:
+            publish()
+        caught.value.topic.when_started(publish)
+    assert setup.broker.topic("t").message_count == 0
     setup.broker.topic("t").start()
-    setup.clock.settle()
-    assert consumer.bodies == [b"a"]
+    setup.clock.advance(1.0)
+    assert consumer.bodies == [b"a", b"b"]
 
 
 def test_an_ephemeral_channel_goes_with_its_last_consumer() -> None:
@@ -207,8 +212,8 @@ def test_closing_parts_with_everyone_and_keeps_the_messages() -> None:
     setup.broker.publish("t", [b"a"])
     setup.broker.publish_deferred("t", b"b", 5.0)
     setup.clock.settle()
-    for shelve in setup.broker.close():
-        shelve()
+    left = [(backlog, [each.body for each in taken]) for backlog, taken in setup.broker.close()]
+    assert left == [(channel.backlog, [b"b"]), (setup.broker.topics["t"].backlog, [])]
     assert consumer.closed == 1
     assert (channel.depth, channel.deferred_count) == (1, 0)  # what was deferred is the backlog's now
     assert setup.clock.idle

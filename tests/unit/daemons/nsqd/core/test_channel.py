@@ -4,9 +4,16 @@ from collections.abc import Callable
 
 import pytest
 
-from nsq.daemons.nsqd.core.backlog import MemoryBacklog
-from nsq.daemons.nsqd.core.channel import Channel, NotInFlight, TooManyConsumers
-from nsq.daemons.nsqd.core.message import Message
+from nsq.daemons.nsqd.core.backlog import MAX_ATTEMPTS, MemoryBacklog, Message
+from nsq.daemons.nsqd.core.broker import Broker
+from nsq.daemons.nsqd.core.channel import (
+    ANYWHERE,
+    REGION_LOCAL,
+    ZONE_LOCAL,
+    Channel,
+    NotInFlight,
+    TooManyConsumers,
+)
 from tests.unit.daemons.nsqd.clock import FakeClock
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 
@@ -521,19 +528,12 @@ def test_what_cannot_be_read_now_is_not_waited_for() -> None:
 
 
 def test_a_stop_gives_back_what_is_in_flight_and_deferred() -> None:
-    class Remembering(MemoryBacklog):
-        def close(self, taken: list[Message]) -> None:
-            closed.append([each.body for each in taken])
-
-    closed: list[list[bytes]] = []
     setup = Setup()
-    setup.channel.backlog = Remembering()
     setup.consumer(rdy=1)
     setup.put(b"a", b"b")
     setup.defer(b"c", 5.0)
     setup.clock.settle()
-    setup.channel.shelve()()
-    assert closed == [[b"a", b"c"]]
+    assert [each.body for each in setup.channel.close()] == [b"a", b"c"]
 
 
 def test_thousands_that_are_due_at_once_come_in_portions() -> None:
@@ -550,3 +550,57 @@ def test_thousands_that_are_due_at_once_come_in_portions() -> None:
     setup.clock.advance(5.0)
     assert portions == [1000, 1000, 500]
     assert [each.body for each in setup.channel.backlog.take(3000)] == [b"%04d" % n for n in range(2500)]
+
+
+def test_attempts_stop_at_what_the_wire_can_hold() -> None:
+    message = Message(b"i" * 16, b"", 0)
+    message.attempts = MAX_ATTEMPTS - 1
+    attempts = []
+    for _ in range(3):
+        Consumer().subscriber.hand_over([message], 0.0)
+        attempts.append(message.attempts)
+    assert attempts == [0xFFFF, 0xFFFF, 0xFFFF]
+
+
+class Near:
+    def __init__(self, *consumers: tuple[int, int]) -> None:
+        """Consumers by locality and RDY."""
+        self.clock = FakeClock()
+        self.broker = Broker(self.clock)
+        self.consumers = [Consumer(rdy=rdy) for _, rdy in consumers]
+        for consumer, (locality, _) in zip(self.consumers, consumers, strict=True):
+            consumer.subscriber.locality = locality
+            self.channel: Channel = self.broker.subscribe("t", "c", consumer.subscriber)
+
+    def publish(self, count: int) -> list[int]:
+        """How many each consumer has been given so far."""
+        self.broker.publish("t", [b"%d" % number for number in range(count)])
+        self.clock.settle()
+        return [len(consumer.delivered) for consumer in self.consumers]
+
+
+def test_the_nearest_with_room_gets_all_it_can_take() -> None:
+    setup = Near((ANYWHERE, 10), (ZONE_LOCAL, 3), (REGION_LOCAL, 4))
+    assert setup.publish(2) == [0, 2, 0]
+    assert setup.publish(4) == [0, 3, 3]
+    assert setup.publish(4) == [3, 3, 4]
+    assert setup.channel.delivered == [3, 4, 3]
+    assert setup.channel.delivery_count == 10
+
+
+def test_equally_near_ones_take_turns() -> None:
+    setup = Near((ZONE_LOCAL, 100), (ANYWHERE, 100), (ZONE_LOCAL, 100))
+    assert setup.publish(10) == [5, 0, 5]
+    for _ in range(10):
+        setup.publish(1)
+    assert [len(consumer.delivered) for consumer in setup.consumers] == [10, 0, 10]
+
+
+def test_room_that_comes_back_nearby_is_used_again() -> None:
+    setup = Near((ZONE_LOCAL, 1), (ANYWHERE, 1))
+    near, far = setup.consumers
+    assert setup.publish(3) == [1, 1]
+    assert not setup.channel.finish(far.subscriber, [far.delivered[0].id])
+    assert not setup.channel.finish(near.subscriber, [near.delivered[0].id])
+    setup.clock.settle()
+    assert [len(near.delivered), len(far.delivered)] == [2, 1]

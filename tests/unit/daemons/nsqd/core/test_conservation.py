@@ -9,9 +9,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
+from nsq.daemons.nsqd.core.backlog import Message
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel, NotInFlight
-from nsq.daemons.nsqd.core.message import Message
 from tests.unit.daemons.nsqd.clock import FakeClock
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from nsq.daemons.nsqd.core.backlog import EphemeralBacklog, MemoryBacklog, StorageFailed
+from nsq.daemons.nsqd.core.backlog import Batch, EphemeralBacklog, MemoryBacklog, Message, StorageFailed
 from nsq.daemons.nsqd.core.channel import Channel
-from nsq.daemons.nsqd.core.message import Message
 from nsq.daemons.nsqd.core.topic import Topic
 from tests.unit.daemons.nsqd.clock import FakeClock
 
@@ -16,6 +15,10 @@ _numbers = itertools.count()
 
 def message(body: bytes, due: float = 0.0) -> Message:
     return Message(b"%016x" % next(_numbers), body, 0, due)
+
+
+def batch(bodies: Sequence[bytes]) -> Batch:
+    return Batch([b"%016x" % next(_numbers) for _ in bodies], list(bodies), 0)
 
 
 class Setup:
@@ -37,7 +40,7 @@ class Setup:
         )
 
     def put(self, *bodies: bytes) -> None:
-        self.topic.put([message(body) for body in bodies])
+        self.topic.put(batch(bodies))
 
     def waiting(self, channel: str) -> list[Message]:
         return self.topic.channels[channel].backlog.take(1000)
@@ -252,17 +255,9 @@ class TestWhereAChannelsDiskRefuses:
         assert setup.depths() == (0, [3, 0])
 
     def test_a_stop_gives_it_back_to_the_backlog(self) -> None:
-        class Remembering(MemoryBacklog):
-            def close(self, taken: list[Message]) -> None:
-                closed.append(bodies(taken))
-
-        closed: list[list[bytes]] = []
         setup = Refusing()
-        setup.topic.backlog, waiting = Remembering(), setup.topic.backlog
-        setup.topic.backlog.put(waiting.take(10))
         setup.topic.pause(False)
-        setup.topic.shelve()()
-        assert closed == [[b"a", b"b", b"later"]]
+        assert bodies(setup.topic.close()) == [b"a", b"b", b"later"]
         setup.try_again()
         assert setup.depths()[1] == [3, 0]
 

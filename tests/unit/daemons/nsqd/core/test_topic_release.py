@@ -7,10 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from nsq.daemons.nsqd.core.backlog import EphemeralBacklog, MemoryBacklog, StorageFailed
+from nsq.daemons.nsqd.core.backlog import Batch, EphemeralBacklog, MemoryBacklog, Message, StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel
-from nsq.daemons.nsqd.core.message import Message
 from nsq.daemons.nsqd.core.topic import Topic
 from tests.unit.daemons.nsqd.clock import FakeClock
 
@@ -39,7 +38,6 @@ class Remembering(MemoryBacklog):
     def __init__(self) -> None:
         super().__init__()
         self.unfinished: dict[bytes, Message] = {}
-        self.closed_with: list[Message] | None = None
 
     def take(self, limit: int) -> list[Message]:
         taken = super().take(limit)
@@ -49,9 +47,6 @@ class Remembering(MemoryBacklog):
     def finished(self, messages: list[Message]) -> None:
         for each in messages:
             del self.unfinished[each.id]
-
-    def close(self, taken: list[Message]) -> None:
-        self.closed_with = taken
 
 
 class Setup:
@@ -73,7 +68,12 @@ class Setup:
 
     def put(self, count: int, due: float = 0.0) -> None:
         bodies = range(self.sent, self.sent + count)
-        self.topic.put([Message(b"%016x" % next(_numbers), b"%d" % n, 0, due) for n in bodies])
+        ids = [b"%016x" % next(_numbers) for _ in bodies]
+        if due:
+            for message_id, n in zip(ids, bodies, strict=True):
+                self.topic.put_deferred(Message(message_id, b"%d" % n, 0, due))
+        else:
+            self.topic.put(Batch(ids, [b"%d" % n for n in bodies], 0))
         self.sent += count
 
     def got(self, channel: Channel) -> list[int]:
@@ -279,8 +279,7 @@ def test_a_stop_leaves_the_rest_where_it_was() -> None:
     setup = Setup(backlog)
     channel = setup.topic.channel("one")
     setup.clock.step()
-    setup.topic.shelve()()
-    assert backlog.closed_with == []
+    assert setup.topic.close() == []
     setup.clock.settle()
     assert (channel.depth, setup.topic.depth) == (2000, 3500)
     assert backlog.unfinished == {}

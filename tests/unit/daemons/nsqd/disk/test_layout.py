@@ -1,16 +1,30 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsq.daemons.nsqd.disk.layout import (
+    HEAD_SIZE,
+    ChannelEntry,
     Layout,
     Meta,
+    Position,
+    Segment,
+    Segments,
+    TopicEntry,
+    bounds,
+    cut,
+    decode_record,
+    decode_roster,
+    encode_record,
+    encode_roster,
     files_by_queue,
+    pack_size,
     parse_meta,
-    queue_name,
-    queue_names,
-    topic_and_channel,
 )
+from nsq.errors import InvalidMessage, UsageError
+from tests.unit.daemons.nsqd.disk.files import GOLDEN
 
 
 def test_files_are_called_as_the_go_nsqd_calls_them() -> None:
@@ -47,7 +61,7 @@ def test_dots_in_a_name_mean_nothing() -> None:
     name = "a.diskqueue.000001.dat"
     assert Layout("a").number(Layout(name).data(3)) is None
     assert Layout("axb").number("a.b.diskqueue.000000.dat") is None
-    assert queue_names([Layout(name).data(3), Layout(name).meta]) == [name]
+    assert list(files_by_queue([Layout(name).data(3), Layout(name).meta])) == [name]
 
 
 def test_unfinished_meta_files_are_known() -> None:
@@ -55,16 +69,6 @@ def test_unfinished_meta_files_are_known() -> None:
     assert layout.is_temporary("t.diskqueue.meta.dat.5577006791947779410.tmp")
     assert not layout.is_temporary("t.diskqueue.meta.dat")
     assert not layout.is_temporary("tt.diskqueue.meta.dat.1.tmp")
-
-
-def test_queues_are_found_by_their_files() -> None:
-    files = ["a:c.diskqueue.meta.dat", "b.diskqueue.000002.dat", "b.diskqueue.meta.dat", "nsqd.dat"]
-    assert queue_names([*files, "gone.diskqueue.000000.dat.bad"]) == ["a:c", "b"]
-
-
-@pytest.mark.parametrize(("topic", "channel"), [("t", None), ("t", "c")])
-def test_names_are_made_of_topic_and_channel(topic: str, channel: str | None) -> None:
-    assert topic_and_channel(queue_name(topic, channel)) == (topic, channel)
 
 
 def test_the_meta_file_is_written_as_go_writes_it() -> None:
@@ -113,3 +117,159 @@ def test_files_are_sorted_by_what_could_be_their_queue() -> None:
         "t:c": ["t:c.diskqueue.000001.dat.bad"],
         "a.diskqueue.b": ["a.diskqueue.b.diskqueue.meta.dat"],
     }
+
+
+SIZES = bounds(1, 9)
+
+
+def framed(*records: bytes) -> bytes:
+    return b"".join(pack_size(len(record)) + record for record in records)
+
+
+def test_sizes_are_four_bytes_big_endian() -> None:
+    assert pack_size(0x0102) == b"\0\0\x01\x02"
+
+
+@given(st.lists(st.binary(min_size=1, max_size=9)), st.data())
+def test_a_cut_buffer_gives_the_whole_records_before_the_cut(batch: list[bytes], data: st.DataObject) -> None:
+    buffer = framed(*batch)
+    cut_at = data.draw(st.integers(0, len(buffer)))
+    spans, bad = cut(buffer[:cut_at], 0, 1000, SIZES)
+    whole = [record for number, record in enumerate(batch, 1) if len(framed(*batch[:number])) <= cut_at]
+    assert [buffer[begin:end] for begin, end in spans] == whole
+    assert not bad
+
+
+def test_the_limit_is_kept() -> None:
+    assert cut(framed(b"a", b"b", b"c"), 5, 1, SIZES) == ([(9, 10)], False)
+
+
+@pytest.mark.parametrize("size", [b"\0\0\0\0", b"\0\0\0\x0a", b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff"])
+def test_a_size_outside_the_bounds_is_bad(size: bytes) -> None:
+    assert cut(framed(b"a") + size, 0, 1000, SIZES) == ([(4, 5)], True)
+    assert cut(size, 0, 1000, SIZES) == ([], True)
+
+
+@pytest.mark.parametrize(("smallest", "largest"), [(0, 5), (5, 4), (1, 2**31)])
+def test_bounds_that_cannot_be_are_refused(smallest: int, largest: int) -> None:
+    with pytest.raises(UsageError, match=f"{smallest} to {largest}"):
+        bounds(smallest, largest)
+
+
+@given(
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 2**16 - 1),
+    st.binary(min_size=16, max_size=16),
+    st.binary(max_size=50),
+)
+def test_what_goes_in_comes_out(timestamp: int, attempts: int, message_id: bytes, body: bytes) -> None:
+    encoded = encode_record(timestamp, attempts, message_id, body)
+    assert len(encoded) == HEAD_SIZE + len(body)
+    assert decode_record(encoded) == (timestamp, attempts, message_id, body)
+
+
+def test_the_bytes_are_those_of_a_message_frame() -> None:
+    encoded = encode_record(1, 2, b"0123456789abcdef", b"body")
+    assert encoded == b"\0\0\0\0\0\0\0\x01\0\x020123456789abcdefbody"
+
+
+def test_an_id_of_another_length_is_refused() -> None:
+    with pytest.raises(InvalidMessage, match="has 3 bytes; it takes 16"):
+        encode_record(0, 0, b"abc", b"")
+
+
+def test_a_record_too_short_for_a_message_is_refused() -> None:
+    with pytest.raises(InvalidMessage, match="25 bytes"):
+        decode_record(bytes(25))
+
+
+def files(*ends: tuple[int, int]) -> Segments:
+    first, *others = [Segment(number, end) for number, end in ends]
+    segments = Segments(first, 10)
+    for segment in others:
+        segments.add(segment)
+    return segments
+
+
+def test_the_last_file_is_the_one_written_to() -> None:
+    assert files((3, 50), (4, 20)).written == (4, 20, 10)
+
+
+def test_the_file_after_another_may_be_some_numbers_on() -> None:
+    segments = files((3, 50), (4, 20), (9, 0))
+    assert [segments.after(number) for number in (3, 4, 9)] == [segments[4], segments[9], None]
+
+
+def test_the_size_behind_a_position_counts_every_file() -> None:
+    segments = files((3, 50), (4, 20), (9, 5))
+    assert segments.size_behind(Position(3, 10, 0)) == 65
+    assert segments.size_behind(Position(4, 20, 0)) == 5
+    assert segments.size_behind(Position(9, 5, 0)) == 0
+
+
+def test_a_removed_file_is_forgotten() -> None:
+    segments = files((3, 50), (4, 20))
+    assert [segment.number for segment in segments.before(4)] == [3]
+    segments.remove(3)
+    assert [segment.number for segment in segments] == [4]
+
+
+RECORDED = (GOLDEN / "nsqd.dat").read_bytes()
+
+
+def test_the_recorded_file_is_read_and_written_byte_for_byte() -> None:
+    topics = decode_roster(RECORDED)
+    assert topics == [TopicEntry("dq", False, (ChannelEntry("ch", False),))]
+    assert encode_roster(topics, "1.3.0") == RECORDED
+
+
+def test_what_is_paused_stays_paused() -> None:
+    topics = [TopicEntry("a", True, (ChannelEntry("x", True), ChannelEntry("y"))), TopicEntry("b")]
+    assert decode_roster(encode_roster(topics, "1")) == topics
+
+
+def test_what_is_ephemeral_is_left_out() -> None:
+    topics = [TopicEntry("a#ephemeral"), TopicEntry("b", False, (ChannelEntry("c#ephemeral"),))]
+    assert decode_roster(encode_roster(topics, "1")) == [TopicEntry("b")]
+
+
+def test_empty_lists_are_null() -> None:
+    assert encode_roster([], "1.3.0") == b'{"topics":null,"version":"1.3.0"}'
+    assert (
+        encode_roster([TopicEntry("a")], "v")
+        == b'{"topics":[{"name":"a","paused":false,"channels":null}],"version":"v"}'
+    )
+
+
+@pytest.mark.parametrize(
+    "old",
+    [
+        b'{"topics":[{"channels":["c"],"name":"t"}]}',
+        b'{"version":"0.2.30","topics":[{"channels":[{"name":"c"}],"name":"t","paused":null}]}',
+        b'{"topics":[{"name":"t","channels":[{"name":"c"},{"name":"?"},7,{}]},{"name":"a b"},"\xc3\xa4"]}',
+    ],
+)
+def test_older_forms_are_read_and_nonsense_is_left_out(old: bytes) -> None:
+    assert decode_roster(old) == [TopicEntry("t", False, (ChannelEntry("c"),))]
+
+
+@pytest.mark.parametrize(
+    "content", [b"{}", b'{"topics":null,"version":"1"}', b'{"topics":[]}', b'{"topics":5}']
+)
+def test_no_topics(content: bytes) -> None:
+    assert decode_roster(content) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"", "Expecting value"),
+        (b'{"topics":[', "Expecting value"),
+        (b'{"\xff', "codec"),
+        (b"[]", "no JSON object"),
+        (b"null", "no JSON object"),
+    ],
+)
+def test_what_is_no_list_of_topics_is_an_error(content: bytes, fault: str) -> None:
+    with pytest.raises(ValueError, match=fault):
+        decode_roster(content)

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
-from nsq.daemons.nsqd.disk.framing import bounds, pack_size
+from nsq.daemons.nsqd.disk.layout import bounds, pack_size
 from nsq.daemons.nsqd.disk.reading import CHUNK, FileReader, survey
 
 SIZES = bounds(1, 3 * CHUNK)

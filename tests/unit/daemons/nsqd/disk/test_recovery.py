@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq.daemons.nsqd.disk import record
+from nsq.daemons.nsqd.disk.layout import decode_record
 from tests.unit.daemons.nsqd.disk.files import GOLDEN, Lines, data, drain, meta, names, open_queue, records
 
 TEN = [bytes([65 + number]) * 16 for number in range(10)]  # 20 bytes each in a file, 100 bytes a file
@@ -22,7 +22,7 @@ def leave(directory: Path, *, read: int = 0, synced: bool = True) -> None:
     if synced:
         queue.close()
     else:
-        queue._release()
+        queue.release()
 
 
 def started(directory: Path) -> tuple[list[bytes], list[str]]:
@@ -48,13 +48,13 @@ def test_the_recorded_directory_yields_its_messages(tmp_path: Path) -> None:
     log = Lines()
     queue = open_queue(tmp_path, "dq:ch", max_bytes_per_file=200, min_record=26, max_record=1000, log=log)
     assert queue.depth == 8
-    messages = [record.decode(found) for found in drain(queue)]
+    messages = [decode_record(found) for found in drain(queue)]
     assert [message.body for message in messages] == [b"message number %d" % number for number in range(1, 9)]
     assert [message.attempts for message in messages] == [0] * 8
     assert messages[0].id == b"18a19ef539669000"
     assert messages == sorted(messages)
     queue.close()
-    assert meta(tmp_path, "dq:ch").read_text() == "0\n1,184\n1,184\n"
+    assert meta(tmp_path, "dq:ch").read_text() == "0\n2,0\n2,0\n"
     assert log.complaints == []
 
 
@@ -77,15 +77,18 @@ def test_a_new_queue_leaves_no_files_until_it_is_used(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_a_clean_end_is_gone_on_from_in_the_same_file(tmp_path: Path) -> None:
-    leave(tmp_path, read=7)
+@pytest.mark.parametrize(("read", "place"), [(7, (2, 8)), (10, (1, 108))])
+def test_a_clean_end_is_gone_on_from_in_the_same_file_if_it_has_been_read(
+    tmp_path: Path, read: int, place: tuple[int, int]
+) -> None:
+    leave(tmp_path, read=read)
     assert names(tmp_path) == ["q.diskqueue.000001.dat", "q.diskqueue.meta.dat"]
-    assert meta(tmp_path).read_text() == "3\n1,40\n1,100\n"
+    assert meta(tmp_path).read_text() == f"{10 - read}\n1,{20 * read - 100}\n1,100\n"
     log = Lines()
     queue = open_queue(tmp_path, max_bytes_per_file=1000, log=log)
     queue.append([b"more"])
-    assert records(queue) == [*TEN[7:], b"more"]
-    assert queue.written.place == (1, 108)
+    assert records(queue) == [*TEN[read:], b"more"]
+    assert queue.written.place == place
     assert log.complaints == []
     queue.close()
 
@@ -255,3 +258,14 @@ def test_other_queues_in_the_directory_do_not_matter(tmp_path: Path) -> None:
         other.append([b"other"] * 30)
         other.close()
     assert started(tmp_path) == (TEN, [])
+
+
+def test_damage_that_shows_late_swallows_nothing_that_is_written_after_the_start(tmp_path: Path) -> None:
+    leave(tmp_path, read=6)
+    content = bytearray(data(tmp_path, 1).read_bytes())
+    content[-17] ^= 0x20  # the last record claims to go on behind the end
+    data(tmp_path, 1).write_bytes(content)
+    queue = open_queue(tmp_path)
+    queue.append([b"new"] * 10)
+    assert records(queue)[-10:] == [b"new"] * 10
+    queue.close()

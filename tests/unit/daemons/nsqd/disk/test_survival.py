@@ -185,7 +185,7 @@ class Survival(RuleBasedStateMachine):
         self.lives += 1
         copy = self.root / str(self.lives)
         shutil.copytree(self.directory, copy)
-        self.queue._release()
+        self.queue.release()
         return copy
 
     def restart(self, directory: Path) -> list[bytes]:
@@ -273,7 +273,7 @@ def test_a_kill_between_the_meta_file_and_the_removal_of_what_it_lets_go(tmp_pat
     job = queue.sync_job()
     assert job is not None
     job()
-    queue._release()
+    queue.release()
     with contextlib.closing(open_queue(tmp_path)) as again:
         assert not data(tmp_path, 0).exists()
         assert (again.depth, len(records(again))) == (6, 6)

@@ -2,14 +2,27 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 
-from nsq.daemons.nsqd.disk.syncing import replace_content
-from tests.unit.daemons.nsqd.disk.files import data, drain, meta, names, open_queue, records
+from nsq.daemons.nsqd.disk import syncing
+from nsq.daemons.nsqd.disk.queue import DiskQueue
+from nsq.daemons.nsqd.disk.syncing import (
+    OpenFiles,
+    Replacement,
+    SyncFailure,
+    SyncJob,
+    replace_content,
+    run_together,
+    share_of_limit,
+)
+from tests.unit.daemons.nsqd.disk.files import Lines, data, drain, meta, names, open_queue, records
 
 FIVE = [bytes([65 + number]) * 16 for number in range(5)]  # one full file
 
@@ -30,8 +43,9 @@ def test_data_is_synced_before_the_meta_file_gets_its_name(tmp_path: Path) -> No
 
     with patch("os.fsync", fsync), patch("os.replace", replace):
         queue.sync()
-    assert seen[:2] == ["q.diskqueue.000000.dat", "q.diskqueue.000001.dat"]
-    assert seen[2].startswith("q.diskqueue.meta.dat.")
+    first, second, temporary = sorted(seen[:3])
+    assert (first, second) == ("q.diskqueue.000000.dat", "q.diskqueue.000001.dat")
+    assert temporary.startswith("q.diskqueue.meta.dat.")
     assert seen[3:] == ["renamed", tmp_path.name]
     queue.close()
 
@@ -182,24 +196,84 @@ def test_a_disk_that_fails_is_the_caller_s_to_know_and_the_sync_can_be_repeated(
     queue.close()
 
 
-def test_a_full_disk_first_loses_what_nobody_wants_any_more(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("taken", "left"), [(3, [0, 1, 2]), (12, [2]), (15, [])])
+def test_on_a_full_disk_all_files_go_in_which_nothing_is_wanted(
+    tmp_path: Path, taken: int, left: list[int]
+) -> None:
     queue = open_queue(tmp_path)
     queue.append(FIVE * 3)
-    drain(queue, 12)
-    written: list[list[str]] = []
-
-    def no_room(target: Path, content: bytes) -> Path:
-        written.append(names(tmp_path))
-        raise OSError(errno.ENOSPC, "full")
-
-    patched = patch("nsq.daemons.nsqd.disk.syncing.write_temporary", no_room)
-    with patched, pytest.raises(OSError, match="full"):
-        queue.sync_job()
-    assert written[0] == ["q.diskqueue.000000.dat", "q.diskqueue.000001.dat", "q.diskqueue.000002.dat"]
-    assert written[1] == ["q.diskqueue.000002.dat"]
     queue.sync()
-    assert records(queue) == FIVE[2:]
+    drain(queue, taken)
+    assert queue.make_room() is (len(left) < 3)
+    assert [number for number in range(4) if data(tmp_path, number).exists()] == left
+    queue.append([b"new"])
+    expected = [*FIVE * len(left), b"new"]
+    queue.release()  # a kill: the meta file speaks of what is gone
+    again = open_queue(tmp_path)
+    assert (again.depth, records(again)) == (len(expected), expected)
+    again.close()
+
+
+def test_a_file_that_was_left_for_a_failed_sync_goes_too(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    queue.append(FIVE[:2])
+    drain(queue)
+    queue.begin_new_file()
+    assert queue.make_room()
+    assert names(tmp_path) == []
     queue.close()
+
+
+def test_an_empty_queue_lets_go_of_its_large_file(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path)
+    queue.append(FIVE[:3])
+    drain(queue)
+    with patch("nsq.daemons.nsqd.disk.queue._WORTH_REMOVING", 60):
+        queue.sync()
+    assert names(tmp_path) == ["q.diskqueue.meta.dat"]
+    queue.append(FIVE)
+    queue.close()
+    again = open_queue(tmp_path)
+    assert records(again) == FIVE
+    again.close()
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_many_jobs_are_done_as_one(tmp_path: Path, count: int) -> None:
+    queues = [open_queue(tmp_path, f"q{number}") for number in range(count)]
+    for queue in queues:
+        queue.append(FIVE)
+    jobs = [job for queue in queues if (job := queue.sync_job()) is not None]
+    renamed: list[Path] = []
+    synced: list[Path] = []
+    with (
+        patch.object(syncing, "sync_file", lambda path: synced.append(path) or assert_early(path, renamed)),
+        patch.object(Replacement, "rename", lambda replacement: renamed.append(replacement.target)),
+    ):
+        run_together(jobs)
+    assert len(renamed) == count
+    assert len(synced) == 2 * count + 1
+    assert synced[-1] == tmp_path
+    for queue in queues:
+        queue.delete()
+
+
+def assert_early(path: Path, renamed: list[Path]) -> None:
+    assert path.is_dir() or not renamed
+
+
+def test_a_failure_leaves_every_file_as_it_was(tmp_path: Path) -> None:
+    targets = [tmp_path / name for name in "abc"]
+    for target in targets:
+        replace_content(target, b"old")
+    jobs = [SyncJob(tmp_path, (), replacement=Replacement(target, b"new")) for target in targets]
+    with (
+        patch("os.fsync", side_effect=[None, None, OSError(errno.ENOSPC, "full"), None]),
+        pytest.raises(OSError, match="full"),
+    ):
+        run_together(jobs)
+    assert [target.read_bytes() for target in targets] == [b"old"] * 3
+    assert names(tmp_path) == ["a", "b", "c"]
 
 
 def test_content_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -211,3 +285,312 @@ def test_content_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     replace_content(target, b"new")
     assert target.read_bytes() == b"new"
     assert names(tmp_path) == ["file"]
+
+
+FAULT = OSError(5, "Input/output error")
+
+
+def test_without_a_fault_there_is_no_doubt() -> None:
+    failure = SyncFailure()
+    failure.check()()
+
+
+def test_a_job_made_afterwards_fails_once() -> None:
+    failure = SyncFailure()
+    failure.arose(FAULT)
+    with pytest.raises(OSError, match="Input/output"):
+        failure.check()()
+    failure.check()()
+
+
+def test_a_job_that_is_never_called_settles_nothing() -> None:
+    failure = SyncFailure()
+    failure.arose(FAULT)
+    failure.check()
+    with pytest.raises(OSError, match="Input/output"):
+        failure.check()()
+
+
+def test_a_job_under_way_fails_and_so_does_the_next() -> None:
+    """The first may not cover all that was written before the fault."""
+    failure = SyncFailure()
+    check = failure.check()
+    failure.arose(FAULT)
+    with pytest.raises(OSError, match="Input/output"):
+        check()
+    with pytest.raises(OSError, match="Input/output"):
+        failure.check()()
+    failure.check()()
+
+
+def test_a_second_fault_is_told_as_well() -> None:
+    failure = SyncFailure()
+    failure.arose(FAULT)
+    check = failure.check()
+    with pytest.raises(OSError, match="Input/output"):
+        check()
+    failure.arose(OSError(28, "No space left on device"))
+    with pytest.raises(OSError, match="No space"):
+        failure.check()()
+    failure.check()()
+
+
+class Owner:
+    """One file, written to, and closed when that is asked for."""
+
+    def __init__(self, files: OpenFiles, path: Path) -> None:
+        self.files = files
+        self.path = path
+        self.descriptor = -1
+
+    def use(self, *, write: bool = False) -> Owner:
+        if self.descriptor < 0:
+            self.descriptor = self.files.open(self.path, os.O_WRONLY | os.O_CREAT, self.give_up)
+        self.files.used(self.descriptor)
+        if write:
+            self.files.wrote(self.descriptor)
+        return self
+
+    def give_up(self) -> None:
+        self.files.close(self.descriptor)
+        self.descriptor = -1
+
+    @property
+    def is_open(self) -> bool:
+        return self.descriptor >= 0
+
+
+@pytest.fixture
+def owners(tmp_path: Path) -> Iterator[list[Owner]]:
+    files = OpenFiles(3)
+    made = [Owner(files, tmp_path / str(number)) for number in range(6)]
+    yield made
+    for owner in made:
+        if owner.is_open:
+            owner.give_up()
+    assert len(files) == 0
+
+
+def opened(owners: list[Owner]) -> list[int]:
+    return [number for number, owner in enumerate(owners) if owner.is_open]
+
+
+def test_the_one_used_the_longest_time_ago_goes(owners: list[Owner]) -> None:
+    for number in (0, 1, 2, 0, 3):
+        owners[number].use()
+    assert opened(owners) == [0, 2, 3]
+
+
+def test_what_holds_unsynced_data_goes_last(owners: list[Owner]) -> None:
+    owners[0].use(write=True)
+    for number in (1, 2, 3, 4):
+        owners[number].use()
+    assert opened(owners) == [0, 3, 4]
+    for number in (1, 2, 5):
+        owners[number].use(write=True)
+    assert opened(owners) == [1, 2, 5]
+
+
+def test_once_synced_it_is_like_the_others(owners: list[Owner]) -> None:
+    owners[0].use(write=True)
+    owners[0].files.synced(owners[0].descriptor)
+    for number in (1, 2):
+        owners[number].use()
+    owners[3].use()
+    assert opened(owners) == [1, 2, 3]
+
+
+def test_when_the_process_may_open_no_more_others_make_room(owners: list[Owner]) -> None:
+    for number in (0, 1):
+        owners[number].use()
+    with refusing(lambda: len(opened(owners)) > 0):
+        owners[2].use()
+    assert opened(owners) == [2]
+
+
+def test_when_that_does_not_help_it_fails(owners: list[Owner]) -> None:
+    owners[0].use()
+    with refusing(lambda: True), pytest.raises(OSError, match="Too many"):
+        owners[1].use()
+    owners[1].use()
+    assert opened(owners) == [1]
+
+
+@contextmanager
+def refusing(refuses: Callable[[], bool]) -> Iterator[None]:
+    really = os.open
+
+    def limited(*args: object, **others: object) -> int:
+        if refuses():
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return really(*args, **others)  # type: ignore[arg-type]
+
+    with patch("os.open", limited):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("limit", "share"), [(1024, 512), (3, 8), (10**7, 100_000), (resource.RLIM_INFINITY, 100_000)]
+)
+def test_the_share_is_half_of_what_is_allowed(limit: int, share: int) -> None:
+    with patch("resource.getrlimit", return_value=(limit, limit)):
+        assert share_of_limit() == share
+
+
+class Queues:
+    """Ten queues that have three files between them."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.files = OpenFiles(3)
+        self.log = Lines()
+        self.all = [self.open(number) for number in range(10)]
+
+    def open(self, number: int) -> DiskQueue:
+        return DiskQueue(
+            self.directory,
+            f"q{number}",
+            max_bytes_per_file=100,
+            min_record=1,
+            max_record=60,
+            log=self.log,
+            open_files=self.files,
+        )
+
+    def append(self, record: bytes) -> None:
+        for number, queue in enumerate(self.all):
+            queue.append([b"%d" % number + record])
+
+    def reopen(self) -> None:
+        for queue in self.all:
+            queue.close()
+        assert len(self.files) == 0
+        self.all = [self.open(number) for number in range(10)]
+
+    def delete(self) -> None:
+        for queue in self.all:
+            queue.delete()
+        assert len(self.files) == 0
+        assert names(self.directory) == []
+
+
+@pytest.fixture
+def queues(tmp_path: Path) -> Iterator[Queues]:
+    made = Queues(tmp_path)
+    yield made
+    made.delete()
+
+
+def test_many_queues_write_and_read_through_a_few_files(queues: Queues) -> None:
+    bodies = [b"%03d" % number * 9 for number in range(12)]
+    for body in bodies[:6]:
+        queues.append(body)
+        assert len(queues.files) <= 3
+    first = [records(queue, 3) for queue in queues.all]
+    for body in bodies[6:]:
+        queues.append(body)
+    rest = [records(queue) for queue in queues.all]
+    assert len(queues.files) <= 3
+    for number, found in enumerate(map(list.__add__, first, rest)):
+        assert found == [b"%d" % number + body for body in bodies]
+    queues.reopen()
+    assert [len(records(queue)) for queue in queues.all] == [12] * 10
+
+
+def test_what_is_closed_early_is_synced_before(queues: Queues) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def remember(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}").rpartition("/")[2])
+        fsync(descriptor)
+
+    with patch("os.fsync", remember):
+        queues.append(b"a")
+    assert synced == [f"q{number}.diskqueue.000000.dat" for number in range(7)]
+
+
+def test_what_was_synced_in_a_round_is_closed_without(queues: Queues) -> None:
+    for queue in queues.all[:3]:
+        queue.append([b"a"])
+        queue.sync()
+    with patch("os.fsync", side_effect=AssertionError):
+        queues.all[3].append([b"a"])
+        queues.all[4].append([b"a"])
+
+
+@contextmanager
+def failing_fsync() -> Iterator[None]:
+    with patch("os.fsync", side_effect=OSError(errno.EIO, os.strerror(errno.EIO))):
+        yield
+
+
+def flush(queue: DiskQueue) -> None:
+    job = queue.flush_job()
+    assert job is not None
+    job()
+    queue.flushed(job)
+
+
+def sync(queue: DiskQueue) -> None:
+    job = queue.sync_job()
+    assert job is not None
+    job()
+    queue.synced(job)
+
+
+@pytest.mark.parametrize("round_", [flush, sync])
+def test_a_sync_that_failed_before_the_close_fails_the_round(
+    queues: Queues, round_: Callable[[DiskQueue], None]
+) -> None:
+    with failing_fsync():
+        queues.append(b"a")
+    assert len(queues.log.complaints) == 7
+    with pytest.raises(OSError, match="Input/output"):
+        round_(queues.all[0])
+    round_(queues.all[0])
+    round_(queues.all[9])  # was not closed
+
+
+@pytest.mark.parametrize("called", [False, True], ids=["before its call", "after its call"])
+def test_a_round_under_way_fails_too(queues: Queues, called: bool) -> None:
+    first = queues.all[0]
+    first.append([b"a"])
+    job = first.flush_job()
+    assert job is not None
+    if called:
+        job()
+    with failing_fsync():
+        queues.append(b"b")
+    with pytest.raises(OSError, match="Input/output"):
+        first.flushed(job) if called else job()
+    with pytest.raises(OSError, match="Input/output"):
+        flush(first)  # which was the first one to cover the second record
+    flush(first)
+
+
+class TestAnAppendOverMoreFilesThanMayBeOpen:
+    RECORDS = tuple(bytes([65 + number]) * 60 for number in range(8))
+
+    def test_is_whole(self, queues: Queues) -> None:
+        queues.all[0].append(self.RECORDS)
+        assert len(queues.files) == 3
+        assert records(queues.all[0]) == [*self.RECORDS]
+
+    def test_is_taken_back_whole(self, queues: Queues) -> None:
+        queues.all[0].append([b"first"])
+        pwrite, left = os.pwrite, 7
+
+        def limited(descriptor: int, content: bytes, offset: int) -> int:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return pwrite(descriptor, content, offset)
+
+        with patch("os.pwrite", limited), pytest.raises(OSError, match="No space"):
+            queues.all[0].append(self.RECORDS)
+        assert names(queues.directory) == ["q0.diskqueue.000000.dat"]
+        assert (queues.directory / "q0.diskqueue.000000.dat").stat().st_size == 9
+        queues.all[0].append(self.RECORDS)
+        assert records(queues.all[0]) == [b"first", *self.RECORDS]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from typing import Any
@@ -7,9 +8,9 @@ from typing import Any
 import pytest
 
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.nsqd.http.routes import tls_gate
+from nsq.daemons.nsqd.http import tls_gate
 from nsq.daemons.nsqd.options import TOPOLOGY_AWARE
-from nsq.daemons.routes import OK, Request
+from nsq.daemons.routes import OK, HttpError, Reply, Request
 from nsq.wire import commands
 from nsq.wire.frames import RawMessage
 from tests.unit.daemons.nsqd.http.api import Api
@@ -305,3 +306,158 @@ def test_everything_that_changes_something_needs_its_verb() -> None:
     assert api.router.find("GET", "/pub") == (None, {})
     assert api.router.without(Request("GET", "/pub")).status == 405
     assert api.router.without(Request("HEAD", "/ping")).status == 405
+
+
+# Messages that wait
+
+
+def waiting(api: Api, target: str) -> list[dict[str, Any]]:
+    messages: list[dict[str, Any]] = api.json(target)["messages"]
+    return messages
+
+
+def test_a_look_at_waiting_messages_changes_nothing() -> None:
+    api = Api()
+    api.world.broker.publish("t", [b"one", b"\xff\x00", "zwölf".encode()])
+    before = stats(api)
+    shown = waiting(api, "/topic/peek?topic=t")
+    assert [(each["encoding"], each["body"], each["size"]) for each in shown] == [
+        ("utf-8", "one", 3),
+        ("base64", "/wA=", 2),
+        ("utf-8", "zwölf", 6),
+    ]
+    assert [each["attempts"] for each in shown] == [0, 0, 0]
+    assert [each["truncated"] for each in shown] == [False, False, False]
+    assert shown[0]["timestamp"] == 1_700_000_000_000_000_000
+    assert shown[0]["age_ms"] > 0
+    assert stats(api) == before
+    api.world.broker.topics["t"].channel("c")
+    assert waiting(api, "/topic/peek?topic=t") == []
+    client = api.client()
+    client.send(commands.sub("t", "c"), commands.rdy(3))
+    client.settle()
+    assert [message.id.decode() for message in client.frames()[1:] if isinstance(message, RawMessage)] == [
+        each["id"] for each in shown
+    ]
+    client.drop()
+    assert [each["attempts"] for each in waiting(api, "/channel/peek?topic=t&channel=c&n=2")] == [1, 1]
+
+
+def test_what_is_in_flight_is_shown_with_who_has_it_and_for_how_long() -> None:
+    api = Api()
+    api.world.broker.topic("t").channel("c")
+    for name in ("slow", "quick"):
+        client = api.client()
+        client.identify(client_id=name, hostname=f"{name}.example")
+        client.send(commands.sub("t", "c"), commands.rdy(2))
+        client.settle()
+        api.world.broker.publish("t", [f"{name} 1".encode(), f"{name} 2".encode()])
+        client.settle()
+        api.world.clock.advance(1.5)
+    assert waiting(api, "/channel/peek?topic=t&channel=c") == []
+    assert waiting(api, "/channel/peek?topic=t&channel=c&in_flight=false") == []
+    shown = waiting(api, "/channel/peek?topic=t&channel=c&in_flight=true&n=3")
+    assert [(each["client"]["client_id"], each["body"], each["in_flight_ms"]) for each in shown] == [
+        ("slow", "slow 1", 3000),
+        ("slow", "slow 2", 3000),
+        ("quick", "quick 1", 1500),
+    ]
+    assert [each["attempts"] for each in shown] == [1, 1, 1]
+    assert set(shown[0]["client"]) == {"client_id", "hostname", "remote_address"}
+    assert len(waiting(api, "/channel/peek?topic=t&channel=c&in_flight=true")) == 4
+    api.clients[0].drop()  # what it had is given to nobody: the other one is full
+    assert len(waiting(api, "/channel/peek?topic=t&channel=c&in_flight=true")) == 2
+    assert len(waiting(api, "/channel/peek?topic=t&channel=c")) == 2
+
+
+def test_what_is_shown_is_bounded_and_cut_between_characters() -> None:
+    api = Api(max_msg_size=3_000_000, max_body_size=9_000_000)
+    api.world.broker.publish("t", [b"x" + "ö".encode() * 1_000_000, b"two"] + [b"more"] * 200)
+    first, second, *rest = waiting(api, "/topic/peek?topic=t&n=100")
+    assert (first["truncated"], first["size"]) == (True, 2_000_001)
+    assert first["encoding"] == "utf-8"
+    assert 1024 * 1024 - 1 <= len(first["body"].encode()) <= 1024 * 1024
+    assert (second["truncated"], second["size"], second["body"]) == (True, 3, "")
+    assert len(rest) == 98
+
+
+@pytest.mark.parametrize(
+    ("args", "refusal"),
+    [
+        ("", (400, "MISSING_ARG_TOPIC")),
+        ("topic=nope&channel=c", (404, "TOPIC_NOT_FOUND")),
+        ("topic=t&channel=nope", (404, "CHANNEL_NOT_FOUND")),
+        ("topic=t&channel=c&n=0", (400, "INVALID_ARG_N")),
+        ("topic=t&channel=c&n=101", (400, "INVALID_ARG_N")),
+        ("topic=t&channel=c&n=-1", (400, "INVALID_ARG_N")),
+        ("topic=t&channel=c&in_flight=perhaps", (400, "INVALID_REQUEST")),
+    ],
+)
+def test_looks_that_are_refused(args: str, refusal: tuple[int, str]) -> None:
+    api = Api()
+    api.world.broker.topic("t").channel("c")
+    assert api.refused("GET", f"/channel/peek?{args}") == refusal
+
+
+@pytest.mark.parametrize(
+    ("peek", "remote", "status"),
+    [
+        ("loopback", "127.0.0.1:5", 200), ("loopback", "[::1]:5", 200), ("loopback", "@", 200),
+        ("loopback", "10.0.0.9:5", 403), ("all", "10.0.0.9:5", 200),
+    ],
+)  # fmt: skip
+def test_who_may_look(peek: str, remote: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    api = Api(peek=peek)
+    api.world.broker.topic("t")
+    monkeypatch.setattr(Request, "remote", remote)
+    try:
+        found = api.ask("GET", "/topic/peek?topic=t").status
+    except HttpError as refusal:
+        found = refusal.status
+    assert found == status
+
+
+def test_looking_can_be_switched_off() -> None:
+    assert Api(peek="off").router.find("GET", "/topic/peek") == (None, {})
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_old_names_change_something_by_get_only_if_that_was_asked_for(legacy: bool) -> None:
+    api = Api(legacy_get=legacy)
+    names = [
+        f"/{verb}_{noun}" for verb in ("create", "delete", "empty", "pause") for noun in ("topic", "channel")
+    ]
+    assert {api.router.find("GET", name)[0] is not None for name in names} == {legacy}
+    assert {api.router.find("POST", name)[0] is not None for name in names} == {True}
+    if not legacy:
+        assert api.router.without(Request("GET", "/delete_topic?topic=t")).status == 405
+
+
+def test_thousands_of_topics_are_shown_in_slices() -> None:
+    api = Api()
+    for number in range(5000):
+        api.world.broker.topic(f"topic{number}").channel("c")
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def both(target: str) -> Reply:
+        beside = asyncio.create_task(others())
+        await asyncio.sleep(0)
+        route, _ = api.router.find("GET", target.partition("?")[0])
+        assert route is not None
+        answer = route.handler(Request("GET", target))
+        assert not isinstance(answer, Reply)
+        reply = await answer
+        beside.cancel()
+        return reply
+
+    for target in ("/stats?format=json", "/stats", "/metrics"):
+        turns = 0
+        reply = asyncio.run(both(target))
+        assert turns > 5, target
+        assert reply.rest, target

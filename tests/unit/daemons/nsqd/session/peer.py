@@ -7,8 +7,8 @@ import io
 import json
 import ssl
 import struct
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, TypeVar
 
 import trustme
 
@@ -26,6 +26,7 @@ HOST = "nsqd.example"
 OK = Response(b"OK")
 HEARTBEAT = Response(b"_heartbeat_")
 
+T = TypeVar("T")
 Frame = Response | ErrorReply | RawMessage
 Answer = Callable[[Grant | AuthError], None]
 
@@ -43,16 +44,34 @@ def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
     return server, client
 
 
+def drained(work: Generator[object, None, T]) -> T:
+    """What it returns in the end."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+
+
 class FakeAuthority:
     """An auth server that answers when the test says so."""
 
     def __init__(self) -> None:
         self.asked: list[Credentials] = []
         self._open: list[Answer] = []
+        self.clock = FakeClock()  # its world's
 
     def ask(self, credentials: Credentials, answer: Answer) -> None:
         self.asked.append(credentials)
         self._open.append(answer)
+
+    def decide(self, grant: Grant, topic: str, channel: str, answer: Answer) -> None:
+        def decided() -> None:
+            drained(grant.decide(topic, channel))
+            answer(grant)
+
+        self.clock.call_soon(decided)
 
     def answer(self, verdict: Grant | AuthError) -> None:
         self._open.pop(0)(verdict)
@@ -105,6 +124,8 @@ class World:
         if authority is not None:
             options["auth_http_addresses"] = ("auth.example:80",)
         self.clock = FakeClock()
+        if authority is not None:
+            authority.clock = self.clock
         self.options = NsqdOptions(**options)
         self.broker = Broker(
             self.clock,
@@ -145,7 +166,7 @@ class Client:
         self._stack = Stack()
         self._parser: FrameParser[RawMessage] = FrameParser(RawMessage)
         self._plain = b""
-        self._unsent = b""
+        self._unsent = bytearray()
         if magic:
             self.send(magic)
 
@@ -165,7 +186,8 @@ class Client:
     def _transmit(self) -> None:
         while self._unsent and self.link.reading and not self.link.finished:
             size = self.chunk or len(self._unsent)
-            piece, self._unsent = self._unsent[:size], self._unsent[size:]
+            piece = bytes(self._unsent[:size])
+            del self._unsent[:size]
             self.session.receive(piece)
 
     def drop(self) -> None:

@@ -7,13 +7,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq.daemons.nsqd.session.authorization import AuthError, Credentials, Grant, parse_grant
+from nsq.daemons.nsqd.session.authorization import (
+    MAX_STEPS,
+    AuthError,
+    Credentials,
+    Grant,
+    KnownPatterns,
+    parse_grant,
+)
+from tests.unit.daemons.nsqd.session.peer import drained
 
 RULE = {"topic": "^allowed", "channels": ["^ok"], "permissions": ["subscribe", "publish"]}
 
 
+def read(body: bytes, now: float) -> Grant:
+    return drained(parse_grant(body, now))
+
+
+def allows(granted: Grant, topic: str, channel: str) -> bool:
+    return drained(granted.decide(topic, channel))
+
+
 def grant(*rules: dict[str, Any], ttl: Any = 60, **more: Any) -> Grant:
-    return parse_grant(json.dumps({"ttl": ttl, "authorizations": rules, **more}).encode(), now=1000.0)
+    return read(json.dumps({"ttl": ttl, "authorizations": rules, **more}).encode(), now=1000.0)
 
 
 def test_what_an_auth_server_says() -> None:
@@ -23,8 +39,8 @@ def test_what_an_auth_server_says() -> None:
 
 
 def test_an_answer_may_be_bare() -> None:
-    assert parse_grant(b'{"ttl": 1}', 0.0) == Grant((), 1.0)
-    assert parse_grant(b'{"ttl": 1, "authorizations": null, "identity": null}', 0.0) == Grant((), 1.0)
+    assert read(b'{"ttl": 1}', 0.0) == Grant((), 1.0)
+    assert read(b'{"ttl": 1, "authorizations": null, "identity": null}', 0.0) == Grant((), 1.0)
 
 
 @pytest.mark.parametrize(
@@ -38,20 +54,20 @@ def test_an_answer_may_be_bare() -> None:
     ],
 )
 def test_topic_and_channel_must_match(topic: str, channel: str, allowed: bool) -> None:
-    assert grant(RULE).allows(topic, channel) is allowed
+    assert allows(grant(RULE), topic, channel) is allowed
 
 
 def test_patterns_match_anywhere_unless_anchored() -> None:
     rule = {"topic": "b", "channels": ["y|^$"], "permissions": ["subscribe", "publish"]}
-    assert grant(rule).allows("abc", "xyz")
-    assert grant(rule).allows("abc", "")
-    assert not grant(rule).allows("abc", "xz")
+    assert allows(grant(rule), "abc", "xyz")
+    assert allows(grant(rule), "abc", "")
+    assert not allows(grant(rule), "abc", "xz")
 
 
 @pytest.mark.parametrize(("permission", "sub", "pub"), [("subscribe", True, False), ("publish", False, True)])
 def test_permissions_are_separate(permission: str, sub: bool, pub: bool) -> None:
     answer = grant({"topic": ".*", "channels": [".*"], "permissions": [permission]})
-    assert (answer.allows("t", "c"), answer.allows("t", "")) == (sub, pub)
+    assert (allows(answer, "t", "c"), allows(answer, "t", "")) == (sub, pub)
 
 
 def test_one_rule_must_allow_everything_at_once() -> None:
@@ -59,15 +75,15 @@ def test_one_rule_must_allow_everything_at_once() -> None:
         {"topic": "^a$", "channels": [".*"], "permissions": ["publish"]},
         {"topic": "^b$", "channels": [".*"], "permissions": ["subscribe"]},
     )
-    assert answer.allows("a", "")
-    assert answer.allows("b", "c")
-    assert not answer.allows("a", "c")
-    assert not answer.allows("b", "")
+    assert allows(answer, "a", "")
+    assert allows(answer, "b", "c")
+    assert not allows(answer, "a", "c")
+    assert not allows(answer, "b", "")
 
 
 def test_nothing_is_allowed_without_channels_or_permissions() -> None:
-    assert not grant({"topic": ".*", "permissions": ["publish"]}).allows("t", "")
-    assert not grant({"topic": ".*", "channels": [".*"]}).allows("t", "")
+    assert not allows(grant({"topic": ".*", "permissions": ["publish"]}), "t", "")
+    assert not allows(grant({"topic": ".*", "channels": [".*"]}), "t", "")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +105,7 @@ def test_nothing_is_allowed_without_channels_or_permissions() -> None:
         (b'{"ttl": 1, "authorizations": [{"permissions": ["read"]}]}', "unknown permission 'read'"),
         (b'{"ttl": 1, "authorizations": [{"permissions": "publish"}]}', "permissions is 'publish'"),
         (b'{"ttl": 1, "authorizations": [{"topic": "("}]}', "topic pattern"),
-        (b'{"ttl": 1, "authorizations": [{"topic": 7}]}', "topic pattern 7 does not compile"),
+        (b'{"ttl": 1, "authorizations": [{"topic": 7}]}', "topic pattern 7 is not text"),
         (b'{"ttl": 1, "authorizations": [{"channels": [["a"]]}]}', "channel pattern"),
         (b'{"ttl": 1, "authorizations": [{"topic": "a{99999999999999999999}"}]}', "topic pattern"),
         (b'{"ttl": 1, "authorizations": [{"topic": "' + b"(" * 50_000 + b'"}]}', "topic pattern"),
@@ -97,7 +113,7 @@ def test_nothing_is_allowed_without_channels_or_permissions() -> None:
 )
 def test_what_cannot_be_used_is_named(body: bytes, said: str) -> None:
     with pytest.raises(AuthError) as caught:
-        parse_grant(body, 0.0)
+        read(body, 0.0)
     assert said in str(caught.value)
     assert len(str(caught.value)) < 400
 
@@ -121,18 +137,40 @@ rules = st.fixed_dictionaries({}, optional=some) | json_values
         },
     )
 )
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_any_json_gives_a_grant_or_an_auth_error(answer: dict[str, Any]) -> None:
     try:
-        found = parse_grant(json.dumps(answer).encode(), 0.0)
+        found = read(json.dumps(answer).encode(), 0.0)
     except AuthError:
         return
     assert found.expires > 0
     assert isinstance(found.identity, str)
-    assert found.allows("t", "c") in (True, False)
+    assert allows(found, "t", "c") in (True, False)
 
 
 def test_credentials_never_show_the_secret() -> None:
     shown = repr(Credentials("swordfish", "10.0.0.7", True, "name"))
     assert "swordfish" not in shown
     assert "10.0.0.7" in shown
+
+
+#: Short texts that become thousands of steps each.
+LARGE = [f"({first}{{80}}){{12}}({second}{{80}}){{12}}" * 5 for first in "abcdefgh" for second in "abcdefgh"]
+
+
+def test_patterns_that_are_kept_are_bounded() -> None:
+    known = KnownPatterns()
+    assert known.get("^a$") is known.get("^a$")
+    steps = 0
+    for source in LARGE * 2:
+        steps += known.get(source).steps
+        assert known.steps <= MAX_STEPS
+        assert known.get(source).search("a" * 64) in (True, False)
+    assert steps > MAX_STEPS
+
+
+def test_an_answer_whose_patterns_would_fill_the_memory_is_refused() -> None:
+    with pytest.raises(AuthError, match=f"more than {MAX_STEPS} steps"):
+        grant(*({"topic": source, "channels": LARGE, "permissions": ["publish"]} for source in LARGE))
+    assert grant({"topic": LARGE[0], "channels": LARGE[:9]}).steps <= MAX_STEPS
+    with pytest.raises(AuthError, match=f"more than {MAX_STEPS} steps"):
+        grant(*[{}] * (MAX_STEPS + 1))

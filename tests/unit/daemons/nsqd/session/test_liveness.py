@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from nsq.daemons.nsqd.session.liveness import Liveness
+from nsq.daemons.nsqd.session.negotiation import Liveness
 from tests.unit.daemons.nsqd.clock import FakeClock
 
 
@@ -29,7 +29,7 @@ def test_whoever_is_heard_has_two_intervals_again() -> None:
     watch.liveness.start(10.0)
     for _ in range(10):
         watch.clock.advance(19.0)
-        watch.liveness.heard()
+        watch.liveness.heard_at = watch.clock.now()
     assert watch.silences == []
     watch.clock.advance(20.0)
     assert watch.silences == [210.0]
@@ -56,7 +56,7 @@ def test_no_interval_is_no_watch() -> None:
 def test_stopping_is_final_until_started_again() -> None:
     watch = Watch()
     watch.liveness.start(10.0)
-    watch.liveness.heard()
+    watch.liveness.heard_at = watch.clock.now()
     watch.liveness.stop()
     watch.clock.advance(100.0)
     assert watch.beats == watch.silences == []
@@ -70,7 +70,7 @@ def test_a_late_beat_does_not_delay_all_that_follow() -> None:
     watch.clock._now = 13.0  # the loop was busy
     late.cancel()
     late.action()
-    watch.liveness.heard()
+    watch.liveness.heard_at = watch.clock.now()
     watch.clock.advance(7.0)
     assert watch.beats == [13.0, 20.0]
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq.daemons.nsqd.core.subscriber import ANYWHERE, REGION_LOCAL, ZONE_LOCAL
+from nsq.daemons.nsqd.core.channel import ANYWHERE, REGION_LOCAL, ZONE_LOCAL
 from nsq.daemons.nsqd.options import TOPOLOGY_AWARE, NsqdOptions
 from nsq.daemons.nsqd.session.negotiation import Agreement, negotiate, reply_to
-from nsq.daemons.nsqd.session.refusals import Refused
+from nsq.daemons.nsqd.session.stream import Refused
 from nsq.wire.identify import IdentifyRequest
 
 OPTIONS = NsqdOptions()

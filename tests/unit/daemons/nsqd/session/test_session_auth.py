@@ -11,7 +11,7 @@ from nsq.daemons.nsqd.session.authorization import AuthError, Grant, parse_grant
 from nsq.wire import commands
 from nsq.wire.frames import ErrorReply, Response
 from nsq.wire.layers import Snappy
-from tests.unit.daemons.nsqd.session.peer import HEARTBEAT, OK, Client, FakeAuthority, World
+from tests.unit.daemons.nsqd.session.peer import HEARTBEAT, OK, Client, FakeAuthority, World, drained
 
 ALL = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
 
@@ -26,7 +26,7 @@ class Setup:
 
     def grant(self, *rules: dict[str, Any], ttl: int = 60) -> Grant:
         body = {"ttl": ttl, "identity": "worker", "authorizations": rules}
-        return parse_grant(json.dumps(body).encode(), self.world.clock.now())
+        return drained(parse_grant(json.dumps(body).encode(), self.world.clock.now()))
 
     def allow(self, *rules: dict[str, Any], ttl: int = 60) -> None:
         self.authority.answer(self.grant(*(rules or (ALL,)), ttl=ttl))

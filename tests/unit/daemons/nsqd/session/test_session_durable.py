@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 import pytest
 
 from nsq.daemons.nsqd.core.backlog import StorageFailed
+from nsq.daemons.nsqd.patterns import Pattern
 from nsq.daemons.nsqd.session.authorization import Grant, Rule
 from nsq.wire import commands
 from nsq.wire.frames import ErrorReply, RawMessage, Response
@@ -21,7 +21,7 @@ class FakeLasting:
         self.rounds = 0
         self._waiting: list[tuple[int, Callable[[int], None]]] = []
 
-    def when_lasting(self, call: Callable[[int], None], /) -> int:
+    def on_synced(self, call: Callable[[int], None], /) -> int:
         self._waiting.append((self.rounds + 1, call))
         return self.rounds + 1
 
@@ -29,11 +29,11 @@ class FakeLasting:
     def waiters(self) -> int:
         return len(self._waiting)
 
-    def sync(self) -> None:
+    def sync(self, *, fails: bool = False) -> None:
         self.rounds += 1
         waiting, self._waiting = self._waiting, []
         for ticket, call in waiting:
-            call(ticket)
+            call(-1 if fails else ticket)
 
 
 class Durable(World):
@@ -69,6 +69,17 @@ def test_the_ok_waits_for_the_disk(command: bytes) -> None:
     world.lasting.sync()
     assert client.frames() == [OK]
     assert world.lasting.waiters == 0
+
+
+@pytest.mark.parametrize("command", PUBLICATIONS, ids=lambda command: str(command[:6]))
+def test_a_disk_that_fails_ends_the_connection_and_a_sub_is_told_why(command: bytes) -> None:
+    """Of a publish neither OK nor an error would be true: the message may be there."""
+    world = Durable()
+    client = world.client()
+    client.send(command)
+    world.lasting.sync(fails=True)
+    refusal = [ErrorReply(b"E_SUB_FAILED SUB failed the disk did not take the channel")]
+    assert (client.frames(), client.link.finished) == (refusal if b"SUB" in command else [], True)
 
 
 def test_one_chunk_waits_once_and_everything_stays_in_order() -> None:
@@ -171,7 +182,7 @@ def test_what_an_auth_server_delayed_waits_for_the_disk_as_well() -> None:
     authority = FakeAuthority()
     world = Durable(authority=authority)
     client = world.client()
-    everything = Rule(re.compile(""), (re.compile(""),), frozenset({"publish", "subscribe"}))
+    everything = Rule(Pattern(""), (Pattern(""),), frozenset({"publish", "subscribe"}))
     client.send(commands.auth(b"secret"))
     authority.answer(Grant((everything,), world.clock.now() + 10.0))
     assert len(client.frames()) == 1

@@ -84,7 +84,7 @@ def test_nothing_is_read_while_the_link_is_congested() -> None:
     setup = Setup(capacity=10)
     setup.stream.write(b"x" * 10)
     setup.stream.flush()
-    assert setup.stream.congested
+    assert setup.link.congested
     assert setup.read(b"NOP\n") == []
     assert not setup.stream.readable
     setup.link.congested = False
@@ -98,7 +98,7 @@ def test_nothing_is_read_while_the_link_is_congested() -> None:
 def test_commands_before_a_malformed_one_are_given_and_the_error_stays() -> None:
     setup = Setup()
     assert setup.read(b"NOP\nPUB\nNOP\n") == [NOP]
-    assert bytes(setup.stream.error or b"") == b"E_INVALID PUB insufficient number of parameters"
+    assert bytes(setup.stream.parser.error or b"") == b"E_INVALID PUB insufficient number of parameters"
     assert setup.read(b"NOP\n") == []
 
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
-from nsq.daemons.nsqd.core.message import Message
-from nsq.daemons.nsqd.disk import record
+from nsq.daemons.nsqd.core.backlog import Message
+from nsq.daemons.nsqd.disk.layout import HEAD_SIZE
 from nsq.daemons.nsqd.disk.queue import DiskQueue
-from nsq.daemons.nsqd.storage.dues import DueBook
-from nsq.daemons.nsqd.storage.durable import DurableBacklog
-from nsq.daemons.nsqd.storage.spilling import SpillingBacklog
+from nsq.daemons.nsqd.storage.durable import DueBook, DurableBacklog
+from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog
+from nsq.daemons.nsqd.storage.storage import OnDisk, write_down
 from tests.unit.daemons.nsqd.clock import FakeClock
 from tests.unit.daemons.nsqd.disk.files import Lines, open_queue
 
@@ -36,17 +37,32 @@ def ids(found: Iterable[Message]) -> list[bytes]:
 
 def open_disk(directory: Path, *, log: Lines | None = None) -> DiskQueue:
     """Four records or so to a file."""
-    sizes = {"max_bytes_per_file": 150, "min_record": record.OVERHEAD, "max_record": record.OVERHEAD + 100}
+    sizes = {"max_bytes_per_file": 150, "min_record": HEAD_SIZE, "max_record": HEAD_SIZE + 100}
     return open_queue(directory, "t:c", **sizes, log=log)
 
 
-class Spilling(SpillingBacklog):
+def close(backlog: OnDisk, taken: list[Message]) -> None:
+    """As a stop does it."""
+    for fault in write_down([(backlog, taken)]):
+        raise fault
+
+
+class Spilling(MemoryFirstBacklog):
     """Knows what it told the storage."""
 
     def __init__(self, directory: Path, limit: int = 3) -> None:
         self.faults: list[Exception] = []
         self.wrote: list[int] = []
-        super().__init__(open_disk(directory), limit, failed=self.faults.append, wrote=self.wrote.append)
+        super().__init__(
+            open_disk(directory),
+            limit,
+            failed=lambda error, size: self.faults.append(error),
+            wrote=self.wrote.append,
+            make_room=lambda error: error.errno == errno.ENOSPC and self.disk.make_room(),
+        )
+
+    def close(self, taken: list[Message]) -> None:
+        close(self, taken)
 
 
 class Durable(DurableBacklog):
@@ -61,13 +77,18 @@ class Durable(DurableBacklog):
             open_disk(directory),
             DueBook(directory, "t:c", self.clock),
             limit,
-            failed=self.faults.append,
+            failed=lambda error, size: self.faults.append(error),
             written=self._count,
+            finished_many=lambda: None,
             fault=lambda: self.broken,
+            make_room=lambda error: error.errno == errno.ENOSPC and self.make_room(),
         )
 
     def _count(self) -> None:
         self.writes += 1
+
+    def close(self, taken: list[Message]) -> None:
+        close(self, taken)
 
     def sync(self) -> None:
         """A whole round, as the storage makes it."""

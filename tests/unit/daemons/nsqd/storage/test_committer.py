@@ -3,10 +3,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nsq.daemons.nsqd.core.backlog import StorageFailed
+from nsq.daemons.nsqd.disk.syncing import SyncJob
 from nsq.daemons.nsqd.storage.committer import LOST, Committer, Round
 from tests.unit.daemons.nsqd.storage.waiting import until
 
@@ -26,7 +29,7 @@ class Disk:
     def prepare(self) -> Round:
         self.rounds += 1
         this, until = Round(), self.written
-        this.jobs.append(self.sync)
+        this.jobs.append(SyncJob(Path(), (), check=self.sync))
         this.after.append(lambda: self.synced(until))
         return this
 
@@ -93,9 +96,9 @@ def test_a_round_that_is_under_way_confirms_nothing_that_came_later() -> None:
         disk.gate = threading.Event()
         early: list[int] = []
         late: list[int] = []
-        disk.committer.when_lasting(early.append)
+        disk.committer.on_synced(early.append)
         await until(lambda: disk.at_work)
-        ticket = disk.committer.when_lasting(late.append)
+        ticket = disk.committer.on_synced(late.append)
         disk.gate.set()
         disk.gate = None
         await until(lambda: early)
@@ -110,7 +113,7 @@ def test_after_a_fault_the_round_is_repeated_until_it_works(fault: Exception) ->
     async def scenario(disk: Disk) -> None:
         disk.faults = [fault, fault]
         answers: list[int] = []
-        disk.committer.when_lasting(answers.append)
+        disk.committer.on_synced(answers.append)
         await until(lambda: disk.recovered)
         assert answers == [LOST]
 
@@ -137,7 +140,7 @@ def test_what_one_waiter_does_wrong_is_not_for_the_others() -> None:
         def bad(_: int) -> None:
             raise ValueError("no")
 
-        disk.committer.when_lasting(bad)
+        disk.committer.on_synced(bad)
         await disk.write()
         await disk.write()
 
@@ -162,7 +165,7 @@ def test_a_waiter_may_give_up() -> None:
 def test_closing_in_the_middle_of_a_round_waits_for_its_thread() -> None:
     async def scenario(disk: Disk) -> None:
         disk.gate = threading.Event()
-        disk.committer.when_lasting(lambda _: called.append(True))
+        disk.committer.on_synced(lambda _: called.append(True))
         await until(lambda: disk.at_work)
         opening = threading.Timer(0.01, disk.gate.set)
         opening.start()
@@ -196,3 +199,56 @@ def test_a_second_close_does_nothing() -> None:
         await disk.committer.close()
 
     run(scenario)
+
+
+class BrokenDisk:
+    """Syncs fail while ``broken`` says so."""
+
+    def __init__(self) -> None:
+        self.broken = True
+        self.distrusted = 0
+        self.faults: list[Exception] = []
+
+    def prepare(self) -> Round:
+        this = Round()
+        this.jobs.append(SyncJob(Path(), (), check=self.sync))
+        return this
+
+    def sync(self) -> None:
+        if self.broken:
+            raise OSError(5, "Input/output error")
+
+    def distrust(self) -> None:
+        self.distrusted += 1
+
+    def committer(self) -> Committer:
+        return Committer(
+            self.prepare, self.faults.append, lambda: None, distrust=self.distrust, retry_after=0.001
+        )
+
+
+def test_who_waited_for_a_sync_that_failed_is_not_told_that_it_worked_the_second_time() -> None:
+    async def scenario() -> None:
+        disk = BrokenDisk()
+        committer = disk.committer()
+        answers: asyncio.Queue[int] = asyncio.Queue()
+        committer.on_synced(answers.put_nowait)
+        assert await answers.get() == LOST
+        disk.broken = False
+        ticket = committer.on_synced(answers.put_nowait)
+        assert await answers.get() >= ticket
+        assert disk.distrusted == len(disk.faults) > 0
+        await committer.close()
+        assert answers.empty()
+
+    asyncio.run(scenario())
+
+
+def test_a_waiting_request_learns_of_it() -> None:
+    async def scenario() -> None:
+        committer = BrokenDisk().committer()
+        with pytest.raises(StorageFailed, match="did not take"):
+            await committer.lasting()
+        await committer.close()
+
+    asyncio.run(scenario())

@@ -13,8 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from nsq.daemons.nsqd.core.backlog import StorageFailed
-from nsq.daemons.nsqd.core.message import Message
+from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.storage import durable
 from tests.unit.daemons.nsqd.clock import FakeClock
 from tests.unit.daemons.nsqd.disk.files import room_for

@@ -1,0 +1,48 @@
+"""Registers topics at an nsqlookupd: ``register PORT PID COUNT BATCH``.
+
+Prints topics a second, and the CPU time that the process PID has spent on each, in microseconds. A batch is
+what is sent before its answers are waited for: Go's nsqd has batches of 1.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+
+from benchmarks.drivers import wire
+from nsq.wire import lookup
+from nsq.wire.lookup import PeerInfo
+
+_OK = lookup.reply(lookup.OK)
+
+
+def main(port: int, pid: int, count: int, batch: int) -> tuple[float, float]:
+    nsqd = PeerInfo(broadcast_address="a", hostname="a", http_port=4151, tcp_port=4150, version="1.3.0")
+    with wire.connect(port) as connection:
+        connection.sendall(lookup.MAGIC + lookup.identify(nsqd))
+        if not connection.recv(64 * 1024):
+            raise wire.Refused("IDENTIFY was not answered")
+        before, began = _cpu(pid), time.perf_counter()
+        for start in range(0, count, batch):
+            names = (f"topic-{number:06}" for number in range(start, start + batch))
+            connection.sendall(b"".join(map(lookup.register, names)))
+            if connection.recv(batch * len(_OK), socket.MSG_WAITALL) != _OK * batch:
+                raise wire.Refused("REGISTER was not answered by OK")
+        took, spent = time.perf_counter() - began, _cpu(pid) - before
+        return count / took, 1e6 * spent / count
+
+
+def _cpu(pid: int) -> float:
+    """Seconds that the process has computed. Where there is no /proc they are not known."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    print(*main(*map(int, sys.argv[1:])))

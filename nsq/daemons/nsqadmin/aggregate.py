@@ -1,0 +1,279 @@
+"""What several nsqds say of a topic or channel, put together in the shapes of Go's nsqadmin. Pure.
+
+``read_topics`` takes one nsqd's /stats apart and checks it; the other functions add up what it made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from nsq.http.calls import Misshapen
+
+Json = dict[str, Any]
+
+ALL_NODES = "*"
+#: No figure of an nsqd is larger; Python would reckon with any, until a division fails.
+MOST = 2**63
+
+_CHANNEL_COUNTS = (
+    "depth",
+    "memory_depth",
+    "backend_depth",
+    "in_flight_count",
+    "deferred_count",
+    "requeue_count",
+    "timeout_count",
+    "message_count",
+    "delivery_msg_count",
+    "zone_local_msg_count",
+    "region_local_msg_count",
+    "global_msg_count",
+    "client_count",
+)
+_DELIVERIES = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
+#: Left out when they are 0, as nsqd does.
+_SPARSE = {"delivery_msg_count", *_DELIVERIES}
+_TOPIC_COUNTS = ("depth", "memory_depth", "backend_depth", "message_count", "delivery_msg_count")
+
+_CLIENT_KEYS: tuple[tuple[str, type], ...] = (
+    ("in_flight_count", int),
+    ("ready_count", int),
+    ("finish_count", int),
+    ("requeue_count", int),
+    ("message_count", int),
+    ("sample_rate", int),
+    ("deflate", bool),
+    ("snappy", bool),
+    ("authed", bool),
+    ("auth_identity", str),
+    ("auth_identity_url", str),
+    ("tls", bool),
+    ("tls_cipher_suite", str),
+    ("tls_version", str),
+    ("tls_negotiated_protocol", str),
+    ("tls_negotiated_protocol_is_mutual", bool),
+)
+
+
+# One nsqd
+
+
+def read_topics(stats: Any, node: str, hostname: str, now: float) -> list[Json]:
+    """The topics of one nsqd's /stats; Misshapen says what is wrong with it."""
+    return [_topic(each, node, hostname, now) for each in rows(_object(stats), "topics")]
+
+
+def _topic(told: Any, node: str, hostname: str, now: float) -> Json:
+    told = _object(told)
+    name = value(told, "topic_name", str)
+    depth, backend = value(told, "depth", int), value(told, "backend_depth", int)
+    return {
+        "node": node,
+        "hostname": hostname,
+        "topic_name": name,
+        "depth": depth,
+        "memory_depth": depth - backend,
+        "backend_depth": backend,
+        "message_count": value(told, "message_count", int),
+        "delivery_msg_count": 0,
+        "nodes": None,
+        "channels": [_channel(each, name, node, hostname, now) for each in rows(told, "channels")],
+        "paused": value(told, "paused", bool),
+        "e2e_processing_latency": _latency(told),
+    }
+
+
+def _channel(told: Any, topic: str, node: str, hostname: str, now: float) -> Json:
+    told = _object(told)
+    depth, backend = value(told, "depth", int), value(told, "backend_depth", int)
+    delivered = {name: value(told, name, int) for name in _DELIVERIES}
+    clients = told.get("clients")
+    listed = None if clients is None else [_client(each, node, now) for each in rows(told, "clients")]
+    counts = {name: value(told, name, int) for name in _CHANNEL_COUNTS}
+    counts |= {"memory_depth": depth - backend, "delivery_msg_count": sum(delivered.values())}
+    if "client_count" not in told:  # an nsqd from before 1.2.1
+        counts["client_count"] = len(listed or ())
+    return {
+        "node": node,
+        "hostname": hostname,
+        "topic_name": topic,
+        "channel_name": value(told, "channel_name", str),
+        **_shown(counts),
+        "nodes": None,
+        "clients": listed,
+        "paused": value(told, "paused", bool),
+        "e2e_processing_latency": _latency(told),
+    }
+
+
+def _client(told: Any, node: str, now: float) -> Json:
+    told = _object(told)
+    since = value(told, "connect_ts", int)
+    shown = {
+        "node": node,
+        "remote_address": value(told, "remote_address", str),
+        "version": value(told, "version", str),
+        "client_id": value(told, "client_id", str),
+        "hostname": value(told, "hostname", str),
+        "user_agent": value(told, "user_agent", str),
+        "connect_ts": since,
+        "connected": max(0, int(now) - since) * 1_000_000_000,
+    }
+    shown |= {name: value(told, name, kind) for name, kind in _CLIENT_KEYS}
+    zone, region = value(told, "topology_zone", str), value(told, "topology_region", str)
+    return shown | ({"topology_zone": zone, "topology_region": region} if zone or region else {})
+
+
+def _latency(told: Json) -> Json:
+    latency = _object(told.get("e2e_processing_latency") or {})
+    count = value(latency, "count", int)
+    percentiles = []
+    for each in rows(latency, "percentiles"):
+        each = _object(each)
+        share, time = _number(each, "quantile"), _number(each, "value")
+        both = {"average": time, "count": count, "max": time, "min": time}
+        percentiles.append({**both, "quantile": share, "value": time})
+    return {"count": count, "percentiles": percentiles or None, "topic": "", "channel": "", "host": ""}
+
+
+# Several nsqds
+
+
+def merge_topics(name: str, parts: Iterable[Json]) -> Json:
+    """One topic as all nsqds together have it."""
+    nodes = sorted(parts, key=_by_host)
+    channels: dict[str, list[Json]] = {}
+    for part in nodes:
+        for channel in part["channels"]:
+            channels.setdefault(channel["channel_name"], []).append(channel)
+    return {
+        "node": ALL_NODES if nodes else "",
+        "hostname": "",
+        "topic_name": name,
+        **_sums(_TOPIC_COUNTS, nodes),
+        "nodes": nodes or None,
+        "channels": [_joined(name, each) for each in channels.values()] or None,
+        "paused": any(part["paused"] for part in nodes),
+        "e2e_processing_latency": _merge_latencies(nodes, name, "") if nodes else None,
+    }
+
+
+def _joined(topic: str, parts: list[Json]) -> Json:
+    """A channel in a topic's list: as its nsqd told it when only one has it."""
+    return parts[0] if len(parts) == 1 else merge_channels(topic, parts[0]["channel_name"], parts)
+
+
+def merge_channels(topic: str, name: str, parts: Iterable[Json]) -> Json:
+    """One channel as all nsqds together have it, with the clients of all."""
+    nodes = sorted(parts, key=_by_host)
+    clients = [client for part in nodes for client in part["clients"] or ()]
+    return {
+        "node": ALL_NODES,
+        "hostname": "",
+        "topic_name": topic,
+        "channel_name": name,
+        **_shown(_sums(_CHANNEL_COUNTS, nodes)),
+        "nodes": nodes,
+        "clients": sorted(clients, key=lambda client: (client["hostname"], client["node"])) or None,
+        "paused": any(part["paused"] for part in nodes),
+        "e2e_processing_latency": _merge_latencies(nodes, topic, name),
+    }
+
+
+def counters(topics: Iterable[Json]) -> Json:
+    """How many messages went into each channel of each nsqd."""
+    found: Json = {}
+    for topic in topics:
+        for channel in topic["channels"]:
+            key = f"{topic['topic_name']}:{channel['channel_name']}:{topic['node']}"
+            found[key] = {
+                "node": topic["node"],
+                "topic_name": topic["topic_name"],
+                "channel_name": channel["channel_name"],
+                "message_count": channel["message_count"],
+            }
+    return dict(sorted(found.items()))
+
+
+def _merge_latencies(parts: Iterable[Json], topic: str, channel: str) -> Json:
+    """Averages weigh each nsqd by its messages. ``min`` is the smallest: Go's merge takes it from ``max``."""
+    count = 0
+    merged: dict[float, Json] = {}
+    for part in parts:
+        latency = part["e2e_processing_latency"]
+        count += latency["count"]
+        for each in latency["percentiles"] or ():
+            share = each["quantile"]
+            have = merged.setdefault(share, {"average": 0, "count": 0, "max": 0, "min": 0, "quantile": share})
+            if each["count"] == 0:
+                continue
+            have["min"] = min(have["min"], each["min"]) if have["count"] else each["min"]
+            have["max"] = max(have["max"], each["max"])
+            have["count"] += each["count"]
+            have["average"] += (each["average"] - have["average"]) * each["count"] / have["count"]
+    for each in merged.values():
+        each["average"] = _plain(each["average"])
+    ordered = [merged[share] for share in sorted(merged, reverse=True)]
+    return {
+        "count": count,
+        "percentiles": ordered or None,
+        "topic": topic,
+        "channel": channel,
+        "host": ALL_NODES,
+    }
+
+
+def _sums(names: Iterable[str], parts: list[Json]) -> Json:
+    return {name: sum(part.get(name, 0) for part in parts) for name in names}
+
+
+def _shown(counts: Json) -> Json:
+    return {name: counts[name] for name in _CHANNEL_COUNTS if counts[name] or name not in _SPARSE}
+
+
+def _by_host(part: Json) -> tuple[str, str]:
+    return part["hostname"], part["node"]
+
+
+def _plain(number: float) -> float:
+    """A whole number without its point, as Go writes it."""
+    return int(number) if number == int(number) else number
+
+
+# Reading what an nsqd sent, which may be anything
+
+
+def _object(told: Any) -> Json:
+    if not isinstance(told, dict):
+        raise Misshapen(f"its statistics have {type(told).__name__} where an object belongs")
+    return told
+
+
+def rows(told: Any, name: str) -> list[Any]:
+    """A list in an object, which Go writes as null when it is empty."""
+    found = _object(told).get(name)
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        raise Misshapen(f"{name} is {type(found).__name__}, not a list")
+    return found
+
+
+def value(told: Any, name: str, kind: type) -> Any:
+    """What old versions leave out is 0, empty or false."""
+    found = _object(told).get(name)
+    if found is None:
+        return kind()
+    if type(found) is int and abs(found) > MOST:
+        raise Misshapen(f"{name} is larger than any count")
+    if type(found) is not kind:
+        raise Misshapen(f"{name} is {type(found).__name__}, not {kind.__name__}")
+    return found
+
+
+def _number(told: Json, name: str) -> float:
+    found = told.get(name, 0)
+    if type(found) not in (int, float) or not abs(found) < 1e300:
+        raise Misshapen(f"{name} is no number")
+    return _plain(found)

@@ -1,0 +1,277 @@
+"""The HTTP API of nsqadmin: the table of its routes and what each one answers.
+
+The answers have the shapes of Go's nsqadmin. Its own are /api/overview, which the page polls, /api/peek,
+/api/tail and /api/charts, and the action redrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from nsq.daemons.logs import DaemonLog
+from nsq.daemons.nsqadmin import aggregate
+from nsq.daemons.nsqadmin.actions import Actions
+from nsq.daemons.nsqadmin.aggregate import Json
+from nsq.daemons.nsqadmin.cluster import Cluster, Node, get, newest_version
+from nsq.daemons.nsqadmin.graphite import Graphite
+from nsq.daemons.nsqadmin.guard import MAX_BODY, Guard, finished, reply_with
+from nsq.daemons.nsqadmin.live import Live
+from nsq.daemons.nsqadmin.notifications import Notifications
+from nsq.daemons.nsqadmin.options import NsqadminOptions
+from nsq.daemons.nsqadmin.overview import Overview
+from nsq.daemons.nsqadmin.page import Page
+from nsq.daemons.routes import OK, Handler, HttpError, Reply, Request, Route, read_body
+from nsq.errors import ApiRefused
+from nsq.flags import config_key, is_duration
+from nsq.http.calls import json_value
+from nsq.http.nsqlookupd import nsqlookupd_address
+
+#: What an open page asks for all the time: no lines in the log.
+_POLLED = (("GET", "/api/overview"), ("GET", "/api/tail/:topic/:id"))
+_MAX_PEEKED = 100
+#: Seconds that the figures may be old with which a page opens.
+_OPENING = 10.0
+_VIEWS: tuple[str, ...] = (
+    "/",
+    "/topics",
+    "/topics/:topic",
+    "/topics/:topic/:channel",
+    "/nodes",
+    "/nodes/:node",
+)
+_VIEWS += ("/counter", "/lookup")
+
+
+class Api:
+    def __init__(
+        self, options: NsqadminOptions, cluster: Cluster, notifications: Notifications, log: DaemonLog
+    ) -> None:
+        self._guard = Guard(options)
+        self._page = Page(options, self._guard)
+        self._options = options
+        self._cluster = cluster
+        self._log = log
+        self._live = Live(options, cluster)
+        self._actions = Actions(cluster, self._live, notifications)
+        self._graphite = Graphite(options, cluster, log)
+        self._overview = Overview(cluster)
+        self._settings = {config_key(field): field for field in dataclasses.fields(options)}
+
+    async def close(self) -> None:
+        """End what is under way for the page."""
+        await self._overview.close()
+        await self._live.close()
+
+    def routes(self) -> list[Route]:
+        admin, config, named = self._guard.admin_only, self._guard.config_only, self._guard.named
+        actions, live, graphite = self._actions, self._live, self._graphite
+        table: list[tuple[str, str, Handler]] = [
+            ("GET", "/api/topics", self.topics),
+            ("GET", "/api/topics/:topic", self.topic),
+            ("GET", "/api/topics/:topic/:channel", self.channel),
+            ("GET", "/api/nodes", self.nodes),
+            ("GET", "/api/nodes/:node", self.node),
+            ("POST", "/api/topics", admin(actions.create)),
+            ("POST", "/api/topics/:topic", admin(actions.act)),
+            ("POST", "/api/topics/:topic/:channel", admin(actions.act)),
+            ("DELETE", "/api/topics/:topic", admin(actions.delete)),
+            ("DELETE", "/api/topics/:topic/:channel", admin(actions.delete)),
+            ("DELETE", "/api/nodes/:node", admin(actions.tombstone)),
+            ("GET", "/api/counter", self.counter),
+            ("GET", "/api/graphite", graphite.rate),
+            ("GET", "/config/:opt", config(self.get_setting)),
+            ("PUT", "/config/:opt", config(self.put_setting)),
+            ("GET", "/api/overview", self.overview),
+            ("GET", "/api/charts", graphite.charts),
+            ("POST", "/api/tail/:topic", admin(live.open_tail)),
+            ("GET", "/api/tail/:topic/:id", admin(live.tail)),
+            ("DELETE", "/api/tail/:topic/:id", admin(live.close_tail)),
+            ("GET", "/api/peek/:topic", admin(self.peek)),
+            ("GET", "/api/peek/:topic/:channel", admin(self.peek)),
+        ]
+        plain: list[tuple[str, Handler]] = [
+            *((view, self.view) for view in _VIEWS),
+            ("/static/:asset", self._page.asset),
+            ("/fonts/:asset", self._page.asset),
+        ]
+        if self._options.proxy_graphite:
+            plain.append(("/render", graphite.render))
+        prefix = self._options.prefix
+        routes = [Route("GET", f"{prefix}/ping", finished(lambda _: OK), plain=True)]
+        for method, path, handler in table:
+            logged = (method, path) not in _POLLED
+            routes.append(Route(method, prefix + path, finished(named(handler)), logged=logged))
+        for path, handler in plain:
+            routes.append(Route("GET", prefix + path, finished(named(handler)), plain=True))
+        return routes
+
+    # Looking
+
+    def view(self, request: Request) -> Reply:
+        """The page, which will ask for the overview as soon as it is loaded."""
+        self._overview.prepare(_OPENING)
+        return self._page.view(request)
+
+    async def topics(self, request: Request) -> Reply:
+        found = await self._cluster.topics()
+        if request.args.get("inactive") != "true":
+            return reply_with({"topics": found.value}, found.failures)
+        if not self._cluster.lookupds:
+            return reply_with({"topics": {}}, found.failures)
+        nodes = await self._cluster.nodes()
+        active = {name for node in nodes.value for name, hidden in node.topics.items() if not hidden}
+        inactive = [name for name in found.value if name not in active]
+        channels = await asyncio.gather(*(self._cluster.channels(name) for name in inactive))
+        named = {name: each.value or None for name, each in zip(inactive, channels, strict=True)}
+        return reply_with({"topics": named}, found.failures + nodes.failures)
+
+    async def topic(self, request: Request) -> Reply:
+        name = request.params["topic"]
+        topics, failures = await self._stats_of(name)
+        return reply_with(aggregate.merge_topics(name, topics), failures)
+
+    async def channel(self, request: Request) -> Reply:
+        topic, channel = request.params["topic"], request.params["channel"]
+        topics, failures = await self._stats_of(topic, channel)
+        parts = [each for told in topics for each in told["channels"] if each["channel_name"] == channel]
+        merged = aggregate.merge_channels(topic, channel, parts) if parts else {}
+        return reply_with(merged, failures)
+
+    async def _stats_of(self, topic: str, channel: str = "") -> tuple[list[Json], list[str]]:
+        producers = await self._cluster.producers(topic)
+        found = await self._cluster.stats(
+            producers.value, time.time(), topic=topic, channel=channel, clients=bool(channel)
+        )
+        topics = [each for each in found.value if each["topic_name"] == topic]
+        return topics, producers.failures + found.failures
+
+    async def nodes(self, request: Request) -> Reply:
+        found = await self._cluster.nodes()
+        newest = newest_version(found.value)
+        return reply_with({"nodes": [node.shown(newest) for node in found.value]}, found.failures)
+
+    async def node(self, request: Request) -> Reply:
+        found = await self._cluster.nodes()
+        node = _named(found.value, request.params["node"])
+        stats = await self._cluster.stats([node], time.time(), clients=True)
+        shown = {
+            "node": node.name,
+            "topics": stats.value,
+            "total_messages": sum(topic["message_count"] for topic in stats.value),
+            "total_clients": sum(
+                len(channel["clients"] or ()) for topic in stats.value for channel in topic["channels"]
+            ),
+        }
+        return reply_with(shown, found.failures + stats.failures)
+
+    async def counter(self, request: Request) -> Reply:
+        nodes = await self._cluster.nodes()
+        found = await self._cluster.stats(nodes.value, time.time())
+        return reply_with({"stats": aggregate.counters(found.value)}, nodes.failures + found.failures)
+
+    async def overview(self, request: Request) -> Reply:
+        """With ?opening=true rather at once than new: the page that opens asks again right away."""
+        if request.args.get("opening") == "true":
+            return Reply.json(await self._overview.look(_OPENING))
+        return Reply.json(await self._overview.look())
+
+    async def peek(self, request: Request) -> Reply:
+        """The first messages that wait, or with ?in_flight=true those longest in flight, from every nsqd that
+        can show them.
+        """
+        topic, channel = request.params["topic"], request.params.get("channel", "")
+        text = request.args.get("n", "10")
+        if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= _MAX_PEEKED):
+            raise HttpError(400, "INVALID_ARG_N")
+        args = {"topic": topic, "n": text} | ({"channel": channel} if channel else {})
+        in_flight = bool(channel) and request.args.get("in_flight") == "true"
+        args |= {"in_flight": "true"} if in_flight else {}
+        path = "/channel/peek" if channel else "/topic/peek"
+        nodes = await self._cluster.holders(topic)
+        refusals: dict[str, str] = {}
+
+        async def one(node: Node) -> list[Json]:
+            try:
+                told = await self._cluster.ask(get(node.url, path, args, json_value))
+            except ApiRefused as error:
+                if error.code in ("NOT_FOUND", "PEEK_FROM_THIS_MACHINE_ONLY"):
+                    refusals[node.name] = error.code
+                    return []
+                if error.code in ("TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"):
+                    return []
+                raise
+            messages = aggregate.rows(told, "messages")
+            return [{"node": node.name, **_message(each, in_flight)} for each in messages]
+
+        found = await self._cluster.gather("nsqd", nodes.value, one)
+        messages = [each for shown in found.value.values() for each in shown]
+        messages.sort(key=lambda each: -each["in_flight_ms"] if in_flight else each["timestamp"])
+        return reply_with({"messages": messages, "refused": refusals}, nodes.failures + found.failures)
+
+    # Settings
+
+    def get_setting(self, request: Request) -> Reply:
+        return self._setting(request.params["opt"])
+
+    async def put_setting(self, request: Request) -> Reply:
+        # A body of the full size counts as too large, and so does none, as nsqd has it.
+        body = await read_body(request, MAX_BODY, "INVALID_VALUE")
+        if not 0 < len(body) <= MAX_BODY:
+            raise HttpError(413, "INVALID_VALUE")
+        name = request.params["opt"]
+        try:
+            if name == "nsqlookupd_http_addresses":
+                self._cluster.lookupds = _addresses(json.loads(body))
+            elif name == "log_level":
+                self._log.level = body.decode("utf-8", "replace")
+            else:
+                raise HttpError(400, "INVALID_OPTION")
+        except (ValueError, RecursionError):
+            raise HttpError(400, "INVALID_VALUE") from None
+        return self._setting(name)
+
+    def _setting(self, name: str) -> Reply:
+        field = self._settings.get(name)
+        if field is None or field.name == "client_opts":  # it may hold a secret
+            raise HttpError(400, "INVALID_OPTION")
+        value = getattr(self._options, field.name)
+        if name == "nsqlookupd_http_addresses":
+            value = self._cluster.lookupds
+        elif name == "log_level":
+            value = self._log.level
+        elif is_duration(field):
+            value = round(value * 1_000_000_000)
+        return Reply.text(value) if isinstance(value, str) else Reply.json(value)
+
+
+def _named(nodes: Iterable[Node], name: str) -> Node:
+    for node in nodes:
+        if node.name == name:
+            return node
+    raise HttpError(404, "NODE_NOT_FOUND")
+
+
+def _addresses(told: Any) -> tuple[str, ...]:
+    if not isinstance(told, list) or not told or not all(isinstance(each, str) for each in told):
+        raise ValueError
+    for each in told:
+        nsqlookupd_address(each)
+    return tuple(told)
+
+
+def _message(told: Any, in_flight: bool) -> Json:
+    """A message that waits or is in flight, as nsqd shows it."""
+    kinds = {"id": str, "timestamp": int, "age_ms": int, "attempts": int, "size": int, "truncated": bool}
+    kinds |= {"encoding": str, "body": str}
+    shown = {name: aggregate.value(told, name, kind) for name, kind in kinds.items()}
+    if in_flight:
+        client = aggregate.value(told, "client", dict)
+        names = ("client_id", "hostname", "remote_address")
+        shown["client"] = {name: aggregate.value(client, name, str) for name in names}
+        shown["in_flight_ms"] = aggregate.value(told, "in_flight_ms", int)
+    return shown

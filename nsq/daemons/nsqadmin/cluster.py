@@ -1,0 +1,368 @@
+"""The nsqlookupds and nsqds behind nsqadmin: who is there, and how they are asked.
+
+All are asked at the same time, each within its deadline. What some of them fail to answer is told beside what
+the others say; when all fail, UpstreamError is raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+import ssl
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from nsq.daemons.nsqadmin.aggregate import Json, read_topics, rows, value
+from nsq.daemons.nsqadmin.options import NSQD_PORT, NsqadminOptions
+from nsq.errors import ConfigError, NsqError
+from nsq.http import asynchronous
+from nsq.http.calls import ACCEPT, Call, endpoint, json_value
+from nsq.http.message import HttpReply, HttpRequest, Url, parse_url, tls_port
+from nsq.http.nsqd import NsqdInfo
+from nsq.http.nsqd import parse_info as parse_nsqd_info
+from nsq.http.nsqlookupd import (
+    NsqdNode,
+    RegisteredNode,
+    beside_lookup,
+    nsqlookupd_address,
+    parse_lookup,
+    parse_nodes,
+)
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+#: Requests that are under way at a time.
+_CONCURRENCY = 64
+
+
+class UpstreamError(NsqError):
+    """Every nsqlookupd or nsqd that was asked failed."""
+
+
+class Send(Protocol):
+    def __call__(
+        self,
+        request: HttpRequest,
+        *,
+        connect_timeout: float,
+        request_timeout: float,
+        tls: ssl.SSLContext | None,
+    ) -> Awaitable[HttpReply]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """An nsqd: what is known of it and where it is asked. ``topics`` tells whether each is tombstoned."""
+
+    told: NsqdNode
+    url: Url
+    topics: Mapping[str, bool] = field(default_factory=dict)
+    registrations: tuple[str, ...] | None = (
+        None  # nsqlookupd's address/the nsqd's own, for each that lists it
+    )
+
+    @property
+    def name(self) -> str:
+        """``broadcast_address:http_port``, by which people and nsqlookupd name it."""
+        return self.told.http_address
+
+    def shown(self, newest: tuple[int, ...]) -> Json:
+        """As /api/nodes lists it; ``newest`` is the newest version of all."""
+        registrations = self.registrations
+        return {
+            "remote_addresses": None if registrations is None else list(registrations),
+            "remote_address": self.told.remote_address,
+            "hostname": self.told.hostname,
+            "broadcast_address": self.told.broadcast_address,
+            "tcp_port": self.told.tcp_port,
+            "http_port": self.told.http_port,
+            "version": self.told.version,
+            "topics": [{"topic": name, "tombstoned": self.topics[name]} for name in sorted(self.topics)],
+            "out_of_date": version_number(self.told.version) < newest,
+        }
+
+
+@dataclass
+class Found(Generic[T]):
+    """What could be found out, and in words what could not."""
+
+    value: T
+    failures: list[str] = field(default_factory=list)
+
+
+class Cluster:
+    """Asks the nsqlookupds, or without any the nsqds that the options name."""
+
+    def __init__(self, options: NsqadminOptions, *, send: Send = asynchronous.send) -> None:
+        self.lookupds = options.lookupd_http_addresses
+        self.nsqds = options.nsqd_http_addresses
+        self._connect_timeout = options.http_client_connect_timeout
+        self._request_timeout = options.http_client_request_timeout
+        self._options = options
+        self._tls = _tls_context(options) if _has_tls_options(options) else None
+        self._send = send
+        self._free = asyncio.Semaphore(_CONCURRENCY)
+
+    # Who is there
+
+    async def topics(self) -> Found[list[str]]:
+        """By name."""
+        if not self.lookupds:
+            nodes = await self.nodes()
+            return Found(sorted({name for node in nodes.value for name in node.topics}), nodes.failures)
+        found = await self._ask_lookupds("/topics", {}, lambda reply: _names(reply, "topics"))
+        return Found(sorted(set(itertools.chain(*found.value.values()))), found.failures)
+
+    async def channels(self, topic: str) -> Found[list[str]]:
+        """The channels of it that nsqlookupds know."""
+        found = await self._ask_lookupds(
+            "/channels", {"topic": topic}, lambda reply: _names(reply, "channels")
+        )
+        return Found(sorted(set(itertools.chain(*found.value.values()))), found.failures)
+
+    async def nodes(self) -> Found[list[Node]]:
+        """Every nsqd, by host name."""
+        if not self.lookupds:
+            return await self._named_nodes()
+        found = await self._ask_lookupds("/nodes", {}, parse_nodes)
+        return Found(merge_nodes(found.value), found.failures)
+
+    async def producers(self, topic: str) -> Found[list[Node]]:
+        """The nsqds that consumers of the topic are sent to."""
+        if not self.lookupds:
+            named = await self._named_nodes()
+            return Found([node for node in named.value if topic in node.topics], named.failures)
+        found = await self._ask_lookupds("/lookup", {"topic": topic}, parse_lookup, lookup=True)
+        nodes = {told.tcp_address: told for each in found.value.values() for told in each.producers}
+        return Found([Node(told, _url(told)) for told in nodes.values()], found.failures)
+
+    async def holders(self, topic: str) -> Found[list[Node]]:
+        """The nsqds that have the topic, with those that are tombstoned for it: what an action must reach."""
+        if not self.lookupds:
+            return await self.producers(topic)
+        producers, nodes = await asyncio.gather(self.producers(topic), self.nodes())
+        found = {node.told.tcp_address: node for node in producers.value}
+        for node in nodes.value:
+            if topic in node.topics:
+                found.setdefault(node.told.tcp_address, node)
+        failures = list(dict.fromkeys(producers.failures + nodes.failures))
+        return Found(sorted(found.values(), key=_by_host), failures)
+
+    async def listed(self, lookupd: str) -> tuple[list[RegisteredNode], list[str]]:
+        """The nsqds and the topics that one nsqlookupd knows."""
+        url = _lookupd_url(lookupd)
+        nodes, topics = await asyncio.gather(
+            self.ask(get(url, "/nodes", {}, parse_nodes)),
+            self.ask(get(url, "/topics", {}, lambda reply: _names(reply, "topics"))),
+        )
+        return nodes, topics
+
+    # What nsqds say
+
+    async def stats(
+        self, nodes: Sequence[Node], now: float, *, topic: str = "", channel: str = "", clients: bool = False
+    ) -> Found[list[Json]]:
+        """Their topics, in the shape of the API. None of them answering, as with no nsqd, is an error."""
+        args = {"format": "json", "include_clients": "true" if clients else "false"}
+        args |= ({"topic": topic} if topic else {}) | ({"channel": channel} if channel else {})
+
+        async def one(node: Node) -> list[Json]:
+            def read(reply: HttpReply) -> list[Json]:
+                return read_topics(json_value(reply), node.name, node.told.hostname, now)
+
+            return await self.ask(get(node.url, "/stats", args, read))
+
+        found = await self.gather("nsqd", nodes, one)
+        return Found([each for topics in found.value.values() for each in topics], found.failures)
+
+    # Telling them
+
+    async def post_lookupds(self, path: str, args: Mapping[str, str]) -> list[str]:
+        """To every nsqlookupd; returns what failed."""
+
+        async def one(lookupd: str) -> None:
+            await self.ask(post(_lookupd_url(lookupd), path, args))
+
+        return (await self._each(self.lookupds, one)).failures
+
+    async def post_nodes(self, nodes: Sequence[Node], path: str, args: Mapping[str, str]) -> list[str]:
+        """To every one of these nsqds; returns what failed."""
+
+        async def one(node: Node) -> None:
+            await self.ask(post(node.url, path, args))
+
+        return (await self._each(nodes, one)).failures
+
+    # How they are asked
+
+    async def ask(self, call: Call[T]) -> T:
+        """One request. An nsqd that insists on TLS is asked again with TLS, at the port that it names."""
+        async with self._free:
+            reply = await self._exchange(call.request)
+            port = tls_port(reply)
+            if port is not None:
+                url = dataclasses.replace(call.request.url, scheme="https", port=port)
+                reply = await self._exchange(dataclasses.replace(call.request, url=url))
+        return call.answer(reply)
+
+    async def _exchange(self, request: HttpRequest) -> HttpReply:
+        if self._tls is None and request.url.scheme == "https":
+            self._tls = _tls_context(self._options)
+        return await self._send(
+            request,
+            connect_timeout=self._connect_timeout,
+            request_timeout=self._request_timeout,
+            tls=self._tls,
+        )
+
+    async def gather(
+        self, kind: str, asked: Sequence[K], one: Callable[[K], Awaitable[T]]
+    ) -> Found[dict[K, T]]:
+        """``one`` for each; UpstreamError when not a single one answers."""
+        found = await self._each(asked, one)
+        if not found.value:
+            raise UpstreamError(f"failed to query any {kind}: " + "\n".join(found.failures))
+        return found
+
+    async def _each(self, asked: Sequence[K], one: Callable[[K], Awaitable[T]]) -> Found[dict[K, T]]:
+        outcomes = await asyncio.gather(*map(one, asked), return_exceptions=True)
+        found: Found[dict[K, T]] = Found({})
+        for each, outcome in zip(asked, outcomes, strict=True):
+            if isinstance(outcome, NsqError):
+                found.failures.append(str(outcome))
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                found.value[each] = outcome
+        return found
+
+    async def _ask_lookupds(
+        self,
+        path: str,
+        args: Mapping[str, str],
+        parse: Callable[[HttpReply], T],
+        *,
+        lookup: bool = False,
+    ) -> Found[dict[str, T]]:
+        async def one(lookupd: str) -> T:
+            url = nsqlookupd_address(lookupd)
+            if lookup and url.target.partition("?")[0] != "/":
+                return await self.ask(get(url, "", args, parse))
+            return await self.ask(get(beside_lookup(url), path, args, parse))
+
+        return await self.gather("nsqlookupd", self.lookupds, one)
+
+    async def named_node(self, address: str) -> Node:
+        """One nsqd of --nsqd-http-address, without its topics."""
+        url = parse_url(address, NSQD_PORT)
+        return Node(_told_by(await self.ask(get(url, "/info", {}, parse_nsqd_info))), url)
+
+    async def _named_nodes(self) -> Found[list[Node]]:
+        """The nsqds of --nsqd-http-address, with their topics."""
+
+        async def one(address: str) -> Node:
+            args = {"format": "json", "include_clients": "false"}
+            node, names = await asyncio.gather(
+                self.named_node(address),
+                self.ask(get(parse_url(address, NSQD_PORT), "/stats", args, _topic_names)),
+            )
+            return dataclasses.replace(node, topics=dict.fromkeys(names, False))
+
+        found = await self.gather("nsqd", self.nsqds, one)
+        return Found(sorted(found.value.values(), key=_by_host), found.failures)
+
+
+def merge_nodes(listed: Mapping[str, Iterable[RegisteredNode]]) -> list[Node]:
+    """The nsqds that these nsqlookupds list, each once, by host name."""
+    nodes: dict[str, Node] = {}
+    for lookupd, each in listed.items():
+        for told in each:
+            nodes[told.tcp_address] = _listed(nodes.get(told.tcp_address), told, lookupd)
+    return sorted(nodes.values(), key=_by_host)
+
+
+def _listed(known: Node | None, told: RegisteredNode, lookupd: str) -> Node:
+    """A node, with what one more nsqlookupd says of it."""
+    registration = f"{lookupd}/{told.remote_address}"
+    topics = {name: name in told.tombstoned for name in told.topics}
+    if known is None:
+        return Node(told, _url(told), topics, (registration,))
+    # One nsqlookupd that sends consumers there is enough: then it is not hidden.
+    for name, hidden in known.topics.items():
+        topics[name] = hidden and topics.get(name, hidden)
+    return dataclasses.replace(
+        known, topics=topics, registrations=(*(known.registrations or ()), registration)
+    )
+
+
+def _told_by(info: NsqdInfo) -> NsqdNode:
+    return NsqdNode(
+        broadcast_address=info.broadcast_address,
+        tcp_port=info.tcp_port,
+        http_port=info.http_port,
+        hostname=info.hostname,
+        version=info.version,
+        topology_region=info.topology_region,
+        topology_zone=info.topology_zone,
+    )
+
+
+def get(base: Url, path: str, args: Mapping[str, str], parse: Callable[[HttpReply], T]) -> Call[T]:
+    return Call(HttpRequest(endpoint(base, path, args), "GET", ACCEPT), parse)
+
+
+def post(base: Url, path: str, args: Mapping[str, str]) -> Call[None]:
+    return Call(HttpRequest(endpoint(base, path, args), "POST", ACCEPT), lambda _: None)
+
+
+def newest_version(nodes: Iterable[Node]) -> tuple[int, ...]:
+    return max((version_number(node.told.version) for node in nodes), default=())
+
+
+def version_number(text: str) -> tuple[int, ...]:
+    """``1.3.0-alpha`` is 1, 3, 0."""
+    words = text.partition("-")[0].split(".")
+    return tuple(int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 10)
+
+
+def _by_host(node: Node) -> tuple[str, str]:
+    return node.told.hostname, node.name
+
+
+def _url(told: NsqdNode) -> Url:
+    return Url("http", told.broadcast_address, told.http_port, "/")
+
+
+def _lookupd_url(lookupd: str) -> Url:
+    return beside_lookup(nsqlookupd_address(lookupd))
+
+
+def _names(reply: HttpReply, name: str) -> list[str]:
+    return [text for text in rows(json_value(reply), name) if isinstance(text, str)]
+
+
+def _topic_names(reply: HttpReply) -> list[str]:
+    return [value(topic, "topic_name", str) for topic in rows(json_value(reply), "topics")]
+
+
+def _has_tls_options(options: NsqadminOptions) -> bool:
+    files = options.http_client_tls_root_ca_file, options.http_client_tls_cert
+    return any(files) or options.http_client_tls_insecure_skip_verify
+
+
+def _tls_context(options: NsqadminOptions) -> ssl.SSLContext:
+    """For nsqds and nsqlookupds that are asked over https."""
+    ca, cert = options.http_client_tls_root_ca_file, options.http_client_tls_cert
+    try:
+        context = ssl.create_default_context(cafile=ca or None)
+        if cert:
+            context.load_cert_chain(cert, options.http_client_tls_key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--http-client-tls-root-ca-file {ca!r}, -cert {cert!r}: {error}") from None
+    if options.http_client_tls_insecure_skip_verify:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context

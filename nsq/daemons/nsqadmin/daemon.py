@@ -1,0 +1,55 @@
+"""nsqadmin itself: the page and the API behind its HTTP port."""
+
+from __future__ import annotations
+
+from nsq.daemons.httpd import HttpServer
+from nsq.daemons.listen import Address, parse_address
+from nsq.daemons.logs import DaemonLog
+from nsq.daemons.nsqadmin.api import Api
+from nsq.daemons.nsqadmin.cluster import Cluster
+from nsq.daemons.nsqadmin.notifications import Notifications
+from nsq.daemons.nsqadmin.options import NsqadminOptions
+
+#: How long stop() lets notifications take to leave.
+STOP_SECONDS = 0.5
+
+
+class Nsqadmin:
+    """Started and stopped once, on one event loop."""
+
+    def __init__(self, options: NsqadminOptions, *, log: DaemonLog | None = None) -> None:
+        self._options = options
+        self._log = log or DaemonLog.of(options)
+        cluster = Cluster(options)
+        self._notifications = Notifications(options.notification_http_endpoint, cluster, self._log)
+        self._api = Api(options, cluster, self._notifications, self._log)
+        self._http = HttpServer(self._api.routes(), self._log)
+        self._http_address: Address | None = None
+
+    @property
+    def tcp_address(self) -> None:
+        """There is none."""
+        return None
+
+    @property
+    def http_address(self) -> str | None:
+        """What was really bound, as host:port or a path; None before start()."""
+        return None if self._http_address is None else str(self._http_address)
+
+    async def start(self) -> None:
+        """Listen, or raise ListenError."""
+        self._http_address = await self._http.listen(parse_address(self._options.http_address))
+        self._log.info("HTTP: listening on %s", self._http_address)
+
+    async def reload(self) -> None:
+        """There is no file to be read anew but the log's."""
+
+    async def drain(self) -> None:
+        """There is nothing to hand over."""
+
+    async def stop(self) -> bool:
+        """Close the port and what is under way. May be called twice, or without start()."""
+        await self._http.close()
+        await self._api.close()
+        await self._notifications.close(STOP_SECONDS)
+        return True

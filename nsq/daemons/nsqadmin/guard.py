@@ -1,0 +1,207 @@
+"""Who may do what: admin users, pages of other sites, the network of /config. And what every answer carries.
+
+Two kinds of foreign pages are kept out. One that sends requests from its own site is told by Sec-Fetch-Site
+and Origin. One whose host name has been pointed at this server's address (DNS rebinding) looks like a page of
+ours to the browser; only the name gives it away. So what changes something or shows messages is for names
+that no stranger can own, and for those of --allow-host.
+"""
+
+from __future__ import annotations
+
+import gzip
+import ipaddress
+import json
+import socket
+import zlib
+from collections.abc import Awaitable, Callable, Sequence
+
+from nsq.daemons.nsqadmin.cluster import UpstreamError
+from nsq.daemons.nsqadmin.options import NsqadminOptions, config_network
+from nsq.daemons.routes import Handler, HttpError, Reply, Request, read_body
+
+Json = dict[str, object]
+
+#: No name below these can be registered in public DNS.
+_PRIVATE = ("localhost", "local", "internal", "test", "home.arpa")
+#: Headers that browsers send.
+_BROWSERS = ("Origin", "Sec-Fetch-Site")
+MAX_BODY = 1024 * 1024
+#: Below this compressing costs more than it saves.
+_WORTH_COMPRESSING = 1400
+_COMPRESSED_KINDS = ("application/json", "text/")
+
+
+class Guard:
+    def __init__(self, options: NsqadminOptions) -> None:
+        self._admins = frozenset(options.admin_users)
+        self._header = options.acl_http_header
+        cidr = options.allow_config_from_cidr
+        self._network = config_network(cidr) if cidr else None
+        self._strict = bool(options.allow_hosts)
+        self._hosts = {host.lower().rstrip(".") for host in (*options.allow_hosts, socket.gethostname())}
+
+    def is_admin(self, request: Request) -> bool:
+        """Everyone is when no admin users are configured."""
+        return not self._admins or request.headers.get(self._header, "") in self._admins
+
+    def admin_only(self, handler: Handler) -> Handler:
+        """For what changes something or shows messages."""
+
+        def checked(request: Request) -> Reply | Awaitable[Reply]:
+            refuse_other_sites(request)
+            self._refuse_strange_names(request)
+            if not self.is_admin(request):
+                raise HttpError(403, "FORBIDDEN")
+            return handler(request)
+
+        return checked
+
+    def config_only(self, handler: Handler) -> Handler:
+        def checked(request: Request) -> Reply | Awaitable[Reply]:
+            refuse_other_sites(request)
+            self._refuse_strange_names(request)
+            if self._network is not None and not _lies_in(request.remote, self._network):
+                raise HttpError(403, "FORBIDDEN")
+            return handler(request)
+
+        return checked
+
+    def named(self, handler: Handler) -> Handler:
+        """With --allow-host no page or figure is for another name either."""
+        if not self._strict:
+            return handler
+
+        def checked(request: Request) -> Reply | Awaitable[Reply]:
+            self._refuse_strange_names(request, browser=True)
+            return handler(request)
+
+        return checked
+
+    def _refuse_strange_names(self, request: Request, *, browser: bool = False) -> None:
+        headers = request.headers
+        hosts = [_origin_host(headers.get("Origin", ""))]
+        if not hosts[0]:
+            if not browser and request.method != "GET" and not any(map(headers.get, _BROWSERS)):
+                return  # a program: browsers send an Origin with whatever changes something
+            # A page may set X-Forwarded-Host, but not Host.
+            hosts = [headers.get("Host", ""), *headers.get("X-Forwarded-Host", "").split(",")]
+        for name in map(_name_in, hosts):
+            if name and not self._knows(name):
+                raise HttpError(403, f"UNKNOWN_HOST: start nsqadmin with --allow-host={name}")
+
+    def _knows(self, name: str) -> bool:
+        name = name.lower().rstrip(".")
+        if name in self._hosts or "." not in name or name.endswith(tuple(f".{each}" for each in _PRIVATE)):
+            return True
+        return _is_address(name)
+
+
+def _origin_host(origin: str) -> str:
+    """``a.example:8080``; empty for an origin that is "null"."""
+    return origin.partition("://")[2]
+
+
+def _name_in(host: str) -> str:
+    """Without the port."""
+    host = host.strip()
+    return host.rpartition(":")[0] if ":" in host.rpartition("]")[2] else host
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name.strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+def refuse_other_sites(request: Request) -> None:
+    """Raise HttpError when a browser sends this for a page that is not ours. Programs send neither header."""
+    headers = request.headers
+    site = headers.get("Sec-Fetch-Site")
+    if site is not None:
+        if site in ("same-origin", "none"):
+            return
+        raise HttpError(403, "CROSS_SITE_REQUEST")
+    origin = headers.get("Origin")
+    if origin is None:
+        return
+    # X-Forwarded-Host is what a proxy says the browser asked for; no page can set it for another site.
+    ours = {headers.get("Host", ""), headers.get("X-Forwarded-Host", "")} - {""}
+    if _origin_host(origin) not in ours:
+        raise HttpError(403, "CROSS_SITE_REQUEST")
+
+
+def _lies_in(remote: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
+    if remote == "@":  # a Unix socket: a program on this machine
+        return network.overlaps(ipaddress.ip_network("127.0.0.0/8")) if network.version == 4 else False
+    address = ipaddress.ip_address(remote.rpartition(":")[0].strip("[]").partition("%")[0])
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return address in network
+
+
+# What every request and answer has in common
+
+
+async def json_body(request: Request) -> Json:
+    body = await read_body(request, MAX_BODY, "BODY_TOO_BIG")
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"the body is not JSON: {error}" if body else "EOF") from None
+    if not isinstance(told, dict):
+        raise HttpError(400, f"the body is a JSON {type(told).__name__}, not an object")
+    return told
+
+
+def text_in(body: Json, name: str) -> str:
+    found = body.get(name) or ""
+    if not isinstance(found, str):
+        raise HttpError(400, f"{name} is not a text but {type(found).__name__}")
+    return found
+
+
+def reply_with(shown: Json, failures: Sequence[str]) -> Reply:
+    """And the message that tells which upstreams failed."""
+    message = f"WARNING: {'; '.join(dict.fromkeys(failures))}" if failures else ""
+    return Reply.json({**shown, "message": message})
+
+
+def finished(handler: Handler) -> Handler:
+    """The handler's answer with the headers that keep browsers careful, compressed if the client wants it;
+    502 when every upstream failed.
+    """
+
+    async def answered(request: Request) -> Reply:
+        try:
+            made = handler(request)
+            reply = made if isinstance(made, Reply) else await made
+        except UpstreamError as error:
+            raise HttpError(502, f"UPSTREAM_ERROR: {error}") from None
+        return _compressed(request.headers.get("Accept-Encoding", ""), reply)
+
+    return answered
+
+
+def _compressed(accepted: str, reply: Reply) -> Reply:
+    headers = (*reply.headers, ("X-Content-Type-Options", "nosniff"), ("Cache-Control", "no-cache"))
+    kind = reply.content_type or ""
+    compress = _encoder(accepted) if len(reply.body) > _WORTH_COMPRESSING else None
+    if compress is None or not kind.startswith(_COMPRESSED_KINDS):
+        return Reply(reply.body, reply.content_type, reply.status, headers)
+    name, encode = compress
+    headers += (("Content-Encoding", name), ("Vary", "Accept-Encoding"))
+    return Reply(encode(reply.body), reply.content_type, reply.status, headers)
+
+
+def _encoder(accepted: str) -> tuple[str, Callable[[bytes], bytes]] | None:
+    wanted = {}
+    for each in accepted.lower().split(","):
+        name, _, quality = each.strip().partition(";")
+        wanted[name.strip()] = quality.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000")
+    if wanted.get("gzip"):
+        return "gzip", lambda data: gzip.compress(data, 4, mtime=0)
+    if wanted.get("deflate"):
+        return "deflate", lambda data: zlib.compress(data, 4)
+    return None

@@ -1,0 +1,106 @@
+"""What is wrong with a topic, a channel or an nsqd, in words. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+FINE, NOTICE, BAD = 0, 1, 2
+
+#: Slower growth is noise; and what grows by less than this share of itself in a minute is not running away.
+_GROWING, _SHARE = 1.0, 0.01
+#: Messages asked for again, of all that were taken, from which on it is worth a word.
+_REQUEUED = 0.1
+#: Seconds without an answer; pages ask every 2 s.
+_SLOW = 3.0
+_TIMES = ((86400 * 365.0, "years"), (86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+
+class Health(NamedTuple):
+    level: int
+    text: str
+
+
+class ChannelState(NamedTuple):
+    """Rates are per second. ``room`` is how many more messages fit into the nsqds' memory; None: unknown."""
+
+    depth: int = 0
+    in_flight: int = 0
+    clients: int = 0
+    paused: bool = False
+    growth: float = 0.0
+    taken: float = 0.0
+    requeued: float = 0.0
+    timed_out: float = 0.0
+    room: int | None = None
+
+
+def of_channel(state: ChannelState) -> Health:
+    if state.paused:
+        return Health(BAD if state.depth else NOTICE, _with_waiting("paused", state.depth))
+    if not state.clients:
+        return Health(BAD if state.depth else NOTICE, _with_waiting("no consumers", state.depth))
+    if state.depth and not state.in_flight and state.taken < 0.05:
+        return Health(BAD, _with_waiting("consumers take nothing: backing off, or not ready", state.depth))
+    if state.timed_out >= 0.05:
+        return Health(BAD, f"a client times out: {_rate(state.timed_out)} messages are sent again")
+    if state.growth >= _GROWING and state.growth * 60 >= state.depth * _SHARE:
+        return Health(BAD, f"depth grows by {_rate(state.growth)}{_until_full(state)}")
+    if state.requeued >= 0.05 and state.requeued > _REQUEUED * max(state.taken, state.requeued):
+        return Health(NOTICE, f"clients requeue {_rate(state.requeued)}")
+    return Health(FINE, "fine")
+
+
+def of_topic(*, depth: int, paused: bool, channels: list[Health], nodes: int) -> Health:
+    """``channels`` are the healths of its channels; the worst one speaks for the topic."""
+    if not nodes:
+        return Health(NOTICE, "no nsqd has it now; nsqlookupd remembers it")
+    if paused:
+        return Health(BAD if depth else NOTICE, _with_waiting("paused", depth))
+    if not channels:
+        return Health(BAD if depth else NOTICE, _with_waiting("no channel", depth))
+    return max(channels, key=lambda health: health.level)
+
+
+def of_node(*, error: str, silent: float, listed: bool, health: str, outdated: bool) -> Health:
+    """``silent``: seconds that it has been asked in vain. ``listed``: an nsqlookupd still lists it."""
+    if not listed:
+        return Health(BAD, "gone: no nsqlookupd lists it any more")
+    if error:
+        return Health(BAD, f"does not answer: {error}")
+    if of_silence(silent):
+        return Health(BAD, of_silence(silent))
+    if health != "OK":
+        return Health(BAD, health)
+    return Health(NOTICE, "an older version than others") if outdated else Health(FINE, "fine")
+
+
+def of_silence(seconds: float) -> str:
+    """What is wrong with what has been asked in vain for so long, if anything."""
+    return "slow: it does not answer in time" if seconds >= _SLOW else ""
+
+
+def span(seconds: float) -> str:
+    for size, unit in _TIMES:
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return "0 s"
+
+
+def _with_waiting(text: str, depth: int) -> str:
+    if not depth:
+        return text
+    return f"{text}: {depth:,} {'message waits' if depth == 1 else 'messages wait'}"
+
+
+def _rate(per_second: float) -> str:
+    if per_second >= 1.0:
+        return f"{per_second:,.0f}/s"
+    return f"{per_second * 60:,.0f}/min"
+
+
+def _until_full(state: ChannelState) -> str:
+    if state.room is None:
+        return ""
+    if state.room <= 0:
+        return ", on disk already"
+    return f": memory is full in {span(state.room / state.growth)}, then it goes to disk"

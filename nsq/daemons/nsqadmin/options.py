@@ -1,0 +1,155 @@
+"""The options of nsqadmin, as flags and as keys of its config file."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+
+from nsq.daemons.listen import parse_address
+from nsq.daemons.logs import FORMATS, TEXT, checked_level
+from nsq.errors import ConfigError, UsageError
+from nsq.flags import check, duration, flag, repeated
+from nsq.http.message import parse_url
+from nsq.http.nsqlookupd import nsqlookupd_address
+
+_A_YEAR = 365 * 86400
+#: Of an nsqd that is given without a port.
+NSQD_PORT = 4151
+
+
+@dataclass(frozen=True, kw_only=True)
+class NsqadminOptions:
+    """Durations are seconds. Wrong values raise ConfigError, naming the flag or what the value should be."""
+
+    http_address: str = flag(
+        "0.0.0.0:4171", "address:port, or path of a Unix socket, to listen on for HTTP clients"
+    )
+    base_path: str = flag("/", "path below which everything is served, for a proxy that forwards it")
+    lookupd_http_addresses: tuple[str, ...] = repeated(
+        str,
+        "address:port or URL of an nsqlookupd that knows the cluster",
+        name="lookupd-http-address",
+        key="nsqlookupd_http_addresses",
+    )
+    nsqd_http_addresses: tuple[str, ...] = repeated(
+        str,
+        "address:port or URL of an nsqd, for a cluster without nsqlookupd",
+        name="nsqd-http-address",
+        key="nsqd_http_addresses",
+    )
+
+    http_client_connect_timeout: float = duration(
+        2.0, "time to connect to an nsqd or nsqlookupd", low=0.001, high=_A_YEAR
+    )
+    http_client_request_timeout: float = duration(5.0, "time for its answer", low=0.001, high=_A_YEAR)
+    http_client_tls_insecure_skip_verify: bool = flag(False, "accept every certificate of nsqds asked by TLS")
+    http_client_tls_root_ca_file: str = flag("", "path of the authorities that sign their certificates")
+    http_client_tls_cert: str = flag("", "path of the certificate to show to them")
+    http_client_tls_key: str = flag("", "path of its key")
+
+    client_opts: tuple[str, ...] = repeated(
+        str,
+        "option of the client behind live tail and sending back: key,value in go-nsq's names, such as tls_v1",
+        name="client-opt",
+        key="client_opts",
+    )
+    allow_hosts: tuple[str, ...] = repeated(
+        str,
+        "name under which browsers may use this nsqadmin, beside addresses and private names",
+        name="allow-host",
+        key="allow_hosts",
+    )
+    admin_users: tuple[str, ...] = repeated(
+        str,
+        "user who may change things and read messages, by --acl-http-header (without one: everyone)",
+        name="admin-user",
+        key="admin_users",
+    )
+    acl_http_header: str = flag("X-Forwarded-User", "header in which a proxy names the user")
+    allow_config_from_cidr: str = flag(
+        "127.0.0.1/8", "network from which /config may be used (empty: from everywhere)"
+    )
+    notification_http_endpoint: str = flag("", "URL to which every administrative action is posted")
+
+    graphite_url: str = flag("", "URL of a Graphite that draws charts")
+    proxy_graphite: bool = flag(False, "ask Graphite for charts from here and not from the browser")
+    statsd_counter_format: str = flag(
+        "stats.counters.%s.count", "name of a counter in Graphite; %s becomes the name nsqd gave it"
+    )
+    statsd_gauge_format: str = flag("stats.gauges.%s", "the same for a gauge")
+    statsd_prefix: str = flag("nsq.%s", "nsqd's --statsd-prefix; %s becomes the nsqd's address")
+    statsd_interval: float = duration(60.0, "nsqd's --statsd-interval", low=1.0, high=_A_YEAR)
+    use_statsd_prefixes: bool = flag(
+        True,
+        "whether names in Graphite have statsd's prefixes",
+        deprecated="use --statsd-counter-format and --statsd-gauge-format",
+    )
+    use_statsd_prefix: bool = flag(
+        True, "the same", deprecated="use --statsd-counter-format and --statsd-gauge-format"
+    )
+
+    log_level: str = flag("info", "log verbosity: debug, info, warning, error or fatal", parse=checked_level)
+    log_prefix: str = flag("[nsqadmin] ", "what every log line begins with")
+    log_format: str = flag(TEXT, "form of the log: text or json", choices=FORMATS)
+    log_file: str = flag("", "path of a file to log to instead of stderr; SIGHUP opens it anew")
+    verbose: bool = flag(False, "", deprecated="use --log-level=debug")
+    dev_static_dir: str = flag("", "directory to serve the page's files from instead of the package's own")
+    template_dir: str = flag("", "has no effect", deprecated="use --dev-static-dir")
+
+    def __post_init__(self) -> None:
+        checked_level(self.log_level)
+        check(self)
+        parse_address(self.http_address)
+        object.__setattr__(self, "base_path", "/" + self.base_path.strip("/"))
+        self._check_upstreams()
+        for host in self.allow_hosts:
+            if not re.fullmatch(r"[A-Za-z0-9._-]+", host):
+                raise ConfigError(f"--allow-host {host!r} is no host name: give it without scheme and port")
+        if self.allow_config_from_cidr:
+            config_network(self.allow_config_from_cidr)
+        if bool(self.http_client_tls_cert) != bool(self.http_client_tls_key):
+            raise ConfigError(
+                "--http-client-tls-cert and --http-client-tls-key go together: give both or neither"
+            )
+        for name in ("graphite_url", "notification_http_endpoint"):
+            if getattr(self, name):
+                _url(name, getattr(self, name))
+        if self.proxy_graphite and not self.graphite_url:
+            raise ConfigError("--proxy-graphite needs --graphite-url")
+        if not (self.use_statsd_prefixes and self.use_statsd_prefix):
+            object.__setattr__(self, "statsd_counter_format", "%s")
+            object.__setattr__(self, "statsd_gauge_format", "%s")
+
+    def _check_upstreams(self) -> None:
+        if bool(self.lookupd_http_addresses) == bool(self.nsqd_http_addresses):
+            raise ConfigError(
+                "give --lookupd-http-address=127.0.0.1:4161 for every nsqlookupd, or "
+                "--nsqd-http-address=127.0.0.1:4151 for every nsqd, and not both kinds"
+            )
+        try:
+            for address in self.lookupd_http_addresses:
+                nsqlookupd_address(address)
+            for address in self.nsqd_http_addresses:
+                parse_url(address, NSQD_PORT)
+        except UsageError as error:
+            raise ConfigError(str(error)) from None
+
+    @property
+    def prefix(self) -> str:
+        """What every path begins with: empty, or like ``/nsq``."""
+        return self.base_path.rstrip("/")
+
+
+def config_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    try:
+        return ipaddress.ip_network(text, strict=False)
+    except ValueError as error:
+        raise ConfigError(f"--allow-config-from-cidr {text!r} is no network: {error}") from None
+
+
+def _url(name: str, text: str) -> None:
+    try:
+        parse_url(text)
+    except UsageError as error:
+        raise ConfigError(f"--{name.replace('_', '-')}: {error}") from None

@@ -1,0 +1,220 @@
+"""The backlog of Go's nsqd: in memory up to --mem-queue-size, on disk beyond.
+
+Killed, it loses what was in memory; stopped, it writes everything down.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Container, Iterable
+from contextlib import suppress
+
+from nsq.daemons.nsqd.core.backlog import Batch, MemoryBacklog, Message, StorageFailed, Waiting, show
+from nsq.daemons.nsqd.disk.layout import Position, decode_record, encode_record
+from nsq.daemons.nsqd.disk.queue import DiskQueue
+from nsq.daemons.nsqd.disk.syncing import SyncJob
+from nsq.daemons.worker_thread import in_thread
+
+#: Messages written at a time when nsqd stops: a disk that fills up takes all but some of these.
+_PORTION = 100
+
+
+class MemoryFirstBacklog(MemoryBacklog):
+    """In order: what is in memory, then what is on disk, then what the disk does not take at the moment."""
+
+    def __init__(
+        self,
+        disk: DiskQueue,
+        memory_limit: int,
+        *,
+        failed: Callable[[Exception, int], None],
+        wrote: Callable[[int], None],
+        make_room: Callable[[OSError], bool],
+    ) -> None:
+        """``failed`` is told why the disk did not take so many bytes, or why it cannot be read (0 bytes);
+        ``make_room`` frees what it can and says whether to try again.
+        """
+        super().__init__()
+        self.disk = disk
+        self._wrote = wrote
+        self._limit = memory_limit
+        self._failed = failed
+        self._make_room = make_room
+        self._stuck: deque[Message] = deque()
+        self._spilled = bool(disk.unread)  # whether messages wait on disk
+        self._dues: dict[bytes, float] = {}  # of deferred messages on disk: a record has no place for it
+
+    def __len__(self) -> int:
+        count = self._count + len(self._stuck)
+        return count + self.disk.unread if self._spilled else count
+
+    @property
+    def backend_depth(self) -> int:
+        return self.disk.unread
+
+    def put(self, messages: Batch | list[Message]) -> None:
+        room = 0 if self._spilled or self._stuck else max(0, self._limit - self._count)
+        if len(messages) > room:
+            if self._stuck:
+                raise StorageFailed("the disk does not take messages at the moment")
+            try:
+                # The disk first: when it refuses, nothing of the batch is in the queue.
+                self._write(messages[room:])
+            except OSError as error:
+                raise StorageFailed(str(error)) from error
+            messages = messages[:room]
+        super().put(messages)
+
+    def put_back(self, messages: list[Message]) -> None:
+        room = self.room
+        super().put(messages[:room])
+        rest = messages[room:]
+        if not rest:
+            return
+        if not self._stuck:
+            with suppress(OSError):
+                self._write(rest)
+                return
+        self._stuck.extend(rest)
+
+    @property
+    def room(self) -> int:
+        """How many more fit into memory; none while there are others on disk that came earlier."""
+        if self._stuck or self._spilled:
+            return 0
+        return max(0, self._limit - self._count)
+
+    def _write(self, messages: Batch | list[Message]) -> None:
+        records = list(map(encode, messages))
+        try:
+            append(self.disk, records, self._make_room)
+        except OSError as error:
+            self._failed(error, sum(map(len, records)))
+            raise
+        self._spilled = True
+        if isinstance(messages, list):  # a batch is never deferred
+            self._dues.update((message.id, message.due) for message in messages if message.due)
+        self._wrote(len(messages))
+
+    @property
+    def stuck(self) -> int:
+        """How many messages the disk has refused."""
+        return len(self._stuck)
+
+    def retry(self) -> bool:
+        """Write what the disk did not take; whether it does now."""
+        if self._stuck:
+            try:
+                self._write(list(self._stuck))
+            except OSError:
+                return False
+            self._stuck.clear()
+        return True
+
+    def take(self, limit: int) -> list[Message]:
+        taken = super().take(limit)
+        if len(taken) < limit and self._spilled:
+            taken += self._read(limit - len(taken))
+        if len(taken) < limit and self._stuck and not self._spilled:
+            taken += [self._stuck.popleft() for _ in range(min(limit - len(taken), len(self._stuck)))]
+        return taken
+
+    def _read(self, limit: int) -> list[Message]:
+        try:
+            found = self.disk.read(limit)
+        except OSError as error:
+            self._failed(error, 0)
+            return []
+        self._spilled = bool(self.disk.unread)
+        if not found:
+            return []
+        self.disk.commit(found[-1][0])
+        messages = [decode(data) for _, data in found]
+        if self._dues:
+            for message in messages:
+                message.due = self._dues.pop(message.id, 0.0)
+        return messages
+
+    async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
+        stuck = list(itertools.islice(self._stuck, n))
+        found = await peek(self.in_memory, self.disk, n, max_bytes)
+        left = max_bytes - sum(len(each.body) for each in found)
+        return found + show(stuck, n - len(found), left)
+
+    def clear(self) -> None:
+        super().clear()
+        self._stuck.clear()
+        self._dues.clear()
+        self.disk.empty()
+        self._spilled = False
+
+    def make_room(self) -> bool:
+        """Free what the disk keeps in vain; whether there was anything."""
+        return self.disk.make_room()
+
+    def write_down(self, taken: list[Message]) -> None:
+        """Write all messages in memory, and those that were taken and not finished.
+
+        Raises StorageFailed if some of them are lost.
+        """
+        left = deque([*taken, *self.in_memory, *self._stuck])
+        try:
+            while left:
+                portion = list(itertools.islice(left, _PORTION))
+                append(self.disk, list(map(encode, portion)), self._make_room)
+                for _ in portion:
+                    left.popleft()
+        except OSError as error:
+            raise StorageFailed(f"{len(left)} messages of {self.disk.name} are lost: {error}") from error
+
+    def sync_jobs(self) -> list[SyncJob]:
+        """What makes everything that was written last."""
+        job = self.disk.sync_job()
+        return [] if job is None else [job]
+
+    def not_synced(self, error: OSError) -> StorageFailed:
+        """What it means that the jobs have failed at the end."""
+        return StorageFailed(f"{self.disk.name} may repeat messages: {error}")
+
+    def release(self) -> None:
+        self.disk.release()
+
+    def delete(self) -> None:
+        super().clear()
+        self._stuck.clear()
+        self._dues.clear()
+        self.disk.delete()
+
+
+def append(disk: DiskQueue, records: list[bytes], make_room: Callable[[OSError], bool]) -> list[Position]:
+    """Append, and once more if room can be made on a full disk. Raises OSError."""
+    try:
+        return disk.append(records)
+    except OSError as error:
+        if not make_room(error):
+            raise
+        return disk.append(records)
+
+
+def encode(message: Message) -> bytes:
+    return encode_record(message.timestamp, message.attempts, message.id, message.body)
+
+
+def decode(data: bytes) -> Message:
+    found = decode_record(data)
+    message = Message(found.id, found.body, found.timestamp)
+    message.attempts = found.attempts
+    return message
+
+
+async def peek(
+    memory: Iterable[Message], disk: DiskQueue, n: int, max_bytes: int, but: Container[bytes] = ()
+) -> list[Waiting]:
+    """The first messages of ``memory``, then of the disk, but for those with these ids."""
+    found = show(memory, n, max_bytes)
+    if len(found) < n and disk.unread:
+        left = max_bytes - sum(len(each.body) for each in found)
+        on_disk = await in_thread(disk.peek_job(n - len(found), left, but), "nsqd-peek")
+        found += [Waiting(each.id, each.timestamp, each.attempts, size, each.body) for each, size in on_disk]
+    return found

@@ -1,0 +1,243 @@
+"""One nsqd's connection to nsqlookupd: what it says, what it is answered, and its limits.
+
+``LookupSession`` is the conversation: bytes in, bytes out, and the registry changed on the way. It knows no
+socket, and time is an argument. ``LookupConnection`` moves the bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Iterator
+from typing import cast
+
+from nsq.daemons.listen import TcpAddress
+from nsq.daemons.logs import DaemonLog
+from nsq.daemons.nsqlookupd.registry import Peer, Registry
+from nsq.errors import WireError
+from nsq.wire import lookup
+from nsq.wire.lookup import Body, LookupCommandParser, PeerInfo, Violation
+from nsq.wire.names import valid_channel, valid_topic
+
+# An nsqd introduces itself at once. A client that has not done so by then is a port scanner, or gone.
+IDENTIFY_SECONDS = 60.0
+# With so much of its answers unread a client is not read from, and is cut off if that lasts.
+UNREAD_BYTES = 64 * 1024
+UNREAD_SECONDS = 30.0
+# How long the last answer may take to leave.
+CLOSE_SECONDS = 5.0
+# The protocol knows no deadline for an nsqd's pings; that its host has vanished the kernel finds out.
+KEEPALIVE_SECONDS = 15
+KEEPALIVE_PROBES = 9
+
+_OK = lookup.reply(lookup.OK)
+
+
+class _Refusal(Exception):
+    """Carries the answer after which the connection is closed: every error ends the conversation."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__(answer)
+        self.answer = answer
+
+
+class LookupSession:
+    """The conversation with one nsqd."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        remote_address: str,
+        own_info: Callable[[], PeerInfo],
+        log: DaemonLog,
+    ) -> None:
+        self._registry = registry
+        self._remote_address = remote_address
+        self._own_info = own_info
+        self._log = log
+        self._parser = LookupCommandParser()
+        self._peer: Peer | None = None
+        self.over = False
+
+    @property
+    def identified(self) -> bool:
+        return self._peer is not None
+
+    def feed(self, data: bytes, now: float) -> bytes:
+        """The answers to what arrived. Once ``over``, close the connection behind them."""
+        if self.over:
+            return b""
+        answers = []
+        try:
+            for event in self._parser.feed(data):
+                answers.append(self._answer(event, now))  # noqa: PERF401 - kept if a refusal follows
+        except _Refusal as refusal:
+            self.over = True
+            self._log.info("client(%s): refused: %r", self._remote_address, refusal.answer)
+            answers.append(lookup.reply(refusal.answer))
+        return b"".join(answers)
+
+    def lost(self) -> Iterator[None]:
+        """The connection is gone: hide its nsqd, and forget its registrations as the iterator is used up."""
+        self.over = True
+        peer, self._peer = self._peer, None
+        if peer is None:
+            return iter(())
+        self._log.info("client(%s): gone, its registrations are removed", self._remote_address)
+        return self._registry.disconnect(peer)
+
+    def _answer(self, event: lookup.Event, now: float) -> bytes:
+        if isinstance(event, Body):
+            return self._identify(event.data, now)
+        if isinstance(event, Violation):
+            raise _Refusal(event.reply)
+        name, params = event
+        if name == b"REGISTER":
+            return self._register(*self._subject(name, params))
+        if name == b"UNREGISTER":
+            return self._unregister(*self._subject(name, params))
+        if name == b"PING":
+            if self._peer is not None:
+                self._peer.last_update = now
+            return _OK
+        if name == b"IDENTIFY":
+            if self._peer is not None:
+                raise _Refusal(b"E_INVALID cannot IDENTIFY again")
+            return b""  # its body follows
+        raise _Refusal(b"E_INVALID invalid command " + name)
+
+    def _identify(self, body: bytes, now: float) -> bytes:
+        try:
+            info = lookup.parse_peer_info(body)
+        except WireError:
+            raise _Refusal(b"E_BAD_BODY IDENTIFY failed to decode JSON body") from None
+        if not info.complete:
+            raise _Refusal(b"E_BAD_BODY IDENTIFY missing fields")
+        self._peer = Peer(info, self._remote_address, now)
+        self._registry.connect(self._peer)
+        self._log.info(
+            "client(%s): IDENTIFY %r, TCP port %d, HTTP port %d, version %r",
+            self._remote_address,
+            info.broadcast_address,
+            info.tcp_port,
+            info.http_port,
+            info.version,
+        )
+        return lookup.reply(lookup.identify_reply(self._own_info()))
+
+    def _subject(self, command: bytes, params: tuple[bytes, ...]) -> tuple[Peer, str, str | None]:
+        if self._peer is None:
+            raise _Refusal(b"E_INVALID client must IDENTIFY")
+        if not params:
+            raise _Refusal(b"E_INVALID %b insufficient number of params" % command)
+        topic, channel = params[0], params[1] if len(params) > 1 else b""
+        if not valid_topic(topic):
+            raise _Refusal(b"E_BAD_TOPIC %b topic name '%b' is not valid" % (command, topic))
+        if channel and not valid_channel(channel):
+            raise _Refusal(b"E_BAD_CHANNEL %b channel name '%b' is not valid" % (command, channel))
+        return self._peer, topic.decode("ascii"), channel.decode("ascii") or None
+
+    def _register(self, peer: Peer, topic: str, channel: str | None) -> bytes:
+        if channel is None:
+            self._registry.register_topic(peer, topic)
+        else:
+            self._registry.register_channel(peer, topic, channel)
+        self._log.debug("client(%s): REGISTER %s %s", self._remote_address, topic, channel or "")
+        return _OK
+
+    def _unregister(self, peer: Peer, topic: str, channel: str | None) -> bytes:
+        if channel is None:
+            self._registry.unregister_topic(peer, topic)
+        else:
+            self._registry.unregister_channel(peer, topic, channel)
+        self._log.debug("client(%s): UNREGISTER %s %s", self._remote_address, topic, channel or "")
+        return _OK
+
+
+class LookupConnection(asyncio.Protocol):
+    """Is in ``connected`` for as long as it is open. ``work_off`` uses up what ``lost`` returns."""
+
+    def __init__(
+        self,
+        make_session: Callable[[str], LookupSession],
+        connected: set[LookupConnection],
+        clock: Callable[[], float],
+        work_off: Callable[[Iterator[None]], object],
+    ) -> None:
+        self._make_session = make_session
+        self._connected = connected
+        self._clock = clock
+        self._work_off = work_off
+        self._loop = asyncio.get_running_loop()
+        self._gone = self._loop.create_future()
+        self._deadline: asyncio.TimerHandle | None = None
+        self._unread = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=UNREAD_BYTES)
+        self._session = self._make_session(_remote_address(self._transport))
+        self._connected.add(self)
+        _keep_alive(self._transport)
+        self._abort_in(IDENTIFY_SECONDS)
+
+    def data_received(self, data: bytes) -> None:
+        was_identified = self._session.identified
+        self._transport.write(self._session.feed(data, self._clock()))
+        if self._session.over:
+            self.close()
+        elif self._session.identified and not was_identified and not self._unread:
+            self._abort_in(None)
+
+    def pause_writing(self) -> None:
+        self._unread = True
+        self._transport.pause_reading()
+        self._abort_in(UNREAD_SECONDS)
+
+    def resume_writing(self) -> None:
+        self._unread = False
+        if not self._transport.is_closing():
+            self._abort_in(None if self._session.identified else IDENTIFY_SECONDS)
+            self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._abort_in(None)
+        self._connected.discard(self)
+        self._work_off(self._session.lost())
+        if not self._gone.done():
+            self._gone.set_result(None)
+
+    def close(self, within: float = CLOSE_SECONDS) -> None:
+        """Send what is written already, then close; a peer that does not read holds that up no longer."""
+        if not self._transport.is_closing():
+            self._abort_in(within)
+            self._transport.close()
+
+    async def wait_closed(self) -> None:
+        await asyncio.shield(self._gone)
+
+    def _abort_in(self, seconds: float | None) -> None:
+        """There is one deadline, that of the stage the connection is in."""
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if seconds is None else self._loop.call_later(seconds, self._transport.abort)
+
+
+def _remote_address(transport: asyncio.Transport) -> str:
+    peer = transport.get_extra_info("peername")
+    return str(TcpAddress(peer[0], peer[1])) if isinstance(peer, tuple) else "@"
+
+
+def _keep_alive(transport: asyncio.Transport) -> None:
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_SECONDS),
+        ("TCP_KEEPINTVL", KEEPALIVE_SECONDS),
+        ("TCP_KEEPCNT", KEEPALIVE_PROBES),
+    ):
+        # Not every system has every one of them.
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,0 +1,62 @@
+"""Long work on the event loop, a few milliseconds at a time: all else is served in between."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Generator, Iterator
+from typing import TypeVar
+
+#: How long one slice takes. Others wait for one in each round of the event loop, and to connect, ask and be
+#: answered over HTTP takes some ten rounds.
+_SECONDS = 0.002
+
+T = TypeVar("T")
+
+
+class Slices:
+    """One slice in each round of the event loop, however many works there are: they take turns."""
+
+    def __init__(self) -> None:
+        self._works: deque[tuple[Iterator[object], asyncio.Future[None]]] = deque()
+
+    def run(self, steps: Iterator[object]) -> asyncio.Future[None]:
+        """Use up the iterator, whose steps are short each. Done when it is; cancelling it ends the work.
+
+        The first slice is done at once if nothing else is: short work then never waits.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        self._works.append((steps, done))
+        if len(self._works) == 1:
+            self._do_slice()
+        return done
+
+    async def result(self, work: Generator[object, None, T]) -> T:
+        """What ``work`` returns, each of whose steps is short."""
+        results: list[T] = []
+
+        def steps() -> Generator[object, None, None]:
+            results.append((yield from work))
+
+        await self.run(steps())
+        return results[0]
+
+    def _do_slice(self) -> None:
+        steps, done = self._works[0]
+        deadline = time.perf_counter() + _SECONDS
+        try:
+            while not done.cancelled():
+                next(steps)
+                if time.perf_counter() > deadline:
+                    break
+        except StopIteration:
+            done.set_result(None)
+        except Exception as error:
+            done.set_exception(error)
+        self._works.rotate(-1)
+        if done.done():
+            self._works.pop()
+        if self._works:
+            asyncio.get_running_loop().call_soon(self._do_slice)

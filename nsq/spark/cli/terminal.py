@@ -1,0 +1,201 @@
+"""What ``nsq-spark`` shows on a terminal: tables, counts and times, a line that tells how far it is, none of
+Java's chatter; and the spark-submit line that does the same on a cluster.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TextIO
+
+from nsq.spark.pipelines.streaming import Progress
+
+# Text: tables, counts, bytes and times
+
+_STEPS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Columns as wide as they must be; numbers to the right."""
+    lines = [[*heads], *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
+    right = [column for column in range(len(heads)) if _numeric(line[column] for line in lines[1:])]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def size(count: float) -> str:
+    """Bytes in a unit one can read: ``1.5 MiB``."""
+    step = 0
+    while count >= 1024 and step < len(_STEPS) - 1:
+        count, step = count / 1024, step + 1
+    return f"{count:.0f} {_STEPS[step]}" if step == 0 or count >= 100 else f"{count:.1f} {_STEPS[step]}"
+
+
+def span(seconds: float) -> str:
+    """``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _numeric(cells: Iterable[str]) -> bool:
+    return all(
+        cell == "-" or cell.replace(",", "").split(" ")[0].replace(".", "").isdigit() for cell in cells
+    )
+
+
+# How far it is: one line, written over and over on a terminal; a line now and then in a log file
+
+#: Seconds between lines where they are kept.
+_SELDOM = 4.0
+
+
+def line(progress: Progress) -> str:
+    words = [f"{progress.rows:,} rows", size(progress.bytes), f"{progress.rate:,.0f} rows/s"]
+    if progress.lag is not None:
+        behind = f" ({span(progress.lag_seconds)} behind)" if progress.lag and progress.lag_seconds else ""
+        words.append(f"{progress.lag:,} to come{behind}")
+    return ", ".join([*words, f"{span(progress.seconds)} so far"])
+
+
+class Meter:
+    """Takes what a pipeline reports, from whichever thread."""
+
+    def __init__(
+        self, stream: TextIO, *, quiet: bool = False, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stream = stream
+        self._quiet = quiet
+        self._now = now
+        self._live = stream.isatty()
+        self._told = now() - _SELDOM
+        self._shown = ""
+        self._lock = threading.Lock()  # lines must not mix
+
+    def __call__(self, progress: Progress) -> None:
+        self.say(line(progress))
+
+    def say(self, text: str) -> None:
+        """How it goes just now; the next such line takes its place."""
+        if self._quiet:
+            return
+        with self._lock:
+            if self._live:
+                self._show(text[: shutil.get_terminal_size().columns - 1])
+            elif self._now() - self._told >= _SELDOM:
+                self._told = self._now()
+                self._stream.write(f"{text}\n")
+            self._stream.flush()
+
+    def note(self, text: str) -> None:
+        """What is to stay, above the line that changes."""
+        with self._lock:
+            shown = self._shown
+            self._show("")
+            self._stream.write(f"{text}\n")
+            self._show(shown)
+            self._stream.flush()
+
+    def close(self) -> None:
+        """Make room for the result."""
+        with self._lock:
+            self._show("")
+            self._stream.flush()
+
+    def _show(self, text: str) -> None:
+        if text or self._shown:
+            self._stream.write(f"\r{text.ljust(len(self._shown))}")
+            if not text:
+                self._stream.write("\r")
+        self._shown = text
+
+
+# Java's chatter. The JVM, and the Python processes it starts, write where our stderr pointed when it was
+# started: to a pipe whose reader passes on what is worth telling
+
+#: What every start of Spark says, what our own processes say for a log file, and where Java failed.
+_CHATTER = re.compile(
+    r"WARNING: Using incubator modules|Using Spark's default log4j|Setting default log level"
+    r"|To adjust logging level|Warning: Java versions > Java 11 can only"
+    r"|.* WARN NativeCodeLoader: |.* WARN Utils: (Your hostname|Set SPARK_LOCAL_IP)"
+    r"|.* INFO nsq\.|\s+at [\w.$]+\(|\s+\.\.\. [0-9]+ more$|\s*$"
+)
+
+
+def worth_telling(line: str) -> bool:
+    return _CHATTER.match(line) is None
+
+
+@contextlib.contextmanager
+def filtered(tell: Callable[[str], None]) -> Iterator[None]:
+    """What programs started inside the block write to stderr goes to ``tell``, line by line, as long as they
+    run. What this process writes goes where it always went, except inside the block.
+    """
+    reading, writing = os.pipe()
+    own = os.dup(2)
+    threading.Thread(target=_pass_on, args=(reading, tell), name="nsq-spark-stderr", daemon=True).start()
+    os.dup2(writing, 2)
+    os.close(writing)
+    try:
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
+
+
+def _pass_on(reading: int, tell: Callable[[str], None]) -> None:
+    with open(reading, errors="replace") as lines:
+        for line in lines:
+            if worth_telling(line):
+                tell(line.rstrip("\n"))
+
+
+# On a cluster
+
+_OURS = ("--master", "--conf", "--print-submit")
+
+
+def submit_line(argv: Sequence[str], entry: str, master: str, conf: Mapping[str, str]) -> str:
+    """``entry`` is the file of ``nsq.spark.__main__``. The package has to be installed on all workers."""
+    words = ["spark-submit", "--master", master]
+    for name, value in conf.items():
+        words += ["--conf", f"{name}={value}"]
+    return shlex.join([*words, entry, *without_ours(argv)])
+
+
+def without_ours(argv: Sequence[str]) -> list[str]:
+    """What is left when spark-submit has taken master and conf."""
+    kept = []
+    words = iter(argv)
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in _OURS:
+            kept.append(word)
+        elif not value and name != "--print-submit":
+            next(words, None)
+    return kept

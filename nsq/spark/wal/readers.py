@@ -1,0 +1,100 @@
+"""Who reads a log, how far each reader has committed, and what may be deleted.
+
+    <wal>/readers/<name>.json    how far Spark has committed what this reader read
+
+A log can have several readers: queries, or the two sides of a join, each under a name of its own. A segment
+is deleted only when every reader has committed it, and then it stays for ``retention``. Text and decisions
+only; no I/O.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from nsq.errors import ConfigError
+from nsq.spark.wal import names
+from nsq.spark.wal.store import Position, Segment, SegmentFile
+
+FOLDER = "readers"
+DEFAULT = "default"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class ReaderState(NamedTuple):
+    """``at`` is what Spark has committed. ``begun``: a batch was planned, so a checkpoint holds an offset.
+    ``starting`` is the option that chose where to begin; ``updated`` is in seconds since 1970.
+    """
+
+    at: Mapping[str, Position] = {}
+    begun: bool = False
+    starting: str = ""
+    updated: float = 0.0
+
+    def has_committed(self, segment: Segment) -> bool:
+        """All of it."""
+        return segment.number <= self.at.get(segment.receiver, Position()).segment
+
+
+def check_reader(name: str) -> str:
+    """The name of a reader; raises ConfigError for what cannot be one."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"reader is {name!r}, but must be at most 100 letters, digits, '.', '_' or '-', beginning with a "
+            "letter or digit"
+        )
+    return name
+
+
+def file_of(name: str) -> str:
+    return f"{FOLDER}/{name}.json"
+
+
+def lock_of(name: str) -> str:
+    return f"{FOLDER}/{name}.lock"
+
+
+def name_of(file: str) -> str | None:
+    """The reader whose state a file below ``readers`` holds; None for any other file."""
+    name = file.removesuffix(".json")
+    return name if name != file and _NAME.fullmatch(name) else None
+
+
+def encode(state: ReaderState) -> bytes:
+    at = {receiver: list(state.at[receiver]) for receiver in sorted(state.at)}
+    updated = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(state.updated))
+    told = {"at": at, "begun": state.begun, "starting": state.starting}
+    return names.encode({**told, "updated": state.updated, "time": updated})
+
+
+def decode(text: bytes, path: str) -> ReaderState:
+    def read(found: dict[str, Any]) -> ReaderState:
+        at = {str(name): Position(int(one), int(rows)) for name, (one, rows) in found["at"].items()}
+        return ReaderState(at, bool(found["begun"]), str(found["starting"]), float(found["updated"]))
+
+    return names.decode(text, path, "is not the position of a reader", read)
+
+
+def deletable(
+    files: Iterable[SegmentFile],
+    readers: Iterable[ReaderState],
+    *,
+    now: float,
+    retention: float,
+    retention_bytes: int,
+) -> list[Segment]:
+    """The segments that every reader has committed and that are older than ``retention`` seconds, or beyond
+    the newest ``retention_bytes`` of such segments. Without any reader nothing may be deleted.
+    """
+    states = list(readers)
+    done = [file for file in files if states and all(one.has_committed(file.segment) for one in states)]
+    last: dict[str, int] = {}  # of each receiver, whose segments go in their order, whatever their times say
+    kept = 0  # of the newest, which come first
+    for file in sorted(done, key=lambda one: (one.modified, one.segment), reverse=True):
+        kept += file.size
+        if last or kept > retention_bytes or retention <= 0 or now - file.modified >= retention:
+            receiver, number, *_ = file.segment
+            last[receiver] = max(last.get(receiver, 0), number)
+    return sorted(file.segment for file in done if file.segment.number <= last.get(file.segment.receiver, 0))

@@ -1,0 +1,459 @@
+"""A cluster over HTTP: which nsqds there are, what they have, and changes made on all of them.
+
+``nsq topics``, ``channels``, ``create``, ``delete``, ``empty``, ``pause`` and ``unpause``. A change goes to
+the nsqlookupds first and then to each nsqd, as nsqadmin makes it; a failure on one does not stop the others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+from nsq.config import Config
+from nsq.errors import ApiError, ApiRefused, ConfigError, NsqError, UsageError
+from nsq.http.message import parse_url
+from nsq.http.nsqd import ChannelStats, NsqdApi, TopicStats
+from nsq.http.nsqlookupd import NsqlookupdApi
+from nsq.tools.program import HttpFlags, check_ranges, flag, repeated, run_command
+from nsq.transport.addresses import join
+from nsq.transport.tls import context_of
+from nsq.wire.names import check_channel, check_topic
+
+T = TypeVar("T")
+
+_DEFAULT_LOOKUPD = "127.0.0.1:4161"
+_ENVIRONMENT = "NSQ_LOOKUPD_HTTP_ADDRESS"
+#: Daemons that are asked at once.
+_AT_ONCE = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterFlags(HttpFlags):
+    lookupd_http_address: tuple[str, ...] = repeated(
+        str,
+        f"lookupd HTTP address (may be given multiple times; default: {_ENVIRONMENT} of the environment, "
+        f"else {_DEFAULT_LOOKUPD})",
+    )
+    nsqd_http_address: tuple[str, ...] = repeated(
+        str, "nsqd HTTP address, in place of nsqlookupds (may be given multiple times)"
+    )
+    http_client_tls_root_ca_file: str = flag(
+        "", "authorities that may sign the certificates of HTTPS servers (default: the public ones)"
+    )
+    json: bool = flag(False, "write JSON")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.http_client_tls_root_ca_file:
+            context_of(self._tls)  # refuses a file that is of no use
+        if self.lookupd_http_address and self.nsqd_http_address:
+            raise ConfigError("use --lookupd-http-address or --nsqd-http-address not both")
+        if not self.lookupd_http_address and not self.nsqd_http_address:
+            object.__setattr__(self, "lookupd_http_address", default_lookupds())
+
+    def _http_options(self) -> dict[str, Any]:
+        authorities = self.http_client_tls_root_ca_file
+        return {**super()._http_options(), "tls": context_of(self._tls) if authorities else None}
+
+    @property
+    def _tls(self) -> Config:
+        return Config(tls=True, tls_ca_file=self.http_client_tls_root_ca_file)
+
+
+def default_lookupds() -> tuple[str, ...]:
+    return tuple(filter(None, os.environ.get(_ENVIRONMENT, "").split(","))) or (_DEFAULT_LOOKUPD,)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one step on one daemon; ``error`` is empty when it went well."""
+
+    where: str
+    error: str = ""
+
+
+class Cluster:
+    """The daemons that the flags name. ``problems`` lists the questions that failed."""
+
+    def __init__(self, options: ClusterFlags) -> None:
+        self._options = options
+        self.problems: list[str] = []
+        self.lookupds = {each: options.lookupd_api(each) for each in options.lookupd_http_address}
+
+    @cached_property
+    def nsqds(self) -> dict[str, NsqdApi]:
+        """Those that were named, or all that the nsqlookupds list, by HTTP address."""
+        if not self.lookupds:
+            return {each: self._options.nsqd_api(each) for each in self._options.nsqd_http_address}
+        found = self._ask(self.lookupds, NsqlookupdApi.nodes)
+        if not found:
+            raise ApiError("; ".join(self.problems))
+        addresses = sorted({node.http_address for nodes in found.values() for node in nodes})
+        return {each: self._options.nsqd_api(each) for each in addresses}
+
+    @cached_property
+    def tcp_addresses(self) -> list[str]:
+        """Of the nsqds: as nsqlookupd tells them, or at the host that was named."""
+        if self.lookupds:
+            found = self._ask(self.lookupds, NsqlookupdApi.nodes)
+            return sorted({node.tcp_address for nodes in found.values() for node in nodes})
+        infos = self._ask(self.nsqds, NsqdApi.info)
+        return [join(parse_url(address).host, info.tcp_port) for address, info in infos.items()]
+
+    def stats(self, topic: str = "", channel: str = "") -> dict[str, list[TopicStats]]:
+        """Of each nsqd that answers."""
+        found = self._ask(self.nsqds, lambda nsqd: nsqd.stats(topic, channel, include_clients=False))
+        if self.nsqds and not found:
+            raise ApiError("; ".join(self.problems))
+        return {address: stats["topics"] for address, stats in found.items()}
+
+    def having(self, topic: str) -> dict[str, NsqdApi]:
+        return {each: self.nsqds[each] for each, topics in self.stats(topic).items() if topics}
+
+    def _ask(self, daemons: dict[str, Any], question: Callable[[Any], T]) -> dict[str, T]:
+        answers: dict[str, T] = {}
+        for (address, _), answer in zip(daemons.items(), at_once(daemons.values(), question), strict=True):
+            if isinstance(answer, NsqError):
+                self.problems.append(str(answer))
+            else:
+                answers[address] = answer
+        return answers
+
+    def change(
+        self,
+        on_lookupd: Callable[[NsqlookupdApi], None] | None,
+        on_nsqd: Callable[[NsqdApi], None],
+        nsqds: dict[str, NsqdApi],
+    ) -> list[Outcome]:
+        outcomes = []
+        if on_lookupd is not None:
+            outcomes += _outcomes("nsqlookupd", self.lookupds, on_lookupd)
+        return outcomes + _outcomes("nsqd", nsqds, on_nsqd)
+
+
+def at_once(daemons: Iterable[Any], question: Callable[[Any], T]) -> list[T | NsqError]:
+    """The answers, in the daemons' order. An end of the program does not wait for them, as it would for a
+    ThreadPoolExecutor's.
+    """
+    waiting = deque(enumerate(daemons))
+    answers: dict[int, T | NsqError] = {}
+
+    def ask() -> None:
+        while True:
+            try:
+                number, daemon = waiting.popleft()
+            except IndexError:
+                return
+            try:
+                answers[number] = question(daemon)
+            except NsqError as error:
+                answers[number] = error
+
+    threads = [
+        threading.Thread(target=ask, name="nsq-ask", daemon=True) for _ in range(min(len(waiting), _AT_ONCE))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [answers[number] for number in sorted(answers)]
+
+
+def _outcomes(kind: str, daemons: dict[str, Any], step: Callable[[Any], None]) -> list[Outcome]:
+    answers = at_once(daemons.values(), step)
+    return [
+        Outcome(f"{kind} {address}", str(answer) if isinstance(answer, NsqError) else "")
+        for address, answer in zip(daemons, answers, strict=True)
+    ]
+
+
+def printable(text: str) -> str:
+    """For a terminal, which obeys control characters: an nsqd may say anything."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Names to the left, numbers to the right."""
+    cells = [list(header), *([printable(str(cell)) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = (
+        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
+        for line in cells
+    )
+    return "\n".join(lines) + "\n"
+
+
+def warn_of(problems: Iterable[str]) -> int:
+    """Write the problems as warnings; the exit status is 1 if there are any."""
+    lines = list(dict.fromkeys(problems))
+    for line in lines:
+        sys.stderr.write(f"WARNING: {printable(line)}\n")
+    return 1 if lines else 0
+
+
+# Lists
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListOptions(ClusterFlags):
+    names: bool = flag(False, "write the names alone, a line each")
+
+
+def main_topics(argv: Sequence[str]) -> int:
+    return run_command(ListOptions, argv, "nsq topics", "\nLists the topics of all nsqds.", _topics)
+
+
+def _topics(options: ListOptions, _: tuple[str, ...]) -> int:
+    cluster = Cluster(options)
+    found: dict[str, list[TopicStats]] = {}
+    for topics in cluster.stats().values():
+        for topic in topics:
+            found.setdefault(topic["topic_name"], []).append(topic)
+    for names in cluster._ask(cluster.lookupds, NsqlookupdApi.topics).values():
+        for name in names:
+            found.setdefault(name, [])
+    rows = [
+        {
+            "topic": name,
+            "depth": sum(each["depth"] for each in nodes),
+            "messages": sum(each["message_count"] for each in nodes),
+            "channels": len({channel["channel_name"] for each in nodes for channel in each["channels"]}),
+            "nsqds": len(nodes),
+            "paused": any(each["paused"] for each in nodes),
+        }
+        for name, nodes in sorted(found.items())
+    ]
+    return _show(options, rows, cluster)
+
+
+def main_channels(argv: Sequence[str]) -> int:
+    synopsis = "TOPIC\nLists the channels of a topic on all nsqds."
+    return run_command(ListOptions, argv, "nsq channels", synopsis, _channels)
+
+
+def _channels(options: ListOptions, words: tuple[str, ...]) -> int:
+    (topic,) = words
+    cluster = Cluster(options)
+    found: dict[str, list[ChannelStats]] = {}
+    for topics in cluster.stats(topic).values():
+        for each in topics:
+            for channel in each["channels"]:
+                found.setdefault(channel["channel_name"], []).append(channel)
+    rows = [
+        {
+            "channel": name,
+            "depth": sum(each["depth"] for each in nodes),
+            "in_flight": sum(each["in_flight_count"] for each in nodes),
+            "deferred": sum(each["deferred_count"] for each in nodes),
+            "requeued": sum(each["requeue_count"] for each in nodes),
+            "timed_out": sum(each["timeout_count"] for each in nodes),
+            "messages": sum(each["message_count"] for each in nodes),
+            "clients": sum(each.get("client_count", 0) for each in nodes),
+            "paused": any(each["paused"] for each in nodes),
+        }
+        for name, nodes in sorted(found.items())
+    ]
+    return _show(options, rows, cluster)
+
+
+def _show(options: ListOptions, rows: list[dict[str, Any]], cluster: Cluster) -> int:
+    if options.json:
+        sys.stdout.write(json.dumps(rows, indent=2) + "\n")
+    elif options.names:
+        sys.stdout.write("".join(f"{printable(next(iter(row.values())))}\n" for row in rows))
+    elif rows:
+        header = [name.upper().replace("_", " ") for name in rows[0]]
+        shown = [
+            ["yes" if cell is True else "" if cell is False else cell for cell in row.values()]
+            for row in rows
+        ]
+        sys.stdout.write(table(header, shown))
+    return warn_of(cluster.problems)
+
+
+# Changes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangeOptions(ClusterFlags):
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfirmedOptions(ClusterFlags):
+    yes: bool = flag(False, "do it without asking")
+
+
+def main_create(argv: Sequence[str]) -> int:
+    synopsis = (
+        "TOPIC[/CHANNEL]\nMakes a topic known to the nsqlookupds, and a channel there and on each nsqd that "
+        "has the topic.\nWith --nsqd-http-address it makes both on these nsqds."
+    )
+    return run_command(ChangeOptions, argv, "nsq create", synopsis, _create)
+
+
+def _create(options: ChangeOptions, words: tuple[str, ...]) -> int:
+    topic, channel = topic_and_channel(words[0], check=True)
+    cluster = Cluster(options)
+    outcomes: list[Outcome] = []
+    if cluster.lookupds:
+        nsqds = cluster.having(topic) if channel else {}
+        outcomes += cluster.change(lambda lookupd: lookupd.create_topic(topic), _nothing, {})
+        if channel:
+            outcomes += cluster.change(
+                lambda lookupd: lookupd.create_channel(topic, channel),
+                lambda nsqd: nsqd.create_channel(topic, channel),
+                nsqds,
+            )
+    else:
+
+        def create(nsqd: NsqdApi) -> None:
+            nsqd.create_topic(topic)
+            if channel:
+                nsqd.create_channel(topic, channel)
+
+        outcomes += cluster.change(None, create, cluster.nsqds)
+    return _report(options, "create", words[0], outcomes, cluster)
+
+
+def _nothing(_: NsqdApi) -> None: ...
+
+
+def main_delete(argv: Sequence[str]) -> int:
+    synopsis = "TOPIC[/CHANNEL]\nDeletes a topic or a channel, with all its messages, everywhere."
+    return run_command(ConfirmedOptions, argv, "nsq delete", synopsis, _delete)
+
+
+def _delete(options: ConfirmedOptions, words: tuple[str, ...]) -> int:
+    topic, channel = topic_and_channel(words[0])
+    cluster = Cluster(options)
+    nsqds = cluster.having(topic)  # before the nsqlookupds forget it
+    confirm(options, f"delete {words[0]} and all its messages on {len(nsqds)} nsqds?")
+
+    def on_lookupd(lookupd: NsqlookupdApi) -> None:
+        if channel:
+            _unless_gone(lambda: lookupd.delete_channel(topic, channel))
+        else:
+            lookupd.delete_topic(topic)
+
+    def on_nsqd(nsqd: NsqdApi) -> None:
+        if channel:
+            _unless_gone(lambda: nsqd.delete_channel(topic, channel))
+        else:
+            _unless_gone(lambda: nsqd.delete_topic(topic))
+
+    return _report(options, "delete", words[0], cluster.change(on_lookupd, on_nsqd, nsqds), cluster)
+
+
+def _unless_gone(delete: Callable[[], None]) -> None:
+    try:
+        delete()
+    except ApiRefused as error:
+        if error.code not in ("TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"):
+            raise
+
+
+def main_empty(argv: Sequence[str]) -> int:
+    synopsis = "TOPIC[/CHANNEL]\nThrows away what waits in a topic or a channel, on every nsqd that has it."
+    return run_command(ConfirmedOptions, argv, "nsq empty", synopsis, _empty)
+
+
+def _empty(options: ConfirmedOptions, words: tuple[str, ...]) -> int:
+    def ask(count: int) -> None:
+        confirm(options, f"throw away all messages that wait in {words[0]} on {count} nsqds?")
+
+    return _on_nsqds(options, "empty", words[0], NsqdApi.empty_topic, NsqdApi.empty_channel, ask)
+
+
+def main_pause(argv: Sequence[str]) -> int:
+    synopsis = "TOPIC[/CHANNEL]\nHolds back the messages of a topic or a channel, on every nsqd that has it."
+    return run_command(ChangeOptions, argv, "nsq pause", synopsis, _pause)
+
+
+def _pause(options: ChangeOptions, words: tuple[str, ...]) -> int:
+    return _on_nsqds(options, "pause", words[0], NsqdApi.pause_topic, NsqdApi.pause_channel)
+
+
+def main_unpause(argv: Sequence[str]) -> int:
+    synopsis = "TOPIC[/CHANNEL]\nLets the messages of a topic or a channel go on, on every nsqd that has it."
+    return run_command(ChangeOptions, argv, "nsq unpause", synopsis, _unpause)
+
+
+def _unpause(options: ChangeOptions, words: tuple[str, ...]) -> int:
+    return _on_nsqds(options, "unpause", words[0], NsqdApi.unpause_topic, NsqdApi.unpause_channel)
+
+
+def _on_nsqds(
+    options: ClusterFlags,
+    action: str,
+    target: str,
+    on_topic: Callable[[NsqdApi, str], None],
+    on_channel: Callable[[NsqdApi, str, str], None],
+    ask: Callable[[int], None] | None = None,
+) -> int:
+    topic, channel = topic_and_channel(target)
+    cluster = Cluster(options)
+    nsqds = {
+        address: cluster.nsqds[address]
+        for address, topics in cluster.stats(topic, channel).items()
+        if topics and (not channel or topics[0]["channels"])
+    }
+    if ask is not None:
+        ask(len(nsqds))
+
+    def change(nsqd: NsqdApi) -> None:
+        if channel:
+            on_channel(nsqd, topic, channel)
+        else:
+            on_topic(nsqd, topic)
+
+    return _report(options, action, target, cluster.change(None, change, nsqds), cluster)
+
+
+def topic_and_channel(text: str, check: bool = False) -> tuple[str, str]:
+    """Of ``TOPIC/CHANNEL``. Not checked where something may have to be deleted."""
+    topic, slash, channel = text.partition("/")
+    if not topic or (slash and not channel):
+        raise UsageError(f"{text!r} is not TOPIC or TOPIC/CHANNEL")
+    if check:
+        check_topic(topic)
+        if channel:
+            check_channel(channel)
+    return topic, channel
+
+
+def confirm(options: ConfirmedOptions, question: str) -> None:
+    """UsageError unless it was confirmed."""
+    if options.yes:
+        return
+    if not sys.stdin.isatty():
+        raise UsageError("nothing was done: without a terminal to ask at, give --yes")
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise UsageError("nothing was done")
+
+
+def _report(
+    options: ClusterFlags, action: str, target: str, outcomes: list[Outcome], cluster: Cluster
+) -> int:
+    """Write the outcome of each step."""
+    if not outcomes:
+        outcomes = [Outcome("nothing", f"no nsqd that was asked has {target}")]
+    if options.json:
+        steps = [{"where": each.where, "ok": not each.error, "error": each.error} for each in outcomes]
+        told = {"action": action, "target": target, "steps": steps, "problems": cluster.problems}
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    else:
+        for each in outcomes:
+            stream = sys.stderr if each.error else sys.stdout
+            stream.write(f"{action} {target}: {each.where}: {each.error or 'ok'}\n")
+    failed = any(each.error for each in outcomes)
+    return max(warn_of(cluster.problems), int(failed))

@@ -1,0 +1,222 @@
+"""Which of several destinations gets the next message, and how long they take.
+
+Round-robin, a host pool that leaves out what has failed, and one that prefers what is quick. Pure: time and
+chance are arguments. Any number of threads may share an instance; its lock guards state alone.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from nsq.errors import ConfigError
+
+HOSTPOOL = "hostpool"
+ROUND_ROBIN = "round-robin"
+EPSILON_GREEDY = "epsilon-greedy"
+MULTICAST = "multicast"
+
+#: Seconds for which a host that has failed is left out, at first and at most.
+_FIRST_PAUSE, _LONGEST_PAUSE = 30.0, 900.0
+#: The share of choices that explore: at first, after each of them, at least.
+_EPSILON, _EPSILON_DECAY, _LEAST_EPSILON = 0.3, 0.9, 0.01
+#: Response times are remembered in so many buckets, over so many seconds.
+_BUCKETS, _MEMORY = 120, 300.0
+
+
+class RoundRobin:
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._next: Iterator[str] = itertools.cycle(addresses)
+        self._lock = threading.Lock()
+
+    def choose(self) -> str:
+        with self._lock:
+            return next(self._next)
+
+    def mark(self, address: str, seconds: float | None) -> None:
+        """Say how long a request took, or None for one that failed."""
+
+
+class _Host:
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.dead = False
+        self._pause = _FIRST_PAUSE
+        self._retry_at = 0.0
+        self._buckets: dict[int, tuple[float, int]] = {}  # by number: seconds, and how many requests
+
+    def may_be_tried(self, now: float) -> bool:
+        return not self.dead or now > self._retry_at
+
+    def tried(self, now: float) -> None:
+        """It was chosen. One that is dead is left out for twice as long from now on."""
+        if self.dead:
+            self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+            self._retry_at = now + self._pause
+
+    def failed(self, now: float) -> None:
+        if not self.dead:
+            self.dead = True
+            self._pause = _FIRST_PAUSE
+            self._retry_at = now + self._pause
+
+    def took(self, seconds: float, now: float) -> None:
+        number = _bucket(now)
+        total, count = self._buckets.get(number, (0.0, 0))
+        self._buckets[number] = total + seconds, count + 1
+        for old in [each for each in self._buckets if each <= number - _BUCKETS]:
+            del self._buckets[old]
+
+    def average(self, now: float) -> float:
+        """Of the response times, the newest weighing most; an empty bucket counts as the one before it."""
+        last = _bucket(now)
+        total = value = 0.0
+        for weight in range(1, _BUCKETS + 1):
+            seconds, count = self._buckets.get(last - _BUCKETS + weight, (0.0, 0))
+            value = seconds / count if count else value
+            total += value * weight / _BUCKETS
+        return total
+
+
+def _bucket(now: float) -> int:
+    return math.floor(now / (_MEMORY / _BUCKETS))
+
+
+class HostPool:
+    """Round-robin over the hosts that are alive. When none is, all are tried again."""
+
+    def __init__(self, addresses: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._hosts = [_Host(address) for address in addresses]
+        self._by_address = {host.address: host for host in self._hosts}
+        self._clock = clock
+        self._at = 0
+        self._lock = threading.Lock()
+
+    def choose(self) -> str:
+        with self._lock:
+            host = self._chosen(self._clock())
+            return host.address
+
+    def mark(self, address: str, seconds: float | None) -> None:
+        """Say how long a request took, or None for one that failed."""
+        with self._lock:
+            host, now = self._by_address[address], self._clock()
+            if seconds is None:
+                host.failed(now)
+            else:
+                host.dead = False
+                host.took(seconds, now)
+
+    def _chosen(self, now: float) -> _Host:
+        return self._next_alive(now)
+
+    def _next_alive(self, now: float) -> _Host:
+        count = len(self._hosts)
+        for step in range(count):
+            host = self._hosts[(self._at + step) % count]
+            if host.may_be_tried(now):
+                host.tried(now)
+                self._at = (self._at + step + 1) % count
+                return host
+        for host in self._hosts:
+            host.dead = False
+        self._at = 1 % count
+        return self._hosts[0]
+
+
+class EpsilonGreedy(HostPool):
+    """Prefers hosts that answer quickly, and tries the others now and then."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        super().__init__(addresses, clock)
+        self._chance = chance
+        self._epsilon = _EPSILON
+
+    def _chosen(self, now: float) -> _Host:
+        if self._chance() < self._epsilon:
+            self._epsilon = max(self._epsilon * _EPSILON_DECAY, _LEAST_EPSILON)
+            return self._next_alive(now)
+        averages = [(host, host.average(now)) for host in self._hosts if host.may_be_tried(now)]
+        values = [(host, 1.0 / average) for host, average in averages if average > 0]
+        left = self._chance() * sum(value for _, value in values)
+        for host, value in values:
+            left -= value
+            if left <= 0:
+                host.tried(now)
+                return host
+        return self._next_alive(now)
+
+
+def choice(mode: str, addresses: Sequence[str]) -> RoundRobin | HostPool:
+    if mode == ROUND_ROBIN:
+        return RoundRobin(addresses)
+    return EpsilonGreedy(addresses) if mode == EPSILON_GREEDY else HostPool(addresses)
+
+
+def check_mode(mode: str, known: Sequence[str]) -> None:
+    if mode not in known:
+        raise ConfigError(f"--mode is {mode!r}, must be one of: {', '.join(known)}")
+
+
+# How long they take
+
+
+class Durations:
+    """Of the last requests; a line about them each time that many have been added."""
+
+    def __init__(self, every: int, prefix: str, tell: Callable[[str], None]) -> None:
+        self._every = every
+        self._prefix = prefix
+        self._tell = tell
+        self._count = 0
+        self._latest: list[float] = []
+        self._lock = threading.Lock()
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """Of ``count`` messages that went together."""
+        lines = []
+        with self._lock:
+            while self._every and count:
+                step = min(count, self._every - len(self._latest))
+                self._latest += [seconds] * step
+                self._count += step
+                count -= step
+                if len(self._latest) == self._every:
+                    lines.append(self._line(self._count, sorted(self._latest)))
+                    self._latest.clear()
+        for line in lines:
+            self._tell(line)
+
+    def _line(self, count: int, latest: list[float]) -> str:
+        return (
+            f"{self._prefix}finished {count} - 99th: {percentile(99, latest) * 1000:.2f}ms"
+            f" - 95th: {percentile(95, latest) * 1000:.2f}ms"
+            f" - avg: {sum(latest) * 1000 / len(latest):.2f}ms"
+        )
+
+
+def percentile(percent: int, ordered: Sequence[float]) -> float:
+    return ordered[min(math.floor(percent / 100 * len(ordered) + 0.5), len(ordered) - 1)]
+
+
+class StatusLines:
+    """Lines about each of several addresses, and about all of them."""
+
+    def __init__(self, addresses: Sequence[str], every: int, tell: Callable[[str], None]) -> None:
+        several = len(addresses) > 1
+        self._all = Durations(every, "[aggregate]: " if several else "", tell)
+        self._each = {address: Durations(every, f"[{address}]: ", tell) for address in addresses if several}
+
+    def add(self, address: str, seconds: float, count: int = 1) -> None:
+        if address in self._each:
+            self._each[address].add(seconds, count)
+        self._all.add(seconds, count)

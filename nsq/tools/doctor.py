@@ -1,0 +1,237 @@
+"""``nsq doctor``: looks at every daemon of a cluster, and says what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+import dataclasses
+import email.utils
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from nsq import ConnectionFailed, NsqError
+from nsq.http.message import HttpRequest, parse_url
+from nsq.http.nsqd import NsqdStats
+from nsq.http.nsqlookupd import RegisteredNode
+from nsq.http.sending import send
+from nsq.tools.cluster import ClusterFlags, printable
+from nsq.tools.program import ProducerFlags, config_of, run_command
+from nsq.transport.addresses import join
+from nsq.transport.dialing import default_transport
+from nsq.wire.commands import CLS, MAGIC_V2
+
+OK, WARNING, FAILURE = "ok", "warning", "failure"
+#: Seconds; HTTP tells the time in whole ones.
+_CLOCK_TOLERANCE = 2.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorOptions(ClusterFlags, ProducerFlags):
+    pass
+
+
+@dataclass(frozen=True)
+class Finding:
+    """``remedy`` says what to do; empty when nothing has to be done."""
+
+    level: str
+    where: str
+    found: str
+    remedy: str = ""
+
+
+def main(argv: Sequence[str]) -> int:
+    synopsis = (
+        "\nLooks at every nsqlookupd and nsqd: reachable over HTTP and TCP (with TLS and AUTH as given by\n"
+        "--producer-opt), registered everywhere, versions, clocks, topics and channels without consumers.\n"
+        "The exit status is 1 when something is broken."
+    )
+    return run_command(DoctorOptions, argv, "nsq doctor", synopsis, _examine)
+
+
+def _examine(options: DoctorOptions, _: tuple[str, ...]) -> int:
+    findings = list(examine(options))
+    if options.json:
+        sys.stdout.write(json.dumps([dataclasses.asdict(each) for each in findings], indent=2) + "\n")
+    else:
+        for each in findings:
+            remedy = f"\n         {printable(each.remedy)}" if each.remedy else ""
+            sys.stdout.write(f"{each.level:8} {printable(f'{each.where}: {each.found}')}{remedy}\n")
+    return int(any(each.level == FAILURE for each in findings))
+
+
+def examine(options: DoctorOptions) -> Iterator[Finding]:
+    nodes: dict[str, list[RegisteredNode]] = {}
+    for address in options.lookupd_http_address:
+        yield from _lookupd(options, address, nodes)
+    addresses: dict[str, str] = {}  # TCP by HTTP
+    for registered in nodes.values():
+        addresses.update({node.http_address: node.tcp_address for node in registered})
+    yield from _registrations(nodes)
+    versions: dict[str, list[str]] = {}
+    for address in sorted({*addresses, *options.nsqd_http_address}):
+        yield from _nsqd(options, address, addresses.get(address, ""), versions)
+    if len(versions) > 1:
+        told = "; ".join(f"{version}: {', '.join(which)}" for version, which in sorted(versions.items()))
+        yield Finding(WARNING, "nsqds", f"versions differ: {told}", "Bring all of them to the newest one.")
+    if not addresses and not options.nsqd_http_address and nodes:
+        yield Finding(
+            FAILURE,
+            "nsqds",
+            "no nsqd is registered",
+            "Start nsqd with --lookupd-tcp-address=HOST:4160, the TCP address of each nsqlookupd.",
+        )
+
+
+def _lookupd(
+    options: DoctorOptions, address: str, nodes: dict[str, list[RegisteredNode]]
+) -> Iterator[Finding]:
+    where, api = f"nsqlookupd {address}", options.lookupd_api(address)
+    try:
+        version = api.info()
+        nodes[address] = api.nodes()
+    except NsqError as error:
+        yield Finding(
+            FAILURE,
+            where,
+            str(error),
+            _http_remedy(error, "Is it running, and is this its HTTP port (4161)?"),
+        )
+        return
+    yield Finding(OK, where, f"version {version}, knows {len(nodes[address])} nsqds")
+    yield from _clock(options, where, address)
+
+
+def _registrations(nodes: dict[str, list[RegisteredNode]]) -> Iterator[Finding]:
+    everywhere = {node.http_address for registered in nodes.values() for node in registered}
+    for address, registered in nodes.items():
+        missing = everywhere - {node.http_address for node in registered}
+        if missing:
+            yield Finding(
+                WARNING,
+                f"nsqlookupd {address}",
+                f"does not know {', '.join(sorted(missing))}, which others know",
+                "Give these nsqds a --lookupd-tcp-address for this nsqlookupd too.",
+            )
+
+
+def _nsqd(
+    options: DoctorOptions, address: str, tcp: str, versions: dict[str, list[str]]
+) -> Iterator[Finding]:
+    where, api = f"nsqd {address}", options.nsqd_api(address)
+    stats = None
+    try:
+        info = api.info()
+    except NsqError as error:
+        remedy = "Can this host resolve and reach it? nsqd tells others its --broadcast-address."
+        yield Finding(FAILURE, where, str(error), _http_remedy(error, remedy))
+    else:
+        versions.setdefault(info.version, []).append(address)
+        tcp = tcp or join(parse_url(address).host, info.tcp_port)
+        yield Finding(OK, where, f"version {info.version}")
+        yield from _clock(options, where, address)
+        try:
+            stats = api.stats(include_clients=False)
+        except NsqError as error:
+            yield Finding(FAILURE, where, str(error))
+    if tcp:
+        yield _handshake(options, tcp)
+    if stats is not None:
+        yield from _contents(where, stats)
+
+
+def _http_remedy(error: NsqError, otherwise: str) -> str:
+    if "certificate" in str(error):
+        return "Give the authority that signed it: --http-client-tls-root-ca-file=FILE"
+    if "TCP port" in str(error):
+        return "Give its HTTP address."
+    return otherwise
+
+
+def _handshake(options: DoctorOptions, address: str) -> Finding:
+    """TCP, IDENTIFY, and TLS and AUTH as asked for."""
+    where = f"nsqd {address} (TCP)"
+    producer, timeout = options.producer("nsq-doctor", address), options.http_client_request_timeout
+    config = config_of("--producer-opt", options.producer_opt, {})
+    try:
+        producer.ping(address, timeout=timeout)
+        if not config.tls and _insists_on_tls(address, timeout):
+            raise ConnectionFailed("it insists on TLS")
+    except NsqError as error:
+        remedy = "Producers and consumers use this port: open it, or set --broadcast-tcp-port."
+        text = str(error)
+        if "AUTH" in text:
+            remedy = "Give the secret: --producer-opt=auth_secret,SECRET"
+        elif "TLS" in text.upper() or "certificate" in text:
+            remedy = "Give TLS options: --producer-opt=tls_v1 --producer-opt=tls_root_ca_file,FILE"
+        return Finding(FAILURE, where, text, remedy)
+    finally:
+        producer.close()
+    return Finding(OK, where, "answers")
+
+
+def _insists_on_tls(address: str, timeout: float) -> bool:
+    """Such an nsqd answers IDENTIFY without TLS, and refuses all else. It is asked for CLS, which every nsqd
+    refuses before SUB.
+    """
+    stream = default_transport.connect(address, timeout=timeout)
+    said = b""
+    try:
+        stream.write(MAGIC_V2 + CLS, timeout)
+        stream.read_timeout = timeout
+        while data := stream.read():  # until it has closed the connection
+            said += data
+    except NsqError:
+        pass
+    finally:
+        stream.close()
+    return b"TLS required" in said
+
+
+def _contents(where: str, stats: NsqdStats) -> Iterator[Finding]:
+    if stats["health"] != "OK":
+        yield Finding(FAILURE, where, f"is not well: {stats['health']}", "Look at its log, and at its disk.")
+    for topic in stats["topics"]:
+        name = topic["topic_name"]
+        if topic["paused"]:
+            yield Finding(WARNING, where, f"topic {name} is paused", f"nsq unpause {name}")
+        if not topic["channels"] and topic["depth"]:
+            yield Finding(
+                WARNING,
+                where,
+                f"topic {name} has no channel, and {topic['depth']} messages wait",
+                f"Start a consumer of it, or: nsq create {name}/CHANNEL",
+            )
+        for channel in topic["channels"]:
+            full_name = f"{name}/{channel['channel_name']}"
+            if channel["paused"]:
+                yield Finding(WARNING, where, f"channel {full_name} is paused", f"nsq unpause {full_name}")
+            if channel["depth"] and not channel.get("client_count", 0):
+                yield Finding(
+                    WARNING,
+                    where,
+                    f"channel {full_name} has no consumer, and {channel['depth']} messages wait",
+                    f"Start its consumer, or delete what is not needed: nsq delete {full_name}",
+                )
+
+
+def _clock(options: DoctorOptions, where: str, address: str) -> Iterator[Finding]:
+    """By the Date of an answer; many proxies and older daemons send none."""
+    before = time.time()
+    try:
+        url = parse_url(f"http://{address}/ping" if "://" not in address else f"{address.rstrip('/')}/ping")
+        reply = send(HttpRequest(url), timeout=options.http_client_request_timeout)
+        told = email.utils.parsedate_to_datetime(reply.headers.get("date", "")).timestamp()
+    except (NsqError, ValueError, TypeError):
+        return
+    after = time.time()
+    ahead = told - after if told > after else min(0.0, told + 1.0 - before)
+    if abs(ahead) > _CLOCK_TOLERANCE:
+        way = "ahead of" if ahead > 0 else "behind"
+        yield Finding(
+            WARNING,
+            where,
+            f"its clock is {abs(ahead):.0f} s {way} this host's",
+            "Synchronize the clocks: a message's age and timestamp are of no use otherwise.",
+        )

@@ -1,0 +1,229 @@
+"""``nsq``: one program for everything that one does with NSQ at a shell, and ``python -m nsq``.
+
+    nsq pub orders '{"id": 1}'
+    nsq tail orders
+    nsq topics
+
+The commands that Go's NSQ has as programs are those programs, with an address and a topic filled in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import re
+import sys
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from nsq.errors import UsageError
+from nsq.flags import Flag
+from nsq.options import METADATA
+from nsq.tools.cluster import default_lookupds, topic_and_channel
+from nsq.tools.program import VERSION, exit_status, open_standard_streams
+
+
+class Command(NamedTuple):
+    """``options`` and ``main`` are names in a module of this package. ``classic`` ones are Go's programs."""
+
+    module: str
+    options: str
+    about: str
+    main: str = "main"
+    classic: bool = False
+
+
+def _classic(module: str, options: str, about: str) -> Command:
+    return Command(module, options, f"{about} ({module})", classic=True)
+
+
+COMMANDS = {
+    "pub": Command("pub", "PubOptions", "publish messages from the command line or stdin"),
+    "tail": _classic("nsq_tail", "TailOptions", "show messages as they come"),
+    "stat": _classic("nsq_stat", "StatOptions", "watch a channel's rates and depth"),
+    "top": Command("top", "TopOptions", "watch all topics and channels on a screen"),
+    "topics": Command("cluster", "ListOptions", "list topics", "main_topics"),
+    "channels": Command("cluster", "ListOptions", "list a topic's channels", "main_channels"),
+    "create": Command("cluster", "ChangeOptions", "create a topic or channel", "main_create"),
+    "delete": Command("cluster", "ConfirmedOptions", "delete a topic or channel", "main_delete"),
+    "empty": Command("cluster", "ConfirmedOptions", "throw away the messages that wait", "main_empty"),
+    "pause": Command("cluster", "ChangeOptions", "hold back a topic or channel", "main_pause"),
+    "unpause": Command("cluster", "ChangeOptions", "let a topic or channel go on", "main_unpause"),
+    "peek": Command("peek", "PeekOptions", "show the messages that wait, and take none"),
+    "redrive": Command("redrive", "RedriveOptions", "move dead letters back to their topic"),
+    "doctor": Command("doctor", "DoctorOptions", "find out what is wrong with a cluster, and what to do"),
+    "bench": Command("bench", "BenchOptions", "measure how fast a cluster takes and delivers messages"),
+    "work": Command("work", "WorkOptions", "run the consumers of a module in several processes"),
+    "to-file": _classic("nsq_to_file", "ToFileOptions", "archive topics into files"),
+    "to-http": _classic("nsq_to_http", "ToHttpOptions", "send messages to an HTTP server"),
+    "to-nsq": _classic("nsq_to_nsq", "NsqToNsqOptions", "publish messages to other nsqds"),
+    "completion": Command(
+        "front_door", "", "print the completion script of bash, zsh or fish", "main_completion"
+    ),
+}
+
+_HELP = """\
+Usage: nsq COMMAND [arguments and flags]
+
+{commands}
+
+`nsq COMMAND --help` says more. A topic is given as TOPIC, a channel as TOPIC/CHANNEL.
+Without an address flag the nsqlookupds of $NSQ_LOOKUPD_HTTP_ADDRESS are asked, else 127.0.0.1:4161.
+
+  nsq pub orders '{{"id": 1}}'                  publish a message
+  nsq tail orders                             watch the topic, in a channel of its own
+  nsq stat orders/billing                     watch how a channel gets on
+  nsq doctor                                  when something is wrong
+  eval "$(nsq completion bash)"               complete commands and flags
+"""
+_ADDRESS = re.compile(r"--?(nsqd-tcp-address|nsqd-http-address|lookupd-http-address)(=|$)")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    if argv is None:
+        open_standard_streams()
+    words = list(sys.argv[1:] if argv is None else argv)
+    return exit_status(lambda: _run(words))
+
+
+def _run(words: list[str]) -> int:
+    if words[:1] in (["--version"], ["-version"]):
+        sys.stdout.write(f"nsq {VERSION}\n")
+        return 0
+    if words[:1] == ["help"]:
+        words = [*words[1:2], "--help"]
+    if not words or words[0] in ("-h", "--help", "-help"):
+        sys.stdout.write(help_text())
+        return 0
+    name, *arguments = words
+    command = COMMANDS.get(name)
+    if command is None:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f" (did you mean {close[0]}?)" if close else ""
+        sys.stderr.write(f"nsq has no command {name}{hint}\nnsq --help lists them\n")
+        return 2
+    try:
+        arguments = filled_in(command, arguments) if command.classic else arguments
+    except UsageError as error:
+        sys.stderr.write(f"nsq {name}: {error}\n")
+        return 1
+    run = getattr(importlib.import_module(f"nsq.tools.{command.module}"), command.main)
+    status: int = run(arguments)
+    return status
+
+
+def help_text() -> str:
+    return _HELP.format(commands="\n".join(f"  {name:<12}{each.about}" for name, each in COMMANDS.items()))
+
+
+def filled_in(command: Command, arguments: Sequence[str]) -> list[str]:
+    """The flags of a program of Go's, from those and TOPIC or TOPIC/CHANNEL, in any order."""
+    bare = {"h", "help", "version"}
+    bare |= {field.name.replace("_", "-") for field in _fields(command) if field.type == "bool"}
+    given: list[str] = []
+    topics: list[str] = []
+    rest = deque(arguments)
+    while rest:
+        argument = rest.popleft()
+        if not argument.startswith("-"):
+            topic, channel = topic_and_channel(argument)
+            topics += [f"--topic={topic}", *([f"--channel={channel}"] if channel else [])]
+            continue
+        given.append(argument)
+        if rest and "=" not in argument and argument.lstrip("-") not in bare:
+            given.append(rest.popleft())
+    if not any(map(_ADDRESS.match, given)):
+        topics += [f"--lookupd-http-address={address}" for address in default_lookupds()]
+    return topics + given
+
+
+# Completion
+
+
+def main_completion(argv: Sequence[str]) -> int:
+    helped = list(argv) in (["-h"], ["-help"], ["--help"])
+    if helped or len(argv) != 1 or argv[0] not in _SHELLS:
+        (sys.stdout if helped else sys.stderr).write(f"Usage: nsq completion {'|'.join(_SHELLS)}\n")
+        return 0 if helped else 2
+    sys.stdout.write(_SHELLS[argv[0]]())
+    return 0
+
+
+def flags_of(command: Command) -> dict[str, Flag]:
+    """By name, without those that are deprecated."""
+    declared = {field.name.replace("_", "-"): field.metadata[METADATA] for field in _fields(command)}
+    return {name: each for name, each in declared.items() if not each.deprecated}
+
+
+def _fields(command: Command) -> list[dataclasses.Field[Any]]:
+    if not command.options:
+        return []
+    options: Any = getattr(importlib.import_module(f"nsq.tools.{command.module}"), command.options)
+    return sorted(dataclasses.fields(options), key=lambda field: field.name)
+
+
+def _words_behind(command: Command) -> str:
+    return " ".join([f"--{name}" for name in flags_of(command)] or _SHELLS)
+
+
+def _bash() -> str:
+    cases = "\n".join(
+        f'        {name}) words="{_words_behind(command)}" ;;' for name, command in COMMANDS.items()
+    )
+    return f"""\
+_nsq() {{
+    local words=""
+    case "$COMP_CWORD:${{COMP_WORDS[1]}}" in
+        1:*) words="{" ".join(COMMANDS)}" ;;
+    *) case "${{COMP_WORDS[1]}}" in
+{cases}
+    esac ;;
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+}}
+complete -o default -F _nsq nsq
+"""
+
+
+def _zsh() -> str:
+    cases = "\n".join(
+        f"        {name}) compadd -- {_words_behind(command)} ;;" for name, command in COMMANDS.items()
+    )
+    return f"""\
+#compdef nsq
+_nsq() {{
+    if (( CURRENT == 2 )); then
+        compadd -- {" ".join(COMMANDS)}
+        return
+    fi
+    if compset -P '--*='; then
+        _files
+        return
+    fi
+    case $words[2] in
+{cases}
+    esac
+}}
+compdef _nsq nsq
+"""
+
+
+def _fish() -> str:
+    lines = []
+    for name, command in COMMANDS.items():
+        lines.append(f"complete -c nsq -n __fish_use_subcommand -f -a {name} -d {_quoted(command.about)}")
+        seen = f"complete -c nsq -n '__fish_seen_subcommand_from {name}'"
+        for flag, each in flags_of(command).items():
+            lines.append(f"{seen} -l {flag} -d {_quoted(each.help)}")
+    lines.append(f"complete -c nsq -n '__fish_seen_subcommand_from completion' -f -a '{' '.join(_SHELLS)}'")
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+_SHELLS = {"bash": _bash, "zsh": _zsh, "fish": _fish}

@@ -1,0 +1,20 @@
+"""The HTTP server of ``nsq_pubsub`` and of the health page of ``nsq work``: where it listens."""
+
+from __future__ import annotations
+
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from nsq.transport.addresses import split
+from nsq.transport.sockets import address_family
+
+
+def listen_address(text: str) -> tuple[str, int]:
+    """Of ``host:port`` or ``[::1]:8080``; ``:8080`` means every interface."""
+    return split(f"0.0.0.0{text}" if text.startswith(":") else text)
+
+
+class HttpServer(ThreadingHTTPServer):
+    def __init__(self, address: str, handler: type[BaseHTTPRequestHandler]) -> None:
+        host, port = listen_address(address)
+        self.address_family = address_family(host)
+        super().__init__((host, port), handler)

@@ -1,0 +1,302 @@
+"""``nsq_to_file``: archives topics into files. A message is finished when it is fsynced.
+
+    handler thread   takes a message from the consumer into the topic's queue
+    writer thread    writes, syncs, then finishes; rotates, closes and hands over files (one for each topic)
+    main thread      waits for signals, and looks for new topics
+
+The files themselves are in ``archive.py``.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import re
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from nsq import AlreadyResponded, Message, NsqError
+from nsq.errors import ConfigError
+from nsq.message import finish_all
+from nsq.tools.archive import Archive, ArchiveFlags, make_directory
+from nsq.tools.program import (
+    STOP_TIMEOUT,
+    ConsumerFlags,
+    HttpFlags,
+    LogFlags,
+    SignalWatch,
+    duration,
+    flag,
+    log,
+    repeated,
+    run,
+    stop_all,
+)
+
+PROG = "nsq_to_file"
+#: Seconds that closing a healthy file may take.
+_AT_ONCE = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToFileOptions(ConsumerFlags, HttpFlags, ArchiveFlags, LogFlags):
+    topic: tuple[str, ...] = repeated(str, "NSQ topic (may be given multiple times)")
+    topic_pattern: str = flag("", "only archive topics that match this regular expression")
+    topic_refresh: float = duration(60.0, "how often nsqlookupd is asked for new topics", low=0.001)
+    channel: str = flag("nsq_to_file", "NSQ channel")
+    log_prefix: str = flag("[nsq_to_file] ", "start of every log line")
+    sync_interval: float = duration(30.0, "sync file to disk every duration", low=0.001)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.topic and not self.lookupd_http_address:
+            raise ConfigError("--topic or --lookupd-http-address required")
+        try:
+            re.compile(self.topic_pattern)
+        except re.error as error:
+            raise ConfigError(
+                f"--topic-pattern {self.topic_pattern!r} is no regular expression: {error}"
+            ) from None
+        self.check_files()
+
+
+# One topic
+
+
+class Writer:
+    """Archives its consumer's messages on a thread of its own. ``failure`` is the error that stopped it."""
+
+    _HANG_UP, _STOP, _END = "hang up", "stop", "end"
+
+    def __init__(self, options: ToFileOptions, topic: str, changed: Callable[[], None]) -> None:
+        """``changed`` is called when it has failed, and when it has ended."""
+        self.failure: OSError | None = None
+        self.ended = False
+        self.consumer = options.consumer(PROG, topic, options.channel)
+        if self.consumer.config.max_attempts:
+            # Given up is finished, and nothing is finished here that is not on disk.
+            raise ConfigError(
+                "--consumer-opt: max_attempts must be 0 for nsq_to_file, which gives nothing up"
+            )
+        self.consumer.add_handler(self._take)
+        self._archive = Archive(options, topic)
+        self._options = options
+        self._changed = changed
+        self._queue: queue.SimpleQueue[Message | str] = queue.SimpleQueue()
+        self._taken: deque[Message | str] = deque()  # out of the queue, and not done with
+        self._unfinished: list[Message] = []  # appended, and not known to be on disk
+        self._sync_by = math.inf
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=f"nsq-archive-{topic}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self.consumer.start()
+
+    def hang_up(self) -> None:
+        """Close the file; the next message opens one."""
+        self._queue.put(self._HANG_UP)
+
+    def stop(self) -> None:
+        """From now on sync at once, as nothing more is awaited."""
+        self._queue.put(self._STOP)
+
+    def end(self) -> None:
+        """Close the file. The consumer must have stopped."""
+        self._queue.put(self._END)
+
+    def _take(self, message: Message) -> None:
+        message.auto_response = False
+        self._queue.put(message)
+
+    def _run(self) -> None:
+        try:
+            self._archive.adopt()
+            self._archive_all()
+        except OSError as error:
+            self._refuse_all(error)
+        self.ended = True
+        self._changed()
+
+    def _archive_all(self) -> None:
+        next_tick = time.monotonic() + self._options.sync_interval
+        while True:
+            self._take_until(min(next_tick, self._sync_by))
+            now, due = time.monotonic(), self._archive.due
+            while self._taken:
+                item = self._taken[0]
+                if isinstance(item, Message):
+                    if item.expires_at > now:  # else nsqd delivers it again
+                        if due or self._archive.full:
+                            self._sync()
+                            self._archive.rotate()
+                            due = False
+                        self._append(item, now)
+                elif item == self._STOP:
+                    self._stopping = True
+                else:
+                    self._sync()
+                    self._archive.close()
+                    due = True
+                    if item == self._END:
+                        return
+                self._taken.popleft()
+            self._archive.write()
+            if time.monotonic() >= next_tick:
+                next_tick = time.monotonic() + self._options.sync_interval
+                self._tick()
+            elif self._unfinished and self._worth_a_sync():
+                self._sync()
+
+    def _take_until(self, moment: float) -> None:
+        """Wait for an item in the queue, at most until the moment; take all that are there."""
+        with suppress(queue.Empty):
+            self._taken.append(self._queue.get(timeout=max(0.0, moment - time.monotonic())))
+            take, keep = self._queue.get_nowait, self._taken.append
+            for _ in range(self._options.max_in_flight):
+                keep(take())
+
+    def _append(self, message: Message, now: float) -> None:
+        if not self._unfinished:
+            self._sync_by = now + (message.expires_at - now) / 2
+        self._archive.append(message.body)
+        self._unfinished.append(message)
+
+    def _worth_a_sync(self) -> bool:
+        """Whether nsqd sends nothing more before something is finished, or a message cannot wait longer."""
+        return (
+            self._stopping
+            or len(self._unfinished) >= self._options.max_in_flight
+            or self.consumer.is_starved
+            or time.monotonic() >= self._sync_by
+        )
+
+    def _tick(self) -> None:
+        self._sync()
+        if self._archive.due:
+            if self._options.skip_empty_files:
+                self._archive.close()
+            else:
+                self._archive.rotate()
+
+    def _sync(self) -> None:
+        self._archive.sync()
+        finish_all(reversed(self._unfinished))
+        self._unfinished.clear()
+        self._sync_by = math.inf
+
+    def _refuse_all(self, error: OSError) -> None:
+        """When the disk is full, say: requeue every unsynced message, and those that still arrive."""
+        topic = self.consumer.topic
+        where = self._archive.path or self._options.output_dir
+        log.critical("cannot archive topic %s to %s: %s; its messages are requeued", topic, where, error)
+        self.failure = error
+        self._changed()
+        self._archive.give_up()
+        self.consumer.pause()
+        items: list[Message | str] = [*self._unfinished, *self._taken]
+        while True:
+            for item in items:
+                if isinstance(item, Message):
+                    with suppress(AlreadyResponded):
+                        item.requeue(0.0, backoff=False)
+            if self._END in items:
+                return
+            items = [self._queue.get()]
+
+
+# All topics
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run(ToFileOptions, argv, PROG, archive)
+
+
+def archive(options: ToFileOptions) -> int:
+    for directory in (options.output_dir, options.work_dir):
+        make_directory(os.path.abspath(directory or options.output_dir))
+    if options.hands_over and os.stat(options.work_dir).st_dev != os.stat(options.output_dir).st_dev:
+        raise ConfigError(
+            "--work-dir and --output-dir must be on one file system: files are moved by linking them"
+        )
+    if "<GZIPREV>" in options.filename_format:
+        log.warning("<GZIPREV> is deprecated: write <REV> in --filename-format")
+    writers: list[Writer] = []
+    with SignalWatch(signal.SIGHUP) as watch:
+        _archive_until_signal(options, writers, watch)
+        _end(writers, watch)
+    return 0 if all(writer.ended and not writer.failure for writer in writers) else 1
+
+
+def _end(writers: list[Writer], watch: SignalWatch) -> None:
+    """Within one deadline; a second signal, or messages that could not be written in time, end it at once."""
+    deadline = time.monotonic() + STOP_TIMEOUT
+    for writer in writers:
+        writer.stop()
+    clean = stop_all([writer.consumer for writer in writers], watch)
+    for writer in writers:
+        writer.end()
+    at_once = time.monotonic() + _AT_ONCE
+    deadline = max(deadline, at_once) if clean else at_once
+    while not all(writer.ended for writer in writers) and (left := deadline - time.monotonic()) > 0:
+        if watch.wait(left) is not None:
+            break
+
+
+def _archive_until_signal(options: ToFileOptions, writers: list[Writer], watch: SignalWatch) -> None:
+    """Or until a writer has failed. Adds the writers that it starts to ``writers``."""
+    wanted = re.compile(options.topic_pattern)
+    seen: set[str] = set()
+    refresh_at = time.monotonic()
+    while not any(writer.failure for writer in writers):
+        now = time.monotonic()
+        if now >= refresh_at:
+            refresh_at = math.inf if options.topic else now + options.topic_refresh
+            topics = options.topic or _listed_topics(options)
+            fresh = [topic for topic in dict.fromkeys(topics) if topic not in seen and wanted.search(topic)]
+            seen.update(fresh)
+            made = _make_writers(fresh, options, watch)
+            writers += made
+            for writer in made:
+                writer.start()
+        number = watch.wait(None if math.isinf(refresh_at) else max(0.0, refresh_at - now))
+        if number is signal.SIGHUP:
+            for writer in writers:
+                writer.hang_up()
+        elif number is not None:
+            break
+
+
+def _listed_topics(options: ToFileOptions) -> list[str]:
+    """Of all nsqlookupds that answer."""
+    topics: set[str] = set()
+    for address in options.lookupd_http_address:
+        try:
+            topics.update(options.lookupd_api(address).topics())
+        except NsqError as error:
+            log.warning("could not ask for topics: %s", error)
+    return sorted(topics)
+
+
+def _make_writers(topics: Sequence[str], options: ToFileOptions, watch: SignalWatch) -> list[Writer]:
+    """One topic that was found, and cannot be archived, must not keep the others from it."""
+    made = []
+    for topic in topics:
+        try:
+            made.append(Writer(options, topic, watch.wake))
+        except NsqError as error:
+            if options.topic:
+                raise
+            log.error("topic %s is left out: %s", topic, error)
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,83 @@
+"""``nsq peek``: shows the messages that wait in a topic or a channel, and takes none of them."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nsq.errors import ApiRefused, NsqError
+from nsq.http.nsqd import PeekedMessage
+from nsq.tools.cluster import Cluster, ClusterFlags, at_once, topic_and_channel, warn_of
+from nsq.tools.nsq_tail import pretty
+from nsq.tools.program import flag, run_command
+
+#: What to do about a refusal, by its code.
+_REMEDIES = {
+    "NOT_FOUND": "this nsqd cannot show its messages, as Go's cannot, or it runs with --peek=off. "
+    "`nsq tail` shows what comes from now on, in a channel of its own",
+    "PEEK_FROM_THIS_MACHINE_ONLY": "it shows messages on its own machine only: run this there, "
+    "or start it with --peek=all",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeekOptions(ClusterFlags):
+    n: int = flag(10, "messages of each nsqd to show at most", low=1, high=1000)
+    pretty: bool = flag(
+        lambda: sys.stdout.isatty(),
+        "lay out JSON in lines, and show control characters (default: on a terminal)",
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    synopsis = (
+        "TOPIC[/CHANNEL]\nShows the first messages that wait, of every nsqd that has the topic or channel. "
+        "None is taken,\ncounted or moved."
+    )
+    return run_command(PeekOptions, argv, "nsq peek", synopsis, _peek)
+
+
+def _peek(options: PeekOptions, words: tuple[str, ...]) -> int:
+    topic, channel = topic_and_channel(words[0])
+    cluster = Cluster(options)
+    nsqds = cluster.having(topic)
+    answers = at_once(nsqds.values(), lambda nsqd: nsqd.peek(topic, channel, n=options.n))
+    told: list[dict[str, Any]] = []
+    for address, answer in zip(nsqds, answers, strict=True):
+        if isinstance(answer, NsqError):
+            code = answer.code if isinstance(answer, ApiRefused) else ""
+            if code != "CHANNEL_NOT_FOUND":
+                cluster.problems.append(f"{address}: {_REMEDIES.get(code, answer)}")
+        elif options.json:
+            told += [_as_json(address, message) for message in answer]
+        else:
+            for message in answer:
+                _show(address, message, options)
+    if options.json:
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    if not nsqds and not cluster.problems:
+        cluster.problems.append(f"no nsqd has the topic {topic}")
+    return warn_of(cluster.problems)
+
+
+def _show(address: str, message: PeekedMessage, options: PeekOptions) -> None:
+    size = f" of {message.size} bytes, of which the first {len(message.body)}" if message.truncated else ""
+    head = f"{address} {message.id} attempts={message.attempts} age={message.age:.3f}s{size}\n"
+    body = pretty(message.body) if options.pretty else message.body
+    sys.stdout.buffer.write(head.encode() + body + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _as_json(address: str, message: PeekedMessage) -> dict[str, Any]:
+    """A body that is no UTF-8 is given as Base64, under another name."""
+    told: dict[str, Any] = {"nsqd": address, **vars(message)}
+    try:
+        told["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        del told["body"]
+        told["body_base64"] = base64.b64encode(message.body).decode()
+    return told

@@ -1,0 +1,453 @@
+"""Shared by all tools: reading flags, logging to stderr, making consumers and producers, ending on a signal.
+
+The only module of the tools that knows ``nsq.flags``: a tool declares its flags with what
+this one hands on. Exit statuses are those of Go's tools: 0 for an end by signal and for --help, 1 for what
+cannot be done, 2 for flags that cannot be read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, TypeVar
+
+from nsq import Config, Consumer, NsqError, Producer, __version__, flags
+from nsq.collector import calm_collector
+from nsq.consumer.signals import SignalWatch
+from nsq.errors import ConfigError, UsageError
+from nsq.flags import FlagExit, duration, flag, repeated
+from nsq.http.nsqd import NsqdApi
+from nsq.http.nsqlookupd import NsqlookupdApi
+from nsq.transport.base import Stream
+from nsq.transport.dialing import default_transport
+
+__all__ = [
+    "COMPATIBLE_VERSION",
+    "VERSION",
+    "ConsumerFlags",
+    "ConsumerOptions",
+    "HttpFlags",
+    "LogFlags",
+    "ProducerFlags",
+    "SignalWatch",
+    "SourceFlags",
+    "batches",
+    "check_ranges",
+    "duration",
+    "exit_status",
+    "flag",
+    "log",
+    "repeated",
+    "run",
+    "run_command",
+    "run_consumers",
+    "stop_all",
+]
+
+log = logging.getLogger("nsq.tools")
+
+#: Of Go's tools, whose flags and output these have.
+COMPATIBLE_VERSION = "1.3.0"
+VERSION = f"v{COMPATIBLE_VERSION} (nsq for Python {__version__})"
+STOP_TIMEOUT = 30.0
+#: The status that a shell reports for a program whose reader has gone away.
+_BROKEN_PIPE = 128 + signal.SIGPIPE
+_INTERRUPTED = 128 + signal.SIGINT
+
+OptionsT = TypeVar("OptionsT")
+T = TypeVar("T")
+
+check_ranges = flags.check
+
+
+# From the command line to the exit status
+
+
+def run(
+    options_class: type[OptionsT],
+    argv: Sequence[str] | None,
+    prog: str,
+    work: Callable[[OptionsT], int],
+    *,
+    has_version: bool = True,
+) -> int:
+    """Read the flags, do the work, and return the exit status. A tool's ``main`` is a call of this."""
+    version = f"{prog} v{COMPATIBLE_VERSION}" if has_version else None
+    if argv is None:
+        open_standard_streams()
+    try:
+        arguments = sys.argv[1:] if argv is None else argv
+        parsed = _parse(options_class, arguments, prog, version)
+        if parsed.rest:
+            raise FlagExit(1, f"{prog}: unknown arguments: {' '.join(parsed.rest)}\n")
+    except FlagExit as end:
+        return _ended(end)
+    if argv is None:
+        calm_collector()
+    options = parsed.options
+    with logging_to_stderr(getattr(options, "log_prefix", ""), getattr(options, "log_level", "info")):
+        for warning in parsed.warnings:
+            log.warning("%s", warning)
+        return exit_status(lambda: work(options))
+
+
+def _parse(
+    options_class: type[OptionsT], argv: Sequence[str], prog: str, version: str | None = None
+) -> flags.Parsed[OptionsT]:
+    """FlagExit for a wrong name or address too, which the options' class refuses."""
+    try:
+        return flags.parse(options_class, argv, prog=prog, version=version, config_flag=False)
+    except UsageError as error:
+        raise FlagExit(1, f"{prog}: {error}\n") from None
+
+
+def open_standard_streams() -> None:
+    """For a program that was started without some of them (``2>&-``): Python has None there."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process
+
+
+def run_command(
+    options_class: type[OptionsT],
+    argv: Sequence[str],
+    prog: str,
+    synopsis: str,
+    work: Callable[[OptionsT, tuple[str, ...]], int],
+) -> int:
+    """The same for a command of ``nsq``, which takes arguments too, before, between and behind the flags.
+
+    ``synopsis`` is ``TOPIC [BODY...]`` and the like, and a line feed, and what the command does. The last
+    argument may be missing if it is in brackets, and repeated if it ends in dots.
+    """
+    try:
+        options, words = _parse_mixed(options_class, list(argv), prog)
+        _check_words(words, synopsis.partition("\n")[0].split(), prog)
+    except FlagExit as end:
+        _, _, rest = end.text.partition(":\n")
+        if not end.status:
+            line, _, about = synopsis.partition("\n")
+            end.text = f"Usage: {prog} {line}\n\n{about}\n\nFlags:\n{rest}"
+        return _ended(end)
+    prefix, level = getattr(options, "log_prefix", ""), getattr(options, "log_level", "warning")
+    with logging_to_stderr(prefix, level):
+        return exit_status(lambda: work(options, words))
+
+
+def _parse_mixed(
+    options_class: type[OptionsT], argv: list[str], prog: str
+) -> tuple[OptionsT, tuple[str, ...]]:
+    """Go's grammar ends at the first argument that is no flag: take it out, and begin again."""
+    words: list[str] = []
+    while True:
+        parsed = _parse(options_class, argv, prog)
+        at = len(argv) - len(parsed.rest)
+        if not parsed.rest or argv[at - 1 : at] == ["--"]:
+            return parsed.options, (*words, *parsed.rest)
+        words.append(argv.pop(at))
+
+
+def _check_words(words: Sequence[str], names: Sequence[str], prog: str) -> None:
+    least = sum(not name.startswith("[") for name in names)
+    if len(words) < least:
+        raise FlagExit(2, f"{names[len(words)]} is missing\n{prog} --help says more\n")
+    if len(words) > len(names) and not (names and names[-1].endswith("...]")):
+        raise FlagExit(2, f"too many arguments: {' '.join(words[len(names) :])}\n{prog} --help says more\n")
+
+
+def _ended(end: FlagExit) -> int:
+    def tell() -> int:
+        stream = sys.stdout if end.stream == "stdout" else sys.stderr
+        stream.write((f"{_stamp(time.time())} " if end.status == 1 else "") + end.text)
+        return end.status
+
+    return exit_status(tell)
+
+
+def exit_status(work: Callable[[], int]) -> int:
+    """That of the work, or of the error that ended it."""
+    try:
+        status = work()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        status = _BROKEN_PIPE
+    except KeyboardInterrupt:
+        status = _INTERRUPTED
+    except (NsqError, OSError) as error:
+        log.critical("%s", error)
+        status = 1
+    try:
+        sys.stdout.flush()
+    except OSError:
+        # Python would fail again at its exit, and end with a status of its own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return status
+
+
+def _stamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).strftime("%Y/%m/%d %H:%M:%S")
+
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class _Format(logging.Formatter):
+    """``PREFIX2026/11/23 16:00:00.123456 INFO: message``, as Go's tools log. Control characters are escaped:
+    a name that a daemon tells must not command a terminal.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        prefix = prefix.replace("%", "%%").replace("<PID>", "%(process)d")
+        super().__init__(f"{prefix}%(asctime)s %(levelname)s: %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", super().format(record))
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        return datetime.fromtimestamp(record.created).strftime("%Y/%m/%d %H:%M:%S.%f")
+
+
+LEVELS = {
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "fatal": logging.CRITICAL,
+}
+
+
+@contextmanager
+def logging_to_stderr(prefix: str = "", level: str = "info") -> Iterator[None]:
+    """Send the package's log to stderr within the block."""
+    logging.addLevelName(logging.CRITICAL, "FATAL")
+    logger = logging.getLogger("nsq")
+    before = logger.level
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Format(prefix))
+    logger.addHandler(handler)
+    logger.setLevel(LEVELS[level])
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+# Flags that several tools have
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LogFlags:
+    log_level: str = flag("info", "debug, info, warn, error or fatal", parse=str.lower, choices=tuple(LEVELS))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SourceFlags:
+    """Where messages come from: nsqds, or nsqlookupds that know them."""
+
+    nsqd_tcp_address: tuple[str, ...] = repeated(str, "nsqd TCP address (may be given multiple times)")
+    lookupd_http_address: tuple[str, ...] = repeated(
+        str, "lookupd HTTP address (may be given multiple times)"
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        exactly_one_kind(self, "nsqd_tcp_address", "lookupd_http_address")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConsumerOptions:
+    consumer_opt: tuple[str, ...] = repeated(
+        str, "option of the consumer: key,value in go-nsq's names (may be given multiple times)"
+    )
+
+    def consumer_of(
+        self,
+        prog: str,
+        topic: str,
+        channel: str,
+        *,
+        max_in_flight: int,
+        older: Sequence[str] = (),
+        **given: Any,
+    ) -> Consumer:
+        """``given`` is for Consumer. Unless the flags say otherwise no message is given up: that would finish
+        what a tool has neither shown, written nor sent.
+        """
+        config = config_of("--consumer-opt", [*older, *self.consumer_opt], {"max_attempts": "0"})
+        agent = _user_agent(prog)
+        return Consumer(topic, channel, config=config, user_agent=agent, max_in_flight=max_in_flight, **given)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConsumerFlags(SourceFlags, ConsumerOptions):
+    reader_opt: tuple[str, ...] = repeated(str, "", deprecated="use --consumer-opt")
+    max_backoff_duration: float | None = duration(
+        None, "", deprecated="use --consumer-opt=max_backoff_duration,…"
+    )
+    max_in_flight: int = flag(200, "max number of messages to allow in flight", low=1, high=2**31 - 1)
+
+    def consumer(
+        self,
+        prog: str,
+        topic: str,
+        channel: str,
+        *,
+        threads: int = 1,
+        max_in_flight: int | None = None,
+    ) -> Consumer:
+        older = list(self.reader_opt)
+        if self.max_backoff_duration is not None:
+            older.append(f"max_backoff_duration,{self.max_backoff_duration}s")
+        return self.consumer_of(
+            prog,
+            topic,
+            channel,
+            max_in_flight=max_in_flight or self.max_in_flight,
+            older=older,
+            nsqd=self.nsqd_tcp_address,
+            nsqlookupd=self.lookupd_http_address,
+            threads=threads,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProducerFlags:
+    producer_opt: tuple[str, ...] = repeated(
+        str,
+        "option of the producer: key,value in go-nsq's names (may be given multiple times)",
+    )
+
+    def producer(self, prog: str, *addresses: str, nsqlookupd: Sequence[str] = ()) -> Producer:
+        """The size of a message is for nsqd to judge, which knows its own limit."""
+        config = config_of("--producer-opt", self.producer_opt, {"max_msg_size": str(2**31 - 1)})
+        return Producer(*addresses, nsqlookupd=nsqlookupd, config=config, user_agent=_user_agent(prog))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HttpFlags:
+    http_client_connect_timeout: float = duration(2.0, "timeout for HTTP connect", low=0.001)
+    http_client_request_timeout: float = duration(5.0, "timeout for HTTP request", low=0.001)
+
+    def nsqd_api(self, address: str) -> NsqdApi:
+        return NsqdApi(address, **self._http_options())
+
+    def lookupd_api(self, address: str) -> NsqlookupdApi:
+        return NsqlookupdApi(address, **self._http_options())
+
+    def _http_options(self) -> dict[str, Any]:
+        transport = _QuickTransport(self.http_client_connect_timeout)
+        return {"timeout": self.http_client_request_timeout, "transport": transport}
+
+
+class _QuickTransport:
+    """Gives up connecting sooner than a whole request."""
+
+    def __init__(self, longest: float) -> None:
+        self._longest = longest
+
+    def connect(self, address: str, *, timeout: float) -> Stream:
+        return default_transport.connect(address, timeout=min(timeout, self._longest))
+
+
+def exactly_one_kind(options: object, one: str, other: str) -> None:
+    """ConfigError unless exactly one of the two flags was given."""
+    flag_one, flag_other = (f"--{name.replace('_', '-')}" for name in (one, other))
+    if not getattr(options, one) and not getattr(options, other):
+        raise ConfigError(f"{flag_one} or {flag_other} required")
+    if getattr(options, one) and getattr(options, other):
+        raise ConfigError(f"use {flag_one} or {flag_other} not both")
+
+
+def _user_agent(prog: str) -> str:
+    return f"{prog}/{COMPATIBLE_VERSION} nsq-python/{__version__}"
+
+
+def config_of(flag_name: str, given: Iterable[str], defaults: Mapping[str, str]) -> Config:
+    """Of the ``key,value`` texts of a flag; ``defaults`` are for those that were not given."""
+    try:
+        return Config.from_flags(given, defaults)
+    except ConfigError as error:
+        raise ConfigError(f"{flag_name}: {error}") from None
+
+
+# Many messages in one MPUB
+
+#: A larger one goes alone.
+_BATCH_BYTES = 512 * 1024
+_BATCH_MESSAGES = 10_000
+
+
+def batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """In their order, as many together as one MPUB should carry."""
+    batch: list[T] = []
+    total = 0
+    for item in items:
+        size = size_of(item) + 4
+        if batch and (total + size > _BATCH_BYTES or len(batch) == _BATCH_MESSAGES):
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += size
+    if batch:
+        yield batch
+
+
+# Until a signal
+
+
+def run_consumers(
+    consumers: Sequence[Consumer],
+    watch: SignalWatch,
+    ended: Callable[[], object],
+    producers: Iterable[Producer] = (),
+) -> None:
+    """Start them, wait for SIGTERM, SIGINT or until ``ended`` at a ``watch.wake``, and stop them.
+
+    When that took all the time there was, or a second signal came, their producers are closed at once.
+    """
+    for consumer in consumers:
+        consumer.start()
+    while not ended() and watch.wait() is None:
+        pass
+    if not stop_all(consumers, watch):
+        for producer in producers:
+            producer.close(0.0)
+
+
+def stop_all(consumers: Sequence[Consumer], watch: SignalWatch, timeout: float = STOP_TIMEOUT) -> bool:
+    """Stop them side by side; whether all of them stopped cleanly. A second signal ends it at once."""
+    reports: list[object] = []
+
+    def stop(consumer: Consumer) -> None:
+        report = None
+        try:
+            report = consumer.stop(timeout)
+        finally:
+            reports.append(report)
+            watch.wake()
+
+    threads = [
+        threading.Thread(target=stop, args=(consumer,), name=f"nsq-stop-{consumer.topic}", daemon=True)
+        for consumer in consumers
+    ]
+    for thread in threads:
+        thread.start()
+    while len(reports) < len(threads):
+        if watch.wait() is not None:
+            log.warning("a second signal: ending at once")
+            for consumer in consumers:
+                consumer.stop(0.0)
+    for thread in threads:
+        thread.join()
+    return all(reports)

@@ -1,0 +1,56 @@
+"""``nsq pub``: publishes its arguments, or the lines of stdin, to one of the nsqds."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nsq import Producer
+from nsq.tools.cluster import Cluster, ClusterFlags
+from nsq.tools.program import ProducerFlags, SignalWatch, duration, run_command
+from nsq.tools.to_nsq import Publisher, publish_records
+from nsq.wire.names import check_topic
+
+
+@dataclass(frozen=True, kw_only=True)
+class PubOptions(ClusterFlags, ProducerFlags):
+    defer: float = duration(0.0, "have nsqd deliver the message so much later", low=0.0)
+
+
+def main(argv: Sequence[str]) -> int:
+    synopsis = (
+        "TOPIC [BODY...]\nPublishes each BODY, or without any each line of stdin, to an nsqd that answers."
+    )
+    return run_command(PubOptions, argv, "nsq pub", synopsis, _publish)
+
+
+def _publish(options: PubOptions, words: tuple[str, ...]) -> int:
+    topic, *bodies = words
+    check_topic(topic)
+    with options.producer("nsq-pub", *Cluster(options).tcp_addresses) as producer:
+        if bodies:
+            count = _publish_each(topic, map(os.fsencode, bodies), producer, options.defer)
+        elif options.defer:
+            lines = (line.rstrip(b"\n") for line in sys.stdin.buffer)
+            count = _publish_each(topic, filter(None, lines), producer, options.defer)
+        else:
+            with SignalWatch() as watch:
+                publisher = Publisher(topic, [producer], watch)
+                publish_records(sys.stdin.fileno(), publisher, watch)
+            count = publisher.published
+    if options.json:
+        sys.stdout.write(json.dumps({"topic": topic, "published": count}) + "\n")
+    else:
+        sys.stderr.write(f"published {count} message{'s'[: count != 1]} to {topic}\n")
+    return 0
+
+
+def _publish_each(topic: str, bodies: Iterable[bytes], producer: Producer, defer: float) -> int:
+    count = 0
+    for body in bodies:
+        producer.publish(topic, body, defer=defer or None)
+        count += 1
+    return count

@@ -1,0 +1,168 @@
+"""``nsq redrive``: moves messages of one topic to another, such as dead letters back to where they came from.
+
+It moves what waits at its start and ends: what fails again and returns meanwhile is left for the next time. A
+message is finished when it is stored in the other topic.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from nsq import Consumer, Message, NsqError, Producer, Requeue
+from nsq.errors import UsageError
+from nsq.http.nsqd import TopicStats
+from nsq.tools.cluster import Cluster, ClusterFlags, warn_of
+from nsq.tools.program import (
+    ConsumerOptions,
+    ProducerFlags,
+    SignalWatch,
+    flag,
+    log,
+    run_command,
+    run_consumers,
+)
+from nsq.tools.to_nsq import Throttle
+from nsq.wire.names import check_channel, check_topic
+
+#: Seconds between two looks whether anything is left.
+_LOOK_EVERY = 1.0
+_IN_FLIGHT = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class RedriveOptions(ClusterFlags, ConsumerOptions, ProducerFlags):
+    channel: str = flag("redrive", "channel of the first topic to take the messages from")
+    rate: int = flag(0, "messages per second (0 for no limit)", low=0, high=2**31 - 1)
+    count: int = flag(0, "messages to move at most (0 for all that wait)", low=0, high=2**63 - 1)
+    dry_run: bool = flag(False, "only say what would be moved")
+
+
+def main(argv: Sequence[str]) -> int:
+    synopsis = (
+        "FROM_TOPIC TO_TOPIC\nMoves the messages that wait in FROM_TOPIC to TO_TOPIC, through a channel of "
+        "FROM_TOPIC.\nBehind an interruption a second call moves the rest; a message may then arrive twice."
+    )
+    return run_command(RedriveOptions, argv, "nsq redrive", synopsis, _redrive)
+
+
+def _redrive(options: RedriveOptions, words: tuple[str, ...]) -> int:
+    source, target = map(check_topic, words)
+    check_channel(options.channel)
+    if source == target:
+        raise UsageError(f"{source} is both topics: messages would go round in circles")
+    cluster = Cluster(options)
+    stats = cluster.stats(source)
+    waiting = waiting_messages(stats, options.channel)
+    for name in paused_names(stats, options.channel):
+        log.warning("%s is paused, and nothing of it moves until: nsq unpause %s", name, name)
+    total = sum(waiting.values())
+    wanted = min(total, options.count or total)
+    if not options.json:
+        for address, count in waiting.items():
+            sys.stdout.write(f"{address}: {count} messages wait in {source}\n")
+    moved = 0 if options.dry_run or not wanted else _move(options, cluster, source, target, wanted)
+    if options.json:
+        told = {"from": source, "to": target, "waiting": waiting, "wanted": wanted, "moved": moved}
+        sys.stdout.write(json.dumps(told | {"problems": cluster.problems}, indent=2) + "\n")
+    elif options.dry_run or not wanted:
+        sys.stdout.write(f"{wanted} messages would go to {target}\n")
+    else:
+        sys.stdout.write(f"{moved} of {wanted} messages moved to {target}\n")
+    return max(warn_of(cluster.problems), int(moved < wanted and not options.dry_run))
+
+
+def _move(options: RedriveOptions, cluster: Cluster, source: str, target: str, wanted: int) -> int:
+    """How many were moved."""
+    addresses = cluster.tcp_addresses
+    with SignalWatch() as watch, options.producer("nsq-redrive", *addresses) as producer:
+        mover = Mover(producer, target, wanted, options.rate, watch.wake)
+        consumer = options.consumer_of(
+            "nsq-redrive",
+            source,
+            options.channel,
+            nsqd=addresses,
+            # With a rate, no more than are moved in a second: messages that wait here for long time out.
+            max_in_flight=min(wanted, options.rate or _IN_FLIGHT, _IN_FLIGHT),
+        )
+        consumer.add_handler(mover)
+        looker = threading.Thread(
+            target=_look,
+            args=(consumer, cluster, options, source, mover),
+            name="nsq-redrive-look",
+            daemon=True,
+        )
+        looker.start()
+        run_consumers([consumer], watch, lambda: mover.over.is_set(), [producer])
+        mover.over.set()
+        looker.join()
+    return mover.moved
+
+
+def waiting_messages(stats: dict[str, list[TopicStats]], channel: str) -> dict[str, int]:
+    """By nsqd. Messages that have reached no channel yet will go to the first one."""
+    found = {}
+    for address, topics in stats.items():
+        for each in topics:
+            depths = [one["depth"] for one in each["channels"] if one["channel_name"] == channel]
+            found[address] = sum(depths) + (0 if each["channels"] and not depths else each["depth"])
+    return found
+
+
+def paused_names(stats: dict[str, list[TopicStats]], channel: str) -> list[str]:
+    """Of the topic and of its channel, where it is paused on any nsqd."""
+    names = set()
+    for each in itertools.chain.from_iterable(stats.values()):
+        topic = each["topic_name"]
+        if each["paused"]:
+            names.add(topic)
+        if any(one["paused"] and one["channel_name"] == channel for one in each["channels"]):
+            names.add(f"{topic}/{channel}")
+    return sorted(names)
+
+
+def _look(consumer: Consumer, cluster: Cluster, options: RedriveOptions, source: str, mover: Mover) -> None:
+    """End it when other consumers have taken the rest."""
+    while not mover.over.wait(_LOOK_EVERY):
+        try:
+            left = sum(waiting_messages(cluster.stats(source), options.channel).values())
+        except NsqError as error:
+            log.warning("%s", error)
+            continue
+        if not left and not consumer.stats().in_flight and consumer.stats().connections:
+            mover.end()
+
+
+class Mover:
+    """A handler, for one thread. ``over`` when it has moved as many as were wanted."""
+
+    def __init__(
+        self, producer: Producer, topic: str, wanted: int, rate: int, ended: Callable[[], None]
+    ) -> None:
+        self.moved = 0
+        self.over = threading.Event()
+        self._producer = producer
+        self._topic = topic
+        self._wanted = wanted
+        self._throttle = Throttle(rate, time.monotonic())
+        self._ended = ended
+
+    def __call__(self, message: Message) -> None:
+        if self.over.is_set():
+            raise Requeue(0.0, backoff=False)
+        while not self._throttle.take(1, time.monotonic()):
+            if self.over.wait(self._throttle.pause()):
+                raise Requeue(0.0, backoff=False)
+        self._producer.publish(self._topic, message.body)
+        self.moved += 1
+        if self.moved == self._wanted:
+            self.end()
+
+    def end(self) -> None:
+        self.over.set()
+        self._ended()

@@ -1,0 +1,242 @@
+"""``to_nsq``: publishes each record of stdin to every nsqd that is named.
+
+Records go out as they are read, many in one MPUB, in their order; the next read waits while too much is
+unanswered.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import stat
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from nsq import Producer
+from nsq.errors import BadBody, BadMessage, ConfigError
+from nsq.tools.program import ProducerFlags, SignalWatch, batches, check_ranges, flag, log, repeated, run
+from nsq.wire.names import check_topic
+
+PROG = "to_nsq"
+_CHUNK = 256 * 1024
+#: MPUBs that may wait for an answer at once, for each nsqd.
+_UNANSWERED = 4
+_PROGRESS_EVERY = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToNsqOptions(ProducerFlags):
+    topic: str = flag("", "NSQ topic to publish to")
+    nsqd_tcp_address: tuple[str, ...] = repeated(
+        str, "destination nsqd TCP address (may be given multiple times)"
+    )
+    delimiter: str = flag("\n", "character to split input from stdin")
+    rate: int = flag(0, "messages per second to publish (0 for no limit)", low=0, high=2**63 - 1)
+
+    def __post_init__(self) -> None:
+        if not self.topic:
+            raise ConfigError("--topic required")
+        check_topic(self.topic)
+        if len(self.separator) != 1:
+            raise ConfigError("--delimiter must be a single byte")
+        if not self.nsqd_tcp_address:
+            raise ConfigError("--nsqd-tcp-address required")
+        check_ranges(self)
+
+    @property
+    def separator(self) -> bytes:
+        return os.fsencode(self.delimiter)
+
+
+class Splitter:
+    """Cuts its input into records; leaves out empty ones."""
+
+    def __init__(self, delimiter: bytes) -> None:
+        self._delimiter = delimiter
+        self._begun: list[bytes] = []  # of the record that has no end yet
+
+    def feed(self, data: bytes) -> list[bytes]:
+        first, *records = data.split(self._delimiter)
+        self._begun.append(first)
+        if not records:
+            return []
+        last = records.pop()
+        whole = [b"".join(self._begun), *records]
+        self._begun = [last]
+        return list(filter(None, whole))
+
+    def end(self) -> list[bytes]:
+        """The last record, when no delimiter follows it."""
+        last, self._begun = b"".join(self._begun), []
+        return [last] if last else []
+
+
+class Throttle:
+    """So many records a second, with a second's worth at once after a pause."""
+
+    def __init__(self, rate: int, now: float) -> None:
+        self._rate = rate
+        self._balance = 1.0
+        self._at = now
+
+    def take(self, wanted: int, now: float) -> int:
+        """How many of them may go now."""
+        if not self._rate:
+            return wanted
+        self._balance = min(self._balance + (now - self._at) * self._rate, float(self._rate))
+        self._at = now
+        allowed = min(wanted, int(self._balance))
+        self._balance -= allowed
+        return allowed
+
+    def pause(self) -> float:
+        """Seconds until the next one may go."""
+        return max(0.0, (1.0 - self._balance) / self._rate)
+
+
+class Publisher:
+    """Sends batches to every nsqd, and remembers which of them are unanswered. A first signal while it waits
+    for an answer sets ``signalled``, a second one ends the program.
+    """
+
+    def __init__(self, topic: str, producers: Sequence[Producer], watch: SignalWatch) -> None:
+        self.published = 0
+        self.signalled = False
+        self._watch = watch
+        self._topic = topic
+        self._producers = producers
+        self._unanswered: deque[tuple[list[bytes], list[Future[None]]]] = deque()
+
+    def publish(self, records: list[bytes]) -> None:
+        for batch in batches(records, len):
+            futures = [producer.multi_publish_async(self._topic, batch) for producer in self._producers]
+            self._unanswered.append((batch, futures))
+            if len(self._unanswered) > _UNANSWERED:
+                self._await_oldest()
+
+    def finish(self) -> None:
+        while self._unanswered:
+            self._await_oldest()
+
+    def _await_oldest(self) -> None:
+        batch, futures = self._unanswered.popleft()
+        for producer, future in zip(self._producers, futures, strict=True):
+            self._wait_for(future)
+            try:
+                future.result()
+            except (BadMessage, BadBody):
+                # nsqd has stored nothing of it. Up to the record that it refuses, each is published alone.
+                for record in batch:
+                    producer.publish(self._topic, record)
+        self.published += len(batch)
+
+    def _wait_for(self, future: Future[None]) -> None:
+        future.add_done_callback(lambda _: self._watch.wake())
+        while not future.done():
+            if self._watch.wait() is not None:
+                if self.signalled:
+                    log.warning("a second signal: ending at once")
+                    for producer in self._producers:
+                        producer.close(0.0)
+                    raise KeyboardInterrupt
+                self.signalled = True
+
+
+class Progress:
+    """A line on a terminal's stderr that says how far a file has been read."""
+
+    def __init__(self, descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        self._shown = stat.S_ISREG(status.st_mode) and sys.stderr.isatty()
+        self._size = status.st_size
+        self._next = time.monotonic()
+
+    def show(self, done: int, published: int) -> None:
+        now = time.monotonic()
+        if self._shown and self._size and now >= self._next:
+            self._next = now + _PROGRESS_EVERY
+            sys.stderr.write(f"\r{min(100, done * 100 // self._size):3d}% {published} messages\x1b[K")
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run(ToNsqOptions, argv, PROG, publish_stdin, has_version=False)
+
+
+def publish_stdin(options: ToNsqOptions) -> int:
+    began = time.monotonic()
+    with SignalWatch() as watch, ExitStack() as stack:
+        producers = [
+            stack.enter_context(options.producer(PROG, address))
+            for address in dict.fromkeys(options.nsqd_tcp_address)
+        ]
+        publisher = Publisher(options.topic, producers, watch)
+        try:
+            publish_records(sys.stdin.fileno(), publisher, watch, options.separator, options.rate)
+        finally:
+            took = time.monotonic() - began
+            rate = publisher.published / took if took else 0.0
+            log.info(
+                "published %d messages to %s of %s in %.1f s (%.0f/s)",
+                publisher.published,
+                options.topic,
+                " and ".join(options.nsqd_tcp_address),
+                took,
+                rate,
+            )
+    return 0
+
+
+def publish_records(
+    descriptor: int, publisher: Publisher, watch: SignalWatch, delimiter: bytes = b"\n", rate: int = 0
+) -> None:
+    """Publish until the end of the input, or a signal. Half a record at a signal is left out."""
+    progress = Progress(descriptor)
+    try:
+        _copy(descriptor, publisher, watch, Splitter(delimiter), Throttle(rate, time.monotonic()), progress)
+        publisher.finish()
+    finally:
+        progress.end()
+
+
+def _copy(
+    descriptor: int,
+    publisher: Publisher,
+    watch: SignalWatch,
+    splitter: Splitter,
+    throttle: Throttle,
+    progress: Progress,
+) -> None:
+    done = 0
+    while not publisher.signalled:
+        if watch.wait(descriptor=descriptor) is not None:
+            publisher.signalled = True
+            return
+        if not select.select([descriptor], [], [], 0.0)[0]:
+            continue  # the watch was woken for an answer
+        data = os.read(descriptor, _CHUNK)
+        done += len(data)
+        records = splitter.feed(data) if data else splitter.end()
+        while records:
+            allowed = throttle.take(len(records), time.monotonic())
+            publisher.publish(records[:allowed])
+            del records[:allowed]
+            progress.show(done, publisher.published)
+            if records and watch.wait(throttle.pause()) is not None:
+                publisher.signalled = True
+                return
+        if not data:
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,420 @@
+"""``nsq top``: a screen that shows depth, rates and consumers of every topic and channel of a cluster.
+
+``Model`` adds up what nsqds say and is pure; a thread asks them; the main thread draws, and reads keys.
+"""
+
+from __future__ import annotations
+
+import curses
+import json
+import queue
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, NoReturn
+
+from nsq import NsqError
+from nsq.errors import ApiRefused, UsageError
+from nsq.http.nsqd import NsqdApi, PeekedMessage, TopicStats
+from nsq.tools.cluster import Cluster, ClusterFlags, at_once, table
+from nsq.tools.program import duration, run_command
+
+_BARS = " ▁▂▃▄▅▆▇█"
+_HISTORY = 30
+#: Channels whose first message is looked at, in one look at all.
+_MOST_AGES = 200
+#: Milliseconds without a key after which the screen looks for news.
+_LOOK_EVERY = 100
+_SORTS = ("name", "depth", "in_rate", "out_rate", "in_flight", "clients")
+_HEADER = (
+    "TOPIC/CHANNEL",
+    "",
+    "DEPTH",
+    "",
+    "OLDEST",
+    "IN/S",
+    "OUT/S",
+    "INFLT",
+    "DEFER",
+    "REQ/S",
+    "T-O/S",
+    "CLIENTS",
+)
+_KEYS = "q quit  s sort  r reverse  / filter  p pause or let go on  space freeze"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopOptions(ClusterFlags):
+    interval: float = duration(2.0, "time between two looks at the nsqds", low=0.1, high=3600.0)
+
+
+def main(argv: Sequence[str]) -> int:
+    synopsis = (
+        "\nShows topics and channels with their depth, rates and consumers, and keeps them up to date.\n"
+        "Where stdout is no terminal it writes a table of one interval, or JSON, and ends."
+    )
+    return run_command(TopOptions, argv, "nsq top", synopsis, _top)
+
+
+def _top(options: TopOptions, _: tuple[str, ...]) -> int:
+    if sys.stdout.isatty() and not options.json:
+        try:
+            Screen(options).run()
+        except curses.error as error:
+            raise UsageError(f"this terminal cannot show it: {error}; `nsq top | cat` can") from None
+        return 0
+    model, ages = Model(), Ages()
+    for pause in (options.interval, 0.0):
+        cluster = Cluster(options)
+        stats = cluster.stats()
+        model.add(stats, time.monotonic(), ages.ask(cluster, stats))
+        time.sleep(pause)
+    rows = model.rows("name")
+    if options.json:
+        told = [{name: value for name, value in vars(row).items() if name != "history"} for row in rows]
+        sys.stdout.write(json.dumps(told, indent=2) + "\n")
+    else:
+        sys.stdout.write(fitted_table(rows))
+    return 0
+
+
+# Rows
+
+
+@dataclass
+class Row:
+    """A topic, or with ``channel`` one of its channels, added up over the nsqds. Rates are for a second."""
+
+    topic: str
+    channel: str = ""
+    depth: int = 0
+    in_rate: float = 0.0
+    out_rate: float = 0.0
+    in_flight: int = 0
+    deferred: int = 0
+    requeue_rate: float = 0.0
+    timeout_rate: float = 0.0
+    clients: int = 0
+    paused: bool = False
+    age: float | None = None  # of the first message that waits, in seconds; None where no nsqd says
+    history: list[int] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}/{self.channel}" if self.channel else self.topic
+
+    def cells(self, bars: int = _HISTORY) -> list[str]:
+        """With a line of so many bars for the latest depths."""
+        rates = [self.in_rate, self.out_rate, self.requeue_rate, self.timeout_rate]
+        came, left, requeued, timed_out = (f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}" for rate in rates)
+        counts = [str(self.in_flight), str(self.deferred), requeued, timed_out, str(self.clients)]
+        return [
+            self.name,
+            "paused" if self.paused else "",
+            str(self.depth),
+            spark(self.history, bars),
+            short_age(self.age),
+            came,
+            left,
+            *counts,
+        ]
+
+
+def spark(values: Sequence[int], bars: int = _HISTORY) -> str:
+    """A bar for each of the last values, the highest of which fills the line."""
+    latest = values[max(0, len(values) - bars) :]
+    top = max(latest, default=0) or 1
+    return "".join(_BARS[-(-value * (len(_BARS) - 1) // top)] for value in latest).rjust(bars)
+
+
+def fitted_table(rows: Sequence[Row], width: int = 1000) -> str:
+    """A table. Where it is too wide, it has fewer bars."""
+    text = table(_HEADER, (row.cells() for row in rows))
+    excess = max(map(len, text.splitlines())) - width
+    if excess > 0:
+        bars = max(0, _HISTORY - excess)
+        text = table(_HEADER, (row.cells(bars) for row in rows))
+    return text
+
+
+class Model:
+    """The last two looks. A counter that goes back (its nsqd was restarted) counts as 0."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], Row] = {}
+        self._counts: dict[tuple[str, str], tuple[int, int, int]] = {}
+        self._depths: dict[tuple[str, str], deque[int]] = {}
+        self._at: float | None = None
+
+    def add(
+        self, stats: dict[str, list[TopicStats]], now: float, ages: dict[tuple[str, str], float] | None = None
+    ) -> None:
+        rows: dict[tuple[str, str], Row] = {}
+        counts: dict[tuple[str, str], tuple[int, int, int]] = {}
+        for topics in stats.values():
+            for topic in topics:
+                name = topic["topic_name"]
+                key = name, ""
+                row = rows.setdefault(key, Row(name))
+                row.depth += topic["depth"]
+                row.paused = row.paused or topic["paused"]
+                counts[key] = _sum(counts.get(key), (topic["message_count"], 0, 0))
+                for channel in topic["channels"]:
+                    key = name, channel["channel_name"]
+                    row = rows.setdefault(key, Row(*key))
+                    row.depth += channel["depth"]
+                    row.in_flight += channel["in_flight_count"]
+                    row.deferred += channel["deferred_count"]
+                    row.clients += channel.get("client_count", len(channel["clients"]))
+                    row.paused = row.paused or channel["paused"]
+                    three = channel["message_count"], channel["requeue_count"], channel["timeout_count"]
+                    counts[key] = _sum(counts.get(key), three)
+        self._depths = {key: self._depths.get(key, deque(maxlen=_HISTORY)) for key in rows}
+        for key, row in rows.items():
+            self._depths[key].append(row.depth)
+            row.history = list(self._depths[key])
+            row.age = (ages or {}).get(key)
+            before = self._counts.get(key)
+            if before is not None and self._at is not None and now > self._at:
+                self._rate(
+                    row, self._rows[key], [n - o for n, o in zip(counts[key], before, strict=True)], now
+                )
+        self._rows, self._counts, self._at = rows, counts, now
+
+    def _rate(self, row: Row, before: Row, grown: list[int], now: float) -> None:
+        assert self._at is not None
+        seconds = now - self._at
+        came, requeued, timed_out = (max(0, each) / seconds for each in grown)
+        row.in_rate, row.requeue_rate, row.timeout_rate = came, requeued, timed_out
+        row.out_rate = max(0.0, came - (row.depth - before.depth) / seconds)
+
+    def rows(self, sort: str, reverse: bool = False, pattern: str = "") -> list[Row]:
+        """Numbers begin with the greatest, names with the first."""
+        found = [row for row in self._rows.values() if pattern.lower() in row.name.lower()]
+        found.sort(key=lambda row: (row.topic, row.channel))
+        if sort != "name":
+            found.sort(key=lambda row: -getattr(row, sort))
+        return found[::-1] if reverse else found
+
+
+class Ages:
+    """Asks how long the first message of a channel has waited; of an nsqd that does not say, only once."""
+
+    def __init__(self) -> None:
+        self._silent: set[str] = set()
+
+    def ask(self, cluster: Cluster, stats: dict[str, list[TopicStats]]) -> dict[tuple[str, str], float]:
+        asked = [
+            (address, topic["topic_name"], channel["channel_name"])
+            for address, topics in stats.items()
+            if address not in self._silent
+            for topic in topics
+            for channel in topic["channels"]
+            if channel["depth"]
+        ][:_MOST_AGES]
+
+        def peek(place: tuple[str, str, str]) -> list[PeekedMessage]:
+            address, topic, channel = place
+            return cluster.nsqds[address].peek(topic, channel, n=1)
+
+        ages: dict[tuple[str, str], float] = {}
+        for (address, *names), answer in zip(asked, at_once(asked, peek), strict=True):
+            if isinstance(answer, ApiRefused) and answer.code != "CHANNEL_NOT_FOUND":
+                self._silent.add(address)
+            elif not isinstance(answer, NsqError) and answer:
+                topic, channel = names
+                ages[topic, channel] = max(ages.get((topic, channel), 0.0), answer[0].age)
+        return ages
+
+
+def short_age(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit}"
+    return f"{seconds:.0f}s"
+
+
+def _sum(one: tuple[int, int, int] | None, other: tuple[int, int, int]) -> tuple[int, int, int]:
+    return other if one is None else (one[0] + other[0], one[1] + other[1], one[2] + other[2])
+
+
+# The screen
+
+
+class News(NamedTuple):
+    stats: dict[str, list[TopicStats]]
+    ages: dict[tuple[str, str], float]
+
+
+class Screen:
+    def __init__(self, options: TopOptions) -> None:
+        self._options = options
+        self._model = Model()
+        self._news: queue.SimpleQueue[News | str] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._asked = threading.Event()  # to look at once
+        self._sort = 1
+        self._reverse = False
+        self._pattern = ""
+        self._selected = 0
+        self._frozen = False
+        self._said = "asking the nsqds …"
+
+    def run(self) -> None:
+        def end(*_: object) -> NoReturn:
+            raise SystemExit(0)
+
+        signal.signal(signal.SIGTERM, end)  # so that the terminal is given back as it was
+        poller = threading.Thread(target=self._poll, name="nsq-top", daemon=True)
+        poller.start()
+        try:
+            curses.wrapper(self._show)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self._over.set()
+            self._asked.set()
+            poller.join(_LOOK_EVERY / 1000)  # longer only if an nsqd does not answer
+
+    def _poll(self) -> None:
+        ages = Ages()
+        while not self._over.is_set():
+            cluster = Cluster(self._options)  # new: nsqds come and go
+            try:
+                stats = cluster.stats()
+                if self._over.is_set():
+                    break
+                self._news.put(News(stats, ages.ask(cluster, stats)))
+                if cluster.problems:
+                    self._news.put(cluster.problems[0])
+            except NsqError as error:
+                self._news.put(str(error))
+            self._asked.wait(self._options.interval)
+            self._asked.clear()
+
+    def _show(self, window: curses.window) -> None:
+        curses.use_default_colors()
+        with suppress(curses.error):  # a terminal that cannot hide its cursor
+            curses.curs_set(0)
+        window.timeout(_LOOK_EVERY)
+        self._draw(window)
+        while True:
+            key = window.getch()
+            changed = self._take_news()
+            if key == ord("q"):
+                return
+            if key != -1:
+                self._pressed(window, key)
+            if changed or key != -1:
+                self._draw(window)
+
+    def _take_news(self) -> bool:
+        changed = False
+        while not self._news.empty():
+            news = self._news.get()
+            if isinstance(news, str):
+                self._said, changed = news, True
+            elif not self._frozen:
+                self._model.add(news.stats, time.monotonic(), news.ages)
+                self._said, changed = "", True
+        return changed
+
+    def _rows(self) -> list[Row]:
+        return self._model.rows(_SORTS[self._sort], self._reverse, self._pattern)
+
+    def _pressed(self, window: curses.window, key: int) -> None:
+        if key == ord("s"):
+            self._sort = (self._sort + 1) % len(_SORTS)
+        elif key == ord("r"):
+            self._reverse = not self._reverse
+        elif key == ord(" "):
+            self._frozen = not self._frozen
+        elif key == ord("/"):
+            self._pattern = self._ask(window, "filter: ")
+            self._selected = 0
+        elif key in (curses.KEY_DOWN, ord("j")):
+            self._selected = min(self._selected + 1, max(0, len(self._rows()) - 1))
+        elif key in (curses.KEY_UP, ord("k")):
+            self._selected = max(0, self._selected - 1)
+        elif key == ord("p"):
+            self._pause(window)
+
+    def _pause(self, window: curses.window) -> None:
+        rows = self._rows()
+        if not rows:
+            return
+        row = rows[min(self._selected, len(rows) - 1)]
+        action = "let go on" if row.paused else "pause"
+        if self._ask(window, f"{action} {row.name} on every nsqd? [y/N] ").lower() not in ("y", "yes"):
+            return
+        try:
+            cluster = Cluster(self._options)
+            outcomes = cluster.change(None, _pausing(row), cluster.having(row.topic))
+            errors = [f"{each.where}: {each.error}" for each in outcomes if each.error]
+        except NsqError as error:
+            errors = [str(error)]
+        self._said = "; ".join(errors)
+        self._asked.set()
+
+    def _ask(self, window: curses.window, question: str) -> str:
+        """A line that is typed at the bottom."""
+        height, width = window.getmaxyx()
+        window.timeout(-1)
+        curses.echo()
+        try:
+            window.move(height - 1, 0)
+            window.clrtoeol()
+            window.addnstr(height - 1, 0, question, width - 1)
+            return (
+                window.getstr(height - 1, min(len(question), width - 1), 80)
+                .decode("utf-8", "replace")
+                .strip()
+            )
+        finally:
+            curses.noecho()
+            window.timeout(_LOOK_EVERY)
+
+    def _draw(self, window: curses.window) -> None:
+        height, width = window.getmaxyx()
+        rows = self._rows()
+        self._selected = min(self._selected, max(0, len(rows) - 1))
+        room = max(1, height - 4)
+        first = max(0, self._selected - room + 1)
+        shown = rows[first : first + room]
+        lines = fitted_table(shown, width - 1).splitlines()
+        sort = _SORTS[self._sort] + (", reversed" if self._reverse else "")
+        state = f"{len(rows)} rows by {sort}" + (f", filter {self._pattern!r}" if self._pattern else "")
+        if self._frozen:
+            state += ", FROZEN"
+        window.erase()
+        _put(window, 0, f"nsq top  {time.strftime('%H:%M:%S')}  {state}", width, curses.A_BOLD)
+        _put(window, 1, lines[0], width, curses.A_REVERSE)
+        for number, line in enumerate(lines[1:]):
+            style = curses.A_STANDOUT if first + number == self._selected else curses.A_NORMAL
+            _put(window, number + 2, line, width, style)
+        _put(window, height - 2, self._said, width, curses.A_BOLD)
+        _put(window, height - 1, _KEYS, width, curses.A_DIM)
+        window.refresh()
+
+
+def _pausing(row: Row) -> Callable[[NsqdApi], None]:
+    def change(nsqd: NsqdApi) -> None:
+        if row.channel:
+            act: Any = nsqd.unpause_channel if row.paused else nsqd.pause_channel
+            act(row.topic, row.channel)
+        else:
+            (nsqd.unpause_topic if row.paused else nsqd.pause_topic)(row.topic)
+
+    return change
+
+
+def _put(window: curses.window, line: int, text: str, width: int, style: int) -> None:
+    with suppress(curses.error):  # the terminal has become smaller meanwhile
+        window.addnstr(line, 0, text, width - 1, style)

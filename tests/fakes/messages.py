@@ -1,0 +1,95 @@
+"""What messages come from and are answered to, in place of a connection."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+from nsq.errors import AlreadyResponded
+from nsq.message import Message
+from tests.fakes.nsqd import A, id_of
+from tests.fakes.threads import PATIENCE
+
+
+class Delegate:
+    """Notes what it is told; ``held`` says whether the message counts as in flight."""
+
+    address = A
+
+    def __init__(self, held: bool = True) -> None:
+        self.held = held
+        self.too_late = False
+        self.notes: list[tuple[object, ...]] = []
+
+    def _note(self, *note: object) -> None:
+        self.notes.append(note)
+        if self.too_late:
+            raise AlreadyResponded("too late")
+
+    def finish(self, message: Message) -> None:
+        self._note("finish", message)
+
+    def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
+        self._note("requeue", message, delay, backoff)
+
+    def touch(self, message: Message) -> None:
+        self._note("touch", message)
+
+    def holds(self, message: Message) -> bool:
+        return self.held
+
+
+class Desk:
+    """Where messages come from and answers go to, and what the pool calls."""
+
+    address = A
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.starved = False
+        self.notes: list[tuple[Any, ...]] = []
+        self.answered: set[bytes] = set()
+        self.trouble: BaseException | None = None
+
+    def note(self, *note: Any) -> None:
+        with self._changed:
+            self.notes.append(note)
+            self._changed.notify_all()
+
+    def _answer(self, message: Message, *note: Any) -> None:
+        if message.id in self.answered:
+            raise AlreadyResponded("again")
+        self.answered.add(message.id)
+        self.note(*note)
+
+    def finish(self, message: Message) -> None:
+        self._answer(message, "finish", int(message.id))
+
+    def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
+        self._answer(message, "requeue", int(message.id), delay, backoff)
+
+    def touch(self, message: Message) -> None: ...
+
+    def holds(self, message: Message) -> bool:
+        return message.id not in self.answered
+
+    def give_up(self, message: Message) -> None:
+        self.note("give up", int(message.id))
+        if self.trouble is not None:
+            raise self.trouble
+
+    def expired(self, message: Message) -> None:
+        self.note("expired", int(message.id))
+        if self.trouble is not None:
+            raise self.trouble
+
+    def wait_for(self, *notes: tuple[Any, ...]) -> None:
+        """Until these are noted, in any order."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: all(note in self.notes for note in notes), PATIENCE), (
+                self.notes
+            )
+
+    def message(self, number: int, *, attempts: int = 1, expires_at: float = math.inf) -> Message:
+        return Message(self, 0.0, expires_at, 0, attempts, id_of(number), b"body")

@@ -1,0 +1,188 @@
+"""nsqds in memory that say and do what the test wants, and know what they were sent."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from nsq.transport import MemoryPeer, MemoryTransport
+from nsq.wire import commands
+from nsq.wire.frames import (
+    CLOSE_WAIT,
+    HEARTBEAT,
+    OK,
+    encode_error,
+    encode_message,
+    encode_response,
+)
+
+A, B, C = "nsqd-a:4150", "nsqd-b:4150", "nsqd-c:4150"
+TOPIC, CHANNEL = "orders", "billing"
+NOP, CLS = b"NOP", b"CLS"
+_HEAD = len(commands.MAGIC_V2 + b"IDENTIFY\n") + 4
+
+
+def id_of(number: int) -> bytes:
+    return b"%016d" % number
+
+
+def rdy(count: int) -> bytes:
+    return b"RDY %d" % count
+
+
+def fin(number: int) -> bytes:
+    return b"FIN " + id_of(number)
+
+
+def req(number: int, delay_ms: int) -> bytes:
+    return b"REQ %s %d" % (id_of(number), delay_ms)
+
+
+def touch(number: int) -> bytes:
+    return b"TOUCH " + id_of(number)
+
+
+def message(number: int, body: bytes = b"body", *, attempts: int = 1) -> bytes:
+    """The frame of a message."""
+    return encode_message(1_700_000_000_000_000_000 + number, attempts, id_of(number), body)
+
+
+class Connected:
+    """nsqd's end of one connection; made when IDENTIFY is answered."""
+
+    def __init__(self, peer: MemoryPeer, **granted: Any) -> None:
+        self.peer = peer
+        self.address = peer.address
+        self.identify = hear_identify(peer)
+        peer.send(encode_response(json.dumps({"max_rdy_count": 2500, **granted}).encode()))
+
+    def say(self, data: bytes) -> None:
+        self.peer.send(encode_response(data))
+
+    def ok(self) -> None:
+        self.say(OK)
+
+    def heartbeat(self) -> None:
+        self.say(HEARTBEAT)
+
+    def refuse(self, text: str) -> None:
+        self.peer.send(encode_error(text.encode()))
+
+    def hang_up(self) -> None:
+        self.peer.end()
+        self.peer.wait_closed()
+
+
+class PublishedTo(Connected):
+    """What a producer is connected to."""
+
+    def expect(self, body: bytes, topic: str = TOPIC) -> None:
+        """The next command is PUB."""
+        self.peer.expect(commands.pub(topic, body))
+
+    def answer(self, body: bytes) -> None:
+        self.expect(body)
+        self.ok()
+
+    def heartbeat(self) -> None:
+        super().heartbeat()
+        self.peer.expect(commands.NOP)
+
+
+class Nsqd(Connected):
+    """What a consumer is connected to, subscribed.
+
+    Commands are expected in the order of the wire, and all of them: what ``expect`` passes over, it complains
+    about.
+    """
+
+    def __init__(self, peer: MemoryPeer, **granted: Any) -> None:
+        super().__init__(peer, **granted)
+        peer.expect(commands.sub(TOPIC, CHANNEL))
+        peer.send(encode_response(OK))
+        self._begin = len(peer.received)
+        self._heard = 0
+
+    @property
+    def commands(self) -> list[bytes]:
+        """All since the handshake that tell this nsqd something new."""
+        return self._news(self.peer.received)
+
+    def _news(self, received: bytes) -> list[bytes]:
+        """Without an RDY that is the same as the last one: that is for servers which count it down."""
+        rdy, news = b"", []
+        for line in _lines(received[self._begin :]):
+            if line != rdy:
+                news.append(line)
+            if line.startswith(b"RDY"):
+                rdy = line
+        return news
+
+    def expect(self, *lines: bytes) -> None:
+        """The next commands are exactly these."""
+        until = self._heard + len(lines)
+
+        def enough(received: bytes) -> bool:
+            heard = self._news(received)
+            return len(heard) >= until or heard[self._heard :] != list(lines)[: len(heard) - self._heard]
+
+        self.peer.wait_until(enough)
+        assert self.commands[self._heard : until] == list(lines)
+        self._heard = until
+
+    def expect_in_any_order(self, *lines: bytes) -> None:
+        """The next commands are these."""
+        until = self._heard + len(lines)
+        self.peer.wait_until(lambda received: len(self._news(received)) >= until)
+        assert sorted(self.commands[self._heard : until]) == sorted(lines)
+        self._heard = until
+
+    def expect_no_more(self) -> None:
+        """Nothing but what was expected has been heard, up to now."""
+        assert self.commands[self._heard :] == []
+
+    def deliver(self, *numbers: int, attempts: int = 1, body: bytes = b"body") -> None:
+        """These messages, in one chunk."""
+        self.peer.send(b"".join(message(number, body, attempts=attempts) for number in numbers))
+
+    def close_wait(self) -> None:
+        self.say(CLOSE_WAIT)
+
+    def see_off(self) -> None:
+        """CLS comes next, is answered, and the connection ends."""
+        self.expect(CLS)
+        self.close_wait()
+        self.peer.wait_closed()
+        self.expect_no_more()
+
+
+def accept(transport: MemoryTransport, **granted: Any) -> Nsqd:
+    """The next connection that is made."""
+    return Nsqd(transport.accept(), **granted)
+
+
+def accept_all(transport: MemoryTransport, count: int, **granted: Any) -> dict[str, Nsqd]:
+    """The next so many connections, by address."""
+    nsqds = [accept(transport, **granted) for _ in range(count)]
+    return {nsqd.address: nsqd for nsqd in nsqds}
+
+
+def accept_publisher(transport: MemoryTransport, **granted: Any) -> PublishedTo:
+    """The next connection that a producer makes."""
+    return PublishedTo(transport.accept(), **granted)
+
+
+def hear_identify(peer: MemoryPeer) -> dict[str, Any]:
+    """What the client says of itself; nothing is answered."""
+    received = peer.wait_until(lambda got: len(got) >= _HEAD)
+    end = _HEAD + int.from_bytes(received[_HEAD - 4 : _HEAD], "big")
+    received = peer.wait_until(lambda got: len(got) >= end)
+    peer.expect(received[:end])
+    assert received.startswith(commands.MAGIC_V2 + b"IDENTIFY\n")
+    identify: dict[str, Any] = json.loads(received[_HEAD:end])
+    return identify
+
+
+def _lines(received: bytes) -> list[bytes]:
+    """Whole commands; none that comes after a handshake has a body."""
+    return received.split(b"\n")[:-1]

@@ -1,0 +1,354 @@
+"""Stands around an endpoint or a pool in tests without threads and sockets, and remembers what it is told."""
+
+from __future__ import annotations
+
+import queue
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from nsq.config import Config
+from nsq.errors import ConnectionLost, NsqError, ServerError, server_error
+from nsq.producer.endpoint import Endpoint
+from nsq.producer.pool import Pool
+from nsq.producer.publishes import Publish
+from nsq.transport import MemoryTransport
+from nsq.waiting import Waiters
+from tests.fakes.clock import Clock
+from tests.fakes.nsqd import A
+
+LOST = ConnectionLost(f"{A} closed the connection")
+QUOTA = server_error(b"E_QUOTA later")  # a code that nsqd does not have
+
+
+class FakeConn:
+    """An open connection whose loops do not run."""
+
+    def __init__(self) -> None:
+        self.waiting: deque[Any] = deque()
+        self.closed = False
+        self.closes: list[bool] = []
+        """Whether each was to come after writing."""
+        self.abandoned = False
+        self.on_put: Callable[[], object] = lambda: None
+        """Called in the middle of each ``put``, when the item is in the queue."""
+
+    @property
+    def open(self) -> bool:
+        return not self.closes and not self.closed
+
+    def put(self, item: object) -> None:
+        self.waiting.append(item)
+        self.on_put()
+
+    def close(self, *, after_writing: bool = False) -> None:
+        self.closes.append(after_writing)
+
+    def abandon(self) -> None:
+        self.abandoned = True
+
+
+class FakePool:
+    """Stands for an endpoint's pool."""
+
+    def __init__(self) -> None:
+        self.transport: Any = MemoryTransport()
+        self.context = None
+        self.urgent = False
+        self.looks = 0
+        self.ends: list[tuple[Publish, NsqError | None]] = []
+        """In the order of their ends."""
+        self.back: list[Publish] = []
+        """What was taken back, in the order of the calls."""
+        self.on_settled: Callable[[], object] = lambda: None
+        """Called before a caller could be told."""
+
+    @property
+    def errors(self) -> list[type[object]]:
+        return [type(error) for _, error in self.ends]
+
+    def settled(self, publishes: list[Publish], error: NsqError | None) -> None:
+        self.on_settled()
+        for publish in publishes:
+            publish.end(error)
+            self.ends.append((publish, error))
+
+    def take_back(self, *left: deque[Any]) -> None:
+        for each in left:
+            while each:
+                item = each.popleft()
+                if isinstance(item, Publish):
+                    self.back.append(item)
+
+    def look(self) -> None:
+        self.looks += 1
+
+
+def connect(endpoint: Endpoint) -> FakeConn:
+    """Have it find itself connected."""
+    conn: Any = FakeConn()
+    endpoint.conn = conn
+    endpoint.dialing = False
+    return conn  # type: ignore[no-any-return]
+
+
+def write(endpoint: Endpoint) -> bytes:
+    """One turn of its write loop."""
+    assert endpoint.conn is not None
+    return endpoint._encode(endpoint.conn.waiting, endpoint._sent)
+
+
+class StillPool(Pool):
+    """Its threads do not run: the test calls what they would."""
+
+    def __init__(
+        self,
+        *,
+        on_acknowledged: Any = None,
+        on_failed: Any = None,
+        transport: Any = None,
+        **options: Any,
+    ) -> None:
+        self.time = Clock()
+        super().__init__(
+            (),
+            (),
+            Config(**options),
+            transport or MemoryTransport(),
+            None,
+            on_acknowledged,
+            on_failed,
+            clock=self.time,
+            chance=lambda: 1.0,
+        )
+        self._up = True
+        self._boot.acquire()
+
+    def add(self, address: str = A, *, connected: bool = True) -> Endpoint:
+        """An endpoint without threads."""
+        endpoint = self._started()
+        endpoint.address = address
+        self._endpoints += (endpoint,)
+        if connected:
+            connect(endpoint)
+        return endpoint
+
+    def _started(self) -> Endpoint:
+        return Endpoint(self, self._config, self._clock, self._chance)
+
+    def do_jobs(self) -> None:
+        """What its thread was told to do, and nothing that follows from it."""
+        while True:
+            try:
+                job = self._to_do.get_nowait()
+            except queue.Empty:
+                return
+            if job is not None:
+                job()
+
+    def turn(self) -> None:
+        """One turn of its thread, which does not sleep."""
+        self.do_jobs()
+        self._choose()
+        self._expire()
+        if self.closed:
+            self._close_when_done()
+
+    def run_callbacks(self) -> None:
+        """As the callbacks' thread does."""
+        self.callbacks._run_what_is_left()
+
+    def make(self, *bodies: bytes, seconds: float = 10.0) -> list[Publish]:
+        """Publish these, one after the other."""
+        made = [Publish("orders", body) for body in bodies]
+        for publish in made:
+            self.publish(publish, seconds)
+        return made
+
+
+def nothing() -> None: ...
+
+
+def interleaved(
+    kind: type[Any],
+    *methods: str,
+    before: Iterable[Callable[[], object]] = (),
+    behind: Iterable[Callable[[], object]] = (),
+) -> Any:
+    """An empty ``kind``, a set or a deque, and what other threads do right before or right behind the first
+    calls of these methods.
+    """
+    first, then = iter(before), iter(behind)
+
+    def wrapped(method: Any) -> Any:
+        def call(self: Any, *args: Any) -> Any:
+            next(first, nothing)()
+            result = method(self, *args)
+            next(then, nothing)()
+            return result
+
+        return call
+
+    return type("Interleaved", (kind,), {each: wrapped(getattr(kind, each)) for each in methods})()
+
+
+def at_claim(
+    publish: Publish, *, before: Callable[[], object] = nothing, behind: Callable[[], object] = nothing
+) -> None:
+    """What other threads do right before, or right behind, the first try to claim it."""
+    lock = publish.claim
+
+    class Claim:
+        def acquire(self, blocking: bool) -> bool:
+            publish.claim = lock  # the others find the lock alone
+            before()
+            taken = lock.acquire(blocking)
+            behind()
+            return taken
+
+    publish.claim = Claim()  # type: ignore[assignment]
+
+
+def ready(topic: str, command: bytes, messages: int = 1) -> Publish:
+    """A publish with a command of its own."""
+    made = Publish(topic, b"")
+    made.command, made.messages, made.size = command, messages, len(command)
+    return made
+
+
+def conn_of(endpoint: Endpoint) -> FakeConn:
+    conn: Any = endpoint.conn
+    return conn  # type: ignore[no-any-return]
+
+
+def answer(endpoint: Endpoint, count: int = 1) -> None:
+    conn: Any = endpoint.conn
+    endpoint.on_ok(conn, count)
+
+
+def refuse(endpoint: Endpoint, error: ServerError) -> None:
+    conn: Any = endpoint.conn
+    endpoint.on_error(conn, error)
+
+
+def lose(endpoint: Endpoint, cause: NsqError | None = LOST) -> None:
+    """Its connection ends."""
+    conn: Any = endpoint.conn
+    conn.closed = True
+    endpoint.on_close(conn, cause)
+
+
+def bodies(items: Any) -> list[bytes]:
+    """Of the publishes among them."""
+    return [item.body for item in items if isinstance(item, Publish)]
+
+
+READ_TIMEOUT = 60.0
+
+
+class Scene:
+    """An endpoint, connected, and what is around it. Joins publishes if ``coalesce``."""
+
+    def __init__(self, *, coalesce: bool = False, **options: Any) -> None:
+        self.clock = Clock()
+        self.pool = FakePool()
+        pool: Any = self.pool
+        options = {"reconnect_initial": 4.0, "read_timeout": READ_TIMEOUT, "coalesce": coalesce, **options}
+        self.endpoint = Endpoint(pool, Config(**options), self.clock, lambda: 1.0)
+        self.endpoint.address = A
+        self.fake = connect(self.endpoint)
+        self.conn: Any = self.fake
+
+    def put(self, *bodies: bytes, topic: str = "orders") -> list[Publish]:
+        made = [Publish(topic, body) for body in bodies]
+        self.fake.waiting.extend(made)
+        return made
+
+    def write(self) -> bytes:
+        return write(self.endpoint)
+
+    def send(self, *bodies: bytes) -> list[Publish]:
+        """Written together."""
+        made = self.put(*bodies)
+        self.write()
+        return made
+
+    def ok(self, count: int = 1) -> None:
+        answer(self.endpoint, count)
+
+    def refuse(self, error: ServerError) -> None:
+        refuse(self.endpoint, error)
+
+    def lose(self, cause: NsqError | None = LOST) -> None:
+        lose(self.endpoint, cause)
+
+    def reconnect(self) -> None:
+        """As ``_dial`` begins, and a connection that is open."""
+        self.pool.transport = MemoryTransport()
+        self.pool.transport.refuse()
+        self.endpoint._dial()
+        self.fake = self.conn = connect(self.endpoint)
+
+    def encode(self, waiting: deque[Any]) -> bytes:
+        return self.endpoint._encode(waiting, self.endpoint._sent)
+
+    @property
+    def ended(self) -> list[Publish]:
+        return [publish for publish, _ in self.pool.ends]
+
+    @property
+    def broken(self) -> bool:
+        """Whether the endpoint has closed the connection."""
+        return self.fake.closes == [False]
+
+
+class Meanwhile(Waiters):
+    """For ``Pool._room``: what happens while a thread waits for room."""
+
+    def __init__(self, happens: Callable[[], object] = nothing) -> None:
+        super().__init__()
+        self.wakes = 0
+        self._happens = happens
+
+    def wait_for(self, condition: Callable[[], object], deadline: float = 0.0) -> bool:
+        self._happens()
+        return bool(condition())
+
+    def wake(self) -> None:
+        self.wakes += 1
+
+
+#: Where a publish is when it is given up or cancelled.
+Stage = Callable[[StillPool], Publish]
+#: How it ends.
+End = Callable[[StillPool, Publish], object]
+
+
+def waits_for_a_connection(pool: StillPool) -> Publish:
+    pool.add(connected=False)
+    return pool.make(b"body")[0]
+
+
+def waits_to_be_written(pool: StillPool) -> Publish:
+    pool.add()
+    pool.turn()
+    return pool.make(b"body")[0]
+
+
+def is_sent(pool: StillPool) -> Publish:
+    made = waits_to_be_written(pool)
+    write(pool._endpoints[0])
+    return made
+
+
+def waits_to_be_sent_again(pool: StillPool) -> Publish:
+    made = is_sent(pool)
+    lose(pool._endpoints[0])
+    pool.turn()
+    return made
+
+
+def is_stored(pool: StillPool) -> Publish:
+    made = is_sent(pool)
+    answer(pool._endpoints[0])
+    return made

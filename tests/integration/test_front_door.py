@@ -1,0 +1,416 @@
+"""The program ``nsq``: a cluster looked at, changed and mended from a shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsq.errors import ApiRefused
+from nsq.http.nsqd import NsqdApi
+from nsq.testing import Nsqd, Nsqlookupd
+from nsq.testing.plugin import Factory
+from nsq.tools.front_door import COMMANDS, filled_in, main
+from tests.integration.authority import Authority
+from tests.integration.consuming import channel_of, create, numbered, publish, until
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+class Cluster:
+    def __init__(self, lookupd: Nsqlookupd, nsqds: list[Nsqd], run: Run) -> None:
+        self.lookupd = lookupd
+        self.nsqds = nsqds
+        self._run = run
+
+    def __call__(self, *words: str) -> tuple[int, str, str]:
+        return self._run(*words, f"--lookupd-http-address={self.lookupd.http_address}")
+
+    def registered(self, topic: str = "orders") -> None:
+        def count() -> int:
+            reply = self.lookupd.get(f"/lookup?topic={topic}")
+            return len(reply.json()["producers"]) if reply.status == 200 else 0
+
+        until("registered", lambda: count() == len(self.nsqds))
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str]) -> Run:
+    def run(*words: str) -> tuple[int, str, str]:
+        capfd.readouterr()
+        status = main(words)
+        said = capfd.readouterr()
+        return status, said.out, said.err
+
+    return run
+
+
+@pytest.fixture
+def cluster(nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], run: Run) -> Cluster:
+    nsqds = [nsqd_factory(lookupd=[nsqlookupd]) for _ in range(2)]
+    for nsqd in nsqds:
+        create(nsqd)
+    made = Cluster(nsqlookupd, nsqds, run)
+    made.registered()
+    return made
+
+
+def test_messages_are_published_to_a_nsqd_that_answers(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert cluster("pub", "orders", "one", "two")[0] == 0
+    assert cluster("pub", "orders", "later", "--defer=1h")[0] == 0
+    (tmp_path / "in").write_bytes(b"three\n\nfour")
+    for flags, said in (
+        ([], (0, "", "published 2 messages to orders\n")),
+        (["--defer=1h"], (0, "", "published 2 messages to orders\n")),
+        (["--json"], (0, '{"topic": "orders", "published": 2}\n', "")),
+    ):
+        with (tmp_path / "in").open() as stdin:
+            monkeypatch.setattr("sys.stdin", stdin)
+            assert cluster("pub", "orders", *flags) == said
+    counted = [channel_of(nsqd) for nsqd in cluster.nsqds]
+    assert sum(each["depth"] for each in counted) == 6
+    assert sum(each["deferred_count"] for each in counted) == 3
+
+
+def test_topics_and_channels_are_added_up(cluster: Cluster) -> None:
+    for nsqd in cluster.nsqds:
+        publish(nsqd, numbered(3))
+        until("there", lambda nsqd=nsqd: channel_of(nsqd)["depth"] == 3)  # type: ignore[misc]
+    status, out, _ = cluster("topics")
+    assert (status, [line.split() for line in out.splitlines()]) == (
+        0,
+        [["TOPIC", "DEPTH", "MESSAGES", "CHANNELS", "NSQDS", "PAUSED"], ["orders", "0", "6", "1", "2"]],
+    )
+    assert cluster("topics", "--names")[1] == "orders\n"
+    (channel,) = json.loads(cluster("channels", "orders", "--json")[1])
+    assert (channel["channel"], channel["depth"], channel["clients"]) == ("billing", 6, 0)
+
+
+def test_a_channel_is_created_paused_emptied_and_deleted_everywhere(cluster: Cluster) -> None:
+    lookupd, nsqds = cluster.lookupd, cluster.nsqds
+
+    def told(key: str) -> list[Any]:
+        return [channel_of(nsqd, channel="audit").get(key) for nsqd in nsqds]
+
+    status, out, _ = cluster("create", "orders/audit")
+    assert (status, [line.split(":")[1].split()[0] for line in out.splitlines()]) == (
+        0,
+        ["nsqlookupd", "nsqlookupd", "nsqd", "nsqd"],
+    )
+    assert "audit" in lookupd.get("/channels?topic=orders").json()["channels"]
+    assert cluster("pause", "orders/audit")[0] == 0
+    assert told("paused") == [True, True]
+    assert cluster("unpause", "orders/audit")[0] == 0
+    assert told("paused") == [False, False]
+    for nsqd in nsqds:
+        publish(nsqd, [b"one"])
+    until("there", lambda: told("depth") == [1, 1])
+    status, _, error = cluster("empty", "orders/audit")
+    assert (status, told("depth")) == (1, [1, 1])
+    assert "--yes" in error
+    assert cluster("empty", "--yes", "orders/audit")[0] == 0
+    assert told("depth") == [0, 0]
+    assert cluster("delete", "orders/audit", "--yes")[0] == 0
+    assert told("depth") == [None, None]
+    assert "audit" not in lookupd.get("/channels?topic=orders").json()["channels"]
+    assert cluster("delete", "orders", "--yes")[0] == 0
+    assert lookupd.get("/topics").json()["topics"] == []
+
+
+def test_what_fails_on_one_nsqd_is_told_and_done_on_the_others(cluster: Cluster) -> None:
+    gone, alive = cluster.nsqds
+    address = gone.http_address
+    gone.stop(keep_data=True)
+    words = [f"--nsqd-http-address={each}" for each in (address, alive.http_address)]
+    status, out, error = cluster._run("pause", "orders", *words, "--json")
+    told = json.loads(out)
+    assert status == 1
+    assert told["steps"] == [{"where": f"nsqd {alive.http_address}", "ok": True, "error": ""}]
+    assert address in told["problems"][0]
+    assert address in error
+
+
+def test_dead_letters_go_back_and_those_that_return_meanwhile_wait(cluster: Cluster) -> None:
+    for nsqd, count in zip(cluster.nsqds, (3, 4), strict=True):
+        assert nsqd.post("/topic/create?topic=orders.dead").status == 200
+        publish(nsqd, numbered(count), "orders.dead")
+    cluster.registered("orders.dead")
+    status, out, _ = cluster("redrive", "orders.dead", "orders", "--dry-run")
+    assert (status, out.splitlines()[-1]) == (0, "7 messages would go to orders")
+    assert sum(channel_of(nsqd)["message_count"] for nsqd in cluster.nsqds) == 0
+    status, out, _ = cluster("redrive", "orders.dead", "orders", "--rate=1000", "--count=5")
+    assert (status, out.splitlines()[-1]) == (0, "5 of 5 messages moved to orders")
+    status, out, _ = cluster("redrive", "orders.dead", "orders")
+    assert (status, out.splitlines()[-1]) == (0, "2 of 2 messages moved to orders")
+    until("there", lambda: sum(channel_of(nsqd)["depth"] for nsqd in cluster.nsqds) == 7)
+    assert cluster("redrive", "orders", "orders")[0] == 1
+
+
+def test_a_slow_redrive_keeps_its_rate_and_moves_nothing_twice(nsqd_factory: Factory[Nsqd], run: Run) -> None:
+    nsqd = nsqd_factory(msg_timeout="3s")
+    create(nsqd, "dead", "redrive")
+    publish(nsqd, numbered(40), "dead")
+    began = time.monotonic()
+    address = f"--nsqd-http-address={nsqd.http_address}"
+    status, out, error = run("redrive", "dead", "orders", "--rate=20", "--json", address)
+    took = time.monotonic() - began
+    assert (status, error) == (0, "")
+    told = json.loads(out)
+    assert (told["wanted"], told["moved"], told["problems"]) == (40, 40, [])
+    assert 1.8 < took < 20
+    assert nsqd.get("/stats?format=json&topic=orders").json()["topics"][0]["message_count"] == 40
+    assert channel_of(nsqd, "dead", "redrive")["timeout_count"] == 0
+
+
+def test_a_redrive_of_what_is_paused_says_so(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd, "dead", "redrive")
+    nsqd.post("/topic/pause?topic=dead")
+    nsqd.post("/channel/pause?topic=dead&channel=redrive")
+    status, _, error = run("redrive", "dead", "o", "--dry-run", f"--nsqd-http-address={nsqd.http_address}")
+    assert status == 0
+    assert "nsq unpause dead\n" in error
+    assert "nsq unpause dead/redrive\n" in error
+
+
+def test_an_interrupted_redrive_loses_nothing(nsqd: Nsqd) -> None:
+    create(nsqd, "dead", "redrive")
+    create(nsqd, "orders")
+    publish(nsqd, numbered(2000), "dead")
+    command = [sys.executable, "-m", "nsq", "redrive", "dead", "orders"]
+    command.append(f"--nsqd-http-address={nsqd.http_address}")
+
+    def left() -> int:
+        told = channel_of(nsqd, "dead", "redrive")
+        count: int = told["depth"] + told["in_flight_count"] + told["deferred_count"]
+        return count
+
+    for number, at in ((signal.SIGINT, 1500), (signal.SIGKILL, 1000), (signal.SIGTERM, 500)):
+        with subprocess.Popen([*command, "--rate=1000"], stdout=subprocess.DEVNULL) as process:
+            until("on its way", lambda at=at: left() < at)  # type: ignore[misc]
+            process.send_signal(number)
+            assert process.wait(60) == (1 if number != signal.SIGKILL else -number)
+        assert left() > 0
+        assert left() + channel_of(nsqd)["message_count"] >= 2000
+    assert subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode == 0
+    assert left() == 0
+    assert channel_of(nsqd)["message_count"] >= 2000
+
+
+def test_a_peek_takes_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = cluster.nsqds
+    publish(first, [b"one", b"two"])
+    publish(second, [b"\xff"])
+    until("there", lambda: [channel_of(nsqd)["depth"] for nsqd in cluster.nsqds] == [2, 1])
+    status, out, _ = cluster("peek", "orders/billing", "-n", "1")
+    heads, bodies = out.splitlines()[::2], out.encode("utf-8", "surrogateescape").splitlines()[1::2]
+    assert (status, len(heads)) == (0, 2)
+    assert b"one" in bodies
+    told = json.loads(cluster("peek", "orders/billing", "--json")[1])
+    assert sorted(each.get("body", each.get("body_base64")) for each in told) == ["/w==", "one", "two"]
+    assert [channel_of(nsqd)["depth"] for nsqd in cluster.nsqds] == [2, 1]
+
+    def as_gos(*_: object, **__: object) -> object:
+        raise ApiRefused("404 NOT_FOUND", 404, "NOT_FOUND")
+
+    monkeypatch.setattr(NsqdApi, "peek", as_gos)
+    status, _, error = cluster("peek", "orders")
+    assert status == 1
+    assert "as Go's cannot" in error
+    assert "nsq tail" in error
+
+
+def test_a_benchmark_reports_and_leaves_nothing(cluster: Cluster) -> None:
+    status, out, error = cluster("bench", "--seconds=200ms", "--json", "--batch=10")
+    published, delivered = json.loads(out)
+    assert (status, error) == (0, "")
+    assert published["messages"] == delivered["messages"] > 0
+    assert json.loads(cluster("topics", "--json")[1])[0]["topic"] == "orders"
+    assert cluster("topics", "--names")[1] == "orders\n"
+
+
+def test_the_doctor_says_what_is_wrong_and_what_to_do(cluster: Cluster, nsqd_factory: Factory[Nsqd]) -> None:
+    status, out, _ = cluster("doctor")
+    assert (status, {line.split()[0] for line in out.splitlines()}) == (0, {"ok"})
+    nsqd = cluster.nsqds[0]
+    publish(nsqd, [b"one"])
+    nsqd.post("/topic/pause?topic=orders")
+    publish(nsqd, [b"one"], "forgotten")
+    status, out, _ = cluster("doctor")
+    assert status == 0
+    assert "topic forgotten has no channel, and 1 messages wait\n         Start a consumer" in out
+    assert "topic orders is paused\n         nsq unpause orders\n" in out
+    words = [f"--nsqd-http-address={each}" for each in (nsqd.http_address, "127.0.0.1:1")]
+    status, out, _ = cluster._run("doctor", "--json", *words)
+    failures = [each for each in json.loads(out) if each["level"] == "failure"]
+    assert (status, [each["where"] for each in failures]) == (1, ["nsqd 127.0.0.1:1"])
+
+
+def test_an_nsqd_may_be_named_by_a_url(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd)
+    address = f"--nsqd-http-address=http://{nsqd.http_address}"
+    assert run("pub", "orders", "one", address)[0] == 0
+    status, out, _ = run("doctor", address)
+    assert (status, out.count("(TCP): answers")) == (0, 1)
+
+
+def test_the_doctor_finds_a_wrong_port_and_missing_tls(
+    nsqd_factory: Factory[Nsqd], run: Run, tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    nsqd = nsqd_factory(**authority.server_options, tls_required=True)
+    http = f"--nsqd-http-address={nsqd.http_address}"
+    trusting = [http, f"--http-client-tls-root-ca-file={authority.certificate}"]
+    tls = ["--producer-opt=tls_v1", f"--producer-opt=tls_root_ca_file,{authority.certificate}"]
+    for flags, status, said in (
+        ([http], 1, "Give the authority that signed it: --http-client-tls-root-ca-file"),
+        (trusting, 1, "it insists on TLS\n         Give TLS options: --producer-opt=tls_v1"),
+        ([*trusting, "--producer-opt=tls_v1"], 1, "Give TLS options"),
+        ([*trusting, *tls], 0, "(TCP): answers"),
+        ([f"--nsqd-http-address={nsqd.tcp_address}"], 1, "Give its HTTP address."),
+    ):
+        ended, out, error = run("doctor", *flags)
+        assert (ended, error) == (status, "")
+        assert said in out
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        ([], 0, "Usage: nsq COMMAND"),
+        (["--help"], 0, "doctor"),
+        (["help", "create"], 0, "Usage: nsq create TOPIC[/CHANNEL]\n\nMakes a topic"),
+        (["create", "--help"], 0, "-lookupd-http-address"),
+        (["tail", "--help"], 0, "Usage of nsq_tail"),
+        (["--version"], 0, "nsq v1.3.0"),
+        (["crate"], 2, "no command crate (did you mean create?)"),
+        (["create"], 2, "TOPIC[/CHANNEL] is missing"),
+        (["create", "a", "b"], 2, "too many arguments: b"),
+        (["create", "a/"], 1, "'a/' is not TOPIC or TOPIC/CHANNEL"),
+        (["create", "a b"], 1, "a b"),
+        (["tail", "a/"], 1, "nsq tail: 'a/' is not TOPIC or TOPIC/CHANNEL"),
+        (["topics", "--lookupd-http-address=127.0.0.1:1"], 1, "127.0.0.1:1"),
+        (["topics", "--lookupd-http-address=a", "--nsqd-http-address=b"], 1, "not both"),
+        (["completion", "tcsh"], 2, "bash|zsh|fish"),
+        (["completion", "--help"], 0, "bash|zsh|fish"),
+        (["pub", "a b", "body"], 1, "contains ' '"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_help_and_mistakes(run: Run, words: list[str], status: int, said: str) -> None:
+    ended, out, error = run(*words)
+    assert ended == status
+    assert said in (error if status else out)
+
+
+def test_programs_of_gos_get_a_topic_and_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSQ_LOOKUPD_HTTP_ADDRESS", "a:1,b:1")
+    lookupds = ["--lookupd-http-address=a:1", "--lookupd-http-address=b:1"]
+    tail = COMMANDS["tail"]
+    for words in (["t/c", "-n", "3"], ["-n", "3", "t/c"]):
+        assert filled_in(tail, words) == ["--topic=t", "--channel=c", *lookupds, "-n", "3"]
+    assert filled_in(tail, ["--meta", "t", "u"]) == ["--topic=t", "--topic=u", *lookupds, "--meta"]
+    assert filled_in(tail, ["--nsqd-tcp-address", "a:2", "t"]) == ["--topic=t", "--nsqd-tcp-address", "a:2"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_knows_every_command(run: Run, shell: str) -> None:
+    status, script, _ = run("completion", shell)
+    assert status == 0
+    assert all(name in script for name in COMMANDS)
+    assert "skip-empty-files" in script
+
+
+SHELLS = {
+    "bash": "bash --norc --noprofile",
+    "zsh": "zsh -f",
+    "fish": "fish --no-config",
+}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_shell_completes_commands_flags_and_files(
+    run: Run, shell: str, tmp_path: Path, tmux: Callable[..., str]
+) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"not run: there is no {shell}")
+    (tmp_path / "script").write_text(run("completion", shell)[1])
+    (tmp_path / "archive").mkdir()
+    tmux("new-session", "-d", "-x", "150", "-y", "30", "-c", str(tmp_path), SHELLS[shell])
+
+    def shown(text: str) -> Callable[[], bool]:
+        return lambda: text in tmux("capture-pane", "-p", "-J")
+
+    if shell == "zsh":
+        tmux("send-keys", "autoload -Uz compinit && compinit -D", "Enter")
+    tmux("send-keys", "source ./script && echo is $((40 + 2))" if shell != "fish" else
+         "source ./script; and echo is (math 40 + 2)", "Enter")  # fmt: skip
+    until("read", shown("is 42"))
+    for typed, completed in (
+        ("nsq del", "nsq delete "),
+        ("nsq redrive --dr", "nsq redrive --dry-run"),
+        ("nsq completion zs", "nsq completion zsh"),
+        ("nsq to-file --output-dir=arch", "nsq to-file --output-dir=archive/"),
+    ):
+        tmux("send-keys", typed, "Tab")
+        until(completed, shown(completed))
+        tmux("send-keys", "C-u")  # C-c would discard what is typed next
+
+
+UNWRITABLE = {"a full disk": (1, "No space left"), "a pipe without a reader": (128 + signal.SIGPIPE, "")}
+
+
+@pytest.mark.parametrize("output", UNWRITABLE)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-m", "nsq", "--help"],
+        ["-m", "nsq", "top", "--help"],
+        ["-m", "nsq", "completion", "bash"],
+        ["-m", "nsq", "topics", "NSQD"],
+        ["-m", "nsq", "doctor", "NSQD"],
+        ["-m", "nsq.tools.nsq_stat", "--topic=orders", "--channel=billing", "NSQD"],
+    ],
+    ids=lambda words: words[2] if words[1] == "nsq" else words[1],
+)
+def test_output_that_cannot_be_written(nsqd: Nsqd, words: list[str], output: str) -> None:
+    create(nsqd)
+    given = [f"--nsqd-http-address={nsqd.http_address}" if word == "NSQD" else word for word in words]
+    reader, pipe = os.pipe()
+    os.close(reader)
+    with open("/dev/full", "wb") as full:
+        out = full.fileno() if output == "a full disk" else pipe
+        done = subprocess.run(
+            [sys.executable, *given], stdout=out, stderr=subprocess.PIPE, text=True, check=False
+        )
+    os.close(pipe)
+    status, said = UNWRITABLE[output]
+    assert done.returncode == status
+    assert done.stderr.count("\n") == bool(said)
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "<&- >&- 2>&-"])
+def test_it_needs_no_standard_streams(nsqd: Nsqd, closed: str) -> None:
+    create(nsqd)
+    to_nsq = f"{sys.executable} -m nsq.tools.to_nsq --topic=orders --nsqd-tcp-address={nsqd.tcp_address}"
+    done = subprocess.run(f"{to_nsq} {closed}", shell=True, input=b"", capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert b"Traceback" not in done.stderr
+
+
+def test_python_m_nsq() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nsq", "nonsense"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")

@@ -1,0 +1,208 @@
+"""``nsq work``: processes that consume, die, are replaced, and end in good order."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsq.testing import Nsqd
+from nsq.tools.front_door import main
+from tests.integration.consuming import channel_of, clients_of, create, numbered, publish, until
+from tests.integration.running_tools import ROOT
+
+PROGRAM = """
+import os, time
+import nsq
+
+def handle(message):
+    time.sleep({pause})
+    with open("handled", "a") as file:
+        file.write(f"{{os.getpid()}} {name} {{message.body.decode()}}\\n")
+
+consumer = nsq.Consumer("orders", "billing", nsqd="{address}", reconnect_max=0.5)
+consumer.add_handler(handle)
+
+def make():
+    return [consumer]
+"""
+
+
+class Work:
+    """``nsq work`` in a directory of its own, with the program app.py."""
+
+    def __init__(self, directory: Path, nsqd: Nsqd) -> None:
+        self.directory = directory
+        self.nsqd = nsqd
+        self.log = directory / "log"
+        self.process: subprocess.Popen[bytes]
+
+    def write(self, name: str = "first", pause: float = 0.0, text: str = PROGRAM) -> None:
+        path = self.directory / "app.py"
+        path.write_text(text.format(name=name, pause=pause, address=self.nsqd.tcp_address))
+
+    @contextmanager
+    def running(self, *arguments: str, status: int = 0) -> Iterator[None]:
+        with self.log.open("wb") as log:
+            command = [sys.executable, "-B", "-m", "nsq", "work", *arguments]
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            self.process = subprocess.Popen(command, cwd=self.directory, stderr=log, env=environment)
+        try:
+            yield
+        except BaseException:
+            self.process.kill()
+            raise
+        finally:
+            ended = self.process.wait()
+            until("its workers are gone", lambda: not clients_of(self.nsqd))
+        assert ended == status, self.log.read_text()
+
+    def connected(self, count: int = 2) -> None:
+        until("connected", lambda: len(clients_of(self.nsqd)) == count)
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def started(self) -> list[int]:
+        """The workers that were started so far."""
+        return [int(pid) for pid in re.findall(r"worker (\d+) started", self.log.read_text())]
+
+    def handled(self) -> list[list[str]]:
+        path = self.directory / "handled"
+        return [line.split(" ", 2) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.fixture
+def work(tmp_path: Path, nsqd: Nsqd) -> Work:
+    create(nsqd)
+    return Work(tmp_path, nsqd)
+
+
+def test_a_killed_worker_is_replaced_and_an_end_finishes_what_is_in_work(work: Work) -> None:
+    work.write(pause=0.3)
+    with work.running("app:consumer", "--processes=2", "--threads=4"):
+        work.connected()
+        first = work.started()
+        os.kill(first[0], signal.SIGKILL)
+        until("replaced", lambda: len(work.started()) == 3)
+        work.connected()
+        publish(work.nsqd, numbered(8))
+        until("in work", lambda: channel_of(work.nsqd)["in_flight_count"] == 8)
+        work.terminate()
+    assert sorted(body for _, _, body in work.handled()) == [body.decode() for body in numbered(8)]
+    assert {int(pid) for pid, _, _ in work.handled()} == set(work.started()[1:])
+    told = channel_of(work.nsqd)
+    assert (told["depth"], told["in_flight_count"], told["requeue_count"]) == (0, 0, 0)
+    assert "ended by SIGKILL" in work.log.read_text()
+
+
+@pytest.mark.parametrize("flags", [[], ["--reload"]], ids=["SIGHUP", "--reload"])
+def test_the_program_is_loaded_again_a_process_at_a_time_unless_it_is_broken(
+    work: Work, flags: list[str]
+) -> None:
+    def load_again() -> None:
+        if not flags:
+            work.process.send_signal(signal.SIGHUP)
+
+    work.write("first")
+    with work.running("app:make", "--processes=2", *flags):
+        work.connected()
+        work.write(text="1 / 0")
+        load_again()
+        until("failed", lambda: "ZeroDivisionError" in work.log.read_text())
+        publish(work.nsqd, [b"one"])
+        until("handled", lambda: len(work.handled()) == 1)
+        assert len(clients_of(work.nsqd)) == 2
+        work.write("second")
+        old = set(work.started()[:2])
+        load_again()
+        until("replaced", lambda: len(set(re.findall(r"\[(\d+)\].* ended, as", work.log.read_text()))) >= 2)
+        work.connected()
+        publish(work.nsqd, numbered(10))
+        until("handled", lambda: len(work.handled()) == 11)
+        work.terminate()
+    assert [name for _, name, _ in work.handled()] == ["first"] + ["second"] * 10
+    assert not old & {int(pid) for pid, name, _ in work.handled() if name == "second"}
+
+
+def test_limits_and_the_health_page(work: Work) -> None:
+    work.write()
+    address = "127.0.0.1:" + str(free_port())
+
+    def health() -> dict[str, Any]:
+        try:
+            with urllib.request.urlopen(f"http://{address}/", timeout=10) as reply:
+                told: dict[str, Any] = json.load(reply)
+                return told
+        except (urllib.error.URLError, ConnectionError):
+            return {"ok": False}
+
+    with work.running("app", "--processes=1", "--max-messages=3", f"--health-address={address}"):
+        until("well", lambda: health()["ok"])
+        assert health()["processes"][0]["consumers"][0]["topic"] == "orders"
+        publish(work.nsqd, numbered(5))
+        until("replaced", lambda: len(work.started()) == 2)
+        until("well again", lambda: health()["ok"] and health()["processes"][0]["pid"] == work.started()[1])
+        work.terminate()
+    assert len(work.handled()) == 5
+    assert "ended, as it has answered" in work.log.read_text()
+
+
+def test_a_process_that_grows_is_replaced(work: Work) -> None:
+    work.write(
+        text=PROGRAM.replace(
+            "def handle(message):", "def handle(message, held=[]):\n    held.append(b'x' * 2**28)"
+        )
+    )
+    with work.running("app", "--processes=1", "--max-memory=200"):
+        publish(work.nsqd, [b"one"])
+        until("replaced", lambda: len(work.started()) == 2)
+        work.connected(1)
+        work.terminate()
+    assert re.search("ended, as it uses [0-9]+ MiB", work.log.read_text())
+    assert [body for _, _, body in work.handled()] == ["one"]
+
+
+def test_a_worker_whose_supervisor_is_killed_ends(work: Work) -> None:
+    work.write()
+    with work.running("app", "--processes=1", status=-signal.SIGKILL):
+        work.connected(1)
+        work.process.kill()
+    until("it said why", lambda: "ended, as its supervisor is gone" in work.log.read_text())
+
+
+def free_port() -> int:
+    import socket
+
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("nowhere", "there is no module nowhere"),
+        ("json", "json is []: it must be or give a Consumer"),
+        ("json:nothing", "json:nothing: there is no nothing"),
+        ("json:__name__", "it must be or give a Consumer"),
+    ],
+)
+def test_what_cannot_be_run(
+    target: str, said: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.path", list(sys.path))
+    assert main(["work", target]) == 1
+    assert said in capfd.readouterr().err

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsq.daemons.nsqd.disk.layout import ChannelEntry, TopicEntry
+from nsq.daemons.nsqd.disk.syncing import open_regular
+from nsq.daemons.nsqd.storage.storage import DataDirectory
+from nsq.errors import ConfigError
+from tests.unit.daemons.nsqd.disk.files import GOLDEN, Lines, names
+
+LOCKED_BY_ANOTHER_PROGRAM = """
+import fcntl, os, sys
+try:
+    fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    print("locked")
+"""
+
+
+def test_a_second_nsqd_is_refused_by_name_until_the_first_is_gone(tmp_path: Path) -> None:
+    first, second = DataDirectory(tmp_path, Lines()), DataDirectory(tmp_path, Lines())
+    first.lock()
+    with pytest.raises(ConfigError, match=f"{tmp_path}.*another nsqd"):
+        second.lock()
+    first.unlock()
+    second.lock()
+    second.unlock()
+    second.unlock()
+
+
+def test_the_lock_is_the_one_other_programs_ask_for(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path, Lines())
+    directory.lock()
+    command = [sys.executable, "-c", LOCKED_BY_ANOTHER_PROGRAM, str(tmp_path)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "locked\n"
+    directory.unlock()
+
+
+def test_a_path_that_is_no_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"missing.*No such file"):
+        DataDirectory(tmp_path / "missing", Lines()).lock()
+
+
+def test_a_path_that_takes_no_writes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def touch(path: Path) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "touch", touch)
+    directory = DataDirectory(tmp_path, Lines())
+    with pytest.raises(ConfigError, match=rf"{tmp_path}.*takes no writes \(Read-only file system\)"):
+        directory.lock()
+    monkeypatch.undo()
+    directory.lock()
+    directory.unlock()
+
+
+def test_locking_removes_what_was_never_finished(tmp_path: Path) -> None:
+    (tmp_path / "nsqd.dat.123.tmp").write_bytes(b"{")
+    directory = DataDirectory(tmp_path, Lines())
+    directory.lock()
+    directory.unlock()
+    assert names(tmp_path) == []
+
+
+def test_a_new_directory_has_no_topics(tmp_path: Path) -> None:
+    assert DataDirectory(tmp_path, Lines()).read_roster() == []
+
+
+def test_topics_are_written_and_read(tmp_path: Path) -> None:
+    directory = DataDirectory(tmp_path, Lines())
+    topics = [TopicEntry("t", True, (ChannelEntry("c"),))]
+    directory.roster_job([TopicEntry("old")], "1.3.0")()
+    directory.roster_job(topics, "1.3.0")()
+    assert directory.read_roster() == topics
+    assert names(tmp_path) == ["nsqd.dat"]
+
+
+def test_the_recorded_directory_is_read(tmp_path: Path) -> None:
+    directory = DataDirectory(GOLDEN, Lines())
+    assert directory.read_roster() == [TopicEntry("dq", False, (ChannelEntry("ch"),))]
+    assert sorted(directory.files()) == ["dq", "dq:ch"]
+
+
+def test_a_file_of_before_1_0_is_read(tmp_path: Path) -> None:
+    (tmp_path / "nsqd.516.dat").write_bytes(b'{"topics":[{"name":"t"}]}')
+    directory = DataDirectory(tmp_path, Lines())
+    assert directory.read_roster() == [TopicEntry("t")]
+    directory.roster_job([TopicEntry("new")], "1.3.0")()
+    assert directory.read_roster() == [TopicEntry("new")]
+
+
+def test_a_topic_s_file_is_not_taken_for_a_list_of_before_1_0(tmp_path: Path) -> None:
+    (tmp_path / "nsqd.5.diskqueue.000000.dat").write_bytes(b"records")
+    assert DataDirectory(tmp_path, Lines()).read_roster() == []
+
+
+def test_a_broken_file_is_named_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "nsqd.dat").write_bytes(b"{")
+    with pytest.raises(ConfigError, match=r"nsqd\.dat'.*repair it, or move it away"):
+        DataDirectory(tmp_path, Lines()).read_roster()
+
+
+def make(path: Path, kind: str) -> None:
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/null" if kind == "device" else "nowhere")
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "device", "dangling link"])
+@pytest.mark.parametrize(
+    "name", ["nsqd.dat", "t.diskqueue.000000.dat", "t:c.diskqueue.meta.dat", "t:c.dues.dat", "nsqd.dat.1.tmp"]
+)
+def test_what_has_the_name_of_a_file_and_is_none_is_refused(tmp_path: Path, name: str, kind: str) -> None:
+    make(tmp_path / name, kind)
+    make(tmp_path / "somebody elses", kind)
+    directory = DataDirectory(tmp_path, Lines())
+    with pytest.raises(ConfigError, match=f"{name}.*remove it"):
+        directory.lock()
+    (tmp_path / name).rmdir() if kind == "directory" else (tmp_path / name).unlink()
+    directory.lock()
+    directory.unlock()
+
+
+@pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_WRONLY | os.O_CREAT])
+def test_one_that_appears_later_fails_at_once(tmp_path: Path, flags: int) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError, match=r"no regular file|No such device"):
+        open_regular(tmp_path / "fifo", flags)

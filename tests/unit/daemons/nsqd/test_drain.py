@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from nsq.daemons.nsqd.core.broker import Broker, Draining
+from nsq.daemons.nsqd.daemon import Left, look
+from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.unit.daemons.nsqd.core.consumer import Consumer
+
+
+def test_what_is_left_to_hand_over_and_what_stays() -> None:
+    clock = FakeClock()
+    broker = Broker(clock)
+    for topic, channel in (("t", "consumed"), ("t", "alone"), ("paused", "c"), ("held", "c")):
+        broker.topic(topic).channel(channel)
+    consumers = [Consumer(rdy=1), Consumer(rdy=0), Consumer(rdy=0)]
+    for consumer, topic, channel in zip(
+        consumers, ("t", "paused", "held"), ("consumed", "c", "c"), strict=True
+    ):
+        broker.subscribe(topic, channel, consumer.subscriber)
+    broker.pause(broker.topics["paused"].channels["c"], True)
+    broker.pause(broker.topics["held"], True)
+    for topic in ("t", "paused", "held", "no-channel"):
+        broker.publish(topic, [b"1", b"2", b"3"])
+    broker.publish_deferred("t", b"4", 60.0)
+    clock.settle()
+    left = look(broker)
+    assert left == Left(
+        waiting=2,
+        in_flight=1,
+        deferred=1,
+        channels=1,
+        staying=(("t/alone", 4), ("paused/c", 3), ("held", 3), ("no-channel", 3)),
+    )
+    assert not left.nothing
+    broker.topics["t"].channels["consumed"].empty()
+    assert look(broker).nothing
+
+
+def test_a_broker_that_drains_takes_no_messages() -> None:
+    broker = Broker(FakeClock())
+    broker.draining = True
+    with pytest.raises(Draining, match="exiting"):
+        broker.publish("t", [b"x"])
+    with pytest.raises(Draining):
+        broker.publish_deferred("t", b"x", 1.0)
+    assert broker.topics == {}

@@ -1,0 +1,17 @@
+"""What wakes the main thread."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from nsq.spark.receiver.process import SignalWakeup
+
+
+def test_a_signal_ends_the_wait_and_is_found() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with SignalWakeup() as wakeup:
+        os.kill(os.getpid(), signal.SIGTERM)
+        wakeup.wait(3600.0)
+        assert wakeup.signals == 1
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from nsq.spark.source.backlog import Poller
+
+LONG = 60.0
+
+
+class Source:
+    """What a gauge asks; answers when it is let."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Semaphore(0)
+        self.answers = threading.Semaphore(0)
+        self.count = 0
+        self.failing = False
+
+    def __call__(self) -> int:
+        self.asked.release()
+        assert self.answers.acquire(timeout=LONG)
+        self.count += 1
+        if self.failing:
+            raise ValueError("no answer")
+        return self.count
+
+
+@contextmanager
+def gauging(source: Source, pause: float = 0.0) -> Iterator[Poller[int]]:
+    gauge = Poller("test", source, pause, lambda: 7.0)
+    try:
+        yield gauge
+    finally:
+        for _ in range(9):
+            source.answers.release()
+        gauge.stop()
+
+
+def test_nobody_is_asked_before_somebody_looks() -> None:
+    source = Source()
+    with gauging(source):
+        assert not source.asked.acquire(blocking=False)
+
+
+def test_looking_does_not_wait() -> None:
+    source = Source()
+    with gauging(source) as gauge:
+        assert gauge.look() is None
+        assert source.asked.acquire(timeout=LONG)
+        assert gauge.look() is None  # it has not answered yet
+
+
+def test_the_last_answer_is_there_with_the_time_of_its_question() -> None:
+    source = Source()
+    with gauging(source) as gauge:
+        source.answers.release()
+        assert gauge.wait(LONG) == (1, 7.0)
+
+
+def test_it_asks_no_more_often_than_somebody_looks() -> None:
+    source = Source()
+    with gauging(source) as gauge:
+        source.answers.release()
+        gauge.wait(LONG)
+        assert source.asked.acquire(timeout=LONG)
+        assert not source.asked.acquire(timeout=0.05)
+        gauge.look()
+        assert source.asked.acquire(timeout=LONG)
+
+
+def test_a_question_that_fails_leaves_the_last_answer(caplog: pytest.LogCaptureFixture) -> None:
+    source = Source()
+    with gauging(source) as gauge:
+        source.answers.release()
+        gauge.wait(LONG)
+        source.asked.acquire(timeout=LONG)
+        source.failing = True
+        gauge.look()
+        assert source.asked.acquire(timeout=LONG)
+        source.answers.release()
+        gauge.look()
+        assert source.asked.acquire(timeout=LONG)  # it goes on
+        assert gauge.look() == (1, 7.0)
+    assert "cannot find out about test" in caplog.text
+
+
+def test_stopping_ends_the_thread_and_a_pause() -> None:
+    source = Source()
+    with gauging(source, pause=LONG * 9) as gauge:
+        source.answers.release()
+        gauge.wait(LONG)
+        gauge.stop()
+        assert not any(thread.name == "nsq-spark-test" for thread in threading.enumerate())
+        assert gauge.wait(0.0) == (1, 7.0)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+
+from nsq.spark.json_bodies import ParsedBody, Shape, restored
+
+SHAPE: Shape = {"a": None, "s": {"x": None}, "l": [{"x": None}], "m": ({"x": None},)}
+
+
+@pytest.mark.parametrize(
+    ("body", "rescued"),
+    [
+        ('{"a": 1}', None),
+        ("{}", None),
+        ('{"a": {"any": "thing"}}', None),
+        ('{"a": 1, "b": 2}', '{"b": 2}'),
+        ('{"A": 1}', '{"A": 1}'),
+        ('{"a": 1, "a": 2, "a": 3}', '{"a": 1, "a": 2}'),
+        ('{"s": {"x": 1, "y": [true]}}', '{"s": {"y": [true]}}'),
+        ('{"s": null, "l": "no list"}', None),
+        ('{"l": [{"x": 1}, {"y": 2}]}', '{"l": [null, {"y": 2}]}'),
+        ('{"m": {"any": {"x": 1, "y": 1}}}', '{"m": {"any": {"y": 1}}}'),
+        ('{"n": 1.10, "e": 1e400, "i": 123456789012345678901234567890}', ...),
+        ('{"\\u00e9": "\\ud800"}', ...),
+    ],
+)
+def test_what_the_schema_does_not_name(body: str, rescued: str | None) -> None:
+    expected = body if rescued is ... else rescued
+    assert ParsedBody.of(body.encode(), SHAPE) == ParsedBody(True, expected)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [None, b"", b"{'a': 1}", b'{"a": NaN}', b'{"a": -Infinity}', b"[1]", b"1", b"null", b'{"a": 1} {"a": 2}',
+     b'{"a": 01}', b'{a: 1}', b'{"a": 1,}', b'\xef\xbb\xbf{}', b'{"a": "\xe9"}', b"[" * 100_000],
+)  # fmt: skip
+def test_what_is_no_json_object(body: bytes | None) -> None:
+    assert ParsedBody.of(body, SHAPE) == ParsedBody(False)
+
+
+@pytest.mark.parametrize(
+    ("read", "left", "body"),
+    [
+        ('{"a":1}', None, '{"a":1}'),
+        (None, None, None),
+        ("{}", '{"b": 2}', '{"b": 2}'),
+        ('{"a":3}', '{"a": 1, "a": 2}', '{"a": 1, "a": 2, "a": 3}'),
+        ('{"a":1,"s":{"x":1}}', '{"s": {"y": [true]}}', '{"a": 1, "s": {"y": [true], "x": 1}}'),
+        ('{"l":[{"x":1},{}]}', '{"l": [null, {"y": 2}]}', '{"l": [{"x": 1}, {"y": 2}]}'),
+        ('{"l":[{"x":1}]}', '{"l": [1, 2]}', '{"l": [1, 2], "l": [{"x": 1}]}'),
+        ('{"l":[{"x":1}]}', '{"l": {"x": 2}}', '{"l": {"x": 2}, "l": [{"x": 1}]}'),
+        ('{"s":{"x":1}}', '{"b": null, "s": 5}', '{"b": null, "s": 5, "s": {"x": 1}}'),
+        ('{"a":1.50}', '{"n": 1e400}', '{"n": 1e400, "a": 1.50}'),
+    ],
+)
+def test_a_body_is_put_together_again(read: str | None, left: str | None, body: str | None) -> None:
+    assert restored(read, left) == body
+    if body is not None:
+        again = ParsedBody.of(body.encode(), SHAPE)
+        assert again.rescued == left

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsq.errors import ConfigError, WalForeign, WalOwned
+from nsq.spark.wal import readers
+from nsq.spark.wal.directory import DirectoryWal
+from nsq.spark.wal.readers import ReaderState, deletable
+from nsq.spark.wal.store import Position, Segment, SegmentFile
+
+FILES = [
+    SegmentFile(Segment("a", 1, 9, 9), 100, 10.0),
+    SegmentFile(Segment("a", 2, 9, 9), 100, 20.0),
+    SegmentFile(Segment("b", 1, 9, 9), 100, 30.0),
+]
+ALL = {"a": Position(2), "b": Position(1)}
+
+
+@pytest.mark.parametrize(
+    ("states", "retention", "retention_bytes", "deleted"),
+    [
+        ([], 0.0, 0, []),
+        ([ReaderState(ALL)], 0.0, 10**9, ["a1", "a2", "b1"]),
+        ([ReaderState(ALL), ReaderState()], 0.0, 0, []),
+        ([ReaderState(ALL), ReaderState({"a": Position(1, 8)})], 0.0, 0, ["a1"]),
+        ([ReaderState(ALL)], 1000.0, 10**9, []),
+        ([ReaderState(ALL)], 75.0, 10**9, ["a1", "a2"]),
+        ([ReaderState(ALL)], 1000.0, 250, ["a1"]),
+        ([ReaderState(ALL)], 1000.0, 0, ["a1", "a2", "b1"]),
+    ],
+)
+def test_what_is_deleted(
+    states: list[ReaderState], retention: float, retention_bytes: int, deleted: list[str]
+) -> None:
+    found = deletable(FILES, states, now=100.0, retention=retention, retention_bytes=retention_bytes)
+    assert [f"{segment.receiver}{segment.number}" for segment in found] == deleted
+
+
+def test_a_receiver_is_deleted_from_its_front_whatever_its_clock_says() -> None:
+    newest_first = [FILES[0]._replace(modified=99.0), FILES[1]]
+    found = deletable(newest_first, [ReaderState(ALL)], now=100.0, retention=50.0, retention_bytes=10**9)
+    assert [segment.number for segment in found] == [1, 2]
+
+
+def test_a_state_survives(wal: DirectoryWal) -> None:
+    state = ReaderState({"b": Position(3, 7), "a": Position(1)}, True, "latest", 12.5)
+    wal.save_reader("orders.hourly", state)
+    assert wal.readers() == {"orders.hourly": state}
+    wal.remove_reader("orders.hourly")
+    assert wal.readers() == {}
+
+
+def test_two_readers_read_one_log_and_a_name_has_one_of_them(wal: DirectoryWal) -> None:
+    first, second = wal.own("one", "query one", 0), wal.own("two", "query two", 0)
+    with pytest.raises(WalOwned, match=r"owned by query one .*It reads as 'one'.* option reader"):
+        wal.own("one", "query three", 0)
+    first.release()
+    second.release()
+
+
+@pytest.mark.parametrize("name", ["", "../x", ".hidden", "a b", "x" * 101])
+def test_what_is_no_name(name: str) -> None:
+    with pytest.raises(ConfigError, match="reader is "):
+        readers.check_reader(name)
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b"[]", b'{"format": 2, "at": {}, "begun": 1}'])
+def test_what_cannot_be_read_is_refused_with_its_path(wal: DirectoryWal, text: bytes) -> None:
+    wal.save_reader("one", ReaderState())
+    (Path(wal.location) / "readers" / "one.json").write_bytes(text)
+    with pytest.raises(WalForeign, match=r"readers/one\.json"):
+        wal.readers()

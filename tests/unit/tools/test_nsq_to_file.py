@@ -1,0 +1,253 @@
+"""One topic's files: their names, when the next one begins, and what a kill or a full disk leaves."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsq.errors import ConfigError
+from nsq.tools.archive import Archive, Names
+from nsq.tools.nsq_to_file import ToFileOptions
+
+NOON = time.mktime((2026, 11, 23, 12, 0, 0, 0, 0, -1))
+HOST = os.uname().nodename
+SHORT = HOST.partition(".")[0]
+
+
+def options(tmp_path: Path, **given: Any) -> ToFileOptions:
+    directories = {"output_dir": str(tmp_path / "out")}
+    if given.pop("hand_over", False):
+        directories["work_dir"] = str(tmp_path / "work")
+    names = {
+        "topic": ("t",),
+        "nsqd_tcp_address": ("127.0.0.1:1",),
+        "filename_format": "<TOPIC><REV>.<DATETIME>",
+    }
+    return ToFileOptions(**{**names, **directories, **given})
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = NOON
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def written(archive: Archive, *bodies: bytes) -> Archive:
+    """As the writer does it."""
+    for body in bodies:
+        if archive.due:
+            archive.rotate()
+        archive.append(body)
+    archive.sync()
+    return archive
+
+
+def killed(archive: Archive) -> None:
+    """What a kill leaves: the descriptor, and with it the lock, is gone."""
+    os.close(archive._descriptor)
+
+
+def files(tmp_path: Path, folder: str = "out") -> dict[str, bytes]:
+    """By name, decompressed."""
+    found = {}
+    for path in sorted((tmp_path / folder).rglob("*")):
+        if path.is_file():
+            data = path.read_bytes()
+            name = path.relative_to(tmp_path / folder).as_posix()
+            found[name] = gzip.decompress(data) if name.endswith(".gz") else data
+    return found
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"filename_format": "<TOPIC>.<HOST><REV>.<DATETIME>.log"}, f"t.{SHORT}.2026-11-23_12.log"),
+        ({"filename_format": "<TOPIC>.<HOST><GZIPREV>.log", "gzip": True}, f"t.{SHORT}<REV>.log.gz"),
+        ({"filename_format": "<TOPIC><REV>.gz", "gzip": True}, "t<REV>.gz"),
+        ({"rotate_size": 1}, "t<REV>.2026-11-23_12"),
+        ({"datetime_format": "%Y/%m/%d/%H%M%S%%"}, "t.2026/11/23/120000%"),
+        ({"filename_format": "<HOST>", "host_identifier": "<HOSTNAME>-<SHORT_HOST>-x"}, f"{HOST}-{SHORT}-x"),
+    ],
+)
+def test_names(tmp_path: Path, given: dict[str, Any], name: str) -> None:
+    assert Names(options(tmp_path, **given), "t").at(NOON) == name
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"topic": ()}, "--topic or --lookupd-http-address required"),
+        ({"topic_pattern": "("}, "--topic-pattern"),
+        ({"filename_format": "<TOPIC>", "gzip": True}, "<REV>"),
+        ({"filename_format": "<TOPIC>", "hand_over": True}, "<REV>"),
+        ({"datetime_format": "%Q"}, "%Q"),
+        ({"datetime_format": "%"}, "--datetime-format"),
+        ({"gzip_level": 10}, "--gzip-level"),
+        ({"gzip_compression": 4}, "--gzip-compression"),
+        ({"log_level": "loud"}, "--log-level"),
+        ({"sync_interval": 0.0}, "--sync-interval"),
+    ],
+)
+def test_options_that_cannot_be_meant(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        options(tmp_path, **given)
+
+
+def test_no_topic_leaves_the_output_directory(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"outside of --output-dir"):
+        Names(options(tmp_path, filename_format="<TOPIC>/<DATETIME>"), "..")
+
+
+def test_a_file_by_the_name_is_appended_to(tmp_path: Path) -> None:
+    for body in (b"one", b"two"):
+        written(Archive(options(tmp_path), "t", Clock()), body).close()
+    assert files(tmp_path) == {"t.2026-11-23_12": b"one\ntwo\n"}
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"datetime_format": "%H%M"}, ["t.1200", "t.1201"]),
+        ({"rotate_interval": 59.0}, ["t-000000.2026-11-23_12", "t-000001.2026-11-23_12"]),
+        ({"rotate_size": 3}, ["t-000000.2026-11-23_12", "t-000001.2026-11-23_12"]),
+        ({"rotate_size": 4}, ["t-000000.2026-11-23_12"]),
+        ({"gzip": True, "datetime_format": "%H%M"}, ["t-000000.1200.gz", "t-000000.1201.gz"]),
+    ],
+)
+def test_rotation(tmp_path: Path, given: dict[str, Any], names: list[str]) -> None:
+    clock = Clock()
+    archive = written(Archive(options(tmp_path, **given), "t", clock), b"one")
+    clock.now += 60.0
+    written(archive, b"two").close()
+    found = files(tmp_path)
+    assert list(found) == names
+    assert b"".join(found.values()) == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("given", [{"gzip": True}, {"rotate_interval": 60.0}, {"hand_over": True}])
+def test_no_file_is_overwritten(tmp_path: Path, given: dict[str, Any]) -> None:
+    first, second = (Archive(options(tmp_path, **given), "t", Clock()) for _ in range(2))
+    written(first, b"one")
+    written(second, b"two")  # while the other one has its file open
+    first.close()
+    second.close()
+    written(Archive(options(tmp_path, **given), "t", Clock()), b"three").close()
+    assert sorted(files(tmp_path).values()) == [b"one\n", b"three\n", b"two\n"]
+
+
+def test_a_file_that_appears_in_the_output_directory_meanwhile_stays(tmp_path: Path) -> None:
+    archive = written(Archive(options(tmp_path, hand_over=True), "t", Clock()), b"one")
+    (tmp_path / "out").mkdir(exist_ok=True)
+    (tmp_path / "out/t-000000.2026-11-23_12").write_bytes(b"theirs")
+    archive.close()
+    assert files(tmp_path) == {"t-000000.2026-11-23_12": b"theirs", "t-000001.2026-11-23_12": b"one\n"}
+    assert files(tmp_path, "work") == {}
+
+
+def test_a_file_is_opened_again_behind_a_hang_up(tmp_path: Path) -> None:
+    archive = written(Archive(options(tmp_path, hand_over=True), "t", Clock()), b"one")
+    archive.close()
+    written(archive, b"two").close()
+    assert list(files(tmp_path).values()) == [b"one\n", b"two\n"]
+
+
+def test_each_sync_ends_a_gzip_member_and_gzip_reads_them_all(tmp_path: Path) -> None:
+    archive = written(Archive(options(tmp_path, gzip=True), "t", Clock()), b"one")
+    path = tmp_path / "out/t-000000.2026-11-23_12.gz"
+    assert gzip.decompress(path.read_bytes()) == b"one\n"
+    written(archive, b"two").close()
+    assert subprocess.run(["gzip", "-dc", path], capture_output=True, check=True).stdout == b"one\ntwo\n"
+
+
+def test_an_empty_gzip_file_can_be_read(tmp_path: Path) -> None:
+    archive = Archive(options(tmp_path, gzip=True), "t", Clock())
+    archive.rotate()
+    archive.close()
+    assert list(files(tmp_path).values()) == [b""]
+
+
+def test_nothing_is_synced_into_a_file_that_was_removed(tmp_path: Path) -> None:
+    archive = written(Archive(options(tmp_path), "t", Clock()), b"one")
+    (tmp_path / "out/t.2026-11-23_12").unlink()
+    written(archive, b"two")
+    assert files(tmp_path) == {"t.2026-11-23_12": b"two\n"}
+    archive.append(b"three")
+    archive.write()
+    (tmp_path / "out/t.2026-11-23_12").unlink()
+    with pytest.raises(FileNotFoundError, match="removed while it was being written"):
+        archive.sync()
+    archive.give_up()
+
+
+# After a kill
+
+
+def test_a_torn_record_gets_a_line_of_its_own(tmp_path: Path) -> None:
+    archive = written(Archive(options(tmp_path), "t", Clock()), b"one")
+    os.write(archive._descriptor, b"tw")
+    killed(archive)
+    written(Archive(options(tmp_path), "t", Clock()), b"two").close()
+    assert list(files(tmp_path).values()) == [b"one\ntw\ntwo\n"]
+
+
+@pytest.mark.parametrize("hand_over", [False, True])
+def test_half_a_gzip_member_is_cut_off(tmp_path: Path, hand_over: bool) -> None:
+    given = options(tmp_path, gzip=True, hand_over=hand_over)
+    archive = written(Archive(given, "t", Clock()), b"one")
+    written(archive, b"two")
+    os.write(archive._descriptor, gzip.compress(os.urandom(100_000))[:50_000])
+    killed(archive)
+    after = Archive(given, "t", Clock())
+    after.adopt()
+    written(after, b"three").close()
+    assert sorted(files(tmp_path).values()) == [b"one\ntwo\n", b"three\n"]
+
+
+def test_what_was_left_in_the_work_directory_is_handed_over(tmp_path: Path) -> None:
+    given = options(tmp_path, hand_over=True, datetime_format="%Y/%H")
+    dead, alive, empty, linked = (Archive(given, "t", Clock()) for _ in range(4))
+    written(dead, b"one")
+    written(alive, b"two")
+    empty.rotate()
+    written(linked, b"three")
+    (tmp_path / "out/t-000003.2026").mkdir(parents=True)
+    os.link(tmp_path / "work/t-000003.2026/12", tmp_path / "out/t-000003.2026/12")  # between two steps
+    for archive in (dead, empty, linked):
+        killed(archive)
+    (tmp_path / "work/other.log").write_bytes(b"not ours")
+    Archive(given, "t", Clock()).adopt()
+    assert files(tmp_path) == {"t-000000.2026/12": b"one\n", "t-000003.2026/12": b"three\n"}
+    assert set(files(tmp_path, "work")) == {"t-000001.2026/12", "other.log"}
+    alive.close()
+
+
+@pytest.mark.parametrize("given", [{"gzip": True}, {"rotate_size": 1000}, {"hand_over": True}])
+def test_a_full_disk_leaves_what_was_synced(
+    tmp_path: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = written(Archive(options(tmp_path, **given), "t", Clock()), b"one")
+    write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if len(data) < 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[: len(data) // 2])
+
+    monkeypatch.setattr("os.write", full)
+    with pytest.raises(OSError, match="No space"):
+        written(archive, b"two")
+    archive.give_up()
+    nothing = Archive(options(tmp_path, **given), "u", Clock())
+    with pytest.raises(OSError, match="No space"):
+        written(nothing, b"one")
+    nothing.give_up()
+    assert [*files(tmp_path).values(), *files(tmp_path, "work").values()] == [b"one\n"]

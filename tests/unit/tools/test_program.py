@@ -1,0 +1,118 @@
+"""Flags that the tools share, and options in go-nsq's names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from nsq import Config
+from nsq.errors import ConfigError
+from nsq.tools.program import ConsumerFlags, config_of, log, run
+
+OPTIONS: list[tuple[str, dict[str, object]]] = [
+    ("tls_v1,true", {"tls": True}),
+    ("tls-v1", {"tls": True}),
+    ("tls_v1 tls_root_ca_file,/ca.pem", {"tls": True, "tls_ca_file": "/ca.pem"}),
+    ("tls_v1 tls_insecure_skip_verify", {"tls": True, "tls_verify": False}),
+    ("tls_v1 tls_insecure_skip_verify,false", {"tls": True}),
+    ("tls_v1 tls_cert,/c tls_key,/k", {"tls": True, "tls_cert_file": "/c", "tls_key_file": "/k"}),
+    ("tls_v1 tls_min_version,tls1.0", {"tls": True}),
+    ("tls_v1 tls_min_version,tls1.3", {"tls": True, "tls_min_version": "TLSv1.3"}),
+    ("local_addr,10.0.0.1", {"local_address": "10.0.0.1"}),
+    ("msg_timeout,5000", {"msg_timeout": 5.0}),
+    ("msg-timeout,1m30s", {"msg_timeout": 90.0}),
+    ("heartbeat_interval,-1", {"heartbeat_interval": -1.0}),
+    ("output_buffer_timeout,-1", {"output_buffer_timeout": -1.0}),
+    ("output_buffer_size,-1", {"output_buffer_size": -1}),
+    ("max_attempts,9 max_attempts,7", {"max_attempts": 7}),
+    ("snappy", {"snappy": True}),
+    ("deflate,T deflate_level,9", {"deflate": True, "deflate_level": 9}),
+    ("backoff_strategy,full_jitter", {"backoff_strategy": "full_jitter"}),
+    ("auth_secret,a,b", {"auth_secret": "a,b"}),
+    ("skip_lookupd_authorization,true", {"lookupd_authorization": "always"}),
+    ("skip_lookupd_authorization,0", {"lookupd_authorization": "never"}),
+    ("dial_timeout,2s read_timeout,70s write_timeout,3000",
+     {"dial_timeout": 2.0, "read_timeout": 70.0, "write_timeout": 3.0}),
+    ("lookupd_poll_interval,30s lookupd_poll_jitter,0.1 lookupd_poll_timeout,2s",
+     {"lookupd_poll_interval": 30.0, "lookupd_poll_jitter": 0.1, "lookupd_poll_timeout": 2.0}),
+    ("max_requeue_delay,10m default_requeue_delay,1m",
+     {"max_requeue_delay": 600.0, "default_requeue_delay": 60.0}),
+    ("backoff_strategy,exponential backoff_multiplier,500 max_backoff_duration,1m",
+     {"backoff_multiplier": 0.5, "max_backoff_duration": 60.0}),
+    ("low_rdy_idle_timeout,2s low_rdy_timeout,3s rdy_redistribute_interval,1s",
+     {"low_rdy_idle_timeout": 2.0, "low_rdy_timeout": 3.0, "rdy_redistribute_interval": 1.0}),
+    ("client_id,c hostname,h topology_region,r topology_zone,z",
+     {"client_id": "c", "hostname": "h", "topology_region": "r", "topology_zone": "z"}),
+    ("sample_rate,10 max_in_flight,7 user_agent,me",
+     {"sample_rate": 10, "max_in_flight": 7, "user_agent": "me"}),
+    ("max_msg_size,0 output_buffer_size,0 heartbeat_interval,0s",  # without limit, or as nsqd has it
+     {"max_msg_size": 2**31 - 1, "output_buffer_size": 16384}),
+    ("dial_timeout,0 lookupd_poll_timeout,0", {"dial_timeout": 300.0, "lookupd_poll_timeout": 300.0}),
+    ("tls tls_ca_file,/ca.pem", {"tls": True, "tls_ca_file": "/ca.pem"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "meant"), OPTIONS, ids=[given for given, _ in OPTIONS])
+def test_options_in_go_nsqs_words_and_ours(given: str, meant: dict[str, object]) -> None:
+    assert config_of("--consumer-opt", given.split(), {}) == Config(**meant)  # type: ignore[arg-type]
+
+
+def test_an_option_that_was_given_beats_the_tools_own_default() -> None:
+    defaults = {"max_attempts": "0"}
+    assert config_of("--consumer-opt", [], defaults).max_attempts == 0
+    assert config_of("--consumer-opt", ["max-attempts,5"], defaults).max_attempts == 5
+
+
+@pytest.mark.parametrize("given", ["nonsense,1", "msg_timeout,soon", "tls_verify,perhaps", "max_attempts,-1"])
+def test_an_option_that_is_none_names_the_flag(given: str) -> None:
+    with pytest.raises(ConfigError, match=f"^--consumer-opt: .*{given.partition(',')[0]}"):
+        config_of("--consumer-opt", [given], {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolOptions(ConsumerFlags):
+    pass
+
+
+def work(options: ToolOptions) -> int:
+    return options.max_in_flight
+
+
+NSQD = "--nsqd-tcp-address=127.0.0.1:4150"
+
+
+@pytest.mark.parametrize(
+    ("argv", "status", "out", "error"),
+    [
+        ([NSQD, "-max-in-flight", "7"], 7, "", ""),
+        (["--help"], 0, "Usage of tool:\n", ""),
+        (["-h"], 0, "Usage of tool:\n", ""),
+        (["--version"], 0, r"tool v1\.3\.0\n$", ""),
+        (["--no-such-flag"], 2, "", "flag provided but not defined: -no-such-flag\n"),
+        (["--max-in-flight=many"], 2, "", 'invalid value "many" for flag -max-in-flight'),
+        (["--max-in-flight=0", NSQD], 1, "", "[0-9/]+ [0-9:]+ tool: --max-in-flight is 0,"),
+        ([], 1, "", ".* tool: --nsqd-tcp-address or --lookupd-http-address required\n$"),
+        ([NSQD, "--lookupd-http-address=h:1"], 1, "", ".* tool: use --nsqd-.* not both\n$"),
+        ([NSQD, "stray"], 1, "", ".* tool: unknown arguments: stray\n$"),
+        ([NSQD, "--reader-opt=snappy"], 200, "", ".* WARNING: --reader-opt is deprecated"),
+    ],
+    ids=str,
+)
+def test_exit_statuses(
+    argv: list[str], status: int, out: str, error: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(ToolOptions, argv, "tool", work) == status
+    said = capfd.readouterr()
+    assert re.match(out, said.out) if out else said.out == ""
+    assert re.match(error, said.err) if error else said.err == ""
+
+
+def test_what_is_logged_cannot_command_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    def work(_: ToolOptions) -> int:
+        log.warning("topic %s", "a\x1b[2J\u009b\tb")
+        return 0
+
+    assert run(ToolOptions, [NSQD], "tool", work) == 0
+    assert capfd.readouterr().err.endswith(r"WARNING: topic a\x1b[2J\x9b" + "\tb\n")

@@ -1,0 +1,97 @@
+"""What nsq_tail, nsq_stat and to_nsq make of bytes and numbers."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from nsq.http.nsqd import ChannelStats
+from nsq.tools.nsq_stat import Counts, Poll, StatOptions, lines, screen
+from nsq.tools.nsq_tail import pretty
+from nsq.tools.program import batches
+from nsq.tools.to_nsq import Splitter, Throttle
+
+
+@pytest.mark.parametrize(
+    ("chunks", "records"),
+    [
+        ([b"a\nb\n"], [b"a", b"b"]),
+        ([b"a\nb"], [b"a", b"b"]),  # Go's to_nsq loses the last byte of the last record
+        ([b"a", b"b", b"\nc"], [b"ab", b"c"]),
+        ([b"\n\na\n\n"], [b"a"]),
+        ([], []),
+    ],
+)
+def test_records_are_cut_at_the_delimiter(chunks: list[bytes], records: list[bytes]) -> None:
+    splitter = Splitter(b"\n")
+    found = [record for chunk in chunks for record in splitter.feed(chunk)]
+    assert found + splitter.end() == records
+
+
+def test_batches_are_bounded_and_keep_the_order() -> None:
+    records = [b"x" * size for size in (1, 300_000, 300_000, 600_000, 2)]
+    assert [[len(record) for record in batch] for batch in batches(records, len)] == [
+        [1, 300_000],
+        [300_000],
+        [600_000],
+        [2],
+    ]
+    assert [len(batch) for batch in batches([b"x"] * 25_000, len)] == [10_000, 10_000, 5_000]
+
+
+def test_a_throttle_begins_with_one_and_never_saves_more_than_a_second() -> None:
+    throttle = Throttle(10, now=0.0)
+    assert [throttle.take(5, 0.0), throttle.take(5, 0.0), throttle.take(5, 0.25)] == [1, 0, 2]
+    assert throttle.pause() == pytest.approx(0.05)
+    assert throttle.take(100, 60.0) == 10
+    assert Throttle(0, now=0.0).take(100, 0.0) == 100
+
+
+CHANNEL = {
+    "channel_name": "c", "depth": 30, "backend_depth": 10, "in_flight_count": 4, "deferred_count": 5,
+    "message_count": 160, "requeue_count": 6, "timeout_count": 7, "client_count": 8, "clients": [],
+    "paused": False,
+}  # fmt: skip
+OPTIONS = StatOptions(topic="t", channel="c", nsqd_http_address=("a:1",))
+NOW = Poll({"a:1": Counts.of(cast("ChannelStats", CHANNEL))})
+BEFORE = Poll({"a:1": Counts(messages=101, depth=40)})
+
+
+def test_stat_writes_gos_lines() -> None:
+    assert lines(OPTIONS, BEFORE, None, 0) == (
+        "------rate------+----------------depth----------------+--------------metadata---------------\n"
+        "ingress  egress |   total     mem    disk inflt   def |     req     t-o         msgs clients\n"
+    )
+    assert lines(OPTIONS, NOW, BEFORE, 1) == (
+        "     29      34 |      30      20      10     4     5 |       6       7          160       8\n"
+    )
+    assert lines(OPTIONS, NOW, BEFORE, 24).count("\n") == 1
+    assert lines(OPTIONS, NOW, BEFORE, 25).count("\n") == 3
+
+
+def test_a_rate_is_cut_not_rounded_and_may_be_negative() -> None:
+    row: Any = Counts(messages=100, depth=13).row(Counts(messages=103, depth=10), 2.0)
+    assert row.split()[:2] == ["-1", "-3"]
+
+
+def test_on_a_terminal_each_nsqd_has_a_line_below_the_sum() -> None:
+    poll = Poll({**NOW.nsqds, "b:1": Counts(messages=1, depth=1, clients=1)})
+    *_, total, first, second = screen(OPTIONS, poll, None).splitlines()
+    assert [line.split()[-1] for line in (total, first, second)] == ["9", "a:1", "b:1"]
+
+
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [
+        (b'{"a":[1,2],"b":"\xc3\xa4"}', b'{\n  "a": [\n    1,\n    2\n  ],\n  "b": "\xc3\xa4"\n}'),
+        (b"{not json", b"{not json"),
+        (b"plain\ttext", b"plain\ttext"),
+        (b"\x1b[2Jgone\r", b"\\x1b[2Jgone\\x0d"),
+        (b"\xc2\x9b2J\xc3\x9b", b"\\xc2\\x9b2J\xc3\x9b"),
+        (b'["\xc2\x9b2J\x7f"]', b'[\n  "\\u009b2J\\u007f"\n]'),
+        (b"[" * 100_000, b"[" * 100_000),
+    ],
+)
+def test_a_terminal_gets_json_in_lines_and_no_control_characters(body: bytes, shown: bytes) -> None:
+    assert pretty(body) == shown

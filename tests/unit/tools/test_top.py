@@ -1,0 +1,95 @@
+"""What nsq top makes of what nsqds say."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from nsq.http.nsqd import TopicStats
+from nsq.tools.top import Model, Row, fitted_table, short_age, spark
+
+
+def topic(name: str, messages: int, depth: int = 0, **channels: tuple[int, int]) -> TopicStats:
+    """Channels are given as their messages and depth."""
+    told: dict[str, Any] = {
+        "topic_name": name,
+        "message_count": messages,
+        "depth": depth,
+        "paused": False,
+        "channels": [
+            {
+                "channel_name": channel,
+                "message_count": count,
+                "depth": waiting,
+                "in_flight_count": 1,
+                "deferred_count": 2,
+                "requeue_count": count // 10,
+                "timeout_count": 0,
+                "client_count": 3,
+                "clients": [],
+                "paused": True,
+            }
+            for channel, (count, waiting) in channels.items()
+        ],
+    }
+    return cast("TopicStats", told)
+
+
+def test_rates_are_added_up_over_the_nsqds() -> None:
+    model = Model()
+    model.add({"a:1": [topic("t", 100, c=(100, 50))], "b:1": [topic("t", 10, c=(10, 0))]}, 10.0)
+    assert [row.in_rate for row in model.rows("name")] == [0.0, 0.0]
+    model.add({"a:1": [topic("t", 140, c=(140, 70))], "b:1": [topic("t", 20, c=(20, 0))]}, 12.0)
+    total, channel = model.rows("name")
+    assert (total.in_rate, channel.in_rate, channel.out_rate, channel.requeue_rate) == (25.0, 25.0, 15.0, 2.5)
+    assert (channel.depth, channel.in_flight, channel.deferred, channel.clients) == (70, 2, 4, 6)
+    assert (channel.paused, channel.history) == (True, [50, 70])
+
+
+def test_an_nsqd_that_was_started_again_counts_as_0() -> None:
+    model = Model()
+    model.add({"a:1": [topic("t", 100)]}, 10.0)
+    model.add({"a:1": [topic("t", 5)]}, 11.0)
+    assert model.rows("name")[0].in_rate == 0.0
+
+
+@pytest.mark.parametrize(
+    ("sort", "reverse", "pattern", "names"),
+    [
+        ("name", False, "", ["a", "b", "b/c"]),
+        ("name", True, "", ["b/c", "b", "a"]),
+        ("depth", False, "", ["b/c", "a", "b"]),
+        ("name", False, "B/", ["b/c"]),
+    ],
+)
+def test_rows_are_sorted_and_filtered(sort: str, reverse: bool, pattern: str, names: list[str]) -> None:
+    model = Model()
+    model.add({"a:1": [topic("b", 1, c=(9, 9)), topic("a", 1, depth=1)]}, 1.0)
+    assert [row.name for row in model.rows(sort, reverse, pattern)] == names
+
+
+@pytest.mark.parametrize(
+    ("age", "shown"),
+    [(None, "-"), (0.4, "0s"), (59.0, "59s"), (90.0, "2m"), (7200.0, "2h"), (200_000.0, "2d")],
+)
+def test_an_age_is_short(age: float | None, shown: str) -> None:
+    assert short_age(age) == shown
+
+
+def test_a_spark_line_ends_in_what_was_seen_last() -> None:
+    assert spark([0, 1, 8, 4]).lstrip() == "▁█▄"
+    assert len(spark([])) == len(spark([0] * 30)) == 30
+
+
+@pytest.mark.parametrize(("missing", "bars"), [(0, 30), (20, 10), (30, 0), (60, 0)])
+def test_where_the_table_is_too_wide_the_bars_are_shortened(missing: int, bars: int) -> None:
+    row = Row("orders", "billing", history=[1] * 40)
+    widest = max(map(len, fitted_table([row]).splitlines()))
+    header, line = fitted_table([row], widest - missing).splitlines()
+    assert line.count("█") == bars
+    assert max(len(header), len(line)) == widest - min(missing, 30)
+
+
+def test_a_name_cannot_reach_the_terminal_as_a_command() -> None:
+    assert fitted_table([Row("a\x1b[2J\u009b")]).splitlines()[1].startswith("a?[2J? ")
