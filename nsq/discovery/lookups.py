@@ -537,6 +537,7 @@ class Discovery:
     def _refused(self, host: Host, address: str, error: NsqError) -> None:
         self._guarded(f"telling that {address} refused", partial(host.refused, address, error))
         reason = describe(address, error)
-        if self._log_once.is_news(("dial", address), reason):
+        # Closed: the consumer stops, or has this connection already.
+        if not isinstance(error, Closed) and self._log_once.is_news(("dial", address), reason):
             log.warning("no connection to an nsqd, trying again: %s", reason, extra={"nsqd_address": address})
         self._directory.dialed(address, reason, self._clock())

@@ -87,6 +87,17 @@ def expect_drained(nsqd: Nsqd, *, requeues: int = 0, timeouts: int | None = 0) -
         raise AssertionError(f"nsqd has {seen} instead of {wanted}") from None
 
 
+def drained(nsqd: Nsqd) -> Callable[[], bool]:
+    """A condition: somebody consumes the channel, and nothing is left in it."""
+
+    def condition() -> bool:
+        told = channel_of(nsqd)
+        left = told["depth"] + told["in_flight_count"] + told["deferred_count"]
+        return bool(told["client_count"]) and not left
+
+    return condition
+
+
 class Recorder:
     """A handler that keeps what it is given, then does what the test wants."""
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 from nsq.tools import nsq_to_http, nsq_to_nsq
-from tests.integration.consuming import channel_of, create, numbered, publish, until
+from tests.integration.consuming import channel_of, create, drained, numbered, publish, until
 from tests.integration.running_tools import signalled_when, tool_process
 
 ARGUMENTS = ["--topic=orders", "--channel=billing"]
@@ -75,17 +75,6 @@ class Web:
 def web() -> Iterator[Web]:
     with Web() as server:
         yield server
-
-
-def drained(nsqd: Nsqd) -> Callable[[], bool]:
-    def condition() -> bool:
-        told = channel_of(nsqd)
-        return (
-            bool(told["client_count"])
-            and not told["depth"] + told["in_flight_count"] + told["deferred_count"]
-        )
-
-    return condition
 
 
 def to_http(nsqd: Nsqd, *arguments: str) -> int:

@@ -20,8 +20,8 @@ from nsq.testing.plugin import Factory
 from nsq.tools import nsq_stat, nsq_tail, program, to_nsq
 from tests.integration.consuming import (
     channel_of,
-    clients_of,
     create,
+    drained,
     expect_drained,
     numbered,
     publish,
@@ -48,10 +48,12 @@ class TestTail:
         said = capfdbinary.readouterr()
         assert said.out == b'one\n{"two": 2}\n'
         assert said.err.startswith(b"Adding consumer for topic: orders\n")
-        assert (
-            until("finished", lambda: channel_of(nsqd)["depth"] == 1 and channel_of(nsqd))["in_flight_count"]
-            == 0
-        )
+
+        def two_finished() -> bool:
+            told = channel_of(nsqd)
+            return told["depth"] == 1 and not told["in_flight_count"]
+
+        until("finished", two_finished)
 
     def test_what_comes_behind_the_last_one_is_not_lost(
         self, nsqd: Nsqd, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
@@ -285,7 +287,7 @@ def test_an_unreachable_nsqd_is_tried_until_it_is_there(
             return False
         if not nsqd.running:
             nsqd.start()
-        return bool(clients_of(nsqd))
+        return drained(nsqd)()
 
     with signalled_when(refused_then_started):
         assert nsq_tail.main([TOPIC, CHANNEL, nsqd_of(nsqd)]) == 0

@@ -18,7 +18,16 @@ from nsq.config import Config
 from nsq.discovery import Discovery
 from nsq.discovery.directory import Status
 from nsq.discovery.lookups import AddressFilter, LogOnce, Lookupd
-from nsq.errors import ApiError, AuthFailed, ConfigError, ConnectionLost, DialFailed, NsqError, UsageError
+from nsq.errors import (
+    ApiError,
+    AuthFailed,
+    Closed,
+    ConfigError,
+    ConnectionLost,
+    DialFailed,
+    NsqError,
+    UsageError,
+)
 
 A, B, C = "a:4150", "b:4150", "c:4150"
 L1, L2 = "l1:4161", "http://l2:4161/?token=s3cret"
@@ -187,6 +196,17 @@ class TestDialing:
         world.await_("refused", A, error, times=5)
         assert set(statuses) == {Status.DIALING}  # the directory is told later
         assert log() == [f"no connection to an nsqd, trying again: {A}: {error}"]
+
+    def test_a_connection_that_is_not_wanted_is_no_failure(
+        self, world: World, log: Callable[[], list[str]]
+    ) -> None:
+        world.answers[A] = error = Closed("the consumer is stopping")
+        discovery = world.discovery([A])
+        discovery.start()
+        world.await_("refused", A, error)
+        discovery.stop()
+        assert discovery.join(time.monotonic() + PATIENCE)
+        assert log() == []
 
     def test_a_bug_is_logged_and_the_nsqd_dialed_again(
         self, world: World, log: Callable[[], list[str]]
