@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from contextlib import suppress
+from itertools import groupby
+from operator import attrgetter
 from typing import NoReturn, Protocol
 
 from nsq.errors import AlreadyResponded
@@ -23,6 +25,9 @@ class MessageDelegate(Protocol):
     def address(self) -> str: ...
 
     def finish(self, message: Message) -> None: ...
+
+    def finish_all(self, messages: list[Message]) -> None:
+        """Those that still need an answer; raises nothing for the others."""
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None: ...
 
@@ -133,8 +138,5 @@ class Message:
 
 def finish_all(messages: Iterable[Message]) -> None:
     """Those that still need an answer; the others are passed over."""
-    for message in messages:
-        try:  # not ``suppress``, which would take a third of the time
-            message.finish()
-        except AlreadyResponded:
-            continue
+    for delegate, own in groupby(messages, attrgetter("_delegate")):
+        delegate.finish_all(list(own))

@@ -78,6 +78,10 @@ class ConnDelegate:
     def on_close(self, conn: Conn, cause: NsqError | None) -> None:
         """Once, at the end of the read loop; None when it was closed as asked. Nothing more is written."""
 
+    def wants_answers(self) -> bool:
+        """Whether ``on_finished`` has to be called for each of many that are finished together."""
+        return True
+
     def on_finished(self, conn: Conn, message: Message) -> bool:
         """By the thread that answers, when the message is out of flight. True: the delegate puts it later."""
         return False
@@ -431,6 +435,18 @@ class Conn:
             self.waiting.append(message)  # as ``put``, without a call: the hot path
             if self._asleep and self._bell.empty():
                 self._bell.put(None)
+
+    def finish_all(self, messages: list[Message]) -> None:
+        """Those that still need an answer; the others are passed over."""
+        now = time.monotonic()
+        if self.closed or self._delegate.wants_answers() or any(one.expires_at <= now for one in messages):
+            for message in messages:
+                with suppress(AlreadyResponded):
+                    self.finish(message)
+            return
+        take = self.session.take
+        self.waiting.extend([message for message in messages if take(message)])
+        self._ring()
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         delay_ms = _milliseconds(self._delegate.requeue_delay(message.attempts) if delay is None else delay)

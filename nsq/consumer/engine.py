@@ -544,6 +544,9 @@ class Engine(ConnDelegate):
         self._ask(partial(self._forget, conn, cause))
         self.discovery.lost(conn.address, time.monotonic() - conn.connected_at, cause)
 
+    def wants_answers(self) -> bool:
+        return self._hooked or self.windows.backoff.level > 0 or self.windows.short
+
     def on_finished(self, conn: Conn, message: Message) -> bool:
         if self._hooked:
             self._tell(self._hooks.finished, message)

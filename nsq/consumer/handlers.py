@@ -229,7 +229,12 @@ class HandlerPool:
         while not over:
             over, batch = self._collect(size, wait)
             try:
-                ready = [message for message in batch if self._fit(message)]
+                now, most = time.monotonic(), self._max_attempts
+                ready = [
+                    message
+                    for message in batch
+                    if (message.expires_at > now and message.attempts <= most) or self._fit(message)
+                ]
                 self._running[me] = ready
                 if ready:
                     self._handle_batch(handler, no_backoff, ready)
@@ -250,7 +255,7 @@ class HandlerPool:
         deadline = time.monotonic() + wait
         while len(batch) < size:
             try:
-                message = get(block=False)
+                message = get(False)
             except queue.Empty:
                 # With nothing in the inbox and no room for more, waiting only costs time.
                 patience = 0.0 if self._starved() else max(0.0, deadline - time.monotonic())

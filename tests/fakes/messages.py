@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from contextlib import suppress
 from typing import Any
 
 from nsq.errors import AlreadyResponded
@@ -29,6 +30,11 @@ class Delegate:
 
     def finish(self, message: Message) -> None:
         self._note("finish", message)
+
+    def finish_all(self, messages: list[Message]) -> None:
+        for message in messages:
+            with suppress(AlreadyResponded):
+                self.finish(message)
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         self._note("requeue", message, delay, backoff)
@@ -65,6 +71,11 @@ class Desk:
 
     def finish(self, message: Message) -> None:
         self._answer(message, "finish", int(message.id))
+
+    def finish_all(self, messages: list[Message]) -> None:
+        for message in messages:
+            with suppress(AlreadyResponded):
+                self.finish(message)
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         self._answer(message, "requeue", int(message.id), delay, backoff)

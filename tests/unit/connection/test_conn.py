@@ -268,8 +268,10 @@ class TestAnswering:
         assert pair.delegate.notes == [("finished", one)]
         assert pair.conn.session.finished == 1
 
-    def test_finish_many_at_once(self, pair: Pair) -> None:
-        """What has been answered before is passed over."""
+    @pytest.mark.parametrize("wanted", [True, False])
+    def test_finish_many_at_once(self, pair: Pair, wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What has been answered before is passed over; the delegate hears of each, if it wants to."""
+        monkeypatch.setattr(pair.delegate, "wants_answers", lambda: wanted)
         nsqd, messages = in_flight(pair, 1, 2, 3, 4)
         one, two, three, four = messages
         two.finish()
@@ -277,11 +279,24 @@ class TestAnswering:
         finish_all([one, two, three])
         nsqd.expect(fin(2), fin(1), fin(3))
         assert [each.responded for each in messages] == [True, True, True, False]
-        assert pair.delegate.notes == [("finished", each) for each in (two, one, three)]
+        heard_of = (two, one, three) if wanted else (two,)
+        assert pair.delegate.notes == [("finished", each) for each in heard_of]
         assert pair.conn.session.finished == 3
         assert pair.conn.session.in_flight == 1
         finish_all([four])
         nsqd.expect(fin(4))
+
+    @pytest.mark.parametrize("wanted", [True, False])
+    def test_of_many_one_that_is_too_late_is_not_finished(
+        self, pair: Pair, wanted: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(pair.delegate, "wants_answers", lambda: wanted)
+        nsqd, messages = in_flight(pair, 1, 2, 3)
+        messages[1].expires_at = 0.0
+        finish_all(messages)
+        nsqd.expect(fin(1), fin(3))
+        assert pair.conn.session.timed_out == 1
+        assert pair.conn.session.in_flight == 0
 
     def test_the_last_of_many_end_the_connection(self, pair: Pair) -> None:
         nsqd, messages = in_flight(pair, 1, 2, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -114,6 +115,11 @@ class Nsqd:
         if message.body in self.finished:
             raise AlreadyResponded("finished before")
         self.finished.append(message.body)
+
+    def finish_all(self, messages: list[Message]) -> None:
+        for message in messages:
+            with suppress(AlreadyResponded):
+                self.finish(message)
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         raise AssertionError("the consumer requeues, not the intake")
