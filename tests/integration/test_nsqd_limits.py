@@ -239,6 +239,25 @@ class TestWhatExplodes:
             eventually(lambda: other.count, lambda seen: seen > count + 10)
             assert resident(nsqd) - before < 60 * MB
 
+    @pytest.mark.parametrize("how", ["MPUB", "/mpub?topic=t", "/mpub?topic=t&binary=true"])
+    def test_many_tiny_messages_take_turns_with_others(self, nsqd: Nsqd, how: str) -> None:
+        channels = ("a", "b", "c")
+        nsqd.post("/topic/create?topic=t")
+        for channel in channels:
+            nsqd.post(f"/channel/create?topic=t&channel={channel}")
+        bodies = [b"x"] * 300_000
+        packed = b"x\n" * len(bodies) if how == "/mpub?topic=t" else commands.pack_bodies(bodies)
+        with bystander(nsqd) as other, connected(nsqd) as client:
+            count = other.count
+            if how == "MPUB":
+                client.send(commands.mpub("t", bodies))
+                client.expect_ok(timeout=60)
+            else:
+                assert nsqd.post(how, packed, timeout=60).status == 200
+            assert other.count > count + 4
+        for channel in channels:
+            assert channel_stats(nsqd, "t", channel)["depth"] == len(bodies)
+
     def test_a_line_without_end_is_cut_off(self, nsqd: Nsqd) -> None:
         wire = self.bomb(b"\0" * 1000, 200_000)
         before = resident(nsqd)

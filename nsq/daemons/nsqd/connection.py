@@ -13,6 +13,8 @@ from nsq.daemons.nsqd.session.session import Environment, Session
 from nsq.wire.frames import encode_error
 
 TOO_MANY = "E_TOO_MANY_CONNECTIONS"
+#: After a chunk of that many bytes others have their turn: uvloop would read 32 of them in a row.
+_LARGE = 128 * 1024
 #: How long a client may take to fetch its last bytes and hang up before it is cut off.
 _LINGER = 1.0
 
@@ -72,6 +74,13 @@ class Connection(asyncio.Protocol):
             # A fault of ours must not become another client's.
             self._environment.log.error("client(%s) dropped", self.session.remote_address, exc=error)
             self.abort()
+        if len(data) >= _LARGE:
+            self.pause_reading()
+            asyncio.get_running_loop().call_soon(self._read_on)
+
+    def _read_on(self) -> None:
+        if not self._finishing:
+            self.resume_reading()
 
     def connection_lost(self, fault: Exception | None) -> None:
         if self._cut_off is not None:

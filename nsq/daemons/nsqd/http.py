@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import dataclasses
+import functools
 import gc
 import json
 import socket
@@ -21,7 +22,7 @@ from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.debug import Debugging, on_this_machine
 from nsq.daemons.nsqd import stats
 from nsq.daemons.nsqd.core.backlog import StorageFailed, Waiting, show
-from nsq.daemons.nsqd.core.broker import Broker, Draining
+from nsq.daemons.nsqd.core.broker import AT_ONCE, Broker, Draining
 from nsq.daemons.nsqd.core.channel import Channel, Subscriber
 from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
 from nsq.daemons.nsqd.options import PEEK_LOOPBACK, PEEK_OFF, NsqdOptions
@@ -32,6 +33,7 @@ from nsq.daemons.nsqd.storage.committer import Committer
 from nsq.daemons.nsqd.storage.storage import HEALTHY
 from nsq.daemons.routes import EMPTY, JSON, OK, TEXT, Handler, HttpError, Reply, Request, Route, read_body
 from nsq.daemons.slices import Slices
+from nsq.daemons.worker_thread import in_thread
 from nsq.errors import ConfigError
 from nsq.flags import config_key, is_duration
 from nsq.wire.commands import BadBodies, Limits, unpack_bodies
@@ -39,6 +41,8 @@ from nsq.wire.names import valid_channel, valid_topic
 
 #: What counts as "no" in binary=; anything else, an unknown word or none included, counts as yes.
 _NOT_BINARY = ("false", "0")
+#: A body of /mpub that is cut in a thread of its own.
+_LARGE = 128 * 1024
 
 _MAX_SETTING = 1024 * 1024
 #: Messages of one look, and bytes of their bodies.
@@ -229,18 +233,22 @@ class Publishing:
                 await self._publish(lambda: self._broker.publish_deferred(name, body, delay))
             else:
                 await self._publish(lambda: self._broker.publish(name, [body]))
+            await self._lasting()
         except StorageFailed as error:
             raise HttpError(503, _code(error, "PUB_FAILED")) from None
         return OK
 
     async def _publish(self, publish: Callable[[], None]) -> None:
-        """Wait for the channels of a new topic, publish, and with --durable wait for the disk."""
+        """Publish; before, wait for the channels of a new topic."""
         while True:
             try:
                 publish()
                 break
             except TopicStarting as starting:
                 await _started(starting.topic)
+
+    async def _lasting(self) -> None:
+        """With --durable, wait for the disk."""
         if self._storage.waits is not None:
             await self._storage.waits.lasting()
 
@@ -259,20 +267,24 @@ class Publishing:
             raise HttpError(413, "BODY_TOO_BIG")
         name = topic_name(request)
         body = await read_body(request, self._options.max_body_size, "BODY_TOO_BIG")
-        if request.args.get("binary", "false") in _NOT_BINARY:
-            bodies = self._lines(body)
-        else:
-            bodies = self._binary(body)
+        cut = self._lines if request.args.get("binary", "false") in _NOT_BINARY else self._binary
+        # A large one may be a million messages: others would wait for as long as it takes to cut it.
+        bodies = cut(body) if len(body) < _LARGE else await in_thread(lambda: cut(body), "nsqd-mpub")
         if bodies:
             try:
-                await self._publish(lambda: self._broker.publish(name, bodies))
+                for start in range(0, len(bodies), AT_ONCE):
+                    if start:
+                        await asyncio.sleep(0)  # others have their turn
+                    part = bodies[start : start + AT_ONCE]
+                    await self._publish(functools.partial(self._broker.publish, name, part))
+                await self._lasting()
             except StorageFailed as error:
                 raise HttpError(503, _code(error, "MPUB_FAILED")) from None
         return OK
 
     def _lines(self, body: bytes) -> list[bytes]:
         lines = [line for line in body.split(b"\n") if line]
-        if any(len(line) > self._options.max_msg_size for line in lines):
+        if max(map(len, lines), default=0) > self._options.max_msg_size:
             raise HttpError(413, "MSG_TOO_BIG")
         return lines
 

@@ -21,6 +21,8 @@ from nsq.daemons.nsqd.core.latency import LatencyWindow, MeasuredChannel
 from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
 from nsq.wire.names import is_ephemeral
 
+#: A publish of more messages is cut into parts, between which others have their turn.
+AT_ONCE = 2000
 #: Seconds until a topic tries again to hand its messages to channels whose disk refused them.
 _STORAGE_RETRY = 1.0
 

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 from nsq.daemons.bodies import STALL_SECONDS, PendingBodies
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
-from nsq.daemons.nsqd.core.broker import Broker
+from nsq.daemons.nsqd.core.broker import AT_ONCE, Broker
 from nsq.daemons.nsqd.core.channel import Subscriber
 from nsq.daemons.nsqd.core.clock import Alarm, Clock
-from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
+from nsq.daemons.nsqd.core.topic import TopicStarting
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.authorization import AuthError, Authority, Credentials, Grant, Permit
 from nsq.daemons.nsqd.session.negotiation import Agreement, Liveness, negotiate, reply_to
@@ -490,18 +490,24 @@ class Session:
         else:
             self._permit.when_allowed("DPUB", params[0], b"", self._publish, "DPUB", topic, [body], 1)
 
-    def _publish(self, verb: str, topic: str, bodies: list[bytes], commands: int) -> None:
+    def _publish(self, verb: str, topic: str, bodies: list[bytes], commands: int, start: int = 0) -> None:
+        end = start + AT_ONCE
+        part = bodies[start:end] if len(bodies) > AT_ONCE else bodies
         try:
-            self._broker.publish(topic, bodies)
+            self._broker.publish(topic, part)
         except TopicStarting as starting:
-            again = functools.partial(self._publish, verb, topic, bodies, commands)
-            self._wait_for_channels(starting.topic, again)
+            again = functools.partial(self._publish, verb, topic, bodies, commands, start)
+            self._wait_for(starting.topic.when_started, again)
             return
         except StorageFailed as error:
             raise Refused(f"E_{verb}_FAILED", f"{verb} failed {error}") from None
+        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(part)
+        if end < len(bodies):
+            rest = functools.partial(self._publish, verb, topic, bodies, commands, end)
+            self._wait_for(self._clock.call_soon, rest)
+            return
         if self._durable:
             self._stream.hold()
-        self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(bodies)
         self._stream.write(_OK_FRAME * commands)
 
     def _publish_deferred(self, topic: str, body: bytes, delay: float) -> None:
@@ -509,7 +515,7 @@ class Session:
             self._broker.publish_deferred(topic, body, delay)
         except TopicStarting as starting:
             again = functools.partial(self._publish_deferred, topic, body, delay)
-            self._wait_for_channels(starting.topic, again)
+            self._wait_for(starting.topic.when_started, again)
             return
         except StorageFailed as error:
             raise Refused("E_DPUB_FAILED", f"DPUB failed {error}") from None
@@ -518,13 +524,15 @@ class Session:
         self.pub_counts[topic] = self.pub_counts.get(topic, 0) + 1
         self._stream.write(_OK_FRAME)
 
-    def _wait_for_channels(self, topic: Topic, publish: Callable[[], None]) -> None:
-        """Execute nothing more until the topic has the channels that other nsqds have, then publish."""
+    def _wait_for(self, when: Callable[[Callable[[], None]], object], publish: Callable[[], None]) -> None:
+        """Execute nothing more until a topic has the channels that other nsqds have, or until others have had
+        their turn; then publish.
+        """
         self._suspended = True
         self._stream.pause()
-        topic.when_started(lambda: self._channels_are_known(publish))
+        when(lambda: self._publish_now(publish))
 
-    def _channels_are_known(self, publish: Callable[[], None]) -> None:
+    def _publish_now(self, publish: Callable[[], None]) -> None:
         if self._ended:
             return
         self._suspended = False

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsq.daemons.bodies import STALL_SECONDS
-from nsq.daemons.nsqd.core.broker import Unobserved
+from nsq.daemons.nsqd.core.broker import AT_ONCE, Unobserved
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.session.subscription import CLOSING, SUBSCRIBED
 from nsq.wire import commands
@@ -114,6 +114,30 @@ def test_a_large_mpub_in_small_chunks() -> None:
     client.send(commands.mpub("t", bodies))
     assert client.frames() == [OK]
     assert [message.body for message in world.broker.topic("t").backlog.take(1000)] == bodies
+
+
+def test_many_messages_are_published_in_parts_between_which_others_have_their_turn() -> None:
+    world = World()
+    client, other = world.client(), world.client()
+    bodies = [b"%d" % number for number in range(2 * AT_ONCE + 1)]
+    client.send(commands.mpub("t", bodies))
+    client.overtake(commands.pub("t", b"behind them"))
+    other.send(commands.pub("t", b"in between"))
+    assert client.link.take() == b""
+    assert client.frames() == [OK, OK]
+    assert other.frames() == [OK]
+    stored = [message.body for message in world.broker.topic("t").backlog.take(10_000)]
+    assert stored == [*bodies[:AT_ONCE], b"in between", *bodies[AT_ONCE:], b"behind them"]
+    assert client.session.pub_counts == {"t": len(bodies) + 1}
+
+
+def test_a_drain_in_the_middle_of_many_messages_refuses_them() -> None:
+    world = World()
+    client = world.client()
+    client.send(commands.mpub("t", [b"x"] * (AT_ONCE + 1)))
+    world.broker.draining = True
+    assert client.frames() == [ErrorReply(b"E_MPUB_FAILED MPUB failed exiting")]
+    assert world.broker.topic("t").message_count == AT_ONCE
 
 
 def test_a_malformed_command_is_answered_after_those_before_it_and_ends_the_stream() -> None:
