@@ -24,6 +24,8 @@ IDENTIFY_SECONDS = 60.0
 # With so much of its answers unread a client is not read from, and is cut off if that lasts.
 UNREAD_BYTES = 64 * 1024
 UNREAD_SECONDS = 30.0
+# Bytes of commands that are executed before others have their turn.
+PORTION = 16 * 1024
 # How long the last answer may take to leave.
 CLOSE_SECONDS = 5.0
 # The protocol knows no deadline for an nsqd's pings; that its host has vanished the kernel finds out.
@@ -172,6 +174,7 @@ class LookupConnection(asyncio.Protocol):
         self._gone = self._loop.create_future()
         self._deadline: asyncio.TimerHandle | None = None
         self._unread = False
+        self._waiting = b""  # commands that came in one piece with others, for the next turn
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -182,12 +185,22 @@ class LookupConnection(asyncio.Protocol):
         self._abort_in(IDENTIFY_SECONDS)
 
     def data_received(self, data: bytes) -> None:
+        portion, self._waiting = data[:PORTION], data[PORTION:]
         was_identified = self._session.identified
-        self._transport.write(self._session.feed(data, self._clock()))
+        self._transport.write(self._session.feed(portion, self._clock()))
         if self._session.over:
             self.close()
         elif self._session.identified and not was_identified and not self._unread:
             self._abort_in(None)
+        if len(portion) == PORTION and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if self._waiting and not self._unread:
+            self.data_received(self._waiting)
+        if not (self._waiting or self._unread or self._transport.is_closing()):
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         self._unread = True
@@ -198,7 +211,7 @@ class LookupConnection(asyncio.Protocol):
         self._unread = False
         if not self._transport.is_closing():
             self._abort_in(None if self._session.identified else IDENTIFY_SECONDS)
-            self._transport.resume_reading()
+            self._go_on()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._abort_in(None)
