@@ -306,6 +306,8 @@ class Engine(ConnDelegate):
         if not self._until(self.discovery.join, lambda: self._join_by):
             unfinished.append(f"{self.name}-lookupd")
         carry_out(self._requests, 0.0, log)
+        for conn in list(self._conns.values()):  # cut off, and its threads have not ended yet
+            self._forget(conn, None)
         if not self._until(lambda step: not self._callbacks.stop(step), lambda: self._join_by):
             unfinished.append(f"{self.name}-hooks")
         report = StopReport(

@@ -93,10 +93,15 @@ def test_a_killed_worker_is_replaced_and_an_end_finishes_what_is_in_work(work: W
     work.write(pause=0.3)
     with work.running("app:consumer", "--processes=2", "--threads=4"):
         work.connected()
+        before = {client["remote_address"] for client in clients_of(work.nsqd)}
         first = work.started()
         os.kill(first[0], signal.SIGKILL)
-        until("replaced", lambda: len(work.started()) == 3)
-        work.connected()
+
+        def replaced() -> bool:
+            ready = {one["remote_address"] for one in clients_of(work.nsqd) if one["ready_count"]}
+            return len(ready) == 2 and len(ready - before) == 1
+
+        until("replaced", replaced)
         publish(work.nsqd, numbered(8))
         until("in work", lambda: channel_of(work.nsqd)["in_flight_count"] == 8)
         work.terminate()

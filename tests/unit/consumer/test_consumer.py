@@ -401,6 +401,29 @@ class TestStopping:
         names = [thread.name for thread in threading.enumerate()]
         assert not [name for name in names if name.startswith("nsq-")]  # that could dial once more
 
+    def test_a_connection_whose_threads_are_late_counts_no_more(
+        self, make: Callable[..., Consumer], transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        entered, may_go_on = threading.Event(), threading.Event()
+
+        def stuck(messages: list[Message]) -> None:
+            entered.set()
+            may_go_on.wait(PATIENCE)
+
+        consumer = make().add_handler(nothing).start()
+        nsqd = accept(transport)
+        monkeypatch.setattr(consumer._engine.pool, "put", stuck)
+        nsqd.deliver(1)
+        assert entered.wait(PATIENCE)
+        try:
+            report = consumer.stop(timeout=0.2)
+            stats = consumer.stats()
+        finally:
+            may_go_on.set()
+        assert "connections" in report.unfinished_threads
+        assert (report.in_flight, report.cut_off) == (1, [A])
+        assert (stats.connections, stats.in_flight, stats.received) == (0, 0, 1)
+
     def test_no_messages_are_dealt_out_any_more(
         self, make: Callable[..., Consumer], transport: MemoryTransport
     ) -> None:
