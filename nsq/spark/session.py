@@ -14,8 +14,6 @@ from nsq.spark.doctor import obstacles
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-LOCAL = "local[*]"
-
 # spark-submit has started the JVM already, and has decided where things run.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
@@ -37,8 +35,7 @@ def local_session(
     """
     session_class = _session_class()
     if session_class.getActiveSession() is None:
-        _refuse_obstacles(master, os.environ)
-    # Spark would start `python3` of the PATH, which may be another one, without this package.
+        refuse_obstacles(master)
     for name, value in environment(master, os.environ).items():
         os.environ.setdefault(name, value)
     builder = session_class.builder.appName(app)
@@ -65,11 +62,10 @@ def session_or_own(spark: SparkSession | None) -> Iterator[SparkSession]:
 
 def environment(master: str | None, environ: Mapping[str, str]) -> dict[str, str]:
     """What the JVM and its Python workers must find in their environment."""
-    wanted = {"PYSPARK_PYTHON": sys.executable}
-    if _is_local(master, environ):
-        # A laptop's host name often leads to an address it does not have just now.
-        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
-    return wanted
+    # Spark would start `python3` of the PATH, which may be another one, without this package. And a laptop's
+    # host name often leads to an address it does not have just now.
+    address = {"SPARK_LOCAL_IP": "127.0.0.1"} if _is_local(master, environ) else {}
+    return {"PYSPARK_PYTHON": sys.executable, **address}
 
 
 def settings(master: str | None, conf: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
@@ -80,17 +76,17 @@ def settings(master: str | None, conf: Mapping[str, str], environ: Mapping[str, 
         "spark.sql.session.timeZone": "UTC",
     }
     if _is_local(master, environ):
-        chosen |= {"spark.sql.shuffle.partitions": str(os.cpu_count() or 1)}
+        chosen["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 1)
     if master is not None or _SUBMITTED not in environ:
-        chosen["spark.master"] = master or LOCAL
+        chosen["spark.master"] = master or "local[*]"
     return chosen | dict(conf)
 
 
-def _refuse_obstacles(master: str | None, environ: Mapping[str, str]) -> None:
-    if _SUBMITTED in environ:
+def refuse_obstacles(master: str | None) -> None:
+    if _SUBMITTED in os.environ:
         return  # Java runs already
     # Workers of a cluster have a Python of their own, under a name that may mean nothing here.
-    for obstacle in obstacles(environ, workers=_is_local(master, environ)):
+    for obstacle in obstacles(workers=_is_local(master, os.environ)):
         raise ConfigError(f"{obstacle.what}: {obstacle.text}; {obstacle.remedy}")
 
 

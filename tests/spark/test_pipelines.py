@@ -16,7 +16,7 @@ from nsq.spark.pipelines import archive as archiving
 from nsq.spark.pipelines import archive as columns
 from nsq.spark.pipelines.archive import ArchiveResult, Body, archive_stream, archive_to_table
 from nsq.spark.pipelines.chart import archive_chart
-from nsq.spark.pipelines.files import Batch, HadoopFiles, LocalFiles, Move, Published, Written, publish
+from nsq.spark.pipelines.files import Batch, HadoopFiles, LocalFiles, Written, publish
 from nsq.spark.pipelines.metrics import Measure, Window, measure_stream
 from nsq.spark.pipelines.replay import Mark, Selection, entries, remaining, replay, selected
 from nsq.spark.pipelines.streaming import Progress, Running
@@ -127,7 +127,7 @@ def test_a_batch_that_failed_is_stored_once_however_it_is_cut_the_next_time(
     def fail(*_: object) -> None:
         raise Crash
 
-    def failing(files: Any, batch: Batch, write: Callable[[str], Written]) -> Published:
+    def failing(files: Any, batch: Batch, write: Callable[[str], Written]) -> Written:
         done = publish(files, batch, write)
         raise Crash(done)
 
@@ -168,7 +168,7 @@ def test_a_delta_table_has_every_row_once(
 ) -> None:
     whole = archiving.write_delta
 
-    def failing(*given: Any) -> Published:
+    def failing(*given: Any) -> Written:
         raise Crash(whole(*given))
 
     def run_once() -> ArchiveResult:
@@ -236,13 +236,13 @@ def test_the_file_systems_of_hadoop_publish_the_same(spark: SparkSession, tmp_pa
     assert files.walk("_batches") == []
     assert files.read("_batches/none") is None
     assert publish(files, batch, write).files >= 2
-    assert publish(files, batch, lambda uri: pytest.fail("written again")).again
+    assert publish(files, batch, lambda uri: pytest.fail("written again")).rows == 10
     assert spark.read.parquet(f"{tmp_path}/out").count() == 10
-    files.move([Move("gone", "hour=0/gone")])
+    files.move([("gone", "hour=0/gone")])
     files.write("note", "ä")
     files.write("note", "ö")
     assert files.read("note") == "ö"
-    assert [entry.path for entry in files.walk("hour=0")] == [
+    assert files.walk("hour=0") == [
         path.relative_to(tmp_path / "out").as_posix()
         for path in sorted((tmp_path / "out/hour=0").glob("[!.]*"))
     ]

@@ -1,4 +1,4 @@
-"""``metrics_chart``: windows as a picture. Loads matplotlib only when one is drawn."""
+"""Charts of windows and of archives. Loads matplotlib only when one is drawn."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from nsq.spark.pipelines.metrics import Window
 
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_SECOND = 1_000_000_000
 _BARS_AT_MOST = 200
-_INK = "#334155"
-_BARS = "#7dd3fc"
 _LINES = (
     ("latency_p50", "p50", "#16a34a"),
     ("latency_p95", "p95", "#d97706"),
@@ -39,16 +39,17 @@ def metrics_chart(
     """
     if not windows:
         raise UsageError("there is nothing to draw: no window has been counted")
-    figure, (above, below) = _axes(size)
+    figure, (above, below) = _axes(size, 2)
     from matplotlib import dates
 
-    starts = [each.start for each in windows]
-    seconds = [(each.end - each.start).total_seconds() for each in windows]
-    rates = [each.messages / length for each, length in zip(windows, seconds, strict=True)]
-    widths: Any = [datetime.timedelta(seconds=length) for length in seconds]
-    above.bar(starts, rates, width=widths, align="edge", color=_BARS, edgecolor="white", linewidth=0.5)
-    above.set_ylabel("messages per second")
-    middles: Any = [each.start + (each.end - each.start) / 2 for each in windows]
+    lengths = [each.end - each.start for each in windows]
+    rates = [each.messages / length.total_seconds() for each, length in zip(windows, lengths, strict=True)]
+    times = f"{windows[0].start:%Y-%m-%d %H:%M:%S} to {windows[-1].end:%H:%M:%S}"
+    count = sum(each.messages for each in windows)
+    _draw_rates(
+        above, [each.start for each in windows], lengths, rates, title or f"{count:,} messages, {times}"
+    )
+    middles: Any = [each.start + length / 2 for each, length in zip(windows, lengths, strict=True)]
     for name, label, colour in _LINES:
         values = [getattr(each, name) for each in windows]
         below.plot(middles, values, label=label, color=colour, marker="o", markersize=3)
@@ -57,9 +58,6 @@ def metrics_chart(
     below.set_ylim(0, 1.25 * max(each.latency_p99 for each in windows) or 1)
     below.legend(loc="upper left", frameon=False, ncols=len(_LINES))
     below.set_xlabel("UTC")
-    count = sum(each.messages for each in windows)
-    times = f"{windows[0].start:%Y-%m-%d %H:%M:%S} to {windows[-1].end:%H:%M:%S}"
-    above.set_title(title or f"{count:,} messages, {times}", loc="left", color=_INK)
     formatter: Any = dates.ConciseDateFormatter
     below.xaxis.set_major_formatter(formatter(below.xaxis.get_major_locator()))
     figure.savefig(path, dpi=100)
@@ -70,26 +68,43 @@ def archive_chart(
     path: str, image: str | os.PathLike[str], *, title: str = "", spark: SparkSession | None = None
 ) -> str:
     """Messages per second of an archive, by their timestamps, as an image. Returns its path."""
-    from nsq.spark.pipelines.replay import selected_times
+    from nsq.spark.pipelines.replay import read_archive
     from nsq.spark.session import session_or_own
 
     with session_or_own(spark) as session:
-        counted, seconds = selected_times(session, path, _BARS_AT_MOST)
-    if not counted:
-        raise UsageError(f"there is nothing to draw: the archive {path} is empty")
-    figure, (above,) = _axes((10, 4), rows=1)
-    starts = [start for start, _ in counted]
-    width: Any = datetime.timedelta(seconds=seconds)
-    rates = [messages / seconds for _, messages in counted]
-    above.bar(starts, rates, width=width, align="edge", color=_BARS, edgecolor="white", linewidth=0.5)
-    above.set_ylabel("messages per second")
-    above.set_xlabel("UTC")
-    above.set_title(title or f"{sum(messages for _, messages in counted):,} messages", loc="left", color=_INK)
+        from pyspark.sql import functions as f
+
+        frame = read_archive(session, path)
+        least, last = frame.agg(f.min("timestamp_ns"), f.max("timestamp_ns")).collect()[0]
+        if least is None:
+            raise UsageError(f"there is nothing to draw: the archive {path} is empty")
+        # Whole seconds, of which there are not too many.
+        span = max(1, (last - least) // _SECOND // _BARS_AT_MOST + 1)
+        start = f.expr(f"(timestamp_ns div {span * _SECOND}) * {span}").alias("start")
+        counted = frame.groupBy(start).count().orderBy("start").collect()
+    figure, (axes,) = _axes((10, 4), 1)
+    starts = [_EPOCH + datetime.timedelta(seconds=row[0]) for row in counted]
+    lengths = [datetime.timedelta(seconds=span)] * len(counted)
+    total = sum(row[1] for row in counted)
+    _draw_rates(axes, starts, lengths, [row[1] / span for row in counted], title or f"{total:,} messages")
+    axes.set_xlabel("UTC")
     figure.savefig(image, dpi=100)
     return os.fspath(image)
 
 
-def _axes(size: tuple[float, float], rows: int = 2) -> Any:
+def _draw_rates(
+    axes: Any,
+    starts: Sequence[datetime.datetime],
+    lengths: Sequence[datetime.timedelta],
+    rates: Sequence[float],
+    title: str,
+) -> None:
+    axes.bar(starts, rates, width=lengths, align="edge", color="#7dd3fc", edgecolor="white", linewidth=0.5)
+    axes.set_ylabel("messages per second")
+    axes.set_title(title, loc="left", color="#334155")
+
+
+def _axes(size: tuple[float, float], rows: int) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

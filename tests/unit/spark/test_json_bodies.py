@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.spark.json_bodies import ParsedBody, Shape, restored
+from nsq.spark.rows import ParsedBody, Shape, restored
 
 SHAPE: Shape = {"a": None, "s": {"x": None}, "l": [{"x": None}], "m": ({"x": None},)}
 

@@ -6,7 +6,7 @@ from nsq.errors import ConfigError, NsqError
 
 pytest.importorskip("pyspark")
 
-from nsq.spark.batch.peeking import PeekOptions
+from nsq.spark.batch.peek import PeekOptions
 from nsq.spark.batch.stats import StatsOptions
 
 
