@@ -218,9 +218,7 @@ def check_object_wal(location: str) -> Finding:
     place = shown(location)
     try:
         from pyarrow import fs
-    except ImportError:
-        return Finding("wal", WRONG, f"{place} needs pyarrow, which is not installed", INSTALL)
-    try:
+
         store, path = fs.FileSystem.from_uri(location)
         probe = f"{path.rstrip('/')}/.nsq-doctor-{os.getpid()}"
         began = time.monotonic()
@@ -231,6 +229,7 @@ def check_object_wal(location: str) -> Finding:
     except Exception as error:
         # Every file system there has errors of its own.
         remedy = "check the URI and the credentials that pyarrow.fs finds"
+        remedy = INSTALL if isinstance(error, ImportError) else remedy
         reason = _first_line(str(error)).replace(location, place)
         return Finding("wal", WRONG, f"{place}: {reason}", remedy)
     text = f"{place}: a put takes {seconds * 1000:.0f} ms, which a whole window of messages waits for"

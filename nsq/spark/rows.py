@@ -67,7 +67,7 @@ def dedup(df: DataFrame, delay: str = "10 minutes") -> DataFrame:
 #
 # Spark's ``from_json`` makes the columns. It ignores what the schema does not name, keeps one of several
 # values under one name, and takes some texts for JSON that are none. So every body is read again in Python:
-# ``ParsedBody.of`` says whether it is one JSON object, and what ``from_json`` leaves out of it.
+# ``read_again`` says whether it is one JSON object, and what ``from_json`` leaves out of it.
 
 
 CORRUPT, RESCUED = "_corrupt", "_rescued"
@@ -114,10 +114,10 @@ def read_json(body: Column, schema: StructType | str) -> Column:
     own = _struct(schema)
     shape = shape_of(own)
 
-    def read_again(bodies: pa.Array) -> pa.Array:
-        found = [ParsedBody.of(each, shape) for each in bodies.to_pylist()]
-        valid = pa.array([one.valid for one in found], pa.bool_())
-        rescued = pa.array([one.rescued for one in found], pa.string())
+    def second_reading(bodies: pa.Array) -> pa.Array:
+        found = [read_again(each, shape) for each in bodies.to_pylist()]
+        valid = pa.array([each for each, _ in found], pa.bool_())
+        rescued = pa.array([each for _, each in found], pa.string())
         return pa.StructArray.from_arrays([valid, rescued], names=["valid", "rescued"])
 
     text = body.cast("string")
@@ -126,7 +126,7 @@ def read_json(body: Column, schema: StructType | str) -> Column:
     first = f.from_json(
         f.make_valid_utf8(text), StructType([*own.fields]).add(CORRUPT, StringType()), _STRICT
     )
-    second = _arrow_udf(read_again, "valid boolean, rescued string")(body)
+    second = _arrow_udf(second_reading, "valid boolean, rescued string")(body)
     fits = is_text & second["valid"] & first.isNotNull() & first[CORRUPT].isNull()
     value = f.when(fits, f.struct(*(first[name].alias(name) for name in own.fieldNames())))
     shown = f.when(is_text, text).otherwise(f.concat(f.lit("0x"), f.hex(body)))
@@ -187,22 +187,16 @@ class _Number(str):
     __slots__ = ()
 
 
-class ParsedBody(NamedTuple):
-    """``rescued`` is a JSON text with the parts that the schema does not name; None when it names all."""
-
-    valid: bool
-    rescued: str | None = None
-
-    @classmethod
-    def of(cls, body: bytes | None, shape: Shape) -> ParsedBody:
-        try:
-            read = _parsed((body or b"").decode())
-            if not isinstance(read, _Object):
-                return cls(False)
-            left = _left(read, shape)
-            return cls(True, None if left is None else _text(left))
-        except (ValueError, RecursionError):
-            return cls(False)
+def read_again(body: bytes | None, shape: Shape) -> tuple[bool, str | None]:
+    """Whether it is a JSON object, and of one the parts that the schema does not name, as JSON; None when it
+    names all.
+    """
+    try:
+        read = _parsed((body or b"").decode())
+        left = _left(read, shape)
+        return isinstance(read, _Object), None if left is None else _text(left)
+    except (ValueError, RecursionError):
+        return False, None
 
 
 def _parsed(text: str) -> Any:

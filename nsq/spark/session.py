@@ -36,10 +36,13 @@ def local_session(
     session_class = _session_class()
     if session_class.getActiveSession() is None:
         refuse_obstacles(master)
-    for name, value in environment(master, os.environ).items():
-        os.environ.setdefault(name, value)
+    # Spark would start `python3` of the PATH, which may be another one, without this package.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if _is_local(master):
+        # A laptop's host name often leads to an address it does not have just now.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = session_class.builder.appName(app)
-    for name, value in settings(master, conf or {}, os.environ).items():
+    for name, value in settings(master, conf or {}).items():
         builder = builder.config(name, value)
     spark: SparkSession = builder.getOrCreate()
     spark.sparkContext.setLogLevel(log_level)
@@ -60,24 +63,16 @@ def session_or_own(spark: SparkSession | None) -> Iterator[SparkSession]:
         own.stop()
 
 
-def environment(master: str | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """What the JVM and its Python workers must find in their environment."""
-    # Spark would start `python3` of the PATH, which may be another one, without this package. And a laptop's
-    # host name often leads to an address it does not have just now.
-    address = {"SPARK_LOCAL_IP": "127.0.0.1"} if _is_local(master, environ) else {}
-    return {"PYSPARK_PYTHON": sys.executable, **address}
-
-
-def settings(master: str | None, conf: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+def settings(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
     """The configuration of the session; ``conf`` overrules."""
     chosen = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
     }
-    if _is_local(master, environ):
+    if _is_local(master):
         chosen["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 1)
-    if master is not None or _SUBMITTED not in environ:
+    if master is not None or _SUBMITTED not in os.environ:
         chosen["spark.master"] = master or "local[*]"
     return chosen | dict(conf)
 
@@ -86,13 +81,13 @@ def refuse_obstacles(master: str | None) -> None:
     if _SUBMITTED in os.environ:
         return  # Java runs already
     # Workers of a cluster have a Python of their own, under a name that may mean nothing here.
-    for obstacle in obstacles(workers=_is_local(master, os.environ)):
+    for obstacle in obstacles(workers=_is_local(master)):
         raise ConfigError(f"{obstacle.what}: {obstacle.text}; {obstacle.remedy}")
 
 
-def _is_local(master: str | None, environ: Mapping[str, str]) -> bool:
+def _is_local(master: str | None) -> bool:
     if master is None:
-        return _SUBMITTED not in environ
+        return _SUBMITTED not in os.environ
     return master.split("[")[0] == "local"
 
 

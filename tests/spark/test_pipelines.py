@@ -14,11 +14,11 @@ from nsq.errors import UsageError
 from nsq.spark import rows
 from nsq.spark.pipelines import archive as archiving
 from nsq.spark.pipelines import archive as columns
-from nsq.spark.pipelines.archive import ArchiveResult, Body, archive_stream, archive_to_table
+from nsq.spark.pipelines.archive import ArchiveResult, Body, archive_stream
 from nsq.spark.pipelines.chart import archive_chart
 from nsq.spark.pipelines.files import Batch, HadoopFiles, LocalFiles, Written, publish
 from nsq.spark.pipelines.metrics import Measure, Window, measure_stream
-from nsq.spark.pipelines.replay import Mark, Selection, entries, remaining, replay, selected
+from nsq.spark.pipelines.replay import Mark, entries, remaining, replay, selected
 from nsq.spark.pipelines.streaming import Progress, Running
 
 if TYPE_CHECKING:
@@ -172,7 +172,9 @@ def test_a_delta_table_has_every_row_once(
         raise Crash(whole(*given))
 
     def run_once() -> ArchiveResult:
-        return archive_to_table(stream(spark, tmp_path), str(tmp_path / "table"), Body(), running(tmp_path))
+        return archive_stream(
+            stream(spark, tmp_path), str(tmp_path / "table"), Body(), running(tmp_path), table=True
+        )
 
     put(tmp_path, "1", numbered(20))
     with monkeypatch.context() as patch:
@@ -316,7 +318,7 @@ def test_messages_come_in_the_order_of_their_timestamps_from_any_place_on(
     put(tmp_path, "2", numbered(20))
     put(tmp_path, "3", numbered(2, 9), first=9)  # delivered again
     archived(spark, tmp_path)
-    frame = selected(spark, tmp_path / "out", Selection())
+    frame = selected(spark, tmp_path / "out")
     every = list(entries(frame, Mark()))
     wanted = sorted(numbered(40) + numbered(2, 9))
     assert [entry.body for entry in every] == wanted
@@ -333,11 +335,11 @@ def test_an_archive_of_json_is_replayed_with_what_its_schema_did_not_name(
     bodies = [b'{"id":1}', b'{"id": 2, "more": {"x": [1]}, "Id": 3}', b"no JSON", b'{"id": "none"}']
     put(tmp_path, "1", bodies)
     archived(spark, tmp_path, Body("json", "id bigint"))
-    replayed = entries(selected(spark, tmp_path / "out", Selection()), Mark())
+    replayed = entries(selected(spark, tmp_path / "out"), Mark())
     assert [entry.body for entry in replayed] == [
         bodies[0], b'{"more": {"x": [1]}, "Id": 3, "id": 2}', *bodies[2:]
     ]  # fmt: skip
-    chosen = selected(spark, tmp_path / "out", Selection(body="to_json(body)"))
+    chosen = selected(spark, tmp_path / "out", body="to_json(body)")
     assert [entry.body for entry in entries(chosen, Mark())] == [b'{"id":1}', b'{"id":2}']
 
 

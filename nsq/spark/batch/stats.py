@@ -64,8 +64,8 @@ class StatsOptions(Options):
         names,
         default=(),
     )
-    topic: str = option("Only this topic.", default="")
-    channel: str = option("Only this channel, of the topic.", default="")
+    topic: str = option("Only this topic.", check_topic, default="")
+    channel: str = option("Only this channel, of the topic.", check_channel, default="")
     timeout: float = option("How long an nsqd may take to answer.", duration, default=5.0, low=0.001)
     fail_fast: bool = option(
         "true: fail if an nsqd does not answer, instead of a row that says so.", yes_no, default=False
@@ -77,12 +77,8 @@ class StatsOptions(Options):
                 "option lookupd or nsqd is missing: .option('lookupd', 'host:4161'), or "
                 ".option('nsqd', 'host:4151') with the port of its HTTP API"
             )
-        if self.topic:
-            check_topic(self.topic)
-        if self.channel:
-            check_channel(self.channel)
-            if not self.topic:
-                raise ConfigError(f"channel is {self.channel!r}, but of which topic? Give the option topic")
+        if self.channel and not self.topic:
+            raise ConfigError(f"channel is {self.channel!r}, but of which topic? Give the option topic")
 
 
 class NsqStatsDataSource(DataSource):

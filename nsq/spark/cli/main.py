@@ -146,8 +146,7 @@ def archive(options: ArchiveFlags) -> None:
         if options.chart:
             from nsq.spark.pipelines.chart import archive_chart
 
-            drawn = archive_chart(done.path, options.chart, title=options.argument, spark=given["spark"])
-            print(f"drawn: {drawn}")
+            print(f"drawn: {archive_chart(done.path, options.chart, title=options.argument)}")
 
 
 def metrics(options: MetricsFlags) -> None:
@@ -158,17 +157,12 @@ def metrics(options: MetricsFlags) -> None:
         done = run(options.argument, options=dict(options.option), **given)
         meter.close()
         heads = ["window (UTC)", "messages", "bytes", "p50", "p95", "p99", "redelivered", "most frequent"]
-        rows = [
-            [
-                f"{each.start:%Y-%m-%d %H:%M:%S}",
-                each.messages,
-                size(each.bytes),
-                *map(span, (each.latency_p50, each.latency_p95, each.latency_p99)),
-                each.redelivered,
-                ", ".join(f"{key} {count:,}" for key, count in each.top) or "-",
-            ]
-            for each in done.windows
-        ]
+        rows = []
+        for each in done.windows:
+            spans = map(span, (each.latency_p50, each.latency_p95, each.latency_p99))
+            top = ", ".join(f"{key} {count:,}" for key, count in each.top) or None
+            start = f"{each.start:%Y-%m-%d %H:%M:%S}"
+            rows.append([start, each.messages, size(each.bytes), *spans, each.redelivered, top])
         print(table(heads, rows))
         print(f"{_moved(done)}, {len(done.windows):,} windows")
         _explain_nothing(done.rows, options)
@@ -242,11 +236,11 @@ def submit_line(options: SparkFlags) -> str:
     words.append(str(Path(__file__).parents[1] / "__main__.py"))
     given = iter(options.argv)
     for word in given:
-        name, equals, _ = word.partition("=")
-        if name in ("--master", "--conf"):
-            next(given) if not equals else None
-        elif name != "--print-submit":
+        name, equals, _ = word.lstrip("-").partition("=")
+        if not word.startswith("-") or name not in ("master", "conf", "print-submit"):
             words.append(word)
+        elif name != "print-submit" and not equals:
+            next(given)
     return shlex.join(words)
 
 
@@ -261,8 +255,8 @@ def receive(options: ReceiveFlags) -> None:
 
     calm_collector()
     given = {"topic": options.argument, "channel": options.channel, "wal": options.wal}
-    given |= {"nsqd": ",".join(options.nsqd)} if options.nsqd else {}
-    given |= {"lookupd": ",".join(options.lookupd)} if options.lookupd else {}
+    for name, addresses in (("nsqd", options.nsqd), ("lookupd", options.lookupd)):
+        given |= {name: ",".join(addresses)} if addresses else {}
     with contextlib.closing(Meter(sys.stderr, quiet=options.quiet)) as meter:
         standalone(SourceOptions.of(dict(options.option) | given), progress=meter.say)
 
@@ -279,18 +273,11 @@ def wal_ls(options: Flags) -> None:
     print(f"log {found.identity}{subject} at {found.location}")
     _tell_readers(found.readers)
     heads = ["receiver", "alive", "segments", "messages", "bytes", "open", "oldest"]
-    rows = [
-        [
-            each.receiver,
-            each.alive,
-            each.segments,
-            each.rows,
-            size(each.bytes),
-            size(each.open_bytes),
-            None if each.oldest_seconds is None else span(each.oldest_seconds),
-        ]
-        for each in found.receivers
-    ]
+    rows = []
+    for each in found.receivers:
+        sizes = size(each.bytes), size(each.open_bytes)
+        oldest = None if each.oldest_seconds is None else span(each.oldest_seconds)
+        rows.append([each.receiver, each.alive, each.segments, each.rows, *sizes, oldest])
     print(table(heads, rows) if rows else "no receiver has left anything in it")
 
 
@@ -338,10 +325,9 @@ def examine(options: DoctorFlags) -> int:
     from nsq.spark.options import Options
 
     config = Options.of(dict(options.option)).config
+    wal = options.wal or None
     wrong = 0
-    for found in doctor.examine(
-        nsqd=options.nsqd, lookupd=options.lookupd, wal=options.wal or None, config=config
-    ):
+    for found in doctor.examine(nsqd=options.nsqd, lookupd=options.lookupd, wal=wal, config=config):
         wrong += found.state == doctor.WRONG
         print(f"{found.state:8}{found.what}: {found.text}", flush=True)
         if found.remedy:
@@ -467,9 +453,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def in_a_line(fault: Exception) -> str:
-    """Ours are made to be read, also where one is the reason of Spark's; of others the kind is told too, and
-    of Java's long stories the first line.
-    """
+    """An error of ours, also where it is the reason of Spark's; of others the kind and the first line."""
     first = str(fault).strip().split("\n", 1)[0]
     if isinstance(fault, NsqError):
         return str(fault)

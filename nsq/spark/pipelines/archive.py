@@ -85,11 +85,11 @@ def archive(
     pandas do not take for data; for a glob, use ``<to>/date=*/hour=*/*.parquet``.
     """
     wanted = Body(body, schema)
-    place = os.fspath(to)
-    table = place.removeprefix(_DELTA) if place.startswith(_DELTA) else None
+    table = os.fspath(to).startswith(_DELTA)
+    path = below(os.fspath(to).removeprefix(_DELTA))
     # A table keeps to itself: the log and the checkpoint lie beside it.
-    root = below(place) if table is None else below(f"{table}.nsq")
-    if table is not None:
+    root = f"{path}.nsq" if table else path
+    if table:
         try:
             import deltalake  # noqa: F401
         except ImportError as error:
@@ -102,7 +102,7 @@ def archive(
         lookupd=lookupd,
         wal=wal,
         options=options,
-        defaults=_DEFAULTS if table is None else _TABLE_DEFAULTS,
+        defaults=_TABLE_DEFAULTS if table else _DEFAULTS,
     )
     running = Running(
         checkpoint=checkpoint or below(root, "_checkpoint"),
@@ -112,25 +112,22 @@ def archive(
         progress=progress,
     )
     with open_stream(spark, reading) as stream:
-        if table is not None:
-            return archive_to_table(stream, below(table), wanted, running)
-        return archive_stream(stream, root, wanted, running)
+        return archive_stream(stream, path, wanted, running, table=table)
 
 
-def archive_stream(stream: DataFrame, root: str, body: Body, running: Running) -> ArchiveResult:
+def archive_stream(
+    stream: DataFrame, path: str, body: Body, running: Running, *, table: bool = False
+) -> ArchiveResult:
     """The same for any stream with the columns of the source."""
-    files = open_files(root, stream.sparkSession)
+    files = None if table else open_files(path, stream.sparkSession)
 
     def handle(part: DataFrame, batch: Batch) -> Written:
         rows = archived(part, body)
+        if files is None:
+            return write_delta(rows, path, batch)
         return publish(files, batch, lambda uri: write_parquet(rows, uri, partitions=_PARTITIONS))
 
-    return ArchiveResult(path=root, **vars(run(stream, handle, running)))
-
-
-def archive_to_table(stream: DataFrame, table: str, body: Body, running: Running) -> ArchiveResult:
-    totals = run(stream, lambda part, batch: write_delta(archived(part, body), table, batch), running)
-    return ArchiveResult(path=table, **vars(totals))
+    return ArchiveResult(path=path, **vars(run(stream, handle, running)))
 
 
 # The rows of an archive, from those of the source

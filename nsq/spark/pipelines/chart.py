@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _SECOND = 1_000_000_000
 _BARS_AT_MOST = 200
+_TITLE: Any = {"loc": "left", "color": "#334155"}
 _LINES = (
     ("latency_p50", "p50", "#16a34a"),
     ("latency_p95", "p95", "#d97706"),
@@ -39,16 +40,13 @@ def metrics_chart(
     """
     if not windows:
         raise UsageError("there is nothing to draw: no window has been counted")
-    figure, (above, below) = _axes(size, 2)
+    lengths = [each.end - each.start for each in windows]
+    bars = [(each.start, length, each.messages) for each, length in zip(windows, lengths, strict=True)]
+    times = f"{windows[0].start:%Y-%m-%d %H:%M:%S} to {windows[-1].end:%H:%M:%S}"
+    figure, (above, below) = _rates(bars, size, 2)
     from matplotlib import dates
 
-    lengths = [each.end - each.start for each in windows]
-    rates = [each.messages / length.total_seconds() for each, length in zip(windows, lengths, strict=True)]
-    times = f"{windows[0].start:%Y-%m-%d %H:%M:%S} to {windows[-1].end:%H:%M:%S}"
-    count = sum(each.messages for each in windows)
-    _draw_rates(
-        above, [each.start for each in windows], lengths, rates, title or f"{count:,} messages, {times}"
-    )
+    above.set_title(title or f"{sum(each.messages for each in windows):,} messages, {times}", **_TITLE)
     middles: Any = [each.start + length / 2 for each, length in zip(windows, lengths, strict=True)]
     for name, label, colour in _LINES:
         values = [getattr(each, name) for each in windows]
@@ -82,29 +80,19 @@ def archive_chart(
         span = max(1, (last - least) // _SECOND // _BARS_AT_MOST + 1)
         start = f.expr(f"(timestamp_ns div {span * _SECOND}) * {span}").alias("start")
         counted = frame.groupBy(start).count().orderBy("start").collect()
-    figure, (axes,) = _axes((10, 4), 1)
-    starts = [_EPOCH + datetime.timedelta(seconds=row[0]) for row in counted]
-    lengths = [datetime.timedelta(seconds=span)] * len(counted)
-    total = sum(row[1] for row in counted)
-    _draw_rates(axes, starts, lengths, [row[1] / span for row in counted], title or f"{total:,} messages")
+    length = datetime.timedelta(seconds=span)
+    bars = [(_EPOCH + datetime.timedelta(seconds=row[0]), length, row[1]) for row in counted]
+    figure, (axes,) = _rates(bars, (10, 4), 1)
+    axes.set_title(title or f"{sum(row[1] for row in counted):,} messages", **_TITLE)
     axes.set_xlabel("UTC")
     figure.savefig(image, dpi=100)
     return os.fspath(image)
 
 
-def _draw_rates(
-    axes: Any,
-    starts: Sequence[datetime.datetime],
-    lengths: Sequence[datetime.timedelta],
-    rates: Sequence[float],
-    title: str,
-) -> None:
-    axes.bar(starts, rates, width=lengths, align="edge", color="#7dd3fc", edgecolor="white", linewidth=0.5)
-    axes.set_ylabel("messages per second")
-    axes.set_title(title, loc="left", color="#334155")
-
-
-def _axes(size: tuple[float, float], rows: int) -> Any:
+def _rates(
+    bars: Sequence[tuple[datetime.datetime, datetime.timedelta, int]], size: tuple[float, float], rows: int
+) -> Any:
+    """A figure with so many rows, and its axes; the first of them shows the bars: start, length, messages."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -116,4 +104,10 @@ def _axes(size: tuple[float, float], rows: int) -> Any:
         each.spines[["top", "right"]].set_visible(False)
         each.grid(axis="y", alpha=0.3)
         each.set_axisbelow(True)
+    starts, lengths, _ = zip(*bars, strict=True)
+    heights = [messages / length.total_seconds() for _, length, messages in bars]
+    axes[0].bar(
+        starts, heights, width=lengths, align="edge", color="#7dd3fc", edgecolor="white", linewidth=0.5
+    )
+    axes[0].set_ylabel("messages per second")
     return figure, axes

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsq.config import Config
 from nsq.errors import ConfigError, UsageError
@@ -165,16 +165,6 @@ class ReplayResult(Totals):
     state: str = ""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Selection:
-    """What of an archive: ``[since, until)`` in nanoseconds, an SQL condition, and what the body is."""
-
-    since: int | None = None
-    until: int | None = None
-    where: str | None = None
-    body: str = "body"
-
-
 def replay(
     path: str | os.PathLike[str],
     topic: str,
@@ -217,14 +207,28 @@ def replay(
     check_topic(topic)
     if chunk < 1 or (rate is not None and not rate > 0):
         raise UsageError(f"chunk is {chunk}, rate {rate}: both must be above 0")
-    chosen = Selection(since=nanoseconds(since), until=nanoseconds(until), where=where, body=body)
-    bookmark = _bookmark(path, topic, chosen, state)
+    chosen: dict[str, Any] = {
+        "since": nanoseconds(since),
+        "until": nanoseconds(until),
+        "where": where,
+        "body": body,
+    }
+    job = {"archive": below(path), "topic": topic, **chosen}
+    if state is None:
+        if local_path(path) is None:
+            raise ConfigError(
+                f"state is missing: {os.fspath(path)} is not on this machine; give a local file"
+            )
+        digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:10]
+        # A topic of its own: #ephemeral is no part of a good file name.
+        state = below(path, "_replay", f"{topic.partition('#')[0]}-{digest}.json")
+    bookmark = Bookmark(state, job)
     place = bookmark.load()
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
         producer = None if dry_run else stack.enter_context(_producer(nsqd, lookupd, config))
         session = stack.enter_context(session_or_own(spark))
-        frame = selected(session, path, chosen)
+        frame = selected(session, path, **chosen)
         if producer is None:
             result = _counted(frame, place)
         else:
@@ -246,21 +250,6 @@ def nanoseconds(moment: Moment | None) -> int | None:
     return options.nanoseconds(moment)
 
 
-def _bookmark(
-    path: str | os.PathLike[str], topic: str, chosen: Selection, state: str | os.PathLike[str] | None
-) -> Bookmark:
-    job = {"archive": below(path), "topic": topic, **dataclasses.asdict(chosen)}
-    if state is None:
-        if local_path(path) is None:
-            raise ConfigError(
-                f"state is missing: {os.fspath(path)} is not on this machine; give a local file"
-            )
-        digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:10]
-        # A topic of its own: #ephemeral is no part of a good file name.
-        state = below(path, "_replay", f"{topic.partition('#')[0]}-{digest}.json")
-    return Bookmark(state, job)
-
-
 def _producer(nsqd: Addresses, lookupd: Addresses, config: Config | None) -> Producer:
     # Of two evils: a lost answer may repeat a publish, rather than end a replay of hours.
     wanted = dataclasses.replace(config or Config(), retry_uncertain=True)
@@ -268,24 +257,34 @@ def _producer(nsqd: Addresses, lookupd: Addresses, config: Config | None) -> Pro
     return Producer(*options.names(addresses(nsqd)), nsqlookupd=known, config=wanted)
 
 
-def selected(spark: SparkSession, path: str | os.PathLike[str], chosen: Selection) -> DataFrame:
-    """Its rows: date and hour, position, body; empty bodies are none to nsqd and are left out."""
+def selected(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    *,
+    since: int | None = None,
+    until: int | None = None,
+    where: str | None = None,
+    body: str = "body",
+) -> DataFrame:
+    """Its rows in ``[since, until)``, which are nanoseconds: date and hour, position, body. Those without a
+    body are left out: nsqd takes none.
+    """
     from pyspark.sql import functions as f
 
     frame = read_archive(spark, path)
     absent = [name for name in _NEEDED if name not in frame.columns]
     if absent:
         raise UsageError(f"{os.fspath(path)} was not written by archive: it has no column {absent[0]}")
-    if chosen.where is not None:
-        frame = frame.where(chosen.where)
-    if chosen.since is not None:
-        frame = _since(frame, chosen.since)
-    if chosen.until is not None:
-        frame = frame.where((f.col("date") <= _date(chosen.until)) & (f.col("timestamp_ns") < chosen.until))
-    if chosen.body == "body" and {RESCUED, CORRUPT} <= set(frame.columns):
+    if where is not None:
+        frame = frame.where(where)
+    if since is not None:
+        frame = _since(frame, since)
+    if until is not None:
+        frame = frame.where((f.col("date") <= _date(until)) & (f.col("timestamp_ns") < until))
+    if body == "body" and {RESCUED, CORRUPT} <= set(frame.columns):
         made = restore_json(f.col("body"), f.col(RESCUED), f.col(CORRUPT))
     else:
-        made = f.expr(chosen.body)
+        made = f.expr(body)
     kind = frame.select(made.alias("body")).schema["body"].dataType.simpleString()
     if kind not in ("binary", "string"):
         raise UsageError(

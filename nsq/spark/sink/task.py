@@ -38,7 +38,9 @@ class SinkOptions(Nsqds):
         "includeheaders": "not there",
     }
 
-    topic: str = option("The topic to publish to; without it, each row's column topic.", default="")
+    topic: str = option(
+        "The topic to publish to; without it, each row's column topic.", check_topic, default=""
+    )
     mpub_messages: int = option("The most messages published at once.", whole, default=500, low=1)
     mpub_bytes: int = option(
         "The most bytes published at once; a larger message travels alone.", size, default=1 << 20, low=1
@@ -58,8 +60,6 @@ class SinkOptions(Nsqds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.topic:
-            check_topic(self.topic)
         most = Limits().max_body_size
         if self.mpub_bytes > most:
             raise ConfigError(
@@ -110,9 +110,13 @@ def publish_rows(options: SinkOptions, columns: Columns, batches: Iterable[pa.Re
 
 
 _TEXTS = ("string", "char", "varchar")
-_BODIES = ("binary", *_TEXTS)
-_WHOLES = ("byte", "short", "integer", "long")
 _DEFER = "deferMs"
+#: Spark's types of each, and how they are called.
+_TYPES = {
+    "body": (("binary", *_TEXTS), "binary or string; for example to_json(struct(*)) AS body"),
+    "topic": (_TEXTS, "string"),
+    _DEFER: (("byte", "short", "integer", "long"), "a whole number of milliseconds"),
+}
 
 
 class Columns(NamedTuple):
@@ -128,38 +132,23 @@ class Columns(NamedTuple):
 
         Columns by other names are left alone: rows as the source makes them can be published as they are.
         """
-        body = _place(fields, "body", _BODIES, "binary or string; for example to_json(struct(*)) AS body")
+        body, place, defer = _place(fields, "body"), None, _place(fields, _DEFER)
+        there = f" (there are: {', '.join(name for name, _ in fields)})" if fields else ""
         if body is None:
-            raise ConfigError(f"there is no column body, which is what is published{_among(fields)}")
-        if topic:
-            place = None
-        else:
-            place = _place(fields, "topic", _TEXTS, "string")
+            raise ConfigError(f"there is no column body, which is what is published{there}")
+        if not topic:
+            place = _place(fields, "topic")
             if place is None:
                 raise ConfigError(
                     "there is no column topic and no option topic: .option('topic', …), or a column of that "
-                    f"name{_among(fields)}"
+                    f"name{there}"
                 )
-        return cls(body, place, _place(fields, _DEFER, _WHOLES, "a whole number of milliseconds"))
-
-
-def _place(fields: Sequence[tuple[str, str]], name: str, types: tuple[str, ...], wanted: str) -> int | None:
-    given = [_plain(each) for each, _ in fields]
-    if given.count(_plain(name)) > 1:
-        raise ConfigError(f"there are {given.count(_plain(name))} columns {name}, must be one")
-    if _plain(name) not in given:
-        # A delay that is left alone would not be noticed for long.
-        close = difflib.get_close_matches(_plain(name), given, 1, cutoff=0.75) if name == _DEFER else []
-        if close:
-            raise ConfigError(
-                f"column {fields[given.index(close[0])][0]} is not known; did you mean {_DEFER}?"
-            )
-        return None
-    place = given.index(_plain(name))
-    column, kind = fields[place]
-    if kind not in types:
-        raise ConfigError(f"column {column} is of type {kind}, must be {wanted}")
-    return place
+        if defer is None:
+            # A delay that is left alone would not be noticed for long.
+            plain = {_plain(name): name for name, _ in fields}
+            for close in difflib.get_close_matches(_plain(_DEFER), plain, 1, cutoff=0.75):
+                raise ConfigError(f"column {plain[close]} is not known; did you mean {_DEFER}?")
+        return cls(body, place, defer)
 
 
 def _plain(name: str) -> str:
@@ -167,8 +156,17 @@ def _plain(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-def _among(fields: Sequence[tuple[str, str]]) -> str:
-    return f" (there are: {', '.join(name for name, _ in fields)})" if fields else ""
+def _place(fields: Sequence[tuple[str, str]], name: str) -> int | None:
+    found = [place for place, (each, _) in enumerate(fields) if _plain(each) == _plain(name)]
+    if len(found) > 1:
+        raise ConfigError(f"there are {len(found)} columns {name}, must be one")
+    for place in found:
+        column, kind = fields[place]
+        types, wanted = _TYPES[name]
+        if kind not in types:
+            raise ConfigError(f"column {column} is of type {kind}, must be {wanted}")
+        return place
+    return None
 
 
 # From Arrow to bodies by topic, all of them checked first

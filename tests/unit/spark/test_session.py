@@ -8,39 +8,37 @@ import pytest
 
 from nsq.errors import ConfigError
 from nsq.spark.doctor import obstacles
-from nsq.spark.session import environment, local_session, refuse_obstacles, settings
+from nsq.spark.session import local_session, refuse_obstacles, settings
 
-SUBMITTED = {"PYSPARK_GATEWAY_PORT": "1"}
+
+@pytest.fixture(autouse=True)
+def not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
 
 
 def test_a_laptop_gets_all_its_cores_and_no_noise() -> None:
-    chosen = settings(None, {}, {})
+    chosen = settings(None, {})
     assert chosen["spark.master"] == "local[*]"
     assert chosen["spark.ui.enabled"] == "false"
     assert chosen["spark.sql.session.timeZone"] == "UTC"
     assert int(chosen["spark.sql.shuffle.partitions"]) >= 1
 
 
-def test_a_cluster_decides_for_itself_how_to_shuffle() -> None:
-    chosen = settings("spark://host:7077", {}, {})
-    assert chosen["spark.master"] == "spark://host:7077"
+@pytest.mark.parametrize("master", ["spark://host:7077", "local-cluster[2,1,1024]"])
+def test_a_cluster_decides_for_itself_how_to_shuffle(master: str) -> None:
+    chosen = settings(master, {})
+    assert chosen["spark.master"] == master
     assert "spark.sql.shuffle.partitions" not in chosen
 
 
-def test_below_spark_submit_its_master_holds() -> None:
-    assert "spark.master" not in settings(None, {}, SUBMITTED)
-    assert settings("local[2]", {}, SUBMITTED)["spark.master"] == "local[2]"
+def test_below_spark_submit_its_master_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    assert not {"spark.master", "spark.sql.shuffle.partitions"} & set(settings(None, {}))
+    assert settings("local[2]", {})["spark.master"] == "local[2]"
 
 
 def test_what_is_given_overrules() -> None:
-    assert settings(None, {"spark.ui.enabled": "true"}, {})["spark.ui.enabled"] == "true"
-
-
-def test_workers_run_this_python() -> None:
-    assert environment(None, {}) == {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    assert environment("local[2,3]", SUBMITTED)["SPARK_LOCAL_IP"] == "127.0.0.1"
-    assert environment("local-cluster[2,1,1024]", {}) == {"PYSPARK_PYTHON": sys.executable}
-    assert environment(None, SUBMITTED) == {"PYSPARK_PYTHON": sys.executable}
+    assert settings(None, {"spark.ui.enabled": "true"})["spark.ui.enabled"] == "true"
 
 
 def test_without_pyspark_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +50,6 @@ def test_without_pyspark_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyspark")
-    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
 
