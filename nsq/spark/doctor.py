@@ -64,14 +64,6 @@ def examine(
         yield from check_nsqd(address, config)
 
 
-def obstacles(*, workers: bool = True) -> Iterator[Finding]:
-    """What would keep Spark from starting on this machine, and its ``workers`` from working here: a quick
-    look, without asking NSQ anything.
-    """
-    for check in (check_packages, check_java, *([check_workers] if workers else [])):
-        yield from (found for found in check() if found.state == WRONG)
-
-
 # Java and Python
 
 

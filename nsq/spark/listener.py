@@ -1,8 +1,5 @@
 """``Listener``: what streams that read from NSQ are doing, for a log and for Prometheus.
 
-    listener = nsq.spark.Listener(prometheus="/var/lib/node_exporter/nsq.prom")
-    spark.streams.addListener(listener)
-
 The source puts its own figures into ``sources[].latestOffset`` of every progress report; ``figures`` takes
 them out again, and is pure. The file is replaced in one step after each report: who reads it sees it whole.
 """

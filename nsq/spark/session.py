@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from nsq.errors import ConfigError
-from nsq.spark.doctor import obstacles
+from nsq.spark import doctor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,11 +78,15 @@ def settings(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def refuse_obstacles(master: str | None) -> None:
+    """A quick look at what would keep Spark from starting here, and its workers from working."""
     if _SUBMITTED in os.environ:
         return  # Java runs already
     # Workers of a cluster have a Python of their own, under a name that may mean nothing here.
-    for obstacle in obstacles(workers=_is_local(master)):
-        raise ConfigError(f"{obstacle.what}: {obstacle.text}; {obstacle.remedy}")
+    workers = [doctor.check_workers] if _is_local(master) else []
+    for check in (doctor.check_packages, doctor.check_java, *workers):
+        for found in check():
+            if found.state == doctor.WRONG:
+                raise ConfigError(f"{found.what}: {found.text}; {found.remedy}")
 
 
 def _is_local(master: str | None) -> bool:

@@ -59,10 +59,7 @@ class PeekOptions(Nsqds):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.nsqd_http and len(self.nsqd_http) != len(self.nsqd):
-            raise ConfigError(
-                f"nsqdHttp has {len(self.nsqd_http)} addresses, but must have one for each of the "
-                f"{len(self.nsqd)} of nsqd"
-            )
+            raise ConfigError("nsqdHttp must have as many addresses as nsqd")
 
 
 #: Messages of a batch of rows.
@@ -77,9 +74,8 @@ class PeekReader(DataSourceReader):
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
         if "mode" not in {name.lower() for name in given}:
             raise ConfigError(
-                "spark.read would take messages from the channel again with every action: "
-                "spark.readStream with .trigger(availableNow=True) takes what is there once, and "
-                'spark.read with .option("mode", "peek") looks without taking'
+                "spark.read would take messages from the channel again with every action: readStream with "
+                '.trigger(availableNow=True) takes them once, .option("mode", "peek") looks without taking'
             )
         self._options = PeekOptions.of(given)
         self._columns = [field.name for field in checked(fields(schema))]
@@ -106,9 +102,6 @@ class PeekReader(DataSourceReader):
 #: Longer than any look: an nsqd that was lost is not dialed again, as its channels were not checked then.
 _NEVER = 3600.0
 
-_MOST_IN_FLIGHT = 500
-_STOPPING = 5.0
-
 
 def peek(options: PeekOptions, found: Sequence[Place], ask: Ask | None = None) -> list[Message]:
     """Messages that come within the time, copies of what other channels get."""
@@ -122,7 +115,7 @@ def peek(options: PeekOptions, found: Sequence[Place], ask: Ask | None = None) -
         nsqd=[place.tcp for place in safe],
         config=dataclasses.replace(
             options.config,
-            max_in_flight=min(options.limit, _MOST_IN_FLIGHT),
+            max_in_flight=min(options.limit, 500),
             reconnect_initial=_NEVER,
             reconnect_max=_NEVER,
             max_attempts=0,
@@ -147,7 +140,7 @@ def peek(options: PeekOptions, found: Sequence[Place], ask: Ask | None = None) -
             while len(seen) < options.limit:
                 seen.append(arrived.get(timeout=max(0.0, deadline - time.monotonic())))
     finally:
-        consumer.stop(_STOPPING)
+        consumer.stop(5.0)
     return seen
 
 

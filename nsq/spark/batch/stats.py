@@ -1,8 +1,5 @@
 """``spark.read.format("nsq_stats")``: what waits where, one row for each channel of each nsqd.
 
-    (spark.read.format("nsq_stats").option("lookupd", "10.0.0.7:4161").load()
-       .groupBy("topic", "channel").sum("depth", "in_flight"))
-
 ``nsqd`` is the HTTP address that was asked; latencies are seconds, and there if nsqd measures them. An nsqd
 that does not answer is a row with an ``error``.
 
@@ -64,8 +61,8 @@ class StatsOptions(Options):
         names,
         default=(),
     )
-    topic: str = option("Only this topic.", check_topic, default="")
-    channel: str = option("Only this channel, of the topic.", check_channel, default="")
+    topic: str = option("Only this topic.", default="")
+    channel: str = option("Only this channel, of the topic.", default="")
     timeout: float = option("How long an nsqd may take to answer.", duration, default=5.0, low=0.001)
     fail_fast: bool = option(
         "true: fail if an nsqd does not answer, instead of a row that says so.", yes_no, default=False
@@ -77,6 +74,9 @@ class StatsOptions(Options):
                 "option lookupd or nsqd is missing: .option('lookupd', 'host:4161'), or "
                 ".option('nsqd', 'host:4151') with the port of its HTTP API"
             )
+        for name, check in ((self.topic, check_topic), (self.channel, check_channel)):
+            if name:
+                check(name)
         if self.channel and not self.topic:
             raise ConfigError(f"channel is {self.channel!r}, but of which topic? Give the option topic")
 

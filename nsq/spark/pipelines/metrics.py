@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 # The last windows of a stream that never ends; more are forgotten by the result, not by ``to``.
 _REMEMBERED = 10_000
 
-_QUANTILES = (0.5, 0.95, 0.99)
-_ACCURACY = 1000
+_QUANTILES = {"latency_p50": 0.5, "latency_p95": 0.95, "latency_p99": 0.99}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,12 +177,12 @@ def measured(stream: DataFrame, measure: Measure) -> DataFrame:
     # does not accept it directly.
     late = (f.unix_micros(f.current_timestamp()) - f.unix_micros("timestamp")) / 1e6
     rows = stream.withWatermark("timestamp", measure.watermark).withColumn("_late", late)
-    quantiles = f.percentile_approx("_late", list(_QUANTILES), _ACCURACY)
+    quantiles = f.percentile_approx("_late", list(_QUANTILES.values()), 1000)
     aggregates = [
         f.count(f.lit(1)).alias("messages"),
         f.sum(f.octet_length("body")).alias("bytes"),
         f.avg("_late").alias("latency_avg"),
-        *(quantiles[place].alias(f"latency_p{round(each * 100)}") for place, each in enumerate(_QUANTILES)),
+        *(quantiles[place].alias(name) for place, name in enumerate(_QUANTILES)),
         f.avg("attempts").alias("attempts_avg"),
         f.max("attempts").alias("attempts_max"),
         f.count_if(f.col("attempts") > 1).alias("redelivered"),

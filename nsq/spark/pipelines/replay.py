@@ -20,7 +20,7 @@ from nsq.config import Config
 from nsq.errors import ConfigError, UsageError
 from nsq.producer.producer import Producer
 from nsq.spark import options
-from nsq.spark.pipelines.files import LocalFiles, below, local_path
+from nsq.spark.pipelines.files import LocalFiles, below, local_path, open_files
 from nsq.spark.pipelines.streaming import Addresses, OnProgress, Progress, Totals, addresses
 from nsq.spark.rows import CORRUPT, RESCUED, restore_json
 from nsq.spark.session import session_or_own
@@ -70,15 +70,10 @@ class Bookmark:
         except FileNotFoundError:
             return Mark()
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"{self.path} is no state of a replay ({error}): name another, or delete it"
-            ) from None
-        for name, wanted in self._job.items():
-            if job.get(name) != wanted:
-                raise UsageError(
-                    f"{self.path} belongs to another replay, with {name} {job.get(name)!r} instead of "
-                    f"{wanted!r}: name another, or delete it"
-                )
+            said = f"{self.path} is no state of a replay ({error}): name another, or delete it"
+            raise UsageError(said) from None
+        if job != self._job:
+            raise UsageError(f"{self.path} belongs to another replay, {job}: name another, or delete it")
         return place
 
     def save(self, place: Mark) -> None:
@@ -216,9 +211,7 @@ def replay(
     job = {"archive": below(path), "topic": topic, **chosen}
     if state is None:
         if local_path(path) is None:
-            raise ConfigError(
-                f"state is missing: {os.fspath(path)} is not on this machine; give a local file"
-            )
+            raise ConfigError(f"state is missing: {os.fspath(path)} is elsewhere; give a local file")
         digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:10]
         # A topic of its own: #ephemeral is no part of a good file name.
         state = below(path, "_replay", f"{topic.partition('#')[0]}-{digest}.json")
@@ -280,33 +273,26 @@ def selected(
     if since is not None:
         frame = _since(frame, since)
     if until is not None:
-        frame = frame.where((f.col("date") <= _date(until)) & (f.col("timestamp_ns") < until))
+        frame = frame.where((f.col("date") <= str(_moment(until).date())) & (f.col("timestamp_ns") < until))
     if body == "body" and {RESCUED, CORRUPT} <= set(frame.columns):
         made = restore_json(f.col("body"), f.col(RESCUED), f.col(CORRUPT))
     else:
         made = f.expr(body)
     kind = frame.select(made.alias("body")).schema["body"].dataType.simpleString()
     if kind not in ("binary", "string"):
-        raise UsageError(
-            f"body is {kind}, not bytes or text: give an expression, such as body='to_json(body)'"
-        )
+        raise UsageError(f"body is {kind}, not bytes or text: give an expression such as to_json(body)")
     return frame.select(*_NEEDED, made.cast("binary").alias("body")).where(f.octet_length("body") > 0)
 
 
 def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame:
-    location = local_path(path)
-    return spark.read.parquet(f"file://{location}" if location is not None else os.fspath(path))
+    return spark.read.parquet(open_files(path, spark).uri(""))
 
 
 def _since(frame: DataFrame, nanos: int) -> DataFrame:
     """The date beside it spares Spark the folders of other days."""
     from pyspark.sql import functions as f
 
-    return frame.where((f.col("date") >= _date(nanos)) & (f.col("timestamp_ns") >= nanos))
-
-
-def _date(nanos: int) -> str:
-    return _moment(nanos).date().isoformat()
+    return frame.where((f.col("date") >= str(_moment(nanos).date())) & (f.col("timestamp_ns") >= nanos))
 
 
 def entries(frame: DataFrame, place: Mark) -> Iterator[Entry]:

@@ -38,9 +38,7 @@ class SinkOptions(Nsqds):
         "includeheaders": "not there",
     }
 
-    topic: str = option(
-        "The topic to publish to; without it, each row's column topic.", check_topic, default=""
-    )
+    topic: str = option("The topic to publish to; without it, each row's column topic.", default="")
     mpub_messages: int = option("The most messages published at once.", whole, default=500, low=1)
     mpub_bytes: int = option(
         "The most bytes published at once; a larger message travels alone.", size, default=1 << 20, low=1
@@ -60,6 +58,8 @@ class SinkOptions(Nsqds):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.topic:
+            check_topic(self.topic)
         most = Limits().max_body_size
         if self.mpub_bytes > most:
             raise ConfigError(
@@ -70,19 +70,10 @@ class SinkOptions(Nsqds):
 # The task
 
 
-#: For connections to end in good order, and no publish to wait for.
-_CLOSING = 1.0
-
-
-class Outcome(NamedTuple):
-    """The messages that a task has published, and the bytes of their bodies."""
-
-    messages: int
-    bytes: int
-
-
-def publish_rows(options: SinkOptions, columns: Columns, batches: Iterable[pa.RecordBatch]) -> Outcome:
-    """``columns`` were checked when the query was planned."""
+def publish_rows(
+    options: SinkOptions, columns: Columns, batches: Iterable[pa.RecordBatch]
+) -> tuple[int, int]:
+    """How many messages it published, and the bytes of their bodies. ``columns`` were checked before."""
     producer = Producer(*options.nsqd, nsqlookupd=options.lookupd, config=options.config)
     room = options.pipeline * options.mpub_messages
     pipeline = Pipeline(producer, room=room, retries=options.retries, timeout=options.timeout)
@@ -94,7 +85,7 @@ def publish_rows(options: SinkOptions, columns: Columns, batches: Iterable[pa.Re
                 now = [body for body, delay in pairs if not delay]
                 for body, delay in pairs:
                     if delay:
-                        pipeline.defer(rows.topic, body, delay)
+                        pipeline.publish(rows.topic, [body], delay)
             for pack in packs(now, options.mpub_messages, options.mpub_bytes):
                 pipeline.publish(rows.topic, pack)
         pipeline.drain()
@@ -102,8 +93,8 @@ def publish_rows(options: SinkOptions, columns: Columns, batches: Iterable[pa.Re
         log.warning("a task failed when at least %d of its messages were published", pipeline.messages)
         raise
     finally:
-        producer.close(_CLOSING)
-    return Outcome(pipeline.messages, pipeline.bytes)
+        producer.close(1.0)  # for connections to end in good order: no publish waits
+    return pipeline.messages, pipeline.bytes
 
 
 # Which columns are published
@@ -283,19 +274,17 @@ def packs(
 class _Attempt(NamedTuple):
     future: Future[None]
     send: Callable[[], Future[None]]
-    messages: int
-    size: int
+    bodies: Sequence[bytes]
     tries: int
 
 
 class Pipeline:
     """``room`` counts messages, so that one which is deferred, and has to travel alone, takes the room of
-    one. For a single thread.
+    one. ``messages`` and ``bytes`` count what nsqds have stored. For a single thread.
     """
 
     def __init__(self, publisher: Producer, *, room: int, retries: int, timeout: float) -> None:
         self.messages = 0
-        """That nsqds have stored."""
         self.bytes = 0
         self._publisher = publisher
         self._room = room
@@ -304,40 +293,35 @@ class Pipeline:
         self._attempts: deque[_Attempt] = deque()
         self._inside = 0
 
-    def publish(self, topic: str, bodies: Sequence[bytes]) -> None:
+    def publish(self, topic: str, bodies: Sequence[bytes], delay: float = 0.0) -> None:
+        """A message with a delay goes alone."""
+
         def send() -> Future[None]:
+            if delay:
+                return self._publisher.publish_async(topic, bodies[0], defer=delay, timeout=self._timeout)
             return self._publisher.multi_publish_async(topic, bodies, timeout=self._timeout)
 
-        self._enter(send, bodies)
-
-    def defer(self, topic: str, body: bytes, delay: float) -> None:
-        def send() -> Future[None]:
-            return self._publisher.publish_async(topic, body, defer=delay, timeout=self._timeout)
-
-        self._enter(send, [body])
+        while self._attempts and self._inside + len(bodies) > self._room:
+            self._settle()
+        self._inside += len(bodies)
+        self._attempts.append(_Attempt(send(), send, bodies, 1))
 
     def drain(self) -> None:
         """Wait for all of them; raises for the first that came to nothing."""
         while self._attempts:
             self._settle()
 
-    def _enter(self, send: Callable[[], Future[None]], bodies: Sequence[bytes]) -> None:
-        while self._attempts and self._inside + len(bodies) > self._room:
-            self._settle()
-        self._inside += len(bodies)
-        self._attempts.append(_Attempt(send(), send, len(bodies), sum(map(len, bodies)), 1))
-
     def _settle(self) -> None:
         """The oldest: wait for what becomes of it."""
-        attempt = self._attempts.popleft()
+        future, send, bodies, tries = self._attempts.popleft()
         try:
-            attempt.future.result()  # has a deadline of its own
+            future.result()  # has a deadline of its own
         except NsqError as error:
-            if not error.retry or attempt.tries > self._retries:
+            if not error.retry or tries > self._retries:
                 raise
-            log.warning("publishing %d messages again: %s", attempt.messages, error)
-            self._attempts.append(attempt._replace(future=attempt.send(), tries=attempt.tries + 1))
+            log.warning("publishing %d messages again: %s", len(bodies), error)
+            self._attempts.append(_Attempt(send(), send, bodies, tries + 1))
             return
-        self._inside -= attempt.messages
-        self.messages += attempt.messages
-        self.bytes += attempt.size
+        self._inside -= len(bodies)
+        self.messages += len(bodies)
+        self.bytes += sum(map(len, bodies))

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from nsq.errors import ConfigError
-from nsq.spark.doctor import obstacles
+from nsq.spark import session
 from nsq.spark.session import local_session, refuse_obstacles, settings
 
 
@@ -41,6 +43,41 @@ def test_what_is_given_overrules() -> None:
     assert settings(None, {"spark.ui.enabled": "true"})["spark.ui.enabled"] == "true"
 
 
+class Builder:
+    """What a session is built with."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, str] = {}
+        self.sparkContext = SimpleNamespace(setLogLevel=lambda level: None)
+
+    def appName(self, name: str) -> Builder:  # noqa: N802 - Spark's name
+        return self
+
+    def config(self, name: str, value: str) -> Builder:
+        self.settings[name] = value
+        return self
+
+    def getOrCreate(self) -> Builder:  # noqa: N802 - Spark's name
+        return self
+
+
+@pytest.mark.parametrize(
+    ("master", "address"),
+    [(None, "127.0.0.1"), ("local[2,3]", "127.0.0.1"), ("local-cluster[2,1,1024]", None)],
+)
+def test_workers_run_this_python(
+    monkeypatch: pytest.MonkeyPatch, master: str | None, address: str | None
+) -> None:
+    made = SimpleNamespace(getActiveSession=lambda: None, builder=Builder())
+    monkeypatch.setattr(session, "_session_class", lambda: made)
+    monkeypatch.setattr(session, "refuse_obstacles", lambda master: None)
+    monkeypatch.setattr(os, "environ", {})
+    local_session(master=master, conf={"a": "b"})
+    assert os.environ.get("PYSPARK_PYTHON") == sys.executable
+    assert os.environ.get("SPARK_LOCAL_IP") == address
+    assert made.builder.settings == settings(master, {"a": "b"})
+
+
 def test_without_pyspark_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     with pytest.raises(ConfigError, match=r"pip install 'nsq\[spark\]'"):
@@ -69,7 +106,6 @@ def test_the_workers_of_a_cluster_are_not_looked_for_here(
     java.write_text("#!/bin/sh\necho 'openjdk version \"17.0.15\"' >&2\n")
     java.chmod(0o755)
     monkeypatch.setenv("PYSPARK_PYTHON", "/there/python")
-    assert [each.what for each in obstacles()] == ["workers"]
     refusal = pytest.raises(ConfigError, match=r"^workers: PYSPARK_PYTHON=/there/python: ")
     with refusal if master.startswith("local") else nullcontext():
         refuse_obstacles(master)

@@ -51,7 +51,7 @@ def test_what_is_stored_is_counted_when_it_is() -> None:
     line = pipeline(nsqd)
 
     line.publish("orders", [b"one", b"two"])
-    line.defer("later", b"three", 1.5)
+    line.publish("later", [b"three"], 1.5)
     assert (line.messages, line.bytes) == (0, 0)
     line.drain()
 

@@ -21,8 +21,7 @@ def batch(bodies: list[Any], *others: Any, kind: Any = None) -> Any:
 
 
 def read(batch: Any, columns: Columns = BODY, topic: str = "orders") -> list[Rows]:
-    given = {"nsqd": "a:4150", "maxMsgSize": "100"} | ({"topic": topic} if topic else {})
-    options = SinkOptions.of(given)
+    options = SinkOptions.of({"nsqd": "a:4150", "topic": topic, "maxMsgSize": "100"})
     return list(task.read(batch, columns, options))
 
 
