@@ -85,12 +85,11 @@ def json(df: DataFrame, schema: StructType | str) -> DataFrame:
     from pyspark.sql import functions as f
 
     wanted = _struct(schema)
-    named = wanted.fieldNames()
-    replaced = {"body", CORRUPT, RESCUED, *named}
+    replaced = {"body", CORRUPT, RESCUED, *wanted.fieldNames()}
     kept = [f.col(name) for name in df.columns if name not in replaced]
-    opened = [f.col(f"__json.value.`{name}`").alias(name) for name in named]
     aside = [f.col("__json.rescued").alias(RESCUED), f.col("__json.corrupt").alias(CORRUPT)]
-    return df.withColumn("__json", read_json(f.col("body"), wanted)).select(*kept, *opened, *aside)
+    read = df.withColumn("__json", read_json(f.col("body"), wanted))
+    return read.select(*kept, "__json.value.*", *aside)
 
 
 def _struct(schema: StructType | str) -> StructType:

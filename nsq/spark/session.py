@@ -53,14 +53,12 @@ def local_session(
 def session_or_own(spark: SparkSession | None) -> Iterator[SparkSession]:
     """``spark`` itself, or the active one, or one that lives as long as the block."""
     existing = spark or _session_class().getActiveSession()
-    if existing is not None:
-        yield existing
-        return
-    own = local_session()
+    session = existing or local_session()
     try:
-        yield own
+        yield session
     finally:
-        own.stop()
+        if existing is None:
+            session.stop()
 
 
 def settings(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from nsq.spark.pipelines.archive import ArchiveResult, Body, archive_stream
 from nsq.spark.pipelines.chart import archive_chart
 from nsq.spark.pipelines.files import Batch, HadoopFiles, LocalFiles, Written, publish
 from nsq.spark.pipelines.metrics import Measure, Window, measure_stream
-from nsq.spark.pipelines.replay import Mark, entries, remaining, replay, selected
+from nsq.spark.pipelines.replay import Mark, _counted, entries, remaining, replay, selected
 from nsq.spark.pipelines.streaming import Progress, Running
 
 if TYPE_CHECKING:
@@ -325,6 +325,13 @@ def test_messages_come_in_the_order_of_their_timestamps_from_any_place_on(
     place = Mark()
     for done, entry in enumerate(every[:15]):
         assert [each.body for each in remaining(every, place)] == wanted[done:]
+        if place.at and entry.position == place.at:
+            counted = _counted(frame, place)  # one of two is done
+            assert (counted.rows, counted.bytes, counted.before) == (
+                len(wanted) - done,
+                4 * (len(wanted) - done),
+                done,
+            )
         place = place.after(entry.position, len(entry.body))
     assert [each.body for each in remaining(entries(frame, place), place)] == wanted[15:]
 

@@ -2,9 +2,8 @@
 nothing from other channels.
 
 A channel gets a copy of every message, so a temporary one of our own takes nothing away: as long as there is
-another channel. A topic without any keeps its messages, and hands them all to the first one there is. If that
-were ours, they would be gone with it. Nor do ephemeral channels count: they may leave at any moment, and
-messages that the topic would have kept from then on would go to ours alone.
+another channel. A topic without any keeps its messages for the first one there is: if that were ours, they
+would be gone with it. Ephemeral channels do not count, as they may leave at any moment.
 
 Another client may still delete the last lasting channel between the question and the look. So it is asked
 again when the look has begun, which then ends at once: what was published in those moments can be lost, and
@@ -74,7 +73,7 @@ class PeekReader(DataSourceReader):
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
         if "mode" not in {name.lower() for name in given}:
             raise ConfigError(
-                "spark.read would take messages from the channel again with every action: readStream with "
+                "spark.read would take messages again with every action: spark.readStream with "
                 '.trigger(availableNow=True) takes them once, .option("mode", "peek") looks without taking'
             )
         self._options = PeekOptions.of(given)

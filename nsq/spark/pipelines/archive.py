@@ -76,13 +76,11 @@ def archive(
 
     Date and hour are those of the message's timestamp, in UTC. ``body="string"`` stores text, with � for what
     is no UTF-8; ``body="json"`` a struct by ``schema``, null where that does not fit, and then the text in
-    ``_corrupt``, or ``0x…`` for what is no UTF-8. ``options`` are those of ``format("nsq")``, such as
-    ``{"maxInFlight": 5000}``.
+    ``_corrupt``. ``options`` are those of ``format("nsq")``, such as ``{"maxInFlight": 5000}``.
 
-    What nsqd has been told is finished is in the log ``wal``, and from there every message reaches the files
-    exactly once, whatever crashes on the way. Between nsqd and the log it is at least once, as ever in NSQ.
-    ``wal`` and ``checkpoint`` are ``<to>/_wal`` and ``<to>/_checkpoint`` by default, which Spark, pyarrow and
-    pandas do not take for data; for a glob, use ``<to>/date=*/hour=*/*.parquet``.
+    From the log ``wal`` every message reaches the files exactly once, whatever crashes on the way. It and
+    ``checkpoint`` are ``<to>/_wal`` and ``<to>/_checkpoint`` by default, which Spark, pyarrow and pandas do
+    not take for data; for a glob, use ``<to>/date=*/hour=*/*.parquet``.
     """
     wanted = Body(body, schema)
     table = os.fspath(to).startswith(_DELTA)

@@ -53,9 +53,6 @@ class Window:
     top: tuple[tuple[str, int], ...] = ()
 
 
-OnWindows = Callable[[Sequence[Window]], None]
-
-
 @dataclasses.dataclass(frozen=True)
 class MetricsResult(Totals):
     """``windows`` in order of time, each as it was last heard of; ``rows`` are messages."""
@@ -74,7 +71,7 @@ def metrics(
     key: str | None = None,
     top: int = 10,
     to: str | None = None,
-    on_windows: OnWindows | None = None,
+    on_windows: Callable[[Sequence[Window]], None] | None = None,
     wal: str | None = None,
     checkpoint: str | None = None,
     follow: bool = False,
@@ -94,10 +91,10 @@ def metrics(
     ``on_windows`` is told of windows that have changed, after each batch. ``follow`` and ``every`` are those
     of ``archive``.
 
-    Without ``to``, every window is reported as far as it is known, and all is forgotten in the end: what had
-    been received and not counted when the process dies is not counted. With ``to``, windows are reported and
-    written there as Parquet, exactly once, when they are closed, which is ``watermark`` after their end by
-    the messages' own time; the last ones follow with the next call. Messages later than that are left out.
+    Without ``to``, every window is reported as far as it is known, and all is forgotten in the end. With
+    ``to``, windows are reported and written there as Parquet, exactly once, when they are closed, which is
+    ``watermark`` after their end by the messages' own time; the last ones follow with the next call. Messages
+    later than that are left out.
     """
     measure = Measure(window, watermark, key, top)
     with contextlib.ExitStack() as stack:
@@ -137,7 +134,11 @@ class Measure:
 
 
 def measure_stream(
-    stream: DataFrame, to: str | None, measure: Measure, running: Running, on_windows: OnWindows | None = None
+    stream: DataFrame,
+    to: str | None,
+    measure: Measure,
+    running: Running,
+    on_windows: Callable[[Sequence[Window]], None] | None = None,
 ) -> MetricsResult:
     """The same for any stream with the columns of the source."""
     files = open_files(to, stream.sparkSession) if to is not None else None

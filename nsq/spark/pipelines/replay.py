@@ -185,19 +185,16 @@ def replay(
                          since="2026-03-01", until="2026-03-02", rate=1000)
 
     ``where`` is an SQL condition, such as ``attempts > 1``; ``body`` an SQL expression that makes the body: a
-    row of which it makes null is left out. By default the body is as it was archived. That of JSON
-    has all values again, also those that the schema did not name or fit; their order and spelling may differ.
-    ``rate`` is messages per second. ``dry_run`` only counts.
+    row of which it makes null is left out. By default the body is as it was archived; JSON has all its values
+    again, in an order and spelling that may differ. ``rate`` is messages per second. ``dry_run`` only counts.
 
     Interrupted (``stop``, Ctrl-C, an error, a crash), it goes on where it was when it is called again with
     the same arguments: that is noted in ``state``, by default a file below ``<path>/_replay``, after every
     publish of up to ``chunk`` messages, and removed at the end. At least once: an interruption repeats one
-    publish at most, and so does every answer of nsqd's that got lost. What is archived later with a
-    timestamp that has been passed is left out.
+    publish at most, and so does every answer of nsqd's that got lost.
 
-    One producer publishes all of it, here and not in Spark's tasks: order, rate and such a position can
-    only be had from one place, and one place does hundreds of thousands a second. To have a topic filled by
-    many at once, in any order, write ``spark.read.parquet(path)`` to ``format("nsq")``.
+    One producer publishes all of it, as order and rate can only be had from one place. To have a topic filled
+    by many at once, in any order, write ``spark.read.parquet(path)`` to ``format("nsq")``.
     """
     check_topic(topic)
     if chunk < 1 or (rate is not None and not rate > 0):
@@ -244,7 +241,7 @@ def nanoseconds(moment: Moment | None) -> int | None:
 
 
 def _producer(nsqd: Addresses, lookupd: Addresses, config: Config | None) -> Producer:
-    # Of two evils: a lost answer may repeat a publish, rather than end a replay of hours.
+    # A lost answer may repeat a publish, rather than end a replay of hours.
     wanted = dataclasses.replace(config or Config(), retry_uncertain=True)
     known = options.names(addresses(lookupd))
     return Producer(*options.names(addresses(nsqd)), nsqlookupd=known, config=wanted)
@@ -312,21 +309,22 @@ def _counted(frame: DataFrame, begin: Mark) -> ReplayResult:
     """What a dry run tells."""
     from pyspark.sql import functions as f
 
-    nanos, size, here = f.col("timestamp_ns"), f.octet_length("body"), f.lit(False)
     if begin.at is not None:
         key = f.struct(*ArchivePosition._fields)
         at = f.struct(*(f.lit(each).alias(name) for name, each in begin.at._asdict().items()))
-        frame, here = _since(frame, begin.at.timestamp_ns).where(key >= at), key == at
-    repeated = f.max(f.when(here, size))
-    row = frame.agg(f.count(f.lit(1)), f.sum(size), f.min(nanos), f.max(nanos), repeated).collect()[0]
-    rows = row[0] - begin.repeated
+        rest = _since(frame, begin.at.timestamp_ns).where(key >= at)
+        frame = rest.orderBy(*ArchivePosition._fields).offset(begin.repeated)
+    nanos, size = f.col("timestamp_ns"), f.octet_length("body")
+    rows, total, first, last = frame.agg(
+        f.count(f.lit(1)), f.sum(size), f.min(nanos), f.max(nanos)
+    ).collect()[0]
     return ReplayResult(
         rows=rows,
-        bytes=(row[1] or 0) - begin.repeated * (row[4] or 0),
+        bytes=total or 0,
         before=begin.rows,
         complete=rows == 0,
-        first=_moment(row[2]) if rows else None,
-        last=_moment(row[3]) if rows else None,
+        first=_moment(first) if rows else None,
+        last=_moment(last) if rows else None,
     )
 
 

@@ -20,7 +20,6 @@ from nsq.spark.source.options import SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 #: An address, or several: ``"10.0.0.2:4150"``, ``["a:4150", "b:4150"]``.
 Addresses = str | Iterable[str]
@@ -119,6 +118,9 @@ class Running:
 
 def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
     """Give each batch to ``handle``, and add up what it returns."""
+    from nsq.spark.listener import figures
+
+    stop = running.stop or threading.Event()
     batches = Batches(handle)
     writer = frame.writeStream.outputMode(running.mode).foreachBatch(batches)
     writer = writer.option("checkpointLocation", running.checkpoint)
@@ -128,7 +130,13 @@ def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
         writer = writer.trigger(availableNow=True)
     query = writer.start()
     try:
-        _watch(query, batches, running)
+        ended = False
+        while not ended:
+            ended = bool(query.awaitTermination(_TICK)) or stop.is_set()
+            if running.progress is not None:
+                last = query.lastProgress
+                known = figures(json.loads(last.json)) if last is not None else None
+                running.progress(batches.progress(known.values if known else {}))
     except KeyboardInterrupt:
         if not running.follow:
             raise
@@ -141,19 +149,6 @@ def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
         batches.close(_PATIENCE)
         query.stop()
     return batches.totals()
-
-
-def _watch(query: StreamingQuery, batches: Batches, running: Running) -> None:
-    from nsq.spark.listener import figures
-
-    stop = running.stop or threading.Event()
-    ended = False
-    while not ended:
-        ended = bool(query.awaitTermination(_TICK)) or stop.is_set()
-        if running.progress is not None:
-            last = query.lastProgress
-            known = figures(json.loads(last.json)) if last is not None else None
-            running.progress(batches.progress(known.values if known else {}))
 
 
 class Batches:

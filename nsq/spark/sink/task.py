@@ -243,11 +243,6 @@ def _values(array: pa.Array) -> list[bytes]:
 # Which bodies travel together in one MPUB
 
 
-#: What MPUB adds: its count, and the size of each body.
-_HEAD = 4
-_PER_BODY = 4
-
-
 def packs(
     items: Iterable[T],
     most: int,
@@ -256,12 +251,12 @@ def packs(
 ) -> Iterator[list[T]]:
     """``most`` and ``most_bytes`` limit a pack; a single body larger than that is a pack as well."""
     held: list[T] = []
-    total = _HEAD
+    total = head = 4  # MPUB adds its count, and the size of each body
     for item in items:
-        added = length(item) + _PER_BODY
+        added = 4 + length(item)
         if held and (len(held) == most or total + added > most_bytes):
             yield held
-            held, total = [], _HEAD
+            held, total = [], head
         held.append(item)
         total += added
     if held:
