@@ -16,13 +16,17 @@ from nsq.spark.pipelines.streaming import Progress
 # Text: tables, counts, bytes and times
 
 
+#: Also with a unit, or none at all.
+_NUMBER = re.compile(r"-|[0-9.,]+( .*)?")
+
+
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Columns as wide as they must be; numbers, and what begins with one, to the right."""
+    """Columns as wide as they must be; numbers to the right."""
     lines = [[*heads], *([_cell(value) for value in row] for row in rows)]
     columns = []
     for column in zip(*lines, strict=True):
         width = max(map(len, column))
-        right = all(cell == "-" or cell[0].isdigit() for cell in column[1:])
+        right = all(map(_NUMBER.fullmatch, column[1:]))
         columns.append([cell.rjust(width) if right else cell.ljust(width) for cell in column])
     return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
 

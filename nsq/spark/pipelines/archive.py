@@ -84,9 +84,9 @@ def archive(
     """
     wanted = Body(body, schema)
     table = os.fspath(to).startswith(_DELTA)
-    path = below(os.fspath(to).removeprefix(_DELTA))
+    path = os.fspath(to).removeprefix(_DELTA)
     # A table keeps to itself: the log and the checkpoint lie beside it.
-    root = f"{path}.nsq" if table else path
+    root = below(f"{path}.nsq" if table else path)
     if table:
         try:
             import deltalake  # noqa: F401
@@ -110,7 +110,7 @@ def archive(
         progress=progress,
     )
     with open_stream(spark, reading) as stream:
-        return archive_stream(stream, path, wanted, running, table=table)
+        return archive_stream(stream, below(path), wanted, running, table=table)
 
 
 def archive_stream(

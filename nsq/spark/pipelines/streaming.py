@@ -77,7 +77,7 @@ def stream_options(
 
     By default the log lies below the output, under a name that begins with _: Spark looks for no data there.
     """
-    if wal is None and local_path(root) is None:
+    if not wal and local_path(root) is None:
         raise ConfigError(
             f"wal is missing: {root} is not on this machine, where the log would be kept by default; "
             "give a directory that all receivers can reach, or a URI of pyarrow.fs"
@@ -171,7 +171,9 @@ class Batches:
             try:
                 # The id that the query's checkpoint keeps.
                 query = part.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-                done = self._handle(part, Batch(str(query), number))
+                if not query:
+                    raise UsageError("Spark does not tell which query this batch belongs to")
+                done = self._handle(part, Batch(query, number))
             except Exception as error:
                 self.fault = error
                 raise
