@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Sequence
 
 from benchmarks.comparison import Comparison
@@ -22,5 +21,5 @@ def comparisons() -> Sequence[Comparison]:
 def _missing() -> str:
     if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
         return "pip install 'nsq[spark]'"
-    found = doctor.check_java(os.environ)
+    found = next(doctor.check_java())
     return f"{found.text}; {found.remedy}" if found.state == doctor.WRONG else ""

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +35,8 @@ PACKAGES = {"pyspark": ("4.2", "5.0"), "pyarrow": ("18", ""), "pandas": ("2.2", 
 #: Seconds for another program to say its version: a JVM on a busy machine needs some of them.
 PATIENCE = 30.0
 LITTLE_SPACE = 1 << 30
+#: Of format("nsq"), by default.
+MAX_IN_FLIGHT = 2500
 INSTALL = "pip install 'nsq[spark]'"
 _CHOOSE = f"export PYSPARK_PYTHON={sys.executable}"
 
@@ -49,61 +51,41 @@ class Finding(NamedTuple):
 
 
 def examine(
-    *,
-    nsqd: Iterable[str] = (),
-    lookupd: Iterable[str] = (),
-    wal: str | None = None,
-    max_in_flight: int = 2500,
-    config: Config | None = None,
+    *, nsqd: Iterable[str], lookupd: Iterable[str], wal: str | None, config: Config
 ) -> Iterator[Finding]:
     """The findings, one after the other, as each check ends."""
-    settings = config or Config()
-    yield check_java(os.environ)
-    yield from check_packages(_installed_version)
-    yield from check_workers(os.environ)
-    yield from check_default_python(os.environ)
-    yield check_formats(os.environ)
+    for check in (check_java, check_packages, check_workers, check_default_python, check_formats):
+        yield from check()
     if wal is not None:
         yield check_wal(wal)
     for address in lookupd:
         yield check_lookupd(address)
     for address in nsqd:
-        yield from check_nsqd(address, max_in_flight, settings)
+        yield from check_nsqd(address, config)
 
 
-def obstacles(environ: Mapping[str, str], *, workers: bool = True) -> Iterator[Finding]:
-    """What would keep Spark from starting on this machine, and its ``workers`` from working here: a quick
-    look, without asking NSQ anything.
-    """
-    for found in check_packages(_installed_version):
-        if found.state == WRONG:
-            yield found
-    if (java := check_java(environ)).state == WRONG:
-        yield java
-    for found in check_workers(environ) if workers else ():
-        if found.state == WRONG:
-            yield found
+# Java and Python
 
 
-# Java
-
-
-def check_java(environ: Mapping[str, str]) -> Finding:
+def check_java() -> Iterator[Finding]:
+    # The one that Spark's own scripts would start.
+    home = os.environ.get("JAVA_HOME")
+    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    status, said = _ask([java, "-version"]) if java else (1, "")
+    version = java_version(said)
+    if java is None:
+        fault = "there is none on PATH, and JAVA_HOME is not set"
+    elif status != 0 or version is None:
+        fault = f"{java} does not say its version: {_first_line(said)}"
+    elif version < JAVA:
+        fault = f"{java} is Java {version}; Spark 4 needs {JAVA}"
+    else:
+        yield Finding("java", OK, f"{java} is Java {version}")
+        return
     remedy = (
         f"install Java {JAVA} or later (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
     )
-    # The one that Spark's own scripts would start.
-    home = environ.get("JAVA_HOME")
-    java = os.path.join(home, "bin", "java") if home else shutil.which("java", path=environ.get("PATH"))
-    if java is None:
-        return Finding("java", WRONG, "there is none on PATH, and JAVA_HOME is not set", remedy)
-    status, said = _ask([java, "-version"])
-    version = java_version(said)
-    if status != 0 or version is None:
-        return Finding("java", WRONG, f"{java} does not say its version: {_first_line(said)}", remedy)
-    if version < JAVA:
-        return Finding("java", WRONG, f"{java} is Java {version}; Spark 4 needs {JAVA}", remedy)
-    return Finding("java", OK, f"{java} is Java {version}")
+    yield Finding("java", WRONG, fault, remedy)
 
 
 def java_version(said: str) -> int | None:
@@ -112,63 +94,45 @@ def java_version(said: str) -> int | None:
     return int(found[1]) if found else None
 
 
-# Python
-
-
-def check_packages(installed: Callable[[str], str | None]) -> Iterator[Finding]:
+def check_packages() -> Iterator[Finding]:
     for package, (least, below) in PACKAGES.items():
-        found = installed(package)
-        if found is None:
+        try:
+            found = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
             yield Finding(package, WRONG, f"not installed for {sys.executable}", INSTALL)
-        elif _number(found) < _number(least) or (below and _number(found) >= _number(below)):
+            continue
+        if _number(found) < _number(least) or (below and _number(found) >= _number(below)):
             wanted = f"at least {least}" + (f", below {below}" if below else "")
             yield Finding(package, WRONG, f"{found}; needs {wanted}", INSTALL)
         else:
             yield Finding(package, OK, found)
 
 
-def check_workers(environ: Mapping[str, str]) -> Iterator[Finding]:
+def _number(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"[0-9]+", version)[:2]]
+
+
+def check_workers() -> Iterator[Finding]:
     """Spark starts Python anew for its workers; ``nsq-spark`` says which, unless PYSPARK_PYTHON is set."""
-    python = environ.get("PYSPARK_PYTHON")
+    python = os.environ.get("PYSPARK_PYTHON")
     if python in (None, sys.executable):
-        yield Finding(
-            "workers", OK, f"nsq-spark starts them with {sys.executable} (PYSPARK_PYTHON is not set)"
-        )
-        return
-    if fault := worker_fault(python):
+        text = f"nsq-spark starts them with {sys.executable} (PYSPARK_PYTHON is not set)"
+        yield Finding("workers", OK, text)
+    elif fault := worker_fault(python):
         yield Finding("workers", WRONG, f"PYSPARK_PYTHON={python}{fault}", _CHOOSE)
     else:
         yield Finding("workers", OK, f"PYSPARK_PYTHON={python} has all that is needed")
 
 
-def check_default_python(environ: Mapping[str, str]) -> Iterator[Finding]:
+def check_default_python() -> Iterator[Finding]:
     """Programs that do not say which Python they want get whatever ``python3`` is on PATH."""
-    if environ.get("PYSPARK_PYTHON"):
+    if os.environ.get("PYSPARK_PYTHON"):
         return
-    python = shutil.which("python3", path=environ.get("PATH"))
+    python = shutil.which("python3")
     fault = worker_fault(python) if python else ": there is none on PATH"
     if fault:
         text = f"{python or 'python3'}{fault}; Spark starts it for programs other than nsq-spark"
         yield Finding("python3", WARNING, text, _CHOOSE)
-
-
-def check_formats(environ: Mapping[str, str]) -> Finding:
-    """Whether Spark finds format("nsq") by itself, asked as Spark asks, from another directory: it lists the
-    modules called ``pyspark_*``, which an editable install can hide.
-    """
-    python = environ.get("PYSPARK_PYTHON") or sys.executable
-    probe = "import pkgutil; print(*(one.name for one in pkgutil.iter_modules()))"
-    with tempfile.TemporaryDirectory(prefix="nsq-doctor-") as elsewhere:
-        status, said = _ask([python, "-c", probe], elsewhere)
-    missing = sorted({"pyspark_nsq", "pyspark_nsq_stats"} - set(said.split()))
-    if status == 0 and not missing:
-        return Finding("formats", OK, 'Spark finds format("nsq") and format("nsq_stats") from any directory')
-    text = f"{python}: Spark does not find {' and '.join(missing)} there" if status == 0 else _last_line(said)
-    remedy = (
-        f"{INSTALL}; from a checkout: pip install --config-settings editable_mode=compat --editable .; or "
-        "call nsq.spark.register(spark) in every program"
-    )
-    return Finding("formats", WARNING, text, remedy)
 
 
 def worker_fault(python: str) -> str:
@@ -182,15 +146,24 @@ def worker_fault(python: str) -> str:
     return "" if said.strip() == own else f" is Python {said.strip()}, this is {own}"
 
 
-def _installed_version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _number(version: str) -> list[int]:
-    return [int(number) for number in re.findall(r"[0-9]+", version)[:2]]
+def check_formats() -> Iterator[Finding]:
+    """Whether Spark finds format("nsq") by itself, asked as Spark asks, from another directory: it lists the
+    modules called ``pyspark_*``, which an editable install can hide.
+    """
+    python = os.environ.get("PYSPARK_PYTHON") or sys.executable
+    probe = "import pkgutil; print(*(one.name for one in pkgutil.iter_modules()))"
+    with tempfile.TemporaryDirectory(prefix="nsq-doctor-") as elsewhere:
+        status, said = _ask([python, "-c", probe], elsewhere)
+    missing = sorted({"pyspark_nsq", "pyspark_nsq_stats"} - set(said.split()))
+    if status == 0 and not missing:
+        yield Finding("formats", OK, 'Spark finds format("nsq") and format("nsq_stats") from any directory')
+        return
+    text = f"{python}: Spark does not find {' and '.join(missing)} there" if status == 0 else _last_line(said)
+    remedy = (
+        f"{INSTALL}; from a checkout: pip install --config-settings editable_mode=compat --editable .; or "
+        "call nsq.spark.register(spark) in every program"
+    )
+    yield Finding("formats", WARNING, text, remedy)
 
 
 # The write-ahead log
@@ -228,7 +201,6 @@ def _exercise(directory: Path) -> None:
         sync(before)
         before.rename(after)
         sync(directory)
-        after.unlink()
     finally:
         if lock is not None:
             lock.release()
@@ -238,9 +210,7 @@ def check_object_wal(location: str) -> Finding:
     place = shown(location)
     try:
         from pyarrow import fs
-    except ImportError:
-        return Finding("wal", WRONG, f"{place} needs pyarrow, which is not installed", INSTALL)
-    try:
+
         store, path = fs.FileSystem.from_uri(location)
         probe = f"{path.rstrip('/')}/.nsq-doctor-{os.getpid()}"
         began = time.monotonic()
@@ -251,6 +221,7 @@ def check_object_wal(location: str) -> Finding:
     except Exception as error:
         # Every file system there has errors of its own.
         remedy = "check the URI and the credentials that pyarrow.fs finds"
+        remedy = INSTALL if isinstance(error, ImportError) else remedy
         reason = _first_line(str(error)).replace(location, place)
         return Finding("wal", WRONG, f"{place}: {reason}", remedy)
     text = f"{place}: a put takes {seconds * 1000:.0f} ms, which a whole window of messages waits for"
@@ -260,7 +231,7 @@ def check_object_wal(location: str) -> Finding:
 # NSQ
 
 
-def check_nsqd(address: str, max_in_flight: int, config: Config) -> Iterator[Finding]:
+def check_nsqd(address: str, config: Config) -> Iterator[Finding]:
     what = f"nsqd {address}"
     try:
         deadline = time.monotonic() + config.handshake_timeout
@@ -268,17 +239,15 @@ def check_nsqd(address: str, max_in_flight: int, config: Config) -> Iterator[Fin
         ready.stream.close()
     except NsqError as error:
         remedy = "start it, or correct the address: it is nsqd's TCP port, 4150 by default"
-        yield Finding(
-            what, WRONG, str(error), "correct the option" if isinstance(error, ConfigError) else remedy
-        )
+        remedy = "correct the option" if isinstance(error, ConfigError) else remedy
+        yield Finding(what, WRONG, str(error), remedy)
         return
     reply = ready.negotiated.reply
-    yield Finding(
-        what, OK, f"version {reply.version}, messages time out after {reply.msg_timeout / 1000:g} s"
-    )
-    if reply.max_rdy_count and reply.max_rdy_count < max_in_flight:
-        text = f"takes RDY up to {reply.max_rdy_count}, maxInFlight is {max_in_flight}"
-        remedy = f"start it with --max-rdy-count={max_in_flight}, or lower maxInFlight"
+    text = f"version {reply.version}, messages time out after {reply.msg_timeout / 1000:g} s"
+    yield Finding(what, OK, text)
+    if reply.max_rdy_count and reply.max_rdy_count < MAX_IN_FLIGHT:
+        text = f"takes RDY up to {reply.max_rdy_count}, maxInFlight is {MAX_IN_FLIGHT} by default"
+        remedy = f"start it with --max-rdy-count={MAX_IN_FLIGHT}, or lower maxInFlight"
         yield Finding(what, WARNING, text, remedy)
 
 

@@ -1,8 +1,5 @@
 """``Listener``: what streams that read from NSQ are doing, for a log and for Prometheus.
 
-    listener = nsq.spark.Listener(prometheus="/var/lib/node_exporter/nsq.prom")
-    spark.streams.addListener(listener)
-
 The source puts its own figures into ``sources[].latestOffset`` of every progress report; ``figures`` takes
 them out again, and is pure. The file is replaced in one step after each report: who reads it sees it whole.
 """
@@ -14,7 +11,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,22 +27,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nsq.spark")
 
-#: Figure of the source, name for Prometheus, help.
-_GAUGES = (
-    ("lag", "lag", "Messages that are in no batch yet, in nsqd and in the write-ahead log."),
-    ("nsqdDepth", "depth", "Messages waiting in the channel."),
-    ("nsqdInFlight", "in_flight", "Messages of the channel that clients hold."),
-    ("walRows", "wal_rows", "Messages in the write-ahead log that are in no batch yet."),
-    ("walBytes", "wal_bytes", "Bytes of their bodies."),
-    ("oldestSeconds", "oldest_seconds", "Age of the oldest of them."),
-    ("paused", "paused", "1 while receiving is paused, because the log is full or cannot be written."),
-    ("received", "received_total", "Messages received since the query started."),
-)
-_OF_BATCHES = (
-    ("inputRowsPerSecond", "input_rows_per_second", "Rows that arrived a second, last batch."),
-    ("processedRowsPerSecond", "processed_rows_per_second", "Rows processed a second, last batch."),
-    ("batchSeconds", "batch_seconds", "How long the last batch took."),
-    ("rows", "batch_rows", "Rows of the last batch."),
+#: Name, name for Prometheus, help; and what several sources of a query make together, or None of what Spark
+#: tells of the batch.
+_FIGURES: tuple[tuple[str, str, str, Callable[[Iterable[float]], float] | None], ...] = (
+    ("rows", "batch_rows", "Rows of the last batch.", None),
+    ("batchSeconds", "batch_seconds", "How long the last batch took.", None),
+    ("inputRowsPerSecond", "input_rows_per_second", "Rows that arrived a second, last batch.", None),
+    ("processedRowsPerSecond", "processed_rows_per_second", "Rows processed a second, last batch.", None),
+    ("lag", "lag", "Messages that are in no batch yet, in nsqd and in the write-ahead log.", sum),
+    ("nsqdDepth", "depth", "Messages waiting in the channel.", sum),
+    ("nsqdInFlight", "in_flight", "Messages of the channel that clients hold.", sum),
+    ("walRows", "wal_rows", "Messages in the write-ahead log that are in no batch yet.", sum),
+    ("walBytes", "wal_bytes", "Bytes of their bodies.", sum),
+    ("oldestSeconds", "oldest_seconds", "Age of the oldest of them.", max),
+    ("paused", "paused", "1 while receiving is paused, because the log is full or cannot be written.", max),
+    ("received", "received_total", "Messages received since the query started.", sum),
 )
 
 
@@ -62,43 +58,37 @@ class Figures(NamedTuple):
 
 def figures(progress: Mapping[str, Any]) -> Figures | None:
     """Of a progress report as JSON; None when none of its sources is ours."""
-    own = [found for source in progress.get("sources", ()) if (found := _of_source(source)) is not None]
+    own = []
+    for source in progress.get("sources", ()):
+        offset = source.get("latestOffset")
+        if isinstance(offset, str):
+            with contextlib.suppress(ValueError):
+                offset = json.loads(offset)
+        if isinstance(offset, Mapping) and "walRows" in offset:
+            # It says why; here it is a yes or a no.
+            own.append({**offset, "paused": int(bool(offset.get("paused")))})
     if not own:
         return None
     values: dict[str, float] = {
         "rows": progress.get("numInputRows", 0),
         "batchSeconds": progress.get("durationMs", {}).get("triggerExecution", 0) / 1000,
     }
-    for name in ("inputRowsPerSecond", "processedRowsPerSecond"):
-        # The first report has no previous one to compare with: NaN there, which is no JSON.
-        rate = progress.get(name)
-        values[name] = rate if isinstance(rate, (int, float)) and rate == rate else 0.0
-    for name, _, _ in _GAUGES:
-        found_values = [each[name] for each in own if name in each]
-        if found_values:
-            values[name] = max(found_values) if name in ("oldestSeconds", "paused") else sum(found_values)
+    for name, _, _, combined in _FIGURES:
+        if combined is not None:
+            known = [each[name] for each in own if each.get(name) is not None]
+            values |= {name: combined(known)} if known else {}
+        elif name not in values:
+            # The first report has no previous one to compare with: NaN there, which is no JSON.
+            rate = progress.get(name)
+            values[name] = rate if isinstance(rate, (int, float)) and rate == rate else 0.0
     return Figures(progress.get("name") or progress.get("id") or "", values)
-
-
-def _of_source(source: Mapping[str, Any]) -> dict[str, float] | None:
-    offset = source.get("latestOffset")
-    if isinstance(offset, str):
-        try:
-            offset = json.loads(offset)
-        except ValueError:
-            return None
-    if not isinstance(offset, Mapping) or "walRows" not in offset:
-        return None
-    known = {name: float(value) for name, value in offset.items() if isinstance(value, (int, float))}
-    # It says why; here it is a yes or a no.
-    return known | {"paused": float(bool(offset.get("paused")))}
 
 
 def exposition(by_query: Mapping[str, Figures]) -> str:
     """In Prometheus' text format."""
     lines = []
     escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
-    for name, metric, text in (*_GAUGES, *_OF_BATCHES):
+    for name, metric, text, _ in _FIGURES:
         samples = [
             f'nsq_spark_{metric}{{query="{each.query.translate(escapes)}"}} {_plain(each.values[name])}'
             for each in by_query.values()
@@ -146,18 +136,14 @@ class Listener(StreamingQueryListener):
             self._latest.pop(query, None)
             if found is not None:
                 self._latest[query] = found
-            text = exposition(self._latest)
-            if self._file is not None:
-                self._replace(self._file, text)
-
-    @staticmethod
-    def _replace(file: Path, text: str) -> None:
-        # One name per process: two queries report one after the other, under the lock.
-        new = file.with_name(f".{file.name}.{os.getpid()}")
-        try:
-            new.write_text(text)
-            new.replace(file)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                new.unlink()
-            log.warning("%s cannot be written: %s", file, error)
+            if self._file is None:
+                return
+            # One name per process: two queries report one after the other, under the lock.
+            new = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+            try:
+                new.write_text(exposition(self._latest))
+                new.replace(self._file)
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    new.unlink()
+                log.warning("%s cannot be written: %s", self._file, error)

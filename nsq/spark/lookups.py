@@ -8,14 +8,12 @@ from typing import TypeVar
 
 from nsq.config import Config
 from nsq.errors import ApiRefused, NsqError
-from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
+from nsq.http.nsqlookupd import NsqlookupdApi, nsqlookupd_address
 from nsq.transport.tls import context_of
 
 log = logging.getLogger("nsq.spark")
 
 T = TypeVar("T")
-
-_TOPIC_NOT_FOUND = "TOPIC_NOT_FOUND"
 
 
 def ask_all(
@@ -40,9 +38,21 @@ def ask_all(
     return list(found), faults
 
 
+def found_by_any(
+    lookupds: tuple[str, ...], config: Config, question: Callable[[NsqlookupdApi], Iterable[T]]
+) -> list[T]:
+    """The same for those who need an answer: faults are logged, and raised when no nsqlookupd answers."""
+    found, faults = ask_all(lookupds, config, question)
+    for fault in faults:
+        log.warning("%s", fault)
+    if faults and len(faults) == len(lookupds):
+        raise faults[0]
+    return found
+
+
 def nodes(api: NsqlookupdApi) -> list[tuple[str, str]]:
     """All nsqds that it lists: their addresses for TCP and HTTP."""
-    return _addresses(api.nodes())
+    return [(node.tcp_address, node.http_address) for node in api.nodes()]
 
 
 def nodes_of(topics: Iterable[str]) -> Callable[[NsqlookupdApi], list[tuple[str, str]]]:
@@ -52,26 +62,10 @@ def nodes_of(topics: Iterable[str]) -> Callable[[NsqlookupdApi], list[tuple[str,
         found: list[tuple[str, str]] = []
         for topic in topics:
             try:
-                found += _addresses(api.lookup(topic).producers)
+                found += [(node.tcp_address, node.http_address) for node in api.lookup(topic).producers]
             except ApiRefused as refusal:
-                if refusal.code != _TOPIC_NOT_FOUND:  # else: nothing was published to it yet
+                if refusal.code != "TOPIC_NOT_FOUND":  # else: nothing was published to it yet
                     raise
         return found
 
     return ask
-
-
-def found_by_any(
-    lookupds: tuple[str, ...], config: Config, question: Callable[[NsqlookupdApi], Iterable[T]]
-) -> list[T]:
-    """The same for who needs an answer: one that does not give any is logged; raises when none does."""
-    found, faults = ask_all(lookupds, config, question)
-    for fault in faults:
-        log.warning("%s", fault)
-    if faults and len(faults) == len(lookupds):
-        raise faults[0]
-    return found
-
-
-def _addresses(listed: Iterable[NsqdNode]) -> list[tuple[str, str]]:
-    return [(node.tcp_address, node.http_address) for node in listed]

@@ -1,16 +1,19 @@
-"""What a row of format "nsq" is, and what is usually done with it next. Imports pyspark when it is needed."""
+"""What a row of format "nsq" is, and what is usually done with it next. Imports pyspark and pyarrow when they
+are needed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, cast
+from json import dumps, loads
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from nsq.errors import ConfigError
-from nsq.spark.json_bodies import CORRUPT, RESCUED, read_json
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 TYPES = {
     "topic": "string",
@@ -51,6 +54,25 @@ def checked(wanted: Sequence[Field]) -> list[Field]:
     return list(wanted)
 
 
+def dedup(df: DataFrame, delay: str = "10 minutes") -> DataFrame:
+    """Without messages that came twice within ``delay``, which Spark has to remember for that long.
+
+    nsqd delivers again what was not answered in time, under the same id, which is unique to each nsqd. A
+    message published twice has two ids.
+    """
+    return df.withWatermark("timestamp", delay).dropDuplicatesWithinWatermark(["nsqd", "id"])
+
+
+# Bodies of JSON, read by a schema, of which nothing is dropped unseen.
+#
+# Spark's ``from_json`` makes the columns. It ignores what the schema does not name, keeps one of several
+# values under one name, and takes some texts for JSON that are none. So every body is read again in Python:
+# ``read_again`` says whether it is one JSON object, and what ``from_json`` leaves out of it.
+
+
+CORRUPT, RESCUED = "_corrupt", "_rescued"
+
+
 def json(df: DataFrame, schema: StructType | str) -> DataFrame:
     """The rows with their bodies read as JSON: ``schema``, ``_rescued`` and ``_corrupt`` instead of ``body``.
 
@@ -60,22 +82,187 @@ def json(df: DataFrame, schema: StructType | str) -> DataFrame:
     null where there is nothing to tell. A column of the schema takes the place of ours of the same
     name, so rename that before where both are wanted.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - its usual name
+    from pyspark.sql import functions as f
+
+    wanted = _struct(schema)
+    replaced = {"body", CORRUPT, RESCUED, *wanted.fieldNames()}
+    kept = [f.col(name) for name in df.columns if name not in replaced]
+    aside = [f.col("__json.rescued").alias(RESCUED), f.col("__json.corrupt").alias(CORRUPT)]
+    read = df.withColumn("__json", read_json(f.col("body"), wanted))
+    return read.select(*kept, "__json.value.*", *aside)
+
+
+def _struct(schema: StructType | str) -> StructType:
+    """Without the columns that are always there."""
     from pyspark.sql.types import StructType
 
-    wanted = cast(StructType, StructType.fromDDL(schema)) if isinstance(schema, str) else schema
-    named = [name for name in wanted.fieldNames() if name not in (CORRUPT, RESCUED)]
-    replaced = {"body", CORRUPT, RESCUED, *named}
-    kept: list[Column] = [F.col(name) for name in df.columns if name not in replaced]
-    opened: list[Column] = [F.col(f"__json.value.`{name}`").alias(name) for name in named]
-    aside = [F.col("__json.rescued").alias(RESCUED), F.col("__json.corrupt").alias(CORRUPT)]
-    return df.withColumn("__json", read_json(F.col("body"), wanted)).select(*kept, *opened, *aside)
+    wanted = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    if not isinstance(wanted, StructType):
+        raise ConfigError(f"schema is {schema!r}, but must be a struct, such as 'id bigint, name string'")
+    return StructType([field for field in wanted.fields if field.name not in (CORRUPT, RESCUED)])
 
 
-def dedup(df: DataFrame, delay: str = "10 minutes") -> DataFrame:
-    """Without messages that came twice within ``delay``, which Spark has to remember for that long.
-
-    nsqd delivers again what was not answered in time, under the same id, which is unique to each nsqd. A
-    message published twice has two ids.
+def read_json(body: Column, schema: StructType | str) -> Column:
+    """A struct of ``value``, by the schema, or null where the body does not fit; ``corrupt``, which is then
+    the body as text, in hexadecimal (``0xFF00``) where it is no UTF-8; and ``rescued``.
     """
-    return df.withWatermark("timestamp", delay).dropDuplicatesWithinWatermark(["nsqd", "id"])
+    import pyarrow as pa
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import StringType, StructType
+
+    own = _struct(schema)
+    shape = shape_of(own)
+
+    def second_reading(bodies: pa.Array) -> pa.Array:
+        found = [read_again(each, shape) for each in bodies.to_pylist()]
+        valid = pa.array([each for each, _ in found], pa.bool_())
+        rescued = pa.array([each for _, each in found], pa.string())
+        return pa.StructArray.from_arrays([valid, rescued], names=["valid", "rescued"])
+
+    text = body.cast("string")
+    is_text = f.is_valid_utf8(text)
+    # Other bytes would fail the query.
+    first = f.from_json(
+        f.make_valid_utf8(text), StructType([*own.fields]).add(CORRUPT, StringType()), _STRICT
+    )
+    second = _arrow_udf(second_reading, "valid boolean, rescued string")(body)
+    fits = is_text & second["valid"] & first.isNotNull() & first[CORRUPT].isNull()
+    value = f.when(fits, f.struct(*(first[name].alias(name) for name in own.fieldNames())))
+    shown = f.when(is_text, text).otherwise(f.concat(f.lit("0x"), f.hex(body)))
+    return f.struct(
+        value.alias("value"),
+        f.when(~fits, shown).alias("corrupt"),
+        f.when(fits, second["rescued"]).alias("rescued"),
+    )
+
+
+def restore_json(value: Column, rescued: Column, corrupt: Column) -> Column:
+    """The bodies that ``read_json`` has read: the same values, in an order and spelling that may differ."""
+    import pyarrow as pa
+    from pyspark.sql import functions as f
+
+    def join(read: pa.Array, left: pa.Array) -> pa.Array:
+        return pa.array(map(restored, read.to_pylist(), left.to_pylist()), pa.string())
+
+    return f.coalesce(_arrow_udf(join, "string")(f.to_json(value), rescued), corrupt)
+
+
+def _arrow_udf(function: Any, kind: str) -> Any:
+    """Spark reads the annotations, and not as text."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.functions import arrow_udf
+
+    function.__annotations__ = dict.fromkeys(function.__annotations__, pa.Array)
+    make: Any = arrow_udf
+    return make(function, kind)
+
+
+def shape_of(kind: DataType) -> Shape:
+    """What a Spark type names."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(kind, StructType):
+        return {field.name: shape_of(field.dataType) for field in kind.fields}
+    if isinstance(kind, ArrayType):
+        return [shape_of(kind.elementType)]
+    return (shape_of(kind.valueType),) if isinstance(kind, MapType) else None
+
+
+_STRICT = {"mode": "PERMISSIVE", "allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
+_STRICT |= {"columnNameOfCorruptRecord": CORRUPT}
+
+#: What a schema names: a dict of the fields of a struct, a list with the kind of an array's elements, a tuple
+#: with the kind of a map's values, or None for a plain value.
+Shape = dict[str, Any] | list[Any] | tuple[Any] | None
+
+
+class _Object(list[tuple[str, Any]]):
+    """All names and values of a JSON object, in their order."""
+
+
+class _Number(str):
+    """As it is written."""
+
+    __slots__ = ()
+
+
+def read_again(body: bytes | None, shape: Shape) -> tuple[bool, str | None]:
+    """Whether it is a JSON object, and of one the parts that the schema does not name, as JSON; None when it
+    names all.
+    """
+    try:
+        read = _parsed((body or b"").decode())
+        left = _left(read, shape)
+        return isinstance(read, _Object), None if left is None else _text(left)
+    except (ValueError, RecursionError):
+        return False, None
+
+
+def _parsed(text: str) -> Any:
+    return loads(
+        text,
+        object_pairs_hook=_Object,
+        parse_int=_Number,
+        parse_float=_Number,
+        parse_constant=_refuse,
+    )
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _left(value: Any, shape: Shape) -> Any:
+    """What is left of a value without the parts that are named; None when nothing is."""
+    if isinstance(value, _Object) and isinstance(shape, (dict, tuple)):
+        last = {name: place for place, (name, _) in enumerate(value)}
+        left = _Object()
+        for place, (name, each) in enumerate(value):
+            named = isinstance(shape, tuple) or name in shape
+            if not named or last[name] != place:  # of several values under one name Spark keeps the last
+                left.append((name, each))
+                continue
+            rest = _left(each, shape[0] if isinstance(shape, tuple) else shape[name])
+            if rest is not None:
+                left.append((name, rest))
+        return left or None
+    if isinstance(value, list) and isinstance(shape, list):
+        parts = [_left(each, shape[0]) for each in value]
+        return parts if any(part is not None for part in parts) else None
+    return None
+
+
+def restored(read: str | None, left: str | None) -> str | None:
+    """A body again, of the part that a schema named and what it ``left``: JSON texts."""
+    if read is None or left is None:
+        return read
+    return _text(_joined(_parsed(read), _parsed(left)))
+
+
+def _joined(read: Any, left: Any) -> Any:
+    if not _belong_together(read, left):
+        return read
+    if not isinstance(read, _Object):
+        return [_joined(*pair) for pair in zip(read, left, strict=True)]
+    rest = dict(left)
+    inside = {name for name, value in read if _belong_together(value, rest.get(name))}
+    # In front: of several values under one name the last one counts, and that is the one that was read.
+    outside = [(name, value) for name, value in left if name not in inside]
+    return _Object(
+        [*outside, *((name, _joined(value, rest[name]) if name in inside else value) for name, value in read)]
+    )
+
+
+def _belong_together(read: Any, left: Any) -> bool:
+    """Whether they are parts of one object or array."""
+    if not isinstance(read, list) or type(read) is not type(left):
+        return False
+    return isinstance(read, _Object) or len(read) == len(left)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, _Object):
+        return "{" + ", ".join(f"{dumps(name)}: {_text(each)}" for name, each in value) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_text, value)) + "]"
+    return value if isinstance(value, _Number) else dumps(value)

@@ -9,12 +9,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from nsq.errors import ConfigError
-from nsq.spark.doctor import obstacles
+from nsq.spark import doctor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-LOCAL = "local[*]"
 
 # spark-submit has started the JVM already, and has decided where things run.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -37,12 +35,14 @@ def local_session(
     """
     session_class = _session_class()
     if session_class.getActiveSession() is None:
-        _refuse_obstacles(master, os.environ)
+        refuse_obstacles(master)
     # Spark would start `python3` of the PATH, which may be another one, without this package.
-    for name, value in environment(master, os.environ).items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if _is_local(master):
+        # A laptop's host name often leads to an address it does not have just now.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = session_class.builder.appName(app)
-    for name, value in settings(master, conf or {}, os.environ).items():
+    for name, value in settings(master, conf or {}).items():
         builder = builder.config(name, value)
     spark: SparkSession = builder.getOrCreate()
     spark.sparkContext.setLogLevel(log_level)
@@ -53,50 +53,43 @@ def local_session(
 def session_or_own(spark: SparkSession | None) -> Iterator[SparkSession]:
     """``spark`` itself, or the active one, or one that lives as long as the block."""
     existing = spark or _session_class().getActiveSession()
-    if existing is not None:
-        yield existing
-        return
-    own = local_session()
+    session = existing or local_session()
     try:
-        yield own
+        yield session
     finally:
-        own.stop()
+        if existing is None:
+            session.stop()
 
 
-def environment(master: str | None, environ: Mapping[str, str]) -> dict[str, str]:
-    """What the JVM and its Python workers must find in their environment."""
-    wanted = {"PYSPARK_PYTHON": sys.executable}
-    if _is_local(master, environ):
-        # A laptop's host name often leads to an address it does not have just now.
-        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
-    return wanted
-
-
-def settings(master: str | None, conf: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+def settings(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
     """The configuration of the session; ``conf`` overrules."""
     chosen = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
     }
-    if _is_local(master, environ):
-        chosen |= {"spark.sql.shuffle.partitions": str(os.cpu_count() or 1)}
-    if master is not None or _SUBMITTED not in environ:
-        chosen["spark.master"] = master or LOCAL
+    if _is_local(master):
+        chosen["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 1)
+    if master is not None or _SUBMITTED not in os.environ:
+        chosen["spark.master"] = master or "local[*]"
     return chosen | dict(conf)
 
 
-def _refuse_obstacles(master: str | None, environ: Mapping[str, str]) -> None:
-    if _SUBMITTED in environ:
+def refuse_obstacles(master: str | None) -> None:
+    """A quick look at what would keep Spark from starting here, and its workers from working."""
+    if _SUBMITTED in os.environ:
         return  # Java runs already
     # Workers of a cluster have a Python of their own, under a name that may mean nothing here.
-    for obstacle in obstacles(environ, workers=_is_local(master, environ)):
-        raise ConfigError(f"{obstacle.what}: {obstacle.text}; {obstacle.remedy}")
+    workers = [doctor.check_workers] if _is_local(master) else []
+    for check in (doctor.check_packages, doctor.check_java, *workers):
+        for found in check():
+            if found.state == doctor.WRONG:
+                raise ConfigError(f"{found.what}: {found.text}; {found.remedy}")
 
 
-def _is_local(master: str | None, environ: Mapping[str, str]) -> bool:
+def _is_local(master: str | None) -> bool:
     if master is None:
-        return _SUBMITTED not in environ
+        return _SUBMITTED not in os.environ
     return master.split("[")[0] == "local"
 
 

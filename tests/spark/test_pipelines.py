@@ -14,11 +14,11 @@ from nsq.errors import UsageError
 from nsq.spark import rows
 from nsq.spark.pipelines import archive as archiving
 from nsq.spark.pipelines import archive as columns
-from nsq.spark.pipelines.archive import ArchiveResult, Body, archive_stream, archive_to_table
+from nsq.spark.pipelines.archive import ArchiveResult, Body, archive_stream
 from nsq.spark.pipelines.chart import archive_chart
-from nsq.spark.pipelines.files import Batch, HadoopFiles, LocalFiles, Move, Published, Written, publish
+from nsq.spark.pipelines.files import Batch, HadoopFiles, LocalFiles, Written, publish
 from nsq.spark.pipelines.metrics import Measure, Window, measure_stream
-from nsq.spark.pipelines.replay import Mark, Selection, entries, remaining, replay, selected
+from nsq.spark.pipelines.replay import Mark, _counted, entries, remaining, replay, selected
 from nsq.spark.pipelines.streaming import Progress, Running
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ def test_a_batch_that_failed_is_stored_once_however_it_is_cut_the_next_time(
     def fail(*_: object) -> None:
         raise Crash
 
-    def failing(files: Any, batch: Batch, write: Callable[[str], Written]) -> Published:
+    def failing(files: Any, batch: Batch, write: Callable[[str], Written]) -> Written:
         done = publish(files, batch, write)
         raise Crash(done)
 
@@ -168,11 +168,13 @@ def test_a_delta_table_has_every_row_once(
 ) -> None:
     whole = archiving.write_delta
 
-    def failing(*given: Any) -> Published:
+    def failing(*given: Any) -> Written:
         raise Crash(whole(*given))
 
     def run_once() -> ArchiveResult:
-        return archive_to_table(stream(spark, tmp_path), str(tmp_path / "table"), Body(), running(tmp_path))
+        return archive_stream(
+            stream(spark, tmp_path), str(tmp_path / "table"), Body(), running(tmp_path), table=True
+        )
 
     put(tmp_path, "1", numbered(20))
     with monkeypatch.context() as patch:
@@ -236,13 +238,13 @@ def test_the_file_systems_of_hadoop_publish_the_same(spark: SparkSession, tmp_pa
     assert files.walk("_batches") == []
     assert files.read("_batches/none") is None
     assert publish(files, batch, write).files >= 2
-    assert publish(files, batch, lambda uri: pytest.fail("written again")).again
+    assert publish(files, batch, lambda uri: pytest.fail("written again")).rows == 10
     assert spark.read.parquet(f"{tmp_path}/out").count() == 10
-    files.move([Move("gone", "hour=0/gone")])
+    files.move([("gone", "hour=0/gone")])
     files.write("note", "ä")
     files.write("note", "ö")
     assert files.read("note") == "ö"
-    assert [entry.path for entry in files.walk("hour=0")] == [
+    assert files.walk("hour=0") == [
         path.relative_to(tmp_path / "out").as_posix()
         for path in sorted((tmp_path / "out/hour=0").glob("[!.]*"))
     ]
@@ -316,13 +318,20 @@ def test_messages_come_in_the_order_of_their_timestamps_from_any_place_on(
     put(tmp_path, "2", numbered(20))
     put(tmp_path, "3", numbered(2, 9), first=9)  # delivered again
     archived(spark, tmp_path)
-    frame = selected(spark, tmp_path / "out", Selection())
+    frame = selected(spark, tmp_path / "out")
     every = list(entries(frame, Mark()))
     wanted = sorted(numbered(40) + numbered(2, 9))
     assert [entry.body for entry in every] == wanted
     place = Mark()
     for done, entry in enumerate(every[:15]):
         assert [each.body for each in remaining(every, place)] == wanted[done:]
+        if place.at and entry.position == place.at:
+            counted = _counted(frame, place)  # one of two is done
+            assert (counted.rows, counted.bytes, counted.before) == (
+                len(wanted) - done,
+                4 * (len(wanted) - done),
+                done,
+            )
         place = place.after(entry.position, len(entry.body))
     assert [each.body for each in remaining(entries(frame, place), place)] == wanted[15:]
 
@@ -333,11 +342,11 @@ def test_an_archive_of_json_is_replayed_with_what_its_schema_did_not_name(
     bodies = [b'{"id":1}', b'{"id": 2, "more": {"x": [1]}, "Id": 3}', b"no JSON", b'{"id": "none"}']
     put(tmp_path, "1", bodies)
     archived(spark, tmp_path, Body("json", "id bigint"))
-    replayed = entries(selected(spark, tmp_path / "out", Selection()), Mark())
+    replayed = entries(selected(spark, tmp_path / "out"), Mark())
     assert [entry.body for entry in replayed] == [
         bodies[0], b'{"more": {"x": [1]}, "Id": 3, "id": 2}', *bodies[2:]
     ]  # fmt: skip
-    chosen = selected(spark, tmp_path / "out", Selection(body="to_json(body)"))
+    chosen = selected(spark, tmp_path / "out", body="to_json(body)")
     assert [entry.body for entry in entries(chosen, Mark())] == [b'{"id":1}', b'{"id":2}']
 
 

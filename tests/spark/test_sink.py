@@ -113,7 +113,7 @@ def test_a_row_that_nsqd_would_refuse_fails_its_task_with_topic_and_size(
 ) -> None:
     frame = spark.range(0, 100, 1, 1).selectExpr("if(id = 99, repeat('x', 3000), 'x') AS body")
 
-    with pytest.raises(Exception, match="'published' has a body of 3000 bytes, must have at most 2000"):
+    with pytest.raises(Exception, match="'published' has a body of 3000 bytes, must have 1 to 2000"):
         write(frame, nsqd, maxMsgSize="2000")
 
     assert depth(nsqd) == 0

@@ -1,8 +1,5 @@
 """``spark.read.format("nsq_stats")``: what waits where, one row for each channel of each nsqd.
 
-    (spark.read.format("nsq_stats").option("lookupd", "10.0.0.7:4161").load()
-       .groupBy("topic", "channel").sum("depth", "in_flight"))
-
 ``nsqd`` is the HTTP address that was asked; latencies are seconds, and there if nsqd measures them. An nsqd
 that does not answer is a row with an ``error``.
 
@@ -18,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from nsq.errors import ApiError, ConfigError
-from nsq.http.nsqd import ChannelStats, Latency, NsqdApi, NsqdStats, TopicStats
+from nsq.http.nsqd import NsqdApi, NsqdStats
 from nsq.spark import lookups
 from nsq.spark.options import Options, duration, names, option, yes_no
 from nsq.spark.registration import require_arrow
@@ -28,40 +25,26 @@ from nsq.wire.names import check_channel, check_topic
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-COLUMNS = {
-    "nsqd": "string",
-    "topic": "string",
-    "channel": "string",
-    "depth": "bigint",
-    "backend_depth": "bigint",
-    "in_flight": "bigint",
-    "deferred": "bigint",
-    "requeued": "bigint",
-    "timed_out": "bigint",
-    "message_count": "bigint",
-    "clients": "int",
-    "paused": "boolean",
-    "topic_depth": "bigint",
-    "topic_paused": "boolean",
-    "e2e_latency": "map<string,double>",
-    "error": "string",
-}
-"""Names and types, as Spark writes them."""
-
-#: What nsqd calls them.
-_FIGURES = {
-    "channel": "channel_name",
-    "depth": "depth",
-    "backend_depth": "backend_depth",
-    "in_flight": "in_flight_count",
-    "deferred": "deferred_count",
-    "requeued": "requeue_count",
-    "timed_out": "timeout_count",
-    "message_count": "message_count",
-    "clients": "client_count",
-    "paused": "paused",
-}
-_NANOSECONDS = 1e-9
+#: Names, Spark's types, and what nsqd calls those that it tells of each channel.
+_COLUMNS = (
+    ("nsqd", "string", ""),
+    ("topic", "string", ""),
+    ("channel", "string", "channel_name"),
+    ("depth", "bigint", "depth"),
+    ("backend_depth", "bigint", "backend_depth"),
+    ("in_flight", "bigint", "in_flight_count"),
+    ("deferred", "bigint", "deferred_count"),
+    ("requeued", "bigint", "requeue_count"),
+    ("timed_out", "bigint", "timeout_count"),
+    ("message_count", "bigint", "message_count"),
+    ("clients", "int", "client_count"),
+    ("paused", "boolean", "paused"),
+    ("topic_depth", "bigint", ""),
+    ("topic_paused", "boolean", ""),
+    ("e2e_latency", "map<string,double>", ""),
+    ("error", "string", ""),
+)
+COLUMNS = tuple(name for name, _, _ in _COLUMNS)
 
 Row = dict[str, Any]
 
@@ -91,12 +74,11 @@ class StatsOptions(Options):
                 "option lookupd or nsqd is missing: .option('lookupd', 'host:4161'), or "
                 ".option('nsqd', 'host:4151') with the port of its HTTP API"
             )
-        if self.topic:
-            check_topic(self.topic)
-        if self.channel:
-            check_channel(self.channel)
-            if not self.topic:
-                raise ConfigError(f"channel is {self.channel!r}, but of which topic? Give the option topic")
+        for name, check in ((self.topic, check_topic), (self.channel, check_channel)):
+            if name:
+                check(name)
+        if self.channel and not self.topic:
+            raise ConfigError(f"channel is {self.channel!r}, but of which topic? Give the option topic")
 
 
 class NsqStatsDataSource(DataSource):
@@ -111,7 +93,7 @@ class NsqStatsDataSource(DataSource):
         return "nsq_stats"
 
     def schema(self) -> str:
-        return ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+        return ", ".join(f"{name} {kind}" for name, kind, _ in _COLUMNS)
 
     def reader(self, schema: StructType) -> StatsReader:
         return StatsReader(self.options, schema)
@@ -154,28 +136,16 @@ class StatsReader(DataSourceReader):
 def rows(nsqd: str, stats: NsqdStats, channel: str = "") -> Iterator[Row]:
     """A topic that has no channel yet is a row without one, unless a certain channel is wanted."""
     for topic in stats["topics"]:
-        for each in topic["channels"]:
-            yield _row(nsqd, topic, each)
-        if not topic["channels"] and not channel:
-            yield _row(nsqd, topic, topic)
-
-
-def _row(nsqd: str, topic: TopicStats, told: TopicStats | ChannelStats) -> Row:
-    """Of a channel, or of a topic that has none."""
-    figures: dict[str, Any] = {**told}
-    return {
-        "nsqd": nsqd,
-        "topic": topic["topic_name"],
-        "topic_depth": topic["depth"],
-        "topic_paused": topic["paused"],
-        "e2e_latency": _latency(told.get("e2e_processing_latency")),
-        **{column: figures.get(name) for column, name in _FIGURES.items()},
-    }
-
-
-def _latency(told: Latency | None) -> dict[str, float] | None:
-    """``{"p99": seconds}``; None unless nsqd was told to measure it."""
-    percentiles = (told or {}).get("percentiles") or []
-    if not percentiles:
-        return None
-    return {f"p{each['quantile'] * 100:g}": each["value"] * _NANOSECONDS for each in percentiles}
+        alone: list[Any] = [topic] if not topic["channels"] and not channel else []
+        for each in [*topic["channels"], *alone]:
+            # None unless nsqd was told to measure it.
+            percentiles = (each.get("e2e_processing_latency") or {}).get("percentiles") or []
+            latency = {f"p{one['quantile'] * 100:g}": one["value"] * 1e-9 for one in percentiles}
+            yield {
+                "nsqd": nsqd,
+                "topic": topic["topic_name"],
+                "topic_depth": topic["depth"],
+                "topic_paused": topic["paused"],
+                "e2e_latency": latency or None,
+                **{name: each.get(theirs) for name, _, theirs in _COLUMNS if theirs},
+            }

@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import os
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,17 +20,13 @@ from nsq import __version__, flags
 from nsq.errors import ConfigError, NsqError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.spark import doctor
-from nsq.spark.cli.terminal import Meter, filtered, size, span, submit_line, table
+from nsq.spark.cli.terminal import Meter, filtered, size, span, table
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from nsq.spark.pipelines.archive import ArchiveResult
-    from nsq.spark.pipelines.metrics import MetricsResult, Window
-    from nsq.spark.pipelines.replay import ReplayResult
+    from nsq.spark.pipelines.streaming import Totals
     from nsq.spark.wal.inspect import ReaderLine
 
-# Flags, by what several commands share
+# Flags
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -71,9 +68,7 @@ class SparkFlags(NsqFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class StreamFlags(SparkFlags):
-    channel: str = flag("", "the channel to read")
     follow: bool = flag(False, "go on until Ctrl-C, not only until it is drained")
-    every: float = duration(10.0, "with --follow: a batch so often")
     wal: str = flag("", "the write-ahead log: a directory, or a URI of pyarrow.fs")
     checkpoint: str = flag("", "the folder where Spark remembers how far it is")
     chart: str = flag("", "also draw what was archived or counted: .png, .svg or .pdf")
@@ -91,6 +86,7 @@ class ArchiveFlags(StreamFlags):
 @dataclass(frozen=True, kw_only=True)
 class MetricsFlags(StreamFlags):
     channel: str = flag("metrics", "the channel to read")
+    every: float = duration(10.0, "with --follow: a batch so often")
     window: str = flag("1 minute", "as Spark spells it")
     watermark: str = flag("1 minute", "how late a message may be")
     key: str = flag("", "what to count besides: $.field of JSON bodies, or an SQL expression")
@@ -134,314 +130,236 @@ class DoctorFlags(NsqFlags):
 
 # Pipelines
 
+#: Flags that are arguments of all pipelines on a stream.
+_STREAM = ("channel", "nsqd", "lookupd", "wal", "checkpoint", "follow", "every")
 
-def archive(options: ArchiveFlags) -> int:
+
+def archive(options: ArchiveFlags) -> None:
+    """Move a channel into Parquet files by date and hour."""
     from nsq.spark.pipelines.archive import archive as run
 
-    with _running(options) as (spark, meter):
-        done = run(
-            options.argument,
-            to=options.to,
-            body=options.body,
-            schema=options.schema or None,
-            **_stream(options, spark, meter),
-        )
+    with _running(options, *_STREAM, "to", "body", "schema") as (given, meter):
+        done = run(options.argument, options=dict(options.option), **given)
         meter.close()
-        _tell(f"{_moved(done)}, {done.files:,} files: {done.path}")
+        print(f"{_moved(done)}, {done.files:,} files: {done.path}")
         _explain_nothing(done.rows, options)
         if options.chart:
             from nsq.spark.pipelines.chart import archive_chart
 
-            drawn = archive_chart(done.path, options.chart, title=options.argument, spark=spark)
-            _tell(f"drawn: {drawn}")
-    return 0
+            print(f"drawn: {archive_chart(done.path, options.chart, title=options.argument)}")
 
 
-def metrics(options: MetricsFlags) -> int:
+def metrics(options: MetricsFlags) -> None:
+    """Count messages, bytes, latency, attempts and the most frequent keys."""
     from nsq.spark.pipelines.metrics import metrics as run
 
-    with _running(options) as (spark, meter):
-        done = run(
-            options.argument,
-            window=options.window,
-            watermark=options.watermark,
-            key=options.key or None,
-            top=options.top,
-            to=options.to or None,
-            **_stream(options, spark, meter),
-        )
+    with _running(options, *_STREAM, "to", "window", "watermark", "key", "top") as (given, meter):
+        done = run(options.argument, options=dict(options.option), **given)
         meter.close()
-        _tell(_windows(done.windows))
-        _tell(f"{_moved(done)}, {len(done.windows):,} windows")
+        heads = ["window (UTC)", "messages", "bytes", "p50", "p95", "p99", "redelivered", "most frequent"]
+        rows = []
+        for each in done.windows:
+            spans = map(span, (each.latency_p50, each.latency_p95, each.latency_p99))
+            top = ", ".join(f"{key} {count:,}" for key, count in each.top) or None
+            start = f"{each.start:%Y-%m-%d %H:%M:%S}"
+            rows.append([start, each.messages, size(each.bytes), *spans, each.redelivered, top])
+        print(table(heads, rows))
+        print(f"{_moved(done)}, {len(done.windows):,} windows")
         _explain_nothing(done.rows, options)
         if options.chart and done.windows:
             from nsq.spark.pipelines.chart import metrics_chart
 
-            _tell(f"drawn: {metrics_chart(done.windows, options.chart, title=options.argument)}")
-    return 0
+            print(f"drawn: {metrics_chart(done.windows, options.chart, title=options.argument)}")
 
 
-def _stream(options: StreamFlags, spark: SparkSession, meter: Meter) -> dict[str, Any]:
-    """The arguments that all pipelines on a stream have."""
-    return {
-        "channel": options.channel,
-        "nsqd": options.nsqd,
-        "lookupd": options.lookupd,
-        "wal": options.wal or None,
-        "checkpoint": options.checkpoint or None,
-        "follow": options.follow,
-        "every": options.every,
-        "options": dict(options.option),
-        "spark": spark,
-        "progress": meter,
-    }
-
-
-def _windows(windows: Sequence[Window]) -> str:
-    heads = ["window (UTC)", "messages", "bytes", "p50", "p95", "p99", "redelivered", "most frequent"]
-    rows = [
-        [
-            f"{each.start:%Y-%m-%d %H:%M:%S}",
-            each.messages,
-            size(each.bytes),
-            span(each.latency_p50),
-            span(each.latency_p95),
-            span(each.latency_p99),
-            each.redelivered,
-            ", ".join(f"{key} {count:,}" for key, count in each.top) or "-",
-        ]
-        for each in windows
-    ]
-    return table(heads, rows)
-
-
-def _explain_nothing(rows: int, options: StreamFlags) -> None:
+def _explain_nothing(rows: int, options: ArchiveFlags | MetricsFlags) -> None:
     """A new channel surprises: it gets nothing of what was published before."""
     if not rows:
-        _tell(
+        print(
             f"nothing was in channel {options.channel!r} of topic {options.argument!r}. A channel gets what "
             "is published after it was made: if it is new, it is there from now on; --channel names another"
         )
 
 
 def replay(options: ReplayFlags) -> int:
+    """Publish an archive, or a part of it, again."""
     from nsq.spark.pipelines.replay import replay as run
 
-    with _running(options) as (spark, meter):
-        done = run(
-            options.argument,
-            options.topic,
-            nsqd=options.nsqd,
-            lookupd=options.lookupd,
-            since=options.since or None,
-            until=options.until or None,
-            rate=options.rate,
-            dry_run=options.dry_run,
-            state=options.state or None,
-            spark=spark,
-            progress=meter,
-        )
+    names = ("topic", "nsqd", "lookupd", "since", "until", "rate", "dry_run", "state")
+    with _running(options, *names) as (given, meter):
+        done = run(options.argument, **given)
         meter.close()
-        before = f" after {done.before:,} of an interrupted run" if done.before else ""
-        times = (
-            f"{done.first:%Y-%m-%d %H:%M:%S} to {done.last:%Y-%m-%d %H:%M:%S}"
-            if done.first and done.last
-            else ""
-        )
-        of = f", of {times}" if times else ""
-        _tell(f"{'would publish ' if options.dry_run else ''}{_moved(done)}{before}{of}")
+    said = f"{'would publish ' if options.dry_run else ''}{_moved(done)}"
+    said += f" after {done.before:,} of an interrupted run" if done.before else ""
+    if done.first and done.last:
+        said += f", of {done.first:%Y-%m-%d %H:%M:%S} to {done.last:%Y-%m-%d %H:%M:%S}"
+    print(said)
     if done.complete or options.dry_run:
         return 0
-    _tell(f"not complete: run it again with the same arguments, it goes on from {done.state}")
+    print(f"not complete: run it again with the same arguments, it goes on from {done.state}")
     return 1
 
 
-def _moved(done: ArchiveResult | MetricsResult | ReplayResult) -> str:
+def _moved(done: Totals) -> str:
     return f"{done.rows:,} messages, {size(done.bytes)}, {span(done.seconds)}"
 
 
 @contextlib.contextmanager
-def _running(options: SparkFlags) -> Iterator[tuple[SparkSession, Meter]]:
+def _running(options: SparkFlags, *names: str) -> Iterator[tuple[dict[str, Any], Meter]]:
+    """With a session: what a pipeline is given, by the flags of these names among others."""
+    from nsq.spark.session import local_session
+
     with contextlib.closing(Meter(sys.stderr, quiet=options.quiet)) as meter:
         if options.master and not options.master.startswith("local"):
-            print(f"on the cluster itself: {_submit_line(options, options.master)}", file=sys.stderr)
+            print(f"on the cluster itself: {submit_line(options)}", file=sys.stderr)
         meter.say("starting Spark …")
         with contextlib.nullcontext() if options.debug else filtered(meter.note):
-            spark = _session(options)
+            level = "WARN" if options.debug else "ERROR"
+            spark = local_session(master=options.master or None, conf=dict(options.conf), log_level=level)
+        if options.prometheus:
+            from nsq.spark.listener import Listener
+
+            spark.streams.addListener(Listener(prometheus=options.prometheus))
         meter.say("reading; the first batch takes some seconds …")
         try:
-            yield spark, meter
+            given = {name: value for name in names if (value := getattr(options, name)) != ""}
+            yield given | {"spark": spark, "progress": meter}, meter
         finally:
             spark.stop()
 
 
-def _session(options: SparkFlags) -> SparkSession:
-    from nsq.spark.session import local_session
-
-    level = "WARN" if options.debug else "ERROR"
-    spark = local_session(master=options.master or None, conf=dict(options.conf), log_level=level)
-    if options.prometheus:
-        from nsq.spark.listener import Listener
-
-        spark.streams.addListener(Listener(prometheus=options.prometheus))
-    return spark
-
-
-def _submit_line(options: SparkFlags, master: str) -> str:
-    entry = str(Path(__file__).parents[1] / "__main__.py")
-    return submit_line(options.argv, entry, master, dict(options.conf))
+def submit_line(options: SparkFlags) -> str:
+    """The package has to be installed on all workers."""
+    words = ["spark-submit", "--master", options.master or "spark://HOST:7077"]
+    for name, value in options.conf:
+        words += ["--conf", f"{name}={value}"]
+    words.append(str(Path(__file__).parents[1] / "__main__.py"))
+    given = iter(options.argv)
+    for word in given:
+        name, equals, _ = word.lstrip("-").partition("=")
+        if not word.startswith("-") or name not in ("master", "conf", "print-submit"):
+            words.append(word)
+        elif name != "print-submit" and not equals:
+            next(given)
+    return shlex.join(words)
 
 
 # Receiving without Spark
 
 
-def receive(options: ReceiveFlags) -> int:
+def receive(options: ReceiveFlags) -> None:
+    """Only receive, into a log that a stream elsewhere reads (its option receivers=0). Needs no Java."""
     from nsq.collector import calm_collector
     from nsq.spark.receiver.process import standalone
     from nsq.spark.source.options import SourceOptions
 
     calm_collector()
     given = {"topic": options.argument, "channel": options.channel, "wal": options.wal}
-    given |= {"nsqd": ",".join(options.nsqd)} if options.nsqd else {}
-    given |= {"lookupd": ",".join(options.lookupd)} if options.lookupd else {}
+    for name, addresses in (("nsqd", options.nsqd), ("lookupd", options.lookupd)):
+        given |= {name: ",".join(addresses)} if addresses else {}
     with contextlib.closing(Meter(sys.stderr, quiet=options.quiet)) as meter:
         standalone(SourceOptions.of(dict(options.option) | given), progress=meter.say)
-    return 0
 
 
 # The write-ahead log
 
 
-def wal_ls(options: Flags) -> int:
+def wal_ls(options: Flags) -> None:
+    """Show what is in a write-ahead log, by receiver."""
     from nsq.spark.wal.inspect import ls
 
     found = ls(options.argument)
     subject = f" of {found.subject}" if found.subject else ""
-    _tell(f"log {found.identity}{subject} at {found.location}")
+    print(f"log {found.identity}{subject} at {found.location}")
     _tell_readers(found.readers)
     heads = ["receiver", "alive", "segments", "messages", "bytes", "open", "oldest"]
-    rows = [
-        [
-            each.receiver,
-            each.alive,
-            each.segments,
-            each.rows,
-            size(each.bytes),
-            size(each.open_bytes),
-            None if each.oldest_seconds is None else span(each.oldest_seconds),
-        ]
-        for each in found.receivers
-    ]
-    _tell(table(heads, rows) if rows else "no receiver has left anything in it")
-    return 0
+    rows = []
+    for each in found.receivers:
+        sizes = size(each.bytes), size(each.open_bytes)
+        oldest = None if each.oldest_seconds is None else span(each.oldest_seconds)
+        rows.append([each.receiver, each.alive, each.segments, each.rows, *sizes, oldest])
+    print(table(heads, rows) if rows else "no receiver has left anything in it")
 
 
 def _tell_readers(found: Sequence[ReaderLine]) -> None:
     heads = ["reader", "to read", "last commit", "read by"]
     rows = [[each.reader, each.rows, f"{span(each.idle_seconds)} ago", each.owner] for each in found]
-    _tell(table(heads, rows) if rows else "no query has read it yet")
+    print(table(heads, rows) if rows else "no query has read it yet")
 
 
-def readers(options: ReadersFlags) -> int:
+def readers(options: ReadersFlags) -> None:
+    """Show who reads a write-ahead log, and how much it holds for each."""
     from nsq.spark.wal import inspect
 
     if options.remove:
         inspect.remove_reader(options.argument, options.remove)
-        _tell(f"removed: reader {options.remove}")
+        print(f"removed: reader {options.remove}")
     _tell_readers(inspect.readers(options.argument))
-    return 0
 
 
 def wal_verify(options: Flags) -> int:
+    """Read all of a log and tell what is damaged; exit status 1 if anything is."""
     from nsq.spark.wal.inspect import verify
 
     found = verify(options.argument)
     for problem in found.problems:
-        _tell(problem)
-    _tell(
-        f"{found.segments:,} segments with {found.rows:,} messages are sound; {len(found.problems)} problems"
-    )
-    return 1 if found.problems else 0
+        print(problem)
+    problems = len(found.problems)
+    print(f"{found.segments:,} segments with {found.rows:,} messages are sound; {problems} problems")
+    return 1 if problems else 0
 
 
-def wal_gc(options: GcFlags) -> int:
+def wal_gc(options: GcFlags) -> None:
+    """Seal what dead receivers left in a log, and remove their empty folders."""
     from nsq.spark.wal.inspect import gc
 
     done = gc(options.argument, force=options.force)
-    _tell(
+    print(
         f"{len(done.recovered):,} segments recovered, {len(done.deleted):,} deleted, "
         f"{len(done.folders):,} empty folders removed"
     )
-    return 0
-
-
-# The doctor
 
 
 def examine(options: DoctorFlags) -> int:
+    """Check Java, Python, the log and NSQ; exit status 1 if anything is wrong."""
     from nsq.spark.options import Options
 
     config = Options.of(dict(options.option)).config
+    wal = options.wal or None
     wrong = 0
-    for found in doctor.examine(
-        nsqd=options.nsqd, lookupd=options.lookupd, wal=options.wal or None, config=config
-    ):
+    for found in doctor.examine(nsqd=options.nsqd, lookupd=options.lookupd, wal=wal, config=config):
         wrong += found.state == doctor.WRONG
-        _tell(f"{found.state:8}{found.what}: {found.text}")
+        print(f"{found.state:8}{found.what}: {found.text}", flush=True)
         if found.remedy:
-            _tell(f"{'':8}→ {found.remedy}")
-    _tell("all is well" if not wrong else f"{wrong} of these must be mended")
+            print(f"{'':8}→ {found.remedy}")
+    print("all is well" if not wrong else f"{wrong} of these must be mended")
     return 1 if wrong else 0
-
-
-def _tell(text: str) -> None:
-    print(text, flush=True)
 
 
 # The program
 
 
 class Command(NamedTuple):
-    """``argument`` is what the one that is no flag is called; ``needs`` are flags that must be given."""
+    """``argument`` is what the one that is no flag is called; ``needs`` are flags that must be given. What it
+    does is said by its function's docstring.
+    """
 
-    run: Callable[[Any], int]
+    run: Callable[[Any], int | None]
     flags: type[Flags]
     argument: str
-    about: str
     needs: tuple[str, ...] = ()
 
 
 COMMANDS = {
-    "archive": Command(
-        archive, ArchiveFlags, "TOPIC", "Move a channel into Parquet files by date and hour.", ("to",)
-    ),
-    "metrics": Command(
-        metrics, MetricsFlags, "TOPIC", "Count messages, bytes, latency, attempts and the most frequent keys."
-    ),
-    "replay": Command(replay, ReplayFlags, "DIR", "Publish an archive, or a part of it, again.", ("topic",)),
-    "receive": Command(
-        receive,
-        ReceiveFlags,
-        "TOPIC",
-        "Only receive, into a log that a stream elsewhere reads (its option receivers=0). Needs no Java.",
-        ("channel", "wal"),
-    ),
-    "readers": Command(
-        readers, ReadersFlags, "PLACE", "Show who reads a write-ahead log, and how much it holds for each."
-    ),
-    "wal ls": Command(wal_ls, Flags, "PLACE", "Show what is in a write-ahead log, by receiver."),
-    "wal verify": Command(
-        wal_verify,
-        Flags,
-        "PLACE",
-        "Read all of a log and tell what is damaged; exit status 1 if anything is.",
-    ),
-    "wal gc": Command(
-        wal_gc, GcFlags, "PLACE", "Seal what dead receivers left in a log, and remove their empty folders."
-    ),
-    "doctor": Command(
-        examine, DoctorFlags, "", "Check Java, Python, the log and NSQ; exit status 1 if anything is wrong."
-    ),
+    "archive": Command(archive, ArchiveFlags, "TOPIC", ("to",)),
+    "metrics": Command(metrics, MetricsFlags, "TOPIC"),
+    "replay": Command(replay, ReplayFlags, "DIR", ("topic",)),
+    "receive": Command(receive, ReceiveFlags, "TOPIC", ("channel", "wal")),
+    "readers": Command(readers, ReadersFlags, "PLACE"),
+    "wal ls": Command(wal_ls, Flags, "PLACE"),
+    "wal verify": Command(wal_verify, Flags, "PLACE"),
+    "wal gc": Command(wal_gc, GcFlags, "PLACE"),
+    "doctor": Command(examine, DoctorFlags, ""),
 }
 _HELP = """\
 Usage: nsq-spark COMMAND [arguments and flags]
@@ -459,7 +377,6 @@ _SPELLINGS = {
     "--nsqd-tcp-address": "--nsqd",
     "--lookupd-http-address": "--lookupd",
 }
-INTERRUPTED = 130
 #: What Python writes below a traceback, which Spark tells whole.
 _OURS = re.compile(r"^nsq\.errors\.\w+: (.+)$", re.MULTILINE)
 
@@ -467,26 +384,26 @@ _OURS = re.compile(r"^nsq\.errors\.\w+: (.+)$", re.MULTILINE)
 def parse(argv: Sequence[str]) -> tuple[Command, Any]:
     """A command and its flags. Raises FlagExit for --help, --version and mistakes."""
     words = list(argv)
-    debug = words[:1] == ["--debug"]
-    words = words[1:] if debug else words
+    if words[:1] == ["--debug"]:
+        words = words[1:] + words[:1]
     if words[:1] == ["--version"]:
         raise FlagExit(0, f"nsq-spark v{__version__}\n", "stdout")
     if not words or words[0] in ("-h", "--help"):
-        listed = "\n".join(f"  {name:<12}{each.about}" for name, each in COMMANDS.items())
+        listed = "\n".join(f"  {name:<12}{each.run.__doc__}" for name, each in COMMANDS.items())
         raise FlagExit(0 if words else 2, _HELP.format(listed), "stdout" if words else "stderr")
     name = " ".join(words[:2]) if words[0] == "wal" else words[0]
     command = COMMANDS.get(name)
     if command is None:
         raise FlagExit(2, f"nsq-spark has no command {name!r}; there are {', '.join(COMMANDS)}\n")
-    options, rest = _parse_flags(command, f"nsq-spark {name}", words[len(name.split()) :])
-    if len(rest) != bool(command.argument):
-        said = f"unknown arguments: {' '.join(rest)}" if rest else f"{command.argument} is missing"
-        raise FlagExit(2, f"nsq-spark {name}: {said}; --help says more\n")
-    for needed in command.needs:
-        if not getattr(options, needed):
-            raise FlagExit(2, f"nsq-spark {name}: --{needed} is missing; --help says more\n")
-    debug = debug or options.debug
-    return command, dataclasses.replace(options, argument="".join(rest), argv=tuple(argv), debug=debug)
+    prog = f"nsq-spark {name}"
+    options, rest = _parse_flags(command, prog, words[len(name.split()) :])
+    if len(rest) > bool(command.argument):
+        raise FlagExit(2, f"{prog}: unknown arguments: {' '.join(rest)}; --help says more\n")
+    missing = [] if rest or not command.argument else [command.argument]
+    missing += [f"--{needed}" for needed in command.needs if not getattr(options, needed)]
+    if missing:
+        raise FlagExit(2, f"{prog}: {missing[0]} is missing; --help says more\n")
+    return command, dataclasses.replace(options, argument="".join(rest), argv=tuple(argv))
 
 
 def _parse_flags(command: Command, prog: str, words: list[str]) -> tuple[Any, list[str]]:
@@ -499,7 +416,7 @@ def _parse_flags(command: Command, prog: str, words: list[str]) -> tuple[Any, li
         try:
             parsed = flags.parse(command.flags, words, prog=prog, config_flag=False)
         except FlagExit as end:
-            usage = f"Usage: {prog} {command.argument} [flags]\n\n{command.about}\n\nFlags:\n"
+            usage = f"Usage: {prog} {command.argument} [flags]\n\n{command.run.__doc__}\n\nFlags:\n"
             raise FlagExit(end.status, end.text.replace(f"Usage of {prog}:\n", usage), end.stream) from None
         if not parsed.rest:
             return parsed.options, rest
@@ -516,13 +433,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         if getattr(options, "print_submit", False):
-            _tell(_submit_line(options, options.master or "spark://HOST:7077"))
+            print(submit_line(options))
             return 0
         status = command.run(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("interrupted; what was finished is kept, and the next run goes on from there", file=sys.stderr)
-        return INTERRUPTED
+        return 130
     except BrokenPipeError:
         # `nsq-spark wal ls … | head`: the reader is gone, and Python must not complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -532,13 +449,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"nsq-spark: {in_a_line(error)}", file=sys.stderr)
         return 1
-    return status
+    return status or 0
 
 
 def in_a_line(fault: Exception) -> str:
-    """Ours are made to be read, also where one is the reason of Spark's; of others the kind is told too, and
-    of Java's long stories the first line.
-    """
+    """An error of ours, also where it is the reason of Spark's; of others the kind and the first line."""
     first = str(fault).strip().split("\n", 1)[0]
     if isinstance(fault, NsqError):
         return str(fault)

@@ -1,38 +1,45 @@
-"""What ``nsq-spark`` shows on a terminal: tables, counts and times, a line that tells how far it is, none of
-Java's chatter; and the spark-submit line that does the same on a cluster.
-"""
+"""What ``nsq-spark`` shows on a terminal: tables, times, how far it is, and none of Java's chatter."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-import shlex
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TextIO
 
 from nsq.spark.pipelines.streaming import Progress
 
 # Text: tables, counts, bytes and times
 
-_STEPS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+#: Also with a unit, or none at all.
+_NUMBER = re.compile(r"-|[0-9.,]+( .*)?")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """Columns as wide as they must be; numbers to the right."""
     lines = [[*heads], *([_cell(value) for value in row] for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-    right = [column for column in range(len(heads)) if _numeric(line[column] for line in lines[1:])]
-    return "\n".join(
-        "  ".join(
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    columns = []
+    for column in zip(*lines, strict=True):
+        width = max(map(len, column))
+        right = all(map(_NUMBER.fullmatch, column[1:]))
+        columns.append([cell.rjust(width) if right else cell.ljust(width) for cell in column])
+    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+_STEPS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def size(count: float) -> str:
@@ -45,28 +52,10 @@ def size(count: float) -> str:
 
 def span(seconds: float) -> str:
     """``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
     if seconds < 60:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _numeric(cells: Iterable[str]) -> bool:
-    return all(
-        cell == "-" or cell.replace(",", "").split(" ")[0].replace(".", "").isdigit() for cell in cells
-    )
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 # How far it is: one line, written over and over on a terminal; a line now and then in a log file
@@ -92,7 +81,6 @@ class Meter:
         self._stream = stream
         self._quiet = quiet
         self._now = now
-        self._live = stream.isatty()
         self._told = now() - _SELDOM
         self._shown = ""
         self._lock = threading.Lock()  # lines must not mix
@@ -102,37 +90,30 @@ class Meter:
 
     def say(self, text: str) -> None:
         """How it goes just now; the next such line takes its place."""
-        if self._quiet:
-            return
         with self._lock:
-            if self._live:
-                self._show(text[: shutil.get_terminal_size().columns - 1])
+            if self._quiet:
+                return
+            if self._stream.isatty():
+                self._write("", text[: shutil.get_terminal_size().columns - 1])
             elif self._now() - self._told >= _SELDOM:
                 self._told = self._now()
-                self._stream.write(f"{text}\n")
-            self._stream.flush()
+                self._write(f"{text}\n", "")
 
     def note(self, text: str) -> None:
         """What is to stay, above the line that changes."""
         with self._lock:
-            shown = self._shown
-            self._show("")
-            self._stream.write(f"{text}\n")
-            self._show(shown)
-            self._stream.flush()
+            self._write(f"{text}\n", self._shown)
 
     def close(self) -> None:
         """Make room for the result."""
         with self._lock:
-            self._show("")
-            self._stream.flush()
+            self._write("", "")
 
-    def _show(self, text: str) -> None:
-        if text or self._shown:
-            self._stream.write(f"\r{text.ljust(len(self._shown))}")
-            if not text:
-                self._stream.write("\r")
-        self._shown = text
+    def _write(self, stays: str, changes: str) -> None:
+        erased = f"\r{' ' * len(self._shown)}\r" if self._shown else ""
+        self._stream.write(erased + stays + changes)
+        self._stream.flush()
+        self._shown = changes
 
 
 # Java's chatter. The JVM, and the Python processes it starts, write where our stderr pointed when it was
@@ -157,8 +138,14 @@ def filtered(tell: Callable[[str], None]) -> Iterator[None]:
     run. What this process writes goes where it always went, except inside the block.
     """
     reading, writing = os.pipe()
+
+    def pass_on() -> None:
+        with open(reading, errors="replace") as lines:
+            for line in filter(worth_telling, lines):
+                tell(line.rstrip("\n"))
+
     own = os.dup(2)
-    threading.Thread(target=_pass_on, args=(reading, tell), name="nsq-spark-stderr", daemon=True).start()
+    threading.Thread(target=pass_on, name="nsq-spark-stderr", daemon=True).start()
     os.dup2(writing, 2)
     os.close(writing)
     try:
@@ -166,36 +153,3 @@ def filtered(tell: Callable[[str], None]) -> Iterator[None]:
     finally:
         os.dup2(own, 2)
         os.close(own)
-
-
-def _pass_on(reading: int, tell: Callable[[str], None]) -> None:
-    with open(reading, errors="replace") as lines:
-        for line in lines:
-            if worth_telling(line):
-                tell(line.rstrip("\n"))
-
-
-# On a cluster
-
-_OURS = ("--master", "--conf", "--print-submit")
-
-
-def submit_line(argv: Sequence[str], entry: str, master: str, conf: Mapping[str, str]) -> str:
-    """``entry`` is the file of ``nsq.spark.__main__``. The package has to be installed on all workers."""
-    words = ["spark-submit", "--master", master]
-    for name, value in conf.items():
-        words += ["--conf", f"{name}={value}"]
-    return shlex.join([*words, entry, *without_ours(argv)])
-
-
-def without_ours(argv: Sequence[str]) -> list[str]:
-    """What is left when spark-submit has taken master and conf."""
-    kept = []
-    words = iter(argv)
-    for word in words:
-        name, _, value = word.partition("=")
-        if name not in _OURS:
-            kept.append(word)
-        elif not value and name != "--print-submit":
-            next(words, None)
-    return kept

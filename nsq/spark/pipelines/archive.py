@@ -11,135 +11,32 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nsq.errors import ConfigError
-from nsq.spark.json_bodies import CORRUPT, RESCUED, read_json
-from nsq.spark.pipelines.files import Batch, Published, Written, below, open_files, publish
+from nsq.spark.pipelines.files import Batch, Written, below, open_files, publish
 from nsq.spark.pipelines.streaming import (
     Addresses,
     OnProgress,
     Running,
     Totals,
-    default_wal,
     open_stream,
     run,
     stream_options,
 )
-from nsq.spark.session import session_or_own
+from nsq.spark.rows import CORRUPT, RESCUED, TYPES, read_json
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-# The columns of an archive, from the rows of the source
-
-
 KINDS = ("binary", "string", "json")
-PARTITIONS = ("date", "hour")
 BYTES = "_bytes"
-
+_PARTITIONS = ("date", "hour")
 _HOUR = 3_600_000_000_000
-_COLUMNS = ("topic", "nsqd", "id", "timestamp", "timestamp_ns", "attempts")
-
-
-@dataclasses.dataclass(frozen=True)
-class Body:
-    """What becomes of the body: ``binary`` as it is, ``string`` as text, ``json`` read by ``schema``."""
-
-    kind: str = "binary"
-    schema: StructType | str | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(f"body is {self.kind!r}, but must be one of: {', '.join(KINDS)}")
-        if self.kind == "json" and self.schema is None:
-            raise ConfigError("body='json' needs a schema, such as schema='id bigint, name string'")
-        if self.kind != "json" and self.schema is not None:
-            raise ConfigError(f"schema is for body='json'; body is {self.kind!r}")
-
-
-def archived(frame: DataFrame, body: Body) -> DataFrame:
-    """As it is stored: the columns of the source, the body as it is wanted, and where it belongs."""
-    from pyspark.sql import functions as f
-
-    # From the number, as dates from timestamps depend on the session's time zone; `div` keeps it whole.
-    day = f.expr(f"date_from_unix_date(cast(timestamp_ns div {24 * _HOUR} as int))")
-    hour = f.expr(f"format_string('%02d', pmod(timestamp_ns div {_HOUR}, 24))")
-    columns = [f.col(name) for name in _COLUMNS]
-    size = f.octet_length("body").alias(BYTES)
-    return frame.select(*columns, *_body(body), size, day.alias("date"), hour.alias("hour"))
-
-
-def _body(body: Body) -> list[Column]:
-    from pyspark.sql import functions as f
-
-    raw = f.col("body")
-    if body.kind == "json":
-        # Either the body and what the schema leaves out of it, or, where it does not fit, its text.
-        read = read_json(raw, body.schema or "")
-        parts = {"value": "body", "rescued": RESCUED, "corrupt": CORRUPT}
-        return [read[name].alias(column) for name, column in parts.items()]
-    # Parquet's text is UTF-8, and other readers insist on it.
-    return [raw if body.kind == "binary" else f.make_valid_utf8(raw.cast("string")).alias("body")]
-
-
-def write_parquet(frame: DataFrame, uri: str, *, partitions: tuple[str, ...] = ()) -> Written:
-    """Rows, and bytes of their bodies, counted on their way: the frame must have a column ``_bytes``, which
-    is not written.
-    """
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as f
-
-    # Spark's default, INT96, is read back in strange ways by others. A batch's session is the query's own.
-    frame.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-    seen = Observation()
-    counted = frame.observe(seen, f.count(f.lit(1)).alias("rows"), f.sum(BYTES).alias("bytes"))
-    writer = counted.drop(BYTES).write.mode("overwrite").option("compression", "zstd")
-    writer.partitionBy(*partitions).parquet(uri)
-    return Written(seen.get["rows"], seen.get["bytes"] or 0)
-
-
-# A batch as one commit of a Delta table, exactly once: the commit carries the query's id and the batch's
-# number, and a number that the table has already is left out
-
-
-PREFIX = "delta:"
-#: The rows of a batch pass through the driver's memory.
-MOST_BYTES = "256m"
-
-
-def require_deltalake() -> None:
-    try:
-        import deltalake  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(f"to={PREFIX}… needs deltalake ({error}): pip install 'nsq[delta]'") from None
-
-
-def write_delta(frame: DataFrame, table: str, batch: Batch) -> Published:
-    """``frame`` has the columns of an archive."""
-    import pyarrow.compute as pc
-    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
-
-    if DeltaTable.is_deltatable(table):
-        written = DeltaTable(table).transaction_version(batch.query)
-        if written is not None and written >= batch.number:
-            return Published(0, 0, 0, again=True)
-    rows = frame.toArrow()
-    if rows.num_rows:
-        mark = CommitProperties(app_transactions=[Transaction(batch.query, batch.number)])
-        write_deltalake(
-            table,
-            rows.drop_columns([BYTES]),
-            partition_by=list(PARTITIONS),
-            mode="append",
-            commit_properties=mark,
-        )
-    return Published(rows.num_rows, pc.sum(rows[BYTES]).as_py() or 0, int(rows.num_rows > 0), again=False)
-
-
-# The pipeline
-
+_DELTA = "delta:"
 
 #: The archive is what is kept, so the log keeps nothing; and a task writes a file of this size per hour.
 _DEFAULTS = {"retention": "0", "targetpartitionbytes": "128m"}
+#: The rows of a batch for a table pass through the driver's memory.
+_TABLE_DEFAULTS = _DEFAULTS | {"maxbytespertrigger": "256m"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,24 +76,31 @@ def archive(
 
     Date and hour are those of the message's timestamp, in UTC. ``body="string"`` stores text, with � for what
     is no UTF-8; ``body="json"`` a struct by ``schema``, null where that does not fit, and then the text in
-    ``_corrupt``, or ``0x…`` for what is no UTF-8. ``options`` are those of ``format("nsq")``, such as
-    ``{"maxInFlight": 5000}``.
+    ``_corrupt``. ``options`` are those of ``format("nsq")``, such as ``{"maxInFlight": 5000}``.
 
-    What nsqd has been told is finished is in the log ``wal``, and from there every message reaches the files
-    exactly once, whatever crashes on the way. Between nsqd and the log it is at least once, as ever in NSQ.
-    ``wal`` and ``checkpoint`` are ``<to>/_wal`` and ``<to>/_checkpoint`` by default, which Spark, pyarrow and
-    pandas do not take for data; for a glob, use ``<to>/date=*/hour=*/*.parquet``.
+    From the log ``wal`` every message reaches the files exactly once, whatever crashes on the way. It and
+    ``checkpoint`` are ``<to>/_wal`` and ``<to>/_checkpoint`` by default, which Spark, pyarrow and pandas do
+    not take for data; for a glob, use ``<to>/date=*/hour=*/*.parquet``.
     """
     wanted = Body(body, schema)
-    table = os.fspath(to).removeprefix(PREFIX) if os.fspath(to).startswith(PREFIX) else None
+    table = os.fspath(to).startswith(_DELTA)
+    path = os.fspath(to).removeprefix(_DELTA)
     # A table keeps to itself: the log and the checkpoint lie beside it.
-    root = below(to) if table is None else below(f"{table}.nsq")
-    chosen = dict(_DEFAULTS) | ({"maxbytespertrigger": MOST_BYTES} if table else {})
-    chosen |= {name.lower(): value for name, value in (options or {}).items()}
-    if table is not None:
-        require_deltalake()
+    root = below(f"{path}.nsq" if table else path)
+    if table:
+        try:
+            import deltalake  # noqa: F401
+        except ImportError as error:
+            raise ConfigError(f"to={_DELTA}… needs deltalake ({error}): pip install 'nsq[delta]'") from None
     reading = stream_options(
-        topic, channel, nsqd=nsqd, lookupd=lookupd, wal=default_wal(root, wal), options=chosen
+        root,
+        topic,
+        channel,
+        nsqd=nsqd,
+        lookupd=lookupd,
+        wal=wal,
+        options=options,
+        defaults=_TABLE_DEFAULTS if table else _DEFAULTS,
     )
     running = Running(
         checkpoint=checkpoint or below(root, "_checkpoint"),
@@ -205,25 +109,101 @@ def archive(
         stop=stop,
         progress=progress,
     )
-    with session_or_own(spark) as session:
-        stream = open_stream(session, reading)
-        if table is not None:
-            return archive_to_table(stream, below(table), wanted, running)
-        return archive_stream(stream, root, wanted, running)
+    with open_stream(spark, reading) as stream:
+        return archive_stream(stream, below(path), wanted, running, table=table)
 
 
-def archive_stream(stream: DataFrame, root: str, body: Body, running: Running) -> ArchiveResult:
+def archive_stream(
+    stream: DataFrame, path: str, body: Body, running: Running, *, table: bool = False
+) -> ArchiveResult:
     """The same for any stream with the columns of the source."""
-    files = open_files(root, stream.sparkSession)
+    files = None if table else open_files(path, stream.sparkSession)
 
-    def handle(part: DataFrame, batch: Batch) -> Published:
-        return publish(
-            files, batch, lambda uri: write_parquet(archived(part, body), uri, partitions=PARTITIONS)
+    def handle(part: DataFrame, batch: Batch) -> Written:
+        rows = archived(part, body)
+        if files is None:
+            return write_delta(rows, path, batch)
+        return publish(files, batch, lambda uri: write_parquet(rows, uri, partitions=_PARTITIONS))
+
+    return ArchiveResult(path=path, **vars(run(stream, handle, running)))
+
+
+# The rows of an archive, from those of the source
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """What becomes of the body: ``binary`` as it is, ``string`` as text, ``json`` read by ``schema``."""
+
+    kind: str = "binary"
+    schema: StructType | str | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError(f"body is {self.kind!r}, but must be one of: {', '.join(KINDS)}")
+        if self.kind == "json" and self.schema is None:
+            raise ConfigError("body='json' needs a schema, such as schema='id bigint, name string'")
+        if self.kind != "json" and self.schema is not None:
+            raise ConfigError(f"schema is for body='json'; body is {self.kind!r}")
+
+
+def archived(frame: DataFrame, body: Body) -> DataFrame:
+    """As it is stored: the columns of the source, the body as it is wanted, and where it belongs."""
+    from pyspark.sql import functions as f
+
+    raw = f.col("body")
+    if body.kind == "json":
+        # Either the body and what the schema leaves out of it, or, where it does not fit, its text.
+        read = read_json(raw, body.schema or "")
+        parts = {"value": "body", "rescued": RESCUED, "corrupt": CORRUPT}
+        stored = [read[name].alias(column) for name, column in parts.items()]
+    else:
+        # Parquet's text is UTF-8, and other readers insist on it.
+        text = f.make_valid_utf8(raw.cast("string")).alias("body")
+        stored = [raw if body.kind == "binary" else text]
+    # From the number, as dates from timestamps depend on the session's time zone; `div` keeps it whole.
+    day = f.expr(f"date_from_unix_date(cast(timestamp_ns div {24 * _HOUR} as int))")
+    hour = f.expr(f"format_string('%02d', pmod(timestamp_ns div {_HOUR}, 24))")
+    columns = [name for name in TYPES if name != "body"]
+    size = f.octet_length(raw).alias(BYTES)
+    return frame.select(*columns, *stored, size, day.alias("date"), hour.alias("hour"))
+
+
+def write_parquet(frame: DataFrame, uri: str, *, partitions: tuple[str, ...] = ()) -> Written:
+    """Rows, and bytes of their bodies, counted on their way: the frame must have a column ``_bytes``, which
+    is not written.
+    """
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
+    # Spark's default, INT96, is read back in strange ways by others. A batch's session is the query's own.
+    frame.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    seen = Observation()
+    counted = frame.observe(seen, f.count(f.lit(1)).alias("rows"), f.sum(BYTES).alias("bytes"))
+    writer = counted.drop(BYTES).write.mode("overwrite").option("compression", "zstd")
+    writer.partitionBy(*partitions).parquet(uri)
+    return Written(seen.get["rows"], seen.get["bytes"] or 0)
+
+
+def write_delta(frame: DataFrame, table: str, batch: Batch) -> Written:
+    """A batch of an archive as one commit, exactly once: the commit carries the query's id and the batch's
+    number, and a number that the table has already is left out.
+    """
+    import pyarrow.compute as pc
+    from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
+
+    if DeltaTable.is_deltatable(table):
+        written = DeltaTable(table).transaction_version(batch.query)
+        if written is not None and written >= batch.number:
+            return Written(0, 0)
+    rows = frame.toArrow()
+    if rows.num_rows:
+        mark = CommitProperties(app_transactions=[Transaction(batch.query, batch.number)])
+        write_deltalake(
+            table,
+            rows.drop_columns([BYTES]),
+            partition_by=list(_PARTITIONS),
+            mode="append",
+            commit_properties=mark,
         )
-
-    return ArchiveResult(path=root, **vars(run(stream, handle, running)))
-
-
-def archive_to_table(stream: DataFrame, table: str, body: Body, running: Running) -> ArchiveResult:
-    totals = run(stream, lambda part, batch: write_delta(archived(part, body), table, batch), running)
-    return ArchiveResult(path=table, **vars(totals))
+    return Written(rows.num_rows, pc.sum(rows[BYTES]).as_py() or 0, int(rows.num_rows > 0))

@@ -1,4 +1,4 @@
-"""``metrics_chart``: windows as a picture. Loads matplotlib only when one is drawn."""
+"""Charts of windows and of archives. Loads matplotlib only when one is drawn."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
     from nsq.spark.pipelines.metrics import Window
 
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+_SECOND = 1_000_000_000
 _BARS_AT_MOST = 200
-_INK = "#334155"
-_BARS = "#7dd3fc"
+_TITLE: Any = {"loc": "left", "color": "#334155"}
 _LINES = (
     ("latency_p50", "p50", "#16a34a"),
     ("latency_p95", "p95", "#d97706"),
@@ -39,16 +40,14 @@ def metrics_chart(
     """
     if not windows:
         raise UsageError("there is nothing to draw: no window has been counted")
-    figure, (above, below) = _axes(size)
+    lengths = [each.end - each.start for each in windows]
+    bars = [(each.start, length, each.messages) for each, length in zip(windows, lengths, strict=True)]
+    times = f"{windows[0].start:%Y-%m-%d %H:%M:%S} to {windows[-1].end:%H:%M:%S}"
+    figure, (above, below) = _rates(bars, size, 2)
     from matplotlib import dates
 
-    starts = [each.start for each in windows]
-    seconds = [(each.end - each.start).total_seconds() for each in windows]
-    rates = [each.messages / length for each, length in zip(windows, seconds, strict=True)]
-    widths: Any = [datetime.timedelta(seconds=length) for length in seconds]
-    above.bar(starts, rates, width=widths, align="edge", color=_BARS, edgecolor="white", linewidth=0.5)
-    above.set_ylabel("messages per second")
-    middles: Any = [each.start + (each.end - each.start) / 2 for each in windows]
+    above.set_title(title or f"{sum(each.messages for each in windows):,} messages, {times}", **_TITLE)
+    middles: Any = [each.start + length / 2 for each, length in zip(windows, lengths, strict=True)]
     for name, label, colour in _LINES:
         values = [getattr(each, name) for each in windows]
         below.plot(middles, values, label=label, color=colour, marker="o", markersize=3)
@@ -57,9 +56,6 @@ def metrics_chart(
     below.set_ylim(0, 1.25 * max(each.latency_p99 for each in windows) or 1)
     below.legend(loc="upper left", frameon=False, ncols=len(_LINES))
     below.set_xlabel("UTC")
-    count = sum(each.messages for each in windows)
-    times = f"{windows[0].start:%Y-%m-%d %H:%M:%S} to {windows[-1].end:%H:%M:%S}"
-    above.set_title(title or f"{count:,} messages, {times}", loc="left", color=_INK)
     formatter: Any = dates.ConciseDateFormatter
     below.xaxis.set_major_formatter(formatter(below.xaxis.get_major_locator()))
     figure.savefig(path, dpi=100)
@@ -70,26 +66,33 @@ def archive_chart(
     path: str, image: str | os.PathLike[str], *, title: str = "", spark: SparkSession | None = None
 ) -> str:
     """Messages per second of an archive, by their timestamps, as an image. Returns its path."""
-    from nsq.spark.pipelines.replay import selected_times
+    from nsq.spark.pipelines.replay import read_archive
     from nsq.spark.session import session_or_own
 
     with session_or_own(spark) as session:
-        counted, seconds = selected_times(session, path, _BARS_AT_MOST)
-    if not counted:
-        raise UsageError(f"there is nothing to draw: the archive {path} is empty")
-    figure, (above,) = _axes((10, 4), rows=1)
-    starts = [start for start, _ in counted]
-    width: Any = datetime.timedelta(seconds=seconds)
-    rates = [messages / seconds for _, messages in counted]
-    above.bar(starts, rates, width=width, align="edge", color=_BARS, edgecolor="white", linewidth=0.5)
-    above.set_ylabel("messages per second")
-    above.set_xlabel("UTC")
-    above.set_title(title or f"{sum(messages for _, messages in counted):,} messages", loc="left", color=_INK)
+        from pyspark.sql import functions as f
+
+        frame = read_archive(session, path)
+        least, last = frame.agg(f.min("timestamp_ns"), f.max("timestamp_ns")).collect()[0]
+        if least is None:
+            raise UsageError(f"there is nothing to draw: the archive {path} is empty")
+        # Whole seconds, of which there are not too many.
+        span = max(1, (last - least) // _SECOND // _BARS_AT_MOST + 1)
+        start = f.expr(f"(timestamp_ns div {span * _SECOND}) * {span}").alias("start")
+        counted = frame.groupBy(start).count().orderBy("start").collect()
+    length = datetime.timedelta(seconds=span)
+    bars = [(_EPOCH + datetime.timedelta(seconds=row[0]), length, row[1]) for row in counted]
+    figure, (axes,) = _rates(bars, (10, 4), 1)
+    axes.set_title(title or f"{sum(row[1] for row in counted):,} messages", **_TITLE)
+    axes.set_xlabel("UTC")
     figure.savefig(image, dpi=100)
     return os.fspath(image)
 
 
-def _axes(size: tuple[float, float], rows: int = 2) -> Any:
+def _rates(
+    bars: Sequence[tuple[datetime.datetime, datetime.timedelta, int]], size: tuple[float, float], rows: int
+) -> Any:
+    """A figure with so many rows, and its axes; the first of them shows the bars: start, length, messages."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -101,4 +104,10 @@ def _axes(size: tuple[float, float], rows: int = 2) -> Any:
         each.spines[["top", "right"]].set_visible(False)
         each.grid(axis="y", alpha=0.3)
         each.set_axisbelow(True)
+    starts, lengths, _ = zip(*bars, strict=True)
+    heights = [messages / length.total_seconds() for _, length, messages in bars]
+    axes[0].bar(
+        starts, heights, width=lengths, align="edge", color="#7dd3fc", edgecolor="white", linewidth=0.5
+    )
+    axes[0].set_ylabel("messages per second")
     return figure, axes

@@ -23,46 +23,10 @@ import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-class FileEntry(NamedTuple):
-    """A file: its path below the root, and its size."""
-
-    path: str
-    bytes: int
-
-
-class Move(NamedTuple):
-    source: str
-    target: str
-
-
-class Files(Protocol):
-    def uri(self, path: str) -> str:
-        """What Spark calls it."""
-
-    def walk(self, folder: str) -> list[FileEntry]:
-        """All files below, sorted by path; none when there is no such folder."""
-
-    def read(self, path: str) -> str | None:
-        """None when it is not there."""
-
-    def write(self, path: str, text: str) -> None:
-        """All of it, durably, or nothing."""
-
-    def persist(self, paths: Iterable[str]) -> None:
-        """Make what another process wrote there durable."""
-
-    def move(self, moves: Iterable[Move]) -> None:
-        """Each in one step, durably; a source that is not there has been moved before."""
-
-    def delete(self, path: str) -> None:
-        """A file, or a folder with all it holds; nothing when it is not there."""
-
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
@@ -91,58 +55,60 @@ def open_files(location: str | os.PathLike[str], spark: SparkSession) -> Files:
 
 
 class LocalFiles:
-    """Durable means that it survives a power cut: Spark itself leaves that to chance."""
+    """What is written or moved survives a power cut: Spark itself leaves that to chance."""
 
     def __init__(self, root: str) -> None:
         self.root = Path(root)
 
     def uri(self, path: str) -> str:
+        """What Spark calls it."""
         return f"file://{self.root / path}"
 
-    def walk(self, folder: str) -> list[FileEntry]:
-        found = []
-        for place, _, names in os.walk(self.root / folder):
-            for name in names:
-                # A file that goes away meanwhile has been moved by another process.
-                with contextlib.suppress(FileNotFoundError):
-                    path = Path(place, name)
-                    found.append(FileEntry(path.relative_to(self.root).as_posix(), path.stat().st_size))
-        return sorted(found)
+    def walk(self, folder: str) -> list[str]:
+        """The paths of all files below, sorted; none when there is no such folder."""
+        return sorted(
+            Path(place, name).relative_to(self.root).as_posix()
+            for place, _, names in os.walk(self.root / folder)
+            for name in names
+        )
 
     def read(self, path: str) -> str | None:
+        """None when it is not there."""
         try:
             return (self.root / path).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
     def write(self, path: str, text: str) -> None:
+        """All of it or nothing."""
         target = self.root / path
-        changed = {target.parent, *make_folder(target.parent)}
+        changed = {target.parent, *_make_folder(target.parent)}
         # Hidden from readers of the folder, should it be left behind.
         temporary = target.with_name(f".{target.name}.new")
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        temporary.write_text(text, encoding="utf-8")
+        sync(temporary)
         temporary.replace(target)
         for folder in changed:
             sync(folder)
 
     def persist(self, paths: Iterable[str]) -> None:
+        """Make what another process wrote there durable."""
         for path in paths:
             sync(self.root / path)
 
     def move(self, moves: Iterable[Move]) -> None:
+        """Each in one step; a source that is not there has been moved before."""
         changed: set[Path] = set()
         for source, target in moves:
             place = self.root / target
-            changed |= {place.parent, *make_folder(place.parent)}
+            changed |= {place.parent, *_make_folder(place.parent)}
             with contextlib.suppress(FileNotFoundError):
                 (self.root / source).replace(place)
         for folder in changed:
             sync(folder)
 
     def delete(self, path: str) -> None:
+        """A file, or a folder with all it holds; nothing when it is not there."""
         place = self.root / path
         if place.is_dir() and not place.is_symlink():
             shutil.rmtree(place)
@@ -150,7 +116,7 @@ class LocalFiles:
             place.unlink(missing_ok=True)
 
 
-def make_folder(folder: Path) -> list[Path]:
+def _make_folder(folder: Path) -> list[Path]:
     """The folders above that have a new entry by it."""
     missing = [place for place in (folder, *folder.parents) if not place.is_dir()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -167,7 +133,7 @@ def sync(path: Path) -> None:
 
 
 class HadoopFiles:
-    """Durable means what the file system makes of it, which for the usual object stores is: very."""
+    """The same on a file system of Hadoop's. For the usual object stores, closed is durable."""
 
     def __init__(self, root: str, spark: SparkSession) -> None:
         self._root = root.rstrip("/")
@@ -178,7 +144,7 @@ class HadoopFiles:
     def uri(self, path: str) -> str:
         return f"{self._root}/{path}" if path else self._root
 
-    def walk(self, folder: str) -> list[FileEntry]:
+    def walk(self, folder: str) -> list[str]:
         place = self._path(folder)
         if not self._files.exists(place):
             return []
@@ -186,34 +152,27 @@ class HadoopFiles:
         start = len(self._files.makeQualified(self._path("")).toString().rstrip("/")) + 1
         found, listing = [], self._files.listFiles(place, True)
         while listing.hasNext():
-            status = listing.next()
-            found.append(FileEntry(status.getPath().toString()[start:], status.getLen()))
+            found.append(listing.next().getPath().toString()[start:])
         return sorted(found)
 
     def read(self, path: str) -> str | None:
         place = self._path(path)
         if not self._files.exists(place):
             return None
-        stream = self._files.open(place)
-        try:
+        with contextlib.closing(self._files.open(place)) as stream:
             return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
-        finally:
-            stream.close()
 
     def write(self, path: str, text: str) -> None:
         folder, _, name = path.rpartition("/")
         temporary = f"{folder}/.{name}.new"
-        stream = self._files.create(self._path(temporary), True)
-        try:
+        with contextlib.closing(self._files.create(self._path(temporary), True)) as stream:
             stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
         # Where a rename does not replace: a crash in between leaves nothing, which is "not written".
         self._files.delete(self._path(path), False)
         self._rename(temporary, path)
 
     def persist(self, paths: Iterable[str]) -> None:
-        pass  # closed is durable
+        pass
 
     def move(self, moves: Iterable[Move]) -> None:
         for source, target in moves:
@@ -234,10 +193,12 @@ class HadoopFiles:
         return self._jvm.org.apache.hadoop.fs.Path(self.uri(path))
 
 
+Files = LocalFiles | HadoopFiles
+#: From and to.
+Move = tuple[str, str]
+
+
 # Putting the files of a batch into place
-
-
-STAGING, DECISIONS = "_staging", "_batches"
 
 
 class Batch(NamedTuple):
@@ -248,74 +209,36 @@ class Batch(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What went into a batch: rows, and bytes of their bodies."""
+    """What went into a batch: rows, bytes of their bodies, and the files that they became."""
 
     rows: int
     bytes: int
+    files: int = 0
 
 
-class Published(NamedTuple):
-    """``again``: it had been decided before, by a run that was cut short."""
-
-    rows: int
-    bytes: int
-    files: int
-    again: bool
-
-
-class _Decision(NamedTuple):
-    written: Written
-    moves: list[Move]
-
-    def encode(self) -> str:
-        return json.dumps(
-            {"rows": self.written.rows, "bytes": self.written.bytes, "moves": self.moves}, indent=1
-        )
-
-    @classmethod
-    def decode(cls, text: str) -> _Decision:
-        read = json.loads(text)
-        return cls(Written(read["rows"], read["bytes"]), [Move(*move) for move in read["moves"]])
-
-
-def publish(
-    files: Files, batch: Batch, write: Callable[[str], Written], *, suffix: str = ".parquet"
-) -> Published:
-    """``write(uri)`` is to put the batch's files there; they are moved to where it put them, seen from
-    there, below the root.
+def publish(files: Files, batch: Batch, write: Callable[[str], Written]) -> Written:
+    """``write(uri)`` puts the batch's Parquet files there; they are moved to the same folders below the root,
+    under names that say which batch they came from.
     """
-    path = f"{DECISIONS}/{batch.query}/{batch.number:09d}.json"
-    decided = files.read(path)
-    if decided is not None:
-        decision = _Decision.decode(decided)
-    else:
+    decisions, name = f"_batches/{batch.query}", f"{batch.number:09d}"
+    staging = f"_staging/{batch.query}/{name}"
+    text = files.read(f"{decisions}/{name}.json")
+    if text is None:
         # Earlier decisions: once there is a later batch, Spark does not ask for them again.
-        for entry in files.walk(f"{DECISIONS}/{batch.query}"):
-            files.delete(entry.path)
-        decision = _stage(files, batch, write, suffix)
-        files.write(path, decision.encode())
-    files.move(decision.moves)
-    files.delete(_staging(batch))
-    return Published(*decision.written, files=len(decision.moves), again=decided is not None)
-
-
-def _stage(files: Files, batch: Batch, write: Callable[[str], Written], suffix: str) -> _Decision:
-    staging = _staging(batch)
-    files.delete(staging)  # of an earlier try, which came to no decision
-    written = write(files.uri(staging))
-    staged = [entry.path for entry in files.walk(staging) if entry.path.endswith(suffix)]
-    files.persist(staged)
-    moves = [Move(path, _target(path, staging, batch, place)) for place, path in enumerate(staged)]
-    return _Decision(written, moves)
-
-
-def _target(path: str, staging: str, batch: Batch, place: int) -> str:
-    """In the same folder below the root; the name says which batch it came from, and is like no other."""
-    folder, _, name = path.removeprefix(f"{staging}/").rpartition("/")
-    kind = name[name.index(".") :]  # .zstd.parquet
-    renamed = f"part-{batch.query[:13]}-{batch.number:09d}-{place:05d}{kind}"
-    return f"{folder}/{renamed}" if folder else renamed
-
-
-def _staging(batch: Batch) -> str:
-    return f"{STAGING}/{batch.query}/{batch.number:09d}"
+        for path in files.walk(decisions):
+            files.delete(path)
+        files.delete(staging)  # of an earlier try, which came to no decision
+        written = write(files.uri(staging))
+        staged = [path for path in files.walk(staging) if path.endswith(".parquet")]
+        files.persist(staged)
+        moves: list[Move] = []
+        for place, path in enumerate(staged):
+            folder, slash, file = path.removeprefix(f"{staging}/").rpartition("/")
+            kind = file[file.index(".") :]  # .zstd.parquet
+            moves.append((path, f"{folder}{slash}part-{batch.query[:13]}-{name}-{place:05d}{kind}"))
+        text = json.dumps({"rows": written.rows, "bytes": written.bytes, "moves": moves}, indent=1)
+        files.write(f"{decisions}/{name}.json", text)
+    decided = json.loads(text)
+    files.move(decided["moves"])
+    files.delete(staging)
+    return Written(decided["rows"], decided["bytes"], len(decided["moves"]))

@@ -12,27 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 from nsq.errors import UsageError
 from nsq.spark.pipelines.archive import BYTES, write_parquet
-from nsq.spark.pipelines.files import Batch, Files, Published, Written, below, open_files, publish
+from nsq.spark.pipelines.files import Batch, Written, below, open_files, publish
 from nsq.spark.pipelines.streaming import (
     Addresses,
     OnProgress,
     Running,
     Totals,
-    default_wal,
     open_stream,
     run,
     stream_options,
 )
-from nsq.spark.session import session_or_own
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 # The last windows of a stream that never ends; more are forgotten by the result, not by ``to``.
 _REMEMBERED = 10_000
 
-_QUANTILES = (0.5, 0.95, 0.99)
-_ACCURACY = 1000
+_QUANTILES = {"latency_p50": 0.5, "latency_p95": 0.95, "latency_p99": 0.99}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,28 +53,11 @@ class Window:
     top: tuple[tuple[str, int], ...] = ()
 
 
-OnWindows = Callable[[Sequence[Window]], None]
-
-
 @dataclasses.dataclass(frozen=True)
 class MetricsResult(Totals):
     """``windows`` in order of time, each as it was last heard of; ``rows`` are messages."""
 
     windows: tuple[Window, ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Measure:
-    """What is counted. Durations as Spark spells them: ``"10 seconds"``."""
-
-    window: str = "1 minute"
-    watermark: str = "1 minute"
-    key: str | None = None
-    top: int = 10
-
-    def __post_init__(self) -> None:
-        if self.top < 1:
-            raise UsageError(f"top is {self.top}, but must be at least 1")
 
 
 def metrics(
@@ -91,7 +71,7 @@ def metrics(
     key: str | None = None,
     top: int = 10,
     to: str | None = None,
-    on_windows: OnWindows | None = None,
+    on_windows: Callable[[Sequence[Window]], None] | None = None,
     wal: str | None = None,
     checkpoint: str | None = None,
     follow: bool = False,
@@ -111,22 +91,21 @@ def metrics(
     ``on_windows`` is told of windows that have changed, after each batch. ``follow`` and ``every`` are those
     of ``archive``.
 
-    Without ``to``, every window is reported as far as it is known, and all is forgotten in the end: what had
-    been received and not counted when the process dies is not counted. With ``to``, windows are reported and
-    written there as Parquet, exactly once, when they are closed, which is ``watermark`` after their end by
-    the messages' own time; the last ones follow with the next call. Messages later than that are left out.
+    Without ``to``, every window is reported as far as it is known, and all is forgotten in the end. With
+    ``to``, windows are reported and written there as Parquet, exactly once, when they are closed, which is
+    ``watermark`` after their end by the messages' own time; the last ones follow with the next call. Messages
+    later than that are left out.
     """
-    measure = Measure(window=window, watermark=watermark, key=key, top=top)
+    measure = Measure(window, watermark, key, top)
     with contextlib.ExitStack() as stack:
         # The query's last threads may still be at files that are deleted.
         forgotten = tempfile.TemporaryDirectory(prefix="nsq-metrics-", ignore_cleanup_errors=True)
         root = stack.enter_context(forgotten) if to is None else below(to)
-        given = {"retention": "0"}
+        defaults = {"retention": "0"}
         if to is None and checkpoint is None:
-            given["startingposition"] = "committed"  # each call has a checkpoint of its own
-        given |= {name.lower(): value for name, value in (options or {}).items()}
+            defaults["startingposition"] = "committed"  # each call has a checkpoint of its own
         reading = stream_options(
-            topic, channel, nsqd=nsqd, lookupd=lookupd, wal=default_wal(root, wal), options=given
+            root, topic, channel, nsqd=nsqd, lookupd=lookupd, wal=wal, options=options, defaults=defaults
         )
         running = Running(
             checkpoint=checkpoint or below(root, "_checkpoint"),
@@ -136,56 +115,59 @@ def metrics(
             progress=progress,
             mode="append" if to is not None else "update",
         )
-        session = stack.enter_context(session_or_own(spark))
-        frame = open_stream(session, reading)
+        frame = stack.enter_context(open_stream(spark, reading))
         return measure_stream(frame, root if to is not None else None, measure, running, on_windows)
 
 
+@dataclasses.dataclass(frozen=True)
+class Measure:
+    """What is counted. Durations as Spark spells them: ``"10 seconds"``."""
+
+    window: str = "1 minute"
+    watermark: str = "1 minute"
+    key: str | None = None
+    top: int = 10
+
+    def __post_init__(self) -> None:
+        if self.top < 1:
+            raise UsageError(f"top is {self.top}, but must be at least 1")
+
+
 def measure_stream(
-    stream: DataFrame, to: str | None, measure: Measure, running: Running, on_windows: OnWindows | None = None
+    stream: DataFrame,
+    to: str | None,
+    measure: Measure,
+    running: Running,
+    on_windows: Callable[[Sequence[Window]], None] | None = None,
 ) -> MetricsResult:
     """The same for any stream with the columns of the source."""
     files = open_files(to, stream.sparkSession) if to is not None else None
     known: dict[datetime.datetime, Window] = {}
 
-    def handle(part: DataFrame, batch: Batch) -> Published:
-        changed, written = _changed(part, files, batch)
-        before = [known.get(each.start) for each in changed]
+    def handle(part: DataFrame, batch: Batch) -> Written:
+        def write(uri: str) -> Written:
+            return write_parquet(part.coalesce(1).withColumn(BYTES, part["bytes"]), uri)
+
+        part.persist()  # windows are few, and making them means going through the batch
+        try:
+            changed = sorted(map(window_of, part.collect()), key=lambda each: each.start)
+            written = publish(files, batch, write).files if files and changed else 0
+        finally:
+            part.unpersist()
+        before = [known[each.start] for each in changed if each.start in known]
         known.update((each.start, each) for each in changed)
         for start in sorted(known)[:-_REMEMBERED]:
             del known[start]
         if on_windows is not None and changed:
             on_windows(changed)
-        return Published(
-            sum(each.messages for each in changed) - sum(each.messages for each in before if each),
-            sum(each.bytes for each in changed) - sum(each.bytes for each in before if each),
+        return Written(
+            sum(each.messages for each in changed) - sum(each.messages for each in before),
+            sum(each.bytes for each in changed) - sum(each.bytes for each in before),
             written,
-            again=False,
         )
 
     totals = run(measured(stream, measure), handle, running)
-    windows = tuple(known[start] for start in sorted(known))
-    return MetricsResult(windows=windows, **vars(totals))
-
-
-def _changed(part: DataFrame, files: Files | None, batch: Batch) -> tuple[list[Window], int]:
-    """What a batch reports, in order, and how many files it became."""
-    if files is None:
-        return _windows(part), 0
-    part.persist()  # windows are few, and making them means going through the batch
-    try:
-        changed = _windows(part)
-
-        def write(uri: str) -> Written:
-            return write_parquet(part.coalesce(1).withColumn(BYTES, part["bytes"]), uri)
-
-        return changed, publish(files, batch, write).files if changed else 0
-    finally:
-        part.unpersist()
-
-
-def _windows(part: DataFrame) -> list[Window]:
-    return sorted((window_of(row) for row in part.collect()), key=lambda each: each.start)
+    return MetricsResult(windows=tuple(known[start] for start in sorted(known)), **vars(totals))
 
 
 def measured(stream: DataFrame, measure: Measure) -> DataFrame:
@@ -196,34 +178,23 @@ def measured(stream: DataFrame, measure: Measure) -> DataFrame:
     # does not accept it directly.
     late = (f.unix_micros(f.current_timestamp()) - f.unix_micros("timestamp")) / 1e6
     rows = stream.withWatermark("timestamp", measure.watermark).withColumn("_late", late)
-    aggregates = _aggregates()
-    if measure.key is not None:
-        rows = rows.withColumn("text", f.make_valid_utf8(f.col("body").cast("string")))
-        rows = rows.withColumn("_key", _key(measure.key).cast("string"))
-        aggregates.append(f.expr(f"approx_top_k(_key, {measure.top})").alias("top"))
-    found = rows.groupBy(f.window("timestamp", measure.window).alias("window")).agg(*aggregates)
-    return found.select("window.start", "window.end", *found.columns[1:])
-
-
-def _aggregates() -> list[Column]:
-    from pyspark.sql import functions as f
-
-    quantiles = f.percentile_approx("_late", list(_QUANTILES), _ACCURACY)
-    return [
+    quantiles = f.percentile_approx("_late", list(_QUANTILES.values()), 1000)
+    aggregates = [
         f.count(f.lit(1)).alias("messages"),
         f.sum(f.octet_length("body")).alias("bytes"),
         f.avg("_late").alias("latency_avg"),
-        *(quantiles[place].alias(f"latency_p{round(each * 100)}") for place, each in enumerate(_QUANTILES)),
+        *(quantiles[place].alias(name) for place, name in enumerate(_QUANTILES)),
         f.avg("attempts").alias("attempts_avg"),
         f.max("attempts").alias("attempts_max"),
         f.count_if(f.col("attempts") > 1).alias("redelivered"),
     ]
-
-
-def _key(key: str) -> Column:
-    from pyspark.sql import functions as f
-
-    return f.get_json_object("text", key) if key.startswith("$") else f.expr(key)
+    if (key := measure.key) is not None:
+        rows = rows.withColumn("text", f.make_valid_utf8(f.col("body").cast("string")))
+        found = f.get_json_object("text", key) if key.startswith("$") else f.expr(key)
+        rows = rows.withColumn("_key", found.cast("string"))
+        aggregates.append(f.expr(f"approx_top_k(_key, {measure.top})").alias("top"))
+    windows = rows.groupBy(f.window("timestamp", measure.window).alias("window")).agg(*aggregates)
+    return windows.select("window.start", "window.end", *windows.columns[1:])
 
 
 def window_of(row: Row) -> Window:

@@ -11,19 +11,20 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsq.config import Config
 from nsq.errors import ConfigError, UsageError
 from nsq.producer.producer import Producer
 from nsq.spark import options
-from nsq.spark.json_bodies import CORRUPT, RESCUED, restore_json
-from nsq.spark.pipelines.files import LocalFiles, below, local_path
-from nsq.spark.pipelines.streaming import Addresses, OnProgress, Progress, addresses
+from nsq.spark.pipelines.files import LocalFiles, below, local_path, open_files
+from nsq.spark.pipelines.streaming import Addresses, OnProgress, Progress, Totals, addresses
+from nsq.spark.rows import CORRUPT, RESCUED, restore_json
 from nsq.spark.session import session_or_own
+from nsq.spark.sink.task import packs
 from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ class Mark:
 class Bookmark:
     """The file, and the job that it belongs to: what is replayed, and where to."""
 
-    def __init__(self, path: str | os.PathLike[str], job: Mapping[str, object]) -> None:
+    def __init__(self, path: str | os.PathLike[str], job: dict[str, object]) -> None:
         self.path = Path(path)
-        self._job = dict(job)
+        self._job = job
 
     def load(self) -> Mark:
         try:
@@ -69,16 +70,10 @@ class Bookmark:
         except FileNotFoundError:
             return Mark()
         except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"{self.path} is no state of a replay ({error}): name another, or delete it"
-            ) from None
-        differing = [name for name in self._job if job.get(name) != self._job[name]]
-        if differing:
-            name = differing[0]
-            raise UsageError(
-                f"{self.path} belongs to another replay, with {name} {job.get(name)!r} instead of "
-                f"{self._job[name]!r}: name another, or delete it"
-            )
+            said = f"{self.path} is no state of a replay ({error}): name another, or delete it"
+            raise UsageError(said) from None
+        if job != self._job:
+            raise UsageError(f"{self.path} belongs to another replay, {job}: name another, or delete it")
         return place
 
     def save(self, place: Mark) -> None:
@@ -91,10 +86,6 @@ class Bookmark:
 
 
 # Messages in order, so many at a time, no faster than asked
-
-
-#: Of one publish, in bytes of bodies; nsqd's limit for all of it is 5 MiB by default.
-_MOST_BYTES = 1 << 20
 
 
 class Entry(NamedTuple):
@@ -115,60 +106,28 @@ def remaining(entries: Iterable[Entry], place: Mark) -> Iterator[Entry]:
             yield entry
 
 
-def chunks(entries: Iterable[Entry], most: int, most_bytes: int = _MOST_BYTES) -> Iterator[list[Entry]]:
-    """As they are published; a message larger than that goes alone."""
-    chunk: list[Entry] = []
-    size = 0
-    for entry in entries:
-        if chunk and (len(chunk) == most or size + len(entry.body) > most_bytes):
-            yield chunk
-            chunk, size = [], 0
-        chunk.append(entry)
-        size += len(entry.body)
-    if chunk:
-        yield chunk
-
-
-@dataclasses.dataclass
-class Throttle:
-    """``rate`` messages per second on average, from when it is first asked; None: as fast as it goes."""
-
-    rate: float | None
-    now: Callable[[], float]
-    start: float | None = None
-    sent: int = 0
-
-    def due(self) -> float:
-        """Seconds from now until more may go."""
-        if self.rate is None:
-            return 0.0
-        if self.start is None:
-            self.start = self.now()
-        return max(0.0, self.start + self.sent / self.rate - self.now())
-
-    def chunk_of(self, most: int) -> int:
-        """How many to publish at once, that a slow rate comes evenly: ten times a second."""
-        return most if self.rate is None else max(1, min(most, int(self.rate / 10)))
-
-
 def send(
     parts: Iterable[list[Entry]],
     place: Mark,
-    pace: Throttle,
     *,
     publish: Callable[[list[bytes]], None],
     save: Callable[[Mark], None],
     wait: Callable[[float], bool],
+    rate: float | None = None,
+    now: Callable[[], float] = time.monotonic,
 ) -> Iterator[Mark]:
-    """Publish, note, tell, again and again. ``wait`` waits so many seconds and says whether to stop.
+    """Publish and note one part after the other, ``rate`` messages per second on average. ``wait`` waits so
+    many seconds and says whether to stop.
 
     What was published and not noted yet when this ends is published again the next time: one part at most.
     """
+    start, sent = None, 0
     for part in parts:
-        if wait(pace.due()):
+        start = now() if start is None else start
+        if wait(0.0 if rate is None else max(0.0, start + sent / rate - now())):
             return
         publish([entry.body for entry in part])
-        pace.sent += len(part)
+        sent += len(part)
         for entry in part:
             place = place.after(entry.position, len(entry.body))
         save(place)
@@ -182,34 +141,23 @@ def send(
 Moment = datetime.datetime | str
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-_NEEDED = ("date", "hour", "timestamp_ns", "nsqd", "id")
+_NEEDED = ("date", "hour", *ArchivePosition._fields)
 _REPORT_EVERY = 1.0
+#: Of one publish; nsqd's limit is 5 MiB by default.
+_MOST_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplayResult:
+class ReplayResult(Totals):
     """``rows`` and ``bytes`` are of this call (with ``dry_run``: would be), ``before`` the rows of calls that
     were interrupted. ``complete``: there is nothing left. ``state`` is the file that it goes on from.
     """
 
-    rows: int
-    bytes: int
-    before: int
-    complete: bool
-    first: datetime.datetime | None
-    last: datetime.datetime | None
-    state: str
-    seconds: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Selection:
-    """What of an archive: ``[since, until)`` in nanoseconds, an SQL condition, and what the body is."""
-
-    since: int | None = None
-    until: int | None = None
-    where: str | None = None
-    body: str = "body"
+    before: int = 0
+    complete: bool = False
+    first: datetime.datetime | None = None
+    last: datetime.datetime | None = None
+    state: str = ""
 
 
 def replay(
@@ -237,36 +185,48 @@ def replay(
                          since="2026-03-01", until="2026-03-02", rate=1000)
 
     ``where`` is an SQL condition, such as ``attempts > 1``; ``body`` an SQL expression that makes the body: a
-    row of which it makes null is left out. By default the body is as it was archived. That of JSON
-    has all values again, also those that the schema did not name or fit; their order and spelling may differ.
-    ``rate`` is messages per second. ``dry_run`` only counts.
+    row of which it makes null is left out. By default the body is as it was archived; JSON has all its values
+    again, in an order and spelling that may differ. ``rate`` is messages per second. ``dry_run`` only counts.
 
     Interrupted (``stop``, Ctrl-C, an error, a crash), it goes on where it was when it is called again with
     the same arguments: that is noted in ``state``, by default a file below ``<path>/_replay``, after every
     publish of up to ``chunk`` messages, and removed at the end. At least once: an interruption repeats one
-    publish at most, and so does every answer of nsqd's that got lost. What is archived later with a
-    timestamp that has been passed is left out.
+    publish at most, and so does every answer of nsqd's that got lost.
 
-    One producer publishes all of it, here and not in Spark's tasks: order, rate and such a position can
-    only be had from one place, and one place does hundreds of thousands a second. To have a topic filled by
-    many at once, in any order, write ``spark.read.parquet(path)`` to ``format("nsq")``.
+    One producer publishes all of it, as order and rate can only be had from one place. To have a topic filled
+    by many at once, in any order, write ``spark.read.parquet(path)`` to ``format("nsq")``.
     """
     check_topic(topic)
     if chunk < 1 or (rate is not None and not rate > 0):
         raise UsageError(f"chunk is {chunk}, rate {rate}: both must be above 0")
-    chosen = Selection(since=nanoseconds(since), until=nanoseconds(until), where=where, body=body)
-    bookmark = _bookmark(path, topic, chosen, state)
+    chosen: dict[str, Any] = {
+        "since": nanoseconds(since),
+        "until": nanoseconds(until),
+        "where": where,
+        "body": body,
+    }
+    job = {"archive": below(path), "topic": topic, **chosen}
+    if state is None:
+        if local_path(path) is None:
+            raise ConfigError(f"state is missing: {os.fspath(path)} is elsewhere; give a local file")
+        digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:10]
+        # A topic of its own: #ephemeral is no part of a good file name.
+        state = below(path, "_replay", f"{topic.partition('#')[0]}-{digest}.json")
+    bookmark = Bookmark(state, job)
     place = bookmark.load()
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
         producer = None if dry_run else stack.enter_context(_producer(nsqd, lookupd, config))
         session = stack.enter_context(session_or_own(spark))
-        frame = selected(session, path, chosen)
+        frame = selected(session, path, **chosen)
         if producer is None:
-            return _counted(frame, place, bookmark, start)
-        pace, send_to = Throttle(rate, time.monotonic), partial(producer.multi_publish, topic)
-        end = stop or threading.Event()
-        return _send_all(frame, place, bookmark, pace, chunk, send_to, end, progress, start)
+            result = _counted(frame, place)
+        else:
+            send_to = partial(producer.multi_publish, topic)
+            end = stop or threading.Event()
+            result = _send_all(frame, place, bookmark, rate, chunk, send_to, end, progress)
+    seconds = time.monotonic() - start
+    return dataclasses.replace(result, state=os.fspath(bookmark.path), seconds=seconds)
 
 
 def nanoseconds(moment: Moment | None) -> int | None:
@@ -280,87 +240,56 @@ def nanoseconds(moment: Moment | None) -> int | None:
     return options.nanoseconds(moment)
 
 
-def _bookmark(
-    path: str | os.PathLike[str], topic: str, chosen: Selection, state: str | os.PathLike[str] | None
-) -> Bookmark:
-    job = {"archive": below(path), "topic": topic, **dataclasses.asdict(chosen)}
-    if state is None:
-        if local_path(path) is None:
-            raise ConfigError(
-                f"state is missing: {os.fspath(path)} is not on this machine; give a local file"
-            )
-        digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:10]
-        # A topic of its own: #ephemeral is no part of a good file name.
-        state = below(path, "_replay", f"{topic.partition('#')[0]}-{digest}.json")
-    return Bookmark(state, job)
-
-
 def _producer(nsqd: Addresses, lookupd: Addresses, config: Config | None) -> Producer:
-    # Of two evils: a lost answer may repeat a publish, rather than end a replay of hours.
+    # A lost answer may repeat a publish, rather than end a replay of hours.
     wanted = dataclasses.replace(config or Config(), retry_uncertain=True)
     known = options.names(addresses(lookupd))
     return Producer(*options.names(addresses(nsqd)), nsqlookupd=known, config=wanted)
 
 
-def selected(spark: SparkSession, path: str | os.PathLike[str], chosen: Selection) -> DataFrame:
-    """Its rows: date and hour, position, body; empty bodies are none to nsqd and are left out."""
-    from pyspark.sql import functions as f
-
-    frame = _read(spark, path)
-    absent = [name for name in _NEEDED if name not in frame.columns]
-    if absent:
-        raise UsageError(f"{os.fspath(path)} was not written by archive: it has no column {absent[0]}")
-    if chosen.where is not None:
-        frame = frame.where(chosen.where)
-    if chosen.since is not None:
-        frame = _since(frame, chosen.since)
-    if chosen.until is not None:
-        frame = frame.where((f.col("date") <= _date(chosen.until)) & (f.col("timestamp_ns") < chosen.until))
-    if chosen.body == "body" and {RESCUED, CORRUPT} <= set(frame.columns):
-        made = restore_json(f.col("body"), f.col(RESCUED), f.col(CORRUPT))
-    else:
-        made = f.expr(chosen.body)
-    kind = frame.select(made.alias("body")).schema["body"].dataType.simpleString()
-    if kind not in ("binary", "string"):
-        raise UsageError(
-            f"body is {kind}, not bytes or text: give an expression, such as body='to_json(body)'"
-        )
-    moment = [f.col(name) for name in ("date", "hour", "timestamp_ns", "nsqd", "id")]
-    return frame.select(*moment, made.cast("binary").alias("body")).where(f.octet_length("body") > 0)
-
-
-def _read(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame:
-    location = local_path(path)
-    return spark.read.parquet(f"file://{location}" if location is not None else os.fspath(path))
-
-
-def selected_times(
-    spark: SparkSession, path: str | os.PathLike[str], most: int
-) -> tuple[list[tuple[datetime.datetime, int]], float]:
-    """How many messages an archive holds in each span of time, and the length of these spans in seconds: a
-    whole number that makes at most about so many of them.
+def selected(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    *,
+    since: int | None = None,
+    until: int | None = None,
+    where: str | None = None,
+    body: str = "body",
+) -> DataFrame:
+    """Its rows in ``[since, until)``, which are nanoseconds: date and hour, position, body. Those without a
+    body are left out: nsqd takes none.
     """
     from pyspark.sql import functions as f
 
-    frame = _read(spark, path)
-    least, last = frame.agg(f.min("timestamp_ns"), f.max("timestamp_ns")).collect()[0]
-    if least is None:
-        return [], 1.0
-    span = max(1, (last - least) // 1_000_000_000 // most + 1)
-    start = f.expr(f"(timestamp_ns div {span * 1_000_000_000}) * {span}")
-    rows = frame.groupBy(start.alias("start")).count().orderBy("start").collect()
-    return [(_EPOCH + datetime.timedelta(seconds=row[0]), row[1]) for row in rows], float(span)
+    frame = read_archive(spark, path)
+    absent = [name for name in _NEEDED if name not in frame.columns]
+    if absent:
+        raise UsageError(f"{os.fspath(path)} was not written by archive: it has no column {absent[0]}")
+    if where is not None:
+        frame = frame.where(where)
+    if since is not None:
+        frame = _since(frame, since)
+    if until is not None:
+        frame = frame.where((f.col("date") <= str(_moment(until).date())) & (f.col("timestamp_ns") < until))
+    if body == "body" and {RESCUED, CORRUPT} <= set(frame.columns):
+        made = restore_json(f.col("body"), f.col(RESCUED), f.col(CORRUPT))
+    else:
+        made = f.expr(body)
+    kind = frame.select(made.alias("body")).schema["body"].dataType.simpleString()
+    if kind not in ("binary", "string"):
+        raise UsageError(f"body is {kind}, not bytes or text: give an expression such as to_json(body)")
+    return frame.select(*_NEEDED, made.cast("binary").alias("body")).where(f.octet_length("body") > 0)
+
+
+def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame:
+    return spark.read.parquet(open_files(path, spark).uri(""))
 
 
 def _since(frame: DataFrame, nanos: int) -> DataFrame:
     """The date beside it spares Spark the folders of other days."""
     from pyspark.sql import functions as f
 
-    return frame.where((f.col("date") >= _date(nanos)) & (f.col("timestamp_ns") >= nanos))
-
-
-def _date(nanos: int) -> str:
-    return (_EPOCH + datetime.timedelta(microseconds=nanos // 1000)).date().isoformat()
+    return frame.where((f.col("date") >= str(_moment(nanos).date())) & (f.col("timestamp_ns") >= nanos))
 
 
 def entries(frame: DataFrame, place: Mark) -> Iterator[Entry]:
@@ -371,75 +300,76 @@ def entries(frame: DataFrame, place: Mark) -> Iterator[Entry]:
     rest = frame if place.at is None else _since(frame, place.at.timestamp_ns)
     for date, hour in sorted((row[0], row[1]) for row in rest.select("date", "hour").distinct().collect()):
         part = rest.where((f.col("date") == f.lit(date)) & (f.col("hour") == f.lit(hour)))
-        ordered = part.select("timestamp_ns", "nsqd", "id", "body").orderBy("timestamp_ns", "nsqd", "id")
+        ordered = part.select(*ArchivePosition._fields, "body").orderBy(*ArchivePosition._fields)
         for row in ordered.toLocalIterator(prefetchPartitions=True):
             yield Entry(ArchivePosition(row[0], row[1], row[2]), bytes(row[3]))
 
 
-def _counted(frame: DataFrame, place: Mark, bookmark: Bookmark, start: float) -> ReplayResult:
+def _counted(frame: DataFrame, begin: Mark) -> ReplayResult:
+    """What a dry run tells."""
     from pyspark.sql import functions as f
 
-    nanos, size, here = f.col("timestamp_ns"), f.octet_length("body"), f.lit(False)
-    if place.at is not None:
-        key = f.struct("timestamp_ns", "nsqd", "id")
-        at = f.struct(*(f.lit(each).alias(name) for name, each in place.at._asdict().items()))
-        frame, here = _since(frame, place.at.timestamp_ns).where(key >= at), key == at
-    row = frame.agg(
-        f.count(f.lit(1)), f.sum(size), f.min(nanos), f.max(nanos), f.max(f.when(here, size))
+    if begin.at is not None:
+        key = f.struct(*ArchivePosition._fields)
+        at = f.struct(*(f.lit(each).alias(name) for name, each in begin.at._asdict().items()))
+        rest = _since(frame, begin.at.timestamp_ns).where(key >= at)
+        frame = rest.orderBy(*ArchivePosition._fields).offset(begin.repeated)
+    nanos, size = f.col("timestamp_ns"), f.octet_length("body")
+    rows, total, first, last = frame.agg(
+        f.count(f.lit(1)), f.sum(size), f.min(nanos), f.max(nanos)
     ).collect()[0]
-    rows = row[0] - place.repeated
     return ReplayResult(
         rows=rows,
-        bytes=(row[1] or 0) - place.repeated * (row[4] or 0),
-        before=place.rows,
+        bytes=total or 0,
+        before=begin.rows,
         complete=rows == 0,
-        first=_moment(row[2]) if rows else None,
-        last=_moment(row[3]) if rows else None,
-        state=os.fspath(bookmark.path),
-        seconds=time.monotonic() - start,
+        first=_moment(first) if rows else None,
+        last=_moment(last) if rows else None,
     )
 
 
-def _moment(nanos: int | None) -> datetime.datetime | None:
-    return None if nanos is None else _EPOCH + datetime.timedelta(microseconds=nanos // 1000)
+def _moment(nanos: int) -> datetime.datetime:
+    return _EPOCH + datetime.timedelta(microseconds=nanos // 1000)
 
 
 def _send_all(
     frame: DataFrame,
     begin: Mark,
     bookmark: Bookmark,
-    pace: Throttle,
+    rate: float | None,
     chunk: int,
     publish: Callable[[list[bytes]], None],
     stop: threading.Event,
     progress: OnProgress | None,
-    start: float,
 ) -> ReplayResult:
     """One call's worth of it, from the mark where it begins."""
     left = remaining(entries(frame, begin), begin)
     head = list(itertools.islice(left, 1))
-    parts = chunks(itertools.chain(head, left), pace.chunk_of(chunk))
+    # That a slow rate comes evenly: ten publishes a second.
+    most = chunk if rate is None else max(1, min(chunk, int(rate / 10)))
+    parts = packs(itertools.chain(head, left), most, _MOST_BYTES, lambda entry: len(entry.body))
     stopped = False
+    start = time.monotonic()
+    told = (start, 0)
 
     def wait(seconds: float) -> bool:
         nonlocal stopped
         stopped = stop.wait(seconds)
         return stopped
 
-    told, before = start, 0
-
-    def tell(place: Mark, every: float = _REPORT_EVERY) -> None:
-        nonlocal told, before
+    def tell(place: Mark, every: float) -> None:
+        nonlocal told
         now, rows = time.monotonic(), place.rows - begin.rows
-        if progress is not None and now - told >= every:
-            rate = (rows - before) / (now - told) if now > told else 0.0
-            told, before = now, rows
-            progress(Progress(rows, place.bytes - begin.bytes, 0, now - start, rate))
+        since, before = told
+        if progress is not None and now - since >= every:
+            told = (now, rows)
+            speed = (rows - before) / (now - since) if now > since else 0.0
+            progress(Progress(rows, place.bytes - begin.bytes, seconds=now - start, rate=speed))
 
     place = begin
-    for place in send(parts, begin, pace, publish=publish, save=bookmark.save, wait=wait):
-        tell(place)
-    tell(place, every=0.0)
+    for place in send(parts, begin, publish=publish, save=bookmark.save, wait=wait, rate=rate):
+        tell(place, _REPORT_EVERY)
+    tell(place, 0.0)
     if not stopped:
         bookmark.forget()
     return ReplayResult(
@@ -449,6 +379,4 @@ def _send_all(
         complete=not stopped,
         first=_moment(head[0].position.timestamp_ns) if head else None,
         last=_moment(place.at.timestamp_ns) if place.at and place != begin else None,
-        state=os.fspath(bookmark.path),
-        seconds=time.monotonic() - start,
     )

@@ -4,49 +4,34 @@ stop, counting, and telling how it goes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nsq.errors import ConfigError, UsageError
-from nsq.spark.pipelines.files import Batch, below, local_path
+from nsq.spark.pipelines.files import Batch, Written, below, local_path
 from nsq.spark.registration import register
+from nsq.spark.session import session_or_own
 from nsq.spark.source.options import SourceOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
 #: An address, or several: ``"10.0.0.2:4150"``, ``["a:4150", "b:4150"]``.
 Addresses = str | Iterable[str]
+
+#: Stores or counts a batch.
+Handle = Callable[["DataFrame", Batch], Written]
 
 # How often a query is looked at: Java's end of a query and Python's event cannot be waited for together.
 _TICK = 1
 
 # How long a query that is to stop may go on with its batch; cut off, it is done again the next time.
 _PATIENCE = 30.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Progress:
-    """How a running pipeline is doing. ``rate`` is rows a second since the last report. ``lag`` is how many
-    messages, in nsqd and in the log, were in no batch yet when the last one began, ``lag_seconds`` how old
-    the oldest in the log was; None as long as that is not known.
-    """
-
-    rows: int
-    bytes: int
-    batches: int
-    seconds: float
-    rate: float
-    lag: int | None = None
-    lag_seconds: float | None = None
-
-
-OnProgress = Callable[[Progress], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,44 +43,59 @@ class Totals:
     seconds: float = 0.0
 
 
-def stream_options(
-    topic: str,
-    channel: str,
-    *,
-    nsqd: Addresses,
-    lookupd: Addresses,
-    wal: str,
-    options: Mapping[str, Any] | None,
-) -> dict[str, str]:
-    """Where a pipeline reads from: ConfigError at once instead of an error of Spark's minutes later."""
-    given = {"topic": topic, "channel": channel, "wal": wal}
-    given |= {"nsqd": addresses(nsqd)} if addresses(nsqd) else {}
-    given |= {"lookupd": addresses(lookupd)} if addresses(lookupd) else {}
-    for name, value in (options or {}).items():
-        given[name] = str(value).lower() if isinstance(value, bool) else str(value)
-    SourceOptions.of(given)
-    return given
+@dataclasses.dataclass(frozen=True)
+class Progress(Totals):
+    """How a running pipeline is doing. ``rate`` is rows a second since the last report. ``lag`` is how many
+    messages, in nsqd and in the log, were in no batch yet when the last one began, ``lag_seconds`` how old
+    the oldest in the log was; None as long as that is not known.
+    """
+
+    rate: float = 0.0
+    lag: int | None = None
+    lag_seconds: float | None = None
 
 
-def open_stream(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
-    register(spark)
-    return spark.readStream.format("nsq").options(**options).load()
+OnProgress = Callable[[Progress], None]
 
 
 def addresses(given: Addresses) -> str:
     return given if isinstance(given, str) else ",".join(given)
 
 
-def default_wal(root: str, wal: str | None) -> str:
-    """Below the output, where Spark does not look for data: names that begin with _ are hidden to it."""
-    if wal is not None:
-        return wal
-    if local_path(root) is None:
+def stream_options(
+    root: str,
+    topic: str,
+    channel: str,
+    *,
+    nsqd: Addresses,
+    lookupd: Addresses,
+    wal: str | None,
+    options: Mapping[str, Any] | None,
+    defaults: Mapping[str, Any],
+) -> dict[str, str]:
+    """Those of format("nsq"), checked: ConfigError at once instead of an error of Spark's minutes later.
+
+    By default the log lies below the output, under a name that begins with _: Spark looks for no data there.
+    """
+    if not wal and local_path(root) is None:
         raise ConfigError(
             f"wal is missing: {root} is not on this machine, where the log would be kept by default; "
             "give a directory that all receivers can reach, or a URI of pyarrow.fs"
         )
-    return below(root, "_wal")
+    given = {"topic": topic, "channel": channel, "wal": wal or below(root, "_wal")}
+    given |= {"nsqd": addresses(nsqd)} if addresses(nsqd) else {}
+    given |= {"lookupd": addresses(lookupd)} if addresses(lookupd) else {}
+    for name, value in [*defaults.items(), *(options or {}).items()]:
+        given[name.lower()] = str(value).lower() if isinstance(value, bool) else str(value)
+    SourceOptions.of(given)
+    return given
+
+
+@contextlib.contextmanager
+def open_stream(spark: SparkSession | None, options: Mapping[str, str]) -> Iterator[DataFrame]:
+    with session_or_own(spark) as session:
+        register(session)
+        yield session.readStream.format("nsq").options(**options).load()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,9 +116,12 @@ class Running:
             raise UsageError(f"every is {self.every!r}, but must be a number of seconds, 0 or more")
 
 
-def run(frame: DataFrame, handle: Callable[[DataFrame, Batch], Any], running: Running) -> Totals:
-    """Give each batch to ``handle``, which returns what has ``rows``, ``bytes`` and ``files``."""
-    batches = Batches(handle, time.monotonic)
+def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
+    """Give each batch to ``handle``, and add up what it returns."""
+    from nsq.spark.listener import figures
+
+    stop = running.stop or threading.Event()
+    batches = Batches(handle)
     writer = frame.writeStream.outputMode(running.mode).foreachBatch(batches)
     writer = writer.option("checkpointLocation", running.checkpoint)
     if running.follow:
@@ -127,7 +130,13 @@ def run(frame: DataFrame, handle: Callable[[DataFrame, Batch], Any], running: Ru
         writer = writer.trigger(availableNow=True)
     query = writer.start()
     try:
-        _watch(query, batches, running)
+        ended = False
+        while not ended:
+            ended = bool(query.awaitTermination(_TICK)) or stop.is_set()
+            if running.progress is not None:
+                last = query.lastProgress
+                known = figures(json.loads(last.json)) if last is not None else None
+                running.progress(batches.progress(known.values if known else {}))
     except KeyboardInterrupt:
         if not running.follow:
             raise
@@ -145,7 +154,7 @@ def run(frame: DataFrame, handle: Callable[[DataFrame, Batch], Any], running: Ru
 class Batches:
     """What Spark calls with each batch, on a thread of its own, and what has come of them so far."""
 
-    def __init__(self, handle: Callable[[DataFrame, Batch], Any], now: Callable[[], float]) -> None:
+    def __init__(self, handle: Handle, now: Callable[[], float] = time.monotonic) -> None:
         self._handle = handle
         self._now = now
         self._start = now()
@@ -160,27 +169,33 @@ class Batches:
             if self._closed:
                 raise UsageError("no more batches: the query is being stopped")
             try:
-                self.add(self._handle(part, Batch(query_of(part), number)))
+                # The id that the query's checkpoint keeps.
+                query = part.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
+                if not query:
+                    raise UsageError("Spark does not tell which query this batch belongs to")
+                done = self._handle(part, Batch(query, number))
             except Exception as error:
                 self.fault = error
                 raise
-
-    def add(self, done: Any) -> None:
-        """What has ``rows``, ``bytes`` and ``files``."""
-        so_far = self._totals
-        self._totals = Totals(
-            so_far.rows + done.rows, so_far.bytes + done.bytes, so_far.batches + 1, so_far.files + done.files
-        )
+            before = self._totals
+            self._totals = Totals(
+                before.rows + done.rows,
+                before.bytes + done.bytes,
+                before.batches + 1,
+                before.files + done.files,
+            )
 
     def totals(self) -> Totals:
         return dataclasses.replace(self._totals, seconds=self._now() - self._start)
 
-    def progress(self, lag: int | None = None, lag_seconds: float | None = None) -> Progress:
+    def progress(self, figures: Mapping[str, float]) -> Progress:
+        """``figures`` are those of the source."""
         totals, now = self.totals(), self._now()
         then, rows = self._last
         self._last = (now, totals.rows)
         rate = (totals.rows - rows) / (now - then) if now > then else 0.0
-        return Progress(totals.rows, totals.bytes, totals.batches, totals.seconds, rate, lag, lag_seconds)
+        lag = int(figures["lag"]) if "lag" in figures else None
+        return Progress(**vars(totals), rate=rate, lag=lag, lag_seconds=figures.get("oldestSeconds"))
 
     def close(self, patience: float) -> None:
         """Let the batch at hand come to its end, if it does so in time: stopping a query cuts it off."""
@@ -188,26 +203,3 @@ class Batches:
         self._closed = True
         if in_time:
             self._busy.release()
-
-
-def _watch(query: StreamingQuery, batches: Batches, running: Running) -> None:
-    from nsq.spark.listener import figures
-
-    stop = running.stop or threading.Event()
-    ended = False
-    while not ended:
-        ended = bool(query.awaitTermination(_TICK)) or stop.is_set()
-        if running.progress is not None:
-            last = query.lastProgress
-            known = figures(json.loads(last.json)) if last is not None else None
-            values = known.values if known is not None else {}
-            lag = values.get("lag")
-            running.progress(batches.progress(None if lag is None else int(lag), values.get("oldestSeconds")))
-
-
-def query_of(frame: DataFrame) -> str:
-    """The id of the query this batch belongs to, which its checkpoint keeps."""
-    found = frame.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
-    if not found:
-        raise UsageError("this is no batch of a streaming query")
-    return found

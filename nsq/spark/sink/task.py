@@ -1,18 +1,23 @@
-"""What one task of a write does: packs its rows into MPUBs, and keeps several under way. Imports no Spark."""
+"""What one task of a write does: reads its rows, packs them into MPUBs, and keeps several under way.
+
+Imports no Spark, and pyarrow only when there is something to read.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
-from nsq.errors import ConfigError, NsqError
+from nsq.config import Config
+from nsq.errors import ConfigError, InvalidMessage, NsqError
 from nsq.producer import Producer
 from nsq.spark.options import Nsqds, duration, option, size, whole
-from nsq.spark.sink.rows import Columns, Reader, Rows
 from nsq.wire.commands import Limits
 from nsq.wire.names import check_topic
 
@@ -21,10 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nsq.spark")
 
-# What it can be told
-
-
-_MIB = 1 << 20
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,7 +41,7 @@ class SinkOptions(Nsqds):
     topic: str = option("The topic to publish to; without it, each row's column topic.", default="")
     mpub_messages: int = option("The most messages published at once.", whole, default=500, low=1)
     mpub_bytes: int = option(
-        "The most bytes published at once; a larger message travels alone.", size, default=_MIB, low=1
+        "The most bytes published at once; a larger message travels alone.", size, default=1 << 20, low=1
     )
     pipeline: int = option(
         "Full publishes that a task has under way while it makes the next one.", whole, default=8, low=1
@@ -65,36 +67,200 @@ class SinkOptions(Nsqds):
             )
 
 
+# The task
+
+
+def publish_rows(
+    options: SinkOptions, columns: Columns, batches: Iterable[pa.RecordBatch]
+) -> tuple[int, int]:
+    """How many messages it published, and the bytes of their bodies. ``columns`` were checked before."""
+    producer = Producer(*options.nsqd, nsqlookupd=options.lookupd, config=options.config)
+    room = options.pipeline * options.mpub_messages
+    pipeline = Pipeline(producer, room=room, retries=options.retries, timeout=options.timeout)
+    try:
+        for rows in (rows for batch in batches for rows in read(batch, columns, options)):
+            now = rows.bodies
+            if rows.delays is not None:
+                pairs = list(zip(rows.bodies, rows.delays, strict=True))
+                now = [body for body, delay in pairs if not delay]
+                for body, delay in pairs:
+                    if delay:
+                        pipeline.publish(rows.topic, [body], delay)
+            for pack in packs(now, options.mpub_messages, options.mpub_bytes):
+                pipeline.publish(rows.topic, pack)
+        pipeline.drain()
+    except BaseException:
+        log.warning("a task failed when at least %d of its messages were published", pipeline.messages)
+        raise
+    finally:
+        producer.close(1.0)  # for connections to end in good order: no publish waits
+    return pipeline.messages, pipeline.bytes
+
+
+# Which columns are published
+
+
+_TEXTS = ("string", "char", "varchar")
+_DEFER = "deferMs"
+#: Spark's types of each, and how they are called.
+_TYPES = {
+    "body": (("binary", *_TEXTS), "binary or string; for example to_json(struct(*)) AS body"),
+    "topic": (_TEXTS, "string"),
+    _DEFER: (("byte", "short", "integer", "long"), "a whole number of milliseconds"),
+}
+
+
+class Columns(NamedTuple):
+    """Their places; None for one that is not there, or not needed."""
+
+    body: int
+    topic: int | None
+    defer: int | None
+
+    @classmethod
+    def of(cls, fields: Sequence[tuple[str, str]], topic: str) -> Columns:
+        """``fields`` are the names and types, as Spark calls them; ``topic`` is the option, or empty.
+
+        Columns by other names are left alone: rows as the source makes them can be published as they are.
+        """
+        body, place, defer = _place(fields, "body"), None, _place(fields, _DEFER)
+        there = f" (there are: {', '.join(name for name, _ in fields)})" if fields else ""
+        if body is None:
+            raise ConfigError(f"there is no column body, which is what is published{there}")
+        if not topic:
+            place = _place(fields, "topic")
+            if place is None:
+                raise ConfigError(
+                    "there is no column topic and no option topic: .option('topic', …), or a column of that "
+                    f"name{there}"
+                )
+        if defer is None:
+            # A delay that is left alone would not be noticed for long.
+            plain = {_plain(name): name for name, _ in fields}
+            for close in difflib.get_close_matches(_plain(_DEFER), plain, 1, cutoff=0.75):
+                raise ConfigError(f"column {plain[close]} is not known; did you mean {_DEFER}?")
+        return cls(body, place, defer)
+
+
+def _plain(name: str) -> str:
+    """As Spark compares them, and deferMs is defer_ms too."""
+    return name.replace("_", "").lower()
+
+
+def _place(fields: Sequence[tuple[str, str]], name: str) -> int | None:
+    found = [place for place, (each, _) in enumerate(fields) if _plain(each) == _plain(name)]
+    if len(found) > 1:
+        raise ConfigError(f"there are {len(found)} columns {name}, must be one")
+    for place in found:
+        column, kind = fields[place]
+        types, wanted = _TYPES[name]
+        if kind not in types:
+            raise ConfigError(f"column {column} is of type {kind}, must be {wanted}")
+        return place
+    return None
+
+
+# From Arrow to bodies by topic, all of them checked first
+
+
+class Rows(NamedTuple):
+    """What goes to one topic. ``delays`` are seconds, one for each body; None when none is deferred."""
+
+    topic: str
+    bodies: list[bytes]
+    delays: list[float] | None
+
+
+def read(batch: pa.RecordBatch, columns: Columns, options: SinkOptions) -> Iterator[Rows]:
+    """Raises InvalidMessage or InvalidName for the first row that nsqd would refuse, before it yields."""
+    import pyarrow as pa
+
+    if not batch.num_rows:
+        return
+    # Offsets of 64 bits, whatever Spark is set to send; of a short one nothing is copied.
+    array = batch.column(columns.body).cast(pa.large_binary())
+    topics = None if columns.topic is None else batch.column(columns.topic)
+    delays = None if columns.defer is None else _delays(batch.column(columns.defer), options.config)
+    _check_sizes(array, options.topic if topics is None else topics, options.config.max_msg_size)
+    bodies = _values(array)
+    if topics is None:
+        yield Rows(options.topic, bodies, delays)
+        return
+    if topics.null_count:
+        raise InvalidMessage("a row has null in column topic: leave such rows out, or give the option topic")
+    encoded = topics.dictionary_encode()
+    found = [check_topic(name) for name in encoded.dictionary.to_pylist()]
+    places: list[list[int]] = [[] for _ in found]
+    for place, index in enumerate(encoded.indices.to_pylist()):
+        places[index].append(place)
+    for topic, own in zip(found, places, strict=True):
+        held_back = None if delays is None else [delays[place] for place in own]
+        yield Rows(topic, [bodies[place] for place in own], held_back)
+
+
+def _check_sizes(bodies: pa.Array, topics: Any, most: int) -> None:
+    import pyarrow.compute as pc
+
+    sizes = pc.binary_length(bodies)
+    extremes = pc.min_max(sizes)
+    if not bodies.null_count and extremes["min"].as_py() > 0 and extremes["max"].as_py() <= most:
+        return
+    for place, length in enumerate(sizes.to_pylist()):
+        if length is None or not 0 < length <= most:
+            topic = topics if isinstance(topics, str) else topics[place].as_py()
+            what = "a body that is null" if length is None else f"a body of {length} bytes"
+            raise InvalidMessage(
+                f"a row for topic {topic!r} has {what}, must have 1 to {most} (maxMsgSize, to "
+                "be nsqd's --max-msg-size): leave other rows out"
+            )
+
+
+def _delays(column: Any, config: Config) -> list[float] | None:
+    """In seconds; None when all are null or 0."""
+    import pyarrow.compute as pc
+
+    limit = config.max_defer * 1000
+    extremes = pc.min_max(column)
+    least, most = extremes["min"].as_py() or 0, extremes["max"].as_py() or 0
+    if least < 0 or most > limit:
+        raise InvalidMessage(
+            f"a row has {least if least < 0 else most} in column deferMs, must be 0 to "
+            f"{limit:.0f} (maxDefer, to be nsqd's --max-req-timeout)"
+        )
+    return [(value or 0) / 1000 for value in column.to_pylist()] if most else None
+
+
+def _values(array: pa.Array) -> list[bytes]:
+    """What ``to_pylist`` gives when nothing is null, in a fraction of its time."""
+    _, offsets, data = array.buffers()
+    first = array.offset
+    ends = memoryview(offsets).cast("q")[first : first + len(array) + 1].tolist()
+    start = ends[0]
+    content = memoryview(data)[start : ends[-1]].tobytes()
+    return [content[begin - start : end - start] for begin, end in itertools.pairwise(ends)]
+
+
 # Which bodies travel together in one MPUB
 
 
-#: What MPUB adds: its count, and the size of each body.
-_HEAD = 4
-_PER_BODY = 4
-
-
-class Pack(NamedTuple):
-    """``size`` counts the bytes of the bodies."""
-
-    topic: str
-    bodies: Sequence[bytes]
-    size: int
-
-
-def packs(topic: str, bodies: Iterable[bytes], most_messages: int, most_bytes: int) -> Iterator[Pack]:
-    """``most_messages`` and ``most_bytes`` limit a pack; a single body larger than that is a pack as well."""
-    held: list[bytes] = []
-    size = 0
-    for body in bodies:
-        if held and (
-            len(held) == most_messages or _HEAD + size + len(body) + _PER_BODY * (len(held) + 1) > most_bytes
-        ):
-            yield Pack(topic, held, size)
-            held, size = [], 0
-        held.append(body)
-        size += len(body)
+def packs(
+    items: Iterable[T],
+    most: int,
+    most_bytes: int,
+    length: Callable[[T], int] = len,  # type: ignore[assignment]
+) -> Iterator[list[T]]:
+    """``most`` and ``most_bytes`` limit a pack; a single body larger than that is a pack as well."""
+    held: list[T] = []
+    total = head = 4  # MPUB adds its count, and the size of each body
+    for item in items:
+        added = 4 + length(item)
+        if held and (len(held) == most or total + added > most_bytes):
+            yield held
+            held, total = [], head
+        held.append(item)
+        total += added
     if held:
-        yield Pack(topic, held, size)
+        yield held
 
 
 # Publishes under way: so many at once, each tried anew as often as it may be, none forgotten
@@ -103,19 +269,17 @@ def packs(topic: str, bodies: Iterable[bytes], most_messages: int, most_bytes: i
 class _Attempt(NamedTuple):
     future: Future[None]
     send: Callable[[], Future[None]]
-    messages: int
-    size: int
+    bodies: Sequence[bytes]
     tries: int
 
 
 class Pipeline:
     """``room`` counts messages, so that one which is deferred, and has to travel alone, takes the room of
-    one. For a single thread.
+    one. ``messages`` and ``bytes`` count what nsqds have stored. For a single thread.
     """
 
     def __init__(self, publisher: Producer, *, room: int, retries: int, timeout: float) -> None:
         self.messages = 0
-        """That nsqds have stored."""
         self.bytes = 0
         self._publisher = publisher
         self._room = room
@@ -124,100 +288,35 @@ class Pipeline:
         self._attempts: deque[_Attempt] = deque()
         self._inside = 0
 
-    def publish(self, pack: Pack) -> None:
-        self._enter(
-            lambda: self._publisher.multi_publish_async(pack.topic, pack.bodies, timeout=self._timeout),
-            len(pack.bodies),
-            pack.size,
-        )
+    def publish(self, topic: str, bodies: Sequence[bytes], delay: float = 0.0) -> None:
+        """A message with a delay goes alone."""
 
-    def defer(self, topic: str, body: bytes, delay: float) -> None:
-        self._enter(
-            lambda: self._publisher.publish_async(topic, body, defer=delay, timeout=self._timeout),
-            1,
-            len(body),
-        )
+        def send() -> Future[None]:
+            if delay:
+                return self._publisher.publish_async(topic, bodies[0], defer=delay, timeout=self._timeout)
+            return self._publisher.multi_publish_async(topic, bodies, timeout=self._timeout)
+
+        while self._attempts and self._inside + len(bodies) > self._room:
+            self._settle()
+        self._inside += len(bodies)
+        self._attempts.append(_Attempt(send(), send, bodies, 1))
 
     def drain(self) -> None:
         """Wait for all of them; raises for the first that came to nothing."""
         while self._attempts:
-            self._settle(self._attempts.popleft())
+            self._settle()
 
-    def _enter(self, send: Callable[[], Future[None]], messages: int, size: int) -> None:
-        while self._attempts and self._inside + messages > self._room:
-            self._settle(self._attempts.popleft())
-        self._inside += messages
-        self._attempts.append(_Attempt(send(), send, messages, size, 1))
-
-    def _settle(self, attempt: _Attempt) -> None:
+    def _settle(self) -> None:
         """The oldest: wait for what becomes of it."""
+        future, send, bodies, tries = self._attempts.popleft()
         try:
-            attempt.future.result()  # has a deadline of its own
+            future.result()  # has a deadline of its own
         except NsqError as error:
-            if not error.retry or attempt.tries > self._retries:
+            if not error.retry or tries > self._retries:
                 raise
-            log.warning("publishing %d messages again: %s", attempt.messages, error)
-            self._attempts.append(attempt._replace(future=attempt.send(), tries=attempt.tries + 1))
+            log.warning("publishing %d messages again: %s", len(bodies), error)
+            self._attempts.append(_Attempt(send(), send, bodies, tries + 1))
             return
-        self._inside -= attempt.messages
-        self.messages += attempt.messages
-        self.bytes += attempt.size
-
-
-# The task
-
-
-#: For connections to end in good order, and no publish to wait for.
-_CLOSING = 1.0
-
-
-class Outcome(NamedTuple):
-    """The messages that a task has published, and the bytes of their bodies."""
-
-    messages: int
-    bytes: int
-
-
-class Task:
-    """``columns`` were checked when the query was planned."""
-
-    def __init__(self, options: SinkOptions, columns: Columns) -> None:
-        self._options = options
-        self._reader = Reader(columns, options.topic, options.config)
-
-    def run(self, batches: Iterable[pa.RecordBatch]) -> Outcome:
-        options = self._options
-        producer = Producer(*options.nsqd, nsqlookupd=options.lookupd, config=options.config)
-        try:
-            return self._publish(producer, batches)
-        finally:
-            producer.close(_CLOSING)
-
-    def _publish(self, publisher: Producer, batches: Iterable[pa.RecordBatch]) -> Outcome:
-        options = self._options
-        pipeline = Pipeline(
-            publisher,
-            room=options.pipeline * options.mpub_messages,
-            retries=options.retries,
-            timeout=options.timeout,
-        )
-        try:
-            for batch in batches:
-                for rows in self._reader.read(batch):
-                    self._hand_over(rows, pipeline)
-            pipeline.drain()
-        except BaseException:
-            log.warning("a task failed when at least %d of its messages were published", pipeline.messages)
-            raise
-        return Outcome(pipeline.messages, pipeline.bytes)
-
-    def _hand_over(self, rows: Rows, pipeline: Pipeline) -> None:
-        now = rows.bodies
-        if rows.delays is not None:
-            pairs = list(zip(rows.bodies, rows.delays, strict=True))
-            now = [body for body, delay in pairs if not delay]
-            for body, delay in pairs:
-                if delay:
-                    pipeline.defer(rows.topic, body, delay)
-        for pack in packs(rows.topic, now, self._options.mpub_messages, self._options.mpub_bytes):
-            pipeline.publish(pack)
+        self._inside -= len(bodies)
+        self.messages += len(bodies)
+        self.bytes += sum(map(len, bodies))

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
     DataSourceStreamArrowWriter,
@@ -19,8 +17,7 @@ from pyspark.sql.datasource import (
 )
 
 from nsq.errors import ConfigError
-from nsq.spark.sink.rows import Columns
-from nsq.spark.sink.task import SinkOptions, Task
+from nsq.spark.sink.task import Columns, SinkOptions, publish_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,12 +28,10 @@ log = logging.getLogger("nsq.spark")
 
 @dataclasses.dataclass(frozen=True)
 class TaskReport(WriterCommitMessage):
-    """What one task has done."""
+    """What one task has published."""
 
-    partition: int
     messages: int
     bytes: int
-    seconds: float
 
 
 class _Writer:
@@ -53,25 +48,15 @@ class _Writer:
         self._columns = Columns.of(columns, self._options.topic)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
-        context = TaskContext.get()
-        started = time.monotonic()
-        outcome = Task(self._options, self._columns).run(iterator)
-        published = TaskReport(
-            partition=context.partitionId() if context else 0,
-            messages=outcome.messages,
-            bytes=outcome.bytes,
-            seconds=time.monotonic() - started,
-        )
-        log.info("published %s", published, extra=dataclasses.asdict(published))
-        return published
+        return TaskReport(*publish_rows(self._options, self._columns, iterator))
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _report("the write", messages)
+        _tell_end("the write", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        _report_abort("the write", messages)
+        _tell_end("the write", messages, failed=True)
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -79,34 +64,24 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     ignored = ("checkpointLocation", "queryName")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        _report(f"batch {batchId}", messages)
+        _tell_end(f"batch {batchId}", messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        _report_abort(f"batch {batchId}", messages)
+        _tell_end(f"batch {batchId}", messages, failed=True)
 
 
-def _published(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:
-    return [message for message in messages if isinstance(message, TaskReport)]
-
-
-def _report(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
-    done = _published(messages)
-    log.info(
-        "%s: %d messages, %d bytes published by %d tasks",
-        what,
-        sum(message.messages for message in done),
-        sum(message.bytes for message in done),
-        len(done),
-    )
-
-
-def _report_abort(what: str, messages: Sequence[WriterCommitMessage | None]) -> None:
-    done = _published(messages)
-    log.warning(
-        "%s failed: %d of its %d tasks have reported their %d messages as published, others may have "
-        "published theirs; all these stay published, and are published again when it is run again",
-        what,
-        len(done),
-        len(messages),
-        sum(message.messages for message in done),
-    )
+def _tell_end(what: str, messages: Sequence[WriterCommitMessage | None], failed: bool = False) -> None:
+    done = [message for message in messages if isinstance(message, TaskReport)]
+    count = sum(message.messages for message in done)
+    if failed:
+        log.warning(
+            "%s failed: %d of its %d tasks have reported their %d messages as published, others may have "
+            "published theirs; all these stay published, and are published again when it is run again",
+            what,
+            len(done),
+            len(messages),
+            count,
+        )
+    else:
+        size = sum(message.bytes for message in done)
+        log.info("%s: %d messages, %d bytes published by %d tasks", what, count, size, len(done))

@@ -11,10 +11,13 @@ import pytest
 
 from nsq.errors import ConfigError, ConnectionFailed, UsageError
 from nsq.http.nsqd import NsqdStats
-from nsq.spark.batch.peeking import PeekOptions, Place, asking, peek, places
 from nsq.testing import DaemonFailed, Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
+
+pytest.importorskip("pyspark")
+
+from nsq.spark.batch.peek import PeekOptions, Place, asking, peek, places
 
 from ..patience import eventually
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from nsq.errors import InvalidMessage, NsqError, PublishFailed
-from nsq.spark.sink.rows import Columns
-from nsq.spark.sink.task import Outcome, SinkOptions, Task
+from nsq.spark.sink.task import Columns, SinkOptions, publish_rows
 from nsq.testing import Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
@@ -31,8 +30,8 @@ def batch(values: Sequence[bytes | None], *others: Any) -> Any:
     return pa.record_batch(arrays, names=[f"column{place}" for place in range(len(arrays))])
 
 
-def task(columns: Columns = BODY, **options: str) -> Task:
-    return Task(SinkOptions.of({"topic": "orders", **QUICK, **options}), columns)
+def run(batches: Iterable[Any], columns: Columns = BODY, **options: str) -> tuple[int, int]:
+    return publish_rows(SinkOptions.of({"topic": "orders", **QUICK, **options}), columns, batches)
 
 
 def depth(nsqd: Nsqd, topic: str = "orders") -> int:
@@ -59,22 +58,24 @@ def drain(nsqd: Nsqd, topic: str = "orders") -> Counter[bytes]:
 def test_every_row_is_a_message(nsqd: Nsqd) -> None:
     published = bodies(1234)
 
-    outcome = task(nsqd=nsqd.tcp_address, mpubMessages="100").run(
-        [batch(published[:1000]), batch([]), batch(published[1000:])]
+    outcome = run(
+        [batch(published[:1000]), batch([]), batch(published[1000:])],
+        nsqd=nsqd.tcp_address,
+        mpubMessages="100",
     )
 
-    assert outcome == Outcome(1234, sum(map(len, published)))
+    assert outcome == (1234, sum(map(len, published)))
     assert drain(nsqd) == Counter(published)
 
 
 def test_no_rows_need_no_nsqd() -> None:
-    assert task(nsqd="127.0.0.1:1").run([]) == Outcome(0, 0)
+    assert run([], nsqd="127.0.0.1:1") == (0, 0)
 
 
 def test_rows_go_to_the_topics_they_name(nsqd: Nsqd) -> None:
     rows = batch(bodies(90), pa.array(["a", "b", "c"] * 30))
 
-    task(Columns(body=0, topic=1, defer=None), nsqd=nsqd.tcp_address, topic="").run([rows])
+    run([rows], Columns(body=0, topic=1, defer=None), nsqd=nsqd.tcp_address, topic="")
 
     assert [depth(nsqd, topic) for topic in "abc"] == [30, 30, 30]
     assert drain(nsqd, "b") == Counter(bodies(90)[1::3])
@@ -85,9 +86,9 @@ def test_a_row_with_a_delay_is_deferred_and_the_others_are_not(nsqd: Nsqd) -> No
     assert nsqd.post("/channel/create?topic=orders&channel=billing").status == 200
     rows = batch(bodies(4), pa.array([None, 3_600_000, 0, 600_000]))
 
-    outcome = task(Columns(body=0, topic=None, defer=1), nsqd=nsqd.tcp_address).run([rows])
+    outcome = run([rows], Columns(body=0, topic=None, defer=1), nsqd=nsqd.tcp_address)
 
-    assert outcome.messages == 4
+    assert outcome[0] == 4
 
     def waiting() -> tuple[int, int]:
         (topic,) = nsqd.get("/stats?format=json&topic=orders").json()["topics"]
@@ -104,7 +105,7 @@ def test_nsqds_are_found_and_another_one_takes_over(
     addresses = f"{gone.tcp_address},{there.tcp_address}"
     gone.stop()
 
-    assert task(nsqd=addresses).run([batch(bodies(700))]).messages == 700
+    assert run([batch(bodies(700))], nsqd=addresses)[0] == 700
 
     assert drain(there) == Counter(bodies(700))
 
@@ -112,7 +113,7 @@ def test_nsqds_are_found_and_another_one_takes_over(
 def test_nsqds_are_found_through_nsqlookupd(nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd) -> None:
     nsqd = nsqd_factory(lookupd=[nsqlookupd], broadcast_address="127.0.0.1")
 
-    task(lookupd=nsqlookupd.http_address).run([batch(bodies(10))])
+    run([batch(bodies(10))], lookupd=nsqlookupd.http_address)
 
     assert depth(nsqd) == 10
 
@@ -123,23 +124,23 @@ def test_an_nsqd_that_restarts_meanwhile_loses_nothing(nsqd: Nsqd) -> None:
         nsqd.restart()
         yield batch(bodies(1000, "after"))
 
-    outcome = task(nsqd=nsqd.tcp_address, mpubMessages="50", retries="10").run(rows())
+    outcome = run(rows(), nsqd=nsqd.tcp_address, mpubMessages="50", retries="10")
 
-    assert outcome.messages == 2000
+    assert outcome[0] == 2000
     found = drain(nsqd)
     assert set(found) == {*bodies(1000, "before"), *bodies(1000, "after")}
 
 
 def test_nobody_there_is_told_when_the_time_is_up() -> None:
     with pytest.raises(PublishFailed, match=r"127\.0\.0\.1:1"):
-        task(nsqd="127.0.0.1:1", timeout="500ms", retries="1").run([batch(bodies(1))])
+        run([batch(bodies(1))], nsqd="127.0.0.1:1", timeout="500ms", retries="1")
 
 
 def test_a_row_that_is_too_large_is_told_before_its_batch_is_published(nsqd: Nsqd) -> None:
     rows = batch([*bodies(999), b"x" * 2001])
 
-    with pytest.raises(InvalidMessage, match="'orders' has a body of 2001 bytes, must have at most 2000"):
-        task(nsqd=nsqd.tcp_address, maxMsgSize="2000").run([rows])
+    with pytest.raises(InvalidMessage, match="'orders' has a body of 2001 bytes, must have 1 to 2000"):
+        run([rows], nsqd=nsqd.tcp_address, maxMsgSize="2000")
 
     assert depth(nsqd) == 0
 
@@ -148,4 +149,4 @@ def test_what_nsqd_alone_knows_to_be_too_large_fails_too(nsqd_factory: Factory[N
     nsqd = nsqd_factory(max_msg_size=1000)
 
     with pytest.raises(NsqError, match="E_BAD_MESSAGE"):
-        task(nsqd=nsqd.tcp_address).run([batch([b"x" * 1001])])
+        run([batch([b"x" * 1001])], nsqd=nsqd.tcp_address)

@@ -32,18 +32,6 @@ def batches(*bodies: str) -> Iterator[Any]:
     yield pa.record_batch([pa.array(bodies)], names=["body"])
 
 
-def published(**changes: Any) -> TaskReport:
-    return TaskReport(
-        **{
-            "partition": 0,
-            "messages": 100,
-            "bytes": 2000,
-            "seconds": 1.0,
-            **changes,
-        }
-    )
-
-
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     caplog.set_level(logging.INFO, logger="nsq.spark")
@@ -76,14 +64,14 @@ def test_what_spark_adds_to_the_options_is_ignored(nsqd: Nsqd) -> None:
 
 def test_a_commit_says_what_was_published(told: pytest.LogCaptureFixture) -> None:
     writer = StreamWriter({"nsqd": "a:4150", "topic": "orders"}, schema(), False)
-    writer.commit([published(), published(messages=0, bytes=0)], 7)
+    writer.commit([TaskReport(100, 2000), TaskReport(0, 0)], 7)
     assert "batch 7: 100 messages, 2000 bytes published by 2 tasks" in told.text
 
 
 def test_an_abort_says_what_stays_published(told: pytest.LogCaptureFixture) -> None:
     options = {"nsqd": "a:4150", "topic": "orders"}
 
-    StreamWriter(options, schema(), False).abort([published(), None, published()], 7)
+    StreamWriter(options, schema(), False).abort([TaskReport(100, 2000), None, TaskReport(100, 2000)], 7)
     BatchWriter(options, schema(), False).abort(
         [None],
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,6 @@ def script(path: Path, text: str) -> Path:
     return path
 
 
-def java(tmp_path: Path, says: str, status: int = 0) -> dict[str, str]:
-    script(tmp_path / "bin" / "java", f"echo '{says}' >&2; exit {status}")
-    return {"JAVA_HOME": str(tmp_path)}
-
-
 @pytest.mark.parametrize(
     ("said", "version"),
     [
@@ -35,67 +31,89 @@ def test_reading_javas_version(said: str, version: int | None) -> None:
     assert doctor.java_version(said) == version
 
 
-def test_a_java_that_will_do(tmp_path: Path) -> None:
-    found = doctor.check_java(java(tmp_path, 'openjdk version "17.0.15"'))
-    assert (found.state, found.remedy) == (OK, "")
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("JAVA_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.parametrize(
-    ("says", "status", "words"),
+    ("says", "status", "state", "words"),
     [
-        ('openjdk version "11.0.2"', 0, "is Java 11; Spark 4 needs 17"),
-        ("cannot allocate memory", 1, "does not say its version: cannot allocate memory"),
+        ('openjdk version "17.0.15"', 0, OK, "is Java 17"),
+        ('openjdk version "11.0.2"', 0, WRONG, "is Java 11; Spark 4 needs 17"),
+        ("cannot allocate memory", 1, WRONG, "does not say its version: cannot allocate memory"),
     ],
 )
-def test_a_java_that_will_not(tmp_path: Path, says: str, status: int, words: str) -> None:
-    found = doctor.check_java(java(tmp_path, says, status))
-    assert found.state == WRONG
-    assert words in found.text
-    assert "JAVA_HOME" in found.remedy
+def test_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, status: int, state: str, words: str
+) -> None:
+    script(tmp_path / "bin" / "java", f"echo '{says}' >&2; exit {status}")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    (found,) = doctor.check_java()
+    assert (found.state, words in found.text, "JAVA_HOME" in found.remedy) == (state, True, state == WRONG)
 
 
-def test_no_java_at_all(tmp_path: Path) -> None:
-    assert doctor.check_java({"PATH": str(tmp_path)}).state == WRONG
-    assert doctor.check_java({"JAVA_HOME": str(tmp_path)}).state == WRONG
+@pytest.mark.parametrize("variable", ["PATH", "JAVA_HOME"])
+def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, str(tmp_path))
+    assert next(doctor.check_java()).state == WRONG
 
 
-def test_packages() -> None:
+def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"pyspark": "4.1.1", "pyarrow": "26.0.1"}
-    states = {each.what: (each.state, each.text) for each in doctor.check_packages(versions.get)}
+
+    def version(package: str) -> str:
+        if package not in versions:
+            raise importlib.metadata.PackageNotFoundError
+        return versions[package]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    states = {each.what: (each.state, each.text) for each in doctor.check_packages()}
     assert states["pyspark"] == (WRONG, "4.1.1; needs at least 4.2, below 5.0")
     assert states["pyarrow"] == (OK, "26.0.1")
     assert states["pandas"][0] == WRONG
 
 
-def test_workers_that_are_another_python(tmp_path: Path) -> None:
-    other = script(tmp_path / "python3", "echo 2.7")
-    (found,) = doctor.check_workers({"PYSPARK_PYTHON": str(other)})
-    assert (found.state, "is Python 2.7" in found.text) == (WRONG, True)
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("echo 2.7", " is Python 2.7, this is "),
+        ("echo Traceback; echo 'ModuleNotFoundError: pyarrow'; exit 1", ": ModuleNotFoundError: pyarrow"),
+        (None, "No such file or directory"),
+    ],
+)
+def test_workers_of_another_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str | None, words: str
+) -> None:
+    if program is not None:
+        script(tmp_path / "python3", program)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "python3"))
+    (found,) = doctor.check_workers()
+    assert (found.state, words in found.text) == (WRONG, True)
     assert found.remedy.startswith("export PYSPARK_PYTHON=")
+    assert list(doctor.check_default_python()) == []
 
 
-def test_workers_without_what_they_need(tmp_path: Path) -> None:
-    bare = script(tmp_path / "python3", "echo Traceback; echo 'ModuleNotFoundError: pyarrow'; exit 1")
-    (found,) = doctor.check_workers({"PYSPARK_PYTHON": str(bare)})
-    assert found.text.endswith("ModuleNotFoundError: pyarrow")
-    (absent,) = doctor.check_workers({"PYSPARK_PYTHON": str(tmp_path / "absent")})
-    assert absent.state == WRONG
+def test_the_one_that_starts_jupyter_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "jupyter")
+    assert next(doctor.check_workers()).state == OK
 
 
-def test_the_one_that_starts_jupyter_is_no_worker() -> None:
-    (found,) = doctor.check_workers({"PYSPARK_DRIVER_PYTHON": "jupyter"})
-    assert found.state == OK
-
-
-def test_the_python_that_other_programs_get(tmp_path: Path) -> None:
-    script(tmp_path / "python3", "echo 'ModuleNotFoundError: pyarrow'; exit 1")
-    (found,) = doctor.check_default_python({"PATH": str(tmp_path)})
-    assert found.state == WARNING
-    assert found.text.startswith(f"{tmp_path}/python3: ModuleNotFoundError: pyarrow; Spark starts it for")
+@pytest.mark.parametrize("there", [True, False])
+def test_the_python_that_other_programs_get(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool
+) -> None:
+    if there:
+        script(tmp_path / "python3", "echo 'ModuleNotFoundError: pyarrow'; exit 1")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (found,) = doctor.check_default_python()
+    words = f"{tmp_path}/python3: ModuleNotFoundError: pyarrow" if there else "python3: there is none on PATH"
+    assert (found.state, found.text) == (
+        WARNING,
+        f"{words}; Spark starts it for programs other than nsq-spark",
+    )
     assert found.remedy.startswith("export PYSPARK_PYTHON=")
-    (absent,) = doctor.check_default_python({"PATH": str(tmp_path / "no")})
-    assert (absent.state, "there is none on PATH" in absent.text) == (WARNING, True)
-    assert list(doctor.check_default_python({"PATH": str(tmp_path), "PYSPARK_PYTHON": "chosen"})) == []
 
 
 def test_a_wal_that_can_be_used_and_is_left_alone(tmp_path: Path) -> None:
@@ -136,10 +154,11 @@ def test_a_wal_is_read_as_a_stream_reads_it(tmp_path: Path, monkeypatch: pytest.
     ("lists", "state"), [("json pyspark_nsq pyspark_nsq_stats", OK), ("json pyspark_nsq", WARNING)]
 )
 def test_whether_spark_finds_the_formats_from_another_directory(
-    tmp_path: Path, lists: str, state: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lists: str, state: str
 ) -> None:
     # It lists nothing where it was started: the modules of that directory do not count.
     python = script(tmp_path / "python", f'test "$PWD" != "{Path.cwd()}" && echo {lists}')
-    found = doctor.check_formats({"PYSPARK_PYTHON": str(python)})
+    monkeypatch.setenv("PYSPARK_PYTHON", str(python))
+    (found,) = doctor.check_formats()
     assert found.state == state
     assert ("editable_mode=compat" in found.remedy) == (state == WARNING)

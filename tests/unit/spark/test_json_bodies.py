@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.spark.json_bodies import ParsedBody, Shape, restored
+from nsq.spark.rows import Shape, read_again, restored
 
 SHAPE: Shape = {"a": None, "s": {"x": None}, "l": [{"x": None}], "m": ({"x": None},)}
 
@@ -26,7 +26,7 @@ SHAPE: Shape = {"a": None, "s": {"x": None}, "l": [{"x": None}], "m": ({"x": Non
 )
 def test_what_the_schema_does_not_name(body: str, rescued: str | None) -> None:
     expected = body if rescued is ... else rescued
-    assert ParsedBody.of(body.encode(), SHAPE) == ParsedBody(True, expected)
+    assert read_again(body.encode(), SHAPE) == (True, expected)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_what_the_schema_does_not_name(body: str, rescued: str | None) -> None:
      b'{"a": 01}', b'{a: 1}', b'{"a": 1,}', b'\xef\xbb\xbf{}', b'{"a": "\xe9"}', b"[" * 100_000],
 )  # fmt: skip
 def test_what_is_no_json_object(body: bytes | None) -> None:
-    assert ParsedBody.of(body, SHAPE) == ParsedBody(False)
+    assert not read_again(body, SHAPE)[0]
 
 
 @pytest.mark.parametrize(
@@ -56,5 +56,4 @@ def test_what_is_no_json_object(body: bytes | None) -> None:
 def test_a_body_is_put_together_again(read: str | None, left: str | None, body: str | None) -> None:
     assert restored(read, left) == body
     if body is not None:
-        again = ParsedBody.of(body.encode(), SHAPE)
-        assert again.rescued == left
+        assert read_again(body.encode(), SHAPE) == (True, left)

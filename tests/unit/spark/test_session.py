@@ -4,44 +4,78 @@ import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from nsq.errors import ConfigError
-from nsq.spark.doctor import obstacles
-from nsq.spark.session import _refuse_obstacles, environment, local_session, settings
+from nsq.spark import session
+from nsq.spark.session import local_session, refuse_obstacles, settings
 
-SUBMITTED = {"PYSPARK_GATEWAY_PORT": "1"}
+
+@pytest.fixture(autouse=True)
+def not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
 
 
 def test_a_laptop_gets_all_its_cores_and_no_noise() -> None:
-    chosen = settings(None, {}, {})
+    chosen = settings(None, {})
     assert chosen["spark.master"] == "local[*]"
     assert chosen["spark.ui.enabled"] == "false"
     assert chosen["spark.sql.session.timeZone"] == "UTC"
     assert int(chosen["spark.sql.shuffle.partitions"]) >= 1
 
 
-def test_a_cluster_decides_for_itself_how_to_shuffle() -> None:
-    chosen = settings("spark://host:7077", {}, {})
-    assert chosen["spark.master"] == "spark://host:7077"
+@pytest.mark.parametrize("master", ["spark://host:7077", "local-cluster[2,1,1024]"])
+def test_a_cluster_decides_for_itself_how_to_shuffle(master: str) -> None:
+    chosen = settings(master, {})
+    assert chosen["spark.master"] == master
     assert "spark.sql.shuffle.partitions" not in chosen
 
 
-def test_below_spark_submit_its_master_holds() -> None:
-    assert "spark.master" not in settings(None, {}, SUBMITTED)
-    assert settings("local[2]", {}, SUBMITTED)["spark.master"] == "local[2]"
+def test_below_spark_submit_its_master_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    assert not {"spark.master", "spark.sql.shuffle.partitions"} & set(settings(None, {}))
+    assert settings("local[2]", {})["spark.master"] == "local[2]"
 
 
 def test_what_is_given_overrules() -> None:
-    assert settings(None, {"spark.ui.enabled": "true"}, {})["spark.ui.enabled"] == "true"
+    assert settings(None, {"spark.ui.enabled": "true"})["spark.ui.enabled"] == "true"
 
 
-def test_workers_run_this_python() -> None:
-    assert environment(None, {}) == {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    assert environment("local[2,3]", SUBMITTED)["SPARK_LOCAL_IP"] == "127.0.0.1"
-    assert environment("local-cluster[2,1,1024]", {}) == {"PYSPARK_PYTHON": sys.executable}
-    assert environment(None, SUBMITTED) == {"PYSPARK_PYTHON": sys.executable}
+class Builder:
+    """What a session is built with."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, str] = {}
+        self.sparkContext = SimpleNamespace(setLogLevel=lambda level: None)
+
+    def appName(self, name: str) -> Builder:  # noqa: N802 - Spark's name
+        return self
+
+    def config(self, name: str, value: str) -> Builder:
+        self.settings[name] = value
+        return self
+
+    def getOrCreate(self) -> Builder:  # noqa: N802 - Spark's name
+        return self
+
+
+@pytest.mark.parametrize(
+    ("master", "address"),
+    [(None, "127.0.0.1"), ("local[2,3]", "127.0.0.1"), ("local-cluster[2,1,1024]", None)],
+)
+def test_workers_run_this_python(
+    monkeypatch: pytest.MonkeyPatch, master: str | None, address: str | None
+) -> None:
+    made = SimpleNamespace(getActiveSession=lambda: None, builder=Builder())
+    monkeypatch.setattr(session, "_session_class", lambda: made)
+    monkeypatch.setattr(session, "refuse_obstacles", lambda master: None)
+    monkeypatch.setattr(os, "environ", {})
+    local_session(master=master, conf={"a": "b"})
+    assert os.environ.get("PYSPARK_PYTHON") == sys.executable
+    assert os.environ.get("SPARK_LOCAL_IP") == address
+    assert made.builder.settings == settings(master, {"a": "b"})
 
 
 def test_without_pyspark_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +87,6 @@ def test_without_pyspark_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyspark")
-    monkeypatch.delenv("PYSPARK_GATEWAY_PORT", raising=False)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
 
 
@@ -72,9 +105,7 @@ def test_the_workers_of_a_cluster_are_not_looked_for_here(
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"17.0.15\"' >&2\n")
     java.chmod(0o755)
-    found = [each.what for each in obstacles({"JAVA_HOME": str(tmp_path), "PYSPARK_PYTHON": "/there/python"})]
-    assert found == ["workers"]
     monkeypatch.setenv("PYSPARK_PYTHON", "/there/python")
     refusal = pytest.raises(ConfigError, match=r"^workers: PYSPARK_PYTHON=/there/python: ")
     with refusal if master.startswith("local") else nullcontext():
-        _refuse_obstacles(master, os.environ)
+        refuse_obstacles(master)

@@ -6,7 +6,10 @@ import pytest
 
 from nsq.errors import UsageError
 from nsq.http.nsqd import ChannelStats, NsqdStats, TopicStats
-from nsq.spark.batch.peeking import Place, safe_places
+
+pytest.importorskip("pyspark")
+
+from nsq.spark.batch.peek import Place, safe_places
 
 A, B = Place("a:4150", "a:4151"), Place("b:4150", "b:4151")
 

@@ -84,7 +84,8 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
         shown = capsys.readouterr().out
         assert f"Usage: nsq-spark {name} {command.argument}" in shown
         assert all(f"\n  -{needed} " in shown for needed in command.needs)
-        assert command.about in overview
+        assert command.run.__doc__
+        assert command.run.__doc__ in overview
 
 
 def test_version_and_help_load_neither_spark_nor_arrow() -> None:

@@ -40,11 +40,22 @@ def test_a_failed_command(tmp_path: object, capsys: pytest.CaptureFixture[str]) 
         main(["--debug", "wal", "ls", f"{tmp_path}/absent"])
 
 
-def test_the_line_for_a_cluster_starts_no_spark(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["archive", "orders", "--to", "/data", "--nsqd", "a:4150", "--print-submit"]) == 0
+@pytest.mark.parametrize(
+    ("words", "before", "behind"),
+    [
+        ("", "--master spark://HOST:7077", ""),
+        ("--to /x --master yarn", "--master yarn", " --to /x"),
+        ("--master=yarn --follow", "--master yarn", " --follow"),
+        ("--conf a=b --conf=c=d -q", "--master spark://HOST:7077 --conf a=b --conf c=d", " -q"),
+    ],
+)
+def test_the_line_for_a_cluster_starts_no_spark_and_says_nothing_twice(
+    words: str, before: str, behind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["archive", "orders", "--to", "s3://my orders", "--print-submit", *words.split()]) == 0
     line = capsys.readouterr().out
-    assert line.startswith("spark-submit --master spark://HOST:7077 ")
-    assert line.endswith("/nsq/spark/__main__.py archive orders --to /data --nsqd a:4150\n")
+    assert line.startswith(f"spark-submit {before} /")
+    assert line.endswith(f"/nsq/spark/__main__.py archive orders --to 's3://my orders'{behind}\n")
 
 
 def test_an_interrupted_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,12 +24,12 @@ class Terminal(io.StringIO):
 
 
 def test_what_a_line_says() -> None:
-    known = Progress(1_200_000, 3 << 20, 4, 75.0, 16_000.4, lag=5000, lag_seconds=12.3)
+    known = Progress(1_200_000, 3 << 20, seconds=75.0, rate=16_000.4, lag=5000, lag_seconds=12.3)
     assert (
         line(known)
         == "1,200,000 rows, 3.0 MiB, 16,000 rows/s, 5,000 to come (12 s behind), 1 min 15 s so far"
     )
-    assert line(Progress(1, 10, 1, 2.0, 0.5)) == "1 rows, 10 B, 0 rows/s, 2.0 s so far"
+    assert line(Progress(1, 10, seconds=2.0, rate=0.5)) == "1 rows, 10 B, 0 rows/s, 2.0 s so far"
 
 
 def test_a_terminal_shows_the_last_one_only() -> None:

@@ -23,6 +23,15 @@ def test_words_stay_left_and_truth_is_yes() -> None:
     ]
 
 
+def test_dates_names_and_nothing_are_no_numbers() -> None:
+    rows = [["2026-03-01 07:00:00", "0c2e", ""], ["2026-03-01 07:01:00", "7", "here"]]
+    assert table(["window (UTC)", "reader", "read by"], rows).splitlines() == [
+        "window (UTC)         reader  read by",
+        "2026-03-01 07:00:00  0c2e",
+        "2026-03-01 07:01:00  7       here",
+    ]
+
+
 def test_a_table_may_be_empty() -> None:
     assert table(["a", "b"], []) == "a  b"
 

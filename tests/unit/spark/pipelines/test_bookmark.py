@@ -25,7 +25,7 @@ def test_what_is_saved_is_loaded_until_it_is_forgotten(tmp_path: Path) -> None:
 
 def test_that_of_another_replay_is_refused(tmp_path: Path) -> None:
     Bookmark(tmp_path / "b.json", JOB).save(Mark())
-    with pytest.raises(UsageError, match="another replay, with since 5 instead of 6"):
+    with pytest.raises(UsageError, match=r"another replay, .*'since': 5"):
         Bookmark(tmp_path / "b.json", JOB | {"since": 6}).load()
 
 

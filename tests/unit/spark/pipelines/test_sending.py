@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq.spark.pipelines.replay import ArchivePosition, Entry, Mark, Throttle, chunks, remaining, send
+from nsq.spark.pipelines.replay import ArchivePosition, Entry, Mark, remaining, send
+from nsq.spark.sink.task import packs
 
 
 class Clock:
@@ -29,33 +30,24 @@ def never(seconds: float) -> bool:
     return False
 
 
-def test_chunks_are_limited_by_number_and_by_bytes() -> None:
-    entries = [entry(number, b"x" * size) for number, size in enumerate([1, 1, 1, 8, 3, 20, 1])]
-    sizes = [[len(each.body) for each in chunk] for chunk in chunks(entries, 2, 10)]
-    assert sizes == [[1, 1], [1, 8], [3], [20], [1]]
-    assert list(chunks([], 2)) == []
+def chunks(entries: Iterable[Entry], most: int) -> Iterator[list[Entry]]:
+    return packs(entries, most, 1000, lambda entry: len(entry.body))
 
 
-def test_a_rate_is_kept_on_average_from_the_first_message_on() -> None:
+@pytest.mark.parametrize(("rate", "seconds"), [(50.0, 95 / 50), (None, 0.0)])
+def test_a_rate_is_kept_on_average_from_the_first_message_on(rate: float | None, seconds: float) -> None:
     clock = Clock()
-    pace = Throttle(50.0, clock)
-    assert pace.chunk_of(500) == 5
     places = send(
         chunks([entry(number) for number in range(100)], 5),
         Mark(),
-        pace,
         publish=lambda bodies: None,
         save=lambda place: None,
         wait=clock.wait,
+        rate=rate,
+        now=clock,
     )
     assert [place.rows for place in places] == list(range(5, 101, 5))
-    assert clock.now == pytest.approx(100 + 95 / 50)
-
-
-def test_without_a_rate_nothing_is_waited_for() -> None:
-    pace = Throttle(None, Clock())
-    assert (pace.due(), pace.chunk_of(500)) == (0.0, 500)
-    assert Throttle(0.5, Clock()).chunk_of(500) == 1
+    assert clock.now == pytest.approx(100 + seconds)
 
 
 def test_a_place_is_noted_only_when_it_is_published() -> None:
@@ -63,7 +55,6 @@ def test_a_place_is_noted_only_when_it_is_published() -> None:
     sending = send(
         chunks([entry(1, b"a"), entry(2, b"b"), entry(3, b"c")], 2),
         Mark(),
-        Throttle(None, Clock()),
         publish=events.append,
         save=lambda place: events.append(place.rows),
         wait=never,
@@ -78,7 +69,6 @@ def test_stopped_it_publishes_nothing_more() -> None:
     sending = send(
         chunks([entry(number) for number in range(4)], 2),
         Mark(),
-        Throttle(None, Clock()),
         publish=published.append,
         save=lambda place: None,
         wait=lambda seconds: next(answers),
@@ -112,7 +102,6 @@ def test_cut_off_anywhere_it_repeats_one_publish_at_most_and_misses_nothing(
         return send(
             chunks(remaining(entries, kept[-1]), most),
             kept[-1],
-            Throttle(None, Clock()),
             publish=sent.extend,
             save=save if saving else kept.append,
             wait=never,

@@ -1,67 +1,77 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from nsq.errors import ConfigError, InvalidName, UsageError
-from nsq.spark.pipelines.files import Published
-from nsq.spark.pipelines.streaming import (
-    Batches,
-    Progress,
-    Running,
-    Totals,
-    default_wal,
-    stream_options,
-)
+from nsq.spark.pipelines.files import Batch, Written
+from nsq.spark.pipelines.streaming import Batches, Progress, Running, Totals, stream_options
+
+
+def options(topic: str = "orders", root: str = "/data/orders", **changed: Any) -> dict[str, str]:
+    given: dict[str, Any] = {"nsqd": "a:4150", "lookupd": (), "wal": None, "options": None, "defaults": {}}
+    return stream_options(root, topic, "archive", **given | changed)
 
 
 def test_what_is_read_is_checked_before_a_jvm_starts() -> None:
-    reading = stream_options(
-        "orders",
-        "archive",
-        nsqd=["a:4150", "b:4150"],
-        lookupd="",
-        wal="/w",
-        options={"tls": True, "maxInFlight": 9},
-    )
-    assert reading == {
+    given = {"tls": True, "maxInFlight": 9, "Retention": "1d"}
+    assert options(nsqd=["a:4150", "b:4150"], wal="/w", options=given, defaults={"retention": "0"}) == {
         "topic": "orders",
         "channel": "archive",
         "wal": "/w",
         "nsqd": "a:4150,b:4150",
         "tls": "true",
-        "maxInFlight": "9",
+        "maxinflight": "9",
+        "retention": "1d",
     }
     with pytest.raises(ConfigError, match="did you mean maxInFlight"):
-        stream_options("orders", "a", nsqd="a:4150", lookupd=(), wal="/w", options={"maxInFlihgt": 9})
+        options(options={"maxInFlihgt": 9})
     with pytest.raises(ConfigError, match="nsqd or lookupd is missing"):
-        stream_options("orders", "a", nsqd=(), lookupd=(), wal="/w", options=None)
+        options(nsqd=())
     with pytest.raises((ConfigError, InvalidName)):
-        stream_options("or ders", "a", nsqd="a:4150", lookupd=(), wal="/w", options=None)
+        options("or ders")
 
 
 def test_the_log_is_kept_below_the_output_unless_that_is_elsewhere() -> None:
-    assert default_wal("/data/orders", None) == "/data/orders/_wal"
-    assert default_wal("/data/orders", "/fast/wal") == "/fast/wal"
-    assert default_wal("s3a://bucket/orders", "/fast/wal") == "/fast/wal"
+    assert options()["wal"] == "/data/orders/_wal"
+    assert options(wal="/fast/wal")["wal"] == "/fast/wal"
+    assert options(root="s3a://bucket/orders", wal="/fast/wal")["wal"] == "/fast/wal"
     with pytest.raises(ConfigError, match="wal is missing: s3a://bucket/orders"):
-        default_wal("s3a://bucket/orders", None)
+        options(root="s3a://bucket/orders")
 
 
-def test_rates_are_those_since_the_last_report() -> None:
-    times = iter([0.0, 2.0, 2.0, 4.0, 4.0, 4.0, 4.0])
-    batches = Batches(lambda part, batch: None, lambda: next(times))
-    batches.add(Published(100, 1000, 2, again=False))
-    assert batches.progress() == Progress(100, 1000, 1, 2.0, 50.0)
-    batches.add(Published(20, 10, 0, again=False))
-    assert batches.progress(5, 1.5) == Progress(120, 1010, 2, 4.0, 10.0, 5, 1.5)
-    assert batches.progress().rate == 0.0
+class Part:
+    """What is asked of a batch: which query it belongs to."""
+
+    def __init__(self) -> None:
+        self.sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(getLocalProperty=lambda _: "0c2e"))
 
 
-def test_totals() -> None:
-    times = iter([1.0, 4.0])
-    batches = Batches(lambda part, batch: None, lambda: next(times))
-    batches.add(Published(1, 2, 3, again=True))
-    assert batches.totals() == Totals(1, 2, 1, 3, 3.0)
+def test_batches_are_added_up_and_rates_are_those_since_the_last_report() -> None:
+    part: Any = Part()
+    times = iter([0.0, 2.0, 2.0, 4.0, 4.0, 4.0, 4.0, 5.0])
+    done = iter([Written(100, 1000, 2), Written(20, 10, 0)])
+    asked: list[Batch] = []
+
+    def handle(part: object, batch: Batch) -> Written:
+        asked.append(batch)
+        return next(done)
+
+    batches = Batches(handle, lambda: next(times))
+    batches(part, 7)
+    assert batches.progress({}) == Progress(100, 1000, 1, 2, 2.0, rate=50.0)
+    batches(part, 8)
+    assert batches.progress({"lag": 5.0, "oldestSeconds": 1.5}) == Progress(
+        120, 1010, 2, 2, 4.0, rate=10.0, lag=5, lag_seconds=1.5
+    )
+    assert batches.progress({}).rate == 0.0
+    assert batches.totals() == Totals(120, 1010, 2, 2, 5.0)
+    assert asked == [Batch("0c2e", 7), Batch("0c2e", 8)]
+    batches.close(1.0)
+    with pytest.raises(UsageError, match="no more batches"):
+        batches(part, 9)
 
 
 @pytest.mark.parametrize("every", [-1, float("nan")])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nsq.errors import ConfigError
-from nsq.spark.sink.rows import Columns
+from nsq.spark.sink.task import Columns
 
 
 def test_columns_are_found_wherever_they_are() -> None:

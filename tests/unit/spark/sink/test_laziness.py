@@ -16,7 +16,7 @@ HEAVY = ["pyspark", "pyarrow", "pandas"]
     "modules",
     [
         ["nsq.spark.sink", "nsq.spark.sink.task"],
-        ["nsq.spark.batch", "nsq.spark.batch.peeking", "nsq.spark.lookups"],
+        ["nsq.spark.batch", "nsq.spark.lookups"],
     ],
 )
 def test_spark_and_arrow_are_loaded_when_they_are_needed(modules: list[str]) -> None:

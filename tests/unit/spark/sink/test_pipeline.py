@@ -6,7 +6,7 @@ from concurrent.futures import Future
 import pytest
 
 from nsq.errors import BadTopic, NsqError, PublishFailed, PublishUncertain
-from nsq.spark.sink.task import Pack, Pipeline
+from nsq.spark.sink.task import Pipeline
 
 Sent = tuple[str, tuple[bytes, ...], float | None]
 
@@ -42,10 +42,6 @@ class Nsqd:
         return future
 
 
-def pack(*bodies: bytes) -> Pack:
-    return Pack("orders", bodies, sum(map(len, bodies)))
-
-
 def pipeline(nsqd: Nsqd, *, room: int = 10, retries: int = 2) -> Pipeline:
     return Pipeline(nsqd, room=room, retries=retries, timeout=1.0)
 
@@ -54,8 +50,8 @@ def test_what_is_stored_is_counted_when_it_is() -> None:
     nsqd = Nsqd()
     line = pipeline(nsqd)
 
-    line.publish(pack(b"one", b"two"))
-    line.defer("later", b"three", 1.5)
+    line.publish("orders", [b"one", b"two"])
+    line.publish("later", [b"three"], 1.5)
     assert (line.messages, line.bytes) == (0, 0)
     line.drain()
 
@@ -67,12 +63,12 @@ def test_no_more_is_under_way_than_there_is_room_for() -> None:
     """The third waits for the first: so that is answered when it is asked for."""
     nsqd = Nsqd(patient=True)
     line = pipeline(nsqd, room=4)
-    line.publish(pack(b"1", b"2"))
-    line.publish(pack(b"3", b"4"))
+    line.publish("orders", [b"1", b"2"])
+    line.publish("orders", [b"3", b"4"])
     assert line.messages == 0
 
     nsqd.futures[0].set_result(None)
-    line.publish(pack(b"5"))
+    line.publish("orders", [b"5"])
 
     assert (line.messages, len(nsqd.sent)) == (2, 3)
     nsqd.futures[1].set_result(None)
@@ -85,8 +81,8 @@ def test_one_larger_than_the_room_goes_alone() -> None:
     nsqd = Nsqd()
     line = pipeline(nsqd, room=1)
 
-    line.publish(pack(b"1", b"2", b"3"))
-    line.publish(pack(b"4", b"5"))
+    line.publish("orders", [b"1", b"2", b"3"])
+    line.publish("orders", [b"4", b"5"])
     assert line.messages == 3
     line.drain()
 
@@ -98,7 +94,7 @@ def test_what_may_succeed_later_is_tried_again(fault: NsqError) -> None:
     nsqd = Nsqd(fault, fault)
     line = pipeline(nsqd, retries=2)
 
-    line.publish(pack(b"one"))
+    line.publish("orders", [b"one"])
     line.drain()
 
     assert nsqd.sent == [("orders", (b"one",), None)] * 3
@@ -109,7 +105,7 @@ def test_it_is_tried_only_so_often() -> None:
     nsqd = Nsqd(*[PublishFailed("nobody is there")] * 5)
     line = pipeline(nsqd, retries=1)
 
-    line.publish(pack(b"one"))
+    line.publish("orders", [b"one"])
     with pytest.raises(PublishFailed, match="nobody is there"):
         line.drain()
 
@@ -120,7 +116,7 @@ def test_what_can_never_succeed_is_not_tried_again() -> None:
     nsqd = Nsqd(BadTopic("E_BAD_TOPIC"))
     line = pipeline(nsqd)
 
-    line.publish(pack(b"one"))
+    line.publish("orders", [b"one"])
     with pytest.raises(BadTopic):
         line.drain()
 
@@ -130,9 +126,9 @@ def test_what_can_never_succeed_is_not_tried_again() -> None:
 def test_a_retry_takes_its_room_until_it_is_answered() -> None:
     nsqd = Nsqd(PublishFailed("not now"))
     line = pipeline(nsqd, room=2)
-    line.publish(pack(b"1", b"2"))
+    line.publish("orders", [b"1", b"2"])
 
-    line.publish(pack(b"3"))
+    line.publish("orders", [b"3"])
 
     assert [sent[1] for sent in nsqd.sent] == [(b"1", b"2"), (b"1", b"2"), (b"3",)]
     assert line.messages == 2

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from nsq.config import Config
 from nsq.errors import InvalidMessage, InvalidName
-from nsq.spark.sink.rows import Columns, Reader, Rows
+from nsq.spark.sink import task
+from nsq.spark.sink.task import Columns, Rows, SinkOptions
 
 pa: Any = pytest.importorskip("pyarrow")
 
@@ -20,8 +20,9 @@ def batch(bodies: list[Any], *others: Any, kind: Any = None) -> Any:
     return pa.record_batch(arrays, names=[f"column{place}" for place in range(len(arrays))])
 
 
-def read(batch: Any, columns: Columns = BODY, topic: str = "orders", most: int = 100) -> list[Rows]:
-    return list(Reader(columns, topic, Config(max_msg_size=most)).read(batch))
+def read(batch: Any, columns: Columns = BODY, topic: str = "orders") -> list[Rows]:
+    options = SinkOptions.of({"nsqd": "a:4150", "topic": topic, "maxMsgSize": "100"})
+    return list(task.read(batch, columns, options))
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()])
@@ -76,8 +77,8 @@ def test_delays_stay_with_their_topic() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        (b"x" * 101, "a row for topic 'b' has a body of 101 bytes, must have at most 100"),
-        (b"", "a row for topic 'b' has an empty body"),
+        (b"x" * 101, "a row for topic 'b' has a body of 101 bytes, must have 1 to 100"),
+        (b"", "a row for topic 'b' has a body of 0 bytes"),
         (None, "a row for topic 'b' has a body that is null"),
     ],
 )
@@ -85,7 +86,7 @@ def test_what_nsqd_would_refuse_is_told_before_anything_is_published(body: bytes
     rows = batch([b"good", body, b"good"], pa.array(["a", "b", "a"]))
 
     with pytest.raises(InvalidMessage, match=words):
-        next(Reader(BODY_TOPIC, "", Config(max_msg_size=100)).read(rows))
+        read(rows, BODY_TOPIC, topic="")
 
 
 def test_only_nulls_are_told_too() -> None:
