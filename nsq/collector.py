@@ -1,4 +1,4 @@
-"""How often the programs of this package look for reference cycles."""
+"""Sets how often the programs of this package look for reference cycles."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ class Config:
 
     @classmethod
     def from_strings(cls, texts: Mapping[str, str]) -> Config:
-        """From text in Go's spelling: ``{"max-in-flight": "200", "msg_timeout": "1m30s", "tls": "true"}``.
+        """Read text in Go's spelling: ``{"max-in-flight": "200", "msg_timeout": "1m30s", "tls": "true"}``.
 
         A duration needs its unit: where go-nsq takes a bare number for milliseconds, we would mean seconds.
         """
@@ -311,7 +311,7 @@ class Config:
 
     @classmethod
     def from_environ(cls, prefix: str = "NSQ_", environ: Mapping[str, str] | None = None) -> Config:
-        """From environment variables such as NSQ_MAX_IN_FLIGHT=200.
+        """Read environment variables such as NSQ_MAX_IN_FLIGHT=200.
 
         Variables that resemble no option are left alone: Kubernetes puts NSQ_SERVICE_HOST and others there
         for a service called nsq. One that looks like a misspelt option is an error.
@@ -333,7 +333,7 @@ class Config:
 
     @classmethod
     def from_flags(cls, given: Iterable[str], defaults: Mapping[str, str] | None = None) -> Config:
-        """From ``key,value`` texts as Go's tools take them, in go-nsq's names and spellings or in ours.
+        """Read ``key,value`` texts as Go's tools take them, in go-nsq's names and spellings or in ours.
 
         A key alone means true. ``defaults`` are as for ``from_strings``.
         """

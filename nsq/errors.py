@@ -248,7 +248,7 @@ class PublishFailed(NsqError):
 
 
 class QueueFull(PublishFailed):
-    """As many publishes are pending as ``max_pending`` allows, and none was answered within the deadline."""
+    """``max_pending`` publishes are pending, and none was answered within the deadline."""
 
 
 class PublishUncertain(NsqError):

@@ -332,7 +332,7 @@ def is_duration(field: dataclasses.Field[Any]) -> bool:
 
 
 def check(options: object) -> None:
-    """For a ``__post_init__``: refuse a value outside its range, or none of its choices, naming the flag."""
+    """Refuse, in a ``__post_init__``, a value outside its range or choices, naming the flag."""
     for each in _declared_flags(type(options)):
         if math.isfinite(each.low) or each.choices:
             value = getattr(options, each.field)

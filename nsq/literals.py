@@ -42,7 +42,7 @@ def parse_duration(text: str) -> float:
 
 
 def _nanoseconds(text: str) -> int | None:
-    """None if ``text``, which has no sign, is no duration."""
+    """Read a duration without a sign; None if ``text`` is none."""
     if text == "0":
         return 0
     total = 0

@@ -27,7 +27,7 @@ class MessageDelegate(Protocol):
     def finish(self, message: Message) -> None: ...
 
     def finish_all(self, messages: list[Message]) -> None:
-        """Those that still need an answer; raises nothing for the others."""
+        """Finish the messages that still need an answer; raise nothing for the others."""
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None: ...
 
@@ -116,7 +116,7 @@ class Message:
         self._delegate.touch(self)
 
     def disable_auto_response(self) -> None:
-        """Whatever the handler does, the message is answered elsewhere: by another thread, or later."""
+        """Leave the answer to other code, which runs later or in another thread."""
         self.auto_response = False
 
     def enable_auto_response(self) -> None:
@@ -137,6 +137,6 @@ class Message:
 
 
 def finish_all(messages: Iterable[Message]) -> None:
-    """Those that still need an answer; the others are passed over."""
+    """Finish the messages that still need an answer; pass over the others."""
     for delegate, own in groupby(messages, attrgetter("_delegate")):
         delegate.finish_all(list(own))

@@ -139,7 +139,7 @@ class OptionHelp(NamedTuple):
 
 @dataclass(frozen=True)
 class Option:
-    """What is known of one option beside its type. ``also`` are values outside the range with a meaning."""
+    """The declaration of one option. ``also`` are values outside the range that have a meaning."""
 
     help: str
     kind: Kind
@@ -152,7 +152,7 @@ class Option:
 
     @property
     def range(self) -> str:
-        """In words; empty when any value of the type will do."""
+        """The range in words; empty when any value of the type will do."""
         words = ", ".join(choice or "empty" for choice in self.choices)
         if math.isfinite(self.low):
             bounded = math.isfinite(self.high)

@@ -101,7 +101,7 @@ def _plain(name: str) -> str:
 
 
 def option_here(name: str, *, arguments: bool = True) -> str:
-    """What this option of another client is here; empty when it is unknown.
+    """Name our option for one of another client; empty when that is unknown.
 
     Without ``arguments`` only those that are options here too are known.
     """

@@ -183,7 +183,7 @@ class Callbacks:
             self._run_what_is_left()
 
     def tell(self, hook: Callable[..., object], *args: object) -> None:
-        """As ``put``, but drops events for which the hooks are too slow: rather no metrics than no memory."""
+        """Like ``put``, but drop events when the hooks are too slow: better no metrics than no memory."""
         if self._queue.qsize() < _MAX_EVENTS:
             self.put(partial(hook, *args))
             return

@@ -87,7 +87,7 @@ class ConnDelegate:
         return False
 
     def on_requeued(self, conn: Conn, message: Message, delay_ms: int, backoff: bool) -> bool:
-        """As ``on_finished``, for a requeue. The delegate puts a pair: the message and ``delay_ms``."""
+        """Like ``on_finished``, for a requeue. The delegate puts a pair: the message and ``delay_ms``."""
         return False
 
     def on_timed_out(self, conn: Conn, message: Message) -> None:
@@ -409,7 +409,7 @@ class Conn:
         return not join_threads(self._threads, deadline)
 
     def abandon(self) -> None:
-        """In a forked child: forget the connection, which is the parent's. Takes no lock."""
+        """Forget the connection in a forked child: it is the parent's. Takes no lock."""
         self.closed = True
         self.waiting = deque()
         self._bell = queue.SimpleQueue()
@@ -437,7 +437,7 @@ class Conn:
                 self._bell.put(None)
 
     def finish_all(self, messages: list[Message]) -> None:
-        """Those that still need an answer; the others are passed over."""
+        """Finish the messages that still need an answer; pass over the others."""
         now = time.monotonic()
         if self.closed or self._delegate.wants_answers() or any(one.expires_at <= now for one in messages):
             for message in messages:
@@ -499,7 +499,7 @@ class Conn:
 
 
 def _milliseconds(delay: float) -> int:
-    """As REQ takes it; InvalidMessage if the delay is not a number."""
+    """Convert seconds to what REQ takes. Raises InvalidMessage if the delay is not a number."""
     try:
         return round(max(0.0, delay) * 1000)
     except (TypeError, ValueError, OverflowError):

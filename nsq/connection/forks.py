@@ -16,7 +16,7 @@ from typing import Protocol
 
 class Inherited(Protocol):
     def abandon(self) -> None:
-        """In the child: let go of everything without a word to any peer. No lock of the parent's may be
+        """Let go of everything in the child, without a word to any peer. No lock of the parent's may be
         taken: the thread that held it does not exist here.
         """
 

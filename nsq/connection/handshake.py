@@ -48,7 +48,7 @@ Conversation = Generator[Order, Answer, "Negotiated"]
 
 @dataclass(frozen=True)
 class Negotiated:
-    """What nsqd answered."""
+    """Nsqd's answers to IDENTIFY and AUTH."""
 
     reply: IdentifyReply
     auth: AuthReply | None = None

@@ -88,7 +88,7 @@ class Session:
         return False
 
     def written(self, messages: list[Message]) -> None:
-        """Their answers go out now."""
+        """Note that the answers to these messages go out now."""
         self._unsettled.difference_update(messages)
 
     def drop(self, message: Message) -> bool:
@@ -139,7 +139,7 @@ class Session:
         return True
 
     def expiring(self, now: float) -> list[Message]:
-        """Those that have used up half of their time and can get more."""
+        """Return the messages that have used up half of their time and can get more."""
         soon = now + self.msg_timeout / 2
         return [
             message

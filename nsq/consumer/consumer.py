@@ -342,14 +342,14 @@ class Consumer:
         return self._engine.stats()
 
     def health(self) -> ConsumerHealth:
-        """How it is, and for every connection why it has the RDY it has."""
+        """Tell how the consumer is, and for every connection why it has its RDY."""
         return self._engine.health()
 
     # Forks.
 
     @property
     def _own_engine(self) -> Engine:
-        """Of this process; Forked in a child of the one that made it."""
+        """Return the engine of this process. Raises Forked in a child of the process that made it."""
         if os.getpid() != self._pid and self._state == "new":
             self._pid = os.getpid()  # made before a fork, and run behind it
         if os.getpid() != self._pid:
@@ -359,8 +359,8 @@ class Consumer:
         return self._engine
 
     def abandon(self) -> None:
-        """In a forked child, where this is called by itself: what it inherits is inert. The engine, which may
-        outlive this object, is called by itself.
+        """Let go of the parent's signal pipe and dials in a forked child; a fork calls this by itself. The
+        engine may outlive this object, so a fork calls it separately.
         """
         self._own_transport.abandon()
         watch, self._watch = self._watch, None
@@ -399,14 +399,14 @@ def checked_whole(name: str, value: int, least: int = 1) -> int:
 
 
 def checked_callable(name: str, value: T) -> T:
-    """None means not given."""
+    """Refuse what cannot be called. None means not given."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name} is {value!r}; it must be a function")
     return value
 
 
 def checked_seconds(timeout: float) -> float:
-    """For a wait; infinity will do."""
+    """Check the timeout of a wait; infinity will do."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout):
         raise UsageError(f"timeout is {timeout!r}; it must be a number of seconds")
     return min(float(timeout), _FOR_EVER)

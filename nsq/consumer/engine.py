@@ -1,4 +1,4 @@
-"""What makes a consumer go: one thread that decides about RDY, and starts and stops the others.
+"""The engine of a consumer: one thread that decides about RDY, and starts and stops the others.
 
     a user's thread   start, stop, pause …: a request, and a wait for it
     read loops        messages into the inbox; a connection's end is a request
@@ -80,7 +80,7 @@ class Engine(ConnDelegate):
         """Woken when anything has changed that a user may wait for."""
         self.report: StopReport | None = None  # once it has stopped
         self.refusal: ServerError | None = None
-        """Why no nsqd lets us subscribe, now or later."""
+        """The reason why no nsqd will ever let us subscribe."""
         self.wake_run: Callable[[], None] = lambda: None  # while ``run`` waits for one of these two
         self.pool = HandlerPool(
             self.name,
@@ -216,7 +216,7 @@ class Engine(ConnDelegate):
         return current is self._owner or any(owner.owns_current_thread() for owner in owners)
 
     def abandon(self) -> None:
-        """In a forked child: forget everything, which is the parent's."""
+        """Forget everything in a forked child: it is the parent's."""
         self._requests = queue.SimpleQueue()
         self.changed = Waiters()
         self.discovery.abandon()
@@ -667,7 +667,7 @@ class Engine(ConnDelegate):
         return f"{many} connections, {open_ones if stuck else 'all'} of which may send"
 
     def _fields(self, address: str) -> dict[str, str]:
-        """For structured logs."""
+        """Return the fields of a structured log line."""
         return {"nsq_topic": self.topic, "nsq_channel": self.channel, "nsqd_address": address}
 
 

@@ -57,7 +57,7 @@ class Unseen:
                 del self.counts[next(iter(self.counts))]
 
     def attempts(self, message: Message) -> int:
-        """Without those that no handler here has seen."""
+        """Count the attempts without those that no handler here has seen."""
         return message.attempts - self.counts.get((message.nsqd_address, message.id), 0)
 
     def forget(self, message: Message) -> None:
@@ -95,7 +95,7 @@ class HandlerPool:
         self._running: dict[int, Message | list[Message] | None] = {}  # by thread: what it took last
 
     def __len__(self) -> int:
-        """How many threads there are, or will be."""
+        """Count the threads there are, or will be."""
         return sum(threads for _, threads in self._groups)
 
     def add(self, handler: Handler, threads: int, no_backoff: Exceptions = ()) -> None:
@@ -150,7 +150,9 @@ class HandlerPool:
             put(message)
 
     def in_work(self) -> list[Message]:
-        """What each thread took last; a thread that waits has nothing. Some may be answered already."""
+        """Return the messages that the threads took last. Some may be answered already; a thread that waits
+        has none.
+        """
         messages: list[Message] = []
         for taken in list(self._running.values()):
             if isinstance(taken, list):
@@ -175,7 +177,7 @@ class HandlerPool:
                     self.expire(message)
 
     def expire(self, message: Message) -> None:
-        """Its time ran out before a handler saw it."""
+        """Note a message whose time ran out before a handler saw it."""
         self.unseen.note(message)
         self._expired(message)
 
@@ -386,7 +388,7 @@ def of_exception(error: BaseException, no_backoff: tuple[type[BaseException], ..
 
 
 def requeue_delay(attempts: int, config: Config, chance: float) -> float:
-    """How long a requeued message waits unless told otherwise: longer with every attempt."""
+    """Return how long a requeued message waits by default: longer with every attempt."""
     delay = min(config.default_requeue_delay * attempts, config.max_requeue_delay)
     return min(delay * (1 + config.requeue_jitter * chance), config.max_requeue_delay)
 

@@ -38,7 +38,7 @@ def _power(level: int) -> float:
 
 
 class Outcome(Enum):
-    """What a handled message says about the service behind the handler."""
+    """The hint that a handled message gives about the service behind the handler."""
 
     SUCCESS = 1
     FAILURE = 2
@@ -94,8 +94,8 @@ class Backoff:
 
 
 class HandlingLimit:
-    """How many messages may wait and be worked on here: as many as the handlers manage within the time that
-    nsqd gives a message. Halved when one has waited longer than that, and raised again while all are quick.
+    """The number of messages that may wait and be worked on here: as many as the handlers manage within the
+    time that nsqd gives a message. Halved when one has waited longer, and raised again while all are quick.
     """
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Order:
 
 @dataclass
 class Nsqd:
-    """What is known of one connection. Times are when the thing last happened; those of messages are written
+    """The state of one connection. Times are when the thing last happened; those of messages are written
     by the connection's read loop, the rest by the owner.
     """
 
@@ -190,7 +190,7 @@ class RdyWindows:
 
     @property
     def allowed(self) -> int:
-        """How many messages may be here: ``max_in_flight``, or what the handlers manage of it."""
+        """The number of messages that may be here: ``max_in_flight``, or less if the handlers manage less."""
         return int(min(self.max_in_flight, self.handling.limit))
 
     # Facts.
@@ -234,7 +234,7 @@ class RdyWindows:
     # What follows.
 
     def reason(self, key: Hashable) -> str:
-        """Why the connection has the RDY it has, for people."""
+        """Explain to people why the connection has its RDY."""
         nsqd = self.nsqds.get(key)
         if nsqd is None:
             return "not connected"
@@ -360,7 +360,7 @@ class RdyWindows:
                 self._turns[place] = chosen
 
     def _next_of(self, waiting: list[Hashable]) -> Hashable:
-        """Who has waited longest, so that everybody's turn comes; chance decides only among equals."""
+        """Pick the connection that has waited longest: each gets its turn. Chance decides among equals."""
         longest = min(self.nsqds[key].granted_at for key in waiting)
         return self.pick([key for key in waiting if self.nsqds[key].granted_at == longest])
 

@@ -1,4 +1,4 @@
-"""What a consumer tells of itself: snapshots, and hooks for metrics and tracing."""
+"""A consumer's reports: snapshots, and hooks for metrics and tracing."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ConsumerHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class StopReport:
-    """How a stop went. ``clean`` when nothing was left: else nsqd delivers ``in_flight`` messages again.
+    """The result of a stop. ``clean`` when nothing was left: else nsqd delivers ``in_flight`` messages again.
 
     ``cut_off`` are the nsqds that did not end the connection in time: the last answers sent to them may not
     have arrived.
@@ -91,7 +91,7 @@ class ConsumerHooks:
     def requeued(self, message: Message) -> None: ...
 
     def timed_out(self, message: Message) -> None:
-        """Its time was up before it was answered: nsqd delivers it again."""
+        """A message's time was up before it was answered: nsqd delivers it again."""
 
     def given_up(self, message: Message) -> None: ...
 

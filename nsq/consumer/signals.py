@@ -137,8 +137,8 @@ class SignalWatch:
                 os.write(pipe.writer, _WOKEN)
 
     def abandon(self) -> None:
-        """In a forked child, which ends by a signal as if without us: the pipe is the parent's, and a byte
-        from here would stop the parent.
+        """Restore the signals in a forked child: the pipe is the parent's, and a byte from here would stop
+        the parent.
         """
         self._restore(None if self._previous_fd is None else -1)
         self._pipe = None

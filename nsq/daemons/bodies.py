@@ -1,4 +1,4 @@
-"""How much a daemon holds of bodies that clients have begun to send and not ended, over all clients together.
+"""The limit on unfinished bodies: what a daemon holds of them, over all clients together.
 
 One client's body has a limit of its own; without one for all, a few hundred clients that stop midway fill the
 memory. Knows no socket; the time is an argument.
@@ -30,7 +30,7 @@ class Sender(Protocol):
 
 
 class _Body:
-    """What is held of one sender's body, and since when it has hardly grown."""
+    """The bytes held of one sender's body, and since when they have hardly grown."""
 
     __slots__ = ("held", "marked", "since", "waiting")
 

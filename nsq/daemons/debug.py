@@ -161,7 +161,7 @@ _AWAITS = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", 
 
 
 def describe() -> str:
-    """For a caller on the event loop whose tasks are wanted."""
+    """Describe all threads, and the tasks of the event loop that runs this."""
     return "\n".join([*_threads(), *_tasks()]) + "\n"
 
 
@@ -202,7 +202,7 @@ def _tasks() -> Iterator[str]:
 
 
 def _awaits(task: asyncio.Task[Any]) -> list[str]:
-    """What the task waits for, innermost first. The task that runs is among the threads."""
+    """Tell what the task waits for, innermost first. The running task is among the threads."""
     if task is asyncio.current_task():
         return ["  running: see its thread"]
     lines = []
@@ -214,7 +214,7 @@ def _awaits(task: asyncio.Task[Any]) -> list[str]:
 
 
 def _frame_and_next(waiting: object) -> tuple[FrameType, object] | None:
-    """Of a coroutine or generator; None for a future, at which all waiting ends."""
+    """Return the frame of a coroutine or generator, and what it awaits; None for a future."""
     for frame_name, next_name in _AWAITS:
         frame = getattr(waiting, frame_name, None)
         if frame is not None:
@@ -239,13 +239,13 @@ Stack = tuple[str, ...]
 
 @dataclass
 class Profile:
-    """How often which stack was seen."""
+    """The stacks that were seen, and how often."""
 
     seconds: float = 0.0
     stacks: Counter[Stack] = field(default_factory=Counter)
 
     def collapsed(self) -> str:
-        """One line for every stack, as flame graph programs read them."""
+        """Return a line for every stack, as flame graph programs read them."""
         return "".join(f"{';'.join(names)} {count}\n" for names, count in sorted(self.stacks.items()))
 
     def table(self) -> str:

@@ -57,7 +57,7 @@ class LogOptions(Protocol):
 
 
 class DaemonLog:
-    """Where one daemon writes. Messages use %-formatting, done only when the level lets them through.
+    """The log of one daemon. Messages use %-formatting, done only when the level lets them through.
 
     Without a ``stream`` or a ``path`` it is stderr, the one of the moment of writing. A stream that is closed
     or broken loses lines; it never raises into the daemon. Any thread may write: a line is a single write.
@@ -108,7 +108,7 @@ class DaemonLog:
 
     @property
     def logger(self) -> logging.Logger:
-        """For libraries that insist on a standard logger; it obeys this log's level and form."""
+        """A standard logger for libraries that insist on one; it obeys this log's level and form."""
         return self._logger
 
     def debug(self, message: str, *args: object) -> None:
@@ -124,7 +124,7 @@ class DaemonLog:
             self._write("warning", message, args)
 
     def error(self, message: str, *args: object, exc: BaseException | None = None) -> None:
-        """With ``exc``, the traceback follows the line."""
+        """Log an error. With ``exc``, the traceback follows the line."""
         if self._level <= ERROR:
             self._write("error", message, args, exc)
 

@@ -72,7 +72,7 @@ def run(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
 
 
 def _allow_many_files() -> None:
-    """As many as the system lets this user have, as Go's runtime does: the usual 1024 are few."""
+    """Raise the limit of open files to the user's maximum, as Go's runtime does: the usual 1024 are few."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # some systems name a limit and refuse it
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -90,7 +90,7 @@ NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class Request:
-    """What a handler sees. ``target`` is path and query as sent, ``path`` is decoded, and ``params``
+    """A request to a handler. ``target`` is path and query as sent, ``path`` is decoded, and ``params``
     are the :names of its route's path.
 
     This one carries its body and headers with it; ``httpd`` has one that reads them from its connection.
@@ -161,7 +161,7 @@ class Route:
 
 
 class Router:
-    """Which route a request meets, and what it is told when it meets none."""
+    """Finds the route of a request, or the answer to a request without one."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._static: dict[str, dict[str, Route]] = {}

@@ -34,7 +34,7 @@ class Slices:
         return done
 
     async def result(self, work: Generator[object, None, T]) -> T:
-        """What ``work`` returns, each of whose steps is short."""
+        """Run ``work``, whose steps are short, and return its result."""
         results: list[T] = []
 
         def steps() -> Generator[object, None, None]:

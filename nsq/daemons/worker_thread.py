@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """What ``work`` returns or raises. Cancelling the future does not end the work."""
+    """Run ``work`` in a thread; the future gets its result. Cancelling the future does not end the work."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[T] = loop.create_future()
 

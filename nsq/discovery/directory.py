@@ -65,7 +65,7 @@ class Status(Enum):
 
 @dataclass
 class Nsqd:
-    """What is known of one nsqd."""
+    """The state of one nsqd."""
 
     address: str
     direct: bool = False
@@ -269,8 +269,9 @@ class Directory:
         return wanted and self._polled
 
     def expected(self, now: float) -> int:
-        """How many connections there are or will be shortly: those that are dialed, or due, for the first
-        time. An nsqd that was refused or lost may stay away for hours: it gets its share when it is there.
+        """Count the connections that are there or will be shortly: dialed, or due, for the first time.
+
+        An nsqd that was refused or lost may stay away for hours: it gets its share when it is there.
         """
         return sum(
             nsqd.status is Status.CONNECTED or (not nsqd.failures and self._is_dialed(nsqd, now))
@@ -323,7 +324,7 @@ class LookupSchedule(Generic[K]):
         self._lookups.setdefault(lookupd, _Lookup(now))
 
     def remove(self, lookupd: K) -> None:
-        """Its answers count for nothing any more."""
+        """Remove a lookupd: its answers no longer count."""
         del self._lookups[lookupd]
         self._answers.pop(lookupd, None)
 

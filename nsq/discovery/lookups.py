@@ -1,4 +1,4 @@
-"""How a client finds its nsqds: one thread that has nsqlookupds asked and nsqds dialed.
+"""Discovery of nsqds for a client: one thread that has nsqlookupds asked and nsqds dialed.
 
 ``Directory`` and ``LookupSchedule`` decide what to do and when. They belong to that thread alone. Other
 threads change a dict and put something into the thread's queue, and take no lock: they may be interrupted at
@@ -102,12 +102,12 @@ class Asker:
         self._transport.interrupt()
 
     def abandon(self) -> None:
-        """In a forked child: let go of what is under way, which is the parent's."""
+        """Let go, in a forked child, of what is under way: it is the parent's."""
         self._transport.abandon()
 
 
 class LogOnce:
-    """What is amiss is logged once, and again when it changes or comes back."""
+    """Remembers what was logged: a problem is logged once, and again when it changes or comes back."""
 
     def __init__(self) -> None:
         self._said: dict[Hashable, str] = {}
@@ -230,7 +230,7 @@ class Discovery:
         if (host is None) == (found is None):
             raise TypeError("give either host or found")
         self.absence = "none is discovered yet"
-        """Why no nsqd is known: what the nsqlookupd that was heard last said."""
+        """The reason why no nsqd is known, as the nsqlookupd heard last told it."""
         self._topic = topic
         self._host = host
         self._found = found
@@ -276,7 +276,7 @@ class Discovery:
 
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
-        """Those that have been started and may run still."""
+        """The threads that have been started and may still run."""
         return self._tasks if self._thread is None else (self._thread, *self._tasks)
 
     def start(self) -> None:
@@ -308,7 +308,7 @@ class Discovery:
         )
 
     def abandon(self) -> None:
-        """In a forked child, where none of its threads exist."""
+        """Let go of everything in a forked child, where none of these threads exist."""
         self._asker.abandon()
 
     def owns_current_thread(self) -> bool:

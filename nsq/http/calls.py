@@ -1,4 +1,4 @@
-"""What the clients of both HTTP APIs share: ``Api``, which blocks; a ``Call``, which is a request and how to
+"""Shared by the clients of both HTTP APIs: ``Api``, which blocks; a ``Call``, which is a request and how to
 read its answer; and the reading: errors, JSON, and the types that an answer must have.
 """
 
@@ -36,7 +36,7 @@ class Call(Generic[T]):
     parse: Callable[[HttpReply], T]
 
     def answer(self, reply: HttpReply) -> T:
-        """What the reply says; ApiRefused for an error status, ApiError for what cannot be read."""
+        """Read the reply. Raises ApiRefused for an error status, ApiError for what cannot be read."""
         url = self.request.url
         try:
             if not 200 <= reply.status < 300:
@@ -49,7 +49,7 @@ class Call(Generic[T]):
 
 
 class Api:
-    """Where a daemon is, and how it is asked. A subclass has a method for each verb."""
+    """An HTTP client of one daemon. A subclass has a method for each verb."""
 
     _default_port = 80
     _upgrade = False  # asks again with TLS if the daemon insists on it

@@ -23,7 +23,7 @@ _VERSION = b"HTTP/1."
 
 @dataclass(frozen=True)
 class Url:
-    """Where a request goes. ``target`` is path and query, and in no repr: queries hold secrets. With
+    """The address of a request. ``target`` is path and query, and in no repr: queries hold secrets. With
     ``socket_path`` it goes to that Unix socket, whatever host and port say.
     """
 
@@ -261,7 +261,7 @@ def _chunk_size(line: bytes) -> int:
 
 
 def fields_of(body: bytes) -> dict[str, Any]:
-    """Of a body that is a JSON object, as those of errors are; none of any other."""
+    """Return the fields of a JSON object, which bodies of errors are; none of any other body."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):

@@ -45,7 +45,7 @@ class NsqdApi(Api):
     def stats(
         self, topic: str = "", channel: str = "", *, include_clients: bool = True, include_mem: bool = False
     ) -> NsqdStats:
-        """Of everything, or of one topic, or one channel of it; nothing of what is not there."""
+        """Return the figures of everything, of one topic, or of one channel; empty for unknown names."""
         args = {"format": "json"} | _named(topic, channel)
         args |= {"include_clients": _boolean(include_clients), "include_mem": _boolean(include_mem)}
         return self._get("/stats", args, lambda reply: read(reply, NsqdStats))
@@ -61,7 +61,7 @@ class NsqdApi(Api):
     # Publishing
 
     def publish(self, topic: str, body: bytes, *, defer: float = 0.0) -> None:
-        """``defer`` holds the message back for so many seconds."""
+        """Publish a message. ``defer`` holds it back for so many seconds."""
         args = {"topic": check_topic(topic)}
         if defer:
             args["defer"] = str(_milliseconds(defer))
@@ -81,7 +81,7 @@ class NsqdApi(Api):
         return self._post("/topic/create", {"topic": check_topic(topic)})
 
     def delete_topic(self, topic: str) -> None:
-        """With its channels and all messages."""
+        """Delete a topic with its channels and all messages."""
         return self._post("/topic/delete", _named(topic))
 
     def empty_topic(self, topic: str) -> None:
@@ -99,7 +99,7 @@ class NsqdApi(Api):
         return self._post("/channel/create", _named(check_topic(topic), check_channel(channel)))
 
     def delete_channel(self, topic: str, channel: str) -> None:
-        """With all its messages."""
+        """Delete a channel with all its messages."""
         return self._post("/channel/delete", _named(topic, channel))
 
     def empty_channel(self, topic: str, channel: str) -> None:
@@ -159,7 +159,7 @@ def _setting(option: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class NsqdInfo:
-    """What /info says. Times are seconds, ``start_time`` since 1970. None is what an old nsqd leaves out."""
+    """The answer of /info. Times are seconds, ``start_time`` since 1970. Old nsqds leave out what is None."""
 
     version: str
     broadcast_address: str

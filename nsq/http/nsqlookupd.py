@@ -29,7 +29,7 @@ def nsqlookupd_address(text: str) -> Url:
 
 
 def beside_lookup(lookupd: Url) -> Url:
-    """Where the other endpoints are: below what stands before /lookup."""
+    """Return the URL of the other endpoints: they lie below what stands before /lookup."""
     path, mark, query = lookupd.target.partition("?")
     prefix = path.rstrip("/").removesuffix(_LOOKUP)
     return dataclasses.replace(lookupd, target=f"{prefix}/{mark}{query}")
@@ -65,7 +65,7 @@ class NsqlookupdApi(Api):
         return self._get("/ping", {}, ok)
 
     def info(self) -> str:
-        """Its version."""
+        """Return its version."""
         return self._get("/info", {}, lambda reply: read_key(reply, "version", str))
 
     def topics(self) -> list[str]:

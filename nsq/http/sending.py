@@ -89,7 +89,7 @@ class KeptConnections:
         self._closed = False
 
     def send(self, request: HttpRequest, *, timeout: float) -> HttpReply:
-        """As ``send`` does. A server may close an idle connection at any moment: then a new one is used."""
+        """Like ``send``. A server may close an idle connection at any moment: then a new one is used."""
         deadline, url = _Deadline(timeout), request.url
         data = dataclasses.replace(request, headers={"Connection": "keep-alive", **request.headers}).encode()
         idle = self._idle.setdefault((url.scheme, url.host, url.port, url.socket_path), [])
@@ -230,7 +230,7 @@ class InterruptibleTransport:
             stream.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of what is the parent's."""
+        """Let go, in a forked child, of what is the parent's."""
         self._own.abandon()
         for stream in list(self._streams):
             stream.abandon()

@@ -1,4 +1,4 @@
-"""What a program has published without waiting is still sent when it ends without closing its producers."""
+"""Sends, when a program ends without closing its producers, what it has published without waiting."""
 
 from __future__ import annotations
 

@@ -363,7 +363,7 @@ class Endpoint(ConnDelegate):
 
     @property
     def open(self) -> Conn | None:
-        """Its connection, if that takes publishes. Looked at first: it may be replaced by the next."""
+        """The connection, if it takes publishes. Read once: another may replace it at any moment."""
         conn = self.conn
         return conn if conn is not None and not self.dialing and conn.open else None
 
@@ -392,7 +392,7 @@ class Endpoint(ConnDelegate):
 
     @property
     def reason(self) -> str:
-        """Why it has no connection, in words that name it."""
+        """The reason why this nsqd has no connection; names its address."""
         reason = self.backoff.reason
         if reason is None:
             return f"{self.address}: {'still being dialed' if self.dialing else 'not reached yet'}"
@@ -409,10 +409,10 @@ class Endpoint(ConnDelegate):
         )
 
     def _fields(self) -> dict[str, str]:
-        """For structured logs."""
+        """Return the fields of a structured log line."""
         return {"nsqd_address": self.address}
 
     def abandon(self) -> None:
-        """In a forked child: the connection is the parent's."""
+        """Let go of the connection in a forked child: it is the parent's."""
         if self.conn is not None:
             self.conn.abandon()

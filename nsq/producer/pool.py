@@ -64,7 +64,7 @@ Hook = Callable[[Any], None] | None
 
 
 class Pool:
-    """Of one process; a forked child makes its own. ``lookupds`` are asked for nsqds beside ``addresses``."""
+    """The connections of one process; a forked child makes its own. ``lookupds`` name more nsqds."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class Pool:
         return self._bytes_left > 0
 
     def cancel(self, publish: Publish) -> None:
-        """Its caller was interrupted: it is not sent, unless it is too late for that."""
+        """Cancel a publish whose caller was interrupted, unless it is too late for that."""
         if publish.claim.acquire(False):
             self.pending.discard(publish)
             publish.end(unsent(publish, "the call was interrupted"))
@@ -192,7 +192,7 @@ class Pool:
                 self.look()
 
     def give_up(self, publish: Publish, reason: str = "") -> None:
-        """Its time is up, or the producer's is. By its caller or by the pool's thread."""
+        """End a publish whose time, or whose producer's, is up. For its caller or the pool's thread."""
         endpoint = publish.endpoint
         # Neither claimed nor sent: another thread gives it up too. Asked in this order: see ``_encode``.
         if publish.claim.acquire(False) or not publish.sent:
@@ -243,7 +243,7 @@ class Pool:
             self.callbacks.tell(on_acknowledged, Acknowledged(topic, messages, size, address, latency))
 
     def take_back(self, *left: deque[Any]) -> None:
-        """What a closed connection has not sent waits for another one, in front of the others."""
+        """Queue what a closed connection has not sent for another one, in front of the others."""
         self._to_do.put(partial(self._take_back, left))
 
     def look(self) -> None:
@@ -296,7 +296,7 @@ class Pool:
         self._endpoints += (endpoint,)
 
     def _keep_spare(self) -> None:
-        """For the next nsqd that is discovered; none when no thread can be had."""
+        """Keep a thread for the next nsqd that is discovered, if one can be had."""
         if self.discovery.asks and self._spare is None:
             with suppress(RuntimeError):
                 self._spare = self._started()
@@ -334,7 +334,7 @@ class Pool:
                 log.exception("the producer's own thread failed, which is a bug of ours")
 
     def _choose(self) -> None:
-        """Which connections are used from now on. What waits for one goes first."""
+        """Choose the connections to use from now on. Publishes that wait for one go first."""
         unwanted = [
             each for each in self._endpoints if not each.wanted and not each.open and not each.dialing
         ]
@@ -389,7 +389,7 @@ class Pool:
         self._room.wake()
 
     def _forget_ended(self) -> None:
-        """Of what waits: while no nsqd can be reached it must not pile up."""
+        """Forget waiting publishes that have ended: they must not pile up while no nsqd can be reached."""
         while self.waiting and self.waiting[0].done():
             self._forget(self.waiting.popleft())
         if len(self.waiting) > 2 * len(self.pending):  # most have ended, behind one with a long timeout
@@ -575,7 +575,7 @@ class Pool:
             )
 
     def abandon(self) -> None:
-        """In a forked child: it is the parent's. What it has under way, the parent sees to."""
+        """Let go of everything in a forked child: the parent sees to what is under way."""
         self.closed = self._gone = True
         atexit_hook.forget(self)
         self.discovery.abandon()
@@ -612,7 +612,7 @@ class Pool:
         )
 
     def _reasons(self) -> str:
-        """Why no nsqd could be reached, for each address."""
+        """Tell for each address why no nsqd could be reached."""
         if not self._endpoints:
             return f"no nsqd is known: {self.discovery.absence}"
         reasons = (endpoint.reason for endpoint in self._endpoints)

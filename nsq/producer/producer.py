@@ -216,9 +216,7 @@ class Producer:
         raise TypeError("a Producer cannot be pickled, as its connections cannot: make one in each process")
 
     def abandon(self) -> None:
-        """In a forked child, where this is called by itself: leave everything of the parent's alone, begin
-        anew.
-        """
+        """Begin anew in a forked child, and leave the parent's things alone. A fork calls this by itself."""
         inherited, self._pool = self._pool, self._new_pool()
         self._pool.closed = inherited.closed
         inherited.abandon()

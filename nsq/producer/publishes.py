@@ -1,4 +1,4 @@
-"""What becomes of one publish: made of what a user gave, joined with others, sent, answered, ended.
+"""The life of one publish: made of what a user gave, joined with others, sent, answered, ended.
 
     claim    sending and cancelling race for one lock: a cancelled publish was surely not sent
     end      the first end counts: nsqd's answer, its deadline, or the end of its connection or producer
@@ -103,11 +103,11 @@ class Publish(Waiters):
 
     @property
     def error(self) -> NsqError | None:
-        """Of one that has ended; None when it is stored."""
+        """The error of a publish that has ended; None when it is stored."""
         return self._first_end()[0]
 
     def end(self, error: NsqError | None) -> bool:
-        """Its end, unless it has one; whether this was it."""
+        """End the publish, unless it has ended; return whether this did it."""
         end = _STORED if error is None else (error,)
         locks = self._locks
         locks.insert(0, end)
@@ -185,7 +185,7 @@ def new_multi_publish(make: type[P], topic: str, bodies: Iterable[object], confi
 
 
 def checked_timeout(timeout: float | None, default: float, *, may_be_zero: bool = False) -> float:
-    """In seconds; the default when none is given. Zero is for calls that need not wait."""
+    """Return the timeout in seconds; the default when none is given. Zero is for calls that need not wait."""
     if timeout is None:
         return default
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
@@ -226,7 +226,7 @@ def _checked_body(body: object, config: Config, what: str) -> bytes:
 
 
 def _checked_delay(defer: float, longest: float) -> int:
-    """In milliseconds."""
+    """Return the delay in milliseconds."""
     if isinstance(defer, bool) or not isinstance(defer, (int, float)) or not math.isfinite(defer):
         raise InvalidMessage(f"defer is {defer!r}, must be a number of seconds")
     if not 0 <= defer <= longest:
@@ -280,7 +280,7 @@ def command_of(batch: list[Publish]) -> bytes:
 
 
 class Verdict(NamedTuple):
-    """What to do with one publish: end it with the error, or send it again."""
+    """The decision about one publish: end it with the error, or send it again."""
 
     publish: Publish
     error: NsqError
@@ -331,7 +331,7 @@ def unanswered(
 
 
 def unsent(publish: Publish, reason: str) -> NsqError:
-    """What to raise for a publish that was not sent, or not again."""
+    """Return the error for a publish that was not sent, or not again."""
     if publish.doubts:
         return unanswered(publish, " and ".join(publish.doubts), f"then: {reason}")
     return PublishFailed(f"publishing to {publish.topic!r}: {reason}")
@@ -341,7 +341,7 @@ def unsent(publish: Publish, reason: str) -> NsqError:
 
 
 class PublishFuture(Publish, Future[None]):
-    """What ``publish_async`` returns: a future as any other of concurrent.futures, without its Condition.
+    """The result of ``publish_async``: a future as any other of concurrent.futures, without its Condition.
 
     A signal handler that raises inside a Condition leaks its lock. Here a thread that waits brings its own
     lock, and a callback lies among these: releasing it hands it to the thread that runs callbacks.

@@ -1,4 +1,4 @@
-"""What a producer tells about itself: snapshots, reports of flush and close, and what hooks are told."""
+"""A producer's reports: snapshots, results of flush and close, and events for hooks."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True)
 class FlushReport:
-    """How a flush went. ``clean``, and true, when nothing was left: ``unanswered`` publishes have not ended,
-    or callbacks and hooks of others have not run.
+    """The result of a flush. ``clean``, and true, when nothing was left: else ``unanswered`` publishes have
+    not ended, or callbacks and hooks of others have not run.
     """
 
     clean: bool
@@ -49,8 +49,8 @@ class FlushReport:
 
 @dataclass(frozen=True, kw_only=True)
 class CloseReport(FlushReport):
-    """How a close went: ``unanswered`` publishes were ended with an error, these threads have not ended in
-    time.
+    """The result of a close: ``unanswered`` publishes were ended with an error, and some threads may be
+    unfinished.
     """
 
     unfinished_threads: list[str] = field(default_factory=list)

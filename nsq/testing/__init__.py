@@ -1,5 +1,5 @@
-"""For tests, yours and ours: real daemons on free ports, a network that can be cut, a pytest plugin and a
-blocking protocol client.
+"""Tools for tests, yours and ours: real daemons on free ports, a network that can be cut, a pytest plugin
+and a blocking protocol client.
 
     from nsq.testing import Nsqd, Nsqlookupd
 

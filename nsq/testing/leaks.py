@@ -1,4 +1,4 @@
-"""What a test left behind: threads, descriptors, child processes, files.
+"""Finds what a test left behind: threads, descriptors, child processes, files.
 
     before = leaks.snapshot([Path.cwd()])
     ...
@@ -37,7 +37,7 @@ _TCP_STATES = {"01": "established", "06": "time-wait", "08": "close-wait", "0A":
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What there is at one moment or, made by :func:`difference`, what is new."""
+    """The state at one moment or, made by :func:`difference`, the news since an earlier one."""
 
     threads: frozenset[threading.Thread] = frozenset()
     descriptors: frozenset[tuple[int, str]] = frozenset()
@@ -50,7 +50,7 @@ class Snapshot:
 
 
 def snapshot(directories: Iterable[Path | str] = ()) -> Snapshot:
-    """What there is now; of files, the entries of these directories (not of those below them)."""
+    """Look at the state of now; of files, at the entries of these directories (not of those below them)."""
     return Snapshot(
         threads=frozenset(threading.enumerate()),
         descriptors=frozenset(_descriptors()),
@@ -60,7 +60,7 @@ def snapshot(directories: Iterable[Path | str] = ()) -> Snapshot:
 
 
 def difference(before: Snapshot, after: Snapshot) -> Snapshot:
-    """What is in ``after`` and was not in ``before``."""
+    """Return what is in ``after`` and was not in ``before``."""
     return Snapshot(
         threads=after.threads - before.threads,
         descriptors=after.descriptors - before.descriptors,
@@ -77,7 +77,7 @@ def leftovers(
     now: Callable[[], float] = time.monotonic,
     nap: Callable[[float], None] = time.sleep,
 ) -> Snapshot:
-    """What is new since ``before`` and does not go away by itself within ``grace`` seconds."""
+    """Return what is new since ``before`` and does not go away by itself within ``grace`` seconds."""
     left = difference(before, look())
     deadline = now() + grace if left else 0.0
     while left and now() < deadline:

@@ -60,7 +60,7 @@ def external_binary(program: str) -> Path | None:
 
 @contextmanager
 def factory(kind: type[D]) -> Iterator[Factory[D]]:
-    """For fixtures of another scope: ``with factory(Nsqd) as make: yield make(msg_timeout=1.0)``."""
+    """Factory for fixtures of another scope: ``with factory(Nsqd) as make: yield make(msg_timeout=1.0)``."""
     with ExitStack() as stack:
         yield Factory(kind, stack)
 

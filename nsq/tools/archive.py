@@ -360,7 +360,7 @@ def cut_to_whole_members(descriptor: int) -> None:
 
 
 def end_of_members(file: BinaryIO) -> int:
-    """Where the last whole gzip member ends."""
+    """Find where the last whole gzip member ends."""
     end = position = 0
     data = b""
     decoder = zlib.decompressobj(31)

@@ -83,7 +83,7 @@ def _bench(options: BenchOptions, _: tuple[str, ...]) -> int:
 
 
 class Times:
-    """How long something took, and how often; any number of threads."""
+    """Counts how often something was done, and how long it took; for any number of threads."""
 
     def __init__(self) -> None:
         self.count = 0

@@ -73,7 +73,7 @@ def default_lookupds() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one step on one daemon; ``error`` is empty when it went well."""
+    """The outcome of one step on one daemon; ``error`` is empty when it went well."""
 
     where: str
     error: str = ""
@@ -89,7 +89,7 @@ class Cluster:
 
     @cached_property
     def nsqds(self) -> dict[str, NsqdApi]:
-        """Those that were named, or all that the nsqlookupds list, by HTTP address."""
+        """The nsqds that were named, or all that the nsqlookupds list, by HTTP address."""
         if not self.lookupds:
             return {each: self._options.nsqd_api(each) for each in self._options.nsqd_http_address}
         found = self._ask(self.lookupds, NsqlookupdApi.nodes)
@@ -100,7 +100,7 @@ class Cluster:
 
     @cached_property
     def tcp_addresses(self) -> list[str]:
-        """Of the nsqds: as nsqlookupd tells them, or at the host that was named."""
+        """The TCP addresses of the nsqds, from nsqlookupd, or at the host that was named."""
         if self.lookupds:
             found = self._ask(self.lookupds, NsqlookupdApi.nodes)
             return sorted({node.tcp_address for nodes in found.values() for node in nodes})
@@ -108,7 +108,7 @@ class Cluster:
         return [join(parse_url(address).host, info.tcp_port) for address, info in infos.items()]
 
     def stats(self, topic: str = "", channel: str = "") -> dict[str, list[TopicStats]]:
-        """Of each nsqd that answers."""
+        """Return the topics of each nsqd that answers."""
         found = self._ask(self.nsqds, lambda nsqd: nsqd.stats(topic, channel, include_clients=False))
         if self.nsqds and not found:
             raise ApiError("; ".join(self.problems))
@@ -175,7 +175,7 @@ def _outcomes(kind: str, daemons: dict[str, Any], step: Callable[[Any], None]) -
 
 
 def printable(text: str) -> str:
-    """For a terminal, which obeys control characters: an nsqd may say anything."""
+    """Replace control characters, which a terminal would obey: an nsqd may say anything."""
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
@@ -418,7 +418,7 @@ def _on_nsqds(
 
 
 def topic_and_channel(text: str, check: bool = False) -> tuple[str, str]:
-    """Of ``TOPIC/CHANNEL``. Not checked where something may have to be deleted."""
+    """Split ``TOPIC/CHANNEL``. Names are not checked where something may have to be deleted."""
     topic, slash, channel = text.partition("/")
     if not topic or (slash and not channel):
         raise UsageError(f"{text!r} is not TOPIC or TOPIC/CHANNEL")

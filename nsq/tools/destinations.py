@@ -1,4 +1,4 @@
-"""Which of several destinations gets the next message, and how long they take.
+"""Choice of the destination of the next message among several, and how long they take.
 
 Round-robin, a host pool that leaves out what has failed, and one that prefers what is quick. Pure: time and
 chance are arguments. Any number of threads may share an instance; its lock guards state alone.
@@ -72,7 +72,7 @@ class _Host:
             del self._buckets[old]
 
     def average(self, now: float) -> float:
-        """Of the response times, the newest weighing most; an empty bucket counts as the one before it."""
+        """Average the response times, the newest weighing most; an empty bucket counts as the one before."""
         last = _bucket(now)
         total = value = 0.0
         for weight in range(1, _BUCKETS + 1):
@@ -171,7 +171,7 @@ def check_mode(mode: str, known: Sequence[str]) -> None:
 
 
 class Durations:
-    """Of the last requests; a line about them each time that many have been added."""
+    """Durations of the last requests; tells a line about them each time that many have been added."""
 
     def __init__(self, every: int, prefix: str, tell: Callable[[str], None]) -> None:
         self._every = every
@@ -182,7 +182,7 @@ class Durations:
         self._lock = threading.Lock()
 
     def add(self, seconds: float, count: int = 1) -> None:
-        """Of ``count`` messages that went together."""
+        """Add the time of ``count`` messages that went together."""
         lines = []
         with self._lock:
             while self._every and count:

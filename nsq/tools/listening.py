@@ -9,7 +9,7 @@ from nsq.transport.sockets import address_family
 
 
 def listen_address(text: str) -> tuple[str, int]:
-    """Of ``host:port`` or ``[::1]:8080``; ``:8080`` means every interface."""
+    """Split ``host:port`` or ``[::1]:8080``; ``:8080`` means every interface."""
     return split(f"0.0.0.0{text}" if text.startswith(":") else text)
 
 

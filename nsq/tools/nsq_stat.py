@@ -69,7 +69,7 @@ class StatOptions(HttpFlags):
 
 @dataclass(frozen=True)
 class Counts:
-    """Of a channel, on one nsqd or added up over several."""
+    """The counts of a channel, on one nsqd or added up over several."""
 
     messages: int = 0
     depth: int = 0
@@ -178,7 +178,7 @@ def lines(options: StatOptions, poll: Poll, before: Poll | None, number: int) ->
 
 
 def screen(options: StatOptions, poll: Poll, before: Poll | None) -> str:
-    """For a terminal: the same columns, the sum first, then each nsqd."""
+    """Return the screen of a terminal: the same columns, the sum first, then each nsqd."""
     earlier = poll if before is None else before
     rows = [("", poll.total.row(earlier.total, options.pause))]
     if len(poll.nsqds) > 1:

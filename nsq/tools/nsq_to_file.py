@@ -105,7 +105,7 @@ class Writer:
         self._queue.put(self._HANG_UP)
 
     def stop(self) -> None:
-        """From now on sync at once, as nothing more is awaited."""
+        """Sync at once from now on, as no more messages will come."""
         self._queue.put(self._STOP)
 
     def end(self) -> None:
@@ -236,7 +236,7 @@ def archive(options: ToFileOptions) -> int:
 
 
 def _end(writers: list[Writer], watch: SignalWatch) -> None:
-    """Within one deadline; a second signal, or messages that could not be written in time, end it at once."""
+    """Stop all within one deadline. A second signal, or messages not written in time, end it at once."""
     deadline = time.monotonic() + STOP_TIMEOUT
     for writer in writers:
         writer.stop()
@@ -275,7 +275,7 @@ def _archive_until_signal(options: ToFileOptions, writers: list[Writer], watch: 
 
 
 def _listed_topics(options: ToFileOptions) -> list[str]:
-    """Of all nsqlookupds that answer."""
+    """Ask all nsqlookupds for their topics."""
     topics: set[str] = set()
     for address in options.lookupd_http_address:
         try:

@@ -230,7 +230,7 @@ def _number(text: str) -> float:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """As Go reads JSON: every number is a float, and bytes that are no UTF-8 are replaced."""
+    """Read JSON as Go does: every number is a float, and bytes that are no UTF-8 are replaced."""
 
     def refuse(text: str) -> NoReturn:
         raise ValueError(f"{text} is no number of JSON's")
@@ -255,7 +255,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def go_json(value: Any) -> str:
-    """As Go writes it: sorted keys, no spaces, ``<``, ``>`` and ``&`` escaped, no dot in whole numbers."""
+    """Write JSON as Go does: sorted keys, no spaces, ``<``, ``>``, ``&`` escaped, no dot in whole numbers."""
     if isinstance(value, dict):
         return "{" + ",".join(f"{go_json(key)}:{go_json(value[key])}" for key in sorted(value)) + "}"
     if isinstance(value, list):

@@ -111,7 +111,7 @@ def _parse(
 
 
 def open_standard_streams() -> None:
-    """For a program that was started without some of them (``2>&-``): Python has None there."""
+    """Open those that the program was started without (``2>&-``): Python has None there."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process
@@ -253,7 +253,7 @@ class LogFlags:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceFlags:
-    """Where messages come from: nsqds, or nsqlookupds that know them."""
+    """The flags of a source of messages: nsqds, or nsqlookupds that know them."""
 
     nsqd_tcp_address: tuple[str, ...] = repeated(str, "nsqd TCP address (may be given multiple times)")
     lookupd_http_address: tuple[str, ...] = repeated(
@@ -374,7 +374,7 @@ def _user_agent(prog: str) -> str:
 
 
 def config_of(flag_name: str, given: Iterable[str], defaults: Mapping[str, str]) -> Config:
-    """Of the ``key,value`` texts of a flag; ``defaults`` are for those that were not given."""
+    """Read the ``key,value`` texts of a flag; ``defaults`` stand for those not given."""
     try:
         return Config.from_flags(given, defaults)
     except ConfigError as error:
@@ -389,7 +389,7 @@ _BATCH_MESSAGES = 10_000
 
 
 def batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """In their order, as many together as one MPUB should carry."""
+    """Yield the items in their order, as many together as one MPUB should carry."""
     batch: list[T] = []
     total = 0
     for item in items:

@@ -78,7 +78,7 @@ def _redrive(options: RedriveOptions, words: tuple[str, ...]) -> int:
 
 
 def _move(options: RedriveOptions, cluster: Cluster, source: str, target: str, wanted: int) -> int:
-    """How many were moved."""
+    """Move messages; return how many."""
     addresses = cluster.tcp_addresses
     with SignalWatch() as watch, options.producer("nsq-redrive", *addresses) as producer:
         mover = Mover(producer, target, wanted, options.rate, watch.wake)
@@ -115,7 +115,7 @@ def waiting_messages(stats: dict[str, list[TopicStats]], channel: str) -> dict[s
 
 
 def paused_names(stats: dict[str, list[TopicStats]], channel: str) -> list[str]:
-    """Of the topic and of its channel, where it is paused on any nsqd."""
+    """Return the names of the topic and of the channel if they are paused on any nsqd."""
     names = set()
     for each in itertools.chain.from_iterable(stats.values()):
         topic = each["topic_name"]

@@ -85,7 +85,7 @@ class Throttle:
         self._at = now
 
     def take(self, wanted: int, now: float) -> int:
-        """How many of them may go now."""
+        """Return how many of the wanted may go now."""
         if not self._rate:
             return wanted
         self._balance = min(self._balance + (now - self._at) * self._rate, float(self._rate))

@@ -109,7 +109,7 @@ class Row:
         return f"{self.topic}/{self.channel}" if self.channel else self.topic
 
     def cells(self, bars: int = _HISTORY) -> list[str]:
-        """With a line of so many bars for the latest depths."""
+        """Return the cells of a row, with a line of so many bars for the latest depths."""
         rates = [self.in_rate, self.out_rate, self.requeue_rate, self.timeout_rate]
         came, left, requeued, timed_out = (f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}" for rate in rates)
         counts = [str(self.in_flight), str(self.deferred), requeued, timed_out, str(self.clients)]

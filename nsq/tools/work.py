@@ -125,7 +125,7 @@ class Program:
             logging.getLogger("nsq").handlers.clear()
 
     def consumers(self) -> list[Consumer]:
-        """In the process that runs them: functions are called now."""
+        """Return the consumers, in the process that runs them: functions are called now."""
         consumers = []
         for target in self._targets:
             found = self._named(target)
@@ -152,7 +152,7 @@ class Program:
         return found
 
     def load_again(self) -> None:
-        """In a new process: import the user's own modules again, but no library."""
+        """Import the user's own modules again, but no library. For a new process."""
         for name, module in list(sys.modules.items()):
             if name not in self._before and _is_users(module):
                 del sys.modules[name]
@@ -421,7 +421,7 @@ class Supervisor:
         return worker
 
     def _work(self, slot: int) -> NoReturn:
-        """In the child."""
+        """Run a worker in the child process."""
         status = 1
         try:
             if self._page is not None:

@@ -15,7 +15,7 @@ _UNIX = "unix:"
 
 
 def checked(name: str, given: Addresses) -> tuple[str, ...]:
-    """What a user gave as ``name``, one address or several. Each is text, of whatever form."""
+    """Check what a user gave as ``name``, one address or several: each must be text, of any form."""
     several = [given] if isinstance(given, str) else given
     if not isinstance(several, Iterable):
         raise ConfigError(f"{name} is {given!r}, must be an address, or several of them")
@@ -92,6 +92,6 @@ def join(host: str, port: int) -> str:
 
 
 def _port(text: str) -> int | None:
-    """None when it is no port; int() alone would take signs, spaces, underscores and digits of any script."""
+    """Read a port; None when it is none. int() alone would take signs, spaces and digits of any script."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else -1
     return number if 0 <= number <= 65535 else None

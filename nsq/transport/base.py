@@ -1,4 +1,4 @@
-"""What the client asks of whatever carries its bytes: a Transport makes Streams.
+"""The interface to whatever carries the client's bytes: a Transport makes Streams.
 
 Anybody may write one: a proxy, a tunnel, a meter. Nothing above this folder knows sockets or catches OSError,
 so an implementation raises what is said here and no other error. Imports nothing of the package.
@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 CHUNK = 65536
-"""What a read takes at most, unless told otherwise."""
+"""The most that a read takes, unless told otherwise."""
 
 
 @runtime_checkable
@@ -56,7 +56,7 @@ class Stream(Protocol):
         """
 
     def abandon(self) -> None:
-        """In a forked child: give back this process's descriptor without a word to the peer.
+        """Give back this process's descriptor in a forked child, without a word to the peer.
 
         The parent still talks over the connection; a shutdown or a farewell would end it for the parent too.
         Takes no lock, as the thread that held it at the fork does not exist in the child.
@@ -65,7 +65,7 @@ class Stream(Protocol):
 
 @runtime_checkable
 class Transport(Protocol):
-    """What makes streams: the one place to plug in another way to reach an nsqd."""
+    """Makes streams: the one place to plug in another way to reach an nsqd."""
 
     def connect(self, address: str, *, timeout: float) -> Stream:
         """A stream to ``address`` within ``timeout`` seconds, names looked up and all.

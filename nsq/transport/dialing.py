@@ -256,7 +256,7 @@ class Interrupter:
 
     @contextmanager
     def watching(self) -> Iterator[Watch]:
-        """For one dial: the function to call with each socket before it connects."""
+        """Watch one dial: yields the function to call with each socket before it connects."""
         handles: list[socket.socket] = []
 
         def watch(sock: socket.socket) -> None:
@@ -273,7 +273,7 @@ class Interrupter:
                 handle.close()
 
     def _taken(self, handles: Iterable[socket.socket]) -> Iterator[socket.socket]:
-        """Those that no other thread has taken; the thread that has taken one closes it."""
+        """Take the handles that no other thread has taken; the thread that has taken one closes it."""
         for handle in handles:
             try:
                 self._connecting.remove(handle)
@@ -282,7 +282,7 @@ class Interrupter:
             yield handle
 
     def abandon(self) -> None:
-        """In a forked child: the dials are its parent's."""
+        """Let go of the parent's dials in a forked child."""
         for handle in self._taken(list(self._connecting)):
             handle.close()
 
@@ -332,7 +332,7 @@ class TcpTransport:
         self._resolver.interrupt()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's dials. Those to come are not affected."""
+        """Let go of the parent's dials in a forked child. Those to come are not affected."""
         self._interrupter.abandon()
 
     def _reachable(self, targets: list[Target]) -> list[Target]:
@@ -431,7 +431,7 @@ default_transport: Transport = AddressTransport()
 
 
 class OwnTransport(AddressTransport):
-    """Of one client, which can end its dials when it closes."""
+    """The transport of one client, which can end its dials when it closes."""
 
     def __init__(self, local_address: str | None) -> None:
         tcp = TcpTransport(local_address=local_address)

@@ -36,7 +36,7 @@ class LayeredStream(WrappedStream):
         self._intact = True  # whatever was wrapped has been sent, whole
 
     def read(self, limit: int = CHUNK) -> bytes:
-        """As a Stream's, but ``limit`` bounds what is taken from the stream inside; it may unwrap to more."""
+        """Read as a Stream does. ``limit`` bounds what the inner stream gives; it may unwrap to more."""
         stack = self.stack
         if not stack.layers:
             return self.stream.read(limit)
@@ -52,7 +52,7 @@ class LayeredStream(WrappedStream):
         return b""
 
     def _more(self, limit: int) -> bytes:
-        """What one step yields; nothing when a unit of some layer is not complete yet, or at the end."""
+        """Take one step and return its bytes; none when a unit of some layer is incomplete, or at the end."""
         if self.stack.more:
             return self.stack.unwrap(b"")
         if not self.stack.peer_closed:

@@ -69,7 +69,7 @@ class MemoryTransport:
             return self._peers[self._accepted - 1]
 
     def refuse(self, address: str | None = None, reason: str = "connection refused") -> None:
-        """From now on dials of this address, or of every address, come to nothing."""
+        """Refuse dials of this address, or of every address, from now on."""
         with self._changed:
             self._refusals[address] = reason
 
@@ -107,7 +107,7 @@ class MemoryPeer:
     ) -> None:
         self.address = address
         self.chunk_size = chunk_size
-        """What one read of the client returns at most; may be changed at any time."""
+        """The most that one read of the client returns; may be changed at any time."""
         # Guards everything below, of both ends, and announces every change to it.
         self._changed = threading.Condition()
         self._sent = bytearray()  # on its way to the client
@@ -169,7 +169,7 @@ class MemoryPeer:
 
     @property
     def unread(self) -> bytes:
-        """What was sent and the client has not read yet."""
+        """The bytes that were sent and the client has not read yet."""
         with self._changed:
             return bytes(self._sent)
 
@@ -268,7 +268,7 @@ class MemoryPeer:
             self._sent += answer
 
     def _release_lock(self) -> None:
-        """In a forked child: a thread that held it at the fork does not exist here, and never releases it."""
+        """Free the lock in a forked child: a thread that held it at the fork never releases it here."""
         if self._changed.acquire(timeout=_LONGEST_HELD):
             self._changed.release()
         else:

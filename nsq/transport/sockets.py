@@ -193,7 +193,7 @@ class SocketStream:
 
 
 def timeval(seconds: float | None) -> bytes:
-    """For SO_RCVTIMEO and SO_SNDTIMEO, to which zero means for ever; None does here."""
+    """Encode a timeout for SO_RCVTIMEO and SO_SNDTIMEO. Zero means for ever there; None does here."""
     if seconds is None:
         return _TIMEVAL.pack(0, 0)
     fraction, whole = math.modf(min(seconds, _LONGEST))
@@ -202,10 +202,10 @@ def timeval(seconds: float | None) -> bytes:
 
 
 def poll_milliseconds(seconds: float) -> int:
-    """For ``poll``: rounded up, as rounding down would spin through the last millisecond."""
+    """Convert to milliseconds for ``poll``, rounded up: rounding down would spin through the last one."""
     return math.ceil(min(max(seconds, 0.0) * 1000, _LONGEST_POLL))
 
 
 def address_family(host: str) -> socket.AddressFamily:
-    """For a server that is to listen on this name or IP address."""
+    """Return the family for a server that listens on this name or IP address."""
     return socket.AF_INET6 if ":" in host else socket.AF_INET

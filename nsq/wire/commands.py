@@ -50,7 +50,7 @@ def fin(message_id: bytes) -> bytes:
 
 
 def fins(message_ids: Iterable[bytes]) -> bytes:
-    """For at least one of them."""
+    """Encode FINs, for at least one message."""
     return b"FIN " + b"\nFIN ".join(message_ids) + b"\n"
 
 
@@ -91,7 +91,7 @@ def pack_bodies(bodies: Iterable[bytes]) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What the parser lets through."""
+    """The limits of the parser."""
 
     max_msg_size: int = 1024 * 1024
     max_body_size: int = 5 * 1024 * 1024
@@ -99,13 +99,13 @@ class Limits:
 
     @property
     def max_batch(self) -> int:
-        """How many messages a body can hold at most: each takes a size and at least one byte."""
+        """The most messages that a body can hold: each takes a size and at least one byte."""
         return (self.max_body_size - 4) // 5
 
 
 @dataclass(frozen=True)
 class BadCommand:
-    """What was wrong with a command: the code and text of the error frame that answers it."""
+    """The fault of a command: the code and text of the error frame that answers it."""
 
     code: bytes
     text: bytes

@@ -1,4 +1,4 @@
-"""What nsqd sends: length-prefixed frames of three types.
+"""Frames, which nsqd sends: length-prefixed, of three types.
 
 Used from both ends: the daemon encodes, the client parses. Pure bytes; imports only errors.
 """
@@ -70,7 +70,7 @@ def encode_message(timestamp: int, attempts: int, message_id: bytes, body: bytes
 
 
 class Encodable(Protocol):
-    """Whatever holds a message's fields under these names."""
+    """An object with a message's fields under these names."""
 
     id: bytes
     timestamp: int

@@ -58,7 +58,7 @@ def _refuse_constant(name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class IdentifyRequest(JsonBody):
-    """What a client says of itself and asks for. 0 asks for nsqd's default, -1 turns the thing off."""
+    """A client's introduction and wishes. 0 asks for nsqd's default, -1 turns the thing off."""
 
     client_id: str = ""
     hostname: str = ""
@@ -81,7 +81,7 @@ class IdentifyRequest(JsonBody):
 
 @dataclass(frozen=True, kw_only=True)
 class IdentifyReply(JsonBody):
-    """What nsqd grants, sent when the client asked for feature negotiation."""
+    """The grants of nsqd, sent when the client asked for feature negotiation."""
 
     max_rdy_count: int = 2500
     version: str = ""
@@ -102,7 +102,7 @@ class IdentifyReply(JsonBody):
 
 @dataclass(frozen=True, kw_only=True)
 class AuthReply(JsonBody):
-    """Who nsqd's auth server says the client is, and how many rules it was given."""
+    """The client's identity, as nsqd's auth server tells it, and the number of its rules."""
 
     identity: str = ""
     identity_url: str = ""

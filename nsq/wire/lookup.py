@@ -31,7 +31,7 @@ _SIZE = struct.Struct(">i")
 
 @dataclass(frozen=True, kw_only=True)
 class PeerInfo(JsonBody):
-    """What an nsqd says of itself in IDENTIFY, and an nsqlookupd in its reply."""
+    """The introduction of an nsqd in IDENTIFY, and of an nsqlookupd in its reply."""
 
     # Sorted, as Go writes a map.
     broadcast_address: str = ""

@@ -45,7 +45,7 @@ def is_ephemeral(name: str | bytes) -> bool:
 
 
 def quoted(name: bytes) -> str:
-    """In quotation marks, as nsqd shows a name it refuses: one line of text, whatever the bytes are."""
+    """Quote a name as nsqd shows one that it refuses: one line of text, whatever the bytes are."""
     return '"' + "".join(map(_escaped, name.decode("utf-8", "surrogateescape"))) + '"'
 
 
@@ -69,7 +69,7 @@ def check_topic(name: str | bytes) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _check_topic(name: str) -> str:
-    """For every single publish. Only names that are valid are kept."""
+    """Check the topic of every single publish, with a cache of valid names."""
     return _check("topic", name)
 
 

@@ -1,4 +1,4 @@
-"""What an administrator changes: topics, channels and nsqds, in the order of Go's nsqadmin.
+"""Actions of an administrator: changes to topics, channels and nsqds, in the order of Go's nsqadmin.
 
 nsqlookupds are told first, so that consumers that look a topic up do not bring it back; then every nsqd that
 has it. A part that fails does not stop the others, and is named in the answer. What was done is told to the

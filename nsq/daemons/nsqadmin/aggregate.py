@@ -1,4 +1,4 @@
-"""What several nsqds say of a topic or channel, put together in the shapes of Go's nsqadmin. Pure.
+"""Adds up what several nsqds say of a topic or channel, in the shapes of Go's nsqadmin. Pure.
 
 ``read_topics`` takes one nsqd's /stats apart and checks it; the other functions add up what it made.
 """
@@ -182,7 +182,7 @@ def merge_channels(topic: str, name: str, parts: Iterable[Json]) -> Json:
 
 
 def counters(topics: Iterable[Json]) -> Json:
-    """How many messages went into each channel of each nsqd."""
+    """Count the messages that went into each channel of each nsqd."""
     found: Json = {}
     for topic in topics:
         for channel in topic["channels"]:
@@ -261,7 +261,7 @@ def rows(told: Any, name: str) -> list[Any]:
 
 
 def value(told: Any, name: str, kind: type) -> Any:
-    """What old versions leave out is 0, empty or false."""
+    """Read one value, checked. What old versions leave out is 0, empty or false."""
     found = _object(told).get(name)
     if found is None:
         return kind()

@@ -175,7 +175,7 @@ class Api:
         return reply_with({"stats": aggregate.counters(found.value)}, nodes.failures + found.failures)
 
     async def overview(self, request: Request) -> Reply:
-        """With ?opening=true rather at once than new: the page that opens asks again right away."""
+        """Serve the overview. ?opening=true takes an older one at once: the page asks again right away."""
         if request.args.get("opening") == "true":
             return Reply.json(await self._overview.look(_OPENING))
         return Reply.json(await self._overview.look())

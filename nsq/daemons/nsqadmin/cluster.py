@@ -70,7 +70,7 @@ class Node:
         return self.told.http_address
 
     def shown(self, newest: tuple[int, ...]) -> Json:
-        """As /api/nodes lists it; ``newest`` is the newest version of all."""
+        """Return the node as /api/nodes lists it; ``newest`` is the newest version of all."""
         registrations = self.registrations
         return {
             "remote_addresses": None if registrations is None else list(registrations),
@@ -87,7 +87,7 @@ class Node:
 
 @dataclass
 class Found(Generic[T]):
-    """What could be found out, and in words what could not."""
+    """The answers of several daemons as one value, and in words the failures."""
 
     value: T
     failures: list[str] = field(default_factory=list)
@@ -165,7 +165,7 @@ class Cluster:
     async def stats(
         self, nodes: Sequence[Node], now: float, *, topic: str = "", channel: str = "", clients: bool = False
     ) -> Found[list[Json]]:
-        """Their topics, in the shape of the API. None of them answering, as with no nsqd, is an error."""
+        """Ask the nodes for their topics, in the shape of the API. An error if none of them answers."""
         args = {"format": "json", "include_clients": "true" if clients else "false"}
         args |= ({"topic": topic} if topic else {}) | ({"channel": channel} if channel else {})
 
@@ -181,7 +181,7 @@ class Cluster:
     # Telling them
 
     async def post_lookupds(self, path: str, args: Mapping[str, str]) -> list[str]:
-        """To every nsqlookupd; returns what failed."""
+        """Post to every nsqlookupd; return what failed."""
 
         async def one(lookupd: str) -> None:
             await self.ask(post(_lookupd_url(lookupd), path, args))
@@ -189,7 +189,7 @@ class Cluster:
         return (await self._each(self.lookupds, one)).failures
 
     async def post_nodes(self, nodes: Sequence[Node], path: str, args: Mapping[str, str]) -> list[str]:
-        """To every one of these nsqds; returns what failed."""
+        """Post to every one of these nsqds; return what failed."""
 
         async def one(node: Node) -> None:
             await self.ask(post(node.url, path, args))
@@ -354,7 +354,7 @@ def _has_tls_options(options: NsqadminOptions) -> bool:
 
 
 def _tls_context(options: NsqadminOptions) -> ssl.SSLContext:
-    """For nsqds and nsqlookupds that are asked over https."""
+    """Make the TLS context for nsqds and nsqlookupds that are asked over https."""
     ca, cert = options.http_client_tls_root_ca_file, options.http_client_tls_cert
     try:
         context = ssl.create_default_context(cafile=ca or None)

@@ -33,7 +33,7 @@ class Nsqadmin:
 
     @property
     def http_address(self) -> str | None:
-        """What was really bound, as host:port or a path; None before start()."""
+        """The address that was really bound, as host:port or a path; None before start()."""
         return None if self._http_address is None else str(self._http_address)
 
     async def start(self) -> None:

@@ -30,7 +30,7 @@ _UNSAFE = frozenset("*?[]{}(),'\" ")
 
 
 class Graphite:
-    """What the API answers about it."""
+    """The API's answers about Graphite."""
 
     def __init__(self, options: NsqadminOptions, cluster: Cluster, log: DaemonLog) -> None:
         self._options = options
@@ -122,7 +122,7 @@ class Charts:
         return urlencode({**span, "format": "json", "target": target})
 
     def rate(self, answer: Any) -> str:
-        """What Graphite answered to it, per second; N/A when it has no value."""
+        """Read the rate per second from Graphite's answer; N/A when it has no value."""
         try:
             point = answer[0]["datapoints"][0][0]
         except (LookupError, TypeError):

@@ -1,4 +1,4 @@
-"""Who may do what: admin users, pages of other sites, the network of /config. And what every answer carries.
+"""Access control: admin users, pages of other sites, the network of /config, headers of every answer.
 
 Two kinds of foreign pages are kept out. One that sends requests from its own site is told by Sec-Fetch-Site
 and Origin. One whose host name has been pointed at this server's address (DNS rebinding) looks like a page of
@@ -45,7 +45,7 @@ class Guard:
         return not self._admins or request.headers.get(self._header, "") in self._admins
 
     def admin_only(self, handler: Handler) -> Handler:
-        """For what changes something or shows messages."""
+        """Guard a handler that changes something or shows messages."""
 
         def checked(request: Request) -> Reply | Awaitable[Reply]:
             refuse_other_sites(request)
@@ -67,7 +67,7 @@ class Guard:
         return checked
 
     def named(self, handler: Handler) -> Handler:
-        """With --allow-host no page or figure is for another name either."""
+        """Guard any other handler: with --allow-host it answers no other host name either."""
         if not self._strict:
             return handler
 
@@ -102,7 +102,7 @@ def _origin_host(origin: str) -> str:
 
 
 def _name_in(host: str) -> str:
-    """Without the port."""
+    """Return the host without its port."""
     host = host.strip()
     return host.rpartition(":")[0] if ":" in host.rpartition("]")[2] else host
 

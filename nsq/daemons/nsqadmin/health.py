@@ -1,4 +1,4 @@
-"""What is wrong with a topic, a channel or an nsqd, in words. Pure."""
+"""Says in words what is wrong with a topic, a channel or an nsqd. Pure."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def of_node(*, error: str, silent: float, listed: bool, health: str, outdated: b
 
 
 def of_silence(seconds: float) -> str:
-    """What is wrong with what has been asked in vain for so long, if anything."""
+    """Judge an upstream that has not answered for so many seconds; empty when that is not long."""
     return "slow: it does not answer in time" if seconds >= _SLOW else ""
 
 

@@ -1,4 +1,4 @@
-"""What takes a client: following a topic as its messages pass, and sending dead letters back.
+"""The live tail of a topic, and sending dead letters back: both need a client.
 
 The only module of the daemons that uses the client, which --client-opt configures. The client blocks, so it
 runs in threads.
@@ -134,7 +134,7 @@ class Live:
 
 
 def client_config(given: Sequence[str]) -> nsq.Config:
-    """Of --client-opt. How large a message may be is for nsqd to judge, which knows its own limit."""
+    """Read --client-opt. Nsqd judges how large a message may be, as it knows its own limit."""
     try:
         return nsq.Config.from_flags(given, {"max_msg_size": str(2**31 - 1)})
     except nsq.ConfigError as error:
@@ -176,7 +176,7 @@ class Tail:
 
 
 def problem_of(consumer: nsq.Consumer) -> str:
-    """Why no message can come: what each nsqd said, or what failed. Empty if one is connected."""
+    """Explain why no message can come, by what each nsqd said; empty if one is connected."""
     if consumer.stats().connections:
         return ""
     return "no connection: " + "; ".join(consumer.health().discovery)

@@ -137,7 +137,7 @@ class NsqadminOptions:
 
     @property
     def prefix(self) -> str:
-        """What every path begins with: empty, or like ``/nsq``."""
+        """The beginning of every path: empty, or like ``/nsq``."""
         return self.base_path.rstrip("/")
 
 

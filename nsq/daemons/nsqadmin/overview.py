@@ -80,7 +80,7 @@ class Summary:
 
 
 def summarize(stats: Any, at: float) -> Summary:
-    """Of an nsqd's /stats; Misshapen when it is something else."""
+    """Summarize an nsqd's /stats. Raises Misshapen when it is something else."""
     try:
         topics = {value(topic, "topic_name", str): _summarize_topic(topic) for topic in rows(stats, "topics")}
         memory = stats.get("memory") or {}
@@ -121,7 +121,7 @@ def _columns(channels: list[Json]) -> tuple[Counts, tuple[str, ...], tuple[bool,
 
 
 class Poll(Generic[T]):
-    """What one upstream said last, and whether it is being asked."""
+    """The last answer of one upstream, and whether it is being asked."""
 
     def __init__(self) -> None:
         self.value: T | None = None
@@ -146,7 +146,7 @@ class Poll(Generic[T]):
             self.error = str(error)
 
     def silent(self, now: float) -> float:
-        """For how many seconds it has been asked in vain."""
+        """Return for how many seconds it has been asked in vain."""
         return 0.0 if self.waiting_since is None else now - self.waiting_since
 
 
@@ -212,7 +212,7 @@ class Overview:
         return await asyncio.shield(self._begin())
 
     def prepare(self, within: float) -> None:
-        """For a page that is about to look: ask already, if that look will have to."""
+        """Ask already for a page that is about to look, if that look will have to."""
         if not self._is_younger(within):
             self._begin()
 
@@ -400,7 +400,7 @@ class _Alike:
             yield _Channel(totals[start:end], changes[start:end], is_paused, room)
 
     def _room(self, start: int) -> int | None:
-        """How many more messages of the channel fit into the nsqds' memory; None if one does not tell."""
+        """Count the messages that still fit into the nsqds' memory; None if one does not tell."""
         if not all(self._memory_sizes):
             return None
         room = 0
@@ -411,7 +411,7 @@ class _Alike:
 
 
 def _counts_before(base: TopicSummary, summary: TopicSummary) -> Counts:
-    """Of the channels that the topic has now; one that is new has not changed."""
+    """Return the earlier counts of the topic's channels of now; a new channel counts as unchanged."""
     places = {name: number * _COLUMNS for number, name in enumerate(base.channels)}
     before: list[int] = []
     for start, name in zip(range(0, len(summary.counts), _COLUMNS), summary.channels, strict=True):

@@ -19,7 +19,7 @@ _ASSETS = ("nsqadmin.css", "nsqadmin.js", "icon.svg")
 
 
 class Page:
-    """With --dev-static-dir files are read anew for each request, otherwise once."""
+    """The files of the page. With --dev-static-dir they are read for each request, otherwise once."""
 
     def __init__(self, options: NsqadminOptions, guard: Guard) -> None:
         self._options = options

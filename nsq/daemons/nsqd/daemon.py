@@ -292,7 +292,7 @@ class Left:
 
 
 def look(broker: Broker) -> Left:
-    """What consumers that are there now can still be given, and what stays."""
+    """Count what the consumers of now can still be given, and what stays."""
     waiting = in_flight = deferred = channels = 0
     staying: list[tuple[str, int]] = []
     for topic in broker.topics.values():

@@ -52,7 +52,7 @@ _PIECE = 64 * 1024
 
 
 class Persistence(Protocol):
-    """What a handler needs to know of the storage."""
+    """The part of the storage that handlers use."""
 
     @property
     def health(self) -> str:
@@ -60,7 +60,7 @@ class Persistence(Protocol):
 
     @property
     def waits(self) -> Committer | None:
-        """What an answer to a publisher has to wait for, if for anything."""
+        """The committer that an answer to a publisher has to wait for, if any."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,7 @@ def _older_name(path: str) -> str:
 
 
 def tls_gate(https_port: Callable[[], int]) -> Callable[[Request], Reply]:
-    """For an nsqd that requires TLS: every plain request is told where to go instead."""
+    """Make the handler of an nsqd that requires TLS: it tells every plain request where to go instead."""
 
     def refuse(_: Request) -> Reply:
         return Reply.json({"message": "TLS_REQUIRED", "https_port": https_port()}, 403)
@@ -248,7 +248,7 @@ class Publishing:
                 await _started(starting.topic)
 
     async def _lasting(self) -> None:
-        """With --durable, wait for the disk."""
+        """Wait for the disk, with --durable."""
         if self._storage.waits is not None:
             await self._storage.waits.lasting()
 
@@ -525,7 +525,7 @@ def _messages(waiting: Sequence[Waiting], holders: Sequence[Json] = ()) -> Reply
 
 
 def _holder(subscriber: Subscriber, seconds: float) -> Json:
-    """Who has a message in flight, named as /stats names clients, and for how long."""
+    """Tell which client has a message in flight, named as in /stats, and for how long."""
     session = subscriber.sink
     client = {}
     if isinstance(session, Session):
@@ -536,7 +536,7 @@ def _holder(subscriber: Subscriber, seconds: float) -> Json:
 
 
 def _body(body: bytes, size: int) -> Json:
-    """As text if it is some, else in Base64. What was cut short may end in the middle of a character."""
+    """Show a body as text, or else in Base64. A body cut short may end in the middle of a character."""
     for cut in range(4 if len(body) < size else 1):
         with suppress(UnicodeDecodeError):
             return {"encoding": "utf-8", "body": body[: len(body) - cut].decode()}

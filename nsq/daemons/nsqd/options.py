@@ -232,7 +232,7 @@ class NsqdOptions:
             raise ConfigError(f"--data-path {self.data_path!r} is not a directory")
 
     def _check_percentiles(self) -> None:
-        """As nsqd shows them: the largest first."""
+        """Check the percentiles, and sort them as nsqd shows them: the largest first."""
         for share in self.e2e_processing_latency_percentiles:
             if not 0 < share <= 1:
                 raise ConfigError(
@@ -250,10 +250,10 @@ class NsqdOptions:
 
     @property
     def requires_tls(self) -> bool:
-        """Of TCP clients."""
+        """Whether TCP clients must use TLS."""
         return self.tls_required != TLS_NOT_REQUIRED or self.tls_client_auth_policy != ""
 
     @property
     def requires_https(self) -> bool:
-        """Of HTTP clients too."""
+        """Whether HTTP clients must use TLS too."""
         return self.requires_tls and self.tls_required != TLS_REQUIRED_EXCEPT_HTTP

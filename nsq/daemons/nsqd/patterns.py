@@ -64,7 +64,7 @@ _CHARACTER, _EITHER, _AT_START, _AT_END, _AT_WORD, _NOT_AT_WORD, _MATCH = range(
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """As parsed: one character of a set, or a place in the name."""
+    """A step of a parsed pattern: one character of a set, or a place in the name."""
 
     kind: int
     characters: int = 0
@@ -112,7 +112,7 @@ class Pattern:
 
     @property
     def steps(self) -> int:
-        """How many there are: they are what a pattern takes of the memory."""
+        """The number of steps: it says how much memory a pattern takes."""
         return len(self._steps)
 
     def search(self, name: str) -> bool:
@@ -160,7 +160,7 @@ def _places(characters: int, name: str) -> int:
 
 
 def _borders(name: str) -> int:
-    """Where a word begins or ends."""
+    """Return the places where a word begins or ends."""
     word = _places(_WORD, name)
     return word ^ word << 1
 
@@ -292,7 +292,7 @@ class _Parser:
         return _Step(_CHARACTER, self._folded(_mask([character]) if ord(character) < 128 else 0))
 
     def _folded(self, characters: int) -> int:
-        """With the letters of the other case, when that is ignored."""
+        """Add the letters of the other case, when case is ignored."""
         if self._ignores_case:
             upper, lower = characters & _POSIX["upper"], characters & _POSIX["lower"]
             characters |= upper << 32 | lower >> 32
@@ -352,7 +352,7 @@ class _Parser:
         return _Repeat(node, *bounds)
 
     def _bounds(self) -> tuple[int, int | None] | None:
-        """What a repetition operator says; None when there is none."""
+        """Read the bounds of a repetition operator; None when there is none."""
         for operator, bounds in (("*", (0, None)), ("+", (1, None)), ("?", (0, 1))):
             if self._accept(operator):
                 return bounds
@@ -381,7 +381,7 @@ class _Parser:
         return self._literal(self._character()) if characters is None else _Step(_CHARACTER, characters)
 
     def _class(self) -> int | None:
-        r"""Behind a backslash: ``\d`` and the like, ``\pL``, ``\P{Lu}``; None when it is something else."""
+        r"""Read a class behind a backslash: ``\d`` and the like, ``\pL``, ``\P{Lu}``; else None."""
         letter = self._next()
         characters = _CLASSES.get(letter.lower())
         if characters is None and letter in "pP":
@@ -473,7 +473,7 @@ def _is_number(text: str) -> bool:
 
 
 def _times(node: _Node) -> int:
-    """How often the counts within a node repeat its innermost part."""
+    """Return how often the counts within a node repeat its innermost part."""
     if isinstance(node, _Sequence):
         return max(map(_times, node.parts), default=1)
     if isinstance(node, _Either):

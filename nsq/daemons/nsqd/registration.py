@@ -236,7 +236,7 @@ class _Exchange:
                 raise WireError(f"{command!r} was answered with {answer!r}")
 
     async def _replies(self, commands: list[bytes]) -> list[bytes]:
-        """As many as there are commands; fewer if one of them is an error, after which none comes."""
+        """Read a reply for each command; fewer if one of them is an error, after which none comes."""
         if self._writer.is_closing():
             # It ended while there was nothing to tell. To write would be a RuntimeError of uvloop's.
             raise ConnectionResetError("nsqlookupd has reset the connection")

@@ -1,4 +1,4 @@
-"""What /stats and /metrics tell: figures gathered from the core, as JSON, as text, and for Prometheus.
+"""Figures for /stats and /metrics, gathered from the core: as JSON, as text, and for Prometheus.
 
 An nsqd can have thousands of topics, channels and clients. So nothing is gathered before it is needed, and
 every form is made piece by piece: between any two of them others can have their turn.
@@ -45,7 +45,7 @@ _PAUSES = 256
 
 @dataclass(frozen=True)
 class Filter:
-    """What is asked for. Empty names mean all."""
+    """The part of the figures that is asked for. Empty names mean all."""
 
     topic: str = ""
     channel: str = ""
@@ -126,7 +126,7 @@ def _clients(channel: Channel) -> Iterator[Json]:
 
 
 def _latency(channels: Iterable[Channel]) -> Json:
-    """Of all channels together. Nothing is measured unless asked for: the key then has no values."""
+    """Add up the latencies of all channels. Without a measurement the key has no values."""
     windows = [channel.latency for channel in channels if isinstance(channel, MeasuredChannel)]
     if not windows:
         return {"count": 0, "percentiles": None}
@@ -469,7 +469,7 @@ def error_samples(protocol: str, counts: Mapping[str, int]) -> Iterator[Sample]:
 
 
 def process_samples(start_time: int) -> Iterator[Sample]:
-    """What every process tells, under the names that Prometheus' own libraries give it."""
+    """Figures of the process, under the names of Prometheus' own libraries."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     yield "process_cpu_seconds_total", "", used.ru_utime + used.ru_stime
     yield "process_resident_memory_bytes", "", resident_bytes()
@@ -529,7 +529,7 @@ def _microseconds(ascending: list[float], percentile: int) -> int:
 
 
 def resident_bytes() -> int:
-    """What the process holds in physical memory; where only its peak is known, that."""
+    """Return the physical memory of the process; its peak, where nothing else is known."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * resource.getpagesize()

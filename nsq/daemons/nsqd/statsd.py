@@ -1,4 +1,4 @@
-"""What nsqd tells statsd, as packets, and the task that sends them over UDP at every interval.
+"""The push to statsd: packets of figures, and the task that sends them over UDP at every interval.
 
 A statsd that is gone, or a name that does not resolve, costs a line in the log.
 """
@@ -127,7 +127,7 @@ def _latencies(stem: str, thing: Json) -> Iterator[_Metric]:
 
 
 def _packed(lines: Iterable[bytes], size: int) -> Iterator[bytes]:
-    """As many whole lines together as a packet takes; one that is too long alone goes alone."""
+    """Join as many whole lines as a packet takes; a line too long for one goes alone."""
     packet = b""
     for line in lines:
         if packet and len(packet) + len(line) > size:
@@ -203,7 +203,7 @@ class StatsdSender:
             await self._closed_within(pause)
 
     async def _resolved(self) -> _Where:
-        """Where statsd is now: asked for again at every push, as names move."""
+        """Resolve the address of statsd, again at every push, as names move."""
         host, port = self._address.host or "localhost", self._address.port
         try:
             return _found(socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST))

@@ -21,7 +21,7 @@ _WEAK = ("EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK")
 
 
 def server_context(options: NsqdOptions, log: DaemonLog) -> ssl.SSLContext | None:
-    """For TCP and HTTPS clients; None without a certificate."""
+    """Make the context for TCP and HTTPS clients; None without a certificate."""
     if not options.tls_cert:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -37,7 +37,7 @@ def server_context(options: NsqdOptions, log: DaemonLog) -> ssl.SSLContext | Non
 
 
 def client_context(options: NsqdOptions) -> ssl.SSLContext:
-    """For asking auth servers: --tls-root-ca-file says whom to believe, without it the system does."""
+    """Make the context for auth servers: it trusts --tls-root-ca-file, or else what the system trusts."""
     try:
         context = ssl.create_default_context(cafile=options.tls_root_ca_file or None)
     except (OSError, ssl.SSLError) as error:

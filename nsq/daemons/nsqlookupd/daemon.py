@@ -43,7 +43,7 @@ class Nsqlookupd:
 
     @property
     def tcp_address(self) -> str | None:
-        """What was really bound, as host:port or a path; None before start()."""
+        """The address that was really bound, as host:port or a path; None before start()."""
         return None if self._tcp_address is None else str(self._tcp_address)
 
     @property

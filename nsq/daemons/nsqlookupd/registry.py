@@ -1,4 +1,4 @@
-"""Who produces what: the registration database of nsqlookupd.
+"""The registration database of nsqlookupd: which nsqd produces which topics and channels.
 
 Pure: time is an argument, in seconds of a clock that never goes back. Knows no socket, protocol or log.
 What may be long comes as an iterator of short steps, between which everything else goes on.
@@ -28,7 +28,7 @@ class Peer:
 
     @property
     def node(self) -> str:
-        """What tombstones call it."""
+        """The name by which tombstones call it."""
         return f"{self.info.broadcast_address}:{self.info.http_port}"
 
 
@@ -44,7 +44,7 @@ class _Topic:
 
 
 class Registry:
-    """What nsqds registered, and what consumers and operators are told of it."""
+    """The registrations of nsqds, and the answers that consumers and operators get from them."""
 
     def __init__(self, *, inactive_after: float, tombstone_lifetime: float) -> None:
         self._inactive_after = inactive_after
@@ -140,7 +140,7 @@ class Registry:
         return list(self._topics)
 
     def channels(self, topic: str) -> list[str]:
-        """Of an unknown topic: none."""
+        """Return the channels of a topic; none of an unknown one."""
         found = self._topics.get(topic)
         return [] if found is None else list(found.channels)
 

@@ -1,4 +1,4 @@
-"""Where a daemon listens, and how to reach it: ``host:port`` text or the path of a Unix socket.
+"""Addresses of daemons, and how to reach them: ``host:port`` text or the path of a Unix socket.
 
 Imports nothing of the package.
 """
@@ -57,7 +57,7 @@ class Ports:
 
 
 def free_ports(templates: Iterable[str]) -> list[str]:
-    """For each ``host:0`` an address with a port that was free a moment ago, all of them different."""
+    """Find for each ``host:0`` a port that was free a moment ago, all of them different."""
     hosts = [split(address)[0] for address in templates]
     sockets = [socket.socket(_family(host)) for host in hosts]
     try:

@@ -33,13 +33,13 @@ _PAUSE = 0.02
 
 
 class Daemon:
-    """What Nsqd, Nsqlookupd and Nsqadmin share. Options are keyword arguments by their Python names, times in
-    seconds.
+    """The base of Nsqd, Nsqlookupd and Nsqadmin. Options are keyword arguments by their Python names, times
+    in seconds.
 
     By default the daemon runs in a background thread. ``process=True`` makes it a child process of our own
     program, ``binary="/path/nsqd"`` one of any program with the same flags; ``flags`` go to it as they are,
-    for those ours does not know. Ports are chosen unless given, and kept from then on: whoever knew the
-    address finds the daemon there again after ``restart()``, or ``stop()`` and ``start()``.
+    for those ours does not know. Ports are chosen unless given, and kept from then on: after
+    ``restart()``, or ``stop()`` and ``start()``, the daemon is at the same address.
     """
 
     program: ClassVar[str]
@@ -169,7 +169,7 @@ class Daemon:
         raise TypeError(f"{type(self).__name__} is no daemon: use Nsqd or Nsqlookupd")
 
     def _all_options(self) -> dict[str, object]:
-        """What the caller set, and what a test wants otherwise than an operator."""
+        """The options that the caller set, and those that a test wants otherwise than an operator."""
         return {"broadcast_address": "127.0.0.1", **self._options, **self._ports.options}
 
     # Starting
@@ -343,12 +343,12 @@ class Nsqd(Daemon):
 
     @property
     def https_address(self) -> str | None:
-        """None without a certificate."""
+        """The address of HTTPS; None without a certificate."""
         return self._addresses.https
 
     @property
     def data_path(self) -> Path:
-        """Where its files are; a private directory unless given."""
+        """The directory of its files; a private one unless given."""
         if "data_path" in self._options:
             return Path(str(self._options["data_path"]))
         return self._private_directory / "data"

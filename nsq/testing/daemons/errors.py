@@ -1,4 +1,4 @@
-"""What can go wrong with a daemon under test; imports only the root of the hierarchy.
+"""Errors of a daemon under test. Imports only the root of the hierarchy.
 
 NsqError
 └── DaemonFailed            it did not start, or not stop in time; the message carries the end of its log

@@ -63,7 +63,7 @@ class ProcessRun:
         _CHILDREN.add(self._process)
 
     def failure(self) -> DaemonFailed:
-        """Why the child, found dead, did not start."""
+        """Return the error that says why the child, found dead, did not start."""
         taken = [address for address in self.addresses if address is not None and is_taken(address)]
         status = f"{self._command[0]} exited with status {self._started().poll()} before it was ready"
         if taken:

@@ -24,7 +24,7 @@ _ABANDON_TIMEOUT = 2.0
 
 
 class Runnable(Protocol):
-    """What this module asks of a daemon; ``https_address`` is looked for, as not every daemon has one."""
+    """A daemon, as this module needs it; ``https_address`` is optional, as not every daemon has one."""
 
     async def start(self) -> None: ...
 
@@ -71,7 +71,7 @@ class ThreadRun:
             raise kind(f"{self._name} did not start: {error!r}", self.log) from error
 
     def failure(self) -> DaemonFailed:
-        """Why the daemon, found dead, is dead."""
+        """Return the error that says why the daemon ended by itself."""
         error = self._ended.exception(0) if self._ended.done() else None
         return DaemonFailed(f"{self._name} ended by itself: {error!r}", self.log)
 

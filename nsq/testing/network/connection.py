@@ -115,7 +115,7 @@ class Connection(Verbs):
         self._on_end(self)
 
     def forget(self) -> None:
-        """In a forked child: give the descriptors back and say nothing."""
+        """Give the descriptors back in a forked child, and say nothing."""
         for sock in self._sockets.values():
             if sock is not None:
                 sock.close()

@@ -1,4 +1,4 @@
-"""What can go wrong on a network, as values, and the verbs that inflict them. Pure.
+"""Faults of a network as values, and the verbs that inflict them. Pure.
 
 Momentary faults hit the connections that there are:
 
@@ -128,9 +128,9 @@ class ListenerVerbs(Verbs):
         return self.inflict(Fault("refuse", seconds=seconds))
 
     def ignore(self, seconds: float = math.inf) -> int:
-        """Who dials is connected and never served."""
+        """Connect clients that dial, and never serve them."""
         return self.inflict(Fault("ignore", seconds=seconds))
 
     def swallow(self, seconds: float = math.inf) -> int:
-        """Who dials gets no answer at all, as far as one process can do that: the queue is full."""
+        """Give clients that dial no answer at all, as far as one process can do that: the queue is full."""
         return self.inflict(Fault("swallow", seconds=seconds))

@@ -30,7 +30,7 @@ class Conditions:
         self._standing.clear()
 
     def amount(self, kind: str, now: float) -> float | None:
-        """None when there is no such fault now."""
+        """Return the amount of a fault; None when there is no such fault now."""
         found = self._standing.get(kind)
         return None if found is None or now >= found[1] else found[0]
 
@@ -71,7 +71,7 @@ class Flow:
         return self.ended and not self._under_way and self._worst("stall", now) is None
 
     def impose(self, fault: Fault, now: float) -> None:
-        """For standing faults, ``corrupt`` and ``truncate``."""
+        """Impose a standing fault, ``corrupt`` or ``truncate``."""
         if fault.kind in STANDING:
             self.own.impose(fault, now)
         elif fault.kind == "corrupt":
@@ -92,7 +92,7 @@ class Flow:
         self.ended, self.by_reset = True, by_reset
 
     def due(self, now: float) -> bytes:
-        """What arrives now."""
+        """Return the bytes that arrive now."""
         if not self._under_way or self._worst("stall", now) is not None:
             return b""
         room = self._room(now)

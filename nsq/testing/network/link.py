@@ -57,11 +57,11 @@ class Link(ListenerVerbs):
 
     @property
     def connections(self) -> list[Connection]:
-        """Those that there are, oldest first."""
+        """The connections of now, oldest first."""
         return self._loop.call(lambda: list(self._connections.values()))
 
     def inflict(self, fault: Fault) -> int:
-        """How many connections it has hit; standing faults hold for later ones as well."""
+        """Inflict a fault; return how many connections it hits. Standing faults hold for later ones too."""
         checked(fault)
         return self._loop.call(lambda: self.suffer(fault))
 
@@ -113,7 +113,7 @@ class Link(ListenerVerbs):
         self._keeper.close()
 
     def forget(self) -> None:
-        """In a forked child."""
+        """Close everything in a forked child."""
         listening = [self._listener] if self._listener is not None else []
         for sock in (self._keeper, *listening, *self._fillers):
             sock.close()
@@ -161,7 +161,7 @@ class Link(ListenerVerbs):
         return self._listener is not None and self._loop.watches(self._listener)
 
     def _heal_listener(self) -> None:
-        """With a listener that was ignored, a client that waits in its queue is served late; it stays."""
+        """Listen again. The listener of ``ignore`` stays: a client that waits in its queue is served late."""
         self._open_again_at = math.inf
         if self._listener is None or self._fillers:
             self._stop_listening()
@@ -199,7 +199,7 @@ class Link(ListenerVerbs):
 
 
 def _bound(place: Any) -> socket.socket:
-    """Of several sockets with SO_REUSEADDR at one address, one may listen."""
+    """Make a bound socket. Of several with SO_REUSEADDR at one address, one may listen."""
     sock = socket.socket()
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -39,7 +39,7 @@ class Loop:
         self._wakened.setblocking(False)
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ending = False
-        self._lock = threading.Lock()  # guards ``_closed``: whoever asks for a call gets it, or Closed
+        self._lock = threading.Lock()  # guards ``_closed``: a call is made, or raises Closed
         self._closed = False
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -74,7 +74,7 @@ class Loop:
         self._wakened.close()
 
     def call(self, call: Callable[[], T]) -> T:
-        """What ``call`` returns or raises, on the loop's thread; it has happened when this returns."""
+        """Call on the loop's thread, wait for it, and return or raise what it does."""
         if threading.current_thread() is self._thread:
             return call()
         future: Future[T] = Future()
@@ -92,7 +92,7 @@ class Loop:
         return future.result(CALL_TIMEOUT)
 
     def abandon(self) -> None:
-        """In a forked child, where the thread does not exist. Takes no lock of the parent's."""
+        """Close in a forked child, where the thread does not exist. Takes no lock of the parent's."""
         self._lock = threading.Lock()
         self._closed = True
         self.close()

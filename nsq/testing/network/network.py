@@ -24,7 +24,7 @@ _CLOSE_TIMEOUT = 30.0
 
 
 class Hit(NamedTuple):
-    """What was done: when (monotonic), to which link, and how many of its connections it has hit."""
+    """A fault that was inflicted: when (monotonic), on which link, and how many connections it has hit."""
 
     at: float
     link: str
@@ -145,7 +145,7 @@ class Network(ListenerVerbs):
         return min((link.move(now) for link in self._links), default=math.inf)
 
     def forget(self) -> None:
-        """In a forked child: the network is the parent's, whose connections a copied descriptor would keep
+        """Let go of the network in a forked child: a copied descriptor would keep the parent's connections
         open."""
         self._closed = True
         for link in self._links:

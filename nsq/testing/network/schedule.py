@@ -1,4 +1,4 @@
-"""Which fault hits when, from a seed: the same seed gives the same schedule, however it goes. Pure.
+"""A schedule of faults from a seed: the same seed gives the same schedule, however it goes. Pure.
 
 for strike in Schedule(seed=7):
     sleep(strike.after)

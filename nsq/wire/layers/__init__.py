@@ -1,4 +1,4 @@
-"""What can lie between the V2 protocol and the socket: TLS, deflate, snappy, and a stack of them.
+"""Layers between the V2 protocol and the socket: TLS, deflate, snappy, and a stack of them.
 
 A layer turns bytes into bytes. It knows no socket, clock, thread or logger and must import none of them. Only
 TLS owns a lock: OpenSSL forbids two threads in one SSL object, and a connection reads and writes at once. The

@@ -1,4 +1,4 @@
-"""What every layer is, and a stack of them: the contract is the package's docstring."""
+"""The base of every layer, and a stack of them. The package's docstring holds the contract."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 from nsq.errors import LayerError
 
 MAX_OUTPUT = 1 << 20
-"""What one ``unwrap`` returns at most, unless a layer is told otherwise; a block or a record must fit in."""
+"""The most that one ``unwrap`` returns, unless a layer is told otherwise; a block or record must fit in."""
 
 
 class Layer(Protocol):

@@ -17,7 +17,7 @@ _SNAPPY_COMPRESSED_MAX = _SNAPPY_CHECKSUM + 32 + _SNAPPY_BLOCK + _SNAPPY_BLOCK /
 
 
 class _Compression(Breakable):
-    """What compressions share: they never speak on their own."""
+    """The base of compressions: they never send anything on their own."""
 
     has_pending = False
 

@@ -133,13 +133,13 @@ class Tls(Breakable):
         return self._outgoing.read()
 
     def _agreed(self, ask: Callable[[ssl.SSLObject], T]) -> T | None:
-        """What the handshake has settled; None before it is done."""
+        """Ask for a result of the handshake; None before it is done."""
         with self._lock:
             return ask(self._ssl) if self.handshake_done else None
 
     @property
     def version(self) -> str | None:
-        """For example ``TLSv1.3``."""
+        """The version, such as ``TLSv1.3``."""
         return self._agreed(ssl.SSLObject.version)
 
     @property
@@ -154,7 +154,7 @@ class Tls(Breakable):
 
     @property
     def peer_certificate(self) -> dict[str, Any] | None:
-        """What the peer's certificate says, if it sent one; empty when the context did not verify it."""
+        """The fields of the peer's certificate, if it sent one; empty when the context did not verify it."""
         return self._agreed(lambda each: each.getpeercert())
 
     @property
@@ -166,8 +166,9 @@ class Tls(Breakable):
 
 
 def codecless(name: str | None) -> str | bytes | None:
-    """For text ssl has Python import the idna codec, at its first use. A child that is forked while another
-    thread does that has half a codec: for as long as it lives, no handshake would begin."""
+    """Encode a host name to bytes. For text, ssl has Python import the idna codec at its first use; in a
+    child that is forked during that import the codec stays half imported, and no handshake begins.
+    """
     return name.encode("ascii") if name is not None and name.isascii() else name
 
 

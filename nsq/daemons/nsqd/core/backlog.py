@@ -117,11 +117,11 @@ class Backlog(Protocol):
     """
 
     def __len__(self) -> int:
-        """How many are waiting, wherever they are kept."""
+        """Count the messages that wait, wherever they are kept."""
 
     @property
     def backend_depth(self) -> int:
-        """How many of them are not in memory."""
+        """The number of them that are not in memory."""
 
     @property
     def remembers(self) -> bool:
@@ -134,7 +134,7 @@ class Backlog(Protocol):
         """A new one that counts as taken: it is deferred and comes by ``put_back``. Raises StorageFailed."""
 
     def put_back(self, messages: list[Message]) -> None:
-        """What was taken waits again. Never fails: what the disk does not take stays in memory."""
+        """Let taken messages wait again. Never fails: what the disk does not take stays in memory."""
 
     def take(self, limit: int) -> list[Message]:
         """Remove and return the first ones, at most ``limit``. One may be due later: its ``due`` says so."""
@@ -155,7 +155,7 @@ class Backlog(Protocol):
 
 
 class Backlogs(Protocol):
-    """Where topics and channels get theirs."""
+    """Makes the backlogs of topics and channels."""
 
     def backlog(self, topic: str, channel: str = "") -> Backlog: ...
 
@@ -186,7 +186,7 @@ class MemoryBacklog:
 
     @property
     def in_memory(self) -> Iterator[Message]:
-        """Those that are there, in their order."""
+        """The messages in memory, in their order."""
         return itertools.chain(self._first, itertools.chain.from_iterable(self._behind))
 
     def put(self, messages: Batch | list[Message]) -> None:

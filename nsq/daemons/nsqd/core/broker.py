@@ -28,7 +28,7 @@ _STORAGE_RETRY = 1.0
 
 
 class Observer(Protocol):
-    """Who is told what exists: registration with nsqlookupd."""
+    """Told of topics and channels as they come and go: the registration with nsqlookupd."""
 
     def topic_created(self, topic: Topic) -> None:
         """A topic is new. The observer starts it, at once or when its channels are known."""

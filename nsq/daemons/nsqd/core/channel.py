@@ -17,7 +17,7 @@ ZONE_LOCAL, REGION_LOCAL, ANYWHERE = range(3)
 
 
 class Sink(Protocol):
-    """Where a subscriber's messages go: a client's session."""
+    """Takes a subscriber's messages: a client's session."""
 
     @property
     def full(self) -> bool:
@@ -33,7 +33,7 @@ class Sink(Protocol):
 
 
 class Subscriber:
-    """What a channel knows of a consumer. ``in_flight`` is in the order of delivery, which is that of
+    """A consumer, as its channel knows it. ``in_flight`` is in the order of delivery, which is that of
     deadlines.
     """
 
@@ -76,7 +76,7 @@ class Subscriber:
 
     @property
     def room(self) -> int:
-        """How many messages it can be given now."""
+        """The number of messages it can be given now."""
         if self.closing or self.sink.full:
             return 0
         return max(0, self.rdy - len(self.in_flight))

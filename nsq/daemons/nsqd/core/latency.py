@@ -1,4 +1,4 @@
-"""How long messages take from publication until they are finished: quantiles over a sliding window."""
+"""Latency from publication until a message is finished: quantiles over a sliding window."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LatencyWindow:
         self._ends = self._begins + self._half
 
     def counts(self) -> Mapping[int, int]:
-        """How many of which magnitude there were within the window."""
+        """Count the messages of each magnitude within the window."""
         now = self._time_ns()
         if not self._begins <= now < self._ends:
             self._turn(now)
@@ -64,7 +64,7 @@ class LatencyWindow:
 
 
 def quantiles(windows: Iterable[LatencyWindow], wanted: tuple[float, ...]) -> tuple[int, list[int]]:
-    """How many messages all windows have seen together, and the latency in nanoseconds at every quantile."""
+    """Return the number of messages of all windows, and the latency in nanoseconds at every quantile."""
     counts: Counter[int] = Counter()
     for window in windows:
         counts.update(window.counts())

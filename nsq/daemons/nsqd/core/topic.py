@@ -35,7 +35,7 @@ class Portion:
 
 
 def _give(channel: Channel, messages: list[Message], alone: bool) -> None:
-    """What the channel has got is taken out of the list. It gets copies unless it is ``alone``."""
+    """Give the messages to a channel and take them out of the list. It gets copies unless it is ``alone``."""
     if immediate := [message if alone else message.copy() for message in messages if not message.due]:
         channel.put(immediate)
         messages[:] = [message for message in messages if message.due]
@@ -97,7 +97,7 @@ class Topic:
 
     @property
     def _releasing(self) -> bool:
-        """What comes now has to wait behind what has waited."""
+        """Whether new messages have to wait behind older ones."""
         return self._asked or self._portion is not None
 
     def put(self, messages: Batch) -> None:
@@ -214,7 +214,7 @@ class Topic:
             self._on_another_turn(self._go_on)
 
     def _next_portion(self, limit: int) -> Portion | None:
-        """What was refused, or else the next in line; None at the end."""
+        """Return the portion that was refused, or else the next one; None at the end."""
         if self._portion is None and (messages := self.backlog.take(min(limit, _PORTION))):
             behind = len(self.backlog)
             late = {channel: max(0, count - behind) for channel, count in self._late.items()}

@@ -1,4 +1,4 @@
-"""How a queue lies on disk: the names of its files, the records in them, its meta file, the list of topics.
+"""The layout of a queue on disk: names of its files, records, meta file, the list of topics.
 
 Pure: bytes and strings in and out, and what is known of the files (``Segments``). No file is touched here.
 """
@@ -70,7 +70,7 @@ class Meta(NamedTuple):
 
 
 def parse_meta(text: str) -> Meta | None:
-    """None for what no meta file can say. The Go nsqd can leave a negative depth behind."""
+    """Read a meta file; None when it makes no sense. The Go nsqd can leave a negative depth behind."""
     match = _META(text)
     if match is None:
         return None
@@ -120,7 +120,7 @@ def size_at(buffer: bytes, at: int) -> int:
 
 
 def cut(buffer: bytes, at: int, limit: int, sizes: Bounds) -> tuple[list[tuple[int, int]], bool]:
-    """Where the whole records behind ``at`` begin and end, at most ``limit``, and whether a bad size follows.
+    """Find the whole records behind ``at``, at most ``limit``, and whether a bad size follows.
 
     A record that is cut off at the buffer's end is neither whole nor bad.
     """
@@ -184,7 +184,7 @@ class Position(NamedTuple):
 
 
 class Flaw(NamedTuple):
-    """Why a file cannot be read to its end; ``keep`` it as .bad when it has been read so far."""
+    """The reason why a file cannot be read to its end; ``keep`` it as .bad when it has been read so far."""
 
     text: str
     keep: bool
@@ -250,7 +250,7 @@ class Segments:
         return following or next(self.since(number + 1), None)
 
     def size_behind(self, position: Position) -> int:
-        """How many bytes of records lie behind a position."""
+        """Count the bytes of records behind a position."""
         file, end, _ = position
         if file == self.last.number:
             return max(0, self.last.end - end)

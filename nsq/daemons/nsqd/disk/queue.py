@@ -114,17 +114,17 @@ class DiskQueue:
 
     @property
     def depth(self) -> int:
-        """How many records are not committed; damage reading has not met yet can make it 1 instead of 0."""
+        """The number of records not committed; damage that was not met yet can make it 1 instead of 0."""
         return self._records_behind(self._committed)
 
     @property
     def unread(self) -> int:
-        """How many records ``read`` will still give; with unmet damage as for ``depth``."""
+        """The number of records that ``read`` will still give; with unmet damage as for ``depth``."""
         return self._records_behind(self._reader.cursor)
 
     @property
     def size(self) -> int:
-        """How much the records that are not committed take in the files."""
+        """The bytes that uncommitted records take in the files."""
         return self._segments.size_behind(self._committed)
 
     @property
@@ -133,7 +133,7 @@ class DiskQueue:
 
     @property
     def written(self) -> Position:
-        """Behind the last record."""
+        """The position behind the last record."""
         return self._segments.written
 
     def append(self, records: Iterable[bytes]) -> list[Position]:
@@ -197,7 +197,7 @@ class DiskQueue:
             self.synced(job)
 
     def sync_job(self) -> QueueSync | None:
-        """What makes everything so far last, to be called in any thread; None if nothing has changed.
+        """Return a job that syncs everything so far, to be run in any thread; None if nothing has changed.
 
         The queue can be used meanwhile. Tell it by ``synced`` when the job is done. There is one job at a
         time: asking for the next one cancels the one before.
@@ -215,7 +215,7 @@ class DiskQueue:
         return self._job
 
     def flush_job(self) -> QueueSync | None:
-        """What makes the records so far last, in any thread; tell it by ``flushed``. None if they do.
+        """Return a job that syncs the records so far, in any thread; None if they are. ``flushed`` ends it.
 
         Several times as quick as a sync. After a restart reading goes on where the last sync says.
         """
@@ -364,7 +364,7 @@ class DiskQueue:
             self._log.error("DISKQUEUE(%s): cannot rename %s: %s", self.name, file, error)
 
     def _unlink(self, file: str) -> None:
-        """What cannot be removed now is removed at the next start-up."""
+        """Remove a file. One that cannot be removed now is removed at the next start-up."""
         try:
             (self._directory / file).unlink(missing_ok=True)
         except OSError as error:
@@ -384,7 +384,7 @@ class DiskQueue:
 
 
 class _Piece:
-    """What one append writes to one file."""
+    """The part of an append that goes to one file."""
 
     __slots__ = ("number", "offset", "end", "first", "parts", "begun")
 
@@ -485,7 +485,7 @@ class Writer:
             self._files.close(descriptor)
 
     def _plan(self, records: Iterable[bytes]) -> tuple[list[_Piece], list[Position]]:
-        """Which bytes go where. A file is full when the next record would carry it beyond the limit."""
+        """Plan which bytes go where. A file is full when the next record would carry it beyond the limit."""
         smallest, largest = self._sizes
         limit = self._max_bytes
         number, end, count = self._segments.written

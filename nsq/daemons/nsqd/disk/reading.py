@@ -135,7 +135,7 @@ class FileReader:
 
 
 class Survey(NamedTuple):
-    """How many records there are, how far they go, and why no further."""
+    """The number of whole records in a file, where they end, and why there."""
 
     records: int
     end: int
@@ -250,7 +250,7 @@ class Reader:
         return True
 
     def _count_before(self, segment: Segment) -> int:
-        """How many records a flaw swallowed shows only when those up to the next known count are counted."""
+        """Count the records before the segment, back from the next known count: a flaw may hide some."""
         counted = 0
         for later in self._segments.since(segment.number):
             if later.first is not None:
@@ -319,7 +319,7 @@ def look(
 
 
 def _records(descriptor: int, stretch: Stretch, sizes: Bounds) -> Iterator[tuple[int, int]]:
-    """Where each record begins, and its size."""
+    """Find where each record begins, and its size."""
     at = stretch.begin
     while at + SIZE_BYTES <= stretch.end:
         size = size_at(os.pread(descriptor, SIZE_BYTES, at), 0)

@@ -81,7 +81,7 @@ class SyncJob:
         run_together([self])
 
     def cancel(self) -> None:
-        """From now on the job replaces nothing."""
+        """Keep the job from replacing its file."""
         if self.replacement is not None:
             self.replacement.cancel()
 
@@ -115,7 +115,7 @@ def replace_content(target: Path, content: bytes) -> None:
 
 
 def sync_files(paths: Sequence[Path]) -> None:
-    """Those that are there. Raises what went wrong first."""
+    """Sync the files that are there. Raises what went wrong first."""
     at_once = min(_AT_ONCE, share_of_limit() // 16, len(paths))  # each is opened for that
     if len(paths) <= 2 or at_once <= 1:
         for path in paths:

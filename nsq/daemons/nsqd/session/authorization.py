@@ -1,4 +1,4 @@
-"""What an auth server allows a client, and for how long: pure.
+"""Permissions that an auth server grants a client, and for how long. Pure.
 
 There can be thousands of rules. Reading them and deciding by them are generators, which yield wherever others
 may have their turn.
@@ -83,7 +83,7 @@ class Grant:
 
 @dataclass(frozen=True)
 class Credentials:
-    """What is known of a client when an auth server is asked about it."""
+    """The facts about a client that an auth server is given."""
 
     secret: str
     remote_ip: str
@@ -107,7 +107,7 @@ class Authority(Protocol):
 
 
 class Permit:
-    """What one client may do where auth servers decide: its grant, asked for again when it expires."""
+    """The permissions of one client where auth servers decide: its grant, renewed when it expires."""
 
     def __init__(
         self,

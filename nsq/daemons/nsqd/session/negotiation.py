@@ -42,9 +42,7 @@ class Agreement:
 
 
 def negotiate(request: IdentifyRequest, options: NsqdOptions) -> Agreement:
-    """What is granted, or ``Refused`` for what no nsqd grants. Checks in nsqd's order: the first
-    fault answers.
-    """
+    """Return what is granted. Raises ``Refused`` for the first fault, in the order of Go's nsqd."""
     heartbeat = _heartbeat(request.heartbeat_interval, options)
     size, timeout = _output_buffer(request, options)
     if not 0 <= request.sample_rate <= 99:
@@ -137,7 +135,7 @@ def _msg_timeout(asked: int, options: NsqdOptions) -> float:
 
 
 def _locality(request: IdentifyRequest, options: NsqdOptions) -> int:
-    """What is not named is nowhere: two empty names do not make a zone."""
+    """Compare the client's zone and region with ours. Two empty names do not make a zone."""
     if TOPOLOGY_AWARE not in options.experiments:
         return ANYWHERE
     if options.topology_zone and request.topology_zone == options.topology_zone:

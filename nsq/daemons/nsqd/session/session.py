@@ -51,7 +51,7 @@ class Lasting(Protocol):
 
 
 class Environment:
-    """What all sessions of one nsqd share."""
+    """Everything that the sessions of one nsqd share."""
 
     def __init__(
         self,

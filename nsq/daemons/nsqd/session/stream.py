@@ -58,7 +58,7 @@ class Failed(Refused):
 
 
 def readable(raw: bytes) -> str:
-    """As text that turns back into the same bytes."""
+    """Decode to text that turns back into the same bytes."""
     return raw.decode("utf-8", "surrogateescape")
 
 

@@ -1,4 +1,4 @@
-"""What nsqd keeps on disk: the backlogs of topics and channels, when they are synced, and what exists.
+"""The storage of nsqd: backlogs of topics and channels on disk, their syncs, and the list of what exists.
 
 memory_first.py  memory first, disk for what does not fit, as Go's nsqd does it
 durable.py       disk first: nothing is forgotten before it is finished

@@ -22,7 +22,7 @@ LOST = -1
 
 
 class Round:
-    """What one round does: jobs in a thread, and what follows from their success."""
+    """One round of syncs: jobs in a thread, and the calls that follow from their success."""
 
     def __init__(self) -> None:
         self.jobs: list[SyncJob] = []

@@ -294,12 +294,12 @@ class DurableBacklog:
             raise self.not_synced(error) from error
 
     def sync_jobs(self) -> list[SyncJob]:
-        """What makes everything last that was written at the end."""
+        """Return the jobs that sync all that was written at the end."""
         jobs = [self.dues.last_job(self._struck), self.disk.sync_job()]
         return [job for job in jobs if job is not None]
 
     def not_synced(self, error: OSError) -> StorageFailed:
-        """What it means that the jobs have failed at the end."""
+        """Return the error that says what a failure of the last jobs means."""
         what = f"{self.disk.name} may repeat messages, or deliver deferred ones at once"
         return StorageFailed(f"{what}: {error}")
 
@@ -368,7 +368,7 @@ class DueBook:
         return 0.0 if due is None else self._clock.now() + (due - self._clock.time_ns()) / 1e9
 
     def add(self, messages: Iterable[Message]) -> None:
-        """Those that are due later."""
+        """Add the messages that are due later."""
         now, now_ns = self._clock.now(), self._clock.time_ns()
         later = {each.id: now_ns + round((each.due - now) * 1e9) for each in messages if each.due > now}
         if not later:
@@ -439,7 +439,7 @@ class DueBook:
         self.struck.clear()
 
     def last_job(self, struck: Iterable[bytes]) -> SyncJob | None:
-        """What leaves all that a restart needs; nothing may be written any more.
+        """Return a job that leaves all that a restart needs; nothing may be written any more.
 
         ``struck`` are finished, though their records were not read.
         """

@@ -21,7 +21,7 @@ _PORTION = 100
 
 
 class MemoryFirstBacklog(MemoryBacklog):
-    """In order: what is in memory, then what is on disk, then what the disk does not take at the moment."""
+    """A queue in three parts: in memory first, then on disk, then what the disk does not take just now."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class MemoryFirstBacklog(MemoryBacklog):
 
     @property
     def room(self) -> int:
-        """How many more fit into memory; none while there are others on disk that came earlier."""
+        """The number of messages that still fit into memory; 0 while earlier ones are on disk."""
         if self._stuck or self._spilled:
             return 0
         return max(0, self._limit - self._count)
@@ -99,7 +99,7 @@ class MemoryFirstBacklog(MemoryBacklog):
 
     @property
     def stuck(self) -> int:
-        """How many messages the disk has refused."""
+        """The number of messages that the disk has refused."""
         return len(self._stuck)
 
     def retry(self) -> bool:
@@ -169,12 +169,12 @@ class MemoryFirstBacklog(MemoryBacklog):
             raise StorageFailed(f"{len(left)} messages of {self.disk.name} are lost: {error}") from error
 
     def sync_jobs(self) -> list[SyncJob]:
-        """What makes everything that was written last."""
+        """Return the jobs that sync all that was written."""
         job = self.disk.sync_job()
         return [] if job is None else [job]
 
     def not_synced(self, error: OSError) -> StorageFailed:
-        """What it means that the jobs have failed at the end."""
+        """Return the error that says what a failure of the last jobs means."""
         return StorageFailed(f"{self.disk.name} may repeat messages: {error}")
 
     def release(self) -> None:

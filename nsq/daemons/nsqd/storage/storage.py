@@ -73,7 +73,7 @@ OnDisk = MemoryFirstBacklog | DurableBacklog
 
 
 class Storage:
-    """Where the broker gets its backlogs. ``start`` and ``stop`` bracket everything else."""
+    """Makes the broker's backlogs, and syncs them. ``start`` and ``stop`` bracket everything else."""
 
     def __init__(self, options: NsqdOptions, clock: Clock, log: DaemonLog) -> None:
         self.committer: Committer | None = None
@@ -230,13 +230,13 @@ class Storage:
 
     @property
     def waits(self) -> Committer | None:
-        """What a publisher's OK has to wait for; None when it need not."""
+        """The committer that a publisher's OK has to wait for; None when it need not wait."""
         return self.committer if self._options.durable else None
 
     # Syncing.
 
     def _prepare(self) -> Round:
-        """What was written since the last round and, every --sync-timeout, how far all queues have come.
+        """Collect what was written since the last round and, every --sync-timeout, all queues' positions.
 
         Channels before topics: a topic forgets what it has given to channels only when they have it on disk.
         """
@@ -257,7 +257,7 @@ class Storage:
         return this
 
     def _add_records(self, this: Round, name: str) -> None:
-        """What publishers wait for."""
+        """Add the records that publishers wait for."""
         backlog = self._backlogs.get(name)
         if isinstance(backlog, DurableBacklog) and not backlog.disk.closed:
             this.add(backlog.dues.sync_job(), backlog.dues.synced)
@@ -470,7 +470,7 @@ class DataDirectory:
             ) from error
 
     def roster_job(self, topics: Iterable[TopicEntry], version: str) -> SyncJob:
-        """What gives the directory this list. If it fails the one before stays, also across a power cut."""
+        """Return a job that writes this list. If it fails the one before stays, also across a power cut."""
         replacement = Replacement(self.path / _ROSTER, encode_roster(topics, version))
         return SyncJob(self.path, (), replacement=replacement)
 
@@ -510,7 +510,7 @@ class DataDirectory:
                 ) from error
 
     def _refuse_what_is_no_file(self) -> None:
-        """To open a FIFO would hang, and nothing that is written to a device is there afterwards."""
+        """Refuse FIFOs, devices and dead links: opening a FIFO would hang, and a device keeps nothing."""
         with os.scandir(self.path) as entries:
             found = list(entries)
         for entry in found:
