@@ -54,6 +54,12 @@ class Batch:
         return Batch(self.ids[part], self.bodies[part], self.timestamp)
 
 
+def weight(messages: Batch | list[Message]) -> int:
+    """Measure the work that messages are: their number, or the KiB of their bodies if that is more."""
+    bodies = messages.bodies if isinstance(messages, Batch) else [message.body for message in messages]
+    return max(len(bodies), sum(map(len, bodies)) // 1024)
+
+
 class Waiting(NamedTuple):
     """A message that waits, as ``peek`` shows it. Its body may be cut short: ``size`` is the whole."""
 
@@ -133,6 +139,11 @@ class Backlog(Protocol):
     def keep(self, message: Message) -> None:
         """A new one that counts as taken: it is deferred and comes by ``put_back``. Raises StorageFailed."""
 
+    def borrow(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
+        """Keep in memory alone new messages that the disk has refused; the topic's disk keeps them. Returns
+        False while there are too many. A backlog that remembers tells ``finished`` of those finished.
+        """
+
     def put_back(self, messages: list[Message]) -> None:
         """Let taken messages wait again. Never fails: what the disk does not take stays in memory."""
 
@@ -196,6 +207,10 @@ class MemoryBacklog:
             self._behind.extend(messages[start : start + _PORTION] for start in range(0, count, _PORTION))
         elif count:
             self._behind.append(messages)
+
+    def borrow(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
+        """Never asked for: memory refuses nothing."""
+        return False
 
     def put_back(self, messages: list[Message]) -> None:
         self.put(messages)

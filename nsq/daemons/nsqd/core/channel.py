@@ -197,6 +197,17 @@ class Channel:
         self.message_count += len(messages)
         self.wake()
 
+    def borrow(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
+        """Take messages that the disk has refused; see ``Backlog.borrow``."""
+        if not self.backlog.borrow(messages, finished):
+            return False
+        for message in messages:
+            if message.due:
+                self._defer(message)
+        self.message_count += len(messages)
+        self.wake()
+        return True
+
     def put_deferred(self, message: Message) -> None:
         self.backlog.keep(message)
         self.message_count += 1

@@ -2,28 +2,58 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 
-from nsq.daemons.nsqd.core.backlog import Backlog, Batch, Message, StorageFailed, Waiting, show
+from nsq.daemons.nsqd.core.backlog import Backlog, Batch, Message, StorageFailed, Waiting, show, weight
 from nsq.daemons.nsqd.core.channel import Channel
 
 
 class Portion:
-    """``late`` are channels that came after some of the messages; each gets the last so many."""
+    """Messages on their way from a topic to its channels. ``late`` are channels that came after some of the
+    messages; each gets the last so many. ``forget`` is told of messages that the topic need not keep.
+    """
 
-    def __init__(self, messages: list[Message], late: Mapping[Channel, int]) -> None:
+    def __init__(
+        self,
+        messages: list[Message],
+        late: Mapping[Channel, int],
+        forget: Callable[[list[Message]], None],
+    ) -> None:
         self.messages = messages
         self._late = late
+        self._forget = forget
         self._rest: dict[Channel, list[Message]] = {}
+        # How many channels have a message in memory alone: then the topic's copy is the only one on disk.
+        self._borrowers: Counter[bytes] = Counter()
+        self._handed_over = False
 
     def hand_over(self, channels: Collection[Channel]) -> None:
-        """Raises StorageFailed; called again, it does not give twice."""
+        """Give each channel its share. On a full disk consumers must still get messages, so a channel that
+        cannot store its share keeps it in memory. Raises StorageFailed if that holds too much already; called
+        again, it does not give twice.
+        """
         if not any(channel in self._rest for channel in channels):
             # No current channel has a share yet: compute the shares anew.
             self._rest = self._shares(channels)
         alone = len(channels) == 1
         for channel in channels:
-            _give(channel, self._rest.get(channel, []), alone)
+            rest = self._rest.get(channel, [])
+            try:
+                _give(channel, rest, alone)
+            except StorageFailed:
+                if not channel.borrow([message.copy() for message in rest], self._finished):
+                    raise
+                self._borrowers.update(message.id for message in rest)
+                rest.clear()
+        self._handed_over = True
+        self._forget([message for message in self.messages if self._borrowers[message.id] <= 0])
+
+    def _finished(self, messages: list[Message]) -> None:
+        """Note that a channel has finished messages that it had in memory alone."""
+        self._borrowers.subtract(message.id for message in messages)
+        if self._handed_over:
+            self._forget([message for message in messages if self._borrowers[message.id] <= 0])
 
     def _shares(self, channels: Collection[Channel]) -> dict[Channel, list[Message]]:
         if all(channel in self._late for channel in channels):
@@ -44,7 +74,7 @@ def _give(channel: Channel, messages: list[Message], alone: bool) -> None:
         del messages[0]
 
 
-#: Messages that are on their way from a topic to its channels at a time.
+#: The weight of messages that are on their way from a topic to its channels at a time.
 _PORTION = 1000
 
 
@@ -81,15 +111,21 @@ class Topic:
         self._make_channel = make_channel
         self._try_again = try_again
         self._trying_again = False
+        self._taken: deque[Message] = deque()  # from the backlog, for the next portions
         self._portion: Portion | None = None  # refused by a channel's disk: what comes later waits behind it
         self._on_another_turn = on_another_turn
         self._asked = False  # for a turn, as there is more to hand over
-        self._arrived = 0  # messages, since the last turn
+        self._arrived = 0  # the weight of messages since the last turn
         self._late: dict[Channel, int] = {}  # came during the release: how many messages have come since
 
     @property
     def depth(self) -> int:
-        return len(self.backlog) + (len(self._portion.messages) if self._portion else 0)
+        return len(self.backlog) + len(self._on_their_way)
+
+    @property
+    def _on_their_way(self) -> list[Message]:
+        """The messages that were taken from the backlog and have not reached all channels."""
+        return [*(self._portion.messages if self._portion else ()), *self._taken]
 
     @property
     def flows(self) -> bool:
@@ -98,11 +134,11 @@ class Topic:
     @property
     def _releasing(self) -> bool:
         """Whether new messages have to wait behind older ones."""
-        return self._asked or self._portion is not None
+        return self._asked or self._portion is not None or bool(self._taken)
 
     def put(self, messages: Batch) -> None:
         # As ``flows`` and ``_releasing`` say: their calls would be a noticeable part of what a PUB costs.
-        held = self._asked or self._portion is not None
+        held = self._asked or self._portion is not None or self._taken
         if self.started and not self.paused and self.channels and not held:
             for channel in self.channels.values():
                 channel.put(messages)
@@ -127,7 +163,7 @@ class Topic:
         before = len(self.backlog)
         self.backlog.put(messages)
         taken = len(self.backlog) - before
-        self._arrived += taken if self._asked else 0
+        self._arrived += weight(messages) if self._asked else 0
         for channel in self._late:
             self._late[channel] += taken
 
@@ -173,20 +209,23 @@ class Topic:
 
         Changes nothing.
         """
-        first = show(self._portion.messages if self._portion else (), n, max_bytes)
+        first = show(self._on_their_way, n, max_bytes)
         max_bytes -= sum(len(each.body) for each in first)
         return first + await self.backlog.peek(n - len(first), max_bytes)
 
     def empty(self) -> None:
         self.backlog.clear()
+        self._taken.clear()
         self._portion = None
         self._late.clear()
 
     def close(self) -> list[Message]:
         """End it, as nsqd stops. Returns what was taken from the backlog and is on its way to channels."""
         self.started = False
-        portion, self._portion = self._portion, None
-        return portion.messages if portion else []
+        left = self._on_their_way
+        self._taken.clear()
+        self._portion = None
+        return left
 
     def release(self) -> None:
         """Hand over what has waited, in portions: it may be more than fits into memory, and take long."""
@@ -197,28 +236,38 @@ class Topic:
 
     def _hand_over(self) -> None:
         """A portion, and as much as has come since the last: else publishers could stay ahead for ever."""
-        count, self._arrived = _PORTION + self._arrived, 0
-        while count > 0 and (portion := self._next_portion(count)) is not None:
+        room, self._arrived = _PORTION + self._arrived, 0
+        while room > 0 and (portion := self._next_portion(room)) is not None:
             try:
                 portion.hand_over(self.channels.values())
             except StorageFailed:
                 self._release_later()
                 return
-            self.backlog.finished(portion.messages)
             self._portion = None
-            count -= len(portion.messages)
-        if count > 0 or not len(self.backlog):
+            room -= weight(portion.messages)
+        if room > 0 or not self.depth:
             self._late.clear()
         else:
             self._asked = True
             self._on_another_turn(self._go_on)
 
-    def _next_portion(self, limit: int) -> Portion | None:
+    def _next_portion(self, room: int) -> Portion | None:
         """Return the portion that was refused, or else the next one; None at the end."""
-        if self._portion is None and (messages := self.backlog.take(min(limit, _PORTION))):
-            behind = len(self.backlog)
+        if self._portion is not None:
+            return self._portion
+        taken = self._taken
+        if not taken:
+            taken.extend(self.backlog.take(_PORTION))
+        messages: list[Message] = []
+        most = min(room, _PORTION)
+        size = 0
+        while taken and len(messages) < most and (not messages or size + len(taken[0].body) < most * 1024):
+            size += len(taken[0].body)
+            messages.append(taken.popleft())
+        if messages:
+            behind = len(self.backlog) + len(taken)
             late = {channel: max(0, count - behind) for channel, count in self._late.items()}
-            self._portion = Portion(messages, late)
+            self._portion = Portion(messages, late, self.backlog.finished)
         return self._portion
 
     def _go_on(self) -> None:

@@ -148,7 +148,7 @@ class DiskQueue:
         return positions
 
     def read(self, limit: int) -> list[tuple[Position, bytes]]:
-        """The next records, at most ``limit``; fewer only at the end of the queue.
+        """Return the next records: at most ``limit``, and little more than a MiB. None are left at the end.
 
         Damage is logged and skipped up to the next file. No record is given twice before a restart.
         """
@@ -324,6 +324,11 @@ class DiskQueue:
             new_names=self._segments.last.number > self._named,
             check=self._writer.sync_failure.check(),
         )
+
+    @property
+    def unsynced(self) -> bool:
+        """Whether records that are still wanted may not be on disk to stay."""
+        return bool(self._worth_syncing())
 
     def _worth_syncing(self) -> frozenset[int]:
         # A file that is about to go needs no sync.

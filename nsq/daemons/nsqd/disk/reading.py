@@ -154,6 +154,10 @@ def survey(path: Path, offset: int, end: int, sizes: Bounds) -> Survey:
         reader.close()
 
 
+#: Bytes of records after which one read ends: others wait meanwhile.
+_ENOUGH = 1 << 20
+
+
 class Reader:
     """Reads ahead of what is committed; ``cursor`` is the place behind the last record read."""
 
@@ -178,7 +182,8 @@ class Reader:
 
     def read(self, limit: int) -> list[tuple[Position, bytes]]:
         found: list[tuple[Position, bytes]] = []
-        while len(found) < limit:
+        size = 0
+        while len(found) < limit and size < _ENOUGH:
             try:
                 batch = self._read_file(limit - len(found))
                 if not batch and not self._turn_to_next_file():
@@ -188,6 +193,7 @@ class Reader:
                     break  # The cursor stands behind what was found: the next call meets the fault again.
                 raise
             found += batch
+            size += sum(len(record) for _, record in batch)
         return found
 
     def move(self, position: Position) -> None:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from nsq.daemons.nsqd.core.backlog import Batch, Message, StorageFailed, Waiting
+from nsq.daemons.nsqd.core.backlog import Batch, Message, StorageFailed, Waiting, weight
 from nsq.daemons.nsqd.core.clock import Clock
 from nsq.daemons.nsqd.disk.layout import Position
 from nsq.daemons.nsqd.disk.queue import DiskQueue
@@ -37,7 +37,10 @@ _MAX_LAG = 500
 #: finished during a sync this bounds what a kill brings back.
 _PLACE_EVERY = 250
 
-#: Records that are passed over at a time.
+#: The weight of messages that are in memory alone, beyond which no more are.
+_MOST_BORROWED = 16_000
+
+#: Records that are passed over at a time, and the weight of those that are taken.
 _PORTION = 1000
 
 
@@ -85,6 +88,8 @@ class DurableBacklog:
         self._by_id: dict[bytes, _Entry] = {}  # those that are wanted
         # Taken already, though the record is still to be read: to be recognised then. None when finished.
         self._moved: dict[bytes, Message | None] = {}
+        # Messages of a topic, whose disk keeps them, and what to call when they are finished.
+        self._borrowed: dict[bytes, tuple[Message, Callable[[list[Message]], None]]] = {}
         self._done_to: Position | None = None
         self._struck: list[bytes] = []  # finished at the end, though their records were not read
 
@@ -115,6 +120,13 @@ class DurableBacklog:
             self._enter([(position, message)])
         else:
             self._moved[message.id] = message
+
+    def borrow(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
+        if weight([message for message, _ in self._borrowed.values()]) >= _MOST_BORROWED:
+            return False
+        self._borrowed.update((message.id, (message, finished)) for message in messages)
+        self._ready.extend(message for message in messages if not message.due)
+        return True
 
     def put_back(self, messages: list[Message]) -> None:
         self._ready.extend(messages)
@@ -155,7 +167,7 @@ class DurableBacklog:
     def take(self, limit: int) -> list[Message]:
         ready = self._ready
         taken = [ready.popleft() for _ in range(min(limit, len(ready)))]
-        while len(taken) < limit and self.disk.unread:
+        while len(taken) < limit and weight(taken) < _PORTION and self.disk.unread:
             found = self._read(limit - len(taken))
             if found is None:
                 break
@@ -200,6 +212,9 @@ class DurableBacklog:
                 entry.message = None
             elif message.id in self._moved:
                 self._moved[message.id] = None
+            elif message.id in self._borrowed:
+                _, tell = self._borrowed.pop(message.id)
+                tell([message])
             if message.due:
                 self.dues.remove(message.id)
         self._forget_finished()
@@ -270,6 +285,9 @@ class DurableBacklog:
     # The end.
 
     def clear(self) -> None:
+        for message, tell in self._borrowed.values():
+            tell([message])
+        self._borrowed.clear()
         self._forget()
         self.disk.empty()
         self.dues.clear()
@@ -287,7 +305,8 @@ class DurableBacklog:
         Unfinished messages are on disk already. Raises StorageFailed if a finished one may come again.
         """
         try:
-            self.dues.add(taken)  # what was requeued with a delay
+            # For messages that were requeued with a delay.
+            self.dues.add(message for message in taken if message.id not in self._borrowed)
             self._close_the_gaps()
             self._struck = [each for each, message in self._moved.items() if message is None]
         except OSError as error:

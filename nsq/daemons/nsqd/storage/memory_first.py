@@ -66,6 +66,13 @@ class MemoryFirstBacklog(MemoryBacklog):
             messages = messages[:room]
         super().put(messages)
 
+    def borrow(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
+        # No more than the topic would have in memory otherwise: a stop may lose them.
+        if self._stuck:
+            return False
+        self._stuck.extend(message for message in messages if not message.due)
+        return True
+
     def put_back(self, messages: list[Message]) -> None:
         room = self.room
         super().put(messages[:room])

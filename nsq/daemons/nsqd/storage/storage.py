@@ -348,16 +348,19 @@ class Storage:
     def _make_room(self, fault: Exception) -> bool:
         """Remove files without wanted messages from a full disk; whether there were any.
 
-        Topics of a durable nsqd keep their files until the next sync: what they gave to their channels may
-        not be on disk there yet.
+        A topic of a durable nsqd keeps its files until all that it gave to its channels is on disk there.
         """
         now = self._clock.now()
         if not _is_full(fault) or now < self._made_room_at + _ROOM_SECONDS:
             return False
         self._made_room_at = now
+        there = {name: backlog for name, backlog in self._backlogs.items() if not backlog.disk.closed}
+        unsynced = {
+            name.partition(":")[0] for name, one in there.items() if ":" in name and one.disk.unsynced
+        }
         made = False
-        for name, backlog in self._backlogs.items():
-            if not backlog.disk.closed and (":" in name or not self._options.durable):
+        for name, backlog in there.items():
+            if not self._options.durable or name not in unsynced:
                 made |= backlog.make_room()
         return made
 

@@ -147,11 +147,19 @@ def test_an_ephemeral_topic_bounds_what_waits_deferred_or_not() -> None:
 
 
 class Full(MemoryBacklog):
-    """A disk that takes so many messages more."""
+    """A disk that takes so many messages more; ``lends`` says whether memory takes others."""
 
     def __init__(self) -> None:
         super().__init__()
         self.room = 1_000_000
+        self.lends = False
+        self.told: Callable[[list[Message]], None] = lambda messages: None
+
+    def borrow(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
+        if self.lends:
+            self.told = finished
+            super().put([each for each in messages if not each.due])
+        return self.lends
 
     def put(self, messages: list[Message]) -> None:
         if len(messages) > self.room:
@@ -245,6 +253,19 @@ class TestWhereAChannelsDiskRefuses:
         assert setup.depths() == (3, [])
         setup.topic.channel("new")
         assert setup.depths() == (0, [3])
+
+    def test_its_consumers_get_it_from_memory_and_the_topic_keeps_it_until_they_have_finished(self) -> None:
+        setup = Refusing()
+        kept: list[bytes] = []
+        setup.topic.backlog.finished = lambda messages: kept.extend(bodies(messages))  # type: ignore[method-assign]
+        setup.disk.lends = True
+        setup.topic.pause(False)
+        assert setup.depths() == (0, [3, 3])
+        assert kept == []
+        first, second = setup.waiting("full")
+        setup.disk.told([second])
+        setup.disk.told([first])
+        assert kept == [b"b", b"a"]
 
     def test_emptying_drops_it_too(self) -> None:
         setup = Refusing()

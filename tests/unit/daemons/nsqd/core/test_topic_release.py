@@ -96,6 +96,19 @@ def test_there_are_turns_for_others_in_between() -> None:
     assert setup.got(channel) == everything(setup)
 
 
+def test_large_messages_come_in_smaller_portions() -> None:
+    setup = Setup(many=0)
+    for number in range(5):
+        setup.topic.put(Batch([b"%016x" % number], [b"x" * 400_000], 0))
+    channel = setup.topic.channel("one")
+    depths = [channel.depth]
+    while not setup.clock.idle:
+        assert channel.depth + setup.topic.depth == 5
+        setup.clock.step()
+        depths.append(channel.depth)
+    assert depths == [3, 5]  # a MiB a turn, and what it began
+
+
 def test_what_fits_into_a_portion_is_there_at_once() -> None:
     setup = Setup(many=999)
     assert setup.topic.channel("one").depth == 999

@@ -489,3 +489,11 @@ def test_files_that_are_full_and_synced_are_closed(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == before + 2  # one to write, one to read
     queue.close()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_read_ends_after_a_mib_so_that_others_have_their_turn(tmp_path: Path) -> None:
+    queue = open_queue(tmp_path, "q", max_bytes_per_file=10**9, min_record=1, max_record=10**6)
+    queue.append([bytes(500_000)] * 10)
+    sizes = [len(queue.read(100)) for _ in range(5)]
+    assert sizes == [3, 3, 3, 1, 0]
+    queue.close()

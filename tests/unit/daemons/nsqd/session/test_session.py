@@ -601,7 +601,9 @@ def test_garbage_raises_nothing_and_leaves_nothing_behind(
     assert client.link.finished  # refused, or silent for too long
     client.drop()
     assert all(not c.subscribers for topic in world.broker.topics.values() for c in topic.channels.values())
-    assert "t#ephemeral" not in world.broker.topics
+    # Damage can name a channel that lasts, which keeps its topic.
+    topic = world.broker.topics.get("t#ephemeral")
+    assert topic is None or topic.channels
     world.broker.close()
     assert world.clock.idle
 
