@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from nsq.errors import ApiError, ConfigError
-from nsq.http.nsqd import NsqdApi, NsqdStats
+from nsq.http.nsqd import NsqdStats
 from nsq.spark import lookups
 from nsq.spark.options import Options, duration, names, option, yes_no
 from nsq.spark.registration import require_arrow
-from nsq.transport.tls import context_of
 from nsq.wire.names import check_channel, check_topic
 
 if TYPE_CHECKING:
@@ -112,7 +111,7 @@ class StatsReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options = self._options
         listed = lookups.found_by_any(options.lookupd, options.config, lookups.nodes)
-        nsqds = [*options.nsqd, *(http for _, http in listed)]
+        nsqds = [*options.nsqd, *(place.http for place in listed)]
         # Spark wants a partition even where there is no nsqd.
         return [InputPartition(nsqd) for nsqd in dict.fromkeys(nsqds)] or [InputPartition("")]
 
@@ -123,8 +122,7 @@ class StatsReader(DataSourceReader):
     def _rows(self, nsqd: str) -> Iterator[Row]:
         options = self._options
         try:
-            api = NsqdApi(nsqd, timeout=options.timeout, tls=context_of(options.config))
-            stats = api.stats(options.topic, options.channel, include_clients=False)
+            stats = lookups.stats_of(nsqd, options.config, options.topic, options.channel, options.timeout)
         except ApiError as error:
             if options.fail_fast:
                 raise

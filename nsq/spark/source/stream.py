@@ -9,14 +9,12 @@ what it needs.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -35,9 +33,9 @@ from nsq.spark import rows
 from nsq.spark.receiver.pool import ReceiverPool
 from nsq.spark.registration import require_arrow
 from nsq.spark.rows import Field
-from nsq.spark.source.backlog import Backlog, Poller, measure
+from nsq.spark.source.backlog import Poller, measure
 from nsq.spark.source.feed import Feed
-from nsq.spark.source.offsets import Limits, Slice
+from nsq.spark.source.offsets import Limits
 from nsq.spark.source.options import SourceOptions
 
 if TYPE_CHECKING:
@@ -46,8 +44,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
-
-    from nsq.spark.source.reading import Portion
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -122,17 +118,17 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, given: Mapping[str, str], columns: Sequence[Field]) -> None:
         self._given = dict(given)
         self._columns = list(columns)
-        self._running: _Running | None = None
+        self._feed: Feed | None = None
+        self._termination: Termination | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_running": None}
+        return self.__dict__ | {"_feed": None, "_termination": None}
 
     # On the driver
 
     @_plainly
     def prepareForTriggerAvailableNow(self) -> None:
-        running = self._run(_BACKLOG_OFTEN)
-        running.feed.aim()
+        self._run(_BACKLOG_OFTEN).aim()
 
     @_plainly
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -147,38 +143,48 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @_plainly
     def initialOffset(self) -> dict[str, Any]:
-        return self._run().feed.initial()
+        return self._run().initial()
 
     @_plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        running = self._run()
+        feed = self._run()
         once = isinstance(limit, ReadAllAvailable)
-        return dict(running.feed.latest(start, limits(running.options, limit), once=once))
+        return dict(feed.latest(start, limits(feed.options, limit), once=once))
 
     @_plainly
     def reportLatestOffset(self) -> dict[str, Any]:
-        return self._run().feed.report()
+        return self._run().report()
 
     @_plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        running = self._run()
-        return [InputPartition(running.portion(task)) for task in running.feed.plan(start, end)]
+        from nsq.spark.source.reading import Portion
+
+        feed = self._run()
+        place, strict = feed.wal.location, feed.options.fail_on_data_loss
+        return [InputPartition(Portion(place, tuple(task), strict)) for task in feed.plan(start, end)]
 
     @_plainly
     def commit(self, end: dict[str, Any]) -> None:
-        self._run().feed.commit(end)
+        self._run().commit(end)
 
     def stop(self) -> None:
-        running, self._running = self._running, None
-        if running is not None:
-            running.stop()
+        feed, termination = self._feed, self._termination
+        self._feed = self._termination = None
+        if feed is not None and termination is not None:
+            termination.ignore()
+            try:
+                feed.close()
+            finally:
+                termination.end()
 
-    def _run(self, backlog_every: float = _BACKLOG_EVERY) -> _Running:
-        if self._running is None:
+    def _run(self, backlog_every: float = _BACKLOG_EVERY) -> Feed:
+        if self._feed is None:
             options = SourceOptions.of(self._given)
             rows.checked(self._columns)
-            self._running = _Running(options, backlog_every)
-        return self._running
+            self._feed = start_feed(options, backlog_every)
+            self._termination = Termination(self._feed.leaving)
+            self._termination.begin()
+        return self._feed
 
     # In a task
 
@@ -188,75 +194,41 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read(partition.value, self._columns)
 
 
+def start_feed(options: SourceOptions, backlog_every: float) -> Feed:
+    """Take the reader's name; nothing is received yet."""
+    from nsq.spark.source.reading import newest, published
+    from nsq.spark.wal import Subject, open_wal
+
+    _speak()
+    wal = open_wal(options.wal, fsync=options.fsync)
+    subject = Subject(options.subscription, options.channel)
+    identity = wal.prepare(subject)
+    claim = wal.own(options.reader, f"the query that reads {subject}", PATIENCE)
+    try:
+        receivers = ReceiverPool(options, wal)
+        return Feed(
+            options,
+            wal,
+            identity,
+            claim,
+            receivers,
+            Poller("backlog", lambda: measure(options, receivers.status().received), backlog_every),
+            functools.lru_cache(maxsize=64)(functools.partial(published, wal)),
+            functools.partial(newest, wal),
+        )
+    except BaseException:
+        claim.release()
+        raise
+
+
 def limits(options: SourceOptions, asked_for: ReadLimit) -> Limits:
     """Spark knows one limit at a time; ours hold beside it, unless the trigger wants everything at once."""
     ours = Limits(options.max_messages_per_trigger, options.max_bytes_per_trigger)
     if isinstance(asked_for, ReadMaxRows):
-        return ours if asked_for.max_rows == sys.maxsize else ours.tightened(rows=asked_for.max_rows)
+        return ours.tightened(rows=asked_for.max_rows)
     if isinstance(asked_for, ReadMaxBytes):
         return ours.tightened(size=asked_for.max_bytes)
     return Limits()
-
-
-class _Running:
-    """What there is while a query runs: the feed with all that belongs to it."""
-
-    def __init__(self, options: SourceOptions, backlog_every: float) -> None:
-        from nsq.spark.source.reading import newest, published
-        from nsq.spark.wal import Subject, open_wal
-
-        _speak()
-        self.options = options
-        self._wal = open_wal(options.wal, fsync=options.fsync)
-        subject = Subject(options.subscription, options.channel)
-        identity = self._wal.prepare(subject)
-        claim = self._wal.own(options.reader, f"the query that reads {subject}", PATIENCE)
-
-        @functools.lru_cache(maxsize=64)
-        def since_when(piece: Slice) -> float | None:
-            return published(self._wal, piece)
-
-        def age(piece: Slice) -> float | None:
-            since = since_when(piece)
-            return None if since is None else max(0.0, time.time() - since)
-
-        receivers = ReceiverPool(options, self._wal)
-
-        def backlog() -> Backlog:
-            received = receivers.status().received  # first: what comes meanwhile must not count twice
-            return dataclasses.replace(measure(options), received=received)
-
-        parent = os.getppid()
-        try:
-            self.feed = Feed(
-                options,
-                self._wal,
-                identity,
-                claim,
-                receivers,
-                Poller("backlog", backlog, backlog_every, time.monotonic),
-                age,
-                newest=functools.partial(newest, self._wal),
-                # Who waits for a long time would not notice otherwise that the JVM that asks is gone.
-                wanted=lambda: os.getppid() == parent,
-            )
-        except BaseException:
-            claim.release()
-            raise
-        self._termination = Termination(self.feed.leaving)
-        self._termination.begin()
-
-    def portion(self, task: Sequence[Slice]) -> Portion:
-        from nsq.spark.source.reading import Portion
-
-        return Portion(self._wal.location, tuple(task), self.options.fail_on_data_loss)
-
-    def stop(self) -> None:
-        self._termination.ignore()
-        try:
-            self.feed.close()
-        finally:
-            self._termination.end()
 
 
 def _speak() -> None:
@@ -289,20 +261,18 @@ class Termination:
         self._leave = leave
         self._owner = os.getpid()
         self._leaving = False
-        self._begun = False
         self._previous: Any = None
 
     def begin(self) -> None:
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._handle)
-            self._begun = True
 
     def ignore(self) -> None:
         """It is on its way out, and must not be cut short."""
         self._leaving = True
 
     def end(self) -> None:
-        if self._begun and signal.getsignal(signal.SIGTERM) == self._handle:
+        if signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, self._previous)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
