@@ -24,7 +24,7 @@ from nsq.options import METADATA, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, Op
 _SIZE = re.compile(r"([0-9]+)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 _DAYS = re.compile(r"([0-9]{1,5})d")
 _DAY = 86_400.0
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _FACTORS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -62,7 +62,7 @@ def moment(text: str) -> int:
 
 def nanoseconds(at: datetime.datetime) -> int:
     """Since 1970."""
-    return (at - _EPOCH) // datetime.timedelta(microseconds=1) * 1000
+    return (at - EPOCH) // datetime.timedelta(microseconds=1) * 1000
 
 
 duration, whole, yes_no = parse_duration, parse_integer, parse_boolean

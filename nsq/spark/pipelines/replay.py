@@ -85,9 +85,6 @@ class Bookmark:
         self.path.unlink(missing_ok=True)
 
 
-# Messages in order, so many at a time, no faster than asked
-
-
 class Entry(NamedTuple):
     position: ArchivePosition
     body: bytes
@@ -106,41 +103,12 @@ def remaining(entries: Iterable[Entry], place: Mark) -> Iterator[Entry]:
             yield entry
 
 
-def send(
-    parts: Iterable[list[Entry]],
-    place: Mark,
-    *,
-    publish: Callable[[list[bytes]], None],
-    save: Callable[[Mark], None],
-    wait: Callable[[float], bool],
-    rate: float | None = None,
-    now: Callable[[], float] = time.monotonic,
-) -> Iterator[Mark]:
-    """Publish and note one part after the other, ``rate`` messages per second on average. ``wait`` waits so
-    many seconds and says whether to stop.
-
-    What was published and not noted yet when this ends is published again the next time: one part at most.
-    """
-    start, sent = None, 0
-    for part in parts:
-        start = now() if start is None else start
-        if wait(0.0 if rate is None else max(0.0, start + sent / rate - now())):
-            return
-        publish([entry.body for entry in part])
-        sent += len(part)
-        for entry in part:
-            place = place.after(entry.position, len(entry.body))
-        save(place)
-        yield place
-
-
 # The pipeline
 
 
 #: A point in time: with a time zone, or as text such as 2026-03-01 or 2026-03-01T07:30, which is UTC.
 Moment = datetime.datetime | str
 
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _NEEDED = ("date", "hour", *ArchivePosition._fields)
 _REPORT_EVERY = 1.0
 #: Of one publish; nsqd's limit is 5 MiB by default.
@@ -222,9 +190,18 @@ def replay(
         if producer is None:
             result = _counted(frame, place)
         else:
-            send_to = partial(producer.multi_publish, topic)
-            end = stop or threading.Event()
-            result = _send_all(frame, place, bookmark, rate, chunk, send_to, end, progress)
+            result = send(
+                entries(frame, place),
+                place,
+                publish=partial(producer.multi_publish, topic),
+                save=bookmark.save,
+                stop=stop or threading.Event(),
+                rate=rate,
+                chunk=chunk,
+                progress=progress,
+            )
+            if result.complete:
+                bookmark.forget()
     seconds = time.monotonic() - start
     return dataclasses.replace(result, state=os.fspath(bookmark.path), seconds=seconds)
 
@@ -329,49 +306,52 @@ def _counted(frame: DataFrame, begin: Mark) -> ReplayResult:
 
 
 def _moment(nanos: int) -> datetime.datetime:
-    return _EPOCH + datetime.timedelta(microseconds=nanos // 1000)
+    return options.EPOCH + datetime.timedelta(microseconds=nanos // 1000)
 
 
-def _send_all(
-    frame: DataFrame,
+def send(
+    entries: Iterable[Entry],
     begin: Mark,
-    bookmark: Bookmark,
-    rate: float | None,
-    chunk: int,
+    *,
     publish: Callable[[list[bytes]], None],
+    save: Callable[[Mark], None],
     stop: threading.Event,
-    progress: OnProgress | None,
+    rate: float | None = None,
+    chunk: int = 500,
+    progress: OnProgress | None = None,
 ) -> ReplayResult:
-    """One call's worth of it, from the mark where it begins."""
-    left = remaining(entries(frame, begin), begin)
+    """Publish and note one part of the ``entries`` after the other, ``rate`` messages per second on average.
+
+    What was published and not noted yet when this ends is published again the next time: one part at most.
+    """
+    called = time.monotonic()
+    left = remaining(entries, begin)
     head = list(itertools.islice(left, 1))
-    # That a slow rate comes evenly: ten publishes a second.
-    most = chunk if rate is None else max(1, min(chunk, int(rate / 10)))
-    parts = packs(itertools.chain(head, left), most, _MOST_BYTES, lambda entry: len(entry.body))
-    stopped = False
-    start = time.monotonic()
-    told = (start, 0)
+    start, told = time.monotonic(), (called, 0)
+    place, stopped = begin, False
 
-    def wait(seconds: float) -> bool:
-        nonlocal stopped
-        stopped = stop.wait(seconds)
-        return stopped
-
-    def tell(place: Mark, every: float) -> None:
+    def tell(every: float) -> None:
         nonlocal told
         now, rows = time.monotonic(), place.rows - begin.rows
         since, before = told
         if progress is not None and now - since >= every:
             told = (now, rows)
             speed = (rows - before) / (now - since) if now > since else 0.0
-            progress(Progress(rows, place.bytes - begin.bytes, seconds=now - start, rate=speed))
+            progress(Progress(rows, place.bytes - begin.bytes, seconds=now - called, rate=speed))
 
-    place = begin
-    for place in send(parts, begin, publish=publish, save=bookmark.save, wait=wait, rate=rate):
-        tell(place, _REPORT_EVERY)
-    tell(place, 0.0)
-    if not stopped:
-        bookmark.forget()
+    # That a slow rate comes evenly: ten publishes a second.
+    most = chunk if rate is None else max(1, min(chunk, int(rate / 10)))
+    for part in packs(itertools.chain(head, left), most, _MOST_BYTES, lambda entry: len(entry.body)):
+        due = start if rate is None else start + (place.rows - begin.rows) / rate
+        stopped = stop.wait(max(0.0, due - time.monotonic()))
+        if stopped:
+            break
+        publish([entry.body for entry in part])
+        for entry in part:
+            place = place.after(entry.position, len(entry.body))
+        save(place)
+        tell(_REPORT_EVERY)
+    tell(0.0)
     return ReplayResult(
         rows=place.rows - begin.rows,
         bytes=place.bytes - begin.bytes,
