@@ -116,19 +116,17 @@ class StatsReader(DataSourceReader):
         return [InputPartition(nsqd) for nsqd in dict.fromkeys(nsqds)] or [InputPartition("")]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        for row in self._rows(partition.value) if partition.value else ():
-            yield tuple(row.get(name) for name in self._columns)
-
-    def _rows(self, nsqd: str) -> Iterator[Row]:
-        options = self._options
+        options, nsqd, found = self._options, partition.value, list[Row]()
         try:
-            stats = lookups.stats_of(nsqd, options.config, options.topic, options.channel, options.timeout)
+            if nsqd:
+                config, topic, channel = options.config, options.topic, options.channel
+                found += rows(nsqd, lookups.stats_of(nsqd, config, topic, channel, options.timeout), channel)
         except ApiError as error:
             if options.fail_fast:
                 raise
-            yield {"nsqd": nsqd, "error": str(error)}
-            return
-        yield from rows(nsqd, stats, options.channel)
+            found.append({"nsqd": nsqd, "error": str(error)})
+        for row in found:
+            yield tuple(row.get(name) for name in self._columns)
 
 
 def rows(nsqd: str, stats: NsqdStats, channel: str = "") -> Iterator[Row]:

@@ -273,18 +273,20 @@ class _Attempt(NamedTuple):
     tries: int
 
 
+@dataclasses.dataclass(eq=False)
 class Pipeline:
     """``room`` counts messages, so that one which is deferred, and has to travel alone, takes the room of
     one. ``messages`` and ``bytes`` count what nsqds have stored. For a single thread.
     """
 
-    def __init__(self, publisher: Producer, *, room: int, retries: int, timeout: float) -> None:
+    publisher: Producer
+    room: int
+    retries: int
+    timeout: float
+
+    def __post_init__(self) -> None:
         self.messages = 0
         self.bytes = 0
-        self._publisher = publisher
-        self._room = room
-        self._retries = retries
-        self._timeout = timeout
         self._attempts: deque[_Attempt] = deque()
         self._inside = 0
 
@@ -293,10 +295,10 @@ class Pipeline:
 
         def send() -> Future[None]:
             if delay:
-                return self._publisher.publish_async(topic, bodies[0], defer=delay, timeout=self._timeout)
-            return self._publisher.multi_publish_async(topic, bodies, timeout=self._timeout)
+                return self.publisher.publish_async(topic, bodies[0], defer=delay, timeout=self.timeout)
+            return self.publisher.multi_publish_async(topic, bodies, timeout=self.timeout)
 
-        while self._attempts and self._inside + len(bodies) > self._room:
+        while self._attempts and self._inside + len(bodies) > self.room:
             self._settle()
         self._inside += len(bodies)
         self._attempts.append(_Attempt(send(), send, bodies, 1))
@@ -312,7 +314,7 @@ class Pipeline:
         try:
             future.result()  # has a deadline of its own
         except NsqError as error:
-            if not error.retry or tries > self._retries:
+            if not error.retry or tries > self.retries:
                 raise
             log.warning("publishing %d messages again: %s", len(bodies), error)
             self._attempts.append(_Attempt(send(), send, bodies, tries + 1))

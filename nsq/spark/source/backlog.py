@@ -117,17 +117,13 @@ def counts(stats: NsqdStats, wants: Callable[[str], bool], channel: str) -> Back
 
 
 def _of_topic(topic: TopicStats, channel: str) -> Backlog:
-    # What is still in the topic will be in the channel.
+    # What is still in the topic will be in the channel. A topic gives what it holds to its first channel,
+    # which ours will be if it is not there, and keeps nothing for others.
     depth, paused = topic["depth"], topic["paused"]
     for each in topic["channels"]:
         if each["channel_name"] == channel:
-            return Backlog(
-                depth=depth + each["depth"],
-                in_flight=each["in_flight_count"],
-                deferred=each["deferred_count"],
-                paused=paused or each["paused"],
-            )
-    # A topic gives what it holds to its first channel, which ours will be, and keeps nothing for others.
+            held, later = each["in_flight_count"], each["deferred_count"]
+            return Backlog(depth + each["depth"], held, later, paused or each["paused"])
     return Backlog(depth=depth, paused=paused)
 
 
@@ -209,16 +205,18 @@ T = TypeVar("T")
 _JOIN = 5.0
 
 
+@dataclass(eq=False)
 class Poller(Generic[T]):
     """Asks once per ``pause``, as long as ``look`` is called; ``look`` gives the last answer.
 
     After a while without calls the last answer is old.
     """
 
-    def __init__(self, name: str, ask: Callable[[], T], pause: float) -> None:
-        self._name = name
-        self._ask = ask
-        self._pause = pause
+    name: str
+    ask: Callable[[], T]
+    pause: float
+
+    def __post_init__(self) -> None:
         self._wake = threading.Condition()
         self._wanted = False
         self._ended = False
@@ -234,7 +232,7 @@ class Poller(Generic[T]):
         with self._wake:
             if self._thread is None and not self._ended:
                 # A daemon: a server that does not answer must not keep a process alive whose query is over.
-                self._thread = threading.Thread(target=self._run, name=f"nsq-spark-{self._name}", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=f"nsq-spark-{self.name}", daemon=True)
                 self._thread.start()
             self._wanted = True
             self._wake.notify_all()
@@ -256,11 +254,11 @@ class Poller(Generic[T]):
             if self._ended:
                 return
             try:
-                value = self._ask()
+                value = self.ask()
                 with self._wake:
                     self._last = value
                     self._wake.notify_all()
             except Exception:
-                log.exception("cannot find out about %s", self._name)
+                log.exception("cannot find out about %s", self.name)
             with self._wake:
-                self._wake.wait_for(lambda: self._ended, self._pause)
+                self._wake.wait_for(lambda: self._ended, self.pause)

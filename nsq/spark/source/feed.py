@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from nsq.errors import Closed, ConnectionFailed, NsqError, SegmentLost, WalError, WalForeign
@@ -43,6 +44,7 @@ _AGAIN = 0.2
 _STILL_WAITING = 10.0
 
 
+@dataclass(eq=False)
 class Feed:
     """Of one run of one query; used by one thread, except for ``leaving``.
 
@@ -50,27 +52,19 @@ class Feed:
     it took the first one of a slice, in seconds; None for what cannot be read.
     """
 
-    def __init__(
-        self,
-        options: SourceOptions,
-        wal: Wal,
-        identity: str,
-        claim: Claim,
-        receivers: ReceiverPool,
-        backlog: Poller[Backlog],
-        oldest: Callable[[Slice], float | None],
-        newest: Callable[[Segment], int | None],
-    ) -> None:
-        self.options = options
-        self.wal = wal
-        self._identity = identity
-        self._claim = claim
-        self._receivers = receivers
-        self._backlog = backlog
-        self._oldest = Poller("age", lambda: self._age(oldest), LISTING)
-        self._newest = newest
+    options: SourceOptions
+    wal: Wal
+    identity: str
+    claim: Claim
+    receivers: ReceiverPool
+    backlog: Poller[Backlog]
+    oldest: Callable[[Slice], float | None]
+    newest: Callable[[Segment], int | None]
+
+    def __post_init__(self) -> None:
+        self._age = Poller("age", self._oldest_age, LISTING)
         self._parent = os.getppid()
-        self._state = wal.readers().get(options.reader)
+        self._state = self.wal.readers().get(self.options.reader)
         self._beginning: Offset | None = None
         self._compared = False  # the checkpoint with that state
         self._foreign = False  # it was told that the checkpoint is that of another log
@@ -80,7 +74,7 @@ class Feed:
         self._sealed = -1  # how many segments the receivers had sealed by then
         self._starting = True
         self._since: float | None = None  # that long something is pending
-        self._read = Offset(identity)
+        self._read = Offset(self.identity)
         self._turned = float("-inf")
         self._once = False
         self._before: tuple[list[Segment], Backlog, float] | None = None
@@ -91,13 +85,13 @@ class Feed:
 
     def initial(self) -> dict[str, Any]:
         """Always the same: Spark asks again until the first batch is done."""
-        return Offset(self._identity).to_json()
+        return Offset(self.identity).to_json()
 
     def aim(self) -> None:
         """This run is to read what there is now, and end."""
         self._list()
         until = time.monotonic() + MEASURING
-        while (measured := self._backlog.wait(LISTING)) is None and time.monotonic() < until:
+        while (measured := self.backlog.wait(LISTING)) is None and time.monotonic() < until:
             self._stay()  # nothing may be received before
         backlog = measured or Backlog()
         if not backlog.asked:
@@ -119,7 +113,7 @@ class Feed:
         if once and not self._once:
             self._once = True
             self.aim()
-        self._receivers.start()
+        self.receivers.start()
         if self._before is not None:
             self._set_target(read, *self._before)
         asked = began = time.monotonic()
@@ -131,7 +125,7 @@ class Feed:
             now = time.monotonic()
             if self._starting:
                 began = now
-                self._starting = now - asked < STARTING and not self._receivers.state().ready
+                self._starting = now - asked < STARTING and not self.receivers.state().ready
             left = LISTING
             if self._target is None:
                 left = POLL - (now - began)
@@ -140,11 +134,11 @@ class Feed:
             elif self._is_over(self._target, read, now):
                 return start
             self._stay()
-            self._receivers.wait(max(_PAUSE, left if due is None else min(left, due)))
+            self.receivers.wait(max(_PAUSE, left if due is None else min(left, due)))
 
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[list[Slice]]:
         """The tasks of a batch."""
-        self._receivers.start()
+        self.receivers.start()
         self._list()
         first, last = self._checked(start), self._checked(end)
         self._compare(last, first)
@@ -172,23 +166,23 @@ class Feed:
         """The log's figures are those of what is in no batch yet. ``lag`` is everything that is in none: also
         what waits in nsqd, or is in flight there, less what has come since nsqd was asked.
         """
-        state = self._receivers.state()
+        state = self.receivers.state()
         waiting = self._pending(self._read, state)
-        measured = self._backlog.look()
+        measured = self.backlog.look()
         known = measured if measured is not None and measured.asked else None
         sealed = dict(self._read.at)
         for segment in self._segments:
             at = Position(segment.number)
             sealed[segment.receiver] = max(sealed.get(segment.receiver, at), at)
         return {
-            **Offset(self._identity, sealed).to_json(),
+            **Offset(self.identity, sealed).to_json(),
             "lag": waiting.rows + known.unreceived(state.received) if known else None,
             "received": state.received,
             "walRows": waiting.rows,
             "walBytes": waiting.bytes,
             "nsqdDepth": known.depth if known else None,
             "nsqdInFlight": known.in_flight if known else None,
-            "oldestSeconds": self._oldest.look(),
+            "oldestSeconds": self._age.look(),
             "paused": state.paused or None,
         }
 
@@ -202,23 +196,23 @@ class Feed:
     def leaving(self) -> None:
         """For any moment, even in the middle of everything else: a signal's handler calls it."""
         with suppress(OSError, NsqError):
-            self._claim.leaving()
+            self.claim.leaving()
 
     def close(self) -> None:
         """What was received stays for the next run, and nothing else does: all is sealed and finished."""
         self.leaving()
         try:
-            self._receivers.stop()
-            self._backlog.stop()
-            self._oldest.stop()
+            self.receivers.stop()
+            self.backlog.stop()
+            self._age.stop()
         finally:
-            self._claim.release()
+            self.claim.release()
 
     # Batches
 
     def _next(self, read: Offset, limits: Limits) -> tuple[Offset | None, float | None]:
         """The end of a batch; or None, and in how many seconds there will be one if nothing more comes."""
-        options, target, state, now = self.options, self._target, self._receivers.state(), time.monotonic()
+        options, target, state, now = self.options, self._target, self.receivers.state(), time.monotonic()
         if state.sealed != self._sealed or now - self._listed >= LISTING:
             self._sealed = state.sealed
             self._list()
@@ -230,7 +224,7 @@ class Feed:
             if self._once and not state.paused:
                 # The only batch of this run begins when nothing more of its target will come.
                 arrived = target.left is not None and pending.rows >= target.left
-                if not arrived and not target.verdict(now, 0, self._backlog.look() or Backlog()):
+                if not arrived and not target.verdict(now, 0, self.backlog.look() or Backlog()):
                     return None, _AGAIN
         if self._since is None:
             full = state.paused and not self._once and now - self._turned >= LISTING
@@ -249,7 +243,7 @@ class Feed:
             if due > 0:
                 return None, due
         if state.open_rows and not limits.reached(amount(unread(read, self._segments))):
-            self._receivers.roll(ROLLING)
+            self.receivers.roll(ROLLING)
             self._list()
         end, taken = admitted(read, self._segments, self._present, limits)
         if not taken.rows:
@@ -281,8 +275,8 @@ class Feed:
         self._told = time.monotonic()
 
     def _is_over(self, target: AvailableNowTarget, read: Offset, now: float) -> bool:
-        measured = self._backlog.look() or Backlog()
-        state = self._receivers.state()
+        measured = self.backlog.look() or Backlog()
+        state = self.receivers.state()
         pending = self._pending(read, state).rows
         reason = target.verdict(now, pending, measured)
         if reason:
@@ -337,13 +331,13 @@ class Feed:
         self._segments = sorted(set(self._segments) - set(deleted))
 
     def _checked(self, told: Mapping[str, Any]) -> Offset:
-        self._claim.check()
+        self.claim.check()
         offset = Offset.of_json(told)
-        if offset.wal == self._identity:
+        if offset.wal == self.identity:
             return offset
         text = (
             f"the checkpoint belongs to the log {offset.wal}, but {shown(self.wal.location)} is the log "
-            f"{self._identity}"
+            f"{self.identity}"
         )
         if self.options.fail_on_data_loss:
             raise WalForeign(
@@ -353,7 +347,7 @@ class Feed:
         if not self._foreign:
             self._foreign = True
             log.warning("%s; what was in it and not read is lost, going on with this one", text)
-        return Offset(self._identity, foreign=True)
+        return Offset(self.identity, foreign=True)
 
     # Where this reader begins
 
@@ -369,7 +363,7 @@ class Feed:
     def _choose_beginning(self) -> Offset:
         options, state = self.options, self._state
         if state is not None and not state.begun and state.starting == options.starting:
-            return Offset(self._identity, state.at)
+            return Offset(self.identity, state.at)
         if state is not None and state.begun and not options.starting:
             raise WalForeign(
                 f"reader {options.reader!r} has read the log {shown(self.wal.location)} before, but this "
@@ -385,7 +379,7 @@ class Feed:
         if options.starting_timestamp is not None:
             passed = set()
             for segment in self._segments:
-                newest = self._newest(segment) if segment.receiver not in passed else None
+                newest = self.newest(segment) if segment.receiver not in passed else None
                 if newest is not None and newest < options.starting_timestamp:
                     at[segment.receiver] = Position(segment.number)
                 else:
@@ -396,7 +390,7 @@ class Feed:
             there = {segment.receiver for segment in self._segments} | self._present
             at = {receiver: position for receiver, position in state.at.items() if receiver in there}
         self._save(at, begun=False)
-        return Offset(self._identity, at)
+        return Offset(self.identity, at)
 
     def _with_beginnings(self, end: Offset) -> Offset:
         """With the chosen beginning, which Spark's start, an offset without positions, does not tell."""
@@ -440,9 +434,9 @@ class Feed:
         state = self._state or ReaderState()
         return any(read.has_read(one) and not state.has_committed(one) for one in self._segments)
 
-    def _age(self, oldest: Callable[[Slice], float | None]) -> float | None:
+    def _oldest_age(self) -> float | None:
         """Of the oldest row that is sealed and not read; None when there is none."""
         # Backwards, so that the first one of each receiver stays.
         firsts = {piece.segment.receiver: piece for piece in reversed(unread(self._read, self._segments))}
-        times = [since for piece in firsts.values() if (since := oldest(piece)) is not None]
+        times = [since for piece in firsts.values() if (since := self.oldest(piece)) is not None]
         return round(max(0.0, time.time() - min(times)), 3) if times else None

@@ -183,7 +183,6 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             rows.checked(self._columns)
             self._feed = start_feed(options, backlog_every)
             self._termination = Termination(self._feed.leaving)
-            self._termination.begin()
         return self._feed
 
     # In a task
@@ -251,7 +250,7 @@ _STATUS = 128 + signal.SIGTERM
 
 
 class Termination:
-    """From ``begin`` on, SIGTERM calls ``leave``, then the handler that was there before, and then exits as
+    """From now on, SIGTERM calls ``leave``, then the handler that was there before, and then exits as
     ``sys.exit`` does, so that ``finally`` blocks run.
 
     Only the main thread of a process may say what a signal does; elsewhere nothing happens.
@@ -262,8 +261,6 @@ class Termination:
         self._owner = os.getpid()
         self._leaving = False
         self._previous: Any = None
-
-    def begin(self) -> None:
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._handle)
 
