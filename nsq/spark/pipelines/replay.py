@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
-import itertools
 import json
 import os
 import threading
@@ -55,12 +54,12 @@ class Mark:
         return Mark(position, repeated, self.rows + 1, self.bytes + size)
 
 
+@dataclasses.dataclass(frozen=True)
 class Bookmark:
     """The file, and the job that it belongs to: what is replayed, and where to."""
 
-    def __init__(self, path: str | os.PathLike[str], job: dict[str, object]) -> None:
-        self.path = Path(path)
-        self._job = job
+    path: Path
+    job: dict[str, object]
 
     def load(self) -> Mark:
         try:
@@ -72,17 +71,13 @@ class Bookmark:
         except (ValueError, KeyError, TypeError) as error:
             said = f"{self.path} is no state of a replay ({error}): name another, or delete it"
             raise UsageError(said) from None
-        if job != self._job:
+        if job != self.job:
             raise UsageError(f"{self.path} belongs to another replay, {job}: name another, or delete it")
         return place
 
     def save(self, place: Mark) -> None:
-        text = json.dumps({"job": self._job, **dataclasses.asdict(place)})
+        text = json.dumps({"job": self.job, **dataclasses.asdict(place)})
         LocalFiles(str(self.path.parent)).write(self.path.name, text)
-
-    def forget(self) -> None:
-        """The replay is complete: the next one begins anew."""
-        self.path.unlink(missing_ok=True)
 
 
 class Entry(NamedTuple):
@@ -180,7 +175,7 @@ def replay(
         digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:10]
         # A topic of its own: #ephemeral is no part of a good file name.
         state = below(path, "_replay", f"{topic.partition('#')[0]}-{digest}.json")
-    bookmark = Bookmark(state, job)
+    bookmark = Bookmark(Path(state), job)
     place = bookmark.load()
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -201,7 +196,7 @@ def replay(
                 progress=progress,
             )
             if result.complete:
-                bookmark.forget()
+                bookmark.path.unlink(missing_ok=True)  # the next one begins anew
     seconds = time.monotonic() - start
     return dataclasses.replace(result, state=os.fspath(bookmark.path), seconds=seconds)
 
@@ -325,9 +320,7 @@ def send(
     What was published and not noted yet when this ends is published again the next time: one part at most.
     """
     called = time.monotonic()
-    left = remaining(entries, begin)
-    head = list(itertools.islice(left, 1))
-    start, told = time.monotonic(), (called, 0)
+    told, start, first = (called, 0), 0.0, None
     place, stopped = begin, False
 
     def tell(every: float) -> None:
@@ -341,7 +334,9 @@ def send(
 
     # That a slow rate comes evenly: ten publishes a second.
     most = chunk if rate is None else max(1, min(chunk, int(rate / 10)))
-    for part in packs(itertools.chain(head, left), most, _MOST_BYTES, lambda entry: len(entry.body)):
+    for part in packs(remaining(entries, begin), most, _MOST_BYTES, lambda entry: len(entry.body)):
+        if first is None:
+            start, first = time.monotonic(), _moment(part[0].position.timestamp_ns)
         due = start if rate is None else start + (place.rows - begin.rows) / rate
         stopped = stop.wait(max(0.0, due - time.monotonic()))
         if stopped:
@@ -357,6 +352,6 @@ def send(
         bytes=place.bytes - begin.bytes,
         before=begin.rows,
         complete=not stopped,
-        first=_moment(head[0].position.timestamp_ns) if head else None,
+        first=first,
         last=_moment(place.at.timestamp_ns) if place.at and place != begin else None,
     )

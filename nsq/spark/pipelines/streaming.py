@@ -154,10 +154,9 @@ def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
 class Batches:
     """What Spark calls with each batch, on a thread of its own, and what has come of them so far."""
 
-    def __init__(self, handle: Handle, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._now = now
-        self._start = now()
+        self._start = time.monotonic()
         self._totals = Totals()  # replaced, never changed
         self._last = (self._start, 0)
         self._busy = threading.Lock()
@@ -186,11 +185,11 @@ class Batches:
             )
 
     def totals(self) -> Totals:
-        return dataclasses.replace(self._totals, seconds=self._now() - self._start)
+        return dataclasses.replace(self._totals, seconds=time.monotonic() - self._start)
 
     def progress(self, figures: Mapping[str, float]) -> Progress:
         """``figures`` are those of the source."""
-        totals, now = self.totals(), self._now()
+        totals, now = self.totals(), time.monotonic()
         then, rows = self._last
         self._last = (now, totals.rows)
         rate = (totals.rows - rows) / (now - then) if now > then else 0.0

@@ -49,11 +49,6 @@ class Backlog:
         """
         return max(0, self.depth + self.in_flight - (received - self.received))
 
-    @property
-    def silence(self) -> str:
-        """Why no nsqd has answered; empty when one has, or when none is known."""
-        return "" if self.asked else "; ".join(self.faults)
-
     def waiting(self, with_held: bool) -> int:
         """Messages that are to come; ``with_held``: also those that come only when others give them back."""
         return self.depth + (self.in_flight + self.deferred if with_held else 0)
@@ -223,12 +218,8 @@ class Poller(Generic[T]):
         self._thread: threading.Thread | None = None
         self._last: T | None = None
 
-    def look(self) -> T | None:
-        """Returns at once, None before the first answer. The first call starts the thread."""
-        return self.wait(0.0)
-
-    def wait(self, seconds: float) -> T | None:
-        """The same, but the first answer may take that long."""
+    def look(self, patience: float = 0.0) -> T | None:
+        """The last answer, or None; the first one may take so long. The first call starts the thread."""
         with self._wake:
             if self._thread is None and not self._ended:
                 # A daemon: a server that does not answer must not keep a process alive whose query is over.
@@ -236,7 +227,7 @@ class Poller(Generic[T]):
                 self._thread.start()
             self._wanted = True
             self._wake.notify_all()
-            self._wake.wait_for(lambda: self._last is not None or self._ended, seconds)
+            self._wake.wait_for(lambda: self._last is not None or self._ended, patience)
             return self._last
 
     def stop(self) -> None:

@@ -91,16 +91,17 @@ class Feed:
         """This run is to read what there is now, and end."""
         self._list()
         until = time.monotonic() + MEASURING
-        while (measured := self.backlog.wait(LISTING)) is None and time.monotonic() < until:
+        while (measured := self.backlog.look(LISTING)) is None and time.monotonic() < until:
             self._stay()  # nothing may be received before
         backlog = measured or Backlog()
+        faults = "; ".join(backlog.faults)
         if not backlog.asked:
             log.warning(
                 "the backlog is unknown, so it is over when nothing comes for availableNowIdle: %s",
-                backlog.silence or "no nsqd is known yet",
+                faults or "no nsqd is known yet",
             )
-        elif backlog.faults:
-            log.warning("only what other nsqds have is waited for: %s", "; ".join(backlog.faults))
+        elif faults:
+            log.warning("only what other nsqds have is waited for: %s", faults)
         self._before = (self._segments, backlog, time.monotonic())
 
     def latest(self, start: Mapping[str, Any], limits: Limits, *, once: bool = False) -> Mapping[str, Any]:
@@ -109,16 +110,16 @@ class Feed:
         ``once``: it is the only batch of this run, and takes all that there was when the run began.
         """
         told = self._checked(start)
-        read = self._read = self._begun(told)
+        self._read = self._begun(told)
         if once and not self._once:
             self._once = True
             self.aim()
         self.receivers.start()
         if self._before is not None:
-            self._set_target(read, *self._before)
+            self._set_target(*self._before)
         asked = began = time.monotonic()
         while True:
-            end, due = self._next(read, limits)
+            end, due = self._next(limits)
             if end is not None:
                 self._read = end
                 return (end if told.at else self._with_beginnings(end)).to_json()
@@ -131,7 +132,7 @@ class Feed:
                 left = POLL - (now - began)
                 if left <= 0:
                     return start
-            elif self._is_over(self._target, read, now):
+            elif self._is_over(self._target, now):
                 return start
             self._stay()
             self.receivers.wait(max(_PAUSE, left if due is None else min(left, due)))
@@ -167,21 +168,20 @@ class Feed:
         what waits in nsqd, or is in flight there, less what has come since nsqd was asked.
         """
         state = self.receivers.state()
-        waiting = self._pending(self._read, state)
-        measured = self.backlog.look()
-        known = measured if measured is not None and measured.asked else None
+        waiting = self._pending(state)
+        known = self.backlog.look() or Backlog()
         sealed = dict(self._read.at)
         for segment in self._segments:
             at = Position(segment.number)
             sealed[segment.receiver] = max(sealed.get(segment.receiver, at), at)
         return {
             **Offset(self.identity, sealed).to_json(),
-            "lag": waiting.rows + known.unreceived(state.received) if known else None,
+            "lag": waiting.rows + known.unreceived(state.received) if known.asked else None,
             "received": state.received,
             "walRows": waiting.rows,
             "walBytes": waiting.bytes,
-            "nsqdDepth": known.depth if known else None,
-            "nsqdInFlight": known.in_flight if known else None,
+            "nsqdDepth": known.depth if known.asked else None,
+            "nsqdInFlight": known.in_flight if known.asked else None,
             "oldestSeconds": self._age.look(),
             "paused": state.paused or None,
         }
@@ -210,13 +210,13 @@ class Feed:
 
     # Batches
 
-    def _next(self, read: Offset, limits: Limits) -> tuple[Offset | None, float | None]:
+    def _next(self, limits: Limits) -> tuple[Offset | None, float | None]:
         """The end of a batch; or None, and in how many seconds there will be one if nothing more comes."""
         options, target, state, now = self.options, self._target, self.receivers.state(), time.monotonic()
         if state.sealed != self._sealed or now - self._listed >= LISTING:
             self._sealed = state.sealed
             self._list()
-        pending = self._pending(read, state)
+        pending = self._pending(state)
         self._since = (self._since or now) if pending.rows else None
         if target is not None:
             limits = limits.tightened(rows=target.left)
@@ -228,12 +228,12 @@ class Feed:
                     return None, _AGAIN
         if self._since is None:
             full = state.paused and not self._once and now - self._turned >= LISTING
-            if not full or not self._awaits_commit(read):
+            if not full or not self._awaits_commit():
                 return None, None
             # Spark commits a batch when it makes the next one: without rows, for the log is full of what it
             # has to commit first.
             self._turned = now
-            return dataclasses.replace(read, origins={}, turn=read.turn + 1), None
+            return dataclasses.replace(self._read, origins={}, turn=self._read.turn + 1), None
         if limits.rows == 0:
             return None, None
         if not limits.reached(pending):
@@ -242,10 +242,10 @@ class Feed:
             due = (options.max_trigger_delay if few else options.linger) - (now - self._since)
             if due > 0:
                 return None, due
-        if state.open_rows and not limits.reached(amount(unread(read, self._segments))):
+        if state.open_rows and not limits.reached(amount(unread(self._read, self._segments))):
             self.receivers.roll(ROLLING)
             self._list()
-        end, taken = admitted(read, self._segments, self._present, limits)
+        end, taken = admitted(self._read, self._segments, self._present, limits)
         if not taken.rows:
             return None, _AGAIN
         self._since = None
@@ -253,16 +253,16 @@ class Feed:
             target.taken += taken.rows
         return end, None
 
-    def _pending(self, read: Offset, state: PoolStatus) -> Amount:
+    def _pending(self, state: PoolStatus) -> Amount:
         """What is in the log, sealed or not, and not read."""
-        sealed = amount(unread(read, self._segments))
+        sealed = amount(unread(self._read, self._segments))
         return Amount(sealed.rows + state.open_rows, sealed.bytes + state.open_bytes)
 
     # AvailableNow
 
-    def _set_target(self, read: Offset, segments: Sequence[Segment], backlog: Backlog, began: float) -> None:
+    def _set_target(self, segments: Sequence[Segment], backlog: Backlog, began: float) -> None:
         with_held = self.options.wait_for_in_flight
-        in_log = amount(unread(read, segments)).rows
+        in_log = amount(unread(self._read, segments)).rows
         log.info(
             "reading what there is: %d rows in the log, %d waiting in nsqd, %d in flight, %d deferred (%s)",
             *(in_log, backlog.depth, backlog.in_flight, backlog.deferred),
@@ -274,20 +274,20 @@ class Feed:
         self._before = None
         self._told = time.monotonic()
 
-    def _is_over(self, target: AvailableNowTarget, read: Offset, now: float) -> bool:
-        measured = self.backlog.look() or Backlog()
-        state = self.receivers.state()
-        pending = self._pending(read, state).rows
+    def _is_over(self, target: AvailableNowTarget, now: float) -> bool:
+        measured, state = self.backlog.look() or Backlog(), self.receivers.state()
+        pending = self._pending(state).rows
         reason = target.verdict(now, pending, measured)
         if reason:
-            if target.rows is None and measured.silence and not target.taken and not state.connected:
+            silence = "" if measured.asked else "; ".join(measured.faults)
+            if target.rows is None and silence and not target.taken and not state.connected:
                 # No nsqd that answers does not mean that there is nothing to read.
-                raise ConnectionFailed(f"no nsqd can be reached, so nothing was read: {measured.silence}")
+                raise ConnectionFailed(f"no nsqd can be reached, so nothing was read: {silence}")
             log.info("done: %s", reason)
             # Spark asks for more only when everything up to here is committed; there will be no next batch
             # in this run with which to say so.
-            if self._state is not None and self._state.begun and read.at:
-                self._note_committed(read)
+            if self._state is not None and self._state.begun and self._read.at:
+                self._note_committed(self._read)
             self._delete_committed()
             return True
         if now - self._told >= _STILL_WAITING:
@@ -335,10 +335,8 @@ class Feed:
         offset = Offset.of_json(told)
         if offset.wal == self.identity:
             return offset
-        text = (
-            f"the checkpoint belongs to the log {offset.wal}, but {shown(self.wal.location)} is the log "
-            f"{self.identity}"
-        )
+        text = f"the checkpoint belongs to the log {offset.wal}, but {shown(self.wal.location)} is the log "
+        text += self.identity
         if self.options.fail_on_data_loss:
             raise WalForeign(
                 f"{text}: give option wal the old place; or, if that log is lost, failOnDataLoss=false goes "
@@ -429,10 +427,10 @@ class Feed:
             # Spark knows it, and what is deleted now may make the room that is missing.
             log.warning("the position of reader %s cannot be noted: %s", self.options.reader, error)
 
-    def _awaits_commit(self, read: Offset) -> bool:
+    def _awaits_commit(self) -> bool:
         """Whether the log holds a segment that was read whole and that Spark has not committed."""
         state = self._state or ReaderState()
-        return any(read.has_read(one) and not state.has_committed(one) for one in self._segments)
+        return any(self._read.has_read(one) and not state.has_committed(one) for one in self._segments)
 
     def _oldest_age(self) -> float | None:
         """Of the oldest row that is sealed and not read; None when there is none."""

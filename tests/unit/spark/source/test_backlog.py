@@ -71,11 +71,6 @@ def test_what_has_come_since_nsqd_was_asked_is_not_there_any_more() -> None:
     assert [asked.unreceived(now) for now in (1000, 1060, 1100, 5000)] == [100, 40, 0, 0]
 
 
-def test_why_nobody_tells() -> None:
-    assert Backlog(faults=("a is gone", "b too")).silence == "a is gone; b too"
-    assert Backlog().silence == Backlog(asked=1, faults=("b is gone",)).silence == ""
-
-
 def test_what_is_waited_for() -> None:
     backlog = Backlog(1, 20, 300)
     assert (backlog.waiting(True), backlog.waiting(False)) == (321, 1)

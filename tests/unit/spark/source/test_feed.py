@@ -153,14 +153,11 @@ class FakePoller:
         self.value: Backlog | None = None
         self.calls: list[str] = []
 
-    def look(self) -> Backlog | None:
-        return self.value and dataclasses.replace(self.value, began=self.clock.now)
-
-    def wait(self, seconds: float) -> Backlog | None:
-        self.calls.append("wait")
+    def look(self, patience: float = 0.0) -> Backlog | None:
         if self.value is None:
-            self.clock.now += seconds
-        return self.look()
+            self.clock.now += patience
+            return None
+        return dataclasses.replace(self.value, began=self.clock.now)
 
     def stop(self) -> None:
         self.calls.append("stop")
