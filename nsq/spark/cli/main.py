@@ -44,9 +44,6 @@ class Flags:
     argument: str = ""
     argv: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        flags.check(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class NsqFlags(Flags):

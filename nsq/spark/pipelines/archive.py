@@ -85,23 +85,9 @@ def archive(
             import deltalake  # noqa: F401
         except ImportError as error:
             raise ConfigError(f"to={_DELTA}… needs deltalake ({error}): pip install 'nsq[delta]'") from None
-    reading = streaming.stream_options(
-        root,
-        topic,
-        channel,
-        nsqd=nsqd,
-        lookupd=lookupd,
-        wal=wal,
-        options=options,
-        defaults=_TABLE_DEFAULTS if table else _DEFAULTS,
-    )
-    running = Running(
-        checkpoint=checkpoint or below(root, "_checkpoint"),
-        follow=follow,
-        every=every,
-        stop=stop,
-        progress=progress,
-    )
+    defaults = _TABLE_DEFAULTS if table else _DEFAULTS
+    reading = streaming.stream_options(root, topic, channel, nsqd, lookupd, wal, options, defaults)
+    running = Running(checkpoint or below(root, "_checkpoint"), follow, every, stop, progress)
     with streaming.open_stream(spark, reading) as stream:
         return archive_stream(stream, below(path), wanted, running, table=table)
 

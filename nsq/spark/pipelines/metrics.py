@@ -97,17 +97,9 @@ def metrics(
         defaults = {"retention": "0"}
         if to is None and checkpoint is None:
             defaults["startingposition"] = "committed"  # each call has a checkpoint of its own
-        reading = streaming.stream_options(
-            root, topic, channel, nsqd=nsqd, lookupd=lookupd, wal=wal, options=options, defaults=defaults
-        )
-        running = Running(
-            checkpoint=checkpoint or below(root, "_checkpoint"),
-            follow=follow,
-            every=every,
-            stop=stop,
-            progress=progress,
-            mode="append" if to is not None else "update",
-        )
+        reading = streaming.stream_options(root, topic, channel, nsqd, lookupd, wal, options, defaults)
+        mode = "append" if to is not None else "update"
+        running = Running(checkpoint or below(root, "_checkpoint"), follow, every, stop, progress, mode)
         frame = stack.enter_context(streaming.open_stream(spark, reading))
         return measure_stream(frame, root if to is not None else None, measure, running, on_windows)
 

@@ -66,7 +66,6 @@ def stream_options(
     root: str,
     topic: str,
     channel: str,
-    *,
     nsqd: Addresses,
     lookupd: Addresses,
     wal: str | None,
@@ -98,7 +97,7 @@ def open_stream(spark: SparkSession | None, options: Mapping[str, str]) -> Itera
         yield session.readStream.format("nsq").options(**options).load()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Running:
     """How to run a query. ``follow``: until ``stop`` is set, or Ctrl-C; otherwise until all is through that
     was there at the beginning.

@@ -111,25 +111,18 @@ def between(
     listed = {(segment.receiver, segment.number): segment for segment in segments}
     slices: list[Slice] = []
     lost: list[tuple[str, int]] = []
-    for receiver in sorted(end.at):
-        for number, first, rows in _wanted(receiver, start, end):
+    for receiver, high in sorted(end.at.items()):
+        low = start.at.get(receiver, end.origins.get(receiver, Position()))
+        for number in range(low.segment + 1, high.segment + 1 + bool(high.rows)):
             segment = listed.get((receiver, number))
+            first = low.rows if number == low.segment + 1 else 0
+            if number > high.segment and high.rows <= first:
+                continue  # the batch begins and ends at the same row
             if segment is None:
                 lost.append((receiver, number))
             else:
-                slices.append(Slice(segment, first, segment.rows if rows is None else rows))
+                slices.append(Slice(segment, first, high.rows if number > high.segment else segment.rows))
     return slices, lost
-
-
-def _wanted(receiver: str, start: Offset, end: Offset) -> Iterable[tuple[int, int, int | None]]:
-    """Number, first row and end of each piece of one receiver; None is the end of the segment."""
-    low = start.at.get(receiver, end.origins.get(receiver, Position()))
-    high = end.at[receiver]
-    for number in range(low.segment + 1, high.segment + 1):
-        yield number, low.rows if number == low.segment + 1 else 0, None
-    first = low.rows if high.segment == low.segment else 0
-    if high.rows > first:
-        yield high.segment + 1, first, high.rows
 
 
 # What a batch takes
