@@ -64,7 +64,7 @@ class Feed:
     def __post_init__(self) -> None:
         self._age = Poller("age", self._oldest_age, LISTING)
         self._parent = os.getppid()
-        self._state = self.wal.readers().get(self.options.reader)
+        self._state = self.wal.readers().get(self.options.reader, ReaderState())
         self._beginning: Offset | None = None
         self._compared = False  # the checkpoint with that state
         self._foreign = False  # it was told that the checkpoint is that of another log
@@ -143,9 +143,9 @@ class Feed:
         self._list()
         first, last = self._checked(start), self._checked(end)
         self._compare(last, first)
-        if not last.foreign and (self._state is None or not self._state.begun):
+        if not last.foreign and not self._state.begun:
             # From now on an offset without positions can only be that of another checkpoint.
-            self._save(self._state.at if self._state else first.at, begun=True)
+            self._save(self._state.at, begun=True)
         self._read = last  # also when it was promised before a restart
         slices, lost = between(first, last, self._segments)
         if lost:
@@ -286,7 +286,7 @@ class Feed:
             log.info("done: %s", reason)
             # Spark asks for more only when everything up to here is committed; there will be no next batch
             # in this run with which to say so.
-            if self._state is not None and self._state.begun and self._read.at:
+            if self._state.begun and self._read.at:
                 self._note_committed(self._read)
             self._delete_committed()
             return True
@@ -313,12 +313,10 @@ class Feed:
         options = self.options
         deleted: list[Segment] = []
         try:
-            readers = self.wal.readers()
-            if self._state is not None:
-                readers[options.reader] = self._state  # also when it could not be noted
             deleted = deletable(
                 self.wal.files(),
-                readers.values(),
+                # Our own also when it could not be noted.
+                (self.wal.readers() | {options.reader: self._state}).values(),
                 now=time.time(),
                 retention=options.retention,
                 retention_bytes=min(options.retention_bytes, options.wal_max_bytes // 2),
@@ -360,9 +358,9 @@ class Feed:
 
     def _choose_beginning(self) -> Offset:
         options, state = self.options, self._state
-        if state is not None and not state.begun and state.starting == options.starting:
+        if state.updated and not state.begun and state.starting == options.starting:
             return Offset(self.identity, state.at)
-        if state is not None and state.begun and not options.starting:
+        if state.begun and not options.starting:
             raise WalForeign(
                 f"reader {options.reader!r} has read the log {shown(self.wal.location)} before, but this "
                 "checkpoint begins anew: a sink that remembers batch numbers, such as Parquet files, would "
@@ -384,7 +382,7 @@ class Feed:
                     passed.add(segment.receiver)
         elif options.starting_position == LATEST:
             at = {segment.receiver: Position(segment.number) for segment in self._segments}
-        elif options.starting_position == COMMITTED and state is not None:
+        elif options.starting_position == COMMITTED:
             there = {segment.receiver for segment in self._segments} | self._present
             at = {receiver: position for receiver, position in state.at.items() if receiver in there}
         self._save(at, begun=False)
@@ -404,7 +402,7 @@ class Feed:
         if self._compared or reached.foreign:
             return
         self._compared = True
-        if state is None or not state.begun:
+        if not state.begun:
             if committed.at:
                 self._save(committed.at, begun=True)
             return
@@ -429,8 +427,8 @@ class Feed:
 
     def _awaits_commit(self) -> bool:
         """Whether the log holds a segment that was read whole and that Spark has not committed."""
-        state = self._state or ReaderState()
-        return any(self._read.has_read(one) and not state.has_committed(one) for one in self._segments)
+        done, committed = self._read.has_read, self._state.has_committed
+        return any(done(segment) and not committed(segment) for segment in self._segments)
 
     def _oldest_age(self) -> float | None:
         """Of the oldest row that is sealed and not read; None when there is none."""
