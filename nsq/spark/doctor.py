@@ -258,9 +258,6 @@ def check_lookupd(address: str) -> Finding:
         return Finding(what, WRONG, str(error), remedy)
 
 
-# Asking programs
-
-
 def _ask(command: Sequence[str], directory: str | None = None) -> tuple[int, str]:
     """How it ended and what it said, on both streams."""
     try:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -18,8 +17,8 @@ from typing import Any, ClassVar, Self
 
 from nsq.config import Config
 from nsq.errors import ConfigError
-from nsq.literals import parse_boolean, parse_duration, parse_integer
-from nsq.options import METADATA, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, OptionHelp
+from nsq.literals import format_plain, parse_boolean, parse_duration, parse_integer
+from nsq.options import METADATA, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, OptionHelp, closest
 
 _SIZE = re.compile(r"([0-9]+)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 _DAYS = re.compile(r"([0-9]{1,5})d")
@@ -142,8 +141,8 @@ class Options:
         if plain.startswith("kafka."):
             return ": options that begin with kafka. are those of Kafka's client"
         known = _config_names() | {key: field.name for key, field in cls._fields().items()}
-        close = difflib.get_close_matches(plain, known, n=1)
-        return f"; did you mean {_camel(known[close[0]])}?" if close else ""
+        close = closest(plain, known, 0.6)
+        return f"; did you mean {_camel(known[close])}?" if close else ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,8 +179,6 @@ def _shown(value: Any, option: Option) -> str:
         return ""
     if isinstance(value, tuple):
         return ",".join(value)
-    if isinstance(value, bool):
-        return str(value).lower()
     if option.kind in (SECONDS, _LASTING):
         if value and not value % 3600:
             return f"{value / 3600:g}h"
@@ -190,4 +187,4 @@ def _shown(value: Any, option: Option) -> str:
         return f"{value // _FACTORS['g']}GiB"
     if option.kind is _SIZES and value and not value % _FACTORS["m"]:
         return f"{value // _FACTORS['m']}MiB"
-    return str(value)
+    return format_plain(value)

@@ -96,9 +96,6 @@ class PeekReader(DataSourceReader):
             yield records.rows(batch, topic, self._columns)
 
 
-# The look
-
-
 #: Longer than any look: an nsqd that was lost is not dialed again, as its channels were not checked then.
 _NEVER = 3600.0
 
@@ -141,9 +138,6 @@ def peek(options: PeekOptions, found: Sequence[Place]) -> list[Message]:
     finally:
         consumer.stop(5.0)
     return seen
-
-
-# Where a look is safe
 
 
 def places(options: PeekOptions) -> list[Place]:

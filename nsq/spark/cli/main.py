@@ -241,9 +241,6 @@ def submit_line(options: SparkFlags) -> str:
     return shlex.join(words)
 
 
-# Receiving without Spark
-
-
 def receive(options: ReceiveFlags) -> None:
     """Only receive, into a log that a stream elsewhere reads (its option receivers=0). Needs no Java."""
     from nsq.collector import calm_collector

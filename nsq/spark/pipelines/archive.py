@@ -107,9 +107,6 @@ def archive_stream(
     return ArchiveResult(path=path, **vars(streaming.run(stream, handle, running)))
 
 
-# The rows of an archive, from those of the source
-
-
 @dataclasses.dataclass(frozen=True)
 class Body:
     """What becomes of the body: ``binary`` as it is, ``string`` as text, ``json`` read by ``schema``."""

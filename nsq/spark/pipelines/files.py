@@ -198,9 +198,6 @@ Files = LocalFiles | HadoopFiles
 Move = tuple[str, str]
 
 
-# Putting the files of a batch into place
-
-
 class Batch(NamedTuple):
     """``query`` is the id that a checkpoint keeps: a new checkpoint counts from 0 under another id."""
 

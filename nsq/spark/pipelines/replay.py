@@ -29,8 +29,6 @@ from nsq.wire.names import check_topic
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-# How far a replay has come, in a small file
-
 
 class ArchivePosition(NamedTuple):
     """Where a message stands in the order of an archive; one that was delivered twice stands there twice."""
@@ -56,7 +54,9 @@ class Mark:
 
 @dataclasses.dataclass(frozen=True)
 class Bookmark:
-    """The file, and the job that it belongs to: what is replayed, and where to."""
+    """A small file that says how far a replay has come, and the job that it belongs to: what is replayed, and
+    where to.
+    """
 
     path: Path
     job: dict[str, object]

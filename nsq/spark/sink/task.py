@@ -67,9 +67,6 @@ class SinkOptions(Nsqds):
             )
 
 
-# The task
-
-
 def publish_rows(
     options: SinkOptions, columns: Columns, batches: Iterable[pa.RecordBatch]
 ) -> tuple[int, int]:
@@ -240,16 +237,13 @@ def _values(array: pa.Array) -> list[bytes]:
     return [content[begin - start : end - start] for begin, end in itertools.pairwise(ends)]
 
 
-# Which bodies travel together in one MPUB
-
-
 def packs(
     items: Iterable[T],
     most: int,
     most_bytes: int,
     length: Callable[[T], int] = len,  # type: ignore[assignment]
 ) -> Iterator[list[T]]:
-    """``most`` and ``most_bytes`` limit a pack; a single body larger than that is a pack as well."""
+    """Which bodies travel together in one MPUB. A single one larger than ``most_bytes`` is a pack as well."""
     held: list[T] = []
     total = head = 4  # MPUB adds its count, and the size of each body
     for item in items:

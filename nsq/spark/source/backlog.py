@@ -10,7 +10,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -22,7 +22,10 @@ from nsq.spark.source.options import SourceOptions
 
 log = logging.getLogger("nsq.spark.source")
 
+T = TypeVar("T")
+
 _TIMEOUT = 3.0
+_JOIN = 5.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,8 @@ def measure(options: SourceOptions, received: int) -> Backlog:
     addresses = dict.fromkeys([*_own_http_addresses(options), *(place.http for place in places)])
     told = _ask_nsqds(addresses, options, options.topic, faults)  # without one, of all topics
     counted = [counts(stats, options.wants, options.channel) for stats in told]
-    return dataclasses.replace(added(counted, map(str, faults)), received=received, began=began)
+    why_not = tuple(map(str, faults))
+    return dataclasses.replace(added(counted), faults=why_not, received=received, began=began)
 
 
 def topics(options: SourceOptions) -> list[str]:
@@ -122,26 +126,21 @@ def _of_topic(topic: TopicStats, channel: str) -> Backlog:
     return Backlog(depth=depth, paused=paused)
 
 
-def added(parts: Iterable[Backlog], faults: Iterable[str] = ()) -> Backlog:
-    listed = list(parts)
+def added(parts: Sequence[Backlog]) -> Backlog:
     return Backlog(
-        depth=sum(part.depth for part in listed),
-        in_flight=sum(part.in_flight for part in listed),
-        deferred=sum(part.deferred for part in listed),
-        paused=bool(listed) and all(part.paused for part in listed),
-        asked=len(listed),
-        faults=tuple(faults),
+        depth=sum(part.depth for part in parts),
+        in_flight=sum(part.in_flight for part in parts),
+        deferred=sum(part.deferred for part in parts),
+        paused=bool(parts) and all(part.paused for part in parts),
+        asked=len(parts),
     )
-
-
-# The end of a run that reads what there is
 
 
 @dataclass
 class AvailableNowTarget:
-    """So many rows, whichever they are: a queue has no end that could be remembered, and gives new messages
-    out beside old ones. A producer that goes on therefore cannot keep the run from ending, and neither can
-    messages that another client took, which never come.
+    """What ends a run that reads what there is: so many rows, whichever they are. A queue has no end that
+    could be remembered, and gives new messages out beside old ones. A producer that goes on therefore cannot
+    keep the run from ending, and neither can messages that another client took, which never come.
     """
 
     rows: int | None
@@ -192,19 +191,10 @@ def _where(backlog: Backlog) -> str:
     return f"; nsqd has {backlog.depth} waiting, {held}{paused}"
 
 
-# Asking in a thread of its own
-
-
-T = TypeVar("T")
-
-_JOIN = 5.0
-
-
 @dataclass(eq=False)
 class Poller(Generic[T]):
-    """Asks once per ``pause``, as long as ``look`` is called; ``look`` gives the last answer.
-
-    After a while without calls the last answer is old.
+    """Asks in a thread of its own, once per ``pause``, as long as ``look`` is called, which gives the last
+    answer. After a while without calls that is old.
     """
 
     name: str

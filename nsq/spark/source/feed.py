@@ -89,6 +89,7 @@ class Feed:
 
     def aim(self) -> None:
         """This run is to read what there is now, and end."""
+        self.backlog.pause = POLL  # it ends when nsqd has no more
         self._list()
         until = time.monotonic() + MEASURING
         while (measured := self.backlog.look(LISTING)) is None and time.monotonic() < until:
@@ -219,7 +220,7 @@ class Feed:
         pending = self._pending(state)
         self._since = (self._since or now) if pending.rows else None
         if target is not None:
-            limits = limits.tightened(rows=target.left)
+            limits = limits.tightened(target.left)
             target.look(now, pending.rows, state.ready)
             if self._once and not state.paused:
                 # The only batch of this run begins when nothing more of its target will come.

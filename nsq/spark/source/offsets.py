@@ -134,11 +134,9 @@ class Limits(NamedTuple):
     rows: int | None = None
     bytes: int | None = None
 
-    def tightened(self, rows: int | None = None, size: int | None = None) -> Limits:
-        def least(*limits: int | None) -> int | None:
-            return min((limit for limit in limits if limit is not None), default=None)
-
-        return Limits(least(self.rows, rows), least(self.bytes, size))
+    def tightened(self, rows: int | None) -> Limits:
+        known = [limit for limit in (self.rows, rows) if limit is not None]
+        return Limits(min(known, default=None), self.bytes)
 
     def reached(self, amount: Amount) -> bool:
         return (self.rows is not None and amount.rows >= self.rows) or (

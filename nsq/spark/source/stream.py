@@ -23,7 +23,6 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
-    ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
@@ -51,7 +50,6 @@ R = TypeVar("R")
 #: Seconds for the reader's last query to say that it is leaving; from then on it has half a minute.
 PATIENCE = 5.0
 _BACKLOG_EVERY = 3.0
-_BACKLOG_OFTEN = 0.5
 
 
 #: The option that tells a batch read, which looks without taking anything, from a stream.
@@ -128,17 +126,14 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @_plainly
     def prepareForTriggerAvailableNow(self) -> None:
-        self._run(_BACKLOG_OFTEN).aim()
+        self._run().aim()
 
     @_plainly
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Spark hands it back to ``latestOffset``, or another one where the trigger says so."""
-        options = self._run().options
-        if options.max_messages_per_trigger is not None:
-            return ReadMaxRows(options.max_messages_per_trigger)
-        if options.max_bytes_per_trigger is not None:
-            return ReadMaxBytes(options.max_bytes_per_trigger)
-        # And not ReadAllAvailable: Spark asks for that with trigger(once=True) alone.
+        """Spark hands it back to ``latestOffset``, where our own limits hold beside it. Not ReadAllAvailable:
+        Spark asks for that with trigger(once=True) alone.
+        """
+        self._run()
         return ReadMaxRows(sys.maxsize)
 
     @_plainly
@@ -177,11 +172,11 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             finally:
                 termination.end()
 
-    def _run(self, backlog_every: float = _BACKLOG_EVERY) -> Feed:
+    def _run(self) -> Feed:
         if self._feed is None:
             options = SourceOptions.of(self._given)
             rows.checked(self._columns)
-            self._feed = start_feed(options, backlog_every)
+            self._feed = start_feed(options)
             self._termination = Termination(self._feed.leaving)
         return self._feed
 
@@ -193,7 +188,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read(partition.value, self._columns)
 
 
-def start_feed(options: SourceOptions, backlog_every: float) -> Feed:
+def start_feed(options: SourceOptions) -> Feed:
     """Take the reader's name; nothing is received yet."""
     from nsq.spark.source.reading import newest, published
     from nsq.spark.wal import Subject, open_wal
@@ -211,7 +206,7 @@ def start_feed(options: SourceOptions, backlog_every: float) -> Feed:
             identity,
             claim,
             receivers,
-            Poller("backlog", lambda: measure(options, receivers.status().received), backlog_every),
+            Poller("backlog", lambda: measure(options, receivers.status().received), _BACKLOG_EVERY),
             functools.lru_cache(maxsize=64)(functools.partial(published, wal)),
             functools.partial(newest, wal),
         )
@@ -221,13 +216,11 @@ def start_feed(options: SourceOptions, backlog_every: float) -> Feed:
 
 
 def limits(options: SourceOptions, asked_for: ReadLimit) -> Limits:
-    """Spark knows one limit at a time; ours hold beside it, unless the trigger wants everything at once."""
+    """Spark's and ours beside it, unless the trigger wants everything at once."""
+    if isinstance(asked_for, ReadAllAvailable):
+        return Limits()
     ours = Limits(options.max_messages_per_trigger, options.max_bytes_per_trigger)
-    if isinstance(asked_for, ReadMaxRows):
-        return ours.tightened(rows=asked_for.max_rows)
-    if isinstance(asked_for, ReadMaxBytes):
-        return ours.tightened(size=asked_for.max_bytes)
-    return Limits()
+    return ours.tightened(asked_for.max_rows) if isinstance(asked_for, ReadMaxRows) else ours
 
 
 def _speak() -> None:
@@ -241,17 +234,14 @@ def _speak() -> None:
     logging.getLogger("nsq.spark").setLevel(logging.INFO)
 
 
-# SIGTERM, by which Spark stops the process of a stream reader: without a handler it would end on the spot,
-# and what is in flight would come again
-
-
 #: What a shell reports for a process that SIGTERM has ended.
 _STATUS = 128 + signal.SIGTERM
 
 
 class Termination:
     """From now on, SIGTERM calls ``leave``, then the handler that was there before, and then exits as
-    ``sys.exit`` does, so that ``finally`` blocks run.
+    ``sys.exit`` does, so that ``finally`` blocks run. Spark stops the process of a stream reader by SIGTERM:
+    without a handler it would end on the spot, and what is in flight would come again.
 
     Only the main thread of a process may say what a signal does; elsewhere nothing happens.
     """

@@ -119,9 +119,9 @@ def test_batches_cover_the_log_exactly_once(
 
 
 def test_tightening_only_tightens() -> None:
-    assert Limits(10, 100).tightened(rows=5) == Limits(5, 100)
-    assert Limits(10, 100).tightened(size=500) == Limits(10, 100)
-    assert Limits().tightened(rows=5) == Limits(5, None)
+    assert Limits(10, 100).tightened(5) == Limits(5, 100)
+    assert Limits(10, 100).tightened(500) == Limits(10, 100).tightened(None) == Limits(10, 100)
+    assert Limits().tightened(5) == Limits(5, None)
 
 
 def test_a_limit_is_reached_by_rows_or_by_bytes() -> None:
