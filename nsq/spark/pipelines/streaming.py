@@ -82,8 +82,7 @@ def stream_options(
             "give a directory that all receivers can reach, or a URI of pyarrow.fs"
         )
     given = {"topic": topic, "channel": channel, "wal": wal or below(root, "_wal")}
-    given |= {"nsqd": addresses(nsqd)} if addresses(nsqd) else {}
-    given |= {"lookupd": addresses(lookupd)} if addresses(lookupd) else {}
+    given |= {"nsqd": addresses(nsqd), "lookupd": addresses(lookupd)}
     for name, value in [*defaults.items(), *(options or {}).items()]:
         given[name.lower()] = str(value).lower() if isinstance(value, bool) else str(value)
     SourceOptions.of(given)

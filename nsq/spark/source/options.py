@@ -166,12 +166,13 @@ class SourceOptions(Nsqds):
         super().__post_init__()
         if self.starting_position and self.starting_timestamp is not None:
             raise ConfigError("startingPosition and startingTimestamp are both given: leave one of them out")
-        if sum(map(bool, (self.topic, self.topics, self.topics_pattern))) != 1:
+        given = sum(map(bool, (self.topic, self.topics, self.topics_pattern)))
+        if not given:
             raise ConfigError(
                 "option topic is missing: .option('topic', …), or one of topics and topicsPattern"
-                if not (self.topic or self.topics or self.topics_pattern)
-                else "of topic, topics and topicsPattern only one can be given"
             )
+        if given > 1:
+            raise ConfigError("of topic, topics and topicsPattern only one can be given")
 
     @property
     def named_topics(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ what it needs.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -50,8 +51,6 @@ R = TypeVar("R")
 #: Seconds for the reader's last query to say that it is leaving; from then on it has half a minute.
 PATIENCE = 5.0
 _BACKLOG_EVERY = 3.0
-
-
 #: The option that tells a batch read, which looks without taking anything, from a stream.
 MODE = "mode"
 
@@ -116,11 +115,10 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, given: Mapping[str, str], columns: Sequence[Field]) -> None:
         self._given = dict(given)
         self._columns = list(columns)
-        self._feed: Feed | None = None
-        self._termination: Termination | None = None
+        self._running: tuple[Feed, Termination] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_feed": None, "_termination": None}
+        return self.__dict__ | {"_running": None}
 
     # On the driver
 
@@ -163,22 +161,19 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._run().commit(end)
 
     def stop(self) -> None:
-        feed, termination = self._feed, self._termination
-        self._feed = self._termination = None
-        if feed is not None and termination is not None:
-            termination.ignore()
-            try:
+        running, self._running = self._running, None
+        if running is not None:
+            feed, termination = running
+            with termination.ignored():
                 feed.close()
-            finally:
-                termination.end()
 
     def _run(self) -> Feed:
-        if self._feed is None:
+        if self._running is None:
             options = SourceOptions.of(self._given)
             rows.checked(self._columns)
-            self._feed = start_feed(options)
-            self._termination = Termination(self._feed.leaving)
-        return self._feed
+            feed = start_feed(options)
+            self._running = feed, Termination(feed.leaving)
+        return self._running[0]
 
     # In a task
 
@@ -254,13 +249,15 @@ class Termination:
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._handle)
 
-    def ignore(self) -> None:
-        """It is on its way out, and must not be cut short."""
+    @contextlib.contextmanager
+    def ignored(self) -> Iterator[None]:
+        """What is on its way out must not be cut short. Afterwards the handler is the former one."""
         self._leaving = True
-
-    def end(self) -> None:
-        if signal.getsignal(signal.SIGTERM) == self._handle:
-            signal.signal(signal.SIGTERM, self._previous)
+        try:
+            yield
+        finally:
+            if signal.getsignal(signal.SIGTERM) == self._handle:
+                signal.signal(signal.SIGTERM, self._previous)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         ours = os.getpid() == self._owner  # and not a child that was forked from it

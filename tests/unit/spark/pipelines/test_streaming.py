@@ -23,6 +23,7 @@ def test_what_is_read_is_checked_before_a_jvm_starts() -> None:
         "channel": "archive",
         "wal": "/w",
         "nsqd": "a:4150,b:4150",
+        "lookupd": "",
         "tls": "true",
         "maxinflight": "9",
         "retention": "1d",

@@ -45,14 +45,15 @@ def test_a_second_signal_does_not_cut_it_short(before: list[str]) -> None:
 
 def test_what_is_on_its_way_out_is_left_alone(before: list[str]) -> None:
     termination = Termination(lambda: before.append("ours"))
-    termination.ignore()
-    terminate()
+    with termination.ignored():
+        terminate()
     assert before == []
 
 
 def test_afterwards_the_former_is_back(before: list[str]) -> None:
     termination = Termination(lambda: before.append("ours"))
-    termination.end()
+    with termination.ignored():
+        pass
     terminate()
     assert before == ["theirs"]
 
@@ -62,6 +63,7 @@ def test_another_thread_changes_nothing(before: list[str]) -> None:
     thread = threading.Thread(target=lambda: made.append(Termination(lambda: before.append("ours"))))
     thread.start()
     thread.join()
-    made[0].end()
+    with made[0].ignored():
+        pass
     terminate()
     assert before == ["theirs"]
