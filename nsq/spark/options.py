@@ -78,13 +78,12 @@ def option(
     read: Callable[[str], Any] = str,
     *,
     default: Any = dataclasses.MISSING,
-    low: float | None = None,
+    low: float = -math.inf,
     choices: tuple[str, ...] = (),
 ) -> Any:
     """A field; without a default it has to be given. ``low`` is the least a number may be."""
     kind = _KINDS.get(read) or Kind("", lambda value: value, read)
-    declared = Option(text, kind, -math.inf if low is None else low, choices=choices)
-    return dataclasses.field(default=default, metadata={METADATA: declared})
+    return dataclasses.field(default=default, metadata={METADATA: Option(text, kind, low, choices=choices)})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

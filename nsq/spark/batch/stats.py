@@ -116,15 +116,16 @@ class StatsReader(DataSourceReader):
         return [InputPartition(nsqd) for nsqd in dict.fromkeys(nsqds)] or [InputPartition("")]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        options, nsqd, found = self._options, partition.value, list[Row]()
+        options, nsqd = self._options, partition.value
+        if not nsqd:
+            return
         try:
-            if nsqd:
-                config, topic, channel = options.config, options.topic, options.channel
-                found += rows(nsqd, lookups.stats_of(nsqd, config, topic, channel, options.timeout), channel)
+            told = lookups.stats_of(nsqd, options.config, options.topic, options.channel, options.timeout)
+            found = list(rows(nsqd, told, options.channel))
         except ApiError as error:
             if options.fail_fast:
                 raise
-            found.append({"nsqd": nsqd, "error": str(error)})
+            found = [{"nsqd": nsqd, "error": str(error)}]
         for row in found:
             yield tuple(row.get(name) for name in self._columns)
 

@@ -162,12 +162,8 @@ def replay(
     check_topic(topic)
     if chunk < 1 or (rate is not None and not rate > 0):
         raise UsageError(f"chunk is {chunk}, rate {rate}: both must be above 0")
-    chosen: dict[str, Any] = {
-        "since": nanoseconds(since),
-        "until": nanoseconds(until),
-        "where": where,
-        "body": body,
-    }
+    chosen: dict[str, Any] = {"since": nanoseconds(since), "until": nanoseconds(until)}
+    chosen |= {"where": where, "body": body}
     job = {"archive": below(path), "topic": topic, **chosen}
     if state is None:
         if local_path(path) is None:

@@ -194,7 +194,7 @@ def _where(backlog: Backlog) -> str:
 @dataclass(eq=False)
 class Poller(Generic[T]):
     """Asks in a thread of its own, once per ``pause``, as long as ``look`` is called, which gives the last
-    answer. After a while without calls that is old.
+    answer. After a while without calls that is old. For one thread.
     """
 
     name: str
@@ -202,44 +202,37 @@ class Poller(Generic[T]):
     pause: float
 
     def __post_init__(self) -> None:
-        self._wake = threading.Condition()
-        self._wanted = False
-        self._ended = False
+        self._wanted = threading.Event()
+        self._answered = threading.Event()
+        self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._last: T | None = None
 
     def look(self, patience: float = 0.0) -> T | None:
         """The last answer, or None; the first one may take so long. The first call starts the thread."""
-        with self._wake:
-            if self._thread is None and not self._ended:
-                # A daemon: a server that does not answer must not keep a process alive whose query is over.
-                self._thread = threading.Thread(target=self._run, name=f"nsq-spark-{self.name}", daemon=True)
-                self._thread.start()
-            self._wanted = True
-            self._wake.notify_all()
-            self._wake.wait_for(lambda: self._last is not None or self._ended, patience)
-            return self._last
+        if self._thread is None and not self._ended.is_set():
+            # A daemon: a server that does not answer must not keep a process alive whose query is over.
+            self._thread = threading.Thread(target=self._run, name=f"nsq-spark-{self.name}", daemon=True)
+            self._thread.start()
+        self._wanted.set()
+        self._answered.wait(patience)
+        return self._last
 
     def stop(self) -> None:
-        with self._wake:
-            self._ended = True
-            self._wake.notify_all()
+        self._ended.set()
+        self._wanted.set()  # last: the thread looks at the other one when it has seen this
         if self._thread is not None:
             self._thread.join(_JOIN)
 
     def _run(self) -> None:
-        while True:
-            with self._wake:
-                self._wake.wait_for(lambda: self._wanted or self._ended)
-                self._wanted = False
-            if self._ended:
+        while not self._ended.is_set():
+            self._wanted.wait()
+            self._wanted.clear()
+            if self._ended.is_set():
                 return
             try:
-                value = self.ask()
-                with self._wake:
-                    self._last = value
-                    self._wake.notify_all()
+                self._last = self.ask()
+                self._answered.set()
             except Exception:
                 log.exception("cannot find out about %s", self.name)
-            with self._wake:
-                self._wake.wait_for(lambda: self._ended, self.pause)
+            self._ended.wait(self.pause)

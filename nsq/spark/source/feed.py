@@ -213,7 +213,8 @@ class Feed:
 
     def _next(self, limits: Limits) -> tuple[Offset | None, float | None]:
         """The end of a batch; or None, and in how many seconds there will be one if nothing more comes."""
-        options, target, state, now = self.options, self._target, self.receivers.state(), time.monotonic()
+        options, target = self.options, self._target
+        state, now = self.receivers.state(), time.monotonic()
         if state.sealed != self._sealed or now - self._listed >= LISTING:
             self._sealed = state.sealed
             self._list()

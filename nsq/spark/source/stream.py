@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -39,8 +39,6 @@ from nsq.spark.source.offsets import Limits
 from nsq.spark.source.options import SourceOptions
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
-
     import pyarrow as pa
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
