@@ -86,6 +86,22 @@ def option(
     return dataclasses.field(default=default, metadata={METADATA: Option(text, kind, low, choices=choices)})
 
 
+def seconds(default: float, text: str, *, low: float = 0.0) -> Any:
+    return option(text, duration, default=default, low=low)
+
+
+def count(default: int | None, text: str, *, low: int = 1) -> Any:
+    return option(text, whole, default=default, low=low)
+
+
+def octets(default: int | None, text: str, *, low: int = 1) -> Any:
+    return option(text, size, default=default, low=low)
+
+
+def switch(default: bool, text: str) -> Any:
+    return option(text, yes_no, default=default)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
     """What all parts share: how to connect. Its repr shows no secret, for Config's does not."""

@@ -31,7 +31,7 @@ from nsq.http.nsqd import NsqdApi
 from nsq.message import Message
 from nsq.spark import lookups
 from nsq.spark.lookups import Place
-from nsq.spark.options import Nsqds, duration, names, option, whole
+from nsq.spark.options import Nsqds, count, names, option, seconds
 from nsq.spark.rows import checked, fields
 from nsq.transport import addresses
 from nsq.transport.tls import context_of
@@ -53,8 +53,8 @@ class PeekOptions(Nsqds):
         names,
         default=(),
     )
-    limit: int = option("The most rows.", whole, default=1000, low=1)
-    timeout: float = option("How long to look, if there are fewer.", duration, default=10.0, low=0.001)
+    limit: int = count(1000, "The most rows.")
+    timeout: float = seconds(10.0, "How long to look, if there are fewer.", low=0.001)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from nsq.errors import ApiError, ConfigError
 from nsq.http.nsqd import NsqdStats
 from nsq.spark import lookups
-from nsq.spark.options import Options, duration, names, option, yes_no
+from nsq.spark.options import Options, names, option, seconds, switch
 from nsq.spark.registration import require_arrow
 from nsq.wire.names import check_channel, check_topic
 
@@ -62,10 +62,8 @@ class StatsOptions(Options):
     )
     topic: str = option("Only this topic.", default="")
     channel: str = option("Only this channel, of the topic.", default="")
-    timeout: float = option("How long an nsqd may take to answer.", duration, default=5.0, low=0.001)
-    fail_fast: bool = option(
-        "true: fail if an nsqd does not answer, instead of a row that says so.", yes_no, default=False
-    )
+    timeout: float = seconds(5.0, "How long an nsqd may take to answer.", low=0.001)
+    fail_fast: bool = switch(False, "true: fail if an nsqd does not answer, instead of a row that says so.")
 
     def __post_init__(self) -> None:
         if not self.nsqd and not self.lookupd:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 from nsq.config import Config
 from nsq.errors import ConfigError, InvalidMessage, NsqError
 from nsq.producer import Producer
-from nsq.spark.options import Nsqds, duration, option, size, whole
+from nsq.spark.options import Nsqds, count, octets, option, seconds
 from nsq.wire.commands import Limits
 from nsq.wire.names import check_topic
 
@@ -39,21 +39,12 @@ class SinkOptions(Nsqds):
     }
 
     topic: str = option("The topic to publish to; without it, each row's column topic.", default="")
-    mpub_messages: int = option("The most messages published at once.", whole, default=500, low=1)
-    mpub_bytes: int = option(
-        "The most bytes published at once; a larger message travels alone.", size, default=1 << 20, low=1
-    )
-    pipeline: int = option(
-        "Full publishes that a task has under way while it makes the next one.", whole, default=8, low=1
-    )
-    retries: int = option(
-        "How often a publish is tried anew that failed, or was not answered.", whole, default=3, low=0
-    )
-    timeout: float = option(
-        "The longest a publish may take each time, trying one nsqd after the other.",
-        duration,
-        default=30.0,
-        low=0.001,
+    mpub_messages: int = count(500, "The most messages published at once.")
+    mpub_bytes: int = octets(1 << 20, "The most bytes published at once; a larger message travels alone.")
+    pipeline: int = count(8, "Full publishes that a task has under way while it makes the next one.")
+    retries: int = count(3, "How often a publish is tried anew that failed, or was not answered.", low=0)
+    timeout: float = seconds(
+        30.0, "The longest a publish may take each time, trying one nsqd after the other.", low=0.001
     )
 
     def __post_init__(self) -> None:
