@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Self
 
 from nsq.config import Config
 from nsq.errors import ConfigError
-from nsq.literals import format_plain, parse_boolean, parse_duration, parse_integer
+from nsq.literals import format_plain, parse_duration
 from nsq.options import METADATA, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, OptionHelp, closest
 
 _SIZE = re.compile(r"([0-9]+)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
@@ -64,42 +64,38 @@ def nanoseconds(at: datetime.datetime) -> int:
     return (at - EPOCH) // datetime.timedelta(microseconds=1) * 1000
 
 
-duration, whole, yes_no = parse_duration, parse_integer, parse_boolean
-
 _SIZES = Kind("a number of bytes", WHOLE.keep, size)
-_LASTING = Kind("a duration such as 36h or 7d", SECONDS.keep, lasting)
-_MOMENT = Kind("a point in time", lambda value: value, moment)
-_KINDS = {duration: SECONDS, whole: WHOLE, yes_no: YES_NO, str: TEXT, size: _SIZES}
-_KINDS |= {lasting: _LASTING, moment: _MOMENT}
+LASTING = Kind("a duration such as 36h or 7d", SECONDS.keep, lasting)
+MOMENT = Kind("a point in time", lambda value: value, moment)
 
 
 def option(
     text: str,
-    read: Callable[[str], Any] = str,
+    read: Kind | Callable[[str], Any] = TEXT,
     *,
     default: Any = dataclasses.MISSING,
     low: float = -math.inf,
     choices: tuple[str, ...] = (),
 ) -> Any:
     """A field; without a default it has to be given. ``low`` is the least a number may be."""
-    kind = _KINDS.get(read) or Kind("", lambda value: value, read)
+    kind = read if isinstance(read, Kind) else Kind("", lambda value: value, read)
     return dataclasses.field(default=default, metadata={METADATA: Option(text, kind, low, choices=choices)})
 
 
 def seconds(default: float, text: str, *, low: float = 0.0) -> Any:
-    return option(text, duration, default=default, low=low)
+    return option(text, SECONDS, default=default, low=low)
 
 
 def count(default: int | None, text: str, *, low: int = 1) -> Any:
-    return option(text, whole, default=default, low=low)
+    return option(text, WHOLE, default=default, low=low)
 
 
 def octets(default: int | None, text: str, *, low: int = 1) -> Any:
-    return option(text, size, default=default, low=low)
+    return option(text, _SIZES, default=default, low=low)
 
 
 def switch(default: bool, text: str) -> Any:
-    return option(text, yes_no, default=default)
+    return option(text, YES_NO, default=default)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -194,7 +190,7 @@ def _shown(value: Any, option: Option) -> str:
         return ""
     if isinstance(value, tuple):
         return ",".join(value)
-    if option.kind in (SECONDS, _LASTING):
+    if option.kind in (SECONDS, LASTING):
         if value and not value % 3600:
             return f"{value / 3600:g}h"
         return f"{value:g}s" if value >= 1 or not value else f"{value * 1000:g}ms"

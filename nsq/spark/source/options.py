@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from nsq.errors import ConfigError
-from nsq.spark.options import Nsqds, count, lasting, moment, names, octets, option, seconds, switch
+from nsq.spark.options import LASTING, MOMENT, Nsqds, count, names, octets, option, seconds, switch
 from nsq.spark.wal.readers import DEFAULT, check_reader
 from nsq.wire.names import check_channel, check_topic
 
@@ -89,7 +89,7 @@ class SourceOptions(Nsqds):
     starting_timestamp: int | None = option(
         "Instead of startingPosition: begin with the first segment that holds a message of that time or "
         "later: 2026-03-01T07:30 (UTC), or milliseconds since 1970.",
-        moment,
+        MOMENT,
         default=None,
     )
 
@@ -111,7 +111,7 @@ class SourceOptions(Nsqds):
     retention: float = option(
         "How long a segment stays in the log after it was sealed and every reader has committed it; 0: it is "
         "deleted at once.",
-        lasting,
+        LASTING,
         default=86_400.0,
         low=0,
     )
