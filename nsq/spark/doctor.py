@@ -73,19 +73,16 @@ def check_java() -> Iterator[Finding]:
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     status, said = _ask([java, "-version"]) if java else (1, "")
     version = java_version(said)
+    remedy = f"install Java {JAVA} or later (Debian: apt-get install openjdk-17-jre-headless)"
+    remedy += ", or set JAVA_HOME"
     if java is None:
-        fault = "there is none on PATH, and JAVA_HOME is not set"
+        yield Finding("java", WRONG, "there is none on PATH, and JAVA_HOME is not set", remedy)
     elif status != 0 or version is None:
-        fault = f"{java} does not say its version: {_first_line(said)}"
+        yield Finding("java", WRONG, f"{java} does not say its version: {_first_line(said)}", remedy)
     elif version < JAVA:
-        fault = f"{java} is Java {version}; Spark 4 needs {JAVA}"
+        yield Finding("java", WRONG, f"{java} is Java {version}; Spark 4 needs {JAVA}", remedy)
     else:
         yield Finding("java", OK, f"{java} is Java {version}")
-        return
-    remedy = (
-        f"install Java {JAVA} or later (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
-    )
-    yield Finding("java", WRONG, fault, remedy)
 
 
 def java_version(said: str) -> int | None:
@@ -259,9 +256,6 @@ def check_lookupd(address: str) -> Finding:
     except NsqError as error:
         remedy = "start it, or correct the address: it is nsqlookupd's HTTP port, 4161 by default"
         return Finding(what, WRONG, str(error), remedy)
-
-
-# Asking programs
 
 
 def _ask(command: Sequence[str], directory: str | None = None) -> tuple[int, str]:

@@ -18,22 +18,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming.listener import (
-        QueryIdleEvent,
-        QueryProgressEvent,
-        QueryStartedEvent,
-        QueryTerminatedEvent,
-    )
+    from pyspark.sql.streaming.listener import QueryProgressEvent, QueryStartedEvent, QueryTerminatedEvent
 
 log = logging.getLogger("nsq.spark")
 
-#: Name, name for Prometheus, help; and what several sources of a query make together, or None of what Spark
-#: tells of the batch.
-_FIGURES: tuple[tuple[str, str, str, Callable[[Iterable[float]], float] | None], ...] = (
-    ("rows", "batch_rows", "Rows of the last batch.", None),
-    ("batchSeconds", "batch_seconds", "How long the last batch took.", None),
-    ("inputRowsPerSecond", "input_rows_per_second", "Rows that arrived a second, last batch.", None),
-    ("processedRowsPerSecond", "processed_rows_per_second", "Rows processed a second, last batch.", None),
+#: Name, name for Prometheus, help, and what several sources of a query make together.
+_FIGURES: tuple[tuple[str, str, str, Callable[[Iterable[float]], float]], ...] = (
+    ("rows", "batch_rows", "Rows of the last batch.", sum),
+    ("batchSeconds", "batch_seconds", "How long the last batch took.", sum),
+    ("inputRowsPerSecond", "input_rows_per_second", "Rows that arrived a second, last batch.", sum),
+    ("processedRowsPerSecond", "processed_rows_per_second", "Rows processed a second, last batch.", sum),
     ("lag", "lag", "Messages that are in no batch yet, in nsqd and in the write-ahead log.", sum),
     ("nsqdDepth", "depth", "Messages waiting in the channel.", sum),
     ("nsqdInFlight", "in_flight", "Messages of the channel that clients hold.", sum),
@@ -58,7 +52,7 @@ class Figures(NamedTuple):
 
 def figures(progress: Mapping[str, Any]) -> Figures | None:
     """Of a progress report as JSON; None when none of its sources is ours."""
-    own = []
+    own: list[Mapping[str, Any]] = []
     for source in progress.get("sources", ()):
         offset = source.get("latestOffset")
         if isinstance(offset, str):
@@ -69,18 +63,18 @@ def figures(progress: Mapping[str, Any]) -> Figures | None:
             own.append({**offset, "paused": int(bool(offset.get("paused")))})
     if not own:
         return None
-    values: dict[str, float] = {
+    batch = {
         "rows": progress.get("numInputRows", 0),
         "batchSeconds": progress.get("durationMs", {}).get("triggerExecution", 0) / 1000,
     }
+    for name in ("inputRowsPerSecond", "processedRowsPerSecond"):
+        # The first report has no previous one to compare with: NaN there, which is no JSON.
+        rate = progress.get(name)
+        batch[name] = rate if isinstance(rate, (int, float)) and rate == rate else 0.0
+    values: dict[str, float] = {}
     for name, _, _, combined in _FIGURES:
-        if combined is not None:
-            known = [each[name] for each in own if each.get(name) is not None]
-            values |= {name: combined(known)} if known else {}
-        elif name not in values:
-            # The first report has no previous one to compare with: NaN there, which is no JSON.
-            rate = progress.get(name)
-            values[name] = rate if isinstance(rate, (int, float)) and rate == rate else 0.0
+        known = [each[name] for each in (batch, *own) if each.get(name) is not None]
+        values |= {name: combined(known)} if known else {}
     return Figures(progress.get("name") or progress.get("id") or "", values)
 
 
@@ -120,9 +114,6 @@ class Listener(StreamingQueryListener):
         if found is not None:
             log.info("%s", found)
             self._keep(str(event.progress.id), found)
-
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        pass
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         if event.exception is None:

@@ -1,19 +1,38 @@
-"""Which nsqds and topics there are, as nsqlookupds tell. Imports neither pyspark nor pyarrow."""
+"""Which nsqds and topics there are, as nsqlookupds tell, and what an nsqd tells of itself. Imports neither
+pyspark nor pyarrow.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from nsq.config import Config
 from nsq.errors import ApiRefused, NsqError
-from nsq.http.nsqlookupd import NsqlookupdApi, nsqlookupd_address
+from nsq.http.nsqd import NsqdApi, NsqdStats
+from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
+from nsq.http.sending import DEFAULT_TIMEOUT
 from nsq.transport.tls import context_of
 
 log = logging.getLogger("nsq.spark")
 
 T = TypeVar("T")
+
+
+class Place(NamedTuple):
+    """An nsqd's two addresses."""
+
+    tcp: str
+    http: str
+
+
+def stats_of(
+    nsqd: str, config: Config, topic: str = "", channel: str = "", timeout: float = DEFAULT_TIMEOUT
+) -> NsqdStats:
+    """What an nsqd tells of all topics, of one, or of one channel. ``nsqd`` is where it answers HTTP."""
+    api = NsqdApi(nsqd, timeout=timeout, tls=context_of(config))
+    return api.stats(topic, channel, include_clients=False)
 
 
 def ask_all(
@@ -50,22 +69,26 @@ def found_by_any(
     return found
 
 
-def nodes(api: NsqlookupdApi) -> list[tuple[str, str]]:
-    """All nsqds that it lists: their addresses for TCP and HTTP."""
-    return [(node.tcp_address, node.http_address) for node in api.nodes()]
+def nodes(api: NsqlookupdApi) -> list[Place]:
+    """All nsqds that it lists."""
+    return _places(api.nodes())
 
 
-def nodes_of(topics: Iterable[str]) -> Callable[[NsqlookupdApi], list[tuple[str, str]]]:
+def nodes_of(topics: Iterable[str]) -> Callable[[NsqlookupdApi], list[Place]]:
     """Those of them that have one of the topics."""
 
-    def ask(api: NsqlookupdApi) -> list[tuple[str, str]]:
-        found: list[tuple[str, str]] = []
+    def ask(api: NsqlookupdApi) -> list[Place]:
+        found: list[Place] = []
         for topic in topics:
             try:
-                found += [(node.tcp_address, node.http_address) for node in api.lookup(topic).producers]
+                found += _places(api.lookup(topic).producers)
             except ApiRefused as refusal:
                 if refusal.code != "TOPIC_NOT_FOUND":  # else: nothing was published to it yet
                     raise
         return found
 
     return ask
+
+
+def _places(nodes: Iterable[NsqdNode]) -> list[Place]:
+    return [Place(node.tcp_address, node.http_address) for node in nodes]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -18,13 +17,13 @@ from typing import Any, ClassVar, Self
 
 from nsq.config import Config
 from nsq.errors import ConfigError
-from nsq.literals import parse_boolean, parse_duration, parse_integer
-from nsq.options import METADATA, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, OptionHelp
+from nsq.literals import format_plain, parse_duration
+from nsq.options import METADATA, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, OptionHelp, closest
 
 _SIZE = re.compile(r"([0-9]+)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 _DAYS = re.compile(r"([0-9]{1,5})d")
 _DAY = 86_400.0
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _FACTORS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
@@ -62,30 +61,41 @@ def moment(text: str) -> int:
 
 def nanoseconds(at: datetime.datetime) -> int:
     """Since 1970."""
-    return (at - _EPOCH) // datetime.timedelta(microseconds=1) * 1000
+    return (at - EPOCH) // datetime.timedelta(microseconds=1) * 1000
 
-
-duration, whole, yes_no = parse_duration, parse_integer, parse_boolean
 
 _SIZES = Kind("a number of bytes", WHOLE.keep, size)
-_LASTING = Kind("a duration such as 36h or 7d", SECONDS.keep, lasting)
-_MOMENT = Kind("a point in time", lambda value: value, moment)
-_KINDS = {duration: SECONDS, whole: WHOLE, yes_no: YES_NO, str: TEXT, size: _SIZES}
-_KINDS |= {lasting: _LASTING, moment: _MOMENT}
+LASTING = Kind("a duration such as 36h or 7d", SECONDS.keep, lasting)
+MOMENT = Kind("a point in time", lambda value: value, moment)
 
 
 def option(
     text: str,
-    read: Callable[[str], Any] = str,
+    read: Kind | Callable[[str], Any] = TEXT,
     *,
     default: Any = dataclasses.MISSING,
-    low: float | None = None,
+    low: float = -math.inf,
     choices: tuple[str, ...] = (),
 ) -> Any:
     """A field; without a default it has to be given. ``low`` is the least a number may be."""
-    kind = _KINDS.get(read) or Kind("", lambda value: value, read)
-    declared = Option(text, kind, -math.inf if low is None else low, choices=choices)
-    return dataclasses.field(default=default, metadata={METADATA: declared})
+    kind = read if isinstance(read, Kind) else Kind("", lambda value: value, read)
+    return dataclasses.field(default=default, metadata={METADATA: Option(text, kind, low, choices=choices)})
+
+
+def seconds(default: float, text: str, *, low: float = 0.0) -> Any:
+    return option(text, SECONDS, default=default, low=low)
+
+
+def count(default: int | None, text: str, *, low: int = 1) -> Any:
+    return option(text, WHOLE, default=default, low=low)
+
+
+def octets(default: int | None, text: str, *, low: int = 1) -> Any:
+    return option(text, _SIZES, default=default, low=low)
+
+
+def switch(default: bool, text: str) -> Any:
+    return option(text, YES_NO, default=default)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -142,8 +152,8 @@ class Options:
         if plain.startswith("kafka."):
             return ": options that begin with kafka. are those of Kafka's client"
         known = _config_names() | {key: field.name for key, field in cls._fields().items()}
-        close = difflib.get_close_matches(plain, known, n=1)
-        return f"; did you mean {_camel(known[close[0]])}?" if close else ""
+        close = closest(plain, known, 0.6)
+        return f"; did you mean {_camel(known[close])}?" if close else ""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -180,9 +190,7 @@ def _shown(value: Any, option: Option) -> str:
         return ""
     if isinstance(value, tuple):
         return ",".join(value)
-    if isinstance(value, bool):
-        return str(value).lower()
-    if option.kind in (SECONDS, _LASTING):
+    if option.kind in (SECONDS, LASTING):
         if value and not value % 3600:
             return f"{value / 3600:g}h"
         return f"{value:g}s" if value >= 1 or not value else f"{value * 1000:g}ms"
@@ -190,4 +198,4 @@ def _shown(value: Any, option: Option) -> str:
         return f"{value // _FACTORS['g']}GiB"
     if option.kind is _SIZES and value and not value % _FACTORS["m"]:
         return f"{value // _FACTORS['m']}MiB"
-    return str(value)
+    return format_plain(value)

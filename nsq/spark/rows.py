@@ -200,11 +200,7 @@ def read_again(body: bytes | None, shape: Shape) -> tuple[bool, str | None]:
 
 def _parsed(text: str) -> Any:
     return loads(
-        text,
-        object_pairs_hook=_Object,
-        parse_int=_Number,
-        parse_float=_Number,
-        parse_constant=_refuse,
+        text, object_pairs_hook=_Object, parse_int=_Number, parse_float=_Number, parse_constant=_refuse
     )
 
 

@@ -41,9 +41,7 @@ def local_session(
     if _is_local(master):
         # A laptop's host name often leads to an address it does not have just now.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = session_class.builder.appName(app)
-    for name, value in settings(master, conf or {}).items():
-        builder = builder.config(name, value)
+    builder = session_class.builder.appName(app).config(map={**settings(master, conf or {})})
     spark: SparkSession = builder.getOrCreate()
     spark.sparkContext.setLogLevel(log_level)
     return spark

@@ -19,18 +19,19 @@ import dataclasses
 import queue
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from nsq.config import Config
 from nsq.consumer.consumer import Consumer
 from nsq.errors import ConfigError, ConnectionFailed, NsqError, UsageError
-from nsq.http.nsqd import NsqdApi, NsqdStats
+from nsq.http.nsqd import NsqdApi
 from nsq.message import Message
 from nsq.spark import lookups
-from nsq.spark.options import Nsqds, duration, names, option, whole
+from nsq.spark.lookups import Place
+from nsq.spark.options import Nsqds, count, names, option, seconds
 from nsq.spark.rows import checked, fields
 from nsq.transport import addresses
 from nsq.transport.tls import context_of
@@ -52,8 +53,8 @@ class PeekOptions(Nsqds):
         names,
         default=(),
     )
-    limit: int = option("The most rows.", whole, default=1000, low=1)
-    timeout: float = option("How long to look, if there are fewer.", duration, default=10.0, low=0.001)
+    limit: int = count(1000, "The most rows.")
+    timeout: float = seconds(10.0, "How long to look, if there are fewer.", low=0.001)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -83,7 +84,7 @@ class PeekReader(DataSourceReader):
         """Also says, before anything is run, why there is nothing to see or it must not be looked at."""
         options = self._options
         # All nsqds at once: one task keeps the limit.
-        return [InputPartition(safe_places(places(options), options.topic, asking(options.config)))]
+        return [InputPartition(safe_places(places(options), options))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from nsq.spark.wal import records
@@ -95,17 +96,13 @@ class PeekReader(DataSourceReader):
             yield records.rows(batch, topic, self._columns)
 
 
-# The look
-
-
 #: Longer than any look: an nsqd that was lost is not dialed again, as its channels were not checked then.
 _NEVER = 3600.0
 
 
-def peek(options: PeekOptions, found: Sequence[Place], ask: Ask | None = None) -> list[Message]:
+def peek(options: PeekOptions, found: Sequence[Place]) -> list[Message]:
     """Messages that come within the time, copies of what other channels get."""
-    ask = ask or asking(options.config)
-    safe = safe_places(found, options.topic, ask)
+    safe = safe_places(found, options)
     arrived: queue.SimpleQueue[Message] = queue.SimpleQueue()
     seen: list[Message] = []
     consumer = Consumer(
@@ -129,7 +126,7 @@ def peek(options: PeekOptions, found: Sequence[Place], ask: Ask | None = None) -
                 f"not every nsqd of topic {options.topic!r} was reached: {consumer.health().summary}"
             )
         try:
-            safe_places(safe, options.topic, ask)
+            safe_places(safe, options)
         except UsageError as error:
             raise UsageError(
                 f"a channel was deleted while the look began; what was published then may be lost: {error}"
@@ -143,27 +140,14 @@ def peek(options: PeekOptions, found: Sequence[Place], ask: Ask | None = None) -
     return seen
 
 
-# Where a look is safe
-
-
-class Place(NamedTuple):
-    """An nsqd's two addresses."""
-
-    tcp: str
-    http: str
-
-
-#: What an nsqd tells of a topic.
-Ask = Callable[[Place, str], NsqdStats]
-
-
 def places(options: PeekOptions) -> list[Place]:
     """All nsqds in question. Raises ConfigError for one whose HTTP address has to be given."""
-    found = [Place(tcp, http) for tcp, http in zip(options.nsqd, options.nsqd_http, strict=False)]
-    if not options.nsqd_http:
+    if options.nsqd_http:
+        found = list(map(Place, options.nsqd, options.nsqd_http))
+    else:
         found = [_beside(tcp, options.config) for tcp in options.nsqd]
     having = lookups.nodes_of([options.topic])
-    found += [Place(*each) for each in lookups.found_by_any(options.lookupd, options.config, having)]
+    found += lookups.found_by_any(options.lookupd, options.config, having)
     return list({place.tcp: place for place in found}.values())
 
 
@@ -183,24 +167,14 @@ def _beside(tcp: str, config: Config) -> Place:
     return Place(tcp, http)
 
 
-def asking(config: Config) -> Ask:
-    """Of the nsqd itself; over https by the TLS options."""
-    context = context_of(config)
-
-    def ask(place: Place, topic: str) -> NsqdStats:
-        return NsqdApi(place.http, tls=context).stats(topic, include_clients=False)
-
-    return ask
-
-
-def safe_places(found: Iterable[Place], topic: str, ask: Ask) -> list[Place]:
+def safe_places(found: Iterable[Place], options: PeekOptions) -> list[Place]:
     """Those that have the topic; the others are left out, as looking would create it there.
 
     Raises UsageError when looking would take messages, and when no nsqd has the topic.
     """
-    safe = []
+    topic, safe = options.topic, []
     for place in found:
-        for told in ask(place, topic)["topics"]:
+        for told in lookups.stats_of(place.http, options.config, topic)["topics"]:
             if told["topic_name"] == topic:
                 if all(is_ephemeral(channel["channel_name"]) for channel in told["channels"]):
                     raise UsageError(

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from nsq.errors import ApiError, ConfigError
-from nsq.http.nsqd import NsqdApi, NsqdStats
+from nsq.http.nsqd import NsqdStats
 from nsq.spark import lookups
-from nsq.spark.options import Options, duration, names, option, yes_no
+from nsq.spark.options import Options, names, option, seconds, switch
 from nsq.spark.registration import require_arrow
-from nsq.transport.tls import context_of
 from nsq.wire.names import check_channel, check_topic
 
 if TYPE_CHECKING:
@@ -63,10 +62,8 @@ class StatsOptions(Options):
     )
     topic: str = option("Only this topic.", default="")
     channel: str = option("Only this channel, of the topic.", default="")
-    timeout: float = option("How long an nsqd may take to answer.", duration, default=5.0, low=0.001)
-    fail_fast: bool = option(
-        "true: fail if an nsqd does not answer, instead of a row that says so.", yes_no, default=False
-    )
+    timeout: float = seconds(5.0, "How long an nsqd may take to answer.", low=0.001)
+    fail_fast: bool = switch(False, "true: fail if an nsqd does not answer, instead of a row that says so.")
 
     def __post_init__(self) -> None:
         if not self.nsqd and not self.lookupd:
@@ -112,25 +109,23 @@ class StatsReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options = self._options
         listed = lookups.found_by_any(options.lookupd, options.config, lookups.nodes)
-        nsqds = [*options.nsqd, *(http for _, http in listed)]
+        nsqds = [*options.nsqd, *(place.http for place in listed)]
         # Spark wants a partition even where there is no nsqd.
         return [InputPartition(nsqd) for nsqd in dict.fromkeys(nsqds)] or [InputPartition("")]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-        for row in self._rows(partition.value) if partition.value else ():
-            yield tuple(row.get(name) for name in self._columns)
-
-    def _rows(self, nsqd: str) -> Iterator[Row]:
-        options = self._options
+        options, nsqd = self._options, partition.value
+        if not nsqd:
+            return
         try:
-            api = NsqdApi(nsqd, timeout=options.timeout, tls=context_of(options.config))
-            stats = api.stats(options.topic, options.channel, include_clients=False)
+            told = lookups.stats_of(nsqd, options.config, options.topic, options.channel, options.timeout)
+            found = list(rows(nsqd, told, options.channel))
         except ApiError as error:
             if options.fail_fast:
                 raise
-            yield {"nsqd": nsqd, "error": str(error)}
-            return
-        yield from rows(nsqd, stats, options.channel)
+            found = [{"nsqd": nsqd, "error": str(error)}]
+        for row in found:
+            yield tuple(row.get(name) for name in self._columns)
 
 
 def rows(nsqd: str, stats: NsqdStats, channel: str = "") -> Iterator[Row]:

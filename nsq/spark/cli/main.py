@@ -44,9 +44,6 @@ class Flags:
     argument: str = ""
     argv: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        flags.check(self)
-
 
 @dataclass(frozen=True, kw_only=True)
 class NsqFlags(Flags):
@@ -242,9 +239,6 @@ def submit_line(options: SparkFlags) -> str:
         elif name != "print-submit" and not equals:
             next(given)
     return shlex.join(words)
-
-
-# Receiving without Spark
 
 
 def receive(options: ReceiveFlags) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import shutil
@@ -72,16 +73,15 @@ def line(progress: Progress) -> str:
     return ", ".join([*words, f"{span(progress.seconds)} so far"])
 
 
+@dataclasses.dataclass(eq=False)
 class Meter:
     """Takes what a pipeline reports, from whichever thread."""
 
-    def __init__(
-        self, stream: TextIO, *, quiet: bool = False, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._stream = stream
-        self._quiet = quiet
-        self._now = now
-        self._told = now() - _SELDOM
+    stream: TextIO
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        self._told = time.monotonic() - _SELDOM
         self._shown = ""
         self._lock = threading.Lock()  # lines must not mix
 
@@ -91,12 +91,12 @@ class Meter:
     def say(self, text: str) -> None:
         """How it goes just now; the next such line takes its place."""
         with self._lock:
-            if self._quiet:
+            if self.quiet:
                 return
-            if self._stream.isatty():
+            if self.stream.isatty():
                 self._write("", text[: shutil.get_terminal_size().columns - 1])
-            elif self._now() - self._told >= _SELDOM:
-                self._told = self._now()
+            elif time.monotonic() - self._told >= _SELDOM:
+                self._told = time.monotonic()
                 self._write(f"{text}\n", "")
 
     def note(self, text: str) -> None:
@@ -111,8 +111,8 @@ class Meter:
 
     def _write(self, stays: str, changes: str) -> None:
         erased = f"\r{' ' * len(self._shown)}\r" if self._shown else ""
-        self._stream.write(erased + stays + changes)
-        self._stream.flush()
+        self.stream.write(erased + stays + changes)
+        self.stream.flush()
         self._shown = changes
 
 

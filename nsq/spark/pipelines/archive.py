@@ -11,16 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from nsq.errors import ConfigError
+from nsq.spark.pipelines import streaming
 from nsq.spark.pipelines.files import Batch, Written, below, open_files, publish
-from nsq.spark.pipelines.streaming import (
-    Addresses,
-    OnProgress,
-    Running,
-    Totals,
-    open_stream,
-    run,
-    stream_options,
-)
+from nsq.spark.pipelines.streaming import Addresses, OnProgress, Running, Totals
 from nsq.spark.rows import CORRUPT, RESCUED, TYPES, read_json
 
 if TYPE_CHECKING:
@@ -92,24 +85,10 @@ def archive(
             import deltalake  # noqa: F401
         except ImportError as error:
             raise ConfigError(f"to={_DELTA}… needs deltalake ({error}): pip install 'nsq[delta]'") from None
-    reading = stream_options(
-        root,
-        topic,
-        channel,
-        nsqd=nsqd,
-        lookupd=lookupd,
-        wal=wal,
-        options=options,
-        defaults=_TABLE_DEFAULTS if table else _DEFAULTS,
-    )
-    running = Running(
-        checkpoint=checkpoint or below(root, "_checkpoint"),
-        follow=follow,
-        every=every,
-        stop=stop,
-        progress=progress,
-    )
-    with open_stream(spark, reading) as stream:
+    defaults = _TABLE_DEFAULTS if table else _DEFAULTS
+    reading = streaming.stream_options(root, topic, channel, nsqd, lookupd, wal, options, defaults)
+    running = Running(checkpoint or below(root, "_checkpoint"), follow, every, stop, progress)
+    with streaming.open_stream(spark, reading) as stream:
         return archive_stream(stream, below(path), wanted, running, table=table)
 
 
@@ -125,10 +104,7 @@ def archive_stream(
             return write_delta(rows, path, batch)
         return publish(files, batch, lambda uri: write_parquet(rows, uri, partitions=_PARTITIONS))
 
-    return ArchiveResult(path=path, **vars(run(stream, handle, running)))
-
-
-# The rows of an archive, from those of the source
+    return ArchiveResult(path=path, **vars(streaming.run(stream, handle, running)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from nsq.spark.pipelines.metrics import Window
 
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _SECOND = 1_000_000_000
 _BARS_AT_MOST = 200
 _TITLE: Any = {"loc": "left", "color": "#334155"}
@@ -40,14 +39,13 @@ def metrics_chart(
     """
     if not windows:
         raise UsageError("there is nothing to draw: no window has been counted")
-    lengths = [each.end - each.start for each in windows]
-    bars = [(each.start, length, each.messages) for each, length in zip(windows, lengths, strict=True)]
+    bars = [(each.start, each.end - each.start, each.messages) for each in windows]
     times = f"{windows[0].start:%Y-%m-%d %H:%M:%S} to {windows[-1].end:%H:%M:%S}"
     figure, (above, below) = _rates(bars, size, 2)
     from matplotlib import dates
 
     above.set_title(title or f"{sum(each.messages for each in windows):,} messages, {times}", **_TITLE)
-    middles: Any = [each.start + length / 2 for each, length in zip(windows, lengths, strict=True)]
+    middles: Any = [start + length / 2 for start, length, _ in bars]
     for name, label, colour in _LINES:
         values = [getattr(each, name) for each in windows]
         below.plot(middles, values, label=label, color=colour, marker="o", markersize=3)
@@ -81,7 +79,7 @@ def archive_chart(
         start = f.expr(f"(timestamp_ns div {span * _SECOND}) * {span}").alias("start")
         counted = frame.groupBy(start).count().orderBy("start").collect()
     length = datetime.timedelta(seconds=span)
-    bars = [(_EPOCH + datetime.timedelta(seconds=row[0]), length, row[1]) for row in counted]
+    bars = [(datetime.datetime.fromtimestamp(row[0], datetime.UTC), length, row[1]) for row in counted]
     figure, (axes,) = _rates(bars, (10, 4), 1)
     axes.set_title(title or f"{sum(row[1] for row in counted):,} messages", **_TITLE)
     axes.set_xlabel("UTC")

@@ -82,7 +82,7 @@ class LocalFiles:
     def write(self, path: str, text: str) -> None:
         """All of it or nothing."""
         target = self.root / path
-        changed = {target.parent, *_make_folder(target.parent)}
+        changed = _make_folder(target.parent)
         # Hidden from readers of the folder, should it be left behind.
         temporary = target.with_name(f".{target.name}.new")
         temporary.write_text(text, encoding="utf-8")
@@ -101,7 +101,7 @@ class LocalFiles:
         changed: set[Path] = set()
         for source, target in moves:
             place = self.root / target
-            changed |= {place.parent, *_make_folder(place.parent)}
+            changed |= _make_folder(place.parent)
             with contextlib.suppress(FileNotFoundError):
                 (self.root / source).replace(place)
         for folder in changed:
@@ -116,11 +116,11 @@ class LocalFiles:
             place.unlink(missing_ok=True)
 
 
-def _make_folder(folder: Path) -> list[Path]:
-    """The folders above that have a new entry by it."""
+def _make_folder(folder: Path) -> set[Path]:
+    """The folder itself, and those above that have a new entry by it: all have to be synced."""
     missing = [place for place in (folder, *folder.parents) if not place.is_dir()]
     folder.mkdir(parents=True, exist_ok=True)
-    return [place.parent for place in missing]
+    return {folder, *(place.parent for place in missing)}
 
 
 def sync(path: Path) -> None:
@@ -167,9 +167,7 @@ class HadoopFiles:
         temporary = f"{folder}/.{name}.new"
         with contextlib.closing(self._files.create(self._path(temporary), True)) as stream:
             stream.write(bytearray(text.encode()))
-        # Where a rename does not replace: a crash in between leaves nothing, which is "not written".
-        self._files.delete(self._path(path), False)
-        self._rename(temporary, path)
+        self._replace(temporary, path)
 
     def persist(self, paths: Iterable[str]) -> None:
         pass
@@ -178,11 +176,12 @@ class HadoopFiles:
         for source, target in moves:
             if self._files.exists(self._path(source)):
                 self._files.mkdirs(self._path(target).getParent())
-                # A copy that was complete before its source could be deleted, where renaming is copying.
-                self._files.delete(self._path(target), False)
-                self._rename(source, target)
+                self._replace(source, target)
 
-    def _rename(self, source: str, target: str) -> None:
+    def _replace(self, source: str, target: str) -> None:
+        # Not all renames replace: a crash in between leaves nothing, which is "not written". And where
+        # renaming is copying, there may be a copy that was complete before its source could be deleted.
+        self._files.delete(self._path(target), False)
         if not self._files.rename(self._path(source), self._path(target)):
             raise OSError(f"{self.uri(source)} cannot be renamed to {self.uri(target)}")
 
@@ -196,9 +195,6 @@ class HadoopFiles:
 Files = LocalFiles | HadoopFiles
 #: From and to.
 Move = tuple[str, str]
-
-
-# Putting the files of a batch into place
 
 
 class Batch(NamedTuple):

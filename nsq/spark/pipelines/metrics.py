@@ -11,17 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nsq.errors import UsageError
+from nsq.spark.pipelines import streaming
 from nsq.spark.pipelines.archive import BYTES, write_parquet
 from nsq.spark.pipelines.files import Batch, Written, below, open_files, publish
-from nsq.spark.pipelines.streaming import (
-    Addresses,
-    OnProgress,
-    Running,
-    Totals,
-    open_stream,
-    run,
-    stream_options,
-)
+from nsq.spark.pipelines.streaming import Addresses, OnProgress, Running, Totals
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -104,18 +97,10 @@ def metrics(
         defaults = {"retention": "0"}
         if to is None and checkpoint is None:
             defaults["startingposition"] = "committed"  # each call has a checkpoint of its own
-        reading = stream_options(
-            root, topic, channel, nsqd=nsqd, lookupd=lookupd, wal=wal, options=options, defaults=defaults
-        )
-        running = Running(
-            checkpoint=checkpoint or below(root, "_checkpoint"),
-            follow=follow,
-            every=every,
-            stop=stop,
-            progress=progress,
-            mode="append" if to is not None else "update",
-        )
-        frame = stack.enter_context(open_stream(spark, reading))
+        reading = streaming.stream_options(root, topic, channel, nsqd, lookupd, wal, options, defaults)
+        mode = "append" if to is not None else "update"
+        running = Running(checkpoint or below(root, "_checkpoint"), follow, every, stop, progress, mode)
+        frame = stack.enter_context(streaming.open_stream(spark, reading))
         return measure_stream(frame, root if to is not None else None, measure, running, on_windows)
 
 
@@ -166,7 +151,7 @@ def measure_stream(
             written,
         )
 
-    totals = run(measured(stream, measure), handle, running)
+    totals = streaming.run(measured(stream, measure), handle, running)
     return MetricsResult(windows=tuple(known[start] for start in sorted(known)), **vars(totals))
 
 

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
-import itertools
 import json
 import os
 import threading
@@ -29,8 +28,6 @@ from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-# How far a replay has come, in a small file
 
 
 class ArchivePosition(NamedTuple):
@@ -55,12 +52,14 @@ class Mark:
         return Mark(position, repeated, self.rows + 1, self.bytes + size)
 
 
+@dataclasses.dataclass(frozen=True)
 class Bookmark:
-    """The file, and the job that it belongs to: what is replayed, and where to."""
+    """A small file that says how far a replay has come, and the job that it belongs to: what is replayed, and
+    where to.
+    """
 
-    def __init__(self, path: str | os.PathLike[str], job: dict[str, object]) -> None:
-        self.path = Path(path)
-        self._job = job
+    path: Path
+    job: dict[str, object]
 
     def load(self) -> Mark:
         try:
@@ -72,20 +71,13 @@ class Bookmark:
         except (ValueError, KeyError, TypeError) as error:
             said = f"{self.path} is no state of a replay ({error}): name another, or delete it"
             raise UsageError(said) from None
-        if job != self._job:
+        if job != self.job:
             raise UsageError(f"{self.path} belongs to another replay, {job}: name another, or delete it")
         return place
 
     def save(self, place: Mark) -> None:
-        text = json.dumps({"job": self._job, **dataclasses.asdict(place)})
+        text = json.dumps({"job": self.job, **dataclasses.asdict(place)})
         LocalFiles(str(self.path.parent)).write(self.path.name, text)
-
-    def forget(self) -> None:
-        """The replay is complete: the next one begins anew."""
-        self.path.unlink(missing_ok=True)
-
-
-# Messages in order, so many at a time, no faster than asked
 
 
 class Entry(NamedTuple):
@@ -106,41 +98,12 @@ def remaining(entries: Iterable[Entry], place: Mark) -> Iterator[Entry]:
             yield entry
 
 
-def send(
-    parts: Iterable[list[Entry]],
-    place: Mark,
-    *,
-    publish: Callable[[list[bytes]], None],
-    save: Callable[[Mark], None],
-    wait: Callable[[float], bool],
-    rate: float | None = None,
-    now: Callable[[], float] = time.monotonic,
-) -> Iterator[Mark]:
-    """Publish and note one part after the other, ``rate`` messages per second on average. ``wait`` waits so
-    many seconds and says whether to stop.
-
-    What was published and not noted yet when this ends is published again the next time: one part at most.
-    """
-    start, sent = None, 0
-    for part in parts:
-        start = now() if start is None else start
-        if wait(0.0 if rate is None else max(0.0, start + sent / rate - now())):
-            return
-        publish([entry.body for entry in part])
-        sent += len(part)
-        for entry in part:
-            place = place.after(entry.position, len(entry.body))
-        save(place)
-        yield place
-
-
 # The pipeline
 
 
 #: A point in time: with a time zone, or as text such as 2026-03-01 or 2026-03-01T07:30, which is UTC.
 Moment = datetime.datetime | str
 
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _NEEDED = ("date", "hour", *ArchivePosition._fields)
 _REPORT_EVERY = 1.0
 #: Of one publish; nsqd's limit is 5 MiB by default.
@@ -199,12 +162,8 @@ def replay(
     check_topic(topic)
     if chunk < 1 or (rate is not None and not rate > 0):
         raise UsageError(f"chunk is {chunk}, rate {rate}: both must be above 0")
-    chosen: dict[str, Any] = {
-        "since": nanoseconds(since),
-        "until": nanoseconds(until),
-        "where": where,
-        "body": body,
-    }
+    chosen: dict[str, Any] = {"since": nanoseconds(since), "until": nanoseconds(until)}
+    chosen |= {"where": where, "body": body}
     job = {"archive": below(path), "topic": topic, **chosen}
     if state is None:
         if local_path(path) is None:
@@ -212,7 +171,7 @@ def replay(
         digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:10]
         # A topic of its own: #ephemeral is no part of a good file name.
         state = below(path, "_replay", f"{topic.partition('#')[0]}-{digest}.json")
-    bookmark = Bookmark(state, job)
+    bookmark = Bookmark(Path(state), job)
     place = bookmark.load()
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -222,9 +181,18 @@ def replay(
         if producer is None:
             result = _counted(frame, place)
         else:
-            send_to = partial(producer.multi_publish, topic)
-            end = stop or threading.Event()
-            result = _send_all(frame, place, bookmark, rate, chunk, send_to, end, progress)
+            result = send(
+                entries(frame, place),
+                place,
+                publish=partial(producer.multi_publish, topic),
+                save=bookmark.save,
+                stop=stop or threading.Event(),
+                rate=rate,
+                chunk=chunk,
+                progress=progress,
+            )
+            if result.complete:
+                bookmark.path.unlink(missing_ok=True)  # the next one begins anew
     seconds = time.monotonic() - start
     return dataclasses.replace(result, state=os.fspath(bookmark.path), seconds=seconds)
 
@@ -329,54 +297,57 @@ def _counted(frame: DataFrame, begin: Mark) -> ReplayResult:
 
 
 def _moment(nanos: int) -> datetime.datetime:
-    return _EPOCH + datetime.timedelta(microseconds=nanos // 1000)
+    return options.EPOCH + datetime.timedelta(microseconds=nanos // 1000)
 
 
-def _send_all(
-    frame: DataFrame,
+def send(
+    entries: Iterable[Entry],
     begin: Mark,
-    bookmark: Bookmark,
-    rate: float | None,
-    chunk: int,
+    *,
     publish: Callable[[list[bytes]], None],
+    save: Callable[[Mark], None],
     stop: threading.Event,
-    progress: OnProgress | None,
+    rate: float | None = None,
+    chunk: int = 500,
+    progress: OnProgress | None = None,
 ) -> ReplayResult:
-    """One call's worth of it, from the mark where it begins."""
-    left = remaining(entries(frame, begin), begin)
-    head = list(itertools.islice(left, 1))
-    # That a slow rate comes evenly: ten publishes a second.
-    most = chunk if rate is None else max(1, min(chunk, int(rate / 10)))
-    parts = packs(itertools.chain(head, left), most, _MOST_BYTES, lambda entry: len(entry.body))
-    stopped = False
-    start = time.monotonic()
-    told = (start, 0)
+    """Publish and note one part of the ``entries`` after the other, ``rate`` messages per second on average.
 
-    def wait(seconds: float) -> bool:
-        nonlocal stopped
-        stopped = stop.wait(seconds)
-        return stopped
+    What was published and not noted yet when this ends is published again the next time: one part at most.
+    """
+    called = time.monotonic()
+    told, start, first = (called, 0), 0.0, None
+    place, stopped = begin, False
 
-    def tell(place: Mark, every: float) -> None:
+    def tell(every: float) -> None:
         nonlocal told
         now, rows = time.monotonic(), place.rows - begin.rows
         since, before = told
         if progress is not None and now - since >= every:
             told = (now, rows)
             speed = (rows - before) / (now - since) if now > since else 0.0
-            progress(Progress(rows, place.bytes - begin.bytes, seconds=now - start, rate=speed))
+            progress(Progress(rows, place.bytes - begin.bytes, seconds=now - called, rate=speed))
 
-    place = begin
-    for place in send(parts, begin, publish=publish, save=bookmark.save, wait=wait, rate=rate):
-        tell(place, _REPORT_EVERY)
-    tell(place, 0.0)
-    if not stopped:
-        bookmark.forget()
+    # That a slow rate comes evenly: ten publishes a second.
+    most = chunk if rate is None else max(1, min(chunk, int(rate / 10)))
+    for part in packs(remaining(entries, begin), most, _MOST_BYTES, lambda entry: len(entry.body)):
+        if first is None:
+            start, first = time.monotonic(), _moment(part[0].position.timestamp_ns)
+        due = start if rate is None else start + (place.rows - begin.rows) / rate
+        stopped = stop.wait(max(0.0, due - time.monotonic()))
+        if stopped:
+            break
+        publish([entry.body for entry in part])
+        for entry in part:
+            place = place.after(entry.position, len(entry.body))
+        save(place)
+        tell(_REPORT_EVERY)
+    tell(0.0)
     return ReplayResult(
         rows=place.rows - begin.rows,
         bytes=place.bytes - begin.bytes,
         before=begin.rows,
         complete=not stopped,
-        first=_moment(head[0].position.timestamp_ns) if head else None,
+        first=first,
         last=_moment(place.at.timestamp_ns) if place.at and place != begin else None,
     )

@@ -66,7 +66,6 @@ def stream_options(
     root: str,
     topic: str,
     channel: str,
-    *,
     nsqd: Addresses,
     lookupd: Addresses,
     wal: str | None,
@@ -83,8 +82,7 @@ def stream_options(
             "give a directory that all receivers can reach, or a URI of pyarrow.fs"
         )
     given = {"topic": topic, "channel": channel, "wal": wal or below(root, "_wal")}
-    given |= {"nsqd": addresses(nsqd)} if addresses(nsqd) else {}
-    given |= {"lookupd": addresses(lookupd)} if addresses(lookupd) else {}
+    given |= {"nsqd": addresses(nsqd), "lookupd": addresses(lookupd)}
     for name, value in [*defaults.items(), *(options or {}).items()]:
         given[name.lower()] = str(value).lower() if isinstance(value, bool) else str(value)
     SourceOptions.of(given)
@@ -98,7 +96,7 @@ def open_stream(spark: SparkSession | None, options: Mapping[str, str]) -> Itera
         yield session.readStream.format("nsq").options(**options).load()
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Running:
     """How to run a query. ``follow``: until ``stop`` is set, or Ctrl-C; otherwise until all is through that
     was there at the beginning.
@@ -154,10 +152,9 @@ def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
 class Batches:
     """What Spark calls with each batch, on a thread of its own, and what has come of them so far."""
 
-    def __init__(self, handle: Handle, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, handle: Handle) -> None:
         self._handle = handle
-        self._now = now
-        self._start = now()
+        self._start = time.monotonic()
         self._totals = Totals()  # replaced, never changed
         self._last = (self._start, 0)
         self._busy = threading.Lock()
@@ -186,11 +183,11 @@ class Batches:
             )
 
     def totals(self) -> Totals:
-        return dataclasses.replace(self._totals, seconds=self._now() - self._start)
+        return dataclasses.replace(self._totals, seconds=time.monotonic() - self._start)
 
     def progress(self, figures: Mapping[str, float]) -> Progress:
         """``figures`` are those of the source."""
-        totals, now = self.totals(), self._now()
+        totals, now = self.totals(), time.monotonic()
         then, rows = self._last
         self._last = (now, totals.rows)
         rate = (totals.rows - rows) / (now - then) if now > then else 0.0

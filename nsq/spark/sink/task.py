@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 from nsq.config import Config
 from nsq.errors import ConfigError, InvalidMessage, NsqError
 from nsq.producer import Producer
-from nsq.spark.options import Nsqds, duration, option, size, whole
+from nsq.spark.options import Nsqds, count, octets, option, seconds
 from nsq.wire.commands import Limits
 from nsq.wire.names import check_topic
 
@@ -39,21 +39,12 @@ class SinkOptions(Nsqds):
     }
 
     topic: str = option("The topic to publish to; without it, each row's column topic.", default="")
-    mpub_messages: int = option("The most messages published at once.", whole, default=500, low=1)
-    mpub_bytes: int = option(
-        "The most bytes published at once; a larger message travels alone.", size, default=1 << 20, low=1
-    )
-    pipeline: int = option(
-        "Full publishes that a task has under way while it makes the next one.", whole, default=8, low=1
-    )
-    retries: int = option(
-        "How often a publish is tried anew that failed, or was not answered.", whole, default=3, low=0
-    )
-    timeout: float = option(
-        "The longest a publish may take each time, trying one nsqd after the other.",
-        duration,
-        default=30.0,
-        low=0.001,
+    mpub_messages: int = count(500, "The most messages published at once.")
+    mpub_bytes: int = octets(1 << 20, "The most bytes published at once; a larger message travels alone.")
+    pipeline: int = count(8, "Full publishes that a task has under way while it makes the next one.")
+    retries: int = count(3, "How often a publish is tried anew that failed, or was not answered.", low=0)
+    timeout: float = seconds(
+        30.0, "The longest a publish may take each time, trying one nsqd after the other.", low=0.001
     )
 
     def __post_init__(self) -> None:
@@ -65,9 +56,6 @@ class SinkOptions(Nsqds):
             raise ConfigError(
                 f"mpubBytes is {self.mpub_bytes}, but must be at most {most} (nsqd's --max-body-size)"
             )
-
-
-# The task
 
 
 def publish_rows(
@@ -240,16 +228,13 @@ def _values(array: pa.Array) -> list[bytes]:
     return [content[begin - start : end - start] for begin, end in itertools.pairwise(ends)]
 
 
-# Which bodies travel together in one MPUB
-
-
 def packs(
     items: Iterable[T],
     most: int,
     most_bytes: int,
     length: Callable[[T], int] = len,  # type: ignore[assignment]
 ) -> Iterator[list[T]]:
-    """``most`` and ``most_bytes`` limit a pack; a single body larger than that is a pack as well."""
+    """Which bodies travel together in one MPUB. A single one larger than ``most_bytes`` is a pack as well."""
     held: list[T] = []
     total = head = 4  # MPUB adds its count, and the size of each body
     for item in items:
@@ -273,18 +258,20 @@ class _Attempt(NamedTuple):
     tries: int
 
 
+@dataclasses.dataclass(eq=False)
 class Pipeline:
     """``room`` counts messages, so that one which is deferred, and has to travel alone, takes the room of
     one. ``messages`` and ``bytes`` count what nsqds have stored. For a single thread.
     """
 
-    def __init__(self, publisher: Producer, *, room: int, retries: int, timeout: float) -> None:
+    publisher: Producer
+    room: int
+    retries: int
+    timeout: float
+
+    def __post_init__(self) -> None:
         self.messages = 0
         self.bytes = 0
-        self._publisher = publisher
-        self._room = room
-        self._retries = retries
-        self._timeout = timeout
         self._attempts: deque[_Attempt] = deque()
         self._inside = 0
 
@@ -293,10 +280,10 @@ class Pipeline:
 
         def send() -> Future[None]:
             if delay:
-                return self._publisher.publish_async(topic, bodies[0], defer=delay, timeout=self._timeout)
-            return self._publisher.multi_publish_async(topic, bodies, timeout=self._timeout)
+                return self.publisher.publish_async(topic, bodies[0], defer=delay, timeout=self.timeout)
+            return self.publisher.multi_publish_async(topic, bodies, timeout=self.timeout)
 
-        while self._attempts and self._inside + len(bodies) > self._room:
+        while self._attempts and self._inside + len(bodies) > self.room:
             self._settle()
         self._inside += len(bodies)
         self._attempts.append(_Attempt(send(), send, bodies, 1))
@@ -312,7 +299,7 @@ class Pipeline:
         try:
             future.result()  # has a deadline of its own
         except NsqError as error:
-            if not error.retry or tries > self._retries:
+            if not error.retry or tries > self.retries:
                 raise
             log.warning("publishing %d messages again: %s", len(bodies), error)
             self._attempts.append(_Attempt(send(), send, bodies, tries + 1))

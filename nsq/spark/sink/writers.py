@@ -7,14 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from nsq.errors import ConfigError
 from nsq.spark.sink.task import Columns, SinkOptions, publish_rows
@@ -24,6 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 log = logging.getLogger("nsq.spark")
+
+#: What the tasks of a write have said; None for one that did not come to its end.
+Messages = list[WriterCommitMessage | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,38 +49,33 @@ class _Writer:
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
         return TaskReport(*publish_rows(self._options, self._columns, iterator))
 
+    def commit(self, messages: Messages, batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
+        done = _reports(messages)
+        count, size = sum(report.messages for report in done), sum(report.bytes for report in done)
+        what = _what(batchId)
+        log.info("%s: %d messages, %d bytes published by %d tasks", what, count, size, len(done))
+
+    def abort(self, messages: Messages, batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
+        done = _reports(messages)
+        log.warning(
+            "%s failed: %d of its %d tasks have reported their %d messages as published, others may have "
+            "published theirs; all these stay published, and are published again when it is run again",
+            *(_what(batchId), len(done), len(messages), sum(report.messages for report in done)),
+        )
+
+
+def _what(batch: int | None) -> str:
+    return "the write" if batch is None else f"batch {batch}"
+
+
+def _reports(messages: Messages) -> list[TaskReport]:
+    return [message for message in messages if isinstance(message, TaskReport)]
+
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
-    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _tell_end("the write", messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        _tell_end("the write", messages, failed=True)
+    pass
 
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     append = '.outputMode("append")'
     ignored = ("checkpointLocation", "queryName")
-
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        _tell_end(f"batch {batchId}", messages)
-
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        _tell_end(f"batch {batchId}", messages, failed=True)
-
-
-def _tell_end(what: str, messages: Sequence[WriterCommitMessage | None], failed: bool = False) -> None:
-    done = [message for message in messages if isinstance(message, TaskReport)]
-    count = sum(message.messages for message in done)
-    if failed:
-        log.warning(
-            "%s failed: %d of its %d tasks have reported their %d messages as published, others may have "
-            "published theirs; all these stay published, and are published again when it is run again",
-            what,
-            len(done),
-            len(messages),
-            count,
-        )
-    else:
-        size = sum(message.bytes for message in done)
-        log.info("%s: %d messages, %d bytes published by %d tasks", what, count, size, len(done))

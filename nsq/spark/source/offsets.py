@@ -23,9 +23,6 @@ from nsq.spark.wal.store import Position, Segment
 _SHOWN = 200
 
 
-BEGINNING = Position()
-
-
 class Slice(NamedTuple):
     """The rows of a segment from ``first`` up to, but not including, ``end``; ``bytes`` is an estimate."""
 
@@ -42,13 +39,6 @@ class Slice(NamedTuple):
         return self.segment.bytes * self.rows // max(1, self.segment.rows)
 
 
-class Lost(NamedTuple):
-    """A segment that is needed and not there."""
-
-    receiver: str
-    number: int
-
-
 @dataclass(frozen=True)
 class Offset:
     wal: str
@@ -59,15 +49,15 @@ class Offset:
 
     def to_json(self) -> dict[str, Any]:
         """The same text for the same offset, whatever order it was made in."""
-        at = {name: _packed(self.at[name]) for name in sorted(self.at)}
-        origins = {}
-        for name in sorted(
-            self.origins
-        ):  # the segment that is read first, and the rows of it that are left out
-            begin = self.origins[name]
-            origins[name] = _packed(begin._replace(segment=begin.segment + 1))
-        more: dict[str, Any] = {"from": origins} if origins else {}
-        return {"wal": self.wal, "at": at} | more | ({"turn": self.turn} if self.turn else {})
+        at = {name: _packed(position) for name, position in sorted(self.at.items())}
+        told: dict[str, Any] = {"wal": self.wal, "at": at}
+        if self.origins:
+            # Told as the segment that is read first, and the rows of it that are left out.
+            origins = sorted(self.origins.items())
+            told["from"] = {name: _packed(Position(last + 1, rows)) for name, (last, rows) in origins}
+        if self.turn:
+            told["turn"] = self.turn
+        return told
 
     @classmethod
     def of_json(cls, told: Any) -> Offset:
@@ -81,7 +71,7 @@ class Offset:
         raise WalForeign(f"the checkpoint holds no offset of this source: {str(told)[:_SHOWN]}")
 
     def position(self, receiver: str) -> Position:
-        return self.at.get(receiver, BEGINNING)
+        return self.at.get(receiver, Position())
 
     def has_read(self, segment: Segment) -> bool:
         """All of it."""
@@ -112,31 +102,27 @@ def unread(start: Offset, segments: Iterable[Segment]) -> list[Slice]:
     return slices
 
 
-def between(start: Offset, end: Offset, segments: Iterable[Segment]) -> tuple[list[Slice], list[Lost]]:
-    """What a batch consists of, always the same for the same two offsets, and what is missing of it."""
+def between(
+    start: Offset, end: Offset, segments: Iterable[Segment]
+) -> tuple[list[Slice], list[tuple[str, int]]]:
+    """What a batch consists of, always the same for the same two offsets, and which segments of it are
+    missing: their receivers and numbers.
+    """
     listed = {(segment.receiver, segment.number): segment for segment in segments}
     slices: list[Slice] = []
-    lost: list[Lost] = []
-    for receiver in sorted(end.at):
-        for number, first, rows in _wanted(receiver, start, end):
+    lost: list[tuple[str, int]] = []
+    for receiver, high in sorted(end.at.items()):
+        low = start.at.get(receiver, end.origins.get(receiver, Position()))
+        for number in range(low.segment + 1, high.segment + 1 + bool(high.rows)):
             segment = listed.get((receiver, number))
+            first = low.rows if number == low.segment + 1 else 0
+            if number > high.segment and high.rows <= first:
+                continue  # the batch begins and ends at the same row
             if segment is None:
-                lost.append(Lost(receiver, number))
+                lost.append((receiver, number))
             else:
-                slices.append(Slice(segment, first, segment.rows if rows is None else rows))
+                slices.append(Slice(segment, first, high.rows if number > high.segment else segment.rows))
     return slices, lost
-
-
-def _wanted(receiver: str, start: Offset, end: Offset) -> Iterable[tuple[int, int, int | None]]:
-    """Number, first row and end of each piece of one receiver; None is the end of the segment."""
-    low, high = start.at.get(receiver), end.at[receiver]
-    if low is None:
-        low = end.origins.get(receiver, BEGINNING)
-    for number in range(low.segment + 1, high.segment + 1):
-        yield number, low.rows if number == low.segment + 1 else 0, None
-    first = low.rows if high.segment == low.segment else 0
-    if high.rows > first:
-        yield high.segment + 1, first, high.rows
 
 
 # What a batch takes
@@ -148,8 +134,9 @@ class Limits(NamedTuple):
     rows: int | None = None
     bytes: int | None = None
 
-    def tightened(self, rows: int | None = None, size: int | None = None) -> Limits:
-        return Limits(_least(self.rows, rows), _least(self.bytes, size))
+    def tightened(self, rows: int | None) -> Limits:
+        known = [limit for limit in (self.rows, rows) if limit is not None]
+        return Limits(min(known, default=None), self.bytes)
 
     def reached(self, amount: Amount) -> bool:
         return (self.rows is not None and amount.rows >= self.rows) or (
@@ -165,27 +152,6 @@ class Amount(NamedTuple):
 def amount(slices: Iterable[Slice]) -> Amount:
     listed = list(slices)
     return Amount(sum(piece.rows for piece in listed), sum(piece.bytes for piece in listed))
-
-
-@dataclass(frozen=True)
-class Pace:
-    """When a batch begins."""
-
-    linger: float
-    least_rows: int
-    longest_delay: float
-
-    def ripe_in(self, pending: Amount, age: float, limits: Limits) -> float | None:
-        """Seconds until a batch begins if nothing more comes, 0 for now; None while there is nothing.
-
-        ``age`` is how long something has been pending.
-        """
-        if not pending.rows:
-            return None
-        if limits.reached(pending):
-            return 0.0
-        wait = self.linger if pending.rows >= self.least_rows else self.longest_delay
-        return max(0.0, wait - age)
 
 
 def admitted(
@@ -204,23 +170,20 @@ def admitted(
         return start, Amount()
     by_rows = _shares(pieces, limits.rows, lambda piece: piece.rows)
     by_bytes = _shares(pieces, limits.bytes, lambda piece: piece.bytes)
-    known = set(present) | {segment.receiver for segment in segments}
-    at = {receiver: position for receiver, position in start.at.items() if receiver in known}
-    origins = {}
     taken: list[Slice] = []
     for receiver, own in pieces.items():
-        part = _taken(own, by_rows[receiver], by_bytes[receiver])
-        if part:
-            taken += part
-            at[receiver] = _position(part[-1])
-            if receiver not in start.at:
-                origins[receiver] = Position(part[0].segment.number - 1)
+        taken += _taken(own, by_rows[receiver], by_bytes[receiver])
     if not taken:  # a limit below the weight of any single row
         piece = next(iter(pieces.values()))[0]
         taken = [piece._replace(end=piece.first + 1)]
-        at[piece.segment.receiver] = _position(taken[0])
-        if piece.segment.receiver not in start.at:
-            origins[piece.segment.receiver] = Position(piece.segment.number - 1)
+    known = set(present) | {segment.receiver for segment in segments}
+    at = {receiver: position for receiver, position in start.at.items() if receiver in known}
+    origins: dict[str, Position] = {}
+    for piece in taken:
+        receiver, number, rows, _ = piece.segment
+        at[receiver] = Position(number) if piece.end == rows else Position(number - 1, piece.end)
+        if receiver not in start.at:
+            origins.setdefault(receiver, Position(number - 1))
     return Offset(start.wal, at, origins), amount(taken)
 
 
@@ -233,10 +196,8 @@ def _shares(
     held = {receiver: sum(map(weight, own)) for receiver, own in pieces.items()}
     shares: dict[str, int | None] = {}
     left = limit
-    for count, receiver in zip(
-        range(len(held), 0, -1), sorted(held, key=lambda name: held[name]), strict=True
-    ):
-        share = min(held[receiver], left // count)
+    for done, receiver in enumerate(sorted(held, key=lambda name: held[name])):
+        share = min(held[receiver], left // (len(held) - done))
         shares[receiver] = share
         left -= share
     return shares
@@ -258,17 +219,6 @@ def _taken(pieces: Iterable[Slice], rows: int | None, size: int | None) -> list[
         if fitting < piece.rows:
             break
     return taken
-
-
-def _position(last: Slice) -> Position:
-    segment = last.segment
-    return Position(segment.number) if last.end == segment.rows else Position(segment.number - 1, last.end)
-
-
-def _least(one: int | None, other: int | None) -> int | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return min(one, other)
 
 
 # The tasks of a batch

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from nsq.errors import ConfigError
-from nsq.spark.options import Nsqds, duration, lasting, moment, names, option, size, whole, yes_no
+from nsq.spark.options import LASTING, MOMENT, Nsqds, count, names, octets, option, seconds, switch
 from nsq.spark.wal.readers import DEFAULT, check_reader
 from nsq.wire.names import check_channel, check_topic
 
@@ -89,89 +89,67 @@ class SourceOptions(Nsqds):
     starting_timestamp: int | None = option(
         "Instead of startingPosition: begin with the first segment that holds a message of that time or "
         "later: 2026-03-01T07:30 (UTC), or milliseconds since 1970.",
-        moment,
+        MOMENT,
         default=None,
     )
 
-    max_messages_per_trigger: int | None = option("The most rows of a batch.", whole, default=None, low=1)
-    max_bytes_per_trigger: int | None = option(
-        "The most bytes of bodies of a batch.", size, default=None, low=1
-    )
-    min_messages_per_trigger: int = option(
-        "Wait for that many rows before a batch …", whole, default=0, low=0
-    )
-    max_trigger_delay: float = option("… but no longer than this.", duration, default=900.0, low=0)
-    linger: float = option(
-        "How long a batch waits for more once there is something.", duration, default=0.25, low=0
-    )
-    min_partitions: int = option(
-        "Split a batch into at least so many tasks where it can be.", whole, default=1, low=1
-    )
-    target_partition_bytes: int = option(
-        "Bytes of bodies that make a task of their own.", size, default=32 * _MIB, low=1
-    )
+    max_messages_per_trigger: int | None = count(None, "The most rows of a batch.")
+    max_bytes_per_trigger: int | None = octets(None, "The most bytes of bodies of a batch.")
+    min_messages_per_trigger: int = count(0, "Wait for that many rows before a batch …", low=0)
+    max_trigger_delay: float = seconds(900.0, "… but no longer than this.")
+    linger: float = seconds(0.25, "How long a batch waits for more once there is something.")
+    min_partitions: int = count(1, "Split a batch into at least so many tasks where it can be.")
+    target_partition_bytes: int = octets(32 * _MIB, "Bytes of bodies that make a task of their own.")
 
-    receivers: int = option("Receiver processes.", whole, default=1, low=0)
-    max_in_flight: int = option("Messages in flight per receiver.", whole, default=2500, low=1)
-    commit_interval: float = option(
-        "The longest a received message waits for its fsync.", duration, default=0.1, low=0
-    )
-    segment_bytes: int = option(
-        "A segment is sealed when it has so many bytes, at the latest.", size, default=32 * _MIB, low=1
-    )
-    wal_max_bytes: int = option(
-        "Receiving pauses while the files of the log have that many bytes.", size, default=20 * _GIB, low=1
+    receivers: int = count(1, "Receiver processes.", low=0)
+    max_in_flight: int = count(2500, "Messages in flight per receiver.")
+    commit_interval: float = seconds(0.1, "The longest a received message waits for its fsync.")
+    segment_bytes: int = octets(32 * _MIB, "A segment is sealed when it has so many bytes, at the latest.")
+    wal_max_bytes: int = octets(
+        20 * _GIB, "Receiving pauses while the files of the log have that many bytes."
     )
     retention: float = option(
         "How long a segment stays in the log after it was sealed and every reader has committed it; 0: it is "
         "deleted at once.",
-        lasting,
+        LASTING,
         default=86_400.0,
         low=0,
     )
-    retention_bytes: int = option(
+    retention_bytes: int = octets(
+        10 * _GIB,
         "The most bytes of such segments, at most half of walMaxBytes: the oldest are deleted first.",
-        size,
-        default=10 * _GIB,
         low=0,
     )
-    fsync: bool = option(
+    fsync: bool = switch(
+        True,
         "false: leave it to the operating system when bytes reach the disk; a power cut may lose messages.",
-        yes_no,
-        default=True,
     )
 
-    fail_on_data_loss: bool = option(
-        "false: go on when a file of the log is gone, with a warning.", yes_no, default=True
-    )
+    fail_on_data_loss: bool = switch(True, "false: go on when a file of the log is gone, with a warning.")
     dead_letter_topic: str = option(
         "With maxAttempts: where a message goes that was tried more often.", default=""
     )
-    available_now_idle: float = option(
-        "AvailableNow: how long nothing may come before what is missing of the backlog counts as gone.",
-        duration,
-        default=2.0,
-        low=0,
+    available_now_idle: float = seconds(
+        2.0, "AvailableNow: how long nothing may come before what is missing of the backlog counts as gone."
     )
-    available_now_timeout: float = option(
-        "AvailableNow: the longest to receive the backlog; 0: no limit.", duration, default=0.0, low=0
+    available_now_timeout: float = seconds(
+        0.0, "AvailableNow: the longest to receive the backlog; 0: no limit."
     )
-    wait_for_in_flight: bool = option(
-        "AvailableNow: also wait for what other clients of the channel hold, or what is deferred.",
-        yes_no,
-        default=True,
+    wait_for_in_flight: bool = switch(
+        True, "AvailableNow: also wait for what other clients of the channel hold, or what is deferred."
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.starting_position and self.starting_timestamp is not None:
             raise ConfigError("startingPosition and startingTimestamp are both given: leave one of them out")
-        if sum(map(bool, (self.topic, self.topics, self.topics_pattern))) != 1:
+        given = sum(map(bool, (self.topic, self.topics, self.topics_pattern)))
+        if not given:
             raise ConfigError(
                 "option topic is missing: .option('topic', …), or one of topics and topicsPattern"
-                if not (self.topic or self.topics or self.topics_pattern)
-                else "of topic, topics and topicsPattern only one can be given"
             )
+        if given > 1:
+            raise ConfigError("of topic, topics and topicsPattern only one can be given")
 
     @property
     def named_topics(self) -> tuple[str, ...]:

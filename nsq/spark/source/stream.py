@@ -9,15 +9,14 @@ what it needs.
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
 import functools
 import logging
 import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -25,7 +24,6 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
-    ReadMaxBytes,
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
@@ -35,19 +33,15 @@ from nsq.spark import rows
 from nsq.spark.receiver.pool import ReceiverPool
 from nsq.spark.registration import require_arrow
 from nsq.spark.rows import Field
-from nsq.spark.source.backlog import Backlog, Poller, measure
+from nsq.spark.source.backlog import Poller, measure
 from nsq.spark.source.feed import Feed
-from nsq.spark.source.offsets import Limits, Slice
+from nsq.spark.source.offsets import Limits
 from nsq.spark.source.options import SourceOptions
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
-
     import pyarrow as pa
     from pyspark.sql.datasource import DataSourceReader, DataSourceStreamWriter, DataSourceWriter
     from pyspark.sql.types import StructType
-
-    from nsq.spark.source.reading import Portion
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,9 +49,6 @@ R = TypeVar("R")
 #: Seconds for the reader's last query to say that it is leaving; from then on it has half a minute.
 PATIENCE = 5.0
 _BACKLOG_EVERY = 3.0
-_BACKLOG_OFTEN = 0.5
-
-
 #: The option that tells a batch read, which looks without taking anything, from a stream.
 MODE = "mode"
 
@@ -122,7 +113,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, given: Mapping[str, str], columns: Sequence[Field]) -> None:
         self._given = dict(given)
         self._columns = list(columns)
-        self._running: _Running | None = None
+        self._running: tuple[Feed, Termination] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_running": None}
@@ -131,54 +122,56 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @_plainly
     def prepareForTriggerAvailableNow(self) -> None:
-        running = self._run(_BACKLOG_OFTEN)
-        running.feed.aim()
+        self._run().aim()
 
     @_plainly
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Spark hands it back to ``latestOffset``, or another one where the trigger says so."""
-        options = self._run().options
-        if options.max_messages_per_trigger is not None:
-            return ReadMaxRows(options.max_messages_per_trigger)
-        if options.max_bytes_per_trigger is not None:
-            return ReadMaxBytes(options.max_bytes_per_trigger)
-        # And not ReadAllAvailable: Spark asks for that with trigger(once=True) alone.
+        """Spark hands it back to ``latestOffset``, where our own limits hold beside it. Not ReadAllAvailable:
+        Spark asks for that with trigger(once=True) alone.
+        """
+        self._run()
         return ReadMaxRows(sys.maxsize)
 
     @_plainly
     def initialOffset(self) -> dict[str, Any]:
-        return self._run().feed.initial()
+        return self._run().initial()
 
     @_plainly
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        running = self._run()
+        feed = self._run()
         once = isinstance(limit, ReadAllAvailable)
-        return dict(running.feed.latest(start, limits(running.options, limit), once=once))
+        return dict(feed.latest(start, limits(feed.options, limit), once=once))
 
     @_plainly
     def reportLatestOffset(self) -> dict[str, Any]:
-        return self._run().feed.report()
+        return self._run().report()
 
     @_plainly
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        running = self._run()
-        return [InputPartition(running.portion(task)) for task in running.feed.plan(start, end)]
+        from nsq.spark.source.reading import Portion
+
+        feed = self._run()
+        place, strict = feed.wal.location, feed.options.fail_on_data_loss
+        return [InputPartition(Portion(place, tuple(task), strict)) for task in feed.plan(start, end)]
 
     @_plainly
     def commit(self, end: dict[str, Any]) -> None:
-        self._run().feed.commit(end)
+        self._run().commit(end)
 
     def stop(self) -> None:
         running, self._running = self._running, None
         if running is not None:
-            running.stop()
+            feed, termination = running
+            with termination.ignored():
+                feed.close()
 
-    def _run(self, backlog_every: float = _BACKLOG_EVERY) -> _Running:
+    def _run(self) -> Feed:
         if self._running is None:
             options = SourceOptions.of(self._given)
             rows.checked(self._columns)
-            self._running = _Running(options, backlog_every)
-        return self._running
+            feed = start_feed(options)
+            self._running = feed, Termination(feed.leaving)
+        return self._running[0]
 
     # In a task
 
@@ -188,75 +181,39 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read(partition.value, self._columns)
 
 
+def start_feed(options: SourceOptions) -> Feed:
+    """Take the reader's name; nothing is received yet."""
+    from nsq.spark.source.reading import newest, published
+    from nsq.spark.wal import Subject, open_wal
+
+    _speak()
+    wal = open_wal(options.wal, fsync=options.fsync)
+    subject = Subject(options.subscription, options.channel)
+    identity = wal.prepare(subject)
+    claim = wal.own(options.reader, f"the query that reads {subject}", PATIENCE)
+    try:
+        receivers = ReceiverPool(options, wal)
+        return Feed(
+            options,
+            wal,
+            identity,
+            claim,
+            receivers,
+            Poller("backlog", lambda: measure(options, receivers.status().received), _BACKLOG_EVERY),
+            functools.lru_cache(maxsize=64)(functools.partial(published, wal)),
+            functools.partial(newest, wal),
+        )
+    except BaseException:
+        claim.release()
+        raise
+
+
 def limits(options: SourceOptions, asked_for: ReadLimit) -> Limits:
-    """Spark knows one limit at a time; ours hold beside it, unless the trigger wants everything at once."""
+    """Spark's and ours beside it, unless the trigger wants everything at once."""
+    if isinstance(asked_for, ReadAllAvailable):
+        return Limits()
     ours = Limits(options.max_messages_per_trigger, options.max_bytes_per_trigger)
-    if isinstance(asked_for, ReadMaxRows):
-        return ours if asked_for.max_rows == sys.maxsize else ours.tightened(rows=asked_for.max_rows)
-    if isinstance(asked_for, ReadMaxBytes):
-        return ours.tightened(size=asked_for.max_bytes)
-    return Limits()
-
-
-class _Running:
-    """What there is while a query runs: the feed with all that belongs to it."""
-
-    def __init__(self, options: SourceOptions, backlog_every: float) -> None:
-        from nsq.spark.source.reading import newest, published
-        from nsq.spark.wal import Subject, open_wal
-
-        _speak()
-        self.options = options
-        self._wal = open_wal(options.wal, fsync=options.fsync)
-        subject = Subject(options.subscription, options.channel)
-        identity = self._wal.prepare(subject)
-        claim = self._wal.own(options.reader, f"the query that reads {subject}", PATIENCE)
-
-        @functools.lru_cache(maxsize=64)
-        def since_when(piece: Slice) -> float | None:
-            return published(self._wal, piece)
-
-        def age(piece: Slice) -> float | None:
-            since = since_when(piece)
-            return None if since is None else max(0.0, time.time() - since)
-
-        receivers = ReceiverPool(options, self._wal)
-
-        def backlog() -> Backlog:
-            received = receivers.status().received  # first: what comes meanwhile must not count twice
-            return dataclasses.replace(measure(options), received=received)
-
-        parent = os.getppid()
-        try:
-            self.feed = Feed(
-                options,
-                self._wal,
-                identity,
-                claim,
-                receivers,
-                Poller("backlog", backlog, backlog_every, time.monotonic),
-                age,
-                newest=functools.partial(newest, self._wal),
-                # Who waits for a long time would not notice otherwise that the JVM that asks is gone.
-                wanted=lambda: os.getppid() == parent,
-            )
-        except BaseException:
-            claim.release()
-            raise
-        self._termination = Termination(self.feed.leaving)
-        self._termination.begin()
-
-    def portion(self, task: Sequence[Slice]) -> Portion:
-        from nsq.spark.source.reading import Portion
-
-        return Portion(self._wal.location, tuple(task), self.options.fail_on_data_loss)
-
-    def stop(self) -> None:
-        self._termination.ignore()
-        try:
-            self.feed.close()
-        finally:
-            self._termination.end()
+    return ours.tightened(asked_for.max_rows) if isinstance(asked_for, ReadMaxRows) else ours
 
 
 def _speak() -> None:
@@ -270,17 +227,14 @@ def _speak() -> None:
     logging.getLogger("nsq.spark").setLevel(logging.INFO)
 
 
-# SIGTERM, by which Spark stops the process of a stream reader: without a handler it would end on the spot,
-# and what is in flight would come again
-
-
 #: What a shell reports for a process that SIGTERM has ended.
 _STATUS = 128 + signal.SIGTERM
 
 
 class Termination:
-    """From ``begin`` on, SIGTERM calls ``leave``, then the handler that was there before, and then exits as
-    ``sys.exit`` does, so that ``finally`` blocks run.
+    """From now on, SIGTERM calls ``leave``, then the handler that was there before, and then exits as
+    ``sys.exit`` does, so that ``finally`` blocks run. Spark stops the process of a stream reader by SIGTERM:
+    without a handler it would end on the spot, and what is in flight would come again.
 
     Only the main thread of a process may say what a signal does; elsewhere nothing happens.
     """
@@ -289,21 +243,19 @@ class Termination:
         self._leave = leave
         self._owner = os.getpid()
         self._leaving = False
-        self._begun = False
         self._previous: Any = None
-
-    def begin(self) -> None:
         if threading.current_thread() is threading.main_thread():
             self._previous = signal.signal(signal.SIGTERM, self._handle)
-            self._begun = True
 
-    def ignore(self) -> None:
-        """It is on its way out, and must not be cut short."""
+    @contextlib.contextmanager
+    def ignored(self) -> Iterator[None]:
+        """What is on its way out must not be cut short. Afterwards the handler is the former one."""
         self._leaving = True
-
-    def end(self) -> None:
-        if self._begun and signal.getsignal(signal.SIGTERM) == self._handle:
-            signal.signal(signal.SIGTERM, self._previous)
+        try:
+            yield
+        finally:
+            if signal.getsignal(signal.SIGTERM) == self._handle:
+                signal.signal(signal.SIGTERM, self._previous)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         ours = os.getpid() == self._owner  # and not a child that was forked from it

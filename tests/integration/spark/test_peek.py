@@ -9,15 +9,18 @@ from contextlib import contextmanager
 
 import pytest
 
+from nsq.config import Config
 from nsq.errors import ConfigError, ConnectionFailed, UsageError
 from nsq.http.nsqd import NsqdStats
+from nsq.spark import lookups
+from nsq.spark.lookups import Place
 from nsq.testing import DaemonFailed, Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
 
 pytest.importorskip("pyspark")
 
-from nsq.spark.batch.peek import PeekOptions, Place, asking, peek, places
+from nsq.spark.batch.peek import PeekOptions, peek, places
 
 from ..patience import eventually
 
@@ -165,21 +168,22 @@ def test_an_ephemeral_channel_is_no_company(nsqd: Nsqd) -> None:
         assert set(channels(nsqd)) == {"tail#ephemeral"}
 
 
-def test_a_channel_that_goes_while_a_look_begins_ends_it(nsqd: Nsqd) -> None:
+def test_a_channel_that_goes_while_a_look_begins_ends_it(nsqd: Nsqd, monkeypatch: pytest.MonkeyPatch) -> None:
     create(nsqd, "billing")
     looked_for = options(nsqd)
-    nsqds_answer = asking(looked_for.config)
+    nsqds_answer = lookups.stats_of
     questions = 0
 
-    def ask(place: Place, topic: str) -> NsqdStats:
+    def stats_of(address: str, config: Config, topic: str) -> NsqdStats:
         nonlocal questions
         questions += 1
         if questions == 2:
             assert nsqd.post("/channel/delete?topic=orders&channel=billing").status == 200
-        return nsqds_answer(place, topic)
+        return nsqds_answer(address, config, topic)
 
+    monkeypatch.setattr(lookups, "stats_of", stats_of)
     with pytest.raises(UsageError, match="may be lost: topic 'orders' has no lasting channel"):
-        peek(looked_for, places(looked_for), ask)
+        peek(looked_for, places(looked_for))
 
     assert eventually(lambda: channels(nsqd), lambda found: not found) == {}
 

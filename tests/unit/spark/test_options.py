@@ -7,18 +7,18 @@ import dataclasses
 import pytest
 
 from nsq.errors import ConfigError, InvalidName
-from nsq.spark.options import Options, duration, lasting, moment, names, option, size, whole, yes_no
+from nsq.spark.options import Options, count, lasting, moment, names, octets, option, seconds, size, switch
 from nsq.spark.source.options import SourceOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample(Options):
     place: str = option("Where.")
-    max_bytes: int = option("How much.", size, default=32 << 20, low=1)
-    pause: float = option("How long.", duration, default=0.25, low=0)
+    max_bytes: int = octets(32 << 20, "How much.")
+    pause: float = seconds(0.25, "How long.")
     addresses: tuple[str, ...] = option("Whom.", names, default=())
-    count: int = option("How many.", whole, default=3)
-    careful: bool = option("Whether.", yes_no, default=True)
+    count: int = count(3, "How many.")
+    careful: bool = switch(True, "Whether.")
     mode: str = option("How.", default="slow", choices=("slow", "fast"))
 
 

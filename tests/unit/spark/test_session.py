@@ -53,8 +53,8 @@ class Builder:
     def appName(self, name: str) -> Builder:  # noqa: N802 - Spark's name
         return self
 
-    def config(self, name: str, value: str) -> Builder:
-        self.settings[name] = value
+    def config(self, map: dict[str, str]) -> Builder:  # noqa: A002 - Spark's name
+        self.settings |= map
         return self
 
     def getOrCreate(self) -> Builder:  # noqa: N802 - Spark's name

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
+from nsq.config import Config
 from nsq.errors import UsageError
 from nsq.http.nsqd import ChannelStats, NsqdStats, TopicStats
+from nsq.spark import lookups
+from nsq.spark.lookups import Place
 
 pytest.importorskip("pyspark")
 
-from nsq.spark.batch.peek import Place, safe_places
+from nsq.spark.batch.peek import PeekOptions, safe_places
 
 A, B = Place("a:4150", "a:4151"), Place("b:4150", "b:4151")
 
@@ -40,48 +41,46 @@ def topic(*channels: str) -> TopicStats:
     }
 
 
-def asked(**channels: list[str] | None) -> Callable[[Place, str], NsqdStats]:
+def safe(found: list[Place], **channels: list[str] | None) -> list[Place]:
     """By the host's name: the channels of its topic, or None if it has no such topic."""
 
-    def ask(place: Place, wanted: str) -> NsqdStats:
+    def stats_of(nsqd: str, config: Config, wanted: str) -> NsqdStats:
         assert wanted == "orders"
-        names = channels[place.tcp[0]]
-        return {
-            "version": "1.3.0",
-            "health": "OK",
-            "topics": [] if names is None else [topic(*names)],
-        }
+        names = channels[nsqd[0]]
+        return {"version": "1.3.0", "health": "OK", "topics": [] if names is None else [topic(*names)]}
 
-    return ask
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lookups, "stats_of", stats_of)
+        return safe_places(found, PeekOptions(mode="peek", topic="orders", nsqd=("a:4150",)))
 
 
 def test_a_topic_with_a_lasting_channel_can_be_looked_at() -> None:
-    assert safe_places([A], "orders", asked(a=["billing", "tail#ephemeral"])) == [A]
+    assert safe([A], a=["billing", "tail#ephemeral"]) == [A]
 
 
 def test_a_topic_without_a_channel_keeps_what_a_look_would_take() -> None:
     with pytest.raises(UsageError, match="'orders' has no lasting channel on a:4150") as told:
-        safe_places([A], "orders", asked(a=[]))
+        safe([A], a=[])
     assert "\n" not in str(told.value)
 
 
 def test_channels_that_may_leave_at_any_moment_do_not_count() -> None:
     with pytest.raises(UsageError, match="no lasting channel"):
-        safe_places([A], "orders", asked(a=["tail#ephemeral", "nsq-peek-1#ephemeral"]))
+        safe([A], a=["tail#ephemeral", "nsq-peek-1#ephemeral"])
 
 
 def test_an_nsqd_without_the_topic_is_left_alone() -> None:
     """Subscribing would create it there."""
-    assert safe_places([A, B], "orders", asked(a=None, b=["billing"])) == [B]
+    assert safe([A, B], a=None, b=["billing"]) == [B]
 
 
 def test_one_where_a_look_takes_something_forbids_all() -> None:
     with pytest.raises(UsageError, match="b:4150"):
-        safe_places([A, B], "orders", asked(a=["billing"], b=[]))
+        safe([A, B], a=["billing"], b=[])
 
 
 def test_a_topic_that_is_nowhere_is_told() -> None:
     with pytest.raises(UsageError, match="no nsqd has a topic 'orders'"):
-        safe_places([A, B], "orders", asked(a=None, b=None))
+        safe([A, B], a=None, b=None)
     with pytest.raises(UsageError, match="no nsqd has a topic 'orders'"):
-        safe_places([], "orders", asked())
+        safe([])

@@ -10,7 +10,7 @@ from nsq.spark.pipelines.replay import ArchivePosition, Bookmark, Mark
 JOB = {"topic": "again", "since": 5}
 
 
-def test_what_is_saved_is_loaded_until_it_is_forgotten(tmp_path: Path) -> None:
+def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
     bookmark = Bookmark(tmp_path / "a" / "b.json", JOB)
     assert bookmark.load() == Mark()
     place = Mark(ArchivePosition(7, "n:4150", "00ff"), 2, 10, 100)
@@ -18,9 +18,6 @@ def test_what_is_saved_is_loaded_until_it_is_forgotten(tmp_path: Path) -> None:
     bookmark.save(place)
     assert Bookmark(tmp_path / "a" / "b.json", JOB).load() == place
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.json"]
-    bookmark.forget()
-    bookmark.forget()
-    assert bookmark.load() == Mark()
 
 
 def test_that_of_another_replay_is_refused(tmp_path: Path) -> None:

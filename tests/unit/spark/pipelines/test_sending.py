@@ -1,80 +1,85 @@
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import dataclasses
+import threading
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq.spark.pipelines.replay import ArchivePosition, Entry, Mark, remaining, send
-from nsq.spark.sink.task import packs
+from nsq.spark.pipelines import replay
+from nsq.spark.pipelines.replay import ArchivePosition, Entry, Mark, ReplayResult, remaining, send
 
 
-class Clock:
-    def __init__(self) -> None:
+class Stop(threading.Event):
+    """Time passes while somebody waits for it; it is set at the wait of that number."""
+
+    def __init__(self, at: int = 0) -> None:
+        super().__init__()
         self.now = 100.0
+        self._left = at
 
-    def __call__(self) -> float:
-        return self.now
-
-    def wait(self, seconds: float) -> bool:
-        self.now += seconds
-        return False
+    def wait(self, seconds: float | None = None) -> bool:
+        self.now += seconds or 0.0
+        self._left -= 1
+        return self._left == 0
 
 
 def entry(number: int, body: bytes = b"x") -> Entry:
     return Entry(ArchivePosition(number, "n", "id"), body)
 
 
-def never(seconds: float) -> bool:
-    return False
-
-
-def chunks(entries: Iterable[Entry], most: int) -> Iterator[list[Entry]]:
-    return packs(entries, most, 1000, lambda entry: len(entry.body))
-
-
 @pytest.mark.parametrize(("rate", "seconds"), [(50.0, 95 / 50), (None, 0.0)])
-def test_a_rate_is_kept_on_average_from_the_first_message_on(rate: float | None, seconds: float) -> None:
-    clock = Clock()
-    places = send(
-        chunks([entry(number) for number in range(100)], 5),
+def test_a_rate_is_kept_on_average_from_the_first_message_on(
+    monkeypatch: pytest.MonkeyPatch, rate: float | None, seconds: float
+) -> None:
+    stop, noted = Stop(), list[int]()
+    monkeypatch.setattr(replay, "time", SimpleNamespace(monotonic=lambda: stop.now))
+    send(
+        [entry(number) for number in range(100)],
         Mark(),
         publish=lambda bodies: None,
-        save=lambda place: None,
-        wait=clock.wait,
+        save=lambda place: noted.append(place.rows),
+        stop=stop,
         rate=rate,
-        now=clock,
+        chunk=5,
     )
-    assert [place.rows for place in places] == list(range(5, 101, 5))
-    assert clock.now == pytest.approx(100 + seconds)
+    assert noted == list(range(5, 101, 5))
+    assert stop.now == pytest.approx(100 + seconds)
 
 
 def test_a_place_is_noted_only_when_it_is_published() -> None:
     events: list[object] = []
-    sending = send(
-        chunks([entry(1, b"a"), entry(2, b"b"), entry(3, b"c")], 2),
-        Mark(),
+    done = send(
+        [entry(1, b"a"), entry(2, b"b"), entry(3, b"c")],
+        Mark(rows=5),
         publish=events.append,
         save=lambda place: events.append(place.rows),
-        wait=never,
+        stop=Stop(),
+        chunk=2,
     )
-    assert [place.rows for place in sending] == [2, 3]
-    assert events == [[b"a", b"b"], 2, [b"c"], 3]
+    assert events == [[b"a", b"b"], 7, [b"c"], 8]
+    assert (done.rows, done.bytes, done.before, done.complete) == (3, 3, 5, True)
 
 
 def test_stopped_it_publishes_nothing_more() -> None:
     published: list[list[bytes]] = []
-    answers = iter([False, True])
-    sending = send(
-        chunks([entry(number) for number in range(4)], 2),
+    done = send(
+        [entry(number) for number in range(4)],
         Mark(),
         publish=published.append,
         save=lambda place: None,
-        wait=lambda seconds: next(answers),
+        stop=Stop(at=2),
+        chunk=2,
     )
-    assert [place.rows for place in sending] == [2]
     assert len(published) == 1
+    assert (done.rows, done.complete) == (2, False)
+
+
+def test_nothing_left_is_complete() -> None:
+    done = send([], Mark(), publish=list.clear, save=lambda place: None, stop=Stop())
+    assert dataclasses.replace(done, seconds=0.0) == ReplayResult(complete=True)
 
 
 ORDERED = st.lists(st.integers(0, 6), max_size=30).map(sorted)
@@ -98,19 +103,10 @@ def test_cut_off_anywhere_it_repeats_one_publish_at_most_and_misses_nothing(
             raise Crash
         kept.append(place)
 
-    def run(saving: bool) -> Iterator[Mark]:
-        return send(
-            chunks(remaining(entries, kept[-1]), most),
-            kept[-1],
-            publish=sent.extend,
-            save=save if saving else kept.append,
-            wait=never,
-        )
-
     try:
-        list(run(saving=True))
+        send(entries, Mark(), publish=sent.extend, save=save, stop=Stop(), chunk=most)
     except Crash:
-        list(run(saving=False))
+        send(entries, kept[-1], publish=sent.extend, save=kept.append, stop=Stop(), chunk=most)
     assert sorted(set(sent), key=int) == [each.body for each in entries]
     assert len(sent) - len(set(sent)) <= most
     assert kept[-1].rows == len(entries)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from nsq.errors import ConfigError, InvalidName, UsageError
+from nsq.spark.pipelines import streaming
 from nsq.spark.pipelines.files import Batch, Written
 from nsq.spark.pipelines.streaming import Batches, Progress, Running, Totals, stream_options
 
@@ -22,6 +23,7 @@ def test_what_is_read_is_checked_before_a_jvm_starts() -> None:
         "channel": "archive",
         "wal": "/w",
         "nsqd": "a:4150,b:4150",
+        "lookupd": "",
         "tls": "true",
         "maxinflight": "9",
         "retention": "1d",
@@ -49,7 +51,9 @@ class Part:
         self.sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(getLocalProperty=lambda _: "0c2e"))
 
 
-def test_batches_are_added_up_and_rates_are_those_since_the_last_report() -> None:
+def test_batches_are_added_up_and_rates_are_those_since_the_last_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     part: Any = Part()
     times = iter([0.0, 2.0, 2.0, 4.0, 4.0, 4.0, 4.0, 5.0])
     done = iter([Written(100, 1000, 2), Written(20, 10, 0)])
@@ -59,7 +63,8 @@ def test_batches_are_added_up_and_rates_are_those_since_the_last_report() -> Non
         asked.append(batch)
         return next(done)
 
-    batches = Batches(handle, lambda: next(times))
+    monkeypatch.setattr(streaming, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    batches = Batches(handle)
     batches(part, 7)
     assert batches.progress({}) == Progress(100, 1000, 1, 2, 2.0, rate=50.0)
     batches(part, 8)

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq.spark.source.offsets import Amount, Limits, Offset, Pace, Position, admitted, amount, between, unread
+from nsq.spark.source.offsets import Amount, Limits, Offset, Position, admitted, amount, between, unread
 from nsq.spark.wal.store import Segment
 
-NOW = Pace(linger=0.25, least_rows=0, longest_delay=900.0)
 START = Offset("w")
 
 
@@ -121,28 +119,13 @@ def test_batches_cover_the_log_exactly_once(
 
 
 def test_tightening_only_tightens() -> None:
-    assert Limits(10, 100).tightened(rows=5) == Limits(5, 100)
-    assert Limits(10, 100).tightened(size=500) == Limits(10, 100)
-    assert Limits().tightened(rows=5) == Limits(5, None)
+    assert Limits(10, 100).tightened(5) == Limits(5, 100)
+    assert Limits(10, 100).tightened(500) == Limits(10, 100).tightened(None) == Limits(10, 100)
+    assert Limits().tightened(5) == Limits(5, None)
 
 
-@pytest.mark.parametrize(
-    ("pace", "pending", "age", "due"),
-    [
-        (NOW, Amount(), 100.0, None),
-        (NOW, Amount(1, 1), 0.0, 0.25),
-        (NOW, Amount(1, 1), 0.1, 0.15),
-        (NOW, Amount(1, 1), 9.0, 0.0),
-        (Pace(0.25, 100, 60.0), Amount(99, 1), 9.0, 51.0),
-        (Pace(0.25, 100, 60.0), Amount(99, 1), 60.0, 0.0),
-        (Pace(0.25, 100, 60.0), Amount(100, 1), 9.0, 0.0),
-        (Pace(0.25, 100, 60.0), Amount(100, 1), 0.0, 0.25),
-    ],
-)
-def test_when_a_batch_begins(pace: Pace, pending: Amount, age: float, due: float | None) -> None:
-    assert pace.ripe_in(pending, age, Limits(1000, 1000)) == (None if due is None else pytest.approx(due))
-
-
-def test_a_batch_that_is_full_does_not_linger() -> None:
-    assert NOW.ripe_in(Amount(10, 1), 0.0, Limits(rows=10)) == 0.0
-    assert NOW.ripe_in(Amount(1, 10), 0.0, Limits(bytes=10)) == 0.0
+def test_a_limit_is_reached_by_rows_or_by_bytes() -> None:
+    assert [Limits(10, 1000).reached(one) for one in (Amount(9, 999), Amount(10, 1), Amount(1, 1000))] == [
+        False, True, True,
+    ]  # fmt: skip
+    assert not Limits().reached(Amount(10**9, 10**12))

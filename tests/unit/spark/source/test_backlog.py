@@ -61,7 +61,7 @@ def test_a_paused_topic_pauses_its_channels() -> None:
 
 def test_nsqds_add_up() -> None:
     one, other = Backlog(1, 2, 3, asked=1, paused=True), Backlog(10, 20, 30, asked=1)
-    assert added([one, other], ["third is down"]) == Backlog(11, 22, 33, False, 2, ("third is down",))
+    assert added([one, other]) == Backlog(11, 22, 33, False, 2)
     assert added([one]).paused
     assert added([]) == Backlog()
 
@@ -69,11 +69,6 @@ def test_nsqds_add_up() -> None:
 def test_what_has_come_since_nsqd_was_asked_is_not_there_any_more() -> None:
     asked = Backlog(depth=90, in_flight=10, deferred=5, asked=1, received=1000)
     assert [asked.unreceived(now) for now in (1000, 1060, 1100, 5000)] == [100, 40, 0, 0]
-
-
-def test_why_nobody_tells() -> None:
-    assert Backlog(faults=("a is gone", "b too")).silence == "a is gone; b too"
-    assert Backlog().silence == Backlog(asked=1, faults=("b is gone",)).silence == ""
 
 
 def test_what_is_waited_for() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,7 +10,8 @@ import pytest
 
 from nsq.errors import Closed, ConnectionFailed, SegmentLost, WalError, WalForeign, WalOwned
 from nsq.spark.receiver.pool import PoolStatus
-from nsq.spark.source.backlog import Backlog, Reading
+from nsq.spark.source import feed
+from nsq.spark.source.backlog import Backlog
 from nsq.spark.source.feed import Feed
 from nsq.spark.source.offsets import Amount, Limits
 from nsq.spark.source.options import SourceOptions
@@ -21,11 +23,22 @@ START: dict[str, Any] = {"wal": "w", "at": {}}
 
 
 class Clock:
+    """In the place of ``time``."""
+
     def __init__(self) -> None:
         self.now = 1000.0
 
-    def __call__(self) -> float:
+    def monotonic(self) -> float:
         return self.now
+
+    def time(self) -> float:
+        return 10.0
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the real one back at the end: each scene brings its own."""
+    monkeypatch.setattr(feed, "time", Clock())
 
 
 class FakeLog:
@@ -106,7 +119,8 @@ class FakeReceivers:
         self.open = Amount(self.open.rows + rows, self.open.bytes + rows)
 
     def start(self) -> None:
-        self.calls.append("start")
+        if "start" not in self.calls:
+            self.calls.append("start")
 
     def state(self) -> PoolStatus:
         return dataclasses.replace(self.now, open_rows=self.open.rows, open_bytes=self.open.bytes)
@@ -139,14 +153,11 @@ class FakePoller:
         self.value: Backlog | None = None
         self.calls: list[str] = []
 
-    def look(self) -> Reading[Backlog] | None:
-        return None if self.value is None else Reading(self.value, self.clock.now)
-
-    def wait(self, seconds: float) -> Reading[Backlog] | None:
-        self.calls.append("wait")
+    def look(self, patience: float = 0.0) -> Backlog | None:
         if self.value is None:
-            self.clock.now += seconds
-        return self.look()
+            self.clock.now += patience
+            return None
+        return dataclasses.replace(self.value, began=self.clock.now)
 
     def stop(self) -> None:
         self.calls.append("stop")
@@ -172,12 +183,12 @@ class Scene:
     """With the log of ``before``, it is the next run of a query on that log."""
 
     def __init__(self, before: Scene | None = None, **options: Any) -> None:
-        self.clock = Clock()
+        self.clock = before.clock if before else Clock()
+        feed.time = self.clock  # type: ignore[assignment]
         self.log = before.log if before else FakeLog()
         self.receivers = FakeReceivers(self.log, self.clock)
         self.backlog = FakePoller(self.clock)
         self.claim = FakeClaim()
-        self.wanted = True
         self.feed = Feed(
             dataclasses.replace(BASE, **options),
             self.log,  # type: ignore[arg-type]
@@ -186,10 +197,7 @@ class Scene:
             self.receivers,  # type: ignore[arg-type]
             self.backlog,  # type: ignore[arg-type]
             lambda piece: None,
-            newest=lambda segment: 1000 * segment.number,
-            now=lambda: 10.0,
-            wanted=lambda: self.wanted,
-            clock=self.clock,
+            lambda segment: 1000 * segment.number,
         )
 
     def latest(self, start: Any = None, limits: Limits | None = None) -> Any:
@@ -636,16 +644,18 @@ def test_a_run_has_a_timeout() -> None:
     assert 1030.0 <= scene.clock.now < 1032.0
 
 
-def test_a_run_ends_with_whoever_wanted_it(scene: Scene) -> None:
+def test_a_run_ends_with_whoever_wanted_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.backlog.value = Backlog(depth=5, asked=1)
     scene.feed.aim()
-    scene.receivers.at(5.0, lambda: setattr(scene, "wanted", False))
+    scene.receivers.at(5.0, lambda: monkeypatch.setattr(os, "getppid", lambda: 1))
     with pytest.raises(Closed):
         scene.latest()
 
 
-def test_a_run_that_waits_for_nsqd_to_tell_ends_with_whoever_wanted_it(scene: Scene) -> None:
-    scene.wanted = False
+def test_a_run_that_waits_for_nsqd_to_tell_ends_with_whoever_wanted_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getppid", lambda: 1)
     with pytest.raises(Closed):
         scene.feed.aim()
     assert scene.clock.now <= 1001.0

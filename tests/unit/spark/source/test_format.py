@@ -13,7 +13,7 @@ from nsq.errors import ConfigError, UsageError
 
 pytest.importorskip("pyspark")
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from nsq.spark.rows import SCHEMA
@@ -78,7 +78,7 @@ def test_a_reader_travels_to_the_tasks() -> None:
         ({"max_messages_per_trigger": 5}, ReadMaxRows(5), Limits(5, None)),
         ({"max_messages_per_trigger": 5}, ReadMaxRows(3), Limits(3, None)),
         ({"max_messages_per_trigger": 5, "max_bytes_per_trigger": 7}, ReadMaxRows(5), Limits(5, 7)),
-        ({"max_bytes_per_trigger": 7}, ReadMaxBytes(7), Limits(None, 7)),
+        ({"max_bytes_per_trigger": 7}, ReadMaxRows(9), Limits(9, 7)),
         ({"max_messages_per_trigger": 5, "max_bytes_per_trigger": 7}, ReadAllAvailable(), Limits()),
     ],
 )

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from nsq.errors import WalForeign
-from nsq.spark.source.offsets import Lost, Offset, Position, Slice, between, unread
+from nsq.spark.source.offsets import Offset, Position, Slice, between, unread
 from nsq.spark.wal.store import Segment
 
 A1, A2, A3 = (Segment("a", number, 100, 1000) for number in (1, 2, 3))
@@ -78,10 +78,10 @@ def test_no_difference_is_no_batch() -> None:
 
 def test_what_is_missing_is_named() -> None:
     end = Offset("w", {"a": Position(3)})
-    assert between(Offset("w"), end, [A2]) == ([Slice(A2, 0, 100)], [Lost("a", 1), Lost("a", 3)])
+    assert between(Offset("w"), end, [A2]) == ([Slice(A2, 0, 100)], [("a", 1), ("a", 3)])
 
 
 def test_segments_from_before_the_checkpoint_are_not_missed() -> None:
     end = Offset("w", {"a": Position(3)}, {"a": Position(1)})
     assert between(Offset("w"), end, [A2, A3]) == ([Slice(A2, 0, 100), Slice(A3, 0, 100)], [])
-    assert between(Offset("w"), end, [A3]) == ([Slice(A3, 0, 100)], [Lost("a", 2)])
+    assert between(Offset("w"), end, [A3]) == ([Slice(A3, 0, 100)], [("a", 2)])

@@ -1,34 +1,43 @@
 from __future__ import annotations
 
 from nsq.spark.source.backlog import AvailableNowTarget, Backlog
+from nsq.spark.source.options import SourceOptions
 
 
 def target(rows: int | None = 10, timeout: float = 0.0, with_held: bool = True) -> AvailableNowTarget:
-    return AvailableNowTarget(rows, 0.0, idle=2.0, timeout=timeout, with_held=with_held)
+    options = SourceOptions(
+        topic="orders",
+        channel="spark",
+        wal="/wal",
+        nsqd=("a:4150",),
+        available_now_timeout=timeout,
+        wait_for_in_flight=with_held,
+    )
+    return AvailableNowTarget(rows, 0.0, options)
 
 
 def test_it_is_reached_when_so_many_rows_were_taken() -> None:
     it = target(10)
     it.taken = 10
     assert it.left == 0
-    assert "all 10 rows" in it.verdict(0.1, 5, None, 0.0)
+    assert "all 10 rows" in it.verdict(0.1, 5, Backlog())
 
 
 def test_nothing_to_read_is_reached_at_once() -> None:
-    assert target(0).verdict(0.0, 0, None, 0.0)
+    assert target(0).verdict(0.0, 0, Backlog())
 
 
 def test_rows_that_have_come_are_taken_first() -> None:
-    assert target(10).verdict(100.0, 3, None, 0.0) == ""
+    assert target(10).verdict(100.0, 3, Backlog()) == ""
 
 
 def test_rows_that_somebody_else_took_are_not_waited_for() -> None:
     it = target(10)
     it.taken = 7
     it.look(1.0, 0, True)
-    emptied = Backlog(asked=1)
-    assert it.verdict(2.9, 0, emptied, 2.0) == ""
-    reason = it.verdict(3.0, 0, emptied, 2.0)
+    emptied = Backlog(asked=1, began=2.0)
+    assert it.verdict(2.9, 0, emptied) == ""
+    reason = it.verdict(3.0, 0, emptied)
     assert "read 7 rows, 3 did not come" in reason
     assert "0 waiting" in reason
 
@@ -38,54 +47,54 @@ def test_without_a_number_silence_is_the_end() -> None:
     it.taken = 7
     assert it.left is None
     it.look(1.0, 0, True)
-    assert it.verdict(2.9, 0, None, 0.0) == ""
-    assert it.verdict(3.0, 0, None, 0.0).startswith("read 7 rows: nothing came for 2.0 s")
+    assert it.verdict(2.9, 0, Backlog()) == ""
+    assert it.verdict(3.0, 0, Backlog()).startswith("read 7 rows: nothing came for 2.0 s")
 
 
 def test_while_rows_come_it_goes_on() -> None:
     it = target(10)
     for second in range(1, 8):
         it.look(float(second), second, True)
-        assert it.verdict(second + 0.5, 0, Backlog(asked=1), second + 0.1) == ""
+        assert it.verdict(second + 0.5, 0, Backlog(asked=1, began=second + 0.1)) == ""
 
 
 def test_what_nsqd_still_has_is_waited_for() -> None:
     it = target(10)
     it.look(0.0, 0, True)
-    assert it.verdict(60.0, 0, Backlog(depth=1, asked=1), 59.0) == ""
+    assert it.verdict(60.0, 0, Backlog(depth=1, asked=1, began=59.0)) == ""
 
 
 def test_what_others_hold_is_waited_for_if_so_asked() -> None:
-    held = Backlog(in_flight=1, deferred=1, asked=1)
-    assert target().verdict(60.0, 0, held, 59.0) == ""
-    assert target(with_held=False).verdict(60.0, 0, held, 59.0) != ""
+    held = Backlog(in_flight=1, deferred=1, asked=1, began=59.0)
+    assert target().verdict(60.0, 0, held) == ""
+    assert target(with_held=False).verdict(60.0, 0, held) != ""
 
 
 def test_a_paused_channel_is_not_waited_for() -> None:
-    assert "paused" in target().verdict(60.0, 0, Backlog(depth=5, paused=True, asked=1), 59.0)
+    assert "paused" in target().verdict(60.0, 0, Backlog(depth=5, paused=True, asked=1, began=59.0))
 
 
 def test_old_news_decides_nothing() -> None:
     it = target()
     it.look(5.0, 1, True)
-    assert it.verdict(60.0, 0, Backlog(asked=1), 4.9) == ""
-    assert it.verdict(60.0, 0, Backlog(asked=1), 5.1) != ""
+    assert it.verdict(60.0, 0, Backlog(asked=1, began=4.9)) == ""
+    assert it.verdict(60.0, 0, Backlog(asked=1, began=5.1)) != ""
 
 
 def test_without_news_silence_decides() -> None:
-    assert "no nsqd told" in target().verdict(2.0, 0, None, 0.0)
-    assert "no nsqd told" in target().verdict(2.0, 0, Backlog(faults=("down",)), 1.0)
+    assert "no nsqd told" in target().verdict(2.0, 0, Backlog())
+    assert "no nsqd told" in target().verdict(2.0, 0, Backlog(faults=("down",), began=1.0))
 
 
 def test_nothing_is_missed_before_the_receivers_are_at_work() -> None:
     it = target()
     it.look(30.0, 0, False)
-    assert it.verdict(31.9, 0, None, 0.0) == ""
-    assert it.verdict(32.0, 0, None, 0.0) != ""
+    assert it.verdict(31.9, 0, Backlog()) == ""
+    assert it.verdict(32.0, 0, Backlog()) != ""
 
 
 def test_a_timeout_ends_it_whatever_nsqd_has() -> None:
     it = target(timeout=20.0)
-    assert it.verdict(19.9, 0, Backlog(depth=5, asked=1), 19.0) == ""
-    assert "availableNowTimeout=20s" in it.verdict(20.0, 0, Backlog(depth=5, asked=1), 19.0)
-    assert "availableNowTimeout=20s" in it.verdict(20.0, 3, Backlog(depth=5, asked=1), 19.0)
+    assert it.verdict(19.9, 0, Backlog(depth=5, asked=1, began=19.0)) == ""
+    assert "availableNowTimeout=20s" in it.verdict(20.0, 0, Backlog(depth=5, asked=1, began=19.0))
+    assert "availableNowTimeout=20s" in it.verdict(20.0, 3, Backlog(depth=5, asked=1, began=19.0))

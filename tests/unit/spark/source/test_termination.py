@@ -29,16 +29,14 @@ def terminate() -> None:
 
 
 def test_it_leaves_calls_the_former_and_exits(before: list[str]) -> None:
-    termination = Termination(lambda: before.append("ours"))
-    termination.begin()
+    Termination(lambda: before.append("ours"))
     with pytest.raises(SystemExit) as ended:
         terminate()
     assert (before, ended.value.code) == (["ours", "theirs"], 143)
 
 
 def test_a_second_signal_does_not_cut_it_short(before: list[str]) -> None:
-    termination = Termination(lambda: before.append("ours"))
-    termination.begin()
+    Termination(lambda: before.append("ours"))
     with pytest.raises(SystemExit):
         terminate()
     terminate()
@@ -47,25 +45,25 @@ def test_a_second_signal_does_not_cut_it_short(before: list[str]) -> None:
 
 def test_what_is_on_its_way_out_is_left_alone(before: list[str]) -> None:
     termination = Termination(lambda: before.append("ours"))
-    termination.begin()
-    termination.ignore()
-    terminate()
+    with termination.ignored():
+        terminate()
     assert before == []
 
 
 def test_afterwards_the_former_is_back(before: list[str]) -> None:
     termination = Termination(lambda: before.append("ours"))
-    termination.begin()
-    termination.end()
+    with termination.ignored():
+        pass
     terminate()
     assert before == ["theirs"]
 
 
 def test_another_thread_changes_nothing(before: list[str]) -> None:
-    termination = Termination(lambda: before.append("ours"))
-    thread = threading.Thread(target=termination.begin)
+    made: list[Termination] = []
+    thread = threading.Thread(target=lambda: made.append(Termination(lambda: before.append("ours"))))
     thread.start()
     thread.join()
-    termination.end()
+    with made[0].ignored():
+        pass
     terminate()
     assert before == ["theirs"]
