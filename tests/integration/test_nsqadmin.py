@@ -52,6 +52,17 @@ def test_dead_letters_are_sent_back_however_often_they_failed(cluster: tuple[Nsq
     assert channel(nsqd, "orders", "billing")["depth"] == 20
 
 
+def test_what_is_not_sent_back_is_told(cluster: tuple[Nsqadmin, Nsqd]) -> None:
+    admin, nsqd = cluster
+    nsqd.post("/pub?topic=orders.failed", b"stays")
+    nsqd.post("/channel/pause?topic=orders.failed&channel=archive")
+    body = b'{"action": "redrive", "to": "orders"}'
+    told = ask(admin, "POST", "/api/topics/orders.failed/archive", body)
+    assert told["moved"] == 0
+    assert "1 messages stay on 127.0.0.1" in told["message"]
+    assert "the channel is paused" in told["message"]
+
+
 def test_a_topic_is_followed_and_its_channel_goes_away(cluster: tuple[Nsqadmin, Nsqd]) -> None:
     admin, nsqd = cluster
     tail = f"/api/tail/orders/{ask(admin, 'POST', '/api/tail/orders', b'{}')['id']}"
@@ -130,7 +141,7 @@ def test_when_nsqd_refuses_the_client_it_is_told_why(
         body = b'{"action": "redrive", "to": "orders"}'
         told = ask(admin, "POST", "/api/topics/orders.failed/archive", body)
         assert told["moved"] == 0
-        assert told["message"].startswith("WARNING: no connection: nsqd ")
+        assert told["message"].startswith("WARNING: 1 messages were not sent: no connection: nsqd ")
         assert says in told["message"]
         nsqd.post("/channel/empty?topic=orders.failed&channel=archive")
 

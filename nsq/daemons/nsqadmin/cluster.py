@@ -13,10 +13,11 @@ import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from nsq.daemons.nsqadmin.aggregate import Json, read_topics, rows, value
 from nsq.daemons.nsqadmin.options import NSQD_PORT, NsqadminOptions
-from nsq.errors import ConfigError, NsqError
+from nsq.errors import ApiError, ConfigError, NsqError
 from nsq.http import asynchronous
 from nsq.http.calls import ACCEPT, Call, endpoint, json_value
 from nsq.http.message import HttpReply, HttpRequest, Url, parse_url, tls_port
@@ -34,8 +35,8 @@ from nsq.http.nsqlookupd import (
 T = TypeVar("T")
 K = TypeVar("K")
 
-#: Requests that are under way at a time.
-_CONCURRENCY = 64
+#: Requests to one upstream that are under way at a time: one that hangs holds up only what asks it.
+_CONCURRENCY = 8
 
 
 class UpstreamError(NsqError):
@@ -104,7 +105,8 @@ class Cluster:
         self._options = options
         self._tls = _tls_context(options) if _has_tls_options(options) else None
         self._send = send
-        self._free = asyncio.Semaphore(_CONCURRENCY)
+        self._free: WeakValueDictionary[Url, asyncio.Semaphore] = WeakValueDictionary()
+        self._reading = asyncio.Lock()
 
     # Who is there
 
@@ -200,13 +202,25 @@ class Cluster:
 
     async def ask(self, call: Call[T]) -> T:
         """One request. An nsqd that insists on TLS is asked again with TLS, at the port that it names."""
-        async with self._free:
+        url = call.request.url
+        free = self._free.setdefault(dataclasses.replace(url, target=""), asyncio.Semaphore(_CONCURRENCY))
+        try:
+            async with asyncio.timeout(self._request_timeout):
+                await free.acquire()
+        except TimeoutError:
+            raise ApiError(f"{url} is not asked: {_CONCURRENCY} requests wait for its answers") from None
+        try:
             reply = await self._exchange(call.request)
             port = tls_port(reply)
             if port is not None:
-                url = dataclasses.replace(call.request.url, scheme="https", port=port)
-                reply = await self._exchange(dataclasses.replace(call.request, url=url))
-        return call.answer(reply)
+                secure = dataclasses.replace(url, scheme="https", port=port)
+                reply = await self._exchange(dataclasses.replace(call.request, url=secure))
+        finally:
+            free.release()
+        # Reading a large answer takes its time: one after the other, with a turn for others in between.
+        async with self._reading:
+            await asyncio.sleep(0)
+            return call.answer(reply)
 
     async def _exchange(self, request: HttpRequest) -> HttpReply:
         if self._tls is None and request.url.scheme == "https":

@@ -22,6 +22,7 @@ from nsq.daemons.nsqadmin.guard import reply_with
 from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.routes import HttpError, Reply, Request
 from nsq.daemons.worker_thread import in_thread
+from nsq.transport.addresses import checked_nsqds
 
 #: Messages that a tail keeps for the page, which shows as many, and bytes of each body.
 _KEPT, _BODY_BYTES = 50, 64 * 1024
@@ -32,6 +33,7 @@ _MAX_TAILS = 8
 _REDRIVE_SECONDS = 20.0
 #: A tail without a connection after this long says why, and a redrive gives up after so long.
 _TO_CONNECT, _REDRIVE_TO_CONNECT = 2.0, 5.0
+_MAX_REDRIVES = 4
 _STOP_SECONDS = 5.0
 _THREADS = 8
 
@@ -44,6 +46,7 @@ class Live:
         self._config = client_config(options.client_opts)
         self._open: dict[str, Tail] = {}
         self._reaper: asyncio.Task[None] | None = None
+        self._redriven: set[tuple[str, str]] = set()  # topics and channels
 
     # Following a topic
 
@@ -110,26 +113,44 @@ class Live:
     # Sending dead letters back
 
     async def redrive(self, topic: str, channel: str, to: str) -> tuple[int, list[str]]:
-        """Send what waits in the channel now to another topic, for as long as one request may take; how many
-        messages were, and what failed.
+        """Send what waits in the channel now to another topic, for as long as one request may take. Returns
+        how many messages were sent, and why others were not.
         """
         topics = await self._cluster.topics()
         if to == topic or to not in topics.value:
             raise HttpError(400, "INVALID_TOPIC")
         nodes = await self._cluster.holders(topic)
         found = await self._cluster.stats(nodes.value, time.time(), topic=topic, channel=channel)
-        waiting = sum(each["depth"] for told in found.value for each in told["channels"])
         failures = nodes.failures + found.failures
-        if not waiting:
+        waiting = 0
+        for told in found.value:
+            for each in told["channels"]:
+                if not each["paused"]:
+                    waiting += each["depth"]
+                elif each["depth"]:
+                    failures.append(f"{each['depth']} messages stay on {told['node']}: the channel is paused")
+        addresses: list[str] = []
+        for node in nodes.value:
+            try:
+                addresses += checked_nsqds(node.told.tcp_address)
+            except nsq.ConfigError as error:
+                failures.append(f"{node.name}: {error}")
+        if not waiting or not addresses:
             return 0, failures
-        addresses = [node.told.tcp_address for node in nodes.value]
+        if (topic, channel) in self._redriven:
+            raise HttpError(409, "its messages are being sent back already")
+        if len(self._redriven) >= _MAX_REDRIVES:
+            raise HttpError(429, f"messages of {_MAX_REDRIVES} channels are being sent back: try again later")
         work = functools.partial(
             redrive, topic, channel, to, addresses, self._config, limit=waiting, seconds=_REDRIVE_SECONDS
         )
+        self._redriven.add((topic, channel))
         try:
             moved, problem = await in_thread(work, "nsqadmin-redrive")
         except nsq.NsqError as error:
             raise HttpError(502, f"UPSTREAM_ERROR: {error}") from None
+        finally:
+            self._redriven.discard((topic, channel))
         return moved, failures + ([problem] if problem else [])
 
 
@@ -234,9 +255,12 @@ def redrive(
         consumer.start()
         if consumer.wait_until_connected(min(_REDRIVE_TO_CONNECT, seconds)):
             done.wait(seconds)
-        problem = problem_of(consumer)
+        problem = failed or problem_of(consumer)
+        if not problem and consumer.stats().connections < len(nsqds):
+            problem = "; ".join(consumer.health().discovery)
         consumer.stop(_STOP_SECONDS)
-    return moved, "" if moved >= limit else failed or problem
+    problem = problem or f"the {seconds:g} s of one request are over; send the rest with another"
+    return moved, "" if moved >= limit else f"{limit - moved} messages were not sent: {problem}"
 
 
 def _shown(message: nsq.Message) -> Json:

@@ -177,8 +177,9 @@ class NodePoll(Poll[Summary]):
         self.base: Summary | None = None
 
     def keep(self, summary: Summary) -> Summary:
-        if self.base is None or summary.start_time != self.base.start_time:
-            self.base = self._middle = summary  # it is new, or has been restarted
+        base = self.base
+        if base is None or summary.start_time != base.start_time or summary.at < base.at:
+            self.base = self._middle = summary  # it is new, was restarted, or the clock was set back
         elif self._middle is not None and summary.at - self._middle.at >= _BASE:
             self.base, self._middle = self._middle, summary
         return summary

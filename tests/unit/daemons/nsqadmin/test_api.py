@@ -163,6 +163,28 @@ def test_an_nsqd_that_insists_on_tls_is_asked_again_with_tls() -> None:
     assert [each["channels"][0]["depth"] for each in told["nodes"]] == [7, 3]
 
 
+def test_an_upstream_that_hangs_holds_up_no_other() -> None:
+    upstreams = Upstreams()
+    plain, hanging = upstreams.send, asyncio.Event()
+
+    async def send(request: Any, **timeouts: Any) -> Any:
+        if request.url.host == "nsqd1":
+            await hanging.wait()
+        return await plain(request, **timeouts)
+
+    async def asked() -> tuple[int, int]:
+        cluster = Cluster(upstreams.options, send=send)
+        nodes = (await cluster.nodes()).value
+        one, other = sorted(nodes, key=lambda each: each.name)
+        stuck = [asyncio.ensure_future(cluster.stats([one], 0.0)) for _ in range(100)]
+        await asyncio.sleep(0)
+        answered = await cluster.stats([other], 0.0)
+        hanging.set()
+        return len(answered.value), sum([len((await each).value) for each in stuck])
+
+    assert asyncio.run(asked()) == (1, 100)
+
+
 CHANGES = [
     ("POST", "/api/topics", {"topic": "new"}),
     ("POST", "/api/topics/orders", PAUSE),
