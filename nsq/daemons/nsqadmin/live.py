@@ -22,7 +22,6 @@ from nsq.daemons.nsqadmin.guard import reply_with
 from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.routes import HttpError, Reply, Request
 from nsq.daemons.worker_thread import in_thread
-from nsq.transport.addresses import checked_nsqds
 
 #: Messages that a tail keeps for the page, which shows as many, and bytes of each body.
 _KEPT, _BODY_BYTES = 50, 64 * 1024
@@ -132,7 +131,8 @@ class Live:
         addresses: list[str] = []
         for node in nodes.value:
             try:
-                addresses += checked_nsqds(node.told.tcp_address)
+                nsq.Consumer(topic, channel, nsqd=node.told.tcp_address)  # not to start: it checks the address
+                addresses.append(node.told.tcp_address)
             except nsq.ConfigError as error:
                 failures.append(f"{node.name}: {error}")
         if not waiting or not addresses:
