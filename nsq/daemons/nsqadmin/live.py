@@ -131,7 +131,7 @@ class Live:
         addresses: list[str] = []
         for node in nodes.value:
             try:
-                nsq.Consumer(topic, channel, nsqd=node.told.tcp_address)  # not to start: it checks the address
+                nsq.Consumer(topic, channel, nsqd=node.told.tcp_address)  # checks it
                 addresses.append(node.told.tcp_address)
             except nsq.ConfigError as error:
                 failures.append(f"{node.name}: {error}")
