@@ -66,9 +66,10 @@ chaos: .venv/installed-dev .venv/installed-spark ## races; then cut networks, ki
 	@$(if $(ARGS),,$(MAKE) races)
 	@$(pytest) -m chaos $(ARGS)
 
-races: .venv/installed-dev .venv/installed-spark ## threads that take turns every microsecond, lines that are late (LATE=7: others)
+races: .venv/installed-dev .venv/installed-spark ## threads that take turns every microsecond, late lines (LATE=7: others), many random examples
 	@NSQ_TEST_SWITCH_INTERVAL=1e-6 $(pytest) -m 'not chaos' tests/unit tests/chaos $(ARGS)
 	@NSQ_TEST_LATE=$(or $(LATE),1) $(pytest) tests/unit/producer tests/unit/consumer tests/unit/connection $(ARGS)
+	@NSQ_TEST_EXAMPLES=500 $(pytest) tests/unit -k 'runTest or lives or flipped or garbage' $(ARGS)
 
 soak: .venv/installed-dev ## a steady load for SOAK seconds (1800): memory, threads and descriptors stay flat
 	@SOAK=$(or $(SOAK),1800) $(pytest) -m chaos tests/chaos/test_soak.py $(ARGS)

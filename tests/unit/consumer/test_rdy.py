@@ -531,7 +531,7 @@ class Anything(RuleBasedStateMachine):
 
 
 TestAnything = Anything.TestCase
-TestAnything.settings = settings(max_examples=200, stateful_step_count=40, deadline=None, derandomize=True)
+TestAnything.settings = settings(stateful_step_count=40)
 
 
 class TestHandlingLimit:

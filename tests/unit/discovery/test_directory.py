@@ -372,7 +372,7 @@ class Life(RuleBasedStateMachine):
 
 
 TestLife = Life.TestCase
-TestLife.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
+TestLife.settings = settings(stateful_step_count=40)
 
 
 def schedule(*lookupds: str, jitter: float = 0.0, chance: float = 0.5) -> LookupSchedule[str]:

@@ -259,4 +259,4 @@ class AgainstAPlainTable(RuleBasedStateMachine):
 
 
 TestAgainstAPlainTable = AgainstAPlainTable.TestCase
-TestAgainstAPlainTable.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestAgainstAPlainTable.settings = settings(stateful_step_count=40)

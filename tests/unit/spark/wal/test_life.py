@@ -166,9 +166,7 @@ def test_lives_of_receivers(make: Any, disk: Any) -> None:
     Bound.make, Bound.new_disk = staticmethod(make), type(disk)
     run_state_machine_as_test(
         Bound,
-        settings=settings(
-            max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(stateful_step_count=25, suppress_health_check=list(HealthCheck)),
     )
 
 
@@ -186,5 +184,5 @@ def test_the_machine_sees_a_lost_batch(make: Any, disk: Any, monkeypatch: pytest
     with pytest.raises((AssertionError, WalError)):
         run_state_machine_as_test(
             Bound,
-            settings=settings(max_examples=30, deadline=None, database=None, report_multiple_bugs=False),
+            settings=settings(max_examples=30, database=None, report_multiple_bugs=False),
         )

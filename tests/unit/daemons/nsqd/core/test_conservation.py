@@ -290,4 +290,4 @@ class Conservation(RuleBasedStateMachine):
 
 
 TestConservation = Conservation.TestCase
-TestConservation.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)
+TestConservation.settings = settings(stateful_step_count=60)

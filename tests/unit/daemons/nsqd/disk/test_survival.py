@@ -215,10 +215,9 @@ class Survival(RuleBasedStateMachine):
 
 
 TestSurvival = Survival.TestCase
-TestSurvival.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSurvival.settings = settings(stateful_step_count=30)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     flips=st.lists(
         st.tuples(st.integers(0, 4), st.integers(0, 99), st.integers(1, 255)), min_size=1, max_size=6

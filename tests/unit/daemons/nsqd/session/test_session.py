@@ -8,7 +8,7 @@ import tracemalloc
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq.daemons.bodies import STALL_SECONDS
@@ -582,7 +582,6 @@ pieces = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(pieces, max_size=10), st.integers(1, 60), st.integers(0, 500), st.binary(max_size=3))
 def test_garbage_raises_nothing_and_leaves_nothing_behind(
     wire: list[bytes], chunk: int, place: int, damage: bytes

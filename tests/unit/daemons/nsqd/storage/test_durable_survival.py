@@ -235,4 +235,4 @@ class Survival(RuleBasedStateMachine):
 
 
 TestSurvival = Survival.TestCase
-TestSurvival.settings = settings(max_examples=120, stateful_step_count=60, deadline=None)
+TestSurvival.settings = settings(stateful_step_count=60)
