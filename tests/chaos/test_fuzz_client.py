@@ -28,9 +28,9 @@ from nsq.daemons.nsqd.stats import Memory
 from nsq.errors import NsqError, ServerError
 from nsq.message import Message
 from nsq.wire.layers import MAX_OUTPUT
-from tests.chaos.hostile import LAYERS, HostileNsqd
 from tests.chaos.mutations import Mutator
 from tests.chaos.telling import Tell
+from tests.fakes.hostile_nsqd import LAYERS, HostileNsqd
 
 _MAX_FRAME = 1024 * 1024
 _PATIENCE = 60.0

@@ -29,9 +29,9 @@ from nsq.wire.frames import RawMessage
 from nsq.wire.layers import Deflate, Layer, Snappy
 from tests.chaos.mutations import Mutator
 from tests.chaos.telling import Tell
+from tests.fakes.session import OK, FakeAuthority, FakeLink, World
 from tests.integration.clients import connected, consumer, finish_all
 from tests.integration.judged import only_ours
-from tests.unit.daemons.nsqd.session.peer import OK, FakeAuthority, FakeLink, World
 
 pytestmark = only_ours("Go's nsqd is not what is tested here")
 

@@ -117,7 +117,7 @@ def ends(listener: Listener) -> Ends:
     return listener.connect()
 
 
-class Clock:
+class Stopwatch:
     def __init__(self) -> None:
         self._start = time.monotonic()
 
@@ -139,7 +139,7 @@ def test_bytes_go_both_ways(ends: Ends) -> None:
 def test_a_read_has_a_timeout_and_reading_goes_on_after_it(ends: Ends) -> None:
     ends.stream.read_timeout = SHORT
     assert ends.stream.read_timeout == SHORT
-    clock = Clock()
+    clock = Stopwatch()
     with pytest.raises(Unanswered, match=r": nothing was received within 0\.2 s") as caught:
         ends.stream.read()
     assert SHORT * 0.9 < clock.elapsed < LONG / 2
@@ -241,7 +241,7 @@ def test_writing_nothing_is_nothing(ends: Ends) -> None:
 
 
 def test_a_peer_that_never_reads_meets_the_deadline(ends: Ends) -> None:
-    clock = Clock()
+    clock = Stopwatch()
     with pytest.raises(Unanswered, match=r"[1-9]\d* of 67108864 bytes were not taken within 0\.2 s"):
         ends.stream.write(HUGE, SHORT)
     assert SHORT * 0.9 < clock.elapsed < LONG / 2
@@ -257,7 +257,7 @@ def test_a_peer_that_reads_drop_by_drop_does_not_move_the_deadline(ends: Ends) -
 
     ends.peer.setblocking(False)
     sipping = Running(sip)
-    clock = Clock()
+    clock = Stopwatch()
     try:
         with pytest.raises(Unanswered):
             ends.stream.write(HUGE, 2 * SHORT)
@@ -554,7 +554,7 @@ def test_a_black_hole_meets_the_deadline(
     else:
         hole = listening(socket.AF_UNIX, str(tmp_path / "hole.sock"), backlog=0)
     hole.fill()
-    clock = Clock()
+    clock = Stopwatch()
     with pytest.raises(
         DialFailed, match=rf"cannot connect to {re.escape(hole.address)}: no answer within 0(\.\d+)? s"
     ):
@@ -588,7 +588,7 @@ def test_a_black_hole_in_front_costs_a_moment_and_not_the_deadline(
 ) -> None:
     hole, open_door = listening(backlog=0), listening()
     hole.fill()
-    clock = Clock()
+    clock = Stopwatch()
     with race([hole.target, open_door.target], opened, LONG) as winner:
         assert winner.getpeername() == open_door.target.address
         assert winner.gettimeout() is None

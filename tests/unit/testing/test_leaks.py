@@ -196,7 +196,7 @@ def test_a_directory_that_is_gone_has_no_files(tmp_path: Path) -> None:
     assert leaks.snapshot([tmp_path / "gone"]).files == frozenset()
 
 
-class Clock:
+class NappingClock:
     """Time that passes only by napping."""
 
     def __init__(self) -> None:
@@ -209,7 +209,7 @@ class Clock:
         self.time += seconds
 
 
-def leftovers_of(sightings: list[leaks.Snapshot], clock: Clock) -> leaks.Snapshot:
+def leftovers_of(sightings: list[leaks.Snapshot], clock: NappingClock) -> leaks.Snapshot:
     """Of something seen as in ``sightings``, the last of which stays."""
     seen = iter(sightings)
     return leaks.leftovers(
@@ -218,20 +218,20 @@ def leftovers_of(sightings: list[leaks.Snapshot], clock: Clock) -> leaks.Snapsho
 
 
 def test_no_time_is_spent_when_nothing_is_left() -> None:
-    clock = Clock()
+    clock = NappingClock()
     assert not leftovers_of([leaks.Snapshot()], clock)
     assert clock.time == 100.0
 
 
 def test_what_closes_within_the_grace_is_no_leftover() -> None:
-    clock = Clock()
+    clock = NappingClock()
     closing = leaks.Snapshot(files=frozenset({"a"}))
     assert not leftovers_of([closing, closing, leaks.Snapshot()], clock)
     assert clock.time < 100.5
 
 
 def test_what_stays_is_reported_when_the_grace_is_over() -> None:
-    clock = Clock()
+    clock = NappingClock()
     stays = leaks.Snapshot(files=frozenset({"a"}))
     assert leftovers_of([stays], clock) == stays
     assert clock.time == pytest.approx(101.0, abs=0.02)

@@ -7,13 +7,7 @@ from collections import Counter
 import pytest
 
 from nsq.tools.destinations import Durations, EpsilonGreedy, HostPool, RoundRobin, StatusLines
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes.clock import Clock
 
 
 @pytest.fixture

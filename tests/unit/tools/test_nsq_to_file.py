@@ -15,6 +15,7 @@ import pytest
 from nsq.errors import ConfigError
 from nsq.tools.archive import Archive, Names
 from nsq.tools.nsq_to_file import ToFileOptions
+from tests.fakes.clock import Clock
 
 NOON = time.mktime((2026, 11, 23, 12, 0, 0, 0, 0, -1))
 HOST = os.uname().nodename
@@ -31,14 +32,6 @@ def options(tmp_path: Path, **given: Any) -> ToFileOptions:
         "filename_format": "<TOPIC><REV>.<DATETIME>",
     }
     return ToFileOptions(**{**names, **directories, **given})
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = NOON
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def written(archive: Archive, *bodies: bytes) -> Archive:
@@ -109,7 +102,7 @@ def test_no_topic_leaves_the_output_directory(tmp_path: Path) -> None:
 
 def test_a_file_by_the_name_is_appended_to(tmp_path: Path) -> None:
     for body in (b"one", b"two"):
-        written(Archive(options(tmp_path), "t", Clock()), body).close()
+        written(Archive(options(tmp_path), "t", Clock(NOON)), body).close()
     assert files(tmp_path) == {"t.2026-11-23_12": b"one\ntwo\n"}
 
 
@@ -124,7 +117,7 @@ def test_a_file_by_the_name_is_appended_to(tmp_path: Path) -> None:
     ],
 )
 def test_rotation(tmp_path: Path, given: dict[str, Any], names: list[str]) -> None:
-    clock = Clock()
+    clock = Clock(NOON)
     archive = written(Archive(options(tmp_path, **given), "t", clock), b"one")
     clock.now += 60.0
     written(archive, b"two").close()
@@ -135,17 +128,17 @@ def test_rotation(tmp_path: Path, given: dict[str, Any], names: list[str]) -> No
 
 @pytest.mark.parametrize("given", [{"gzip": True}, {"rotate_interval": 60.0}, {"hand_over": True}])
 def test_no_file_is_overwritten(tmp_path: Path, given: dict[str, Any]) -> None:
-    first, second = (Archive(options(tmp_path, **given), "t", Clock()) for _ in range(2))
+    first, second = (Archive(options(tmp_path, **given), "t", Clock(NOON)) for _ in range(2))
     written(first, b"one")
     written(second, b"two")  # while the other one has its file open
     first.close()
     second.close()
-    written(Archive(options(tmp_path, **given), "t", Clock()), b"three").close()
+    written(Archive(options(tmp_path, **given), "t", Clock(NOON)), b"three").close()
     assert sorted(files(tmp_path).values()) == [b"one\n", b"three\n", b"two\n"]
 
 
 def test_a_file_that_appears_in_the_output_directory_meanwhile_stays(tmp_path: Path) -> None:
-    archive = written(Archive(options(tmp_path, hand_over=True), "t", Clock()), b"one")
+    archive = written(Archive(options(tmp_path, hand_over=True), "t", Clock(NOON)), b"one")
     (tmp_path / "out").mkdir(exist_ok=True)
     (tmp_path / "out/t-000000.2026-11-23_12").write_bytes(b"theirs")
     archive.close()
@@ -154,14 +147,14 @@ def test_a_file_that_appears_in_the_output_directory_meanwhile_stays(tmp_path: P
 
 
 def test_a_file_is_opened_again_behind_a_hang_up(tmp_path: Path) -> None:
-    archive = written(Archive(options(tmp_path, hand_over=True), "t", Clock()), b"one")
+    archive = written(Archive(options(tmp_path, hand_over=True), "t", Clock(NOON)), b"one")
     archive.close()
     written(archive, b"two").close()
     assert list(files(tmp_path).values()) == [b"one\n", b"two\n"]
 
 
 def test_each_sync_ends_a_gzip_member_and_gzip_reads_them_all(tmp_path: Path) -> None:
-    archive = written(Archive(options(tmp_path, gzip=True), "t", Clock()), b"one")
+    archive = written(Archive(options(tmp_path, gzip=True), "t", Clock(NOON)), b"one")
     path = tmp_path / "out/t-000000.2026-11-23_12.gz"
     assert gzip.decompress(path.read_bytes()) == b"one\n"
     written(archive, b"two").close()
@@ -169,14 +162,14 @@ def test_each_sync_ends_a_gzip_member_and_gzip_reads_them_all(tmp_path: Path) ->
 
 
 def test_an_empty_gzip_file_can_be_read(tmp_path: Path) -> None:
-    archive = Archive(options(tmp_path, gzip=True), "t", Clock())
+    archive = Archive(options(tmp_path, gzip=True), "t", Clock(NOON))
     archive.rotate()
     archive.close()
     assert list(files(tmp_path).values()) == [b""]
 
 
 def test_nothing_is_synced_into_a_file_that_was_removed(tmp_path: Path) -> None:
-    archive = written(Archive(options(tmp_path), "t", Clock()), b"one")
+    archive = written(Archive(options(tmp_path), "t", Clock(NOON)), b"one")
     (tmp_path / "out/t.2026-11-23_12").unlink()
     written(archive, b"two")
     assert files(tmp_path) == {"t.2026-11-23_12": b"two\n"}
@@ -192,21 +185,21 @@ def test_nothing_is_synced_into_a_file_that_was_removed(tmp_path: Path) -> None:
 
 
 def test_a_torn_record_gets_a_line_of_its_own(tmp_path: Path) -> None:
-    archive = written(Archive(options(tmp_path), "t", Clock()), b"one")
+    archive = written(Archive(options(tmp_path), "t", Clock(NOON)), b"one")
     os.write(archive._descriptor, b"tw")
     killed(archive)
-    written(Archive(options(tmp_path), "t", Clock()), b"two").close()
+    written(Archive(options(tmp_path), "t", Clock(NOON)), b"two").close()
     assert list(files(tmp_path).values()) == [b"one\ntw\ntwo\n"]
 
 
 @pytest.mark.parametrize("hand_over", [False, True])
 def test_half_a_gzip_member_is_cut_off(tmp_path: Path, hand_over: bool) -> None:
     given = options(tmp_path, gzip=True, hand_over=hand_over)
-    archive = written(Archive(given, "t", Clock()), b"one")
+    archive = written(Archive(given, "t", Clock(NOON)), b"one")
     written(archive, b"two")
     os.write(archive._descriptor, gzip.compress(os.urandom(100_000))[:50_000])
     killed(archive)
-    after = Archive(given, "t", Clock())
+    after = Archive(given, "t", Clock(NOON))
     after.adopt()
     written(after, b"three").close()
     assert sorted(files(tmp_path).values()) == [b"one\ntwo\n", b"three\n"]
@@ -214,7 +207,7 @@ def test_half_a_gzip_member_is_cut_off(tmp_path: Path, hand_over: bool) -> None:
 
 def test_what_was_left_in_the_work_directory_is_handed_over(tmp_path: Path) -> None:
     given = options(tmp_path, hand_over=True, datetime_format="%Y/%H")
-    dead, alive, empty, linked = (Archive(given, "t", Clock()) for _ in range(4))
+    dead, alive, empty, linked = (Archive(given, "t", Clock(NOON)) for _ in range(4))
     written(dead, b"one")
     written(alive, b"two")
     empty.rotate()
@@ -224,7 +217,7 @@ def test_what_was_left_in_the_work_directory_is_handed_over(tmp_path: Path) -> N
     for archive in (dead, empty, linked):
         killed(archive)
     (tmp_path / "work/other.log").write_bytes(b"not ours")
-    Archive(given, "t", Clock()).adopt()
+    Archive(given, "t", Clock(NOON)).adopt()
     assert files(tmp_path) == {"t-000000.2026/12": b"one\n", "t-000003.2026/12": b"three\n"}
     assert set(files(tmp_path, "work")) == {"t-000001.2026/12", "other.log"}
     alive.close()
@@ -234,7 +227,7 @@ def test_what_was_left_in_the_work_directory_is_handed_over(tmp_path: Path) -> N
 def test_a_full_disk_leaves_what_was_synced(
     tmp_path: Path, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = written(Archive(options(tmp_path, **given), "t", Clock()), b"one")
+    archive = written(Archive(options(tmp_path, **given), "t", Clock(NOON)), b"one")
     write = os.write
 
     def full(descriptor: int, data: bytes) -> int:
@@ -246,7 +239,7 @@ def test_a_full_disk_leaves_what_was_synced(
     with pytest.raises(OSError, match="No space"):
         written(archive, b"two")
     archive.give_up()
-    nothing = Archive(options(tmp_path, **given), "u", Clock())
+    nothing = Archive(options(tmp_path, **given), "u", Clock(NOON))
     with pytest.raises(OSError, match="No space"):
         written(nothing, b"one")
     nothing.give_up()

@@ -4,7 +4,7 @@ import pytest
 
 from nsq.daemons.nsqd.core.broker import Broker, Draining
 from nsq.daemons.nsqd.daemon import Left, look
-from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 
 

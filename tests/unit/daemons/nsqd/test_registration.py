@@ -15,7 +15,7 @@ from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
 from nsq.errors import ApiError, ConfigError
 from nsq.http.message import HttpReply, HttpRequest
-from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.fakes.clock import FakeClock
 
 
 class Peer:

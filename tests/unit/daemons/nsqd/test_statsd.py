@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nsq.daemons.nsqd.statsd import Report, full_prefix
-from tests.unit.daemons.nsqd.session.peer import drained
+from tests.fakes.session import drained
 
 OFF = {"count": 0, "percentiles": None}
 MEMORY = {

@@ -6,7 +6,7 @@ from nsq.daemons.nsqd.core.backlog import InMemory
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel, TooManyConsumers
 from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
-from tests.unit.daemons.nsqd.clock import EPOCH_NS, FakeClock
+from tests.fakes.clock import EPOCH_NS, FakeClock
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 
 

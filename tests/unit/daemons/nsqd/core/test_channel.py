@@ -14,7 +14,7 @@ from nsq.daemons.nsqd.core.channel import (
     NotInFlight,
     TooManyConsumers,
 )
-from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 
 UNKNOWN = b"f" * 16

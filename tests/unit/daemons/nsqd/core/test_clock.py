@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nsq.daemons.nsqd.core.clock import Alarm, RoundRobin
-from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.fakes.clock import FakeClock
 
 
 class Rings:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.latency import LatencyWindow, MeasuredChannel, quantiles
-from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 
 QUANTILES = (1.0, 0.99, 0.5)

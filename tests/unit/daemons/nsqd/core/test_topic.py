@@ -8,7 +8,7 @@ import pytest
 from nsq.daemons.nsqd.core.backlog import Batch, EphemeralBacklog, MemoryBacklog, Message, StorageFailed
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.topic import Topic
-from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.fakes.clock import FakeClock
 
 _numbers = itertools.count()
 

@@ -11,7 +11,7 @@ from nsq.daemons.nsqd.core.backlog import Batch, EphemeralBacklog, MemoryBacklog
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.topic import Topic
-from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.fakes.clock import FakeClock
 
 _numbers = itertools.count()
 

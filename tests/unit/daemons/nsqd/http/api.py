@@ -14,7 +14,7 @@ from nsq.daemons.nsqd.registration import Registration
 from nsq.daemons.nsqd.stats import Memory
 from nsq.daemons.routes import HttpError, Reply, Request, Router
 from nsq.errors import ConfigError
-from tests.unit.daemons.nsqd.session.peer import Client, World
+from tests.fakes.session import Client, World
 
 
 class FakeRegistration:

@@ -16,7 +16,7 @@ from nsq.daemons.nsqd.session.authorization import (
     KnownPatterns,
     parse_grant,
 )
-from tests.unit.daemons.nsqd.session.peer import drained
+from tests.fakes.session import drained
 
 RULE = {"topic": "^allowed", "channels": ["^ok"], "permissions": ["subscribe", "publish"]}
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from nsq.daemons.nsqd.session.negotiation import Liveness
-from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.fakes.clock import FakeClock
 
 
 class Watch:

@@ -18,7 +18,7 @@ from nsq.daemons.nsqd.session.subscription import CLOSING, SUBSCRIBED
 from nsq.wire import commands
 from nsq.wire.frames import ErrorReply, RawMessage, Response
 from nsq.wire.layers import Deflate
-from tests.unit.daemons.nsqd.session.peer import HEARTBEAT, OK, Client, World
+from tests.fakes.session import HEARTBEAT, OK, Client, World
 
 UNKNOWN = b"0123456789abcdef"
 

@@ -11,7 +11,7 @@ from nsq.daemons.nsqd.session.authorization import AuthError, Grant, parse_grant
 from nsq.wire import commands
 from nsq.wire.frames import ErrorReply, Response
 from nsq.wire.layers import Snappy
-from tests.unit.daemons.nsqd.session.peer import HEARTBEAT, OK, Client, FakeAuthority, World, drained
+from tests.fakes.session import HEARTBEAT, OK, Client, FakeAuthority, World, drained
 
 ALL = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
 

@@ -11,7 +11,7 @@ from nsq.daemons.nsqd.patterns import Pattern
 from nsq.daemons.nsqd.session.authorization import Grant, Rule
 from nsq.wire import commands
 from nsq.wire.frames import ErrorReply, RawMessage, Response
-from tests.unit.daemons.nsqd.session.peer import HEARTBEAT, OK, Client, FakeAuthority, World
+from tests.fakes.session import HEARTBEAT, OK, Client, FakeAuthority, World
 
 
 class FakeLasting:

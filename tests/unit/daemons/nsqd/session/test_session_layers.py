@@ -10,7 +10,7 @@ import pytest
 from nsq.wire import commands
 from nsq.wire.frames import RawMessage
 from nsq.wire.layers import Deflate, Snappy
-from tests.unit.daemons.nsqd.session.peer import HEARTBEAT, OK, World, new_layer
+from tests.fakes.session import HEARTBEAT, OK, World, new_layer
 
 COMBINATIONS: list[tuple[str, ...]] = [
     (),

@@ -7,7 +7,7 @@ from nsq.errors import LayerError
 from nsq.wire import commands
 from nsq.wire.commands import Command, Limits
 from nsq.wire.layers import Deflate, Snappy, Stack, Tls
-from tests.unit.daemons.nsqd.session.peer import HOST, FakeLink, tls_contexts
+from tests.fakes.session import HOST, FakeLink, tls_contexts
 
 NOP: Command = (b"NOP", [], None)
 IDENTIFY = commands.identify(b"{}")

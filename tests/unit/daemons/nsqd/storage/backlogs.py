@@ -13,7 +13,7 @@ from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.storage.durable import DueBook, DurableBacklog
 from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog
 from nsq.daemons.nsqd.storage.storage import OnDisk, write_down
-from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.disk.files import Lines, open_queue
 
 _numbers = itertools.count()

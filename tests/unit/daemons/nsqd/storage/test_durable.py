@@ -15,7 +15,7 @@ from nsq.daemons.nsqd.disk.layout import files_by_queue, parse_meta
 from nsq.daemons.nsqd.disk.syncing import OpenFiles
 from nsq.daemons.nsqd.storage import durable
 from nsq.daemons.nsqd.storage.durable import DueBook
-from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.disk.files import meta, room_for
 from tests.unit.daemons.nsqd.storage.backlogs import Durable, bodies, ids, message, messages
 

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.storage import durable
-from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.disk.files import room_for
 from tests.unit.daemons.nsqd.storage.backlogs import Durable
 

@@ -11,7 +11,7 @@ import pytest
 
 from nsq.daemons.nsqd.core.backlog import MemoryBacklog, Waiting
 from nsq.daemons.nsqd.core.broker import Broker
-from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 from tests.unit.daemons.nsqd.storage.backlogs import Durable, Spilling, bodies, message, messages
 

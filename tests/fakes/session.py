@@ -20,7 +20,7 @@ from nsq.daemons.nsqd.session.session import Environment, Session
 from nsq.wire import commands
 from nsq.wire.frames import ErrorReply, FrameParser, RawMessage, Response
 from nsq.wire.layers import Deflate, Layer, Snappy, Stack, Tls
-from tests.unit.daemons.nsqd.clock import FakeClock
+from tests.fakes.clock import FakeClock
 
 HOST = "nsqd.example"
 OK = Response(b"OK")
