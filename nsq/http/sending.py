@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from nsq.errors import ApiError, ConnectionFailed, ConnectionLost, DialFailed, LayerError, Unanswered
 from nsq.http.message import DEFAULT_MAX_BODY, HttpReply, HttpRequest, ReplyParser, Url, tls_port
 from nsq.transport.addresses import join
-from nsq.transport.base import Stream, Transport, WrappedStream
-from nsq.transport.dialing import OwnTransport, default_transport
+from nsq.transport.base import Transport
+from nsq.transport.dialing import default_transport
 from nsq.transport.layered import LayeredStream
 from nsq.transport.tls import public_authorities
 from nsq.wire.layers import Tls
@@ -205,49 +205,3 @@ def _received(stream: LayeredStream, parser: ReplyParser, deadline: _Deadline) -
         else:
             parser.end()
     return parser.reply, parser.another_may_follow
-
-
-class InterruptibleTransport:
-    """Dials and connections that another thread can end, all at once."""
-
-    def __init__(self) -> None:
-        self._own = OwnTransport(None)
-        self._streams: set[Stream] = set()
-        self._interrupted = False
-
-    def connect(self, address: str, *, timeout: float) -> Stream:
-        stream = _Listed(self._own.connect(address, timeout=timeout), self._streams)
-        if self._interrupted:  # behind its entry in the list: ``interrupt`` sees it there, or we see this
-            stream.close()
-            raise DialFailed(f"cannot connect to {address}: interrupted")
-        return stream
-
-    def interrupt(self) -> None:
-        """End what is under way at once, and refuse what is to come. Does not wait."""
-        self._interrupted = True
-        self._own.interrupt()
-        for stream in list(self._streams):
-            stream.close()
-
-    def abandon(self) -> None:
-        """Let go, in a forked child, of what is the parent's."""
-        self._own.abandon()
-        for stream in list(self._streams):
-            stream.abandon()
-
-
-class _Listed(WrappedStream):
-    """Is in the list until it is closed."""
-
-    def __init__(self, stream: Stream, listed: set[Stream]) -> None:
-        super().__init__(stream)
-        self._listed = listed
-        listed.add(self)
-
-    def close(self) -> None:
-        self._listed.discard(self)
-        super().close()
-
-    def abandon(self) -> None:
-        self._listed.discard(self)
-        super().abandon()

@@ -20,10 +20,10 @@ from nsq.errors import ApiError, ApiRefused, DialFailed, InvalidMessage
 from nsq.http.message import HttpRequest, parse_url
 from nsq.http.nsqd import NsqdApi
 from nsq.http.nsqlookupd import NsqlookupdApi
-from nsq.http.sending import InterruptibleTransport, send
+from nsq.http.sending import send
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
-from nsq.transport import AddressTransport, Stream
+from nsq.transport import SocketTransport, Stream
 
 from .patience import eventually
 
@@ -472,7 +472,7 @@ class TestConnecting:
         NsqdApi(f"two.example:{port}").ping()
 
     def test_a_connection_of_ones_own(self, nsqd: Nsqd) -> None:
-        class Elsewhere(AddressTransport):
+        class Elsewhere(SocketTransport):
             def connect(self, address: str, *, timeout: float) -> Stream:
                 assert address == "elsewhere.example:4151"
                 return super().connect(nsqd.http_address, timeout=timeout)
@@ -490,7 +490,7 @@ class TestConnecting:
 
 
 def test_a_forked_child_lets_go_of_requests_under_way() -> None:
-    transport = InterruptibleTransport()
+    transport = SocketTransport(interrupt_streams=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         stream = transport.connect(f"{host}:{port}", timeout=ENOUGH)
