@@ -240,7 +240,7 @@ def check_nsqd(address: str, config: Config) -> Iterator[Finding]:
         remedy = "correct the option" if isinstance(error, ConfigError) else remedy
         yield Finding(what, WRONG, str(error), remedy)
         return
-    reply = ready.negotiated.reply
+    reply = ready.reply
     text = f"version {reply.version}, messages time out after {reply.msg_timeout / 1000:g} s"
     yield Finding(what, OK, text)
     if reply.max_rdy_count and reply.max_rdy_count < MAX_IN_FLIGHT:
