@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import trustme
 
 from nsq.errors import ApiError, ApiRefused, DialFailed, InvalidMessage
-from nsq.http.message import HttpRequest, parse_url
+from nsq.http.message import HttpRequest, ReplyParser, parse_url
 from nsq.http.nsqd import NsqdApi
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.http.sending import send
@@ -398,9 +399,12 @@ class TestBadServers:
         ],
         ids=["plain", "chunked"],
     )
-    def test_a_body_that_does_not_end(self, head: bytes, piece: bytes) -> None:
+    def test_a_body_that_does_not_end(
+        self, head: bytes, piece: bytes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("nsq.http.sending.ReplyParser", partial(ReplyParser, max_body=100_000))
         with serving(repeating(piece, 0.0, head)) as address:
-            assert "body is larger than 100000 bytes" in failure(address, ENOUGH, max_body=100_000)
+            assert "body is larger than 100000 bytes" in failure(address, ENOUGH)
 
     def test_another_protocol(self) -> None:
         with serving(answering(b"SSH-2.0-OpenSSH_9.0\r\n")) as address:
