@@ -271,7 +271,8 @@ class Config:
     def _check_tls(self) -> None:
         if self.tls_key_file is not None and self.tls_cert_file is None:
             raise ConfigError("tls_key_file needs the certificate that belongs to it: give tls_cert_file too")
-        given = [name for name in _TLS_DETAILS if getattr(self, name) != _FIELDS[name].default]
+        details = [name for name in _FIELDS if name.startswith("tls_")]
+        given = [name for name in details if getattr(self, name) != _FIELDS[name].default]
         if given and self.tls is False:
             raise ConfigError(f"{given[0]} is given but tls is not: add tls=True")
         in_context = [name for name in given if name != "tls_server_name"]
@@ -373,14 +374,6 @@ class Config:
                 raise ConfigError(f"there is no option {name!r}" + (f"; {hint}" if hint else ""))
 
 
-_TLS_DETAILS = (
-    "tls_ca_file",
-    "tls_cert_file",
-    "tls_key_file",
-    "tls_server_name",
-    "tls_min_version",
-    "tls_verify",
-)
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 _OPTIONS: dict[str, Option] = {name: field.metadata[METADATA] for name, field in _FIELDS.items()}
 

@@ -17,7 +17,7 @@ import tomllib
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nsq.errors import ConfigError, NsqError
 from nsq.literals import is_true, quote
@@ -27,13 +27,13 @@ OptionsT = TypeVar("OptionsT")
 
 
 class FlagExit(NsqError):
-    """The program should print ``text`` to ``stream`` and exit with ``status``: help, version, a mistake."""
+    """The program should print ``text`` and exit with ``status``: help, version, a mistake."""
 
-    def __init__(self, status: int, text: str, stream: Literal["stdout", "stderr"] = "stderr") -> None:
+    def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
         self.text = text
-        self.stream = stream
+        self.stream = "stderr" if status else "stdout"
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ def parse(
     # The last --version decides, whatever else is wrong; nonsense behind its "=" is a mistake like any other.
     asked = ["true" if text is None else text for each, text in given if each is _VERSION]
     if asked and is_true(asked[-1]):
-        raise FlagExit(0, f"{version}\n", "stdout")
+        raise FlagExit(0, f"{version}\n")
     try:
         # Before what ended the scan: these stand left of it, and the leftmost mistake is the one to report.
         values = _read_given(given)
@@ -290,7 +290,7 @@ def parse(
     except ConfigError as error:
         raise FlagExit(2, f"{error}\n{prog} --help lists the flags\n") from error
     if end == _HELP:
-        raise FlagExit(0, _usage(prog, named.values()), "stdout")
+        raise FlagExit(0, _usage(prog, named.values()))
     try:
         path = values.pop(_CONFIG.name, "") if config_flag else ""
         from_file, warnings = _read_file(path, declared) if path else ({}, [])
