@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from nsq.config import Config
 from nsq.errors import (
@@ -27,22 +26,19 @@ from nsq.transport.base import Transport
 from nsq.transport.layered import LayeredStream
 from nsq.wire import commands
 from nsq.wire.frames import HEARTBEAT, OK, ErrorReply, split_reply
-from nsq.wire.identify import AuthReply, BadJson, IdentifyReply, IdentifyRequest, JsonBody
+from nsq.wire.identify import BadJson, IdentifyReply, IdentifyRequest
 from nsq.wire.layers import Deflate, Layer, Snappy, Tls, TlsContext
-
-B = TypeVar("B", bound=JsonBody)
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A stream that is ready for commands, and nsqd's answers to IDENTIFY and AUTH.
+    """A stream that is ready for commands, and nsqd's answer to IDENTIFY.
 
     ``rest`` are bytes that nsqd has sent already.
     """
 
     stream: LayeredStream
     reply: IdentifyReply
-    auth: AuthReply | None
     rest: bytes
 
 
@@ -68,7 +64,7 @@ def dial(
         nsqd = ReplyStream(address, stream, deadline)
         try:
             opened(stream)
-            reply, auth = shake_hands(nsqd, config, context, topic, channel)
+            reply = shake_hands(nsqd, config, context, topic, channel)
         except BaseException as error:
             stream.close()
             if isinstance(error, LayerError):
@@ -76,7 +72,7 @@ def dial(
             if isinstance(error, Unanswered):
                 raise _too_late(address) from error
             raise
-        return Ready(stream, reply, auth, nsqd.rest)
+        return Ready(stream, reply, nsqd.rest)
 
     try:
         return attempt(config)
@@ -89,11 +85,14 @@ def dial(
 
 def shake_hands(
     nsqd: ReplyStream, config: Config, context: TlsContext | None, topic: str, channel: str
-) -> tuple[IdentifyReply, AuthReply | None]:
+) -> IdentifyReply:
     """Return what was negotiated, or raise what went wrong. Without a topic it does not subscribe."""
     data = nsqd.ask(commands.MAGIC_V2 + commands.identify(identify_request(config).encode()))
-    # An nsqd too old to negotiate says OK: it grants nothing and does not say its limits.
-    reply = IdentifyReply() if data == OK else _decoded(IdentifyReply, data, "IDENTIFY")
+    try:
+        # An nsqd too old to negotiate says OK: it grants nothing and does not say its limits.
+        reply = IdentifyReply() if data == OK else IdentifyReply.decode(data)
+    except BadJson as error:
+        raise HandshakeFailed(f"the answer to IDENTIFY cannot be read: {error}") from error
     if config.tls:
         if not reply.tls_v1:
             raise HandshakeFailed("TLS was asked for, and this nsqd does not offer it")
@@ -102,14 +101,13 @@ def shake_hands(
         _expect_ok(nsqd.put_on(Snappy()), "snappy")
     elif reply.deflate:
         _expect_ok(nsqd.put_on(Deflate(config.deflate_level)), "deflate")
-    auth = None
     if reply.auth_required:
         if not config.auth_secret:
             raise AuthFirst("this nsqd requires AUTH: give auth_secret")
-        auth = _decoded(AuthReply, nsqd.ask(commands.auth(config.auth_secret.encode())), "AUTH")
+        nsqd.ask(commands.auth(config.auth_secret.encode()))  # a refusal is an error
     if topic:
         _expect_ok(nsqd.ask(commands.sub(topic, channel)), "SUB")
-    return reply, auth
+    return reply
 
 
 def _milliseconds(seconds: float) -> int:
@@ -139,13 +137,6 @@ def identify_request(config: Config) -> IdentifyRequest:
         topology_region=config.topology_region,
         topology_zone=config.topology_zone,
     )
-
-
-def _decoded(kind: type[B], data: bytes, what: str) -> B:
-    try:
-        return kind.decode(data)
-    except BadJson as error:
-        raise HandshakeFailed(f"the answer to {what} cannot be read: {error}") from error
 
 
 def _expect_ok(data: bytes, what: str) -> None:

@@ -56,25 +56,19 @@ Lookup = Callable[[str, int], list[Target]]
 _INTERRUPTED = "interrupted, as this client is closed"
 
 
-def look_up(host: str, port: int) -> list[Target]:
+def look_up(host: str, port: int, flags: int = 0) -> list[Target]:
     """Blocks as long as the C library likes; OSError or UnicodeError when the name is none."""
-    return _targets(socket.getaddrinfo(codecless(host), port, type=socket.SOCK_STREAM))
+    found = socket.getaddrinfo(codecless(host), port, type=socket.SOCK_STREAM, flags=flags)
+    targets = (Target(family, protocol, address) for family, _, protocol, _, address in found)
+    return list(dict.fromkeys(targets))
 
 
 def literal(host: str, port: int) -> list[Target]:
     """The one target of an address in digits, none for a name; never asks anybody."""
     try:
-        found = socket.getaddrinfo(
-            codecless(host), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
-        )
-        return _targets(found)
+        return look_up(host, port, socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
         return []
-
-
-def _targets(found: list[Any]) -> list[Target]:
-    targets = (Target(family, protocol, address) for family, _, protocol, _, address in found)
-    return list(dict.fromkeys(targets))
 
 
 class _Asked:
@@ -193,15 +187,17 @@ class _Runners:
             return
         try:
             sock.setblocking(False)
-            code = sock.connect_ex(target.address)
-        except BaseException:
+            sock.connect(target.address)
+        except (BlockingIOError, InterruptedError):
+            pass  # it is connecting
+        except BaseException as error:
             sock.close()
-            raise
-        if code in (0, errno.EINPROGRESS, errno.EINTR):
-            self.running[sock.fileno()] = (sock, target)
-            self._poll.register(sock, select.POLLOUT)
-        else:
-            self._lose(sock, target, code)
+            if not isinstance(error, OSError):
+                raise
+            self._note(target, error)
+            return
+        self.running[sock.fileno()] = (sock, target)
+        self._poll.register(sock, select.POLLOUT)
 
     def first(self, until: float) -> socket.socket | None:
         """The first to connect; None as soon as one has failed, or nothing has happened until then."""
@@ -215,12 +211,9 @@ class _Runners:
             if not code:
                 sock.setblocking(True)
                 return sock
-            self._lose(sock, target, code)
+            sock.close()
+            self._note(target, OSError(code, os.strerror(code)))
         return None
-
-    def _lose(self, sock: socket.socket, target: Target, code: int) -> None:
-        sock.close()
-        self._note(target, OSError(code, os.strerror(code)))
 
     def _note(self, target: Target, error: OSError) -> None:
         self.failure = error

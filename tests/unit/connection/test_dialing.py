@@ -413,8 +413,7 @@ class TestLayers:
             server.say(FINE)
 
         with played_by(play, transport):
-            ready = dialed(transport, Config(auth_secret=SECRET, **trusting, **wanted))
-        assert ready.auth is not None
+            dialed(transport, Config(auth_secret=SECRET, **trusting, **wanted))
         assert SECRET.encode() not in transport.peers[0].received
 
     def test_plain_text_before_tls_is_not_taken_for_an_answer(self, trusting: dict[str, Any]) -> None:
