@@ -393,13 +393,7 @@ _GO_NAMES = {
     "tls_key": "tls_key_file",
 }
 #: TLS below 1.2 is not spoken any more.
-_GO_TLS_VERSIONS = {
-    "ssl3.0": "TLSv1.2",
-    "tls1.0": "TLSv1.2",
-    "tls1.1": "TLSv1.2",
-    "tls1.2": "TLSv1.2",
-    "tls1.3": "TLSv1.3",
-}
+_GO_TLS_VERSIONS = dict.fromkeys(("ssl3.0", "tls1.0", "tls1.1", "tls1.2"), "TLSv1.2") | {"tls1.3": "TLSv1.3"}
 #: Options where 0 means no limit or nsqd's default in go-nsq, and is out of range here: our value for it.
 _GO_ZEROS = {
     "dial_timeout": "5m",
