@@ -579,6 +579,16 @@ def test_an_interrupt_ends_a_dial_into_a_black_hole_and_those_to_come(
     assert ends.stream.read() == b"still there"
 
 
+def test_an_interrupted_transport_dials_no_unix_socket(
+    listening: Callable[..., Listener], tmp_path: Path
+) -> None:
+    door = listening(socket.AF_UNIX, str(tmp_path / "door.sock"))
+    transport = SocketTransport()
+    transport.interrupt()
+    with pytest.raises(DialFailed, match="interrupted"):
+        transport.connect(door.address, timeout=LONG)
+
+
 def opened(target: Target) -> socket.socket:
     return socket.socket(target.family, socket.SOCK_STREAM)
 
