@@ -271,7 +271,8 @@ class Config:
     def _check_tls(self) -> None:
         if self.tls_key_file is not None and self.tls_cert_file is None:
             raise ConfigError("tls_key_file needs the certificate that belongs to it: give tls_cert_file too")
-        given = [name for name in _TLS_DETAILS if getattr(self, name) != _FIELDS[name].default]
+        details = [name for name in _FIELDS if name.startswith("tls_")]
+        given = [name for name in details if getattr(self, name) != _FIELDS[name].default]
         if given and self.tls is False:
             raise ConfigError(f"{given[0]} is given but tls is not: add tls=True")
         in_context = [name for name in given if name != "tls_server_name"]
@@ -373,14 +374,6 @@ class Config:
                 raise ConfigError(f"there is no option {name!r}" + (f"; {hint}" if hint else ""))
 
 
-_TLS_DETAILS = (
-    "tls_ca_file",
-    "tls_cert_file",
-    "tls_key_file",
-    "tls_server_name",
-    "tls_min_version",
-    "tls_verify",
-)
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 _OPTIONS: dict[str, Option] = {name: field.metadata[METADATA] for name, field in _FIELDS.items()}
 
@@ -400,13 +393,7 @@ _GO_NAMES = {
     "tls_key": "tls_key_file",
 }
 #: TLS below 1.2 is not spoken any more.
-_GO_TLS_VERSIONS = {
-    "ssl3.0": "TLSv1.2",
-    "tls1.0": "TLSv1.2",
-    "tls1.1": "TLSv1.2",
-    "tls1.2": "TLSv1.2",
-    "tls1.3": "TLSv1.3",
-}
+_GO_TLS_VERSIONS = dict.fromkeys(("ssl3.0", "tls1.0", "tls1.1", "tls1.2"), "TLSv1.2") | {"tls1.3": "TLSv1.3"}
 #: Options where 0 means no limit or nsqd's default in go-nsq, and is out of range here: our value for it.
 _GO_ZEROS = {
     "dial_timeout": "5m",

@@ -1,32 +1,16 @@
 """Every error this package raises, under one root.
 
     NsqError
-    ├── UsageError (ValueError)      the caller's fault; nothing was sent
-    │   ├── ConfigError              an option: unknown, or out of its range
-    │   ├── InvalidName              a topic or channel name
-    │   └── InvalidMessage           a body that is empty, too large or not bytes; a delay out of range
-    ├── WireError                    the peer broke the protocol; its connection is lost, nothing else is
-    │   ├── FrameError               a size or type no frame can have
-    │   │   └── NotNsqd              the peer speaks another protocol: usually the HTTP port
-    │   └── LayerError               TLS, deflate or snappy bytes that do not decode
-    ├── ConnectionFailed             no connection to an nsqd, or no longer
-    │   ├── DialFailed               there is no connection to the address
-    │   ├── HandshakeFailed          reached, but TLS, IDENTIFY or AUTH came to nothing
-    │   ├── ConnectionLost           it was there and is gone
-    │   └── Unanswered               it is there, and silent beyond its deadline
-    ├── ServerError                  nsqd said no; one class per E_ code, see below
-    ├── PublishFailed                no nsqd took the message; it is stored nowhere
-    │   └── QueueFull                too many publishes are pending already
-    ├── PublishUncertain             it was sent, and the answer never came: it may be stored
-    ├── AlreadyResponded             a message is answered once, and only while it is in flight
-    ├── Closed                       the producer, consumer or connection has been closed
-    ├── Forked (Closed)              it belongs to the parent process
-    ├── ApiError                     an HTTP API cannot be reached, or its answer cannot be read
-    │   └── ApiRefused               it answered with an error: status and code
-    └── WalError                     the write-ahead log of a Spark stream: cannot be read or written
-        ├── WalOwned                 another query has it
-        ├── WalForeign               it is not the one the checkpoint was made with, or no such log at all
-        └── SegmentLost              messages that were promised to a batch are gone
+    ├── UsageError (ValueError)   ConfigError, InvalidName, InvalidMessage
+    ├── WireError                 FrameError (NotNsqd), LayerError
+    ├── ConnectionFailed          DialFailed, HandshakeFailed, ConnectionLost, Unanswered
+    ├── ServerError               one class per E_ code
+    ├── PublishFailed             QueueFull
+    ├── PublishUncertain
+    ├── AlreadyResponded
+    ├── Closed                    Forked
+    ├── ApiError                  ApiRefused
+    └── WalError                  WalOwned, WalForeign, SegmentLost
 
 ``retry`` says whether the same call can succeed later, ``maybe_stored`` whether a publish that raised this
 may have been stored all the same. This module imports nothing of the package.
@@ -120,20 +104,14 @@ class InvalidCommand(ServerError):
 
 
 class BadBody(ServerError):
-    """E_BAD_BODY"""
-
     code = "E_BAD_BODY"
 
 
 class BadTopic(ServerError):
-    """E_BAD_TOPIC"""
-
     code = "E_BAD_TOPIC"
 
 
 class BadChannel(ServerError):
-    """E_BAD_CHANNEL"""
-
     code = "E_BAD_CHANNEL"
 
 
@@ -159,8 +137,6 @@ class MpubFailed(ServerError):
 
 
 class DpubFailed(ServerError):
-    """E_DPUB_FAILED"""
-
     code = "E_DPUB_FAILED"
     retry = True
 
@@ -173,8 +149,6 @@ class SubFailed(ServerError):
 
 
 class IdentifyFailed(ServerError):
-    """E_IDENTIFY_FAILED"""
-
     code = "E_IDENTIFY_FAILED"
 
 
@@ -192,14 +166,10 @@ class AuthFailed(ServerError):
 
 
 class AuthDisabled(ServerError):
-    """E_AUTH_DISABLED"""
-
     code = "E_AUTH_DISABLED"
 
 
 class AuthServerError(ServerError):
-    """E_AUTH_ERROR"""
-
     code = "E_AUTH_ERROR"
     retry = True
 
@@ -211,22 +181,18 @@ class Unauthorized(ServerError):
 
 
 class FinFailed(ServerError):
-    """E_FIN_FAILED: the message had timed out; someone else has it, or had."""
+    """E_FIN_FAILED, and the next two: the message had timed out; another consumer has it, or had."""
 
     code = "E_FIN_FAILED"
     fatal = False
 
 
 class ReqFailed(ServerError):
-    """E_REQ_FAILED: like E_FIN_FAILED."""
-
     code = "E_REQ_FAILED"
     fatal = False
 
 
 class TouchFailed(ServerError):
-    """E_TOUCH_FAILED: like E_FIN_FAILED."""
-
     code = "E_TOUCH_FAILED"
     fatal = False
 

@@ -17,23 +17,23 @@ import tomllib
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nsq.errors import ConfigError, NsqError
-from nsq.literals import is_true, quote
+from nsq.literals import quote
 from nsq.options import METADATA, NUMBER, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, closest, declare
 
 OptionsT = TypeVar("OptionsT")
 
 
 class FlagExit(NsqError):
-    """The program should print ``text`` to ``stream`` and exit with ``status``: help, version, a mistake."""
+    """The program should print ``text`` and exit with ``status``: help, version, a mistake."""
 
-    def __init__(self, status: int, text: str, stream: Literal["stdout", "stderr"] = "stderr") -> None:
+    def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
         self.status = status
         self.text = text
-        self.stream = stream
+        self.stream = "stderr" if status else "stdout"
 
 
 @dataclass(frozen=True)
@@ -152,13 +152,12 @@ def _usage_entry(each: Flag) -> str:
 # The command line
 
 
-Given = list[tuple[Flag, str | None]]
-"""Flags with their texts, in the order of the command line; None for one that stands bare."""
-
-
-def _scan(named: Mapping[str, Flag], argv: Sequence[str]) -> tuple[Given, tuple[str, ...], str | None]:
-    """The flags, the words behind them, and what ended the scan early: a mistake, or _HELP."""
-    given: Given = []
+def _read_arguments(
+    named: Mapping[str, Flag], argv: Sequence[str]
+) -> tuple[dict[str, Any], tuple[str, ...], str]:
+    """Values by flag name, the words behind the flags, and the leftmost mistake; _HELP is one of them."""
+    values: dict[str, Any] = {}
+    mistake = ""
     waiting = list(reversed(argv))
     while waiting and len(waiting[-1]) > 1 and waiting[-1].startswith("-"):
         argument = waiting.pop()
@@ -166,40 +165,33 @@ def _scan(named: Mapping[str, Flag], argv: Sequence[str]) -> tuple[Given, tuple[
             break
         body = argument[2:] if argument.startswith("--") else argument[1:]
         if body[0] in "-=":
-            return given, (), f"bad flag syntax: {argument}"
+            return values, (), mistake or f"bad flag syntax: {argument}"
         name, equals, text = body.partition("=")
-        found = named.get(name)
-        if found is None:
+        each = named.get(name)
+        if each is None:
             if name in ("h", "help"):
-                return given, (), _HELP
+                return values, (), mistake or _HELP
             meant = closest(name.replace("_", "-"), named, 0.75)
             hint = f" (did you mean --{meant}?)" if meant else ""
-            return given, (), f"flag provided but not defined: -{name}{hint}"
-        if equals or found.bare is not None:
-            given.append((found, text if equals else None))
-        elif waiting:
-            given.append((found, waiting.pop()))
-        else:
-            return given, (), f"flag needs an argument: -{name}"
-    return given, tuple(reversed(waiting)), None
-
-
-def _read_given(given: Given) -> dict[str, Any]:
-    """Values by flag name; ConfigError says in a line which is wrong."""
-    values: dict[str, Any] = {}
-    for each, text in given:
+            return values, (), mistake or f"flag provided but not defined: -{name}{hint}"
+        if not equals and each.bare is None:
+            if not waiting:
+                return values, (), mistake or f"flag needs an argument: -{name}"
+            text = waiting.pop()
         try:
-            value = _from_text(each, each.bare or "" if text is None else text)
+            value = _from_text(each, text if equals or each.bare is None else each.bare)
+            values[name] = values.get(name, ()) + value if each.repeated else value
         except ValueError as error:
-            if each.bare is None:
-                said = f"invalid value {quote(text)} for flag -{each.name}"
-            elif text is None:
-                said = f"invalid boolean flag {each.name}"
-            else:
-                said = f"invalid boolean value {quote(text)} for -{each.name}"
-            raise ConfigError(f"{said}: {error}") from error
-        values[each.name] = values.get(each.name, ()) + value if each.repeated else value
-    return values
+            said = f"invalid value {quote(text)} for flag -{name}"
+            if each.bare is not None:
+                said = (
+                    f"invalid boolean value {quote(text)} for -{name}"
+                    if equals
+                    else f"invalid boolean flag {name}"
+                )
+            mistake = mistake or f"{said}: {error}"
+            values.pop(name, None)  # the last use of a flag counts
+    return values, tuple(reversed(waiting)), mistake
 
 
 def _from_text(each: Flag, text: str) -> Any:
@@ -277,29 +269,24 @@ def parse(
     for each in declared + ([_CONFIG] if config_flag else []) + ([] if version is None else [_VERSION]):
         if named.setdefault(each.name, each) is not each:
             raise TypeError(f"the flag --{each.name} is declared twice")
-    given, rest, end = _scan(named, argv)
+    values, rest, mistake = _read_arguments(named, argv)
     # The last --version decides, whatever else is wrong; nonsense behind its "=" is a mistake like any other.
-    asked = ["true" if text is None else text for each, text in given if each is _VERSION]
-    if asked and is_true(asked[-1]):
-        raise FlagExit(0, f"{version}\n", "stdout")
+    if version is not None and values.pop(_VERSION.name, False):
+        raise FlagExit(0, f"{version}\n")
+    if mistake == _HELP:
+        raise FlagExit(0, _usage(prog, named.values()))
+    if mistake:
+        raise FlagExit(2, f"{mistake}\n{prog} --help lists the flags\n")
     try:
-        # Before what ended the scan: these stand left of it, and the leftmost mistake is the one to report.
-        values = _read_given(given)
-        if end not in (None, _HELP):
-            raise ConfigError(end)
-    except ConfigError as error:
-        raise FlagExit(2, f"{error}\n{prog} --help lists the flags\n") from error
-    if end == _HELP:
-        raise FlagExit(0, _usage(prog, named.values()), "stdout")
-    try:
+        given = tuple(values)
         path = values.pop(_CONFIG.name, "") if config_flag else ""
         from_file, warnings = _read_file(path, declared) if path else ({}, [])
         values = from_file | values
         options = options_class(**{each.field: values[each.name] for each in declared if each.name in values})
     except ConfigError as error:
         raise FlagExit(1, f"{prog}: {error}\n") from error
-    used = {each.name: each.deprecated for each, _ in given if each.deprecated is not None}
-    warnings += [f"--{name} is deprecated: {instead}" for name, instead in used.items()]
+    used = [named[name] for name in given if named[name].deprecated is not None]
+    warnings += [f"--{each.name} is deprecated: {each.deprecated}" for each in used]
     return Parsed(options, rest, tuple(warnings))
 
 

@@ -118,10 +118,5 @@ def parse_boolean(text: str) -> bool:
     return _BOOLEANS[text]
 
 
-def is_true(text: str) -> bool:
-    """Whether it is one of Go's words for yes; neither a word for no nor nonsense is."""
-    return _BOOLEANS.get(text, False)
-
-
 def quote(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)

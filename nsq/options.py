@@ -65,30 +65,15 @@ class Kind(NamedTuple):
         return self.parse(text)
 
 
-def _seconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError
-    return float(value)
+def _kept_as(make: Callable[[Any], Any], *types: type) -> Callable[[object], Any]:
+    """Keep values of these types, as ``make`` makes them. A boolean is no number."""
 
-
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError
-    return int(value)
-
-
-def _instance_of(wanted: type) -> Callable[[object], object]:
-    def keep(value: object) -> object:
-        if not isinstance(value, wanted):
+    def keep(value: object) -> Any:
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
             raise TypeError
-        return value
+        return make(value)
 
     return keep
-
-
-def _keep_path(value: Any) -> str:
-    path = os.fspath(value)
-    return path if isinstance(path, str) else os.fsdecode(path)
 
 
 def _keep_tls(value: object) -> object:
@@ -107,20 +92,23 @@ def _keep_strategy(value: object) -> object:
     return value
 
 
+_FLOAT = _kept_as(float, int, float)
 SECONDS = Kind(
     "a number of seconds (Config.from_strings reads durations such as 1m30s)",
-    _seconds,
+    _FLOAT,
     parse_duration,
     "duration",
     format_duration,
     (int,),
     f"{A_DURATION}, or whole milliseconds",
 )
-NUMBER = Kind("a number", _seconds, parse_number, "float", format_number, (int, float), "a number")
-WHOLE = Kind("a whole number", _whole, parse_integer, "int", format_plain, (int,), "an integer")
-YES_NO = Kind("True or False", _instance_of(bool), parse_boolean, "", format_plain, (bool,), "true or false")
-TEXT = Kind("a str", _instance_of(str), str, "string", quote, ())
-PATH = Kind("a path", _keep_path, str)
+NUMBER = Kind("a number", _FLOAT, parse_number, "float", format_number, (int, float), "a number")
+WHOLE = Kind("a whole number", _kept_as(int, int), parse_integer, "int", format_plain, (int,), "an integer")
+YES_NO = Kind(
+    "True or False", _kept_as(bool, bool), parse_boolean, "", format_plain, (bool,), "true or false"
+)
+TEXT = Kind("a str", _kept_as(lambda value: value, str), str, "string", quote, ())
+PATH = Kind("a path", os.fsdecode, str)
 TLS = Kind("True, False or an ssl.SSLContext", _keep_tls, parse_boolean)
 STRATEGY = Kind("a name or a function", _keep_strategy, str)
 

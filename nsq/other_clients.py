@@ -19,8 +19,7 @@ NAMES = _by_name("""
     Writer NSQWriter Publisher create_writer NewProducer: it is nsq.Producer here, with publish(topic, body)
     run: a consumer has it here: nsq.Consumer(...).add_handler(fn).run()
     HandlerFunc: a handler is any function of one message here: consumer.add_handler(fn)
-    Client NSQClient NsqdTCPClient: nsq.Consumer and nsq.Producer make and keep the connections here
-    SyncConn AsyncConn open_connection: nsq.Consumer and nsq.Producer make and keep the connections here
+    Client NSQClient NsqdTCPClient SyncConn AsyncConn open_connection: use nsq.Consumer and nsq.Producer here
     ConnectionOptions ConnectionFeatures NewConfig: it is nsq.Config here, or keyword arguments
     BackoffTimer: the options backoff_strategy and max_backoff_duration do that here
     Error NSQException: it is nsq.NsqError here
@@ -33,10 +32,8 @@ NAMES = _by_name("""
     touch: it is Message.touch() here; the bytes alone are nsq.wire.commands.touch
     identify subscribe ready nop: the commands of the protocol, as bytes, are in nsq.wire.commands here
     unpack_response decode_message: the frames of the protocol are parsed in nsq.wire.frames here
-    FRAME_TYPE_RESPONSE FRAME_TYPE_ERROR: the frames of the protocol are parsed in nsq.wire.frames here
-    FRAME_TYPE_MESSAGE: the frames of the protocol are parsed in nsq.wire.frames here
-    valid_topic_name: names are checked by check_topic of nsq.wire.names here
-    valid_channel_name: names are checked by check_channel of nsq.wire.names here
+    FRAME_TYPE_RESPONSE FRAME_TYPE_ERROR FRAME_TYPE_MESSAGE: these are in nsq.wire.frames here
+    valid_topic_name valid_channel_name: check_topic and check_channel of nsq.wire.names do that here
     Nsqd: it is nsq.Producer here, its HTTP part nsq.http.nsqd.NsqdApi; an nsqd for tests is nsq.testing.Nsqd
     NsqdHTTPClient: it is NsqdApi of nsq.http.nsqd here
     Lookupd LookupdClient: it is NsqlookupdApi of nsq.http.nsqlookupd here
@@ -68,11 +65,9 @@ OPTIONS = _by_name("""
 
 #: What other clients take as options and this one does not, and arguments of ours where options are expected.
 ARGUMENTS = _by_name("""
-    nsqd_tcp_addresses nsqd_addresses nsqds: it is called nsqd here, an argument of Consumer and Producer
-    addresses address: it is called nsqd here, an argument of Consumer and Producer
-    lookupd_http_addresses: it is called nsqlookupd here, an argument of Consumer and Producer
-    nsqlookupd_addresses nsqlookupds: it is called nsqlookupd here, an argument of Consumer and Producer
-    lookupd: it is called nsqlookupd here, an argument of Consumer and Producer
+    nsqd_tcp_addresses nsqd_addresses nsqds addresses address: it is nsqd= of Consumer and Producer here
+    lookupd_http_addresses nsqlookupd_addresses: it is nsqlookupd= of Consumer and Producer here
+    nsqlookupds lookupd: it is nsqlookupd= of Consumer and Producer here
     host port: nsqd="host:port" is both here, an argument of Consumer and Producer
     message_handler handler on_message: it is called add_handler(fn) here, a method of Consumer
     async: message.disable_auto_response() does that here
@@ -82,15 +77,13 @@ ARGUMENTS = _by_name("""
     name: client_id is the name in nsqd's statistics here
     io_loop loop: threads do the work here: there is no event loop
     logger debug: the standard logging module does that here, with loggers below 'nsq'
-    on_exception: hooks= of a Consumer does that here: an instance of a subclass of nsq.ConsumerHooks
-    on_close: hooks= of a Consumer does that here: an instance of a subclass of nsq.ConsumerHooks
+    on_exception on_close: hooks= of a Consumer does that here: an instance of a subclass of nsq.ConsumerHooks
     on_heartbeat: heartbeats are answered here without telling
     message_queue: a handler that calls queue.put does that here
     connection_options features: options are keyword arguments here, or config=nsq.Config(...)
-    nsqd nsqlookupd transport config: it is an argument of Consumer and Producer, not an option
-    channel threads give_up hooks rewrite_address: it is an argument of Consumer, not an option
-    accept_addresses: it is an argument of Consumer, not an option
-    on_acknowledged on_failed: it is an argument of Producer, not an option
+    nsqd nsqlookupd transport config: it is an argument of Consumer and Producer here
+    channel threads give_up hooks rewrite_address accept_addresses: it is an argument of Consumer here
+    on_acknowledged on_failed: it is an argument of Producer here
     topic: Consumer takes it as an argument, Producer with every publish
 """)
 

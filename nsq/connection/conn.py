@@ -171,7 +171,7 @@ class Conn:
         self._stream: Stream = self._layers or ready.stream.stream
         silent = self._config.heartbeat_interval < 0  # then no silence is too long
         self._stream.read_timeout = None if silent else self._config.read_timeout
-        self.session = Session(ready.negotiated.reply)
+        self.session = Session(ready.reply)
         self._parser: FrameParser[Message] = FrameParser(
             partial(Message, self, 0.0, 0.0), max_frame=self._config.max_frame_size
         )

@@ -24,7 +24,7 @@ from nsq.errors import Closed, ConfigError, Forked, UsageError
 from nsq.message import Message
 from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
-from nsq.transport.dialing import transport_of
+from nsq.transport.dialing import SocketTransport
 from nsq.waiting import refuse_eventlet
 from nsq.wire.names import check_channel, check_topic
 
@@ -87,7 +87,7 @@ class Consumer:
         backoff = Backoff(_strategy(self.config), self.config.max_backoff_duration)
         if hooks is not None and not isinstance(hooks, ConsumerHooks):
             raise ConfigError(f"hooks is {hooks!r}; it must be an instance of a subclass of ConsumerHooks")
-        self._own_transport = transport_of(self.config)
+        self._own_transport = SocketTransport(self.config.local_address)
         self._engine = Engine(
             self.topic,
             self.channel,

@@ -24,8 +24,8 @@ from nsq.discovery.directory import Answer, Directory, LookupSchedule, Nsqd, Pau
 from nsq.errors import ApiRefused, Closed, NsqError, UsageError
 from nsq.http.message import Url
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
-from nsq.http.sending import InterruptibleTransport
 from nsq.transport.addresses import checked, checked_nsqds
+from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
 from nsq.waiting import carry_out, join_threads
 
@@ -71,7 +71,7 @@ class Asker:
     def __init__(self, topic: str | None, config: Config) -> None:
         self._topic = topic
         self._config = config
-        self._transport = InterruptibleTransport()
+        self._transport = SocketTransport(interrupt_streams=True)
 
     def ask(self, lookupd: str) -> frozenset[str]:
         """Return addresses; block no longer than ``lookupd_poll_timeout``, raise NsqError."""

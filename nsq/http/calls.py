@@ -6,21 +6,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import ssl
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Generic, NotRequired, Required, TypeVar
+from typing import Any, Generic, NotRequired, Required, TypeVar
 from urllib.parse import quote, urlencode
 
 from nsq.errors import ApiError, ApiRefused
 from nsq.http.message import HttpReply, HttpRequest, Url, fields_of, parse_url
 from nsq.http.sending import DEFAULT_TIMEOUT, send
 from nsq.transport.base import Transport
-
-if TYPE_CHECKING:
-    import ssl
 
 T = TypeVar("T")
 
@@ -72,18 +70,19 @@ class Api:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self._url)!r})"
 
-    def _ask(self, call: Call[T]) -> T:
-        request, upgrade = call.request, self._upgrade
+    def _ask(self, method: str, url: Url, parse: Callable[[HttpReply], T], body: bytes = b"") -> T:
+        call = Call(HttpRequest(url, method, self._headers, body), parse)
         reply = send(
-            request, timeout=self._timeout, tls=self._tls, transport=self._transport, upgrade=upgrade
+            call.request,
+            timeout=self._timeout,
+            tls=self._tls,
+            transport=self._transport,
+            upgrade=self._upgrade,
         )
         return call.answer(reply)
 
-    def _call(self, method: str, url: Url, parse: Callable[[HttpReply], T], body: bytes = b"") -> T:
-        return self._ask(Call(HttpRequest(url, method, self._headers, body), parse))
-
     def _get(self, path: str, args: Mapping[str, str], parse: Callable[[HttpReply], T]) -> T:
-        return self._call("GET", endpoint(self._base, path, args), parse)
+        return self._ask("GET", endpoint(self._base, path, args), parse)
 
     def _post(
         self,
@@ -92,7 +91,7 @@ class Api:
         parse: Callable[[HttpReply], None] = lambda _: None,
         body: bytes = b"",
     ) -> None:
-        return self._call("POST", endpoint(self._base, path, args), parse, body)
+        return self._ask("POST", endpoint(self._base, path, args), parse, body)
 
 
 def endpoint(base: Url, path: str, args: Mapping[str, str]) -> Url:

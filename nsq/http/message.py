@@ -1,6 +1,6 @@
 """HTTP/1.1 requests and replies as bytes: what a small client needs of it, and bounds on all of it.
 
-Pure: the blocking sender and the asyncio sender both drive it.
+Pure: the blocking sender and the daemons' asyncio sender both drive it.
 """
 
 from __future__ import annotations

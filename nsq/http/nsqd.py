@@ -121,7 +121,7 @@ class NsqdApi(Api):
     def set_config(self, option: str, value: object) -> Any:
         """Change ``log_level`` (text) or ``nsqlookupd_tcp_addresses`` (a list); gives the new value."""
         body = value.encode() if isinstance(value, str) else json.dumps(value).encode()
-        return self._call("PUT", endpoint(self._base, _setting(option), {}), _parse_setting, body)
+        return self._ask("PUT", endpoint(self._base, _setting(option), {}), _parse_setting, body)
 
 
 # What is asked

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import ssl
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from nsq.http.calls import Api, Misshapen, endpoint, ok, read, read_key
 from nsq.http.message import HttpReply, Url, parse_url
@@ -12,9 +13,6 @@ from nsq.http.sending import DEFAULT_TIMEOUT
 from nsq.transport.addresses import join
 from nsq.transport.base import Transport
 from nsq.wire.names import check_channel, check_topic
-
-if TYPE_CHECKING:
-    import ssl
 
 DEFAULT_PORT = 4161
 _LOOKUP = "/lookup"
@@ -79,7 +77,7 @@ class NsqlookupdApi(Api):
     def lookup(self, topic: str) -> Lookup:
         """ApiRefused with the code TOPIC_NOT_FOUND for a topic it does not know."""
         path = _LOOKUP if self._url.target.partition("?")[0] == "/" else ""
-        return self._call("GET", endpoint(self._url, path, {"topic": check_topic(topic)}), parse_lookup)
+        return self._ask("GET", endpoint(self._url, path, {"topic": check_topic(topic)}), parse_lookup)
 
     def nodes(self) -> list[RegisteredNode]:
         return self._get("/nodes", {}, parse_nodes)

@@ -6,41 +6,21 @@ It dials through a Transport, as connections to nsqds do.
 from __future__ import annotations
 
 import dataclasses
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from nsq.errors import ApiError, ConnectionFailed, ConnectionLost, DialFailed, LayerError, Unanswered
-from nsq.http.message import DEFAULT_MAX_BODY, HttpReply, HttpRequest, ReplyParser, Url, tls_port
+from nsq.http.message import HttpReply, HttpRequest, ReplyParser, Url, tls_port
 from nsq.transport.addresses import join
-from nsq.transport.base import Stream, Transport, WrappedStream
-from nsq.transport.dialing import OwnTransport, default_transport
+from nsq.transport.base import Transport
+from nsq.transport.dialing import default_transport
 from nsq.transport.layered import LayeredStream
 from nsq.transport.tls import public_authorities
 from nsq.wire.layers import Tls
 
-if TYPE_CHECKING:
-    import ssl
-
 DEFAULT_TIMEOUT = 5.0
-
-
-class _Deadline:
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._at = time.monotonic() + seconds
-
-    @property
-    def over(self) -> bool:
-        return time.monotonic() >= self._at
-
-    def left(self) -> float:
-        """Seconds, more than none; Unanswered afterwards."""
-        left = self._at - time.monotonic()
-        if left <= 0:
-            raise Unanswered("the time is up")
-        return left
 
 
 def send(
@@ -50,7 +30,6 @@ def send(
     tls: ssl.SSLContext | None = None,
     transport: Transport | None = None,
     upgrade: bool = False,
-    max_body: int = DEFAULT_MAX_BODY,
 ) -> HttpReply:
     """Send and return the reply, whatever its status; ApiError says why there is none.
 
@@ -58,13 +37,13 @@ def send(
     Without ``tls``, https is verified with certifi's authorities. ``upgrade`` sends the request again with
     TLS when an nsqd insists on it, to the port it names, within the same timeout. Redirects are not followed.
     """
-    deadline = _Deadline(timeout)
+    deadline = time.monotonic() + timeout
 
     def exchange(request: HttpRequest) -> HttpReply:
-        with _errors_named(request.url, deadline):
-            stream = _opened(request.url, tls, transport or default_transport, deadline, deadline.left())
+        with _errors_named(request.url, timeout, deadline):
+            stream = _opened(request.url, tls, transport, deadline, _left(deadline))
             try:
-                return _exchanged(stream, request.encode(), deadline, max_body)[0]
+                return _exchanged(stream, request.encode(), deadline)[0]
             finally:
                 stream.close()
 
@@ -84,21 +63,21 @@ class KeptConnections:
 
     def __init__(self, *, connect_timeout: float, transport: Transport | None = None) -> None:
         self._connect_timeout = connect_timeout
-        self._dialer = transport or default_transport
+        self._transport = transport
         self._idle: dict[tuple[str, str, int, str], list[LayeredStream]] = {}
         self._closed = False
 
     def send(self, request: HttpRequest, *, timeout: float) -> HttpReply:
         """Like ``send``. A server may close an idle connection at any moment: then a new one is used."""
-        deadline, url = _Deadline(timeout), request.url
+        deadline, url = time.monotonic() + timeout, request.url
         data = dataclasses.replace(request, headers={"Connection": "keep-alive", **request.headers}).encode()
         idle = self._idle.setdefault((url.scheme, url.host, url.port, url.socket_path), [])
-        with _errors_named(url, deadline):
+        with _errors_named(url, timeout, deadline):
             if (stream := _taken(idle)) is not None:
-                with suppress(ConnectionLost, _Closed):
+                with suppress(ConnectionLost):
                     return self._exchanged(stream, data, deadline, idle)
-            connect_by = min(deadline.left(), self._connect_timeout)
-            stream = _opened(url, None, self._dialer, deadline, connect_by)
+            connect_timeout = min(_left(deadline), self._connect_timeout)
+            stream = _opened(url, None, self._transport, deadline, connect_timeout)
             return self._exchanged(stream, data, deadline, idle)
 
     def close(self) -> None:
@@ -109,41 +88,48 @@ class KeptConnections:
                 stream.close()
 
     def _exchanged(
-        self, stream: LayeredStream, data: bytes, deadline: _Deadline, idle: list[LayeredStream]
+        self, stream: LayeredStream, data: bytes, deadline: float, idle: list[LayeredStream]
     ) -> HttpReply:
         keep = False
         try:
-            reply, keep = _exchanged(stream, data, deadline, DEFAULT_MAX_BODY)
+            reply, keep = _exchanged(stream, data, deadline)
             keep = keep and reply.headers.get("connection", "").lower() != "close"
             return reply
         finally:
             if keep:
                 idle.append(stream)
-            if not keep or (self._closed and _taken(idle, stream)):
+            else:
                 stream.close()
+            if self._closed:  # behind the line above: ``close`` sees the connection there, or we see this
+                self.close()
 
 
-def _taken(idle: list[LayeredStream], wanted: LayeredStream | None = None) -> LayeredStream | None:
+def _taken(idle: list[LayeredStream]) -> LayeredStream | None:
     try:
-        if wanted is None:
-            return idle.pop()
-        idle.remove(wanted)
-        return wanted
-    except (IndexError, ValueError):
+        return idle.pop()
+    except IndexError:
         return None
 
 
+def _left(deadline: float) -> float:
+    """Seconds, more than none; Unanswered afterwards."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise Unanswered("the time is up")
+    return left
+
+
 @contextmanager
-def _errors_named(url: Url, deadline: _Deadline) -> Iterator[None]:
+def _errors_named(url: Url, timeout: float, deadline: float) -> Iterator[None]:
     """Every error becomes an ApiError that names the URL."""
-    address = _address(url)
     try:
         yield
     except ApiError as error:
         raise ApiError(f"{url}: {error}") from None
     except (DialFailed, ConnectionFailed, LayerError) as error:
-        if deadline.over or isinstance(error, Unanswered):
-            raise ApiError(f"{url} did not answer within {deadline.seconds:g} s") from None
+        if isinstance(error, Unanswered) or time.monotonic() >= deadline:
+            raise ApiError(f"{url} did not answer within {timeout:g} s") from None
+        address = _address(url)
         reason = str(error).removeprefix(f"cannot connect to {address}: ").removeprefix(f"{address}: ")
         raise ApiError(f"{url} cannot be reached: {reason}") from None
 
@@ -153,101 +139,49 @@ def _address(url: Url) -> str:
 
 
 def _opened(
-    url: Url, tls: ssl.SSLContext | None, dialer: Transport, deadline: _Deadline, connect_timeout: float
+    url: Url,
+    tls: ssl.SSLContext | None,
+    transport: Transport | None,
+    deadline: float,
+    connect_timeout: float,
 ) -> LayeredStream:
+    dialer = transport or default_transport
     stream = LayeredStream(dialer.connect(_address(url), timeout=connect_timeout))
     if url.scheme == "https":
         try:
             context = tls or public_authorities()
             stream.push(Tls(context, server_side=False, server_hostname=url.host))
-            stream.handshake(deadline.left())
+            stream.handshake(_left(deadline))
         except BaseException:
             stream.close()
             raise
     return stream
 
 
-class _Closed(ApiError):
-    """The peer closed before it answered anything."""
-
-
-def _exchanged(
-    stream: LayeredStream, data: bytes, deadline: _Deadline, max_body: int
-) -> tuple[HttpReply, bool]:
-    """The reply, and whether another request may follow it on the connection."""
+def _exchanged(stream: LayeredStream, data: bytes, deadline: float) -> tuple[HttpReply, bool]:
+    """The reply, and whether another request may follow it; ConnectionLost when nothing was answered."""
     refused: ConnectionLost | None = None
     try:
-        stream.write(data, deadline.left())
+        stream.write(data, _left(deadline))
     except ConnectionLost as error:
         # A server that refuses a large body answers and closes before it has read all of it.
         refused = error
-    parser = ReplyParser(max_body=max_body)
+    parser, begun = ReplyParser(), False
     try:
-        return _received(stream, parser, deadline)
+        while parser.reply is None:
+            stream.read_timeout = _left(deadline)
+            chunk = stream.read()
+            if chunk:
+                begun = True
+                parser.feed(chunk)
+            elif stream.truncated:
+                raise ApiError("an EOF that TLS did not announce: the reply may have been cut short")
+            elif not begun:
+                raise ConnectionLost("the connection was closed before the reply")
+            else:
+                parser.end()
     except (ApiError, ConnectionLost):
         if refused is None:
             raise
         raise refused from None
-
-
-def _received(stream: LayeredStream, parser: ReplyParser, deadline: _Deadline) -> tuple[HttpReply, bool]:
-    begun = False
-    while parser.reply is None:
-        stream.read_timeout = deadline.left()
-        data = stream.read()
-        if data:
-            begun = True
-            parser.feed(data)
-        elif stream.truncated:
-            raise ApiError("an EOF that TLS did not announce: the reply may have been cut short")
-        elif not begun:
-            raise _Closed("the connection was closed in the middle of the reply")
-        else:
-            parser.end()
     return parser.reply, parser.another_may_follow
-
-
-class InterruptibleTransport:
-    """Dials and connections that another thread can end, all at once."""
-
-    def __init__(self) -> None:
-        self._own = OwnTransport(None)
-        self._streams: set[Stream] = set()
-        self._interrupted = False
-
-    def connect(self, address: str, *, timeout: float) -> Stream:
-        stream = _Listed(self._own.connect(address, timeout=timeout), self._streams)
-        if self._interrupted:  # behind its entry in the list: ``interrupt`` sees it there, or we see this
-            stream.close()
-            raise DialFailed(f"cannot connect to {address}: interrupted")
-        return stream
-
-    def interrupt(self) -> None:
-        """End what is under way at once, and refuse what is to come. Does not wait."""
-        self._interrupted = True
-        self._own.interrupt()
-        for stream in list(self._streams):
-            stream.close()
-
-    def abandon(self) -> None:
-        """Let go, in a forked child, of what is the parent's."""
-        self._own.abandon()
-        for stream in list(self._streams):
-            stream.abandon()
-
-
-class _Listed(WrappedStream):
-    """Is in the list until it is closed."""
-
-    def __init__(self, stream: Stream, listed: set[Stream]) -> None:
-        super().__init__(stream)
-        self._listed = listed
-        listed.add(self)
-
-    def close(self) -> None:
-        self._listed.discard(self)
-        super().close()
-
-    def abandon(self) -> None:
-        self._listed.discard(self)
-        super().abandon()

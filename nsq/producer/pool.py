@@ -45,7 +45,7 @@ from nsq.producer.reports import (
     ProducerStats,
 )
 from nsq.transport.base import Transport
-from nsq.transport.dialing import OwnTransport
+from nsq.transport.dialing import SocketTransport
 from nsq.waiting import Callbacks, Waiters, carry_out, join_threads, start_thread
 from nsq.wire.layers import TlsContext
 
@@ -71,7 +71,7 @@ class Pool:
         addresses: Iterable[str],
         lookupds: Iterable[str],
         config: Config,
-        transport: Transport,
+        transport: Transport | None,
         context: TlsContext | None,
         on_acknowledged: Hook = None,
         on_failed: Hook = None,
@@ -80,7 +80,8 @@ class Pool:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.pid = os.getpid()
-        self.transport = transport
+        self._own_transport = SocketTransport(config.local_address)
+        self.transport = transport or self._own_transport
         self.context = context
         self.pending: set[Publish] = set()
         """Publishes that have not ended, and those that have while their connection still owes an answer."""
@@ -563,8 +564,7 @@ class Pool:
             self._spare = None
         for endpoint in self._endpoints:
             endpoint.stop()
-        if isinstance(self.transport, OwnTransport):
-            self.transport.interrupt()
+        self._own_transport.interrupt()
 
     def _refuse_callback(self, verb: str) -> None:
         self.refuse_own_thread(verb)
@@ -579,8 +579,7 @@ class Pool:
         self.closed = self._gone = True
         atexit_hook.forget(self)
         self.discovery.abandon()
-        if isinstance(self.transport, OwnTransport):
-            self.transport.abandon()
+        self._own_transport.abandon()
         for endpoint in self._endpoints:
             endpoint.abandon()
         for publish in self.pending.copy():

@@ -33,7 +33,7 @@ from nsq.producer.reports import (
 )
 from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
-from nsq.transport.dialing import transport_of
+from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
 from nsq.waiting import Waiters, refuse_eventlet, start_thread
 
@@ -81,7 +81,7 @@ class Producer:
             raise ConfigError("a producer needs nsqd or nsqlookupd addresses, or both")
         self._transport = transport
         # Not the pool's, whose dials end when it closes; one, as lookups of the same name share a thread.
-        self._pings = transport or transport_of(self._config)
+        self._pings = transport or SocketTransport(self._config.local_address)
         self._context = context_of(self._config)
         for name, hook in (("on_acknowledged", on_acknowledged), ("on_failed", on_failed)):
             if hook is not None and not callable(hook):
@@ -95,7 +95,7 @@ class Producer:
             self._addresses,
             self._lookupds,
             self._config,
-            self._transport or transport_of(self._config),
+            self._transport,
             self._context,
             *self._hooks,
         )

@@ -25,7 +25,7 @@ from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.spark.pipelines.files import sync
 from nsq.spark.wal.ownership import acquire
 from nsq.spark.wal.store import directory_of, shown
-from nsq.transport.dialing import transport_of
+from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
@@ -232,14 +232,15 @@ def check_nsqd(address: str, config: Config) -> Iterator[Finding]:
     what = f"nsqd {address}"
     try:
         deadline = time.monotonic() + config.handshake_timeout
-        ready = dial(address, config, transport_of(config), context_of(config), deadline=deadline)
+        transport = SocketTransport(config.local_address)
+        ready = dial(address, config, transport, context_of(config), deadline=deadline)
         ready.stream.close()
     except NsqError as error:
         remedy = "start it, or correct the address: it is nsqd's TCP port, 4150 by default"
         remedy = "correct the option" if isinstance(error, ConfigError) else remedy
         yield Finding(what, WRONG, str(error), remedy)
         return
-    reply = ready.negotiated.reply
+    reply = ready.reply
     text = f"version {reply.version}, messages time out after {reply.msg_timeout / 1000:g} s"
     yield Finding(what, OK, text)
     if reply.max_rdy_count and reply.max_rdy_count < MAX_IN_FLIGHT:

@@ -1,14 +1,14 @@
 """Moving bytes to and from an nsqd, and the place to plug in another way of doing it.
 
 A Transport has one method, ``connect``, and what it returns is a Stream; ``base`` says what these promise.
-``default_transport`` is TCP for ``host:port`` and a Unix socket for ``unix:/path``. Wrap it, subclass
-WrappedStream, or write both from scratch; test with MemoryTransport.
+``default_transport``, a SocketTransport, is TCP for ``host:port`` and a Unix socket for ``unix:/path``. Wrap
+it, subclass WrappedStream, or write both from scratch; test with MemoryTransport.
 """
 
 from __future__ import annotations
 
 from .base import CHUNK, Stream, Transport, WrappedStream
-from .dialing import AddressTransport, TcpTransport, UnixTransport, default_transport
+from .dialing import SocketTransport, default_transport
 from .layered import LayeredStream
 from .memory import MemoryPeer, MemoryStream, MemoryTransport
 from .sockets import SocketStream
@@ -18,9 +18,7 @@ __all__ = [
     "Stream",
     "CHUNK",
     "default_transport",
-    "AddressTransport",
-    "TcpTransport",
-    "UnixTransport",
+    "SocketTransport",
     "SocketStream",
     "WrappedStream",
     "LayeredStream",

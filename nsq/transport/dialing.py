@@ -1,8 +1,7 @@
 """From an address to a connected stream: resolve a name, race its addresses, and end all that at a word.
 
-    TcpTransport.connect   resolver.resolve -> race -> SocketStream
-    UnixTransport.connect  one connect
-    AddressTransport       goes by the address
+    host:port   resolver.resolve -> race -> SocketStream
+    unix:/path  one connect -> SocketStream
 
 **Names.** The C library's lookup can take half a minute and cannot be interrupted, so it runs in a thread of
 its own. A caller whose time is up leaves it there; another caller that asks for the same name waits for the
@@ -13,7 +12,7 @@ ones stay in: a black hole in front (IPv6 that leads nowhere, usually) costs tha
 
 **Interrupting.** A close must not wait for a black hole. This takes no lock, as a child forked in the
 middle of a dial dials on. What is dropped by one thread and shut down by another is a duplicate, and only who
-has taken it out of the set may touch it: no descriptor is shut down that by then is somebody else's.
+has popped it may touch it: no descriptor is shut down that by then is somebody else's.
 
 Every OSError of a dial becomes DialFailed here; those of a connection are SocketStream's.
 """
@@ -26,11 +25,10 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
-from nsq.config import Config
 from nsq.errors import ConfigError, DialFailed
 from nsq.wire.layers.tls import codecless
 
@@ -55,28 +53,22 @@ class Target(NamedTuple):
 
 Lookup = Callable[[str, int], list[Target]]
 
-_INTERRUPTED = "the lookup of the name was interrupted"
+_INTERRUPTED = "interrupted, as this client is closed"
 
 
-def look_up(host: str, port: int) -> list[Target]:
+def look_up(host: str, port: int, flags: int = 0) -> list[Target]:
     """Blocks as long as the C library likes; OSError or UnicodeError when the name is none."""
-    return _targets(socket.getaddrinfo(codecless(host), port, type=socket.SOCK_STREAM))
+    found = socket.getaddrinfo(codecless(host), port, type=socket.SOCK_STREAM, flags=flags)
+    targets = (Target(family, protocol, address) for family, _, protocol, _, address in found)
+    return list(dict.fromkeys(targets))
 
 
 def literal(host: str, port: int) -> list[Target]:
     """The one target of an address in digits, none for a name; never asks anybody."""
     try:
-        found = socket.getaddrinfo(
-            codecless(host), port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
-        )
-        return _targets(found)
+        return look_up(host, port, socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
         return []
-
-
-def _targets(found: list[Any]) -> list[Target]:
-    targets = (Target(family, protocol, address) for family, _, protocol, _, address in found)
-    return list(dict.fromkeys(targets))
 
 
 class _Asked:
@@ -154,28 +146,24 @@ Opened = Callable[[Target], socket.socket]
 """Makes a socket for a target, with its options set and bound if it should be; it is not connected yet."""
 
 
-class RaceLost(OSError):
-    """The race has no winner; the text says why for each address, ``__cause__`` is the last refusal."""
-
-
 def race(targets: Sequence[Target], opened: Opened, timeout: float) -> socket.socket:
-    """The connected, blocking socket of the winner; RaceLost when there is none in time."""
+    """The connected, blocking socket of the winner. OSError when there is none in time: its text says why for
+    each address, ``__cause__`` is the last refusal.
+    """
     deadline = time.monotonic() + timeout
     moment = min(MOMENT, timeout / len(targets))
     runners = _Runners(opened)
+    waiting = list(targets)
     try:
-        for target in targets:
-            runners.start(target)
-            winner = runners.first(min(time.monotonic() + moment, deadline))
-            if winner is not None:
-                return winner
-        while runners.running and time.monotonic() < deadline:
-            winner = runners.first(deadline)
+        while waiting or (runners.running and time.monotonic() < deadline):
+            if waiting:
+                runners.start(waiting.pop(0))
+            winner = runners.first(min(time.monotonic() + moment, deadline) if waiting else deadline)
             if winner is not None:
                 return winner
         words = f"no answer within {max(timeout, 0.0):.2g} s"
         silent = [f"{target.words}: {words}" for _, target in runners.running.values()]
-        raise RaceLost("; ".join(runners.lost + silent)) from runners.failure
+        raise OSError("; ".join(runners.lost + silent)) from runners.failure
     finally:
         for sock, _ in runners.running.values():
             sock.close()
@@ -199,15 +187,17 @@ class _Runners:
             return
         try:
             sock.setblocking(False)
-            code = sock.connect_ex(target.address)
-        except BaseException:
+            sock.connect(target.address)
+        except (BlockingIOError, InterruptedError):
+            pass  # it is connecting
+        except BaseException as error:
             sock.close()
-            raise
-        if code in (0, errno.EINPROGRESS, errno.EINTR):
-            self.running[sock.fileno()] = (sock, target)
-            self._poll.register(sock, select.POLLOUT)
-        else:
-            self._lose(sock, target, code)
+            if not isinstance(error, OSError):
+                raise
+            self._note(target, error)
+            return
+        self.running[sock.fileno()] = (sock, target)
+        self._poll.register(sock, select.POLLOUT)
 
     def first(self, until: float) -> socket.socket | None:
         """The first to connect; None as soon as one has failed, or nothing has happened until then."""
@@ -221,12 +211,9 @@ class _Runners:
             if not code:
                 sock.setblocking(True)
                 return sock
-            self._lose(sock, target, code)
+            sock.close()
+            self._note(target, OSError(code, os.strerror(code)))
         return None
-
-    def _lose(self, sock: socket.socket, target: Target, code: int) -> None:
-        sock.close()
-        self._note(target, OSError(code, os.strerror(code)))
 
     def _note(self, target: Target, error: OSError) -> None:
         self.failure = error
@@ -242,115 +229,98 @@ def _met_itself(sock: socket.socket) -> bool:
         return False  # reset already; the first read says so
 
 
-# Interrupting
-
-Watch = Callable[[socket.socket], None]
-
-
-class Interrupter:
-    """``interrupt`` ends every dial that is under way, and every later one at once."""
-
-    def __init__(self) -> None:
-        self._connecting: set[socket.socket] = set()
-        self._interrupted = False
-
-    @contextmanager
-    def watching(self) -> Iterator[Watch]:
-        """Watch one dial: yields the function to call with each socket before it connects."""
-        handles: list[socket.socket] = []
-
-        def watch(sock: socket.socket) -> None:
-            handle = sock.dup()
-            handles.append(handle)
-            self._connecting.add(handle)
-            if self._interrupted:  # only now: an interrupt either finds the handle or is seen here
-                raise OSError("interrupted, as this client is closed")
-
-        try:
-            yield watch
-        finally:
-            for handle in self._taken(handles):
-                handle.close()
-
-    def _taken(self, handles: Iterable[socket.socket]) -> Iterator[socket.socket]:
-        """Take the handles that no other thread has taken; the thread that has taken one closes it."""
-        for handle in handles:
-            try:
-                self._connecting.remove(handle)
-            except KeyError:
-                continue
-            yield handle
-
-    def abandon(self) -> None:
-        """Let go of the parent's dials in a forked child."""
-        for handle in self._taken(list(self._connecting)):
-            handle.close()
-
-    def interrupt(self) -> None:
-        """Does not wait."""
-        self._interrupted = True
-        for handle in self._taken(list(self._connecting)):
-            with suppress(OSError):  # refused or connected meanwhile
-                handle.shutdown(socket.SHUT_RDWR)
-            handle.close()
-
-
-# Transports
+# The transport
 
 # A connection on which nothing moves is asked for a sign of life after a minute and given up a minute
 # later. It keeps NATs from forgetting it, and finds dead peers where heartbeats are switched off.
 _KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 
 
-class TcpTransport:
-    """``host:port`` or ``[::1]:4150``, over IPv4 and IPv6.
+class SocketTransport:
+    """TCP for ``host:port`` and ``[::1]:4150``, over IPv4 and IPv6; a Unix socket for ``unix:/path`` and
+    ``/path``.
 
-    ``local_address`` is the IP address to connect from, with or without a port: ``10.0.0.7``,
-    ``[fd00::7]:0``.
+    ``local_address`` is the IP address that TCP connects from, with or without a port: ``10.0.0.7``,
+    ``[fd00::7]:0``. ``interrupt`` ends dials, and with ``interrupt_streams`` connections too.
     """
 
-    def __init__(self, local_address: str | None = None) -> None:
+    def __init__(self, local_address: str | None = None, *, interrupt_streams: bool = False) -> None:
         self.local_address = local_address
-        self._local = None if local_address is None else _local_target(local_address)
+        self._local: Target | None = None
+        if local_address is not None:
+            self._local = next(iter(literal(*addresses.split_local(local_address))), None)
+            if self._local is None:
+                raise ConfigError(
+                    f"local_address is {local_address!r}, must be an IP address such as 10.0.0.7"
+                )
         self._resolver = Resolver()
-        self._interrupter = Interrupter()
+        self._connecting: dict[socket.socket, bool] = {}  # a duplicate of each socket that is connecting
+        self._streams: set[SocketStream] | None = set() if interrupt_streams else None
+        self._interrupted = False
 
     def connect(self, address: str, *, timeout: float) -> Stream:
-        deadline = time.monotonic() + timeout
+        handles: list[socket.socket] = []
         try:
-            host, port = addresses.split(address)
-            targets = self._reachable(self._resolver.resolve(host, port, timeout))
-            with self._interrupter.watching() as watch:
-                sock = race(targets, lambda to: self._opened(to, watch), deadline - time.monotonic())
+            if addresses.is_unix(address):
+                sock = _connected(addresses.unix_path(address), timeout)
+            else:
+                sock = self._dialed(*addresses.split(address), timeout, handles)
+            stream = SocketStream(sock, address, self._streams)
+            if self._interrupted:  # behind its entry in the set: ``interrupt`` sees it there, or we see this
+                stream.close()
+                raise OSError(_INTERRUPTED)
         except (OSError, UnicodeError, ConfigError) as error:
-            raise _dial_failed(address, error) from error
-        return SocketStream(sock, address)
+            reason = str((error.strerror if isinstance(error, OSError) else None) or error)
+            # A race names each address it tried; for one in digits that is the address we begin with anyway.
+            reason = reason.removeprefix(f"{address}: ")
+            raise DialFailed(f"cannot connect to {address}: {reason}") from error
+        finally:
+            for handle in handles:
+                if self._connecting.pop(handle, False):
+                    handle.close()
+        return stream
 
     def interrupt(self) -> None:
-        """End all dials that are under way, and refuse those to come. Connections stay."""
-        self._interrupter.interrupt()
+        """End all dials that are under way, and refuse those to come. Does not wait."""
+        self._interrupted = True
         self._resolver.interrupt()
+        for handle in list(self._connecting):
+            if self._connecting.pop(handle, False):
+                with suppress(OSError):  # refused or connected meanwhile
+                    handle.shutdown(socket.SHUT_RDWR)
+                handle.close()
+        for stream in list(self._streams or ()):
+            stream.close()
 
     def abandon(self) -> None:
-        """Let go of the parent's dials in a forked child. Those to come are not affected."""
-        self._interrupter.abandon()
+        """Let go of what is the parent's in a forked child. Dials to come are not affected."""
+        for handle in list(self._connecting):
+            if self._connecting.pop(handle, False):
+                handle.close()
+        for stream in list(self._streams or ()):
+            stream.abandon()
 
-    def _reachable(self, targets: list[Target]) -> list[Target]:
-        if self._local is None:
-            return targets
-        reachable = [target for target in targets if target.family == self._local.family]
-        if not reachable:
-            raise OSError(f"it has no address of the kind of local_address {self.local_address}")
-        return reachable
+    def _dialed(self, host: str, port: int, timeout: float, handles: list[socket.socket]) -> socket.socket:
+        deadline = time.monotonic() + timeout
+        targets = self._resolver.resolve(host, port, timeout)
+        if self._local is not None:
+            targets = [target for target in targets if target.family == self._local.family]
+            if not targets:
+                raise OSError(f"it has no address of the kind of local_address {self.local_address}")
+        return race(targets, lambda target: self._opened(target, handles), deadline - time.monotonic())
 
-    def _opened(self, target: Target, watch: Watch) -> socket.socket:
+    def _opened(self, target: Target, handles: list[socket.socket]) -> socket.socket:
         sock = socket.socket(target.family, socket.SOCK_STREAM, target.protocol)
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _keep_alive(sock)
             if self._local is not None:
                 self._bind(sock, self._local)
-            watch(sock)
+            handle = sock.dup()
+            handles.append(handle)
+            self._connecting[handle] = True
+            if self._interrupted:  # only now: ``interrupt`` either finds the handle or is seen here
+                raise OSError(_INTERRUPTED)
         except BaseException:
             sock.close()
             raise
@@ -368,31 +338,12 @@ class TcpTransport:
             ) from error
 
 
-def _local_target(local_address: str) -> Target:
-    targets = literal(*addresses.split_local(local_address))
-    if not targets:
-        raise ConfigError(f"local_address is {local_address!r}, must be an IP address such as 10.0.0.7")
-    return targets[0]
-
-
 def _keep_alive(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
         option = getattr(socket, name, None)  # systems differ in what they have
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-class UnixTransport:
-    """``unix:/path/to/socket``, or the path alone."""
-
-    def connect(self, address: str, *, timeout: float) -> Stream:
-        try:
-            return SocketStream(_connected(addresses.unix_path(address), timeout), address)
-        except BlockingIOError as error:
-            raise DialFailed(f"cannot connect to {address}: no answer within {timeout:.2g} s") from error
-        except (OSError, UnicodeError, ConfigError) as error:
-            raise _dial_failed(address, error) from error
 
 
 def _connected(path: str, timeout: float) -> socket.socket:
@@ -403,43 +354,13 @@ def _connected(path: str, timeout: float) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(max(timeout, 1e-6)))
         sock.connect(path)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(None))
+    except BlockingIOError as error:
+        sock.close()
+        raise TimeoutError(f"no answer within {timeout:.2g} s") from error
     except BaseException:
         sock.close()
         raise
     return sock
 
 
-def _dial_failed(address: str, error: OSError | UnicodeError | ConfigError) -> DialFailed:
-    reason = str((error.strerror if isinstance(error, OSError) else None) or error)
-    # A race names each address it tried; for one in digits that is the address we begin with anyway.
-    return DialFailed(f"cannot connect to {address}: {reason.removeprefix(address + ': ')}")
-
-
-class AddressTransport:
-    """Unix for ``unix:/path`` and ``/path``, TCP for all else; either can be replaced."""
-
-    def __init__(self, tcp: Transport | None = None, unix: Transport | None = None) -> None:
-        self._tcp = tcp or TcpTransport()
-        self._unix = unix or UnixTransport()
-
-    def connect(self, address: str, *, timeout: float) -> Stream:
-        transport = self._unix if addresses.is_unix(address) else self._tcp
-        return transport.connect(address, timeout=timeout)
-
-
-default_transport: Transport = AddressTransport()
-
-
-class OwnTransport(AddressTransport):
-    """The transport of one client, which can end its dials when it closes."""
-
-    def __init__(self, local_address: str | None) -> None:
-        tcp = TcpTransport(local_address=local_address)
-        super().__init__(tcp)
-        self.interrupt = tcp.interrupt
-        self.abandon = tcp.abandon
-
-
-def transport_of(config: Config) -> OwnTransport:
-    """The one that a client's options ask for, made anew at each call."""
-    return OwnTransport(config.local_address)
+default_transport: Transport = SocketTransport()

@@ -59,12 +59,10 @@ class LayeredStream(WrappedStream):
             wire = self.stream.read(limit)
             if wire:
                 return self.stack.unwrap(wire)
-            self.truncated = not self._over and not self._said_goodbye()
+            tls = [layer for layer in self.stack.layers if isinstance(layer, Tls)]
+            self.truncated = not self._over and not all(layer.peer_closed for layer in tls)
         self._over = True
         return b""
-
-    def _said_goodbye(self) -> bool:
-        return all(layer.peer_closed for layer in self.stack.layers if isinstance(layer, Tls))
 
     def write(self, data: bytes, timeout: float) -> None:
         """Wraps and sends ``data``, behind what the layers had pending themselves."""
@@ -108,8 +106,17 @@ class LayeredStream(WrappedStream):
         deadline = time.monotonic() + timeout
         before = self.read_timeout
         try:
-            while not self._shaken():
-                self._step(deadline, timeout)
+            while not all(layer.handshake_done for layer in self.stack.layers if isinstance(layer, Tls)):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    raise Unanswered(f"{self.peer}: the TLS handshake was not done within {timeout:.3g} s")
+                self.flush_pending(left)
+                self.read_timeout = left
+                wire = self.stream.read()
+                if not wire:
+                    raise ConnectionLost(f"{self.peer}: the connection ended during the TLS handshake")
+                # A server that is done may speak at once, in the same chunk.
+                self._plain += self.stack.unwrap(wire)
             self.flush_pending(max(deadline - time.monotonic(), 0.0))
         except LayerError:
             with suppress(ConnectionFailed):
@@ -117,21 +124,6 @@ class LayeredStream(WrappedStream):
             raise
         finally:
             self.read_timeout = before
-
-    def _shaken(self) -> bool:
-        return all(layer.handshake_done for layer in self.stack.layers if isinstance(layer, Tls))
-
-    def _step(self, deadline: float, timeout: float) -> None:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise Unanswered(f"{self.peer}: the TLS handshake was not done within {timeout:.3g} s")
-        self.flush_pending(left)
-        self.read_timeout = left
-        wire = self.stream.read()
-        if not wire:
-            raise ConnectionLost(f"{self.peer}: the connection ended during the TLS handshake")
-        # A server that is done may speak at once, in the same chunk.
-        self._plain += self.stack.unwrap(wire)
 
     def wake(self) -> None:
         self._over = True

@@ -224,35 +224,25 @@ class MemoryPeer:
         deadline = time.monotonic() + timeout
         with self._changed:
             rest = bytes(data)
-            while True:
-                self._refuse_if_gone()
-                rest = rest[self._take(rest) :]
-                if not rest:
-                    return
-                if not self._changed.wait_for(self._takes_or_is_gone, max(deadline - time.monotonic(), 0.0)):
+            while rest:
+                if not self._changed.wait_for(
+                    lambda: self.closed or self._failure or self._room != 0,
+                    max(deadline - time.monotonic(), 0.0),
+                ):
                     count = f"{len(rest)} of {len(data)} bytes"
                     raise Unanswered(f"{self.address}: {count} were not taken within {timeout:.3g} s")
-
-    def _takes_or_is_gone(self) -> bool:
-        return self.closed or self._failure is not None or self._room != 0
-
-    def _refuse_if_gone(self) -> None:
-        if self.closed:
-            raise ConnectionLost(f"{self.address}: the connection was closed on this side")
-        if self._failure is not None:
-            raise self._failure
-
-    def _take(self, data: bytes) -> int:
-        """Returns how many of the bytes there was room for."""
-        taken = data if self._room is None else data[: self._room]
-        if self._room is not None:
-            self._room -= len(taken)
-        if taken:
-            self._writes.append(taken)
-            self._received += taken
-            self._play()
-            self._changed.notify_all()
-        return len(taken)
+                if self.closed:
+                    raise ConnectionLost(f"{self.address}: the connection was closed on this side")
+                if self._failure is not None:
+                    raise self._failure
+                taken = rest[: self._room]
+                rest = rest[len(taken) :]
+                if self._room is not None:
+                    self._room -= len(taken)
+                self._writes.append(taken)
+                self._received += taken
+                self._play()
+                self._changed.notify_all()
 
     def _play(self) -> None:
         while self._script:

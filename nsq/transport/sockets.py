@@ -40,9 +40,9 @@ _AT_ONCE = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class SocketStream:
-    """Adopts ``sock``, which must be connected, and closes it in the end."""
+    """Adopts ``sock``, which must be connected, and closes it in the end. Is ``listed`` until then."""
 
-    def __init__(self, sock: socket.socket, peer: str) -> None:
+    def __init__(self, sock: socket.socket, peer: str, listed: set[SocketStream] | None = None) -> None:
         self.peer = peer
         self._in = self._out = sock
         self._patched = type(sock).__module__.startswith("gevent")
@@ -58,6 +58,9 @@ class SocketStream:
         self._inside = 0  # other threads that may be using the descriptors
         self._woken = False
         self._closed = False
+        self._listed = listed
+        if listed is not None:
+            listed.add(self)
 
     @property
     def read_timeout(self) -> float | None:
@@ -185,6 +188,8 @@ class SocketStream:
         self._in.close()
         if self._patched:
             self._out.close()
+        if self._listed is not None:
+            self._listed.discard(self)
 
     def _lost(self, error: OSError) -> ConnectionLost:
         if self._closed:

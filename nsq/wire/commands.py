@@ -24,7 +24,6 @@ MAX_LINE = 16 * 1024
 #: Ids as every nsqd makes them. A line with other bytes may be more than it seems: it is split.
 _FINS = re.compile(rb"(?:FIN [0-9A-Za-z]{16}\n)+")
 _SIZE = struct.Struct(">i")
-_SIZES = struct.Struct(">ii")
 #: What Python takes for a bytes object, and its place in a list, beyond the four bytes of its size.
 _BODY_OVERHEAD = 40
 

@@ -21,20 +21,14 @@ _ESCAPES = {'"': '\\"', "\\": "\\\\", "\a": "\\a", "\b": "\\b", "\f": "\\f"}
 _ESCAPES |= {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}
 
 
-def _valid(name: str | bytes) -> bool:
+def valid_topic(name: str | bytes) -> bool:
+    """Whether an nsqd accepts this as the name of a topic, or of a channel: the rule is the same."""
     if isinstance(name, str):
         return _text_match(name) is not None
     return _bytes_match(name) is not None
 
 
-def valid_topic(name: str | bytes) -> bool:
-    """Whether an nsqd accepts this as the name of a topic."""
-    return _valid(name)
-
-
-def valid_channel(name: str | bytes) -> bool:
-    """Whether an nsqd accepts this as the name of a channel."""
-    return _valid(name)
+valid_channel = valid_topic
 
 
 def is_ephemeral(name: str | bytes) -> bool:
@@ -81,7 +75,7 @@ def check_channel(name: str | bytes) -> str:
 def _check(kind: str, name: object) -> str:
     if not isinstance(name, (str, bytes)):
         raise InvalidName(f"{kind} name must be str, not {type(name).__name__} ({name!r})")
-    if _valid(name):
+    if valid_topic(name):
         return name if isinstance(name, str) else name.decode("ascii")
     raise InvalidName(f"{kind} name {_shown(name)} {_what_is_wrong(name)}; a name is {RULE}")
 

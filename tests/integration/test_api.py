@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ import pytest
 import trustme
 
 from nsq.errors import ApiError, ApiRefused, DialFailed, InvalidMessage
-from nsq.http.message import HttpRequest, parse_url
+from nsq.http.message import HttpRequest, ReplyParser, parse_url
 from nsq.http.nsqd import NsqdApi
 from nsq.http.nsqlookupd import NsqlookupdApi
-from nsq.http.sending import InterruptibleTransport, send
+from nsq.http.sending import send
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
-from nsq.transport import AddressTransport, Stream
+from nsq.transport import SocketTransport, Stream
 
 from .patience import eventually
 
@@ -398,9 +399,12 @@ class TestBadServers:
         ],
         ids=["plain", "chunked"],
     )
-    def test_a_body_that_does_not_end(self, head: bytes, piece: bytes) -> None:
+    def test_a_body_that_does_not_end(
+        self, head: bytes, piece: bytes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("nsq.http.sending.ReplyParser", partial(ReplyParser, max_body=100_000))
         with serving(repeating(piece, 0.0, head)) as address:
-            assert "body is larger than 100000 bytes" in failure(address, ENOUGH, max_body=100_000)
+            assert "body is larger than 100000 bytes" in failure(address, ENOUGH)
 
     def test_another_protocol(self) -> None:
         with serving(answering(b"SSH-2.0-OpenSSH_9.0\r\n")) as address:
@@ -472,7 +476,7 @@ class TestConnecting:
         NsqdApi(f"two.example:{port}").ping()
 
     def test_a_connection_of_ones_own(self, nsqd: Nsqd) -> None:
-        class Elsewhere(AddressTransport):
+        class Elsewhere(SocketTransport):
             def connect(self, address: str, *, timeout: float) -> Stream:
                 assert address == "elsewhere.example:4151"
                 return super().connect(nsqd.http_address, timeout=timeout)
@@ -490,7 +494,7 @@ class TestConnecting:
 
 
 def test_a_forked_child_lets_go_of_requests_under_way() -> None:
-    transport = InterruptibleTransport()
+    transport = SocketTransport(interrupt_streams=True)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         host, port = listener.getsockname()
         stream = transport.connect(f"{host}:{port}", timeout=ENOUGH)

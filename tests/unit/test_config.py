@@ -301,8 +301,8 @@ GO_NSQ = {
 PYNSQ_READER = {
     "message_handler": "add_handler(fn)",
     "name": "client_id",
-    "nsqd_tcp_addresses": "nsqd here, an argument of Consumer and Producer",
-    "lookupd_http_addresses": "nsqlookupd here, an argument of Consumer and Producer",
+    "nsqd_tcp_addresses": "nsqd= of Consumer and Producer",
+    "lookupd_http_addresses": "nsqlookupd= of Consumer and Producer",
     "max_tries": "max_attempts",
     "max_in_flight": "",
     "lookupd_poll_interval": "",
@@ -412,8 +412,7 @@ class TestTheOptionsOfOtherClients:
     def test_in_full(self) -> None:
         assert refusal(tls_v1=True) == "there is no option 'tls_v1'; it is called tls=True here"
         assert refusal(lookupd_http_addresses=["127.0.0.1:4161"]) == (
-            "there is no option 'lookupd_http_addresses'; "
-            "it is called nsqlookupd here, an argument of Consumer and Producer"
+            "there is no option 'lookupd_http_addresses'; it is nsqlookupd= of Consumer and Producer here"
         )
 
     def test_what_is_named_exists(self) -> None:

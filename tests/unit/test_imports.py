@@ -45,7 +45,7 @@ STRANGERS = {"daemons": {"nsqd", "nsqlookupd", "nsqadmin"}}
 # A module from outside, and where alone it may be imported: folders end with a slash.
 ONLY_IN = {
     "socket": ["transport/", "daemons/", "testing/"],
-    "asyncio": ["daemons/", "testing/", "http/asynchronous.py"],
+    "asyncio": ["daemons/", "testing/"],
     "ssl": ["wire/layers/tls.py", "options.py", "config.py", "transport/", "http/", "daemons/", "testing/"],
     "aiohttp": ["daemons/"],
     "uvloop": ["daemons/"],
@@ -200,7 +200,7 @@ KEPT = [
         "wire/frames.py",
         "from nsq.errors import NsqError\nfrom . import names\nfrom nsq import __version__",
     ),
-    ("http/asynchronous.py", "import asyncio\nfrom nsq.wire.names import check"),
+    ("daemons/http_client.py", "import asyncio\nfrom nsq.http.message import Url"),
     ("consumer/consumer.py", "from nsq.connection.conn import Conn\nfrom .flow import Flow"),
     (
         "daemons/nsqd/daemon.py",

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
+from nsq.daemons import http_client
 from nsq.daemons.nsqadmin.aggregate import Json, read_topics, rows, value
 from nsq.daemons.nsqadmin.options import NSQD_PORT, NsqadminOptions
 from nsq.errors import ApiError, ConfigError, NsqError
-from nsq.http import asynchronous
 from nsq.http.calls import ACCEPT, Call, endpoint, json_value
 from nsq.http.message import HttpReply, HttpRequest, Url, parse_url, tls_port
 from nsq.http.nsqd import NsqdInfo
@@ -97,7 +97,7 @@ class Found(Generic[T]):
 class Cluster:
     """Asks the nsqlookupds, or without any the nsqds that the options name."""
 
-    def __init__(self, options: NsqadminOptions, *, send: Send = asynchronous.send) -> None:
+    def __init__(self, options: NsqadminOptions, *, send: Send = http_client.send) -> None:
         self.lookupds = options.lookupd_http_addresses
         self.nsqds = options.nsqd_http_addresses
         self._connect_timeout = options.http_client_connect_timeout

@@ -10,12 +10,12 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 from urllib.parse import urlencode
 
+from nsq.daemons.http_client import send
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.authorization import MAX_STEPS, AuthError, Credentials, Grant, parse_grant
 from nsq.daemons.nsqd.tls import client_context
 from nsq.daemons.slices import Slices
 from nsq.errors import ApiError
-from nsq.http.asynchronous import send
 from nsq.http.message import HttpRequest, parse_url
 
 _MAX_ANSWER = 4 * 1024 * 1024

@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from urllib.parse import quote
 
+from nsq.daemons.http_client import send
 from nsq.daemons.listen import TcpAddress, UnixAddress, parse_address
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.core.backlog import StorageFailed
@@ -22,7 +23,6 @@ from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.errors import ApiError, ConfigError, NsqError, WireError
-from nsq.http.asynchronous import send
 from nsq.http.message import HttpRequest, Url
 from nsq.wire import lookup
 from nsq.wire.lookup import PeerInfo

@@ -381,10 +381,10 @@ def parse(argv: Sequence[str]) -> tuple[Command, Any]:
     if words[:1] == ["--debug"]:
         words = words[1:] + words[:1]
     if words[:1] == ["--version"]:
-        raise FlagExit(0, f"nsq-spark v{__version__}\n", "stdout")
+        raise FlagExit(0, f"nsq-spark v{__version__}\n")
     if not words or words[0] in ("-h", "--help"):
         listed = "\n".join(f"  {name:<12}{each.run.__doc__}" for name, each in COMMANDS.items())
-        raise FlagExit(0 if words else 2, _HELP.format(listed), "stdout" if words else "stderr")
+        raise FlagExit(0 if words else 2, _HELP.format(listed))
     name = " ".join(words[:2]) if words[0] == "wal" else words[0]
     command = COMMANDS.get(name)
     if command is None:
@@ -411,7 +411,7 @@ def _parse_flags(command: Command, prog: str, words: list[str]) -> tuple[Any, li
             parsed = flags.parse(command.flags, words, prog=prog, config_flag=False)
         except FlagExit as end:
             usage = f"Usage: {prog} {command.argument} [flags]\n\n{command.run.__doc__}\n\nFlags:\n"
-            raise FlagExit(end.status, end.text.replace(f"Usage of {prog}:\n", usage), end.stream) from None
+            raise FlagExit(end.status, end.text.replace(f"Usage of {prog}:\n", usage)) from None
         if not parsed.rest:
             return parsed.options, rest
         rest.append(words.pop(len(words) - len(parsed.rest)))

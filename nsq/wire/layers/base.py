@@ -43,7 +43,7 @@ class Stack:
 
     def __init__(self, *layers: Layer) -> None:
         # Replaced, never changed: the other thread sees the pile before a push or after it.
-        self._layers: tuple[Layer, ...] = layers
+        self.layers: tuple[Layer, ...] = layers
 
     def push(self, layer: Layer) -> None:
         """Puts a layer on the plain side.
@@ -51,31 +51,27 @@ class Stack:
         A peer may speak through the new layer at once, so bytes of it may already have come out of this stack
         behind the answer that announced it. Unwrap these with the new layer itself, then push it.
         """
-        self._layers = (*self._layers, layer)
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        return self._layers
+        self.layers = (*self.layers, layer)
 
     @property
     def more(self) -> bool:
-        return any(layer.more for layer in self._layers)
+        return any(layer.more for layer in self.layers)
 
     @property
     def has_pending(self) -> bool:
-        return any(layer.has_pending for layer in self._layers)
+        return any(layer.has_pending for layer in self.layers)
 
     @property
     def peer_closed(self) -> bool:
-        return any(layer.peer_closed for layer in self._layers)
+        return any(layer.peer_closed for layer in self.layers)
 
     def wrap(self, data: bytes) -> bytes:
-        for layer in reversed(self._layers):
+        for layer in reversed(self.layers):
             data = layer.wrap(data)
         return data
 
     def unwrap(self, data: bytes) -> bytes:
-        if not self._layers:
+        if not self.layers:
             return data
         plain = self._lift(data)
         while not plain and self.more:
@@ -87,7 +83,7 @@ class Stack:
 
         Those below wait until the ones above are empty, which is what bounds the memory of the whole stack.
         """
-        layers = self._layers
+        layers = self.layers
         start = 0
         if not data:
             start = max((place for place, layer in enumerate(layers) if layer.more), default=0)
@@ -97,14 +93,14 @@ class Stack:
 
     def pending(self) -> bytes:
         data = b""
-        for layer in reversed(self._layers):
+        for layer in reversed(self.layers):
             own = layer.pending()
             data = own + layer.wrap(data) if data else own
         return data
 
     def close(self) -> bytes:
         data = b""
-        for layer in reversed(self._layers):
+        for layer in reversed(self.layers):
             carried = layer.wrap(data) if data else b""
             data = carried + layer.close()
         return data

@@ -167,7 +167,7 @@ class TestPlain:
         transport, play = answering(granting(msg_timeout=1000), FINE)
         with played_by(play, transport):
             ready = dialed(transport)
-        assert ready.negotiated.reply.msg_timeout == 1000
+        assert ready.reply.msg_timeout == 1000
         assert ready.rest == b""
         assert transport.dials == [ADDRESS]
 
@@ -183,20 +183,26 @@ class TestPlain:
             ready = dialed(transport)
         assert ready.rest + ready.stream.read() == b"x"
 
-    def test_a_heartbeat_in_the_middle_is_answered(self) -> None:
+    def test_heartbeats_are_answered_wherever_they_come(self) -> None:
         transport = MemoryTransport()
+        beat = encode_response(HEARTBEAT)
 
         def play(peer: MemoryPeer) -> None:
             hear_identify(peer)
-            peer.send(encode_response(HEARTBEAT))
-            peer.expect(commands.NOP)
-            peer.send(granting())
-            peer.expect(commands.sub(TOPIC, CHANNEL))
-            peer.send(encode_response(HEARTBEAT) + FINE)
-            peer.expect(commands.NOP)
+            peer.send(beat + beat)
+            peer.expect(commands.NOP + commands.NOP)
+            peer.send(granting(auth_required=True, snappy=True))
+            server = Server(peer, Snappy())
+            for answer, next_command in (
+                (FINE, commands.auth(SECRET.encode())),
+                (encode_response(b"{}"), commands.sub(TOPIC, CHANNEL)),
+                (FINE, b""),
+            ):
+                server.say(beat + answer)
+                server.expect(commands.NOP + next_command)
 
         with played_by(play, transport):
-            dialed(transport)
+            dialed(transport, Config(auth_secret=SECRET, snappy=True))
 
     @pytest.mark.parametrize(
         ("wire", "error"),
@@ -308,11 +314,11 @@ class TestOutputBuffer:
 class Server:
     """nsqd's side of a connection under layers."""
 
-    def __init__(self, peer: MemoryPeer) -> None:
+    def __init__(self, peer: MemoryPeer, *layers: Layer) -> None:
         self.peer = peer
-        self.layers: list[Layer] = []
+        self.layers = list(layers)
         self.heard = b""
-        self._read = 0
+        self._read = len(peer.received)
 
     def say(self, data: bytes) -> None:
         for layer in reversed(self.layers):
@@ -407,8 +413,7 @@ class TestLayers:
             server.say(FINE)
 
         with played_by(play, transport):
-            ready = dialed(transport, Config(auth_secret=SECRET, **trusting, **wanted))
-        assert ready.negotiated.auth is not None
+            dialed(transport, Config(auth_secret=SECRET, **trusting, **wanted))
         assert SECRET.encode() not in transport.peers[0].received
 
     def test_plain_text_before_tls_is_not_taken_for_an_answer(self, trusting: dict[str, Any]) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from nsq.connection.handshake import Answer, Negotiated, Order, Upgrade, shake_hands
+from nsq.config import Config
+from nsq.connection.handshake import ReplyStream, identify_request, shake_hands
 from nsq.errors import (
     AuthFailed,
     AuthFirst,
@@ -21,181 +22,178 @@ from nsq.errors import (
     ServerError,
     SubFailed,
     Unauthorized,
+    server_error,
 )
+from nsq.transport.tls import context_of
 from nsq.wire import commands
-from nsq.wire.frames import HEARTBEAT, OK, ErrorReply, Response
-from nsq.wire.identify import AuthReply, IdentifyReply, IdentifyRequest
+from nsq.wire.frames import OK
+from nsq.wire.identify import IdentifyReply
+from nsq.wire.layers import Deflate, Layer, Snappy, Tls
 
 SECRET = "s3cret"
-BOTH = {"tls_v1": True, "snappy": True}
 SUB = commands.sub("orders", "billing")
 AUTH = commands.auth(SECRET.encode())
-NOP = commands.NOP
-FINE = Response(OK)
-BEAT = Response(HEARTBEAT)
-ALICE = Response(b'{"identity":"alice","identity_url":"","permission_count":2}')
+ALICE = b'{"identity":"alice","identity_url":"","permission_count":2}'
+
+Step = bytes | type[Layer]
 
 
-Terms = tuple[IdentifyRequest, str, str, str]
+def granting(**granted: Any) -> bytes:
+    return json.dumps({"max_rdy_count": 2500, **granted}).encode()
 
 
-def terms(*, secret: str = "", topic: str = "orders", **wanted: Any) -> Terms:
-    request = IdentifyRequest(client_id="me", feature_negotiation=True, **wanted)
-    return request, secret, topic, "billing"
+class FakeStream(ReplyStream):
+    """Gives the answers of an nsqd, and remembers what it was asked and which layers were put on."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.address = "nsqd.example:4150"
+        self.answers = list(answers)
+        self.steps: list[Step] = []
+
+    def ask(self, command: bytes) -> bytes:
+        self.steps.append(command)
+        return self._answer()
+
+    def put_on(self, layer: Layer) -> bytes:
+        self.steps.append(type(layer))
+        return self._answer()
+
+    def _answer(self) -> bytes:
+        answer = self.answers.pop(0)
+        if answer.startswith(b"E_"):
+            raise server_error(answer)
+        return answer
 
 
-def identify(asked: Terms) -> bytes:
-    return commands.MAGIC_V2 + commands.identify(asked[0].encode())
+def identify(config: Config) -> bytes:
+    return commands.MAGIC_V2 + commands.identify(identify_request(config).encode())
 
 
-def granting(**granted: Any) -> Response:
-    return Response(json.dumps({"max_rdy_count": 2500, **granted}).encode())
+def shake(config: Config, *answers: bytes, topic: str = "orders") -> tuple[list[Step], IdentifyReply]:
+    """All that was said, and what was negotiated."""
+    nsqd = FakeStream(*answers)
+    reply = shake_hands(nsqd, config, context_of(config), topic, "billing")
+    assert nsqd.answers == []
+    return nsqd.steps, reply
 
 
-def converse(asked: Terms, *answers: Answer) -> tuple[list[Order], Negotiated | None]:
-    """All orders, and what was negotiated; None while another answer is waited for."""
-    conversation = shake_hands(*asked)
-    orders = [next(conversation)]
-    try:
-        for answer in answers:
-            orders += [conversation.send(answer)]
-    except StopIteration as end:
-        return orders, end.value
-    return orders, None
-
-
-def refused(asked: Terms, *answers: Answer) -> tuple[list[Order], NsqError]:
-    """The orders up to the last answer, and the error that one leads to."""
-    conversation = shake_hands(*asked)
-    orders = [next(conversation)]
-    for answer in answers[:-1]:
-        orders += [conversation.send(answer)]
+def refused(config: Config, *answers: bytes) -> tuple[list[Step], NsqError]:
+    """What was said up to the last answer, and the error that one leads to."""
+    nsqd = FakeStream(*answers)
     with pytest.raises(NsqError) as caught:
-        conversation.send(answers[-1])
-    return orders, caught.value
+        shake_hands(nsqd, config, context_of(config), "orders", "billing")
+    assert nsqd.answers == []
+    return nsqd.steps, caught.value
 
 
 class TestAgreement:
     @pytest.mark.parametrize(
-        ("wanted", "granted", "steps"),
+        ("wanted", "granted", "layers"),
         [
             ({}, {}, []),
-            ({"snappy": True}, {"snappy": True}, [Upgrade.SNAPPY]),
-            ({"deflate": True}, {"deflate": True, "deflate_level": 6}, [Upgrade.DEFLATE]),
-            ({"tls_v1": True}, {"tls_v1": True}, [Upgrade.TLS]),
-            (dict(BOTH), dict(BOTH), [Upgrade.TLS, Upgrade.SNAPPY]),
-            ({"tls_v1": True, "deflate": True}, {"tls_v1": True}, [Upgrade.TLS]),
+            ({"snappy": True}, {"snappy": True}, [Snappy]),
+            ({"deflate": True}, {"deflate": True, "deflate_level": 6}, [Deflate]),
+            ({"tls": True}, {"tls_v1": True}, [Tls]),
+            ({"tls": True, "snappy": True}, {"tls_v1": True, "snappy": True}, [Tls, Snappy]),
+            ({"tls": True, "deflate": True}, {"tls_v1": True}, [Tls]),
             ({"snappy": True}, {"snappy": False}, []),
             ({"deflate": True}, {}, []),
         ],
     )
     def test_each_layer_that_is_granted_and_no_other(
-        self, wanted: dict[str, Any], granted: dict[str, Any], steps: list[Order]
+        self, wanted: dict[str, Any], granted: dict[str, Any], layers: list[Step]
     ) -> None:
-        asked = terms(**wanted)
-        orders, outcome = converse(asked, granting(**granted), *[FINE] * len(steps), FINE)
-        assert orders == [identify(asked), *steps, SUB]
-        assert outcome == Negotiated(IdentifyReply(**granted))
+        config = Config(**wanted)
+        steps, reply = shake(config, granting(**granted), *[OK] * len(layers), OK)
+        assert steps == [identify(config), *layers, SUB]
+        assert reply == IdentifyReply(**granted)
 
     def test_a_producer_subscribes_to_nothing(self) -> None:
-        asked = terms(topic="")
-        assert converse(asked, granting()) == ([identify(asked)], Negotiated(IdentifyReply()))
+        steps, _ = shake(Config(), granting(), topic="")
+        assert steps == [identify(Config())]
 
     def test_what_nsqd_says_of_its_limits_is_handed_on(self) -> None:
-        _, outcome = converse(terms(), granting(max_rdy_count=7, msg_timeout=1000), FINE)
-        assert outcome is not None
-        assert (outcome.reply.max_rdy_count, outcome.reply.msg_timeout) == (7, 1000)
+        _, reply = shake(Config(), granting(max_rdy_count=7, msg_timeout=1000), OK)
+        assert (reply.max_rdy_count, reply.msg_timeout) == (7, 1000)
 
     def test_an_old_nsqd_answers_ok_and_grants_nothing(self) -> None:
-        asked = terms(snappy=True)
-        orders, outcome = converse(asked, FINE, FINE)
-        assert orders == [identify(asked), SUB]
-        assert outcome == Negotiated(IdentifyReply())
+        config = Config(snappy=True)
+        steps, reply = shake(config, OK, OK)
+        assert steps == [identify(config), SUB]
+        assert reply == IdentifyReply()
 
     def test_auth_is_sent_when_it_is_required(self) -> None:
-        asked = terms(secret=SECRET)
-        orders, outcome = converse(asked, granting(auth_required=True), ALICE, FINE)
-        assert orders == [identify(asked), AUTH, SUB]
-        assert outcome is not None
-        assert outcome.auth == AuthReply(identity="alice", permission_count=2)
+        config = Config(auth_secret=SECRET)
+        steps, _ = shake(config, granting(auth_required=True), ALICE, OK)
+        assert steps == [identify(config), AUTH, SUB]
 
     def test_auth_is_not_sent_unasked(self) -> None:
-        orders, outcome = converse(terms(secret=SECRET), granting(auth_required=False), FINE)
-        assert AUTH not in orders
-        assert outcome is not None
-        assert outcome.auth is None
+        steps, _ = shake(Config(auth_secret=SECRET), granting(auth_required=False), OK)
+        assert AUTH not in steps
 
     def test_auth_travels_inside_the_layers(self) -> None:
-        asked = terms(secret=SECRET, tls_v1=True, snappy=True)
-        answers = granting(auth_required=True, tls_v1=True, snappy=True), FINE, FINE, ALICE, FINE
-        orders, _ = converse(asked, *answers)
-        assert orders == [identify(asked), Upgrade.TLS, Upgrade.SNAPPY, AUTH, SUB]
-
-    def test_heartbeats_are_answered_wherever_they_come(self) -> None:
-        asked = terms(secret=SECRET, snappy=True)
-        agreed = granting(auth_required=True, snappy=True)
-        answers = BEAT, BEAT, agreed, BEAT, FINE, BEAT, ALICE, BEAT, FINE
-        orders, outcome = converse(asked, *answers)
-        assert orders == [identify(asked), NOP, NOP, Upgrade.SNAPPY, NOP, AUTH, NOP, SUB, NOP]
-        assert outcome is not None
+        config = Config(auth_secret=SECRET, tls=True, snappy=True)
+        answers = granting(auth_required=True, tls_v1=True, snappy=True), OK, OK, ALICE, OK
+        steps, _ = shake(config, *answers)
+        assert steps == [identify(config), Tls, Snappy, AUTH, SUB]
 
 
 class TestRefusal:
     @pytest.mark.parametrize(
         ("answers", "error", "words"),
         [
-            ([ErrorReply(b"E_BAD_BODY IDENTIFY heartbeat interval (1) is invalid")], BadBody, "heartbeat"),
-            ([ErrorReply(b"E_IDENTIFY_FAILED too bad")], IdentifyFailed, "too bad"),
-            ([ErrorReply(b"E_INVALID client version")], InvalidCommand, "version"),
-            ([ErrorReply(b"E_NEWS something else")], ServerError, "something else"),
-            ([Response(b"not json")], HandshakeFailed, "the answer to IDENTIFY cannot be read"),
-            ([Response(b'{"max_rdy_count": "many"}')], HandshakeFailed, "max_rdy_count"),
-            ([Response(b"[]")], HandshakeFailed, "not an object"),
-            ([granting(), ErrorReply(b"E_SUB_FAILED max consumers")], SubFailed, "max consumers"),
-            ([granting(), ErrorReply(b"E_BAD_TOPIC SUB topic name")], BadTopic, "topic"),
-            ([granting(), ErrorReply(b"E_AUTH_FIRST SUB requires auth")], AuthFirst, "requires"),
-            ([granting(), ErrorReply(b"E_UNAUTHORIZED no")], Unauthorized, "E_UNAUTHORIZED"),
-            ([granting(), Response(b"maybe")], HandshakeFailed, "answered with b'maybe' instead of OK"),
-            ([granting(), BEAT, Response(b"maybe")], HandshakeFailed, "SUB was answered"),
+            ([b"E_BAD_BODY IDENTIFY heartbeat interval (1) is invalid"], BadBody, "heartbeat"),
+            ([b"E_IDENTIFY_FAILED too bad"], IdentifyFailed, "too bad"),
+            ([b"E_INVALID client version"], InvalidCommand, "version"),
+            ([b"E_NEWS something else"], ServerError, "something else"),
+            ([b"not json"], HandshakeFailed, "the answer to IDENTIFY cannot be read"),
+            ([b'{"max_rdy_count": "many"}'], HandshakeFailed, "max_rdy_count"),
+            ([b"[]"], HandshakeFailed, "not an object"),
+            ([granting(), b"E_SUB_FAILED max consumers"], SubFailed, "max consumers"),
+            ([granting(), b"E_BAD_TOPIC SUB topic name"], BadTopic, "topic"),
+            ([granting(), b"E_AUTH_FIRST SUB requires auth"], AuthFirst, "requires"),
+            ([granting(), b"E_UNAUTHORIZED no"], Unauthorized, "E_UNAUTHORIZED"),
+            ([granting(), b"maybe"], HandshakeFailed, "SUB was answered with b'maybe' instead of OK"),
         ],
     )
-    def test_without_layers(self, answers: list[Answer], error: type[NsqError], words: str) -> None:
-        _, raised = refused(terms(), *answers)
+    def test_without_layers(self, answers: list[bytes], error: type[NsqError], words: str) -> None:
+        _, raised = refused(Config(), *answers)
         assert type(raised) is error
         assert words in str(raised)
 
-    @pytest.mark.parametrize("answer", [granting(), granting(tls_v1=False), FINE])
-    def test_tls_that_is_not_granted_ends_it_before_anything_else_is_said(self, answer: Answer) -> None:
-        asked = terms(secret=SECRET, tls_v1=True)
-        orders, raised = refused(asked, answer)
-        assert orders == [identify(asked)]
+    @pytest.mark.parametrize("answer", [granting(), granting(tls_v1=False), OK])
+    def test_tls_that_is_not_granted_ends_it_before_anything_else_is_said(self, answer: bytes) -> None:
+        config = Config(auth_secret=SECRET, tls=True)
+        steps, raised = refused(config, answer)
+        assert steps == [identify(config)]
         assert isinstance(raised, HandshakeFailed)
         assert "does not offer" in str(raised)
 
-    @pytest.mark.parametrize("upgrade", list(Upgrade))
-    def test_a_layer_that_is_not_confirmed(self, upgrade: Upgrade) -> None:
-        wanted = {Upgrade.TLS: "tls_v1", Upgrade.SNAPPY: "snappy", Upgrade.DEFLATE: "deflate"}[upgrade]
-        agreed = granting(auth_required=True, **{wanted: True})
-        orders, raised = refused(terms(secret=SECRET, **{wanted: True}), agreed, Response(b"no"))
-        assert AUTH not in orders
-        assert f"{upgrade.value} was answered" in str(raised)
+    @pytest.mark.parametrize(
+        ("option", "grant", "name"),
+        [("tls", "tls_v1", "TLS"), ("snappy", "snappy", "snappy"), ("deflate", "deflate", "deflate")],
+    )
+    def test_a_layer_that_is_not_confirmed(self, option: str, grant: str, name: str) -> None:
+        agreed = granting(auth_required=True, **{grant: True})
+        steps, raised = refused(Config(auth_secret=SECRET, **{option: True}), agreed, b"no")
+        assert AUTH not in steps
+        assert f"{name} was answered" in str(raised)
 
     def test_auth_without_a_secret(self) -> None:
-        orders, raised = refused(terms(), granting(auth_required=True))
+        steps, raised = refused(Config(), granting(auth_required=True))
         assert isinstance(raised, AuthFirst)
-        assert len(orders) == 1
+        assert len(steps) == 1
 
     @pytest.mark.parametrize(
         ("answer", "error"),
         [
-            (ErrorReply(b"E_AUTH_FAILED AUTH failed"), AuthFailed),
-            (ErrorReply(b"E_AUTH_ERROR AUTH error"), AuthServerError),
-            (ErrorReply(b"E_UNAUTHORIZED AUTH no authorizations found"), Unauthorized),
-            (Response(b"welcome"), HandshakeFailed),
+            (b"E_AUTH_FAILED AUTH failed", AuthFailed),
+            (b"E_AUTH_ERROR AUTH error", AuthServerError),
+            (b"E_UNAUTHORIZED AUTH no authorizations found", Unauthorized),
         ],
     )
-    def test_auth_that_fails(self, answer: Answer, error: type[NsqError]) -> None:
-        orders, raised = refused(terms(secret=SECRET), granting(auth_required=True), answer)
+    def test_auth_that_fails(self, answer: bytes, error: type[NsqError]) -> None:
+        steps, raised = refused(Config(auth_secret=SECRET), granting(auth_required=True), answer)
         assert type(raised) is error
-        assert SUB not in orders
+        assert SUB not in steps
         assert SECRET not in str(raised)

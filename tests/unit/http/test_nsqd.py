@@ -9,7 +9,7 @@ import pytest
 
 from nsq.errors import ApiError, ApiRefused, InvalidMessage, InvalidName
 from nsq.http.calls import Call
-from nsq.http.message import HttpReply
+from nsq.http.message import HttpReply, HttpRequest, Url
 from nsq.http.nsqd import NsqdApi
 from nsq.wire.commands import Limits, unpack_bodies
 
@@ -17,8 +17,8 @@ from nsq.wire.commands import Limits, unpack_bodies
 class Calls(NsqdApi):
     """Gives the call itself, not its answer."""
 
-    def _ask(self, call: Call[Any]) -> Any:
-        return call
+    def _ask(self, method: str, url: Url, parse: Any, body: bytes = b"") -> Any:
+        return Call(HttpRequest(url, method, self._headers, body), parse)
 
 
 calls: Any = Calls("nsqd.example")

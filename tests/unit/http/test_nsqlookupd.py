@@ -7,15 +7,15 @@ import pytest
 
 from nsq.errors import ApiError, InvalidName, UsageError
 from nsq.http.calls import Call
-from nsq.http.message import HttpReply
+from nsq.http.message import HttpReply, HttpRequest, Url
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, RegisteredNode
 
 
 class Calls(NsqlookupdApi):
     """Gives the call itself, not its answer."""
 
-    def _ask(self, call: Call[Any]) -> Any:
-        return call
+    def _ask(self, method: str, url: Url, parse: Any, body: bytes = b"") -> Any:
+        return Call(HttpRequest(url, method, self._headers, body), parse)
 
 
 calls: Any = Calls("lookupd.example")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from nsq.daemons.http_client import send
 from nsq.errors import ApiError
-from nsq.http.asynchronous import send
 from nsq.http.message import HttpReply, HttpRequest, parse_url
 
 REQUEST = HttpRequest(parse_url("http://h.example:4161/lookup?secret=x"))

@@ -1,7 +1,4 @@
-"""The asyncio sender of HTTP requests, for the daemons: it never blocks their loop.
-
-The only module outside the daemons and the testing tools that may import asyncio.
-"""
+"""The asyncio sender of HTTP requests: it never blocks the loop of a daemon."""
 
 from __future__ import annotations
 
