@@ -516,7 +516,7 @@ class Engine(ConnDelegate):
 
     def _see_whether_all_refuse(self) -> None:
         """``run`` ends when every nsqd that is known has refused, and none is connected."""
-        known = {nsqd.address for nsqd in self.discovery.state().nsqds}
+        known = {nsqd.address for nsqd in self.discovery.state.nsqds}
         if self.refusal is None and not self._conns and known and known <= self._refusals.keys():
             self.refusal = next(iter(self._refusals.values()))
             self.wake_run()
