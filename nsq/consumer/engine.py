@@ -26,7 +26,7 @@ from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.forks import abandon_in_children
 from nsq.connection.handshake import describe
 from nsq.consumer.handlers import HandlerPool, requeue_delay
-from nsq.consumer.rdy import Order, Outcome, RdyWindows
+from nsq.consumer.rdy import Backoff, Order, Outcome, RdyWindows, Strategy, exponential, full_jitter
 from nsq.consumer.reports import (
     ConnectionHealth,
     ConsumerHealth,
@@ -66,7 +66,6 @@ class Engine(ConnDelegate):
         topic: str,
         channel: str,
         config: Config,
-        windows: RdyWindows,
         transport: Transport,
         hooks: ConsumerHooks | None,
         give_up: Callable[[Message], None] | None,
@@ -75,7 +74,13 @@ class Engine(ConnDelegate):
         self.channel = channel
         self.name = f"nsq-{topic}/{channel}"
         self.discovery: Discovery
-        self.windows = windows
+        self.windows = RdyWindows(
+            config.max_in_flight or 0,
+            Backoff(_strategy(config), config.max_backoff_duration),
+            random.choice,
+            config.low_rdy_idle_timeout,
+            config.low_rdy_timeout,
+        )
         self.changed = Waiters()
         """Woken when anything has changed that a user may wait for."""
         self.report: StopReport | None = None  # once it has stopped
@@ -674,3 +679,22 @@ class Engine(ConnDelegate):
 def _added(gone: list[int], conns: Iterable[Conn]) -> list[int]:
     """Messages received, finished, requeued, timed out: with those of these connections."""
     return [sum(each) for each in zip(gone, *[conn.session.totals for conn in conns], strict=True)]
+
+
+def _strategy(config: Config) -> Strategy:
+    fallback = exponential(config.backoff_multiplier)
+    strategy = config.backoff_strategy
+    if strategy == "full_jitter":
+        return full_jitter(config.backoff_multiplier, random.random)
+    if not callable(strategy):
+        return fallback
+
+    def wait(level: int) -> float:
+        """What the user's function raises must not come up where a message is answered."""
+        try:
+            return float(strategy(level))
+        except BaseException:  # SystemExit too: the thread of ours that asks goes on
+            log.exception("backoff_strategy %r failed at level %d: exponential this time", strategy, level)
+            return fallback(level)
+
+    return wait
