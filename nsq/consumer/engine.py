@@ -26,7 +26,7 @@ from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.forks import abandon_in_children
 from nsq.connection.handshake import describe
 from nsq.consumer.handlers import HandlerPool, requeue_delay
-from nsq.consumer.rdy import Backoff, Order, Outcome, RdyWindows, Strategy, exponential, full_jitter
+from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential, full_jitter
 from nsq.consumer.reports import (
     ConnectionHealth,
     ConsumerHealth,
@@ -289,8 +289,8 @@ class Engine(ConnDelegate):
         # All of them first: what one gives up must not be handed to another that is about to close.
         for conn in conns:
             conn.send_cls()
-        for conn in conns:
-            self._obey(self.windows.closing(conn, now, self._in_flight()))
+            self.windows.closing(conn)
+        self._decide()
 
     def _stop_when_done(self, told: list[Conn]) -> None:
         if self._conns and time.monotonic() < self._stop_by:
@@ -369,7 +369,8 @@ class Engine(ConnDelegate):
                 log.info(
                     "%s: the handlers are quick: at most %d messages now", self.name, self.windows.allowed
                 )
-        self._obey(self.windows.tick(now, self._in_flight()))
+        self.windows.tick(now, self._in_flight())
+        self._decide()
 
     def _handling_time(self) -> float:
         """Seconds within which a message must be begun."""
@@ -402,30 +403,28 @@ class Engine(ConnDelegate):
 
     def _decide(self) -> None:
         was_short = self.windows.short
-        self._obey(self.windows.decide(time.monotonic(), self._in_flight()))
+        self._send_rdy()
         if self.windows.short and not was_short:
             # An answer that was given meanwhile did not know that we wait for room.
-            self._obey(self.windows.decide(time.monotonic(), self._in_flight()))
+            self._send_rdy()
 
-    def _obey(self, orders: list[Order]) -> None:
-        for order in orders:
-            conn = order.key
+    def _send_rdy(self) -> None:
+        for conn, rdy in self.windows.decide(time.monotonic(), self._in_flight()):
             assert isinstance(conn, Conn)
-            conn.send_rdy(order.rdy)
+            conn.send_rdy(rdy)
 
     def expect(self, connections: int) -> None:
         """Discovery: so many connections there will be shortly."""
-        self._ask(partial(self._expect, connections))
-
-    def _expect(self, connections: int) -> None:
-        self._obey(self.windows.expect(connections, time.monotonic(), self._in_flight()))
+        self.windows.expected = connections
+        self.look()
 
     def _outcome(self, outcome: Outcome, conn: Conn, answer: Message | tuple[Message, int]) -> None:
         """RDY first: the answer makes room for another message."""
         backoff = self.windows.backoff
         before = backoff.level, backoff.until
         try:
-            self._obey(self.windows.outcome(outcome, time.monotonic(), self._in_flight()))
+            if self.windows.outcome(outcome, time.monotonic()) or self.windows.short:
+                self._decide()
         finally:
             conn.put(answer)
         if (backoff.level, backoff.until) != before:
@@ -474,8 +473,8 @@ class Engine(ConnDelegate):
         self._table = {**conns, conn.address: conn}, gone
         self._dialing.discard(conn)  # here: a stop that follows must not cut it off
         # Before the loops run: the end of a connection must not be reported before its beginning.
-        now = time.monotonic()
-        self._obey(self.windows.connected(conn, conn.session.max_rdy, now, self._in_flight()))
+        self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
+        self._decide()
         self._tell(self._hooks.connected, conn.address)
         log.info("connected to nsqd %s", conn.address, extra=self._fields(conn.address))
         try:
@@ -489,7 +488,8 @@ class Engine(ConnDelegate):
             {address: each for address, each in self._conns.items() if each is not conn},
             _added(self._table[1], [conn]),
         )
-        self._obey(self.windows.disconnected(conn, time.monotonic(), self._in_flight()))
+        self.windows.disconnected(conn)
+        self._decide()
         fields = self._fields(conn.address)
         if cause is None:
             log.info("connection to nsqd %s closed", conn.address, extra=fields)
@@ -505,7 +505,8 @@ class Engine(ConnDelegate):
         conn = self._conns.get(address)
         if conn is not None:
             conn.send_cls()
-            self._obey(self.windows.closing(conn, time.monotonic(), self._in_flight()))
+            self.windows.closing(conn)
+            self._decide()
 
     def refused(self, address: str, error: NsqError) -> None:
         """Discovery: a dial has failed."""

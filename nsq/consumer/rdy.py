@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 # Backing off.
 
@@ -139,8 +140,7 @@ class HandlingLimit:
 # The windows.
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """Give the connection this RDY."""
 
     key: Hashable
@@ -166,7 +166,7 @@ class Nsqd:
 
 @dataclass
 class RdyWindows:
-    """Every method that takes ``now`` and ``in_flight`` returns the orders that follow from what it was told.
+    """Tell it the facts, then have it ``decide``.
 
     ``in_flight`` maps connections to how many messages they have in flight at the moment; a missing one has
     none. ``pick`` chooses one of several keys.
@@ -181,6 +181,7 @@ class RdyWindows:
     def __post_init__(self) -> None:
         self.nsqds: dict[Hashable, Nsqd] = {}
         self.expected = 0
+        """Connections that there will be shortly: shares are cut for all of them, not for the first ones."""
         self._probe: Hashable | None = None
         self._turns: list[Hashable] = []  # who may have a message, while there are too few for all
         self.paused = False
@@ -195,41 +196,29 @@ class RdyWindows:
 
     # Facts.
 
-    def connected(
-        self, key: Hashable, max_rdy: int, now: float, in_flight: Mapping[Hashable, int]
-    ) -> list[Order]:
+    def connected(self, key: Hashable, max_rdy: int, now: float) -> None:
         self.nsqds[key] = Nsqd(key, max_rdy, last_message_at=now)
-        return self.decide(now, in_flight)
 
-    def closing(self, key: Hashable, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
+    def closing(self, key: Hashable) -> None:
         """It takes no more messages, and its answers still count."""
         if key in self.nsqds:
             self.nsqds[key].closing = True
             self.nsqds[key].rdy = 0  # nsqd stops by itself after CLS
-        return self.decide(now, in_flight)
 
-    def disconnected(self, key: Hashable, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
+    def disconnected(self, key: Hashable) -> None:
         self.nsqds.pop(key, None)
-        return self.decide(now, in_flight)
 
-    def expect(self, connections: int, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
-        """So many connections there will be shortly: shares are cut for all of them, not for the
-        first ones.
-        """
-        self.expected = connections
-        return self.decide(now, in_flight)
+    def outcome(self, outcome: Outcome, now: float) -> bool:
+        """Return whether that changes anything."""
+        changed = self.backoff.outcome(outcome, now)
+        if changed:
+            self._probe = None
+        return changed
 
-    def outcome(self, outcome: Outcome, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
-        if not self.backoff.outcome(outcome, now):
-            return []
-        self._probe = None
-        return self.decide(now, in_flight)
-
-    def tick(self, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
+    def tick(self, now: float, in_flight: Mapping[Hashable, int]) -> None:
         """Time has passed: end waits, and take windows from those who do not use them."""
         self.backoff.expire(now)
         self._rotate(now, in_flight)
-        return self.decide(now, in_flight)
 
     # What follows.
 
@@ -243,7 +232,7 @@ class RdyWindows:
         return nsqd.reason
 
     def decide(self, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
-        """Shrink what is too large, then grow what is too small into what is free."""
+        """Shrink what is too large, then grow what is too small into what is free; the orders for that."""
         nsqds = [nsqd for nsqd in self.nsqds.values() if not nsqd.closing]
         self._aim(nsqds, now, in_flight)
         windows = {nsqd.key: min(nsqd.rdy, nsqd.target) for nsqd in nsqds}
