@@ -14,6 +14,7 @@ may be interrupted at any bytecode, or come from a signal handler that has inter
 from __future__ import annotations
 
 import _thread
+import atexit
 import copy
 import itertools
 import logging
@@ -21,6 +22,7 @@ import math
 import os
 import queue
 import random
+import sys
 import threading
 import time
 from collections import deque
@@ -33,7 +35,6 @@ from nsq.config import Config
 from nsq.connection import Conn
 from nsq.discovery import Discovery
 from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, UsageError
-from nsq.producer import atexit_hook
 from nsq.producer.endpoint import Endpoint
 from nsq.producer.publishes import Publish, checked_timeout, unanswered, unsent
 from nsq.producer.reports import (
@@ -59,6 +60,8 @@ _ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
 _FAREWELL_SECONDS = 2.0
 #: What close allows its own threads even when it was given no time at all.
 _LEAST_TO_CLOSE = 0.1
+#: Seconds that the end of a program is held up at most, for each producer.
+_EXIT_TIMEOUT = 5.0
 
 Hook = Callable[[Any], None] | None
 
@@ -278,7 +281,7 @@ class Pool:
             self._add_endpoint(self._started(), address)
         self._keep_spare()
         self.discovery.start()
-        atexit_hook.register(self)
+        _flush_at_exit(self)
         self._note_own_threads()
         self._to_do.put(self._note_own_threads)  # discovery's too, by then
 
@@ -548,7 +551,7 @@ class Pool:
         for publish in self.pending.copy():  # came while we closed; later ones look at ``_gone``
             self.give_up(publish, "the producer was closed")
         unfinished += self.callbacks.stop(self._join_by)
-        atexit_hook.forget(self)
+        _running.discard(self)
         if left:
             log.warning("closed with %d publishes unanswered", len(left), extra={"left": len(left)})
         self.report = CloseReport(
@@ -577,7 +580,7 @@ class Pool:
     def abandon(self) -> None:
         """Let go of everything in a forked child: the parent sees to what is under way."""
         self.closed = self._gone = True
-        atexit_hook.forget(self)
+        _running.discard(self)
         self.discovery.abandon()
         if isinstance(self.transport, OwnTransport):
             self.transport.abandon()
@@ -617,3 +620,34 @@ class Pool:
             return f"no nsqd is known: {self.discovery.absence}"
         reasons = (endpoint.reason for endpoint in self._endpoints)
         return f"no nsqd could be reached in time: {'; '.join(reasons)}"
+
+
+# A program that ends without closing its producers sends what it has published without waiting.
+
+# Not weak: a producer that is forgotten has publishes under way all the same.
+_running: set[Pool] = set()
+_registered_in = 0  # the process
+
+
+def _flush_at_exit(pool: Pool) -> None:
+    """Unless it is closed before. By a thread of the pool's own."""
+    global _registered_in
+    _running.add(pool)
+    if _registered_in != os.getpid():
+        _registered_in = os.getpid()
+        atexit.register(_flush_all)
+        # A process that multiprocessing has forked ends without that, and goes through a list of its own.
+        multiprocessing = sys.modules.get("multiprocessing.util")
+        if multiprocessing is not None:
+            multiprocessing.Finalize(None, _flush_all, exitpriority=0)
+
+
+def _flush_all() -> None:
+    for pool in _running.copy():
+        if pool.pid != os.getpid():
+            continue  # the parent's
+        # Flushed, not closed: functions that atexit calls later may still publish, and wait for that.
+        pool.exiting = True
+        left = pool.flush(time.monotonic() + _EXIT_TIMEOUT).unanswered
+        if left:
+            log.warning("the program ends with %d publishes unanswered", left, extra={"left": left})
