@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
 from nsq.config import Config
-from nsq.connection.forks import abandon_in_children
 from nsq.consumer.engine import Engine
 from nsq.consumer.handlers import BatchHandler, Handler
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport
@@ -80,12 +79,11 @@ class Consumer:
             raise ConfigError(f"hooks is {hooks!r}; it must be an instance of a subclass of ConsumerHooks")
         self._follow_handlers = self.config.max_in_flight is None
         self._warned_of_zero = False
-        self._own_transport = transport_of(self.config)
         self._engine = Engine(
             self.topic,
             self.channel,
             self.config,
-            transport or self._own_transport,
+            transport or transport_of(self.config),
             hooks,
             checked_callable("give_up", give_up),
         )
@@ -99,9 +97,7 @@ class Consumer:
             nsqlookupds=nsqlookupds,
             rewrite=checked_callable("rewrite_address", rewrite_address),
             accept=checked_callable("accept_addresses", accept_addresses),
-            interrupt_dials=self._own_transport.interrupt,
         )
-        self._watch: SignalWatch | None = None  # while ``run`` waits
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -176,7 +172,6 @@ class Consumer:
         if self._follow_handlers:
             engine.windows.max_in_flight = engine.pool.at_once * _IN_FLIGHT_PER_THREAD
         self._warn_of_idleness()
-        abandon_in_children(self)
         engine.start()
         return self
 
@@ -231,7 +226,7 @@ class Consumer:
         if not engine.pool.at_once:
             raise UsageError(f"{self!r} has no handler: call add_handler before run")
         with SignalWatch() as watch, watch:
-            self._watch = watch
+            engine.watch = watch
             signalled = self._run_until_stopped(watch, timeout)
         if engine.refusal is not None and not signalled:
             engine.stop(time.monotonic() + timeout)
@@ -243,7 +238,6 @@ class Consumer:
         engine = self._engine
         signalled = False
         try:
-            engine.wake_run = watch.wake
             if engine.state == "new":
                 self.start()
             while engine.state != "stopped" and engine.refusal is None:
@@ -255,8 +249,7 @@ class Consumer:
                     engine.ask_to_stop(time.monotonic() + timeout)
                     self._tell_of(number)
         finally:
-            engine.wake_run = lambda: None
-            self._watch = None
+            engine.watch = None
         return signalled
 
     def _tell_of(self, number: signal.Signals) -> None:
@@ -288,15 +281,21 @@ class Consumer:
         engine = self._own_engine
         checked_whole("max_in_flight", max_in_flight, least=0)
         self._follow_handlers = False
-        engine.set_max_in_flight(max_in_flight)
+        engine.windows.max_in_flight = max_in_flight
+        engine.decide_soon()
         self._warn_of_zero()
 
     def pause(self) -> None:
         """Take no new messages until ``resume``."""
-        self._own_engine.pause(True)
+        self._pause(True)
 
     def resume(self) -> None:
-        self._own_engine.pause(False)
+        self._pause(False)
+
+    def _pause(self, paused: bool) -> None:
+        engine = self._own_engine
+        engine.windows.paused = paused
+        engine.decide_soon()
 
     @property
     def is_starved(self) -> bool:
@@ -340,15 +339,6 @@ class Consumer:
                 f"{self!r} belongs to process {self._pid}; process {os.getpid()} needs a consumer of its own"
             )
         return self._engine
-
-    def abandon(self) -> None:
-        """Let go of the parent's signal pipe and dials in a forked child; a fork calls this by itself. The
-        engine may outlive this object, so a fork calls it separately.
-        """
-        self._own_transport.abandon()
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.abandon()
 
 
 # What users hand over beside the options, checked where they hand it over.

@@ -34,10 +34,12 @@ from nsq.consumer.reports import (
     ConsumerStats,
     StopReport,
 )
+from nsq.consumer.signals import SignalWatch
 from nsq.discovery import Discovery
 from nsq.errors import Closed, NsqError, ServerError
 from nsq.message import Message
 from nsq.transport.base import Transport
+from nsq.transport.dialing import OwnTransport
 from nsq.transport.tls import context_of
 from nsq.waiting import Callbacks, Waiters, carry_out, start_thread
 
@@ -86,7 +88,7 @@ class Engine(ConnDelegate):
         self.report: StopReport | None = None  # once it has stopped
         self.refusal: ServerError | None = None
         """The reason why no nsqd will ever let us subscribe."""
-        self.wake_run: Callable[[], None] = lambda: None  # while ``run`` waits for one of these two
+        self.watch: SignalWatch | None = None  # while ``run`` waits for one of these two
         self.pool = HandlerPool(
             self.name,
             max_attempts=config.max_attempts,
@@ -150,15 +152,7 @@ class Engine(ConnDelegate):
         if outcome and outcome[0] is not None:
             raise outcome[0]
 
-    def set_max_in_flight(self, max_in_flight: int) -> None:
-        self.windows.max_in_flight = max_in_flight
-        self._decide_soon()
-
-    def pause(self, paused: bool) -> None:
-        self.windows.paused = paused
-        self._decide_soon()
-
-    def _decide_soon(self) -> None:
+    def decide_soon(self) -> None:
         """Have the owner decide about RDY by what was set, and wait for that."""
         if threading.current_thread() is self._owner or not self._up:  # a backoff_strategy of the user's
             self.look()
@@ -195,7 +189,12 @@ class Engine(ConnDelegate):
         self._ask(partial(self._begin_to_stop, deadline))
         self._unwanted = True
         self.changed.wake()
-        self.wake_run()
+        self._wake_run()
+
+    def _wake_run(self) -> None:
+        watch = self.watch
+        if watch is not None:
+            watch.wake()
 
     def stop(self, deadline: float) -> StopReport:
         """Take no more messages, wait for those in flight, cut off what is left."""
@@ -225,6 +224,11 @@ class Engine(ConnDelegate):
         self._requests = queue.SimpleQueue()
         self.changed = Waiters()
         self.discovery.abandon()
+        if isinstance(self._transport, OwnTransport):
+            self._transport.abandon()
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            watch.abandon()
         for conn in [*self._conns.values(), *self._dialing.copy()]:
             conn.abandon()
         self._table = {}, self._table[1]
@@ -266,7 +270,7 @@ class Engine(ConnDelegate):
                 log.exception("%s failed, which is a bug of ours; it goes on", self.name)
                 time.sleep(_RESPITE)
             self.changed.wake()
-        self.wake_run()
+        self._wake_run()
 
     # The stop: the owner.
 
@@ -284,6 +288,8 @@ class Engine(ConnDelegate):
         self._closing = conns = list(self._conns.values())
         self.changed.wake()
         self.discovery.stop()
+        if isinstance(self._transport, OwnTransport):
+            self._transport.interrupt()
         for conn in self._dialing.copy():
             conn.close()
         # All of them first: what one gives up must not be handed to another that is about to close.
@@ -525,7 +531,7 @@ class Engine(ConnDelegate):
         known = {nsqd.address for nsqd in self.discovery.state.nsqds}
         if self.refusal is None and not self._conns and known and known <= self._refusals.keys():
             self.refusal = next(iter(self._refusals.values()))
-            self.wake_run()
+            self._wake_run()
 
     # The connections' delegate: their loops, and threads that answer.
 

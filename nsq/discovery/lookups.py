@@ -140,7 +140,6 @@ class Discovery:
         rewrite: Rewrite | None = None,
         accept: Accept | None = None,
         asker: Asker | None = None,
-        interrupt_dials: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -152,7 +151,6 @@ class Discovery:
         self._host = host
         self._found = found
         self._name = name
-        self._interrupt_dials = interrupt_dials
         self._clock = clock
         self._asker = asker or Asker(topic, config)
         # What the user wants. Any thread changes these two, one dict method at a time; the discovery thread
@@ -211,9 +209,7 @@ class Discovery:
             raise
 
     def stop(self) -> None:
-        """Ask and dial no more, and cut short what is under way. Does not wait. A dial that is past
-        connecting is the host's to end.
-        """
+        """Ask and dial no more, and cut short what is asked. Does not wait. Dials are the host's to end."""
         self._stopping = True
         self._events.put(None)
 
@@ -300,10 +296,7 @@ class Discovery:
             self.state = self._look()
             due = min(self._schedule.next_due(), self._directory.next_due())
             carry_out(self._events, max(respite, due - self._clock()), log)
-        try:
-            self._asker.cancel()
-        finally:
-            self._interrupt_dials()
+        self._asker.cancel()
 
     def _act(self) -> None:
         """Do what is due."""

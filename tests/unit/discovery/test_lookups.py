@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -116,7 +115,6 @@ class World:
             nsqds=nsqds,
             nsqlookupds=lookupds,
             asker=self,  # type: ignore[arg-type]
-            interrupt_dials=partial(self.note, "interrupt"),
             clock=self.clock,
             chance=lambda: self.chance,
             **own,
@@ -499,7 +497,7 @@ class TestTheEnd:
         world.await_("ask", L1)
         discovery.stop()
         assert discovery.join(time.monotonic() + PATIENCE)
-        assert ("interrupt",) in world.notes
+        assert ("cancel",) in world.notes
         assert log() == []
 
     def test_join_says_when_a_dial_is_still_under_way(self, world: World) -> None:
