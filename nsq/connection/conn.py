@@ -140,8 +140,7 @@ class Conn:
         self._asleep = False  # the write loop waits for the bell
         self._asked_to_close = False
         self._closing = False  # the write loop ends when nothing waits
-        self._first_end = threading.Lock()  # the thread that takes it says why the connection ended
-        self._lost: NsqError | None = None
+        self._causes: list[NsqError | None] = []  # of its end; the first one counts
         self._refusal: ServerError | None = None
         self._reading = False
         self._layered: LayeredStream | None = None  # from its first byte
@@ -260,7 +259,7 @@ class Conn:
             # Asleep first, then look again: what another thread puts is seen here, or that thread sees that
             # it must ring.
             self._asleep = True
-            if self.session.close_wait and self.session.drained:
+            if self.session.drained:
                 self._asked_to_close = self._closing = True
             data = self._encode(self.waiting)
             if not data and self._closing:
@@ -384,8 +383,7 @@ class Conn:
 
     def _fail(self, cause: NsqError | None) -> None:
         """The first to come says why. The read loop is woken to release the connection."""
-        if self._first_end.acquire(False):
-            self._lost = cause
+        self._causes.append(cause)
         self.closed = True
         self._bell.put(None)
         if self._layered is not None:
@@ -402,7 +400,7 @@ class Conn:
         # Behind the write loop, which may be in the middle of a write: closing the stream has ended that.
         self._writer_left.wait(_WRITER_GRACE + self._config.write_timeout)
         # What nsqd has said against us tells more than how the connection broke.
-        self._delegate.on_close(self, None if self._asked_to_close else self._refusal or self._lost)
+        self._delegate.on_close(self, None if self._asked_to_close else self._refusal or self._causes[0])
 
     def join(self, deadline: float) -> bool:
         """Wait for both loops to end; whether they have."""

@@ -16,7 +16,7 @@ from nsq.consumer.engine import Engine
 from nsq.consumer.handlers import BatchHandler, Handler
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport
 from nsq.consumer.signals import SignalWatch
-from nsq.discovery import Discovery
+from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, ConfigError, Forked, UsageError
 from nsq.message import Message
 from nsq.transport.addresses import Addresses, checked, checked_nsqds

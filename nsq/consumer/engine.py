@@ -35,7 +35,7 @@ from nsq.consumer.reports import (
     StopReport,
 )
 from nsq.consumer.signals import SignalWatch
-from nsq.discovery import Discovery
+from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, NsqError, ServerError
 from nsq.message import Message
 from nsq.transport.base import Transport

@@ -143,8 +143,6 @@ class Discovery:
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        if (host is None) == (found is None):
-            raise TypeError("give either host or found")
         self.absence = "none is discovered yet"
         """The reason why no nsqd is known, as the nsqlookupd heard last told it."""
         self._topic = topic

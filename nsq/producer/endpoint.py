@@ -18,7 +18,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsq.config import Config
-from nsq.connection import Conn, ConnDelegate
+from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.handshake import describe
 from nsq.discovery.directory import Pauses
 from nsq.errors import (

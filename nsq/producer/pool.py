@@ -32,8 +32,8 @@ from functools import partial
 from typing import Any
 
 from nsq.config import Config
-from nsq.connection import Conn
-from nsq.discovery import Discovery
+from nsq.connection.conn import Conn
+from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, UsageError
 from nsq.producer.endpoint import Endpoint
 from nsq.producer.publishes import Publish, checked_timeout, unanswered, unsent
@@ -236,14 +236,16 @@ class Pool:
 
     def _tell(self, publish: Publish, error: NsqError | None) -> None:
         """Have the hook called, if there is one, on the callbacks' thread."""
-        on_acknowledged, on_failed = self._hooks
+        hook = self._hooks[error is not None]
+        if hook is None:
+            return
         topic, messages, size = publish.topic, publish.messages, publish.size
         latency = self._clock() - publish.started
-        if error is not None and on_failed is not None:
-            self.callbacks.tell(on_failed, Failed(topic, messages, size, error, latency))
-        elif error is None and on_acknowledged is not None:
+        if error is not None:
+            self.callbacks.tell(hook, Failed(topic, messages, size, error, latency))
+        else:
             address = publish.endpoint.address if publish.endpoint is not None else ""
-            self.callbacks.tell(on_acknowledged, Acknowledged(topic, messages, size, address, latency))
+            self.callbacks.tell(hook, Acknowledged(topic, messages, size, address, latency))
 
     def take_back(self, *left: deque[Any]) -> None:
         """Queue what a closed connection has not sent for another one, in front of the others."""
@@ -590,10 +592,6 @@ class Pool:
             publish.end(Forked("it was published by the parent process, which sees to it"))
 
     # What there is to know.
-
-    @property
-    def connected(self) -> bool:
-        return bool(self.usable)
 
     @property
     def unended(self) -> int:

@@ -209,7 +209,7 @@ class Producer:
             return
         # What is under way is still sent; then the threads end, which hold the pool and not this object.
         pool.ask_to_close(time.monotonic() + self._config.publish_timeout)
-        if pool.connected:
+        if pool.usable:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
 
     def __reduce__(self) -> NoReturn:

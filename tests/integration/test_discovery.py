@@ -17,8 +17,7 @@ import trustme
 
 from nsq.config import Config
 from nsq.connection.conn import Conn, ConnDelegate
-from nsq.discovery import Discovery
-from nsq.discovery.lookups import Asker
+from nsq.discovery.lookups import Asker, Discovery
 from nsq.errors import ApiError, NsqError
 from nsq.testing import Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nsq.connection import Conn
+from nsq.connection.conn import Conn
 from nsq.errors import (
     AlreadyResponded,
     ConnectionLost,

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nsq.connection import Conn
+from nsq.connection.conn import Conn
 from nsq.consumer.consumer import Consumer
 from nsq.consumer.reports import ConsumerHooks, StopReport
 from nsq.errors import (

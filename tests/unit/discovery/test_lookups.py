@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from nsq.config import Config
-from nsq.discovery import Discovery
 from nsq.discovery.directory import Lookupd, Status
+from nsq.discovery.lookups import Discovery
 from nsq.errors import (
     ApiError,
     AuthFailed,
@@ -591,8 +591,6 @@ class TestProducers:
     def test_wrong_arguments_are_told_at_once(self, world: World) -> None:
         with pytest.raises(UsageError):
             world.producing([], ["ftp://one:4161"])
-        with pytest.raises(TypeError, match="either host or found"):
-            Discovery(None, Config(), name=NAME)
 
 
 # The user's rewrite and accept.
