@@ -91,7 +91,7 @@ class ConnDelegate:
         return False
 
     def on_timed_out(self, conn: Conn, message: Message) -> None:
-        """By the thread that would have answered: it is too late, the message is let go of."""
+        """By the thread that has seen that it is too late to answer: the message is let go of."""
 
     def requeue_delay(self, attempts: int) -> float:
         """Seconds until a message is delivered again, unless its REQ says otherwise."""
@@ -467,8 +467,7 @@ class Conn:
                     self.touch(message)
 
     def _refuse(self, message: Message) -> NoReturn:
-        if message.expires_at <= time.monotonic() and self.drop(message):
-            self._delegate.on_timed_out(self, message)
+        if message.expires_at <= time.monotonic() and self.time_out(message):
             raise AlreadyResponded(
                 f"{message!r} from {self.address} timed out before it was answered: nsqd delivers it again"
             )
@@ -480,13 +479,15 @@ class Conn:
             f"{message!r} from {self.address} is not in flight: it was answered before, or it timed out"
         )
 
-    def drop(self, message: Message) -> bool:
+    def time_out(self, message: Message) -> bool:
         """Let go of a message without an answer, because nsqd has it again; whether it was in flight.
 
         Any thread may call it.
         """
         dropped = self.session.drop(message)
         self._ring()  # it may have been the last
+        if dropped:
+            self._delegate.on_timed_out(self, message)
         return dropped
 
     def expire(self, now: float) -> list[Message]:

@@ -611,8 +611,8 @@ class Engine(ConnDelegate):
     def _expired(self, message: Message) -> None:
         """Before a handler began it."""
         conn = self._conns.get(message.nsqd_address)
-        if conn is not None and conn.drop(message):
-            self.on_timed_out(conn, message)
+        if conn is not None:
+            conn.time_out(message)
 
     # What it is like: any thread.
 
