@@ -19,6 +19,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from nsq.config import Config
@@ -26,7 +27,7 @@ from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.forks import abandon_in_children
 from nsq.connection.handshake import describe
 from nsq.consumer.handlers import HandlerPool, requeue_delay
-from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential, full_jitter
+from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential
 from nsq.consumer.reports import (
     ConnectionHealth,
     ConsumerHealth,
@@ -309,35 +310,30 @@ class Engine(ConnDelegate):
             conn.close()
         # Those as well that have ended by themselves: their loops have something to tell until the end.
         conns = {*told, *left}
-        unfinished = []
-        if not self._until(lambda step: all(conn.join(step) for conn in conns), lambda: self._join_by):
-            unfinished.append("connections")
-        if not self._until(lambda step: not self.pool.stop(step), lambda: self._handlers_by):
-            unfinished += self.pool.stop(time.monotonic())
-        if not self._until(self.discovery.join, lambda: self._join_by):
-            unfinished.append(f"{self.name}-lookupd")
+        unfinished = self._join(
+            lambda by: [] if all(conn.join(by) for conn in conns) else ["connections"], lambda: self._join_by
+        )
+        unfinished += self._join(self.pool.stop, lambda: self._handlers_by)
+        unfinished += self._join(self.discovery.join, lambda: self._join_by)
         carry_out(self._requests, 0.0, log)
         for conn in list(self._conns.values()):  # cut off, and its threads have not ended yet
             self._forget(conn, None)
-        if not self._until(lambda step: not self._callbacks.stop(step), lambda: self._join_by):
-            unfinished.append(f"{self.name}-hooks")
-        report = StopReport(
-            clean=not (in_flight or cut_off or unfinished),
-            in_flight=in_flight,
-            cut_off=cut_off,
-            unfinished_threads=unfinished,
-        )
-        if not report.clean:
+        unfinished += self._join(self._callbacks.stop, lambda: self._join_by)
+        clean = not (in_flight or cut_off or unfinished)
+        report = replace(self._left, clean=clean, unfinished_threads=unfinished)
+        if not clean:
             log.warning("%s did not stop cleanly: %s", self.name, report)
         self.report = report
 
-    def _until(self, ended: Callable[[float], bool], by: Callable[[], float]) -> bool:
-        """Wait for threads to end, in steps: a more urgent stop may come meanwhile, and changes ``by``."""
-        while not ended(min(by(), time.monotonic() + _STEP)):
+    def _join(self, join: Callable[[float], list[str]], by: Callable[[], float]) -> list[str]:
+        """Wait for threads, in steps: a more urgent stop may come meanwhile, and changes ``by``. Return the
+        names of those that have not ended.
+        """
+        while left := join(min(by(), time.monotonic() + _STEP)):
             carry_out(self._requests, 0.0, log)
             if time.monotonic() >= by():
-                return False
-        return True
+                return left
+        return []
 
     # The clock: the owner.
 
@@ -692,7 +688,7 @@ def _strategy(config: Config) -> Strategy:
     fallback = exponential(config.backoff_multiplier)
     strategy = config.backoff_strategy
     if strategy == "full_jitter":
-        return full_jitter(config.backoff_multiplier, random.random)
+        return exponential(config.backoff_multiplier, random.random)
     if not callable(strategy):
         return fallback
 

@@ -24,18 +24,11 @@ from typing import NamedTuple
 Strategy = Callable[[int], float]
 
 
-def exponential(multiplier: float) -> Strategy:
-    """multiplier, doubled at every level: 2, 4, 8 … seconds for a multiplier of 1."""
-    return lambda level: multiplier * _power(level)
-
-
-def full_jitter(multiplier: float, chance: Callable[[], float]) -> Strategy:
-    """Anything from 0 to what ``exponential`` gives, so that many consumers do not return at once."""
-    return lambda level: chance() * multiplier * _power(level)
-
-
-def _power(level: int) -> float:
-    return float(2 ** min(level, 62))
+def exponential(multiplier: float, chance: Callable[[], float] = lambda: 1.0) -> Strategy:
+    """multiplier, doubled at every level: 2, 4, 8 … seconds for a multiplier of 1. With ``chance`` anything
+    from 0 to that, so that many consumers do not return at once.
+    """
+    return lambda level: chance() * multiplier * 2.0 ** min(level, 62)
 
 
 class Outcome(Enum):

@@ -211,12 +211,11 @@ class Discovery:
         self._stopping = True
         self._events.put(None)
 
-    def join(self, deadline: float) -> bool:
-        """After ``stop``, wait for all threads; return whether they have ended by ``deadline``."""
+    def join(self, deadline: float) -> list[str]:
+        """After ``stop``, wait for all threads; return the names of those that have not ended by then."""
         # The tasks last: until its end the discovery thread starts more of them.
-        return self._thread is None or not (
-            join_threads([self._thread], deadline) or join_threads(self._tasks, deadline)
-        )
+        own = [] if self._thread is None else [self._thread]
+        return join_threads(own, deadline) or join_threads(self._tasks, deadline)
 
     def abandon(self) -> None:
         """Let go of everything in a forked child, where none of these threads exist."""

@@ -547,8 +547,7 @@ class Pool:
         for endpoint in self._endpoints:
             endpoint.cut_off()
         unfinished = join_threads(threads, self._join_by)
-        if not self.discovery.join(self._join_by):
-            unfinished += [thread.name for thread in self.discovery.threads if thread.is_alive()]
+        unfinished += self.discovery.join(self._join_by)
         self._gone = True
         for publish in self.pending.copy():  # came while we closed; later ones look at ``_gone``
             self.give_up(publish, "the producer was closed")

@@ -114,7 +114,7 @@ def discovering(
     finally:
         began = time.monotonic()
         discovery.stop()
-        assert discovery.join(began + PATIENCE)
+        assert not discovery.join(began + PATIENCE)
         host.close()
 
 
