@@ -175,7 +175,6 @@ class RdyWindows:
         self.nsqds: dict[Hashable, Nsqd] = {}
         self.expected = 0
         """Connections that there will be shortly: shares are cut for all of them, not for the first ones."""
-        self._probe: Hashable | None = None
         self._turns: list[Hashable] = []  # who may have a message, while there are too few for all
         self.paused = False
         self.handling = HandlingLimit()
@@ -205,7 +204,7 @@ class RdyWindows:
         """Return whether that changes anything."""
         changed = self.backoff.outcome(outcome, now)
         if changed:
-            self._probe = None
+            self._turns.clear()
         return changed
 
     def tick(self, now: float, in_flight: Mapping[Hashable, int]) -> None:
@@ -250,16 +249,22 @@ class RdyWindows:
     # Targets.
 
     def _aim(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
-        if max(len(nsqds), self.expected) <= self.allowed:
-            self._turns.clear()
+        connections = max(len(nsqds), self.expected)
         stopped = self._why_stopped(now)
         if stopped:
             _set_all(nsqds, 0, stopped)
         elif self.backoff.testing:
-            self._aim_at_probe(nsqds)
-        elif max(len(nsqds), self.expected) > self.allowed:
-            self._aim_at_few(nsqds)
+            self._give_turns(nsqds, 1)
+            level = f"backing off (level {self.backoff.level})"
+            _set_all(nsqds, 0, f"{level}: another connection tests the waters")
+            _set_all(self._having_turns(), 1, f"{level}: tests the waters with one message")
+        elif connections > self.allowed:
+            self._give_turns(nsqds, self.allowed)
+            many = f"{connections} connections share a max_in_flight of {self.allowed}"
+            _set_all(nsqds, 0, f"{many}: waits for its turn")
+            _set_all(self._having_turns(), 1, f"{many}: has its turn")
         else:
+            self._turns.clear()
             self._aim_at_shares(nsqds, now, in_flight)
         for nsqd in nsqds:
             if nsqd.target > nsqd.max_rdy:
@@ -276,37 +281,24 @@ class RdyWindows:
             return f"backing off for {left:.3g} s more (level {self.backoff.level})"
         return ""
 
-    def _aim_at_probe(self, nsqds: list[Nsqd]) -> None:
-        keys = [nsqd.key for nsqd in nsqds]
-        if self._probe not in keys:
-            self._probe = self._most_recent_sender(nsqds)
-        _set_all(nsqds, 0, f"backing off (level {self.backoff.level}): another connection tests the waters")
-        if self._probe is not None:
-            nsqd = self.nsqds[self._probe]
-            nsqd.target = 1
-            nsqd.reason = f"backing off (level {self.backoff.level}): tests the waters with one message"
-
-    def _most_recent_sender(self, nsqds: list[Nsqd]) -> Hashable | None:
-        """An nsqd without messages would keep the test, and the consumer with it, waiting for its next
-        one."""
-        if not nsqds:
-            return None
-        latest = max(nsqd.has_sent_at for nsqd in nsqds)
-        return self.pick([nsqd.key for nsqd in nsqds if nsqd.has_sent_at == latest])
-
-    def _aim_at_few(self, nsqds: list[Nsqd]) -> None:
-        """More connections than messages allowed: some have one, and lose it to others in ``_rotate``."""
-        many = f"{max(len(nsqds), self.expected)} connections share a max_in_flight of {self.allowed}"
-        waiting = [nsqd.key for nsqd in nsqds if nsqd.key not in self._turns]
+    def _give_turns(self, nsqds: list[Nsqd], few: int) -> None:
+        """So many connections may have one message each, and lose it to others in ``_rotate``."""
         present = {nsqd.key for nsqd in nsqds}
-        self._turns = [key for key in self._turns if key in present][: self.allowed]
-        while waiting and len(self._turns) < self.allowed:
-            # A connection that may send already goes on: moving its turn would cost two orders for nothing.
-            sending = [key for key in waiting if self.nsqds[key].rdy]
-            waiting.remove(chosen := self._next_of(sending or waiting))
+        self._turns = [key for key in self._turns if key in present][:few]
+        waiting = [nsqd for nsqd in nsqds if nsqd.key not in self._turns]
+        while waiting and len(self._turns) < few:
+            if self.backoff.testing:
+                # An nsqd without messages would keep the test, and the consumer with it, waiting for one.
+                latest = max(nsqd.has_sent_at for nsqd in waiting)
+                chosen = self.pick([nsqd.key for nsqd in waiting if nsqd.has_sent_at == latest])
+            else:
+                # A connection that may send already goes on: moving its turn would cost two orders.
+                chosen = self._next_of([nsqd for nsqd in waiting if nsqd.rdy] or waiting)
+            waiting.remove(self.nsqds[chosen])
             self._turns.append(chosen)
-        _set_all(nsqds, 0, f"{many}: waits for its turn")
-        _set_all((self.nsqds[key] for key in self._turns), 1, f"{many}: has its turn")
+
+    def _having_turns(self) -> list[Nsqd]:
+        return [self.nsqds[key] for key in self._turns]
 
     def _aim_at_shares(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
         """Equal shares for those who have messages; one for each of the others, so that they can show
@@ -328,23 +320,17 @@ class RdyWindows:
 
     def _rotate(self, now: float, in_flight: Mapping[Hashable, int]) -> None:
         """Take the turn, or the test of the waters, from connections that have had it and do not need it."""
-        nsqds = [nsqd for nsqd in self.nsqds.values() if not nsqd.closing]
-        if self.backoff.testing:
-            probe = self.nsqds.get(self._probe) if self._probe is not None else None
-            if probe is not None and len(nsqds) > 1 and self._turn_is_over(probe, now, in_flight):
-                self._probe = self._next_of([nsqd.key for nsqd in nsqds if nsqd is not probe])
-            return
-        waiting = [nsqd.key for nsqd in nsqds if nsqd.key not in self._turns]
+        waiting = [each for each in self.nsqds.values() if not each.closing and each.key not in self._turns]
         for place, key in enumerate(self._turns):
             nsqd = self.nsqds.get(key)
             if waiting and nsqd is not None and self._turn_is_over(nsqd, now, in_flight):
-                waiting.remove(chosen := self._next_of(waiting))
-                self._turns[place] = chosen
+                self._turns[place] = chosen = self._next_of(waiting)
+                waiting.remove(self.nsqds[chosen])
 
-    def _next_of(self, waiting: list[Hashable]) -> Hashable:
+    def _next_of(self, waiting: list[Nsqd]) -> Hashable:
         """Pick the connection that has waited longest: each gets its turn. Chance decides among equals."""
-        longest = min(self.nsqds[key].granted_at for key in waiting)
-        return self.pick([key for key in waiting if self.nsqds[key].granted_at == longest])
+        longest = min(nsqd.granted_at for nsqd in waiting)
+        return self.pick([nsqd.key for nsqd in waiting if nsqd.granted_at == longest])
 
     def _turn_is_over(self, nsqd: Nsqd, now: float, in_flight: Mapping[Hashable, int]) -> bool:
         since = now - max(nsqd.last_message_at, nsqd.granted_at)
