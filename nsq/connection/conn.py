@@ -259,7 +259,7 @@ class Conn:
             # Asleep first, then look again: what another thread puts is seen here, or that thread sees that
             # it must ring.
             self._asleep = True
-            if self.session.drained:
+            if self.session.close_wait and self.session.drained:  # the first for one call less
                 self._asked_to_close = self._closing = True
             data = self._encode(self.waiting)
             if not data and self._closing:
