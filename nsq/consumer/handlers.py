@@ -39,31 +39,6 @@ Exceptions = tuple[type[BaseException], ...]
 _MAX_UNSEEN = 10_000
 
 
-class Unseen:
-    """Deliveries that ended before a handler saw them. nsqd counts them as attempts; here they do not count
-    towards ``max_attempts``. Used by our own threads alone, which no signal interrupts.
-    """
-
-    def __init__(self) -> None:
-        self.counts: dict[tuple[str, bytes], int] = {}
-        self._lock = threading.Lock()  # guards the counts
-
-    def note(self, message: Message) -> None:
-        key = message.nsqd_address, message.id
-        with self._lock:
-            self.counts[key] = self.counts.pop(key, 0) + 1  # the latest last
-            if len(self.counts) > _MAX_UNSEEN:
-                del self.counts[next(iter(self.counts))]
-
-    def attempts(self, message: Message) -> int:
-        """Count the attempts without those that no handler here has seen."""
-        return message.attempts - self.counts.get((message.nsqd_address, message.id), 0)
-
-    def forget(self, message: Message) -> None:
-        with self._lock:
-            self.counts.pop((message.nsqd_address, message.id), None)
-
-
 class HandlerPool:
     """Threads in groups, one group for each handler; all of them take from one inbox.
 
@@ -82,7 +57,10 @@ class HandlerPool:
         starved: Callable[[], bool],
     ) -> None:
         self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None ends one thread
-        self.unseen = Unseen()
+        # By nsqd and id: deliveries that ended before a handler saw them. nsqd counts them as attempts; here
+        # they do not count towards ``max_attempts``.
+        self.unseen: dict[tuple[str, bytes], int] = {}
+        self._counting = threading.Lock()  # guards it; taken by our own threads, which no signal interrupts
         self._name = name
         self._max_attempts = max_attempts or float("inf")
         self._give_up = give_up
@@ -175,8 +153,17 @@ class HandlerPool:
 
     def expire(self, message: Message) -> None:
         """Note a message whose time ran out before a handler saw it."""
-        self.unseen.note(message)
+        key = message.nsqd_address, message.id
+        with self._counting:
+            self.unseen[key] = self.unseen.pop(key, 0) + 1  # the latest last
+            if len(self.unseen) > _MAX_UNSEEN:
+                del self.unseen[next(iter(self.unseen))]
         self._expired(message)
+
+    def _forget(self, message: Message) -> None:
+        """It is finished."""
+        with self._counting:
+            self.unseen.pop((message.nsqd_address, message.id), None)
 
     # One message.
 
@@ -208,8 +195,8 @@ class HandlerPool:
                         log.exception("handler failed on %r (attempt %d)", message, message.attempts)
                 if again is None and message.auto_response:
                     message.finish()
-                    if unseen.counts:
-                        unseen.forget(message)
+                    if unseen:
+                        self._forget(message)
                 elif again is not None and message.auto_response:
                     message.requeue(again[0], backoff=again[1])
             except AlreadyResponded:
@@ -270,7 +257,8 @@ class HandlerPool:
         if message.expires_at <= time.monotonic():
             self.expire(message)
             return False
-        if message.attempts <= self._max_attempts or self.unseen.attempts(message) <= self._max_attempts:
+        unseen = self.unseen.get((message.nsqd_address, message.id), 0)
+        if message.attempts - unseen <= self._max_attempts:
             return True
         with suppress(AlreadyResponded):  # ``give_up`` has answered it, or was too slow
             try:
@@ -280,7 +268,7 @@ class HandlerPool:
                 message.requeue(backoff=False)
             else:
                 message.finish()
-                self.unseen.forget(message)
+                self._forget(message)
         return False
 
     def _handle_batch(self, handler: BatchHandler, no_backoff: Exceptions, batch: list[Message]) -> None:
@@ -299,10 +287,10 @@ class HandlerPool:
             return
         now = time.monotonic()
         finish_all(unanswered)
-        if self.unseen.counts:
+        if self.unseen:
             for message in unanswered:
                 if message.expires_at > now:
-                    self.unseen.forget(message)
+                    self._forget(message)
 
 
 def _check_handler(handler: object, no_backoff: object) -> None:

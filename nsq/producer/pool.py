@@ -125,12 +125,9 @@ class Pool:
 
     def publish(self, publish: Publish, timeout: float | None, block: bool = True) -> None:
         """Have it sent. It ends by itself. A caller that is interrupted behind this calls ``cancel``."""
-        if timeout is None:
-            timeout = self._config.publish_timeout
-        else:
-            timeout = checked_timeout(timeout, 0.0)
+        seconds = self._config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
         publish.started = started = self._clock()
-        publish.deadline = deadline = started + timeout
+        publish.deadline = deadline = started + seconds
         publish.endpoint, publish.handed_over, publish.sent = None, False, False
         if not self._up:
             self._start(deadline)
@@ -264,12 +261,12 @@ class Pool:
         self._unstarted = None
         start_thread(self._run, NAME, self._not_started)
         self._changed.wait_for(lambda: self._up or self._unstarted or self._gone, deadline)
-        if self._unstarted is not None and not self.closed:
+        if self.closed:
+            raise Closed("the producer is closed")
+        if self._unstarted is not None:
             raise PublishFailed(
                 f"no thread can be started ({self._unstarted}): publish once before the interpreter ends"
             )
-        if self.closed:
-            raise Closed("the producer is closed")
         if not self._up:
             raise PublishFailed("the producer's threads did not start in time")
 
