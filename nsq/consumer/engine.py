@@ -227,13 +227,13 @@ class Engine(ConnDelegate):
         self.discovery.abandon()
         if isinstance(self._transport, OwnTransport):
             self._transport.abandon()
-        watch, self.watch = self.watch, None
-        if watch is not None:
-            watch.abandon()
         for conn in [*self._conns.values(), *self._dialing.copy()]:
             conn.abandon()
         self._table = {}, self._table[1]
         self._inherited = True
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            watch.abandon()
 
     # The owner.
 
