@@ -181,9 +181,8 @@ class HandlerPool:
             if message is None:
                 return
             try:
-                if (message.expires_at <= monotonic() or message.attempts > max_attempts) and not self._fit(
-                    message
-                ):
+                late = message.expires_at <= monotonic()
+                if (late or message.attempts > max_attempts) and not self._fit(message):
                     continue
                 try:
                     result = handler(message)

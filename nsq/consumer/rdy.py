@@ -289,8 +289,10 @@ class RdyWindows:
         while waiting and len(self._turns) < few:
             if self.backoff.testing:
                 # An nsqd without messages would keep the test, and the consumer with it, waiting for one.
-                latest = max(nsqd.has_sent_at for nsqd in waiting)
-                chosen = self.pick([nsqd.key for nsqd in waiting if nsqd.has_sent_at == latest])
+                # Looked at once: its read loop may write the time of another message meanwhile.
+                sent_at = {nsqd.key: nsqd.has_sent_at for nsqd in waiting}
+                latest = max(sent_at.values())
+                chosen = self.pick([key for key in sent_at if sent_at[key] == latest])
             else:
                 # A connection that may send already goes on: moving its turn would cost two orders.
                 chosen = self._next_of([nsqd for nsqd in waiting if nsqd.rdy] or waiting)

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from nsq.consumer.rdy import Backoff, HandlingLimit, Order, Outcome, RdyWindows, exponential
+from nsq.consumer.rdy import Backoff, HandlingLimit, Nsqd, Order, Outcome, RdyWindows, exponential
 
 SUCCESS, FAILURE, NEUTRAL = Outcome.SUCCESS, Outcome.FAILURE, Outcome.NEUTRAL
 IDLE, TURN = 10.0, 30.0
@@ -388,6 +388,27 @@ class TestBackingOff:
         world.tick(2)
         world.connect("b")
         assert world.rdy == {"b": 1}
+
+    def test_who_sends_in_the_middle_of_the_choice_does_no_harm(self) -> None:
+        class Busy(Nsqd):
+            """Its read loop gets a message whenever the owner looks."""
+
+            sent = 0.0
+
+            @property
+            def has_sent_at(self) -> float:  # type: ignore[override]
+                self.sent += 1.0
+                return self.sent
+
+            @has_sent_at.setter
+            def has_sent_at(self, now: float) -> None: ...
+
+        world = World(10)
+        world.connect("a")
+        world.windows.nsqds["a"] = Busy("a", 2500, rdy=10)
+        world.answer("a", FAILURE, count=0)
+        world.tick(2.0)
+        assert world.rdy == {"a": 1}
 
     def test_the_test_waits_for_room(self) -> None:
         world = World(1)
