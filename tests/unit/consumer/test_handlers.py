@@ -145,6 +145,7 @@ class TestBeforeTheHandler:
         work(pool, *late, desk.message(2, attempts=6), desk.message(1, attempts=8))
         desk.wait_for(("finish", 1), ("finish", 2))
         assert [(int(message.id), message.attempts) for message in handled] == [(1, 8)]
+        assert pool.stop(time.monotonic() + PATIENCE) == []
         assert not pool.unseen  # it is finished
 
     def test_a_late_success_does_not_forget_them(self, pool: HandlerPool, desk: Desk) -> None:
