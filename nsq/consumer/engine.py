@@ -303,37 +303,43 @@ class Engine(ConnDelegate):
         if self._conns and time.monotonic() < self._stop_by:
             return
         left = list(self._conns.values())
-        in_flight = sum(conn.session.in_flight for conn in left)
-        cut_off = sorted(conn.address for conn in left)
-        self._left = StopReport(clean=False, in_flight=in_flight, cut_off=cut_off)
+        self._left = StopReport(
+            clean=False,
+            in_flight=sum(conn.session.in_flight for conn in left),
+            cut_off=sorted(conn.address for conn in left),
+        )
         for conn in left:
             conn.close()
         # Those as well that have ended by themselves: their loops have something to tell until the end.
         conns = {*told, *left}
-        unfinished = self._join(
+        self._join(
             lambda by: [] if all(conn.join(by) for conn in conns) else ["connections"], lambda: self._join_by
         )
-        unfinished += self._join(self.pool.stop, lambda: self._handlers_by)
-        unfinished += self._join(self.discovery.join, lambda: self._join_by)
+        self._join(self.pool.stop, lambda: self._handlers_by)
+        self._join(self.discovery.join, lambda: self._join_by)
         carry_out(self._requests, 0.0, log)
         for conn in list(self._conns.values()):  # cut off, and its threads have not ended yet
             self._forget(conn, None)
-        unfinished += self._join(self._callbacks.stop, lambda: self._join_by)
-        clean = not (in_flight or cut_off or unfinished)
-        report = replace(self._left, clean=clean, unfinished_threads=unfinished)
-        if not clean:
+        self._join(self._callbacks.stop, lambda: self._join_by)
+        report = self._left
+        if not (report.in_flight or report.cut_off or report.unfinished_threads):
+            report = StopReport(clean=True)
+        else:
             log.warning("%s did not stop cleanly: %s", self.name, report)
         self.report = report
 
-    def _join(self, join: Callable[[float], list[str]], by: Callable[[], float]) -> list[str]:
-        """Wait for threads, in steps: a more urgent stop may come meanwhile, and changes ``by``. Return the
-        names of those that have not ended.
+    def _join(self, join: Callable[[float], list[str]], by: Callable[[], float]) -> None:
+        """Wait for threads, in steps: a more urgent stop may come meanwhile, and changes ``by``. What has not
+        ended is in ``_left``.
         """
+        assert self._left is not None
+        before = self._left
         while left := join(min(by(), time.monotonic() + _STEP)):
+            self._left = replace(before, unfinished_threads=[*before.unfinished_threads, *left])
             carry_out(self._requests, 0.0, log)
             if time.monotonic() >= by():
-                return left
-        return []
+                return
+        self._left = before
 
     # The clock: the owner.
 
