@@ -166,15 +166,12 @@ class Callbacks:
         self._ended = False
         self._lost = 0
         self._name = name
-        self.thread = self._new_thread()
-
-    def _new_thread(self) -> threading.Thread:
-        return threading.Thread(target=self._run, name=self._name, daemon=True)
+        self.thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Unless it has been started before. RuntimeError when no thread can be had."""
-        if self.thread.ident is None:
-            self.thread = self._new_thread()  # one that was made before a fork counts as ended in the child
+        if self.thread is None or self.thread.ident is None:
+            self.thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self.thread.start()
 
     def put(self, callback: Callable[[], object]) -> None:
@@ -205,7 +202,7 @@ class Callbacks:
         again.
         """
         self._queue.put(None)
-        return join_threads([self.thread], deadline)
+        return [] if self.thread is None else join_threads([self.thread], deadline)
 
     def _run(self) -> None:
         while (callback := self._queue.get()) is not None:

@@ -1,9 +1,3 @@
 """One connection to one nsqd: ``Conn`` has the two loops, ``session`` what is in flight, ``handshake`` its
 beginning, ``forks`` what becomes of it in a child process.
 """
-
-from __future__ import annotations
-
-from nsq.connection.conn import Conn, ConnDelegate
-
-__all__ = ["Conn", "ConnDelegate"]

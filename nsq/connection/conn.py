@@ -91,7 +91,7 @@ class ConnDelegate:
         return False
 
     def on_timed_out(self, conn: Conn, message: Message) -> None:
-        """By the thread that would have answered: it is too late, the message is let go of."""
+        """By the thread that has seen that it is too late to answer: the message is let go of."""
 
     def requeue_delay(self, attempts: int) -> float:
         """Seconds until a message is delivered again, unless its REQ says otherwise."""
@@ -140,8 +140,7 @@ class Conn:
         self._asleep = False  # the write loop waits for the bell
         self._asked_to_close = False
         self._closing = False  # the write loop ends when nothing waits
-        self._first_end = threading.Lock()  # the thread that takes it says why the connection ended
-        self._lost: NsqError | None = None
+        self._causes: list[NsqError | None] = []  # of its end; the first one counts
         self._refusal: ServerError | None = None
         self._reading = False
         self._layered: LayeredStream | None = None  # from its first byte
@@ -260,7 +259,7 @@ class Conn:
             # Asleep first, then look again: what another thread puts is seen here, or that thread sees that
             # it must ring.
             self._asleep = True
-            if self.session.close_wait and self.session.drained:
+            if self.session.close_wait and self.session.drained:  # the first for one call less
                 self._asked_to_close = self._closing = True
             data = self._encode(self.waiting)
             if not data and self._closing:
@@ -384,8 +383,7 @@ class Conn:
 
     def _fail(self, cause: NsqError | None) -> None:
         """The first to come says why. The read loop is woken to release the connection."""
-        if self._first_end.acquire(False):
-            self._lost = cause
+        self._causes.append(cause)
         self.closed = True
         self._bell.put(None)
         if self._layered is not None:
@@ -402,7 +400,7 @@ class Conn:
         # Behind the write loop, which may be in the middle of a write: closing the stream has ended that.
         self._writer_left.wait(_WRITER_GRACE + self._config.write_timeout)
         # What nsqd has said against us tells more than how the connection broke.
-        self._delegate.on_close(self, None if self._asked_to_close else self._refusal or self._lost)
+        self._delegate.on_close(self, None if self._asked_to_close else self._refusal or self._causes[0])
 
     def join(self, deadline: float) -> bool:
         """Wait for both loops to end; whether they have."""
@@ -469,8 +467,7 @@ class Conn:
                     self.touch(message)
 
     def _refuse(self, message: Message) -> NoReturn:
-        if message.expires_at <= time.monotonic() and self.drop(message):
-            self._delegate.on_timed_out(self, message)
+        if message.expires_at <= time.monotonic() and self.time_out(message):
             raise AlreadyResponded(
                 f"{message!r} from {self.address} timed out before it was answered: nsqd delivers it again"
             )
@@ -482,13 +479,15 @@ class Conn:
             f"{message!r} from {self.address} is not in flight: it was answered before, or it timed out"
         )
 
-    def drop(self, message: Message) -> bool:
+    def time_out(self, message: Message) -> bool:
         """Let go of a message without an answer, because nsqd has it again; whether it was in flight.
 
         Any thread may call it.
         """
         dropped = self.session.drop(message)
         self._ring()  # it may have been the last
+        if dropped:
+            self._delegate.on_timed_out(self, message)
         return dropped
 
     def expire(self, now: float) -> list[Message]:

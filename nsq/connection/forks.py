@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 import weakref
 from typing import Protocol
 
@@ -17,14 +16,13 @@ from typing import Protocol
 class Inherited(Protocol):
     def abandon(self) -> None:
         """Let go of everything in the child, without a word to any peer. No lock of the parent's may be
-        taken: the thread that held it does not exist here.
+        taken: the thread that held it does not exist here. May be called twice.
         """
 
 
 log = logging.getLogger("nsq.connection")
 
 _everyone: weakref.WeakSet[Inherited] = weakref.WeakSet()
-_lock = threading.Lock()
 _registered = False
 
 
@@ -32,16 +30,14 @@ def abandon_in_children(owner: Inherited) -> None:
     """Have ``owner.abandon()`` called in every child forked from now on, as long as it lives."""
     global _registered
     _everyone.add(owner)
-    # Not waited for: a signal handler may have interrupted a thread that holds it.
-    if not _registered and _lock.acquire(False):
-        # At first use: an import must not change how a program forks.
+    if not _registered:
+        # At first use: an import must not change how a program forks. Two threads may come here at once: then
+        # owners are told twice.
         os.register_at_fork(after_in_child=_in_child)
         _registered = True
 
 
 def _in_child() -> None:
-    global _lock
-    _lock = threading.Lock()
     for owner in list(_everyone):
         try:
             owner.abandon()

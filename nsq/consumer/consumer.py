@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import random
 import signal
 import time
 from collections.abc import Callable, Iterable
@@ -13,18 +12,15 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
 from nsq.config import Config
-from nsq.connection.forks import abandon_in_children
 from nsq.consumer.engine import Engine
 from nsq.consumer.handlers import BatchHandler, Handler
-from nsq.consumer.rdy import Backoff, RdyWindows, Strategy, exponential, full_jitter
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport
 from nsq.consumer.signals import SignalWatch
-from nsq.discovery import Discovery
+from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, ConfigError, Forked, UsageError
 from nsq.message import Message
 from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
-from nsq.transport.dialing import SocketTransport
 from nsq.waiting import refuse_eventlet
 from nsq.wire.names import check_channel, check_topic
 
@@ -75,46 +71,32 @@ class Consumer:
         self.topic = check_topic(topic)
         self.channel = check_channel(channel)
         self.config = Config.of(config, options)
-        self._threads = checked_whole("threads", threads)
-        self._nsqds = checked_nsqds(nsqd)
-        self._nsqlookupds = checked("nsqlookupd", nsqlookupd)
-        if not self._nsqds and not self._nsqlookupds:
+        nsqds, nsqlookupds = checked_nsqds(nsqd), checked("nsqlookupd", nsqlookupd)
+        if not nsqds and not nsqlookupds:
             raise ConfigError("a consumer needs nsqd or nsqlookupd addresses, or both")
-        self._resizable: list[int] = []  # the handlers that were added without a number of threads
-        self._room = 0  # messages in flight that the handlers added so far want
-        self._follow_handlers = self.config.max_in_flight is None
-        self._warned_of_zero = False
-        backoff = Backoff(_strategy(self.config), self.config.max_backoff_duration)
         if hooks is not None and not isinstance(hooks, ConsumerHooks):
             raise ConfigError(f"hooks is {hooks!r}; it must be an instance of a subclass of ConsumerHooks")
-        self._own_transport = SocketTransport(self.config.local_address)
+        self._follow_handlers = self.config.max_in_flight is None
+        self._warned_of_zero = False
         self._engine = Engine(
             self.topic,
             self.channel,
             self.config,
-            RdyWindows(
-                self.config.max_in_flight or 0,
-                backoff,
-                random.choice,
-                self.config.low_rdy_idle_timeout,
-                self.config.low_rdy_timeout,
-            ),
-            transport or self._own_transport,
+            transport,
             hooks,
             checked_callable("give_up", give_up),
         )
+        self._engine.pool.threads = checked_whole("threads", threads)
         self._engine.discovery = Discovery(  # made here, so that a wrong address is an error here
             self.topic,
             self.config,
             self._engine,
             name=self._engine.name,
-            nsqds=self._nsqds,
-            nsqlookupds=self._nsqlookupds,
+            nsqds=nsqds,
+            nsqlookupds=nsqlookupds,
             rewrite=checked_callable("rewrite_address", rewrite_address),
             accept=checked_callable("accept_addresses", accept_addresses),
-            interrupt_dials=self._own_transport.interrupt,
         )
-        self._watch: SignalWatch | None = None  # while ``run`` waits
         self._pid = os.getpid()
 
     def __repr__(self) -> str:
@@ -141,12 +123,10 @@ class Consumer:
         Returning finishes the message; raising, or returning False, requeues it and makes the consumer back
         off, unless the exception is one of ``no_backoff``. Several handlers share the messages.
         """
-        count = checked_whole("threads", self._threads if threads is None else threads)
+        if threads is not None:
+            checked_whole("threads", threads)
         self._refuse_started("add_handler")
-        if threads is None:
-            self._resizable.append(self._engine.pool.groups)
-        self._engine.pool.add(handler, count, no_backoff)
-        self._room += count * _IN_FLIGHT_PER_THREAD
+        self._engine.pool.add(handler, threads, no_backoff)
         return self
 
     def add_batch_handler(
@@ -169,16 +149,14 @@ class Consumer:
             raise ConfigError(f"wait is {wait!r}; it must be seconds, from 0 to {_LONGEST_WAIT:g}")
         self._refuse_started("add_batch_handler")
         self._engine.pool.add_batch(handler, size, wait, threads, no_backoff)
-        self._room += size * threads * _IN_FLIGHT_PER_THREAD
         return self
 
     def set_threads(self, threads: int) -> None:
         """Before the start: how many threads each handler gets that was added without a number of its own."""
         engine = self._own_engine
-        self._threads = checked_whole("threads", threads)
+        checked_whole("threads", threads)
         self._refuse_started("set_threads")
-        for group in self._resizable:
-            self._room += engine.pool.resize(group, threads) * _IN_FLIGHT_PER_THREAD
+        engine.pool.threads = threads
 
     def _refuse_started(self, what: str) -> None:
         if self._state != "new":
@@ -191,16 +169,15 @@ class Consumer:
         engine = self._own_engine
         self._refuse_started("start")
         if self._follow_handlers:
-            engine.windows.max_in_flight = self._room
+            engine.windows.max_in_flight = engine.pool.at_once * _IN_FLIGHT_PER_THREAD
         self._warn_of_idleness()
-        abandon_in_children(self)
         engine.start()
         return self
 
     def _warn_of_idleness(self) -> None:
         """Warn of settings that are probably a mistake, and would show as slowness only."""
-        allowed, wanted = self._engine.windows.max_in_flight, self._room // _IN_FLIGHT_PER_THREAD
-        if not self._room:
+        allowed, wanted = self._engine.windows.max_in_flight, self._engine.pool.at_once
+        if not wanted:
             log.warning("%r has no handler: add one before it starts", self)
         elif 0 < allowed < wanted:
             log.warning(
@@ -245,10 +222,10 @@ class Consumer:
         timeout = checked_seconds(timeout)
         if engine.state == "stopped":
             raise Closed(f"{self!r} cannot run again: make a new one")
-        if not self._room:
+        if not engine.pool.at_once:
             raise UsageError(f"{self!r} has no handler: call add_handler before run")
         with SignalWatch() as watch, watch:
-            self._watch = watch
+            engine.watch = watch
             signalled = self._run_until_stopped(watch, timeout)
         if engine.refusal is not None and not signalled:
             engine.stop(time.monotonic() + timeout)
@@ -260,7 +237,6 @@ class Consumer:
         engine = self._engine
         signalled = False
         try:
-            engine.wake_run = watch.wake
             if engine.state == "new":
                 self.start()
             while engine.state != "stopped" and engine.refusal is None:
@@ -272,8 +248,7 @@ class Consumer:
                     engine.ask_to_stop(time.monotonic() + timeout)
                     self._tell_of(number)
         finally:
-            engine.wake_run = lambda: None
-            self._watch = None
+            engine.watch = None
         return signalled
 
     def _tell_of(self, number: signal.Signals) -> None:
@@ -305,15 +280,21 @@ class Consumer:
         engine = self._own_engine
         checked_whole("max_in_flight", max_in_flight, least=0)
         self._follow_handlers = False
-        engine.set_max_in_flight(max_in_flight)
+        engine.windows.max_in_flight = max_in_flight
+        engine.decide_soon()
         self._warn_of_zero()
 
     def pause(self) -> None:
         """Take no new messages until ``resume``."""
-        self._own_engine.pause(True)
+        self._pause(True)
 
     def resume(self) -> None:
-        self._own_engine.pause(False)
+        self._pause(False)
+
+    def _pause(self, paused: bool) -> None:
+        engine = self._own_engine
+        engine.windows.paused = paused
+        engine.decide_soon()
 
     @property
     def is_starved(self) -> bool:
@@ -357,36 +338,6 @@ class Consumer:
                 f"{self!r} belongs to process {self._pid}; process {os.getpid()} needs a consumer of its own"
             )
         return self._engine
-
-    def abandon(self) -> None:
-        """Let go of the parent's signal pipe and dials in a forked child; a fork calls this by itself. The
-        engine may outlive this object, so a fork calls it separately.
-        """
-        self._own_transport.abandon()
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.abandon()
-
-
-def _strategy(config: Config) -> Strategy:
-    if callable(config.backoff_strategy):
-        return _guarded(config.backoff_strategy, exponential(config.backoff_multiplier))
-    if config.backoff_strategy == "full_jitter":
-        return full_jitter(config.backoff_multiplier, random.random)
-    return exponential(config.backoff_multiplier)
-
-
-def _guarded(strategy: Strategy, fallback: Strategy) -> Strategy:
-    """The user's strategy: what it raises must not come up where a message is answered."""
-
-    def wait(level: int) -> float:
-        try:
-            return float(strategy(level))
-        except BaseException:  # SystemExit too: the thread of ours that asks goes on
-            log.exception("backoff_strategy %r failed at level %d: exponential this time", strategy, level)
-            return fallback(level)
-
-    return wait
 
 
 # What users hand over beside the options, checked where they hand it over.

@@ -19,6 +19,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable
+from dataclasses import replace
 from functools import partial
 
 from nsq.config import Config
@@ -26,7 +27,7 @@ from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.forks import abandon_in_children
 from nsq.connection.handshake import describe
 from nsq.consumer.handlers import HandlerPool, requeue_delay
-from nsq.consumer.rdy import Order, Outcome, RdyWindows
+from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential
 from nsq.consumer.reports import (
     ConnectionHealth,
     ConsumerHealth,
@@ -34,10 +35,12 @@ from nsq.consumer.reports import (
     ConsumerStats,
     StopReport,
 )
-from nsq.discovery import Discovery
+from nsq.consumer.signals import SignalWatch
+from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, NsqError, ServerError
 from nsq.message import Message
 from nsq.transport.base import Transport
+from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
 from nsq.waiting import Callbacks, Waiters, carry_out, start_thread
 
@@ -66,8 +69,7 @@ class Engine(ConnDelegate):
         topic: str,
         channel: str,
         config: Config,
-        windows: RdyWindows,
-        transport: Transport,
+        transport: Transport | None,
         hooks: ConsumerHooks | None,
         give_up: Callable[[Message], None] | None,
     ) -> None:
@@ -75,13 +77,19 @@ class Engine(ConnDelegate):
         self.channel = channel
         self.name = f"nsq-{topic}/{channel}"
         self.discovery: Discovery
-        self.windows = windows
+        self.windows = RdyWindows(
+            config.max_in_flight or 0,
+            Backoff(_strategy(config), config.max_backoff_duration),
+            random.choice,
+            config.low_rdy_idle_timeout,
+            config.low_rdy_timeout,
+        )
         self.changed = Waiters()
         """Woken when anything has changed that a user may wait for."""
         self.report: StopReport | None = None  # once it has stopped
         self.refusal: ServerError | None = None
         """The reason why no nsqd will ever let us subscribe."""
-        self.wake_run: Callable[[], None] = lambda: None  # while ``run`` waits for one of these two
+        self.watch: SignalWatch | None = None  # while ``run`` waits for one of these two
         self.pool = HandlerPool(
             self.name,
             max_attempts=config.max_attempts,
@@ -90,7 +98,8 @@ class Engine(ConnDelegate):
             starved=lambda: self.starved,
         )
         self._config = config
-        self._transport = transport
+        self._own_transport = SocketTransport(config.local_address)
+        self._transport = transport or self._own_transport
         self._context = context_of(config)
         self._hooks = hooks or ConsumerHooks()
         self._hooked = hooks is not None  # without hooks they cost nothing
@@ -145,15 +154,7 @@ class Engine(ConnDelegate):
         if outcome and outcome[0] is not None:
             raise outcome[0]
 
-    def set_max_in_flight(self, max_in_flight: int) -> None:
-        self.windows.max_in_flight = max_in_flight
-        self._decide_soon()
-
-    def pause(self, paused: bool) -> None:
-        self.windows.paused = paused
-        self._decide_soon()
-
-    def _decide_soon(self) -> None:
+    def decide_soon(self) -> None:
         """Have the owner decide about RDY by what was set, and wait for that."""
         if threading.current_thread() is self._owner or not self._up:  # a backoff_strategy of the user's
             self.look()
@@ -190,7 +191,12 @@ class Engine(ConnDelegate):
         self._ask(partial(self._begin_to_stop, deadline))
         self._unwanted = True
         self.changed.wake()
-        self.wake_run()
+        self._wake_run()
+
+    def _wake_run(self) -> None:
+        watch = self.watch
+        if watch is not None:
+            watch.wake()
 
     def stop(self, deadline: float) -> StopReport:
         """Take no more messages, wait for those in flight, cut off what is left."""
@@ -220,10 +226,14 @@ class Engine(ConnDelegate):
         self._requests = queue.SimpleQueue()
         self.changed = Waiters()
         self.discovery.abandon()
+        self._own_transport.abandon()
         for conn in [*self._conns.values(), *self._dialing.copy()]:
             conn.abandon()
         self._table = {}, self._table[1]
         self._inherited = True
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            watch.abandon()
 
     # The owner.
 
@@ -261,7 +271,7 @@ class Engine(ConnDelegate):
                 log.exception("%s failed, which is a bug of ours; it goes on", self.name)
                 time.sleep(_RESPITE)
             self.changed.wake()
-        self.wake_run()
+        self._wake_run()
 
     # The stop: the owner.
 
@@ -279,54 +289,56 @@ class Engine(ConnDelegate):
         self._closing = conns = list(self._conns.values())
         self.changed.wake()
         self.discovery.stop()
+        self._own_transport.interrupt()
         for conn in self._dialing.copy():
             conn.close()
         # All of them first: what one gives up must not be handed to another that is about to close.
         for conn in conns:
             conn.send_cls()
-        for conn in conns:
-            self._obey(self.windows.closing(conn, now, self._in_flight()))
+            self.windows.closing(conn)
+        self._decide()
 
     def _stop_when_done(self, told: list[Conn]) -> None:
         if self._conns and time.monotonic() < self._stop_by:
             return
         left = list(self._conns.values())
-        in_flight = sum(conn.session.in_flight for conn in left)
-        cut_off = sorted(conn.address for conn in left)
-        self._left = StopReport(clean=False, in_flight=in_flight, cut_off=cut_off)
+        self._left = StopReport(
+            clean=False,
+            in_flight=sum(conn.session.in_flight for conn in left),
+            cut_off=sorted(conn.address for conn in left),
+        )
         for conn in left:
             conn.close()
         # Those as well that have ended by themselves: their loops have something to tell until the end.
         conns = {*told, *left}
-        unfinished = []
-        if not self._until(lambda step: all(conn.join(step) for conn in conns), lambda: self._join_by):
-            unfinished.append("connections")
-        if not self._until(lambda step: not self.pool.stop(step), lambda: self._handlers_by):
-            unfinished += self.pool.stop(time.monotonic())
-        if not self._until(self.discovery.join, lambda: self._join_by):
-            unfinished.append(f"{self.name}-lookupd")
+        self._join(
+            lambda by: [] if all(conn.join(by) for conn in conns) else ["connections"], lambda: self._join_by
+        )
+        self._join(self.pool.stop, lambda: self._handlers_by)
+        self._join(self.discovery.join, lambda: self._join_by)
         carry_out(self._requests, 0.0, log)
         for conn in list(self._conns.values()):  # cut off, and its threads have not ended yet
             self._forget(conn, None)
-        if not self._until(lambda step: not self._callbacks.stop(step), lambda: self._join_by):
-            unfinished.append(f"{self.name}-hooks")
-        report = StopReport(
-            clean=not (in_flight or cut_off or unfinished),
-            in_flight=in_flight,
-            cut_off=cut_off,
-            unfinished_threads=unfinished,
-        )
-        if not report.clean:
+        self._join(self._callbacks.stop, lambda: self._join_by)
+        report = self._left
+        if not (report.in_flight or report.cut_off or report.unfinished_threads):
+            report = StopReport(clean=True)
+        else:
             log.warning("%s did not stop cleanly: %s", self.name, report)
         self.report = report
 
-    def _until(self, ended: Callable[[float], bool], by: Callable[[], float]) -> bool:
-        """Wait for threads to end, in steps: a more urgent stop may come meanwhile, and changes ``by``."""
-        while not ended(min(by(), time.monotonic() + _STEP)):
+    def _join(self, join: Callable[[float], list[str]], by: Callable[[], float]) -> None:
+        """Wait for threads, in steps: a more urgent stop may come meanwhile, and changes ``by``. What has not
+        ended is in ``_left``.
+        """
+        assert self._left is not None
+        before = self._left
+        while left := join(min(by(), time.monotonic() + _STEP)):
+            self._left = replace(before, unfinished_threads=[*before.unfinished_threads, *left])
             carry_out(self._requests, 0.0, log)
             if time.monotonic() >= by():
-                return False
-        return True
+                return
+        self._left = before
 
     # The clock: the owner.
 
@@ -364,7 +376,8 @@ class Engine(ConnDelegate):
                 log.info(
                     "%s: the handlers are quick: at most %d messages now", self.name, self.windows.allowed
                 )
-        self._obey(self.windows.tick(now, self._in_flight()))
+        self.windows.tick(now, self._in_flight())
+        self._decide()
 
     def _handling_time(self) -> float:
         """Seconds within which a message must be begun."""
@@ -397,30 +410,28 @@ class Engine(ConnDelegate):
 
     def _decide(self) -> None:
         was_short = self.windows.short
-        self._obey(self.windows.decide(time.monotonic(), self._in_flight()))
+        self._send_rdy()
         if self.windows.short and not was_short:
             # An answer that was given meanwhile did not know that we wait for room.
-            self._obey(self.windows.decide(time.monotonic(), self._in_flight()))
+            self._send_rdy()
 
-    def _obey(self, orders: list[Order]) -> None:
-        for order in orders:
-            conn = order.key
+    def _send_rdy(self) -> None:
+        for conn, rdy in self.windows.decide(time.monotonic(), self._in_flight()):
             assert isinstance(conn, Conn)
-            conn.send_rdy(order.rdy)
+            conn.send_rdy(rdy)
 
     def expect(self, connections: int) -> None:
         """Discovery: so many connections there will be shortly."""
-        self._ask(partial(self._expect, connections))
-
-    def _expect(self, connections: int) -> None:
-        self._obey(self.windows.expect(connections, time.monotonic(), self._in_flight()))
+        self.windows.expected = connections
+        self.look()
 
     def _outcome(self, outcome: Outcome, conn: Conn, answer: Message | tuple[Message, int]) -> None:
         """RDY first: the answer makes room for another message."""
         backoff = self.windows.backoff
         before = backoff.level, backoff.until
         try:
-            self._obey(self.windows.outcome(outcome, time.monotonic(), self._in_flight()))
+            if self.windows.outcome(outcome, time.monotonic()) or self.windows.short:
+                self._decide()
         finally:
             conn.put(answer)
         if (backoff.level, backoff.until) != before:
@@ -469,8 +480,8 @@ class Engine(ConnDelegate):
         self._table = {**conns, conn.address: conn}, gone
         self._dialing.discard(conn)  # here: a stop that follows must not cut it off
         # Before the loops run: the end of a connection must not be reported before its beginning.
-        now = time.monotonic()
-        self._obey(self.windows.connected(conn, conn.session.max_rdy, now, self._in_flight()))
+        self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
+        self._decide()
         self._tell(self._hooks.connected, conn.address)
         log.info("connected to nsqd %s", conn.address, extra=self._fields(conn.address))
         try:
@@ -484,7 +495,8 @@ class Engine(ConnDelegate):
             {address: each for address, each in self._conns.items() if each is not conn},
             _added(self._table[1], [conn]),
         )
-        self._obey(self.windows.disconnected(conn, time.monotonic(), self._in_flight()))
+        self.windows.disconnected(conn)
+        self._decide()
         fields = self._fields(conn.address)
         if cause is None:
             log.info("connection to nsqd %s closed", conn.address, extra=fields)
@@ -500,7 +512,8 @@ class Engine(ConnDelegate):
         conn = self._conns.get(address)
         if conn is not None:
             conn.send_cls()
-            self._obey(self.windows.closing(conn, time.monotonic(), self._in_flight()))
+            self.windows.closing(conn)
+            self._decide()
 
     def refused(self, address: str, error: NsqError) -> None:
         """Discovery: a dial has failed."""
@@ -516,10 +529,10 @@ class Engine(ConnDelegate):
 
     def _see_whether_all_refuse(self) -> None:
         """``run`` ends when every nsqd that is known has refused, and none is connected."""
-        known = {nsqd.address for nsqd in self.discovery.state().nsqds}
+        known = {nsqd.address for nsqd in self.discovery.state.nsqds}
         if self.refusal is None and not self._conns and known and known <= self._refusals.keys():
             self.refusal = next(iter(self._refusals.values()))
-            self.wake_run()
+            self._wake_run()
 
     # The connections' delegate: their loops, and threads that answer.
 
@@ -599,8 +612,8 @@ class Engine(ConnDelegate):
     def _expired(self, message: Message) -> None:
         """Before a handler began it."""
         conn = self._conns.get(message.nsqd_address)
-        if conn is not None and conn.drop(message):
-            self.on_timed_out(conn, message)
+        if conn is not None:
+            conn.time_out(message)
 
     # What it is like: any thread.
 
@@ -674,3 +687,22 @@ class Engine(ConnDelegate):
 def _added(gone: list[int], conns: Iterable[Conn]) -> list[int]:
     """Messages received, finished, requeued, timed out: with those of these connections."""
     return [sum(each) for each in zip(gone, *[conn.session.totals for conn in conns], strict=True)]
+
+
+def _strategy(config: Config) -> Strategy:
+    fallback = exponential(config.backoff_multiplier)
+    strategy = config.backoff_strategy
+    if strategy == "full_jitter":
+        return exponential(config.backoff_multiplier, random.random)
+    if not callable(strategy):
+        return fallback
+
+    def wait(level: int) -> float:
+        """What the user's function raises must not come up where a message is answered."""
+        try:
+            return float(strategy(level))
+        except BaseException:  # SystemExit too: the thread of ours that asks goes on
+            log.exception("backoff_strategy %r failed at level %d: exponential this time", strategy, level)
+            return fallback(level)
+
+    return wait

@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nsq.config import Config
@@ -38,31 +37,6 @@ Exceptions = tuple[type[BaseException], ...]
 
 #: Messages of which it is remembered how often they timed out before a handler saw them.
 _MAX_UNSEEN = 10_000
-
-
-class Unseen:
-    """Deliveries that ended before a handler saw them. nsqd counts them as attempts; here they do not count
-    towards ``max_attempts``. Used by our own threads alone, which no signal interrupts.
-    """
-
-    def __init__(self) -> None:
-        self.counts: dict[tuple[str, bytes], int] = {}
-        self._lock = threading.Lock()  # guards the counts
-
-    def note(self, message: Message) -> None:
-        key = message.nsqd_address, message.id
-        with self._lock:
-            self.counts[key] = self.counts.pop(key, 0) + 1  # the latest last
-            if len(self.counts) > _MAX_UNSEEN:
-                del self.counts[next(iter(self.counts))]
-
-    def attempts(self, message: Message) -> int:
-        """Count the attempts without those that no handler here has seen."""
-        return message.attempts - self.counts.get((message.nsqd_address, message.id), 0)
-
-    def forget(self, message: Message) -> None:
-        with self._lock:
-            self.counts.pop((message.nsqd_address, message.id), None)
 
 
 class HandlerPool:
@@ -83,45 +57,46 @@ class HandlerPool:
         starved: Callable[[], bool],
     ) -> None:
         self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None ends one thread
-        self.unseen = Unseen()
+        # By nsqd and id: deliveries that ended before a handler saw them. nsqd counts them as attempts; here
+        # they do not count towards ``max_attempts``.
+        self.unseen: dict[tuple[str, bytes], int] = {}
+        self._counting = threading.Lock()  # guards it; taken by our own threads, which no signal interrupts
         self._name = name
         self._max_attempts = max_attempts or float("inf")
         self._give_up = give_up
         self._expired = expired
         self._starved = starved
-        self._groups: list[tuple[Callable[[], None], int]] = []
+        self.threads = 1
+        """How many a handler gets that is added without a number of its own."""
+        # What each handler's threads run, their number, and how many messages one works on at once.
+        self._groups: list[tuple[Callable[[], None], int | None, int]] = []
         self._threads: list[threading.Thread] = []
         self._closed = False
         self._running: dict[int, Message | list[Message] | None] = {}  # by thread: what it took last
 
     def __len__(self) -> int:
         """Count the threads there are, or will be."""
-        return sum(threads for _, threads in self._groups)
+        return sum(threads or self.threads for _, threads, _ in self._groups)
 
-    def add(self, handler: Handler, threads: int, no_backoff: Exceptions = ()) -> None:
+    @property
+    def at_once(self) -> int:
+        """How many messages all threads together work on at once."""
+        return sum((threads or self.threads) * size for _, threads, size in self._groups)
+
+    def add(self, handler: Handler, threads: int | None = None, no_backoff: Exceptions = ()) -> None:
         _check_handler(handler, no_backoff)
-        self._groups.append((lambda: self._handle_each(handler, no_backoff), threads))
+        self._groups.append((lambda: self._handle_each(handler, no_backoff), threads, 1))
 
     def add_batch(
         self, handler: BatchHandler, size: int, wait: float, threads: int, no_backoff: Exceptions = ()
     ) -> None:
         _check_handler(handler, no_backoff)
-        self._groups.append((lambda: self._handle_batches(handler, no_backoff, size, wait), threads))
-
-    @property
-    def groups(self) -> int:
-        return len(self._groups)
-
-    def resize(self, group: int, threads: int) -> int:
-        """Before the start: give the handler that was added as this one other threads; how many more."""
-        run, before = self._groups[group]
-        self._groups[group] = run, threads
-        return threads - before
+        self._groups.append((lambda: self._handle_batches(handler, no_backoff, size, wait), threads, size))
 
     def start(self) -> None:
         """RuntimeError when no thread can be had."""
         # Made here: a Thread that was made before a fork counts as ended in the child.
-        runs = [run for run, threads in self._groups for _ in range(threads)]
+        runs = [run for run, threads, _ in self._groups for _ in range(threads or self.threads)]
         self._threads = [
             threading.Thread(target=run, name=f"{self._name}-handler-{number}", daemon=True)
             for number, run in enumerate(runs)
@@ -178,8 +153,17 @@ class HandlerPool:
 
     def expire(self, message: Message) -> None:
         """Note a message whose time ran out before a handler saw it."""
-        self.unseen.note(message)
+        key = message.nsqd_address, message.id
+        with self._counting:
+            self.unseen[key] = self.unseen.pop(key, 0) + 1  # the latest last
+            if len(self.unseen) > _MAX_UNSEEN:
+                del self.unseen[next(iter(self.unseen))]
         self._expired(message)
+
+    def _forget(self, message: Message) -> None:
+        """It is finished."""
+        with self._counting:
+            self.unseen.pop((message.nsqd_address, message.id), None)
 
     # One message.
 
@@ -193,32 +177,29 @@ class HandlerPool:
             except queue.Empty:
                 running[me] = None
                 message = get()
+            running[me] = message
             if message is None:
-                running[me] = None
                 return
             try:
-                if message.expires_at <= monotonic():
-                    self.expire(message)
-                    continue
-                running[me] = message
-                if message.attempts > max_attempts and unseen.attempts(message) > max_attempts:
-                    self._finish_or_requeue(message)
+                late = message.expires_at <= monotonic()
+                if (late or message.attempts > max_attempts) and not self._fit(message):
                     continue
                 try:
                     result = handler(message)
-                    verdict = FINISH if result is None else of_result(result)
+                    again = None if result is None else of_result(result)
                 except BaseException as error:
                     # SystemExit and KeyboardInterrupt too: the thread goes on with the next message.
-                    verdict = of_exception(error, no_backoff)
-                    if verdict.worth_logging:
+                    again = of_exception(error, no_backoff)
+                    if not isinstance(error, Requeue):
                         log.exception("handler failed on %r (attempt %d)", message, message.attempts)
-                if verdict is FINISH and message.auto_response:  # as ``answer``, without a call
+                if again is None and message.auto_response:
                     message.finish()
-                    if unseen.counts:
-                        unseen.forget(message)
-                elif message.auto_response and answer(message, verdict) and verdict.finish:
-                    unseen.forget(message)
+                    if unseen:
+                        self._forget(message)
+                elif again is not None and message.auto_response:
+                    message.requeue(again[0], backoff=again[1])
             except AlreadyResponded:
+                # Answered by the handler, or too late: nsqd has it again.
                 log.debug("%r needs no answer any more", message)
             except BaseException:
                 log.exception("handling %r failed, which is a bug of ours; nsqd delivers it again", message)
@@ -275,56 +256,40 @@ class HandlerPool:
         if message.expires_at <= time.monotonic():
             self.expire(message)
             return False
-        if message.attempts > self._max_attempts and self.unseen.attempts(message) > self._max_attempts:
-            self._finish_or_requeue(message)
-            return False
-        return True
+        unseen = self.unseen.get((message.nsqd_address, message.id), 0)
+        if message.attempts - unseen <= self._max_attempts:
+            return True
+        with suppress(AlreadyResponded):  # ``give_up`` has answered it, or was too slow
+            try:
+                self._give_up(message)
+            except BaseException:
+                log.exception("giving up on %r failed; it is requeued", message)
+                message.requeue(backoff=False)
+            else:
+                message.finish()
+                self._forget(message)
+        return False
 
     def _handle_batch(self, handler: BatchHandler, no_backoff: Exceptions, batch: list[Message]) -> None:
         try:
             result = handler(batch)
-            verdict = FINISH if result is None else of_result(result)
+            again = None if result is None else of_result(result)
         except BaseException as error:
-            verdict = of_exception(error, no_backoff)
-            if verdict.worth_logging:
+            again = of_exception(error, no_backoff)
+            if not isinstance(error, Requeue):
                 log.exception("batch handler failed on %d messages", len(batch))
         unanswered = [message for message in batch if message.auto_response]
-        if verdict.finish:
-            now = time.monotonic()
-            finish_all(unanswered)
-            if self.unseen.counts:
-                for message in unanswered:
-                    if message.expires_at > now:
-                        self.unseen.forget(message)
+        if again is not None:
+            for message in unanswered:
+                with suppress(AlreadyResponded):
+                    message.requeue(again[0], backoff=again[1])
             return
-        for message in unanswered:
-            if not message.responded:
-                answer(message, verdict)
-
-    def _finish_or_requeue(self, message: Message) -> None:
-        """It has failed too often."""
-        try:
-            self._give_up(message)
-        except BaseException:
-            log.exception("giving up on %r failed; it is requeued", message)
-            answer(message, Verdict(finish=False, backoff=False))
-        else:
-            if answer(message, FINISH):
-                self.unseen.forget(message)
-
-
-def answer(message: Message, verdict: Verdict) -> bool:
-    """Say so to nsqd, unless the handler has said something already; whether it was said."""
-    try:
-        if verdict.finish:
-            message.finish()
-        else:
-            message.requeue(verdict.delay, backoff=verdict.backoff)
-    except AlreadyResponded:
-        # Answered by the handler, or too late: nsqd has it again.
-        log.debug("%r needs no answer any more", message)
-        return False
-    return True
+        now = time.monotonic()
+        finish_all(unanswered)
+        if self.unseen:
+            for message in unanswered:
+                if message.expires_at > now:
+                    self._forget(message)
 
 
 def _check_handler(handler: object, no_backoff: object) -> None:
@@ -359,32 +324,22 @@ class Requeue(NsqError):
         return "requeue"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Finish it, or requeue it with this delay (None: the default one)."""
-
-    finish: bool
-    delay: float | None = None
-    backoff: bool = True
-    worth_logging: bool = False
+#: How to requeue a message: the delay (None: the default one), and whether to back off.
+Again = tuple[float | None, bool]
 
 
-FINISH = Verdict(finish=True)
-REQUEUE = Verdict(finish=False)
-
-
-def of_result(result: object) -> Verdict:
+def of_result(result: object) -> Again | None:
     """False asks for another try, as pynsq's handlers do; anything else is a success, None above all."""
     if inspect.iscoroutine(result):
         result.close()
         raise UsageError("the handler returned a coroutine: handlers run in threads, without await")
-    return REQUEUE if result is False else FINISH
+    return (None, True) if result is False else None
 
 
-def of_exception(error: BaseException, no_backoff: tuple[type[BaseException], ...]) -> Verdict:
+def of_exception(error: BaseException, no_backoff: Exceptions) -> Again:
     if isinstance(error, Requeue):
-        return Verdict(finish=False, delay=error.delay, backoff=error.backoff)
-    return Verdict(finish=False, backoff=not isinstance(error, no_backoff), worth_logging=True)
+        return error.delay, error.backoff
+    return None, not isinstance(error, no_backoff)
 
 
 def requeue_delay(attempts: int, config: Config, chance: float) -> float:

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 # Backing off.
 
@@ -23,18 +24,11 @@ from enum import Enum
 Strategy = Callable[[int], float]
 
 
-def exponential(multiplier: float) -> Strategy:
-    """multiplier, doubled at every level: 2, 4, 8 … seconds for a multiplier of 1."""
-    return lambda level: multiplier * _power(level)
-
-
-def full_jitter(multiplier: float, chance: Callable[[], float]) -> Strategy:
-    """Anything from 0 to what ``exponential`` gives, so that many consumers do not return at once."""
-    return lambda level: chance() * multiplier * _power(level)
-
-
-def _power(level: int) -> float:
-    return float(2 ** min(level, 62))
+def exponential(multiplier: float, chance: Callable[[], float] = lambda: 1.0) -> Strategy:
+    """multiplier, doubled at every level: 2, 4, 8 … seconds for a multiplier of 1. With ``chance`` anything
+    from 0 to that, so that many consumers do not return at once.
+    """
+    return lambda level: chance() * multiplier * 2.0 ** min(level, 62)
 
 
 class Outcome(Enum):
@@ -139,8 +133,7 @@ class HandlingLimit:
 # The windows.
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(NamedTuple):
     """Give the connection this RDY."""
 
     key: Hashable
@@ -166,7 +159,7 @@ class Nsqd:
 
 @dataclass
 class RdyWindows:
-    """Every method that takes ``now`` and ``in_flight`` returns the orders that follow from what it was told.
+    """Tell it the facts, then have it ``decide``.
 
     ``in_flight`` maps connections to how many messages they have in flight at the moment; a missing one has
     none. ``pick`` chooses one of several keys.
@@ -181,7 +174,7 @@ class RdyWindows:
     def __post_init__(self) -> None:
         self.nsqds: dict[Hashable, Nsqd] = {}
         self.expected = 0
-        self._probe: Hashable | None = None
+        """Connections that there will be shortly: shares are cut for all of them, not for the first ones."""
         self._turns: list[Hashable] = []  # who may have a message, while there are too few for all
         self.paused = False
         self.handling = HandlingLimit()
@@ -195,41 +188,29 @@ class RdyWindows:
 
     # Facts.
 
-    def connected(
-        self, key: Hashable, max_rdy: int, now: float, in_flight: Mapping[Hashable, int]
-    ) -> list[Order]:
+    def connected(self, key: Hashable, max_rdy: int, now: float) -> None:
         self.nsqds[key] = Nsqd(key, max_rdy, last_message_at=now)
-        return self.decide(now, in_flight)
 
-    def closing(self, key: Hashable, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
+    def closing(self, key: Hashable) -> None:
         """It takes no more messages, and its answers still count."""
         if key in self.nsqds:
             self.nsqds[key].closing = True
             self.nsqds[key].rdy = 0  # nsqd stops by itself after CLS
-        return self.decide(now, in_flight)
 
-    def disconnected(self, key: Hashable, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
+    def disconnected(self, key: Hashable) -> None:
         self.nsqds.pop(key, None)
-        return self.decide(now, in_flight)
 
-    def expect(self, connections: int, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
-        """So many connections there will be shortly: shares are cut for all of them, not for the
-        first ones.
-        """
-        self.expected = connections
-        return self.decide(now, in_flight)
+    def outcome(self, outcome: Outcome, now: float) -> bool:
+        """Return whether that changes anything."""
+        changed = self.backoff.outcome(outcome, now)
+        if changed:
+            self._turns.clear()
+        return changed
 
-    def outcome(self, outcome: Outcome, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
-        if not self.backoff.outcome(outcome, now):
-            return []
-        self._probe = None
-        return self.decide(now, in_flight)
-
-    def tick(self, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
+    def tick(self, now: float, in_flight: Mapping[Hashable, int]) -> None:
         """Time has passed: end waits, and take windows from those who do not use them."""
         self.backoff.expire(now)
         self._rotate(now, in_flight)
-        return self.decide(now, in_flight)
 
     # What follows.
 
@@ -243,7 +224,7 @@ class RdyWindows:
         return nsqd.reason
 
     def decide(self, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
-        """Shrink what is too large, then grow what is too small into what is free."""
+        """Shrink what is too large, then grow what is too small into what is free; the orders for that."""
         nsqds = [nsqd for nsqd in self.nsqds.values() if not nsqd.closing]
         self._aim(nsqds, now, in_flight)
         windows = {nsqd.key: min(nsqd.rdy, nsqd.target) for nsqd in nsqds}
@@ -268,16 +249,22 @@ class RdyWindows:
     # Targets.
 
     def _aim(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
-        if max(len(nsqds), self.expected) <= self.allowed:
-            self._turns.clear()
+        connections = max(len(nsqds), self.expected)
         stopped = self._why_stopped(now)
         if stopped:
             _set_all(nsqds, 0, stopped)
         elif self.backoff.testing:
-            self._aim_at_probe(nsqds)
-        elif max(len(nsqds), self.expected) > self.allowed:
-            self._aim_at_few(nsqds)
+            self._give_turns(nsqds, 1)
+            level = f"backing off (level {self.backoff.level})"
+            _set_all(nsqds, 0, f"{level}: another connection tests the waters")
+            _set_all(self._having_turns(), 1, f"{level}: tests the waters with one message")
+        elif connections > self.allowed:
+            self._give_turns(nsqds, self.allowed)
+            many = f"{connections} connections share a max_in_flight of {self.allowed}"
+            _set_all(nsqds, 0, f"{many}: waits for its turn")
+            _set_all(self._having_turns(), 1, f"{many}: has its turn")
         else:
+            self._turns.clear()
             self._aim_at_shares(nsqds, now, in_flight)
         for nsqd in nsqds:
             if nsqd.target > nsqd.max_rdy:
@@ -294,37 +281,26 @@ class RdyWindows:
             return f"backing off for {left:.3g} s more (level {self.backoff.level})"
         return ""
 
-    def _aim_at_probe(self, nsqds: list[Nsqd]) -> None:
-        keys = [nsqd.key for nsqd in nsqds]
-        if self._probe not in keys:
-            self._probe = self._most_recent_sender(nsqds)
-        _set_all(nsqds, 0, f"backing off (level {self.backoff.level}): another connection tests the waters")
-        if self._probe is not None:
-            nsqd = self.nsqds[self._probe]
-            nsqd.target = 1
-            nsqd.reason = f"backing off (level {self.backoff.level}): tests the waters with one message"
-
-    def _most_recent_sender(self, nsqds: list[Nsqd]) -> Hashable | None:
-        """An nsqd without messages would keep the test, and the consumer with it, waiting for its next
-        one."""
-        if not nsqds:
-            return None
-        latest = max(nsqd.has_sent_at for nsqd in nsqds)
-        return self.pick([nsqd.key for nsqd in nsqds if nsqd.has_sent_at == latest])
-
-    def _aim_at_few(self, nsqds: list[Nsqd]) -> None:
-        """More connections than messages allowed: some have one, and lose it to others in ``_rotate``."""
-        many = f"{max(len(nsqds), self.expected)} connections share a max_in_flight of {self.allowed}"
-        waiting = [nsqd.key for nsqd in nsqds if nsqd.key not in self._turns]
+    def _give_turns(self, nsqds: list[Nsqd], few: int) -> None:
+        """So many connections may have one message each, and lose it to others in ``_rotate``."""
         present = {nsqd.key for nsqd in nsqds}
-        self._turns = [key for key in self._turns if key in present][: self.allowed]
-        while waiting and len(self._turns) < self.allowed:
-            # A connection that may send already goes on: moving its turn would cost two orders for nothing.
-            sending = [key for key in waiting if self.nsqds[key].rdy]
-            waiting.remove(chosen := self._next_of(sending or waiting))
+        self._turns = [key for key in self._turns if key in present][:few]
+        waiting = [nsqd for nsqd in nsqds if nsqd.key not in self._turns]
+        while waiting and len(self._turns) < few:
+            if self.backoff.testing:
+                # An nsqd without messages would keep the test, and the consumer with it, waiting for one.
+                # Looked at once: its read loop may write the time of another message meanwhile.
+                sent_at = {nsqd.key: nsqd.has_sent_at for nsqd in waiting}
+                latest = max(sent_at.values())
+                chosen = self.pick([key for key in sent_at if sent_at[key] == latest])
+            else:
+                # A connection that may send already goes on: moving its turn would cost two orders.
+                chosen = self._next_of([nsqd for nsqd in waiting if nsqd.rdy] or waiting)
+            waiting.remove(self.nsqds[chosen])
             self._turns.append(chosen)
-        _set_all(nsqds, 0, f"{many}: waits for its turn")
-        _set_all((self.nsqds[key] for key in self._turns), 1, f"{many}: has its turn")
+
+    def _having_turns(self) -> list[Nsqd]:
+        return [self.nsqds[key] for key in self._turns]
 
     def _aim_at_shares(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
         """Equal shares for those who have messages; one for each of the others, so that they can show
@@ -346,23 +322,17 @@ class RdyWindows:
 
     def _rotate(self, now: float, in_flight: Mapping[Hashable, int]) -> None:
         """Take the turn, or the test of the waters, from connections that have had it and do not need it."""
-        nsqds = [nsqd for nsqd in self.nsqds.values() if not nsqd.closing]
-        if self.backoff.testing:
-            probe = self.nsqds.get(self._probe) if self._probe is not None else None
-            if probe is not None and len(nsqds) > 1 and self._turn_is_over(probe, now, in_flight):
-                self._probe = self._next_of([nsqd.key for nsqd in nsqds if nsqd is not probe])
-            return
-        waiting = [nsqd.key for nsqd in nsqds if nsqd.key not in self._turns]
+        waiting = [each for each in self.nsqds.values() if not each.closing and each.key not in self._turns]
         for place, key in enumerate(self._turns):
             nsqd = self.nsqds.get(key)
             if waiting and nsqd is not None and self._turn_is_over(nsqd, now, in_flight):
-                waiting.remove(chosen := self._next_of(waiting))
-                self._turns[place] = chosen
+                self._turns[place] = chosen = self._next_of(waiting)
+                waiting.remove(self.nsqds[chosen])
 
-    def _next_of(self, waiting: list[Hashable]) -> Hashable:
+    def _next_of(self, waiting: list[Nsqd]) -> Hashable:
         """Pick the connection that has waited longest: each gets its turn. Chance decides among equals."""
-        longest = min(self.nsqds[key].granted_at for key in waiting)
-        return self.pick([key for key in waiting if self.nsqds[key].granted_at == longest])
+        longest = min(nsqd.granted_at for nsqd in waiting)
+        return self.pick([nsqd.key for nsqd in waiting if nsqd.granted_at == longest])
 
     def _turn_is_over(self, nsqd: Nsqd, now: float, in_flight: Mapping[Hashable, int]) -> bool:
         since = now - max(nsqd.last_message_at, nsqd.granted_at)

@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, TypeVar
 
 #: A connection that has lived at least so long, and longer than the longest pause due before the next dial,
 #: was a good one: pauses begin anew. An nsqd that accepts and then hangs up never gets there.
@@ -28,8 +27,6 @@ SPACING = 1.0
 
 #: What one nsqlookupd said: the nsqds it lists, or None when that is not known.
 Answer = frozenset[str] | None
-
-K = TypeVar("K", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -185,19 +182,23 @@ class Directory:
 
     # Facts: what became of dials and connections.
 
-    def dialed(self, address: str, error: str | None, now: float) -> None:
-        """A dial that ``due`` ordered is over, with a connection or with an error."""
+    def dialed(self, address: str, error: str | None, now: float) -> bool:
+        """A dial that ``due`` ordered is over, with a connection or with an error; return whether that is an
+        error, and not the last one once more.
+        """
         nsqd = self._nsqds.get(address)
         if nsqd is None or nsqd.status is not Status.DIALING:
-            return
+            return False
         lost, nsqd.lost = nsqd.lost, None
         if error is not None:
+            news = error != nsqd.error
             self._pause(nsqd, error, now)
-            return
+            return news
         nsqd.status = Status.CONNECTED
         nsqd.error = ""
         if lost is not None:
             self.lost(address, *lost, now)
+        return False
 
     def lost(self, address: str, lived: float, error: str, now: float) -> None:
         """A connection has ended, for whatever reason, after ``lived`` seconds."""
@@ -292,19 +293,35 @@ class Directory:
 # nsqlookupds.
 
 
-@dataclass
-class _Lookup:
-    """When one nsqlookupd is asked."""
+@dataclass(eq=False)
+class Lookupd:
+    """One nsqlookupd: what it said, and when it is asked. One that is removed and added again is another."""
 
-    ask_at: float
+    text: str = field(repr=False)  # its address as the user gave it; the query may hold a secret
+    address: str  # without the query
+    answered_at: float | None = None
+    listed: frozenset[str] = frozenset()  # by its last answer
+    failed_at: float | None = None  # unless it has answered since
+    error: str = ""
+    failures: int = 0  # in a row
+    ask_at: float = -math.inf
     asked_at: float = -math.inf
     busy: bool = False  # a question is under way
     deadline: float = math.inf  # of the question; it has failed by then
-    failures: int = 0  # in a row
+    heard: bool = False  # it has answered or failed in this round
+    answer: Answer = None  # the newest one of this round
+
+    def words(self, now: float) -> str:
+        told = []
+        if self.failed_at is not None:
+            told.append(f"failed {now - self.failed_at:.1f} s ago: {self.error}")
+        if self.answered_at is not None:
+            told.append(f"answered {now - self.answered_at:.1f} s ago, listing {len(self.listed)}")
+        return f"nsqlookupd {self.address}: " + ("; before that, ".join(told) or "has not answered yet")
 
 
-class LookupSchedule(Generic[K]):
-    """When each nsqlookupd is asked, and when all of them have been heard. K stands for an nsqlookupd.
+class LookupSchedule:
+    """When each nsqlookupd is asked, and when all of them have been heard.
 
     Each is asked at its own pace, so that one which hangs delays no other: once per ``interval``, of which
     chance decides the share ``jitter``; sooner after a failure (``retries``), and when it is requested. A
@@ -312,79 +329,67 @@ class LookupSchedule(Generic[K]):
     """
 
     def __init__(self, interval: float, jitter: float, timeout: float, retries: Pauses) -> None:
+        self.lookupds: dict[Hashable, Lookupd] = {}
+        """Those that are asked. A new one is due at once."""
         self._interval = interval
         self._jitter = jitter
         self._timeout = timeout
         self._retries = retries
-        self._lookups: dict[K, _Lookup] = {}
-        self._answers: dict[K, Answer] = {}  # of this round; the newest one of each
-
-    def add(self, lookupd: K, now: float) -> None:
-        """It is due at once."""
-        self._lookups.setdefault(lookupd, _Lookup(now))
-
-    def remove(self, lookupd: K) -> None:
-        """Remove a lookupd: its answers no longer count."""
-        del self._lookups[lookupd]
-        self._answers.pop(lookupd, None)
 
     def request(self, now: float) -> None:
         """Ask each before it is time, but not more than once in a second. Several requests are one."""
-        for lookup in self._lookups.values():
-            lookup.ask_at = min(lookup.ask_at, max(now, lookup.asked_at + SPACING))
+        for lookupd in self.lookupds.values():
+            lookupd.ask_at = min(lookupd.ask_at, max(now, lookupd.asked_at + SPACING))
 
-    def due(self, now: float) -> list[K]:
+    def due(self, now: float) -> list[Lookupd]:
         """The nsqlookupds to ask now; ``answered`` or ``failed`` must be told of each."""
-        due = [key for key, lookup in self._lookups.items() if not lookup.busy and lookup.ask_at <= now]
-        for key in due:
-            lookup = self._lookups[key]
-            lookup.busy = True
-            lookup.asked_at = now
-            lookup.deadline = now + self._timeout
-            lookup.ask_at = now + self._interval * (1.0 + self._jitter * (self._retries.chance() - 0.5))
+        due = [each for each in self.lookupds.values() if not each.busy and each.ask_at <= now]
+        for lookupd in due:
+            lookupd.busy = True
+            lookupd.asked_at = now
+            lookupd.deadline = now + self._timeout
+            lookupd.ask_at = now + self._interval * (1.0 + self._jitter * (self._retries.chance() - 0.5))
         return due
 
-    def overdue(self, now: float) -> list[K]:
-        """The nsqlookupds whose time is up. They have failed, and are not asked again until they answer."""
-        overdue = [key for key, lookup in self._lookups.items() if lookup.deadline <= now]
-        for key in overdue:
-            self._fail(key, now)
-        return overdue
+    def overdue(self, now: float) -> list[Lookupd]:
+        """The nsqlookupds whose time is up: ``failed`` must be told of each, and that it is still busy. It is
+        not asked again until it answers.
+        """
+        return [each for each in self.lookupds.values() if each.deadline <= now]
 
-    def answered(self, lookupd: K, answer: Answer) -> None:
-        """A late answer is as good as any."""
-        lookup = self._lookups[lookupd]
-        if lookup.deadline == math.inf:  # late: there is no need to ask again soon
-            lookup.ask_at = max(lookup.ask_at, lookup.asked_at + self._interval)
-        lookup.busy = False
-        lookup.deadline = math.inf
-        lookup.failures = 0
-        self._answers[lookupd] = answer
+    def answered(self, lookupd: Lookupd, listed: frozenset[str], answer: Answer, now: float) -> None:
+        """A late answer is as good as any. ``answer`` is what counts of the nsqds that it listed."""
+        if lookupd.deadline == math.inf:  # late: there is no need to ask again soon
+            lookupd.ask_at = max(lookupd.ask_at, lookupd.asked_at + self._interval)
+        lookupd.busy = False
+        lookupd.deadline = math.inf
+        lookupd.answered_at, lookupd.listed = now, listed
+        lookupd.failed_at, lookupd.error, lookupd.failures = None, "", 0
+        lookupd.heard, lookupd.answer = True, answer
 
-    def failed(self, lookupd: K, now: float) -> bool:
-        """Return whether this is news: an overdue one has failed before."""
-        lookup = self._lookups[lookupd]
-        lookup.busy = False
-        if lookup.deadline == math.inf:
-            return False
-        self._fail(lookupd, now)
-        return True
-
-    def _fail(self, lookupd: K, now: float) -> None:
-        lookup = self._lookups[lookupd]
-        lookup.deadline = math.inf
-        lookup.ask_at = now + self._retries.draw_late(lookup.failures)
-        lookup.failures += 1
-        self._answers[lookupd] = None
+    def failed(self, lookupd: Lookupd, error: str, now: float, *, still_busy: bool = False) -> bool:
+        """Return whether this is news: not the failure before it once more."""
+        lookupd.busy = still_busy
+        if lookupd.deadline == math.inf:
+            return False  # it was overdue
+        news = error != lookupd.error
+        lookupd.deadline = math.inf
+        lookupd.ask_at = now + self._retries.draw_late(lookupd.failures)
+        lookupd.failed_at, lookupd.error = now, error
+        lookupd.failures += 1
+        lookupd.heard, lookupd.answer = True, None
+        return news
 
     def next_due(self) -> float:
         """When ``due`` or ``overdue`` must be called again unless something happens before."""
-        lookups = self._lookups.values()
-        return min((each.deadline if each.busy else each.ask_at for each in lookups), default=math.inf)
+        lookupds = self.lookupds.values()
+        return min((each.deadline if each.busy else each.ask_at for each in lookupds), default=math.inf)
 
-    def end_round(self) -> dict[K, Answer] | None:
-        """The newest answer of each, None for one that failed, once per round; None before its end."""
-        if not self._lookups or self._answers.keys() != self._lookups.keys():
-            return None
-        answers, self._answers = self._answers, {}
-        return answers
+    def round_over(self) -> bool:
+        """Whether each has been heard, with its newest ``answer``; says so once per round."""
+        lookupds = self.lookupds.values()
+        over = bool(lookupds) and all(each.heard for each in lookupds)
+        if over:
+            for lookupd in lookupds:
+                lookupd.heard = False
+        return over

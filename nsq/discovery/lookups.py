@@ -12,18 +12,17 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from nsq.config import Config
 from nsq.connection.handshake import describe
-from nsq.discovery.directory import Answer, Directory, LookupSchedule, Nsqd, Pauses
+from nsq.discovery.directory import Answer, Directory, Lookupd, LookupSchedule, Nsqd, Pauses
 from nsq.errors import ApiRefused, Closed, NsqError, UsageError
-from nsq.http.message import Url
-from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
+from nsq.http.nsqlookupd import NsqlookupdApi, nsqlookupd_address
 from nsq.transport.addresses import checked, checked_nsqds
 from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
@@ -85,17 +84,13 @@ class Asker:
             tls=context_of(config) if encrypted else None,
             transport=self._transport,
         )
-        return frozenset(node.tcp_address for node in self._nodes(api))
-
-    def _nodes(self, api: NsqlookupdApi) -> Iterable[NsqdNode]:
-        if self._topic is None:
-            return api.nodes()
         try:
-            return api.lookup(self._topic).producers
+            nodes = api.nodes() if self._topic is None else api.lookup(self._topic).producers
         except ApiRefused as refusal:
-            if refusal.code == _TOPIC_NOT_FOUND:
-                return ()  # no message has been published to it yet
-            raise
+            if refusal.code != _TOPIC_NOT_FOUND:
+                raise
+            nodes = []  # no message has been published to it yet
+        return frozenset(node.tcp_address for node in nodes)
 
     def cancel(self) -> None:
         """Have every ``ask`` end early, those to come as well."""
@@ -106,90 +101,11 @@ class Asker:
         self._transport.abandon()
 
 
-class LogOnce:
-    """Remembers what was logged: a problem is logged once, and again when it changes or comes back."""
-
-    def __init__(self) -> None:
-        self._said: dict[Hashable, str] = {}
-
-    def is_news(self, about: Hashable, text: str) -> bool:
-        """Whether this differs from what was said last; it is taken as said from now on."""
-        if self._said.get(about) == text:
-            return False
-        self._said[about] = text
-        return True
-
-    def settle(self, about: Hashable) -> bool:
-        """It is well again; return whether anything had been said."""
-        return self._said.pop(about, None) is not None
-
-
-class AddressFilter:
-    """Runs the user's ``rewrite`` on each address of an answer, then ``accept`` on their sorted list.
-
-    What they raise is logged and costs no connection. An address whose rewriting fails is used as it was.
-    When ``accept`` fails the answer is unknown: its addresses are not dialed, and nothing is given up.
-    """
-
-    def __init__(self, rewrite: Rewrite | None, accept: Accept | None, log_once: LogOnce) -> None:
-        self._rewrite = rewrite
-        self._accept = accept
-        self._log_once = log_once
-
-    def apply(self, addresses: frozenset[str]) -> Answer:
-        rewritten = frozenset(map(self._rewritten, addresses))
-        if self._accept is None:
-            return rewritten
-        try:
-            accepted = self._accept(sorted(rewritten))
-            if isinstance(accepted, str):
-                raise TypeError("it returned a str, not addresses")
-            answer = frozenset(map(_text, accepted))
-        except BaseException as error:  # SystemExit too: the thread goes on
-            self._log("accept_addresses", "its addresses are left out", error)
-            return None
-        self._log_once.settle("accept_addresses")
-        return answer
-
-    def _rewritten(self, address: str) -> str:
-        if self._rewrite is None:
-            return address
-        try:
-            return _text(self._rewrite(address))
-        except BaseException as error:
-            self._log(f"rewrite_address({address!r})", "the address is used as it is", error)
-            return address
-
-    def _log(self, what: str, consequence: str, error: BaseException) -> None:
-        if self._log_once.is_news(what, repr(error)):
-            log.error("%s failed; %s", what, consequence, exc_info=error)
-
-
 def _text(address: object) -> str:
     if not isinstance(address, str):
         raise TypeError(f"it returned {address!r}, not an address")
     checked_nsqds([address])
     return address
-
-
-@dataclass(eq=False)
-class Lookupd:
-    """One nsqlookupd. One that is removed and added again is another. Times are of the monotonic clock."""
-
-    text: str = field(repr=False)  # its address as the user gave it; the query may hold a secret
-    address: str  # without the query
-    answered_at: float | None = None
-    listed: frozenset[str] = frozenset()  # by its last answer
-    failed_at: float | None = None  # unless it has answered since
-    error: str = ""
-
-    def words(self, now: float) -> str:
-        told = []
-        if self.failed_at is not None:
-            told.append(f"failed {now - self.failed_at:.1f} s ago: {self.error}")
-        if self.answered_at is not None:
-            told.append(f"answered {now - self.answered_at:.1f} s ago, listing {len(self.listed)}")
-        return f"nsqlookupd {self.address}: " + ("; before that, ".join(told) or "has not answered yet")
 
 
 @dataclass(frozen=True)
@@ -206,8 +122,9 @@ class Discovery:
     each nsqlookupd said last.
 
     Its threads are NAME-lookupd and, each for a short while, NAME-ask-LOOKUPD and NAME-dial-NSQD.
-    ``rewrite`` and ``accept`` are the user's, see ``AddressFilter``; they run on the discovery thread, so a
-    slow one delays the finding of nsqds and nothing else. ``found`` runs there too and must not block.
+    ``rewrite`` and ``accept`` are the user's: ``rewrite`` is called with each address of an answer, then
+    ``accept`` with their sorted list. They run on the discovery thread, so a slow one delays the finding of
+    nsqds and nothing else. ``found`` runs there too and must not block.
     """
 
     def __init__(
@@ -223,19 +140,15 @@ class Discovery:
         rewrite: Rewrite | None = None,
         accept: Accept | None = None,
         asker: Asker | None = None,
-        interrupt_dials: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        if (host is None) == (found is None):
-            raise TypeError("give either host or found")
         self.absence = "none is discovered yet"
         """The reason why no nsqd is known, as the nsqlookupd heard last told it."""
         self._topic = topic
         self._host = host
         self._found = found
         self._name = name
-        self._interrupt_dials = interrupt_dials
         self._clock = clock
         self._asker = asker or Asker(topic, config)
         # What the user wants. Any thread changes these two, one dict method at a time; the discovery thread
@@ -249,23 +162,23 @@ class Discovery:
         # From here on everything belongs to the discovery thread; tuples and snapshot are replaced, never
         # changed.
         self._tasks: tuple[threading.Thread, ...] = ()
-        self._log_once = LogOnce()
-        self._filter = AddressFilter(rewrite, accept, self._log_once)
+        self._rewrite, self._accept = rewrite, accept
+        self._said: dict[str, str] = {}  # by function of the user's: the failure that was logged last
         pauses = Pauses(config.reconnect_initial, config.reconnect_max, chance)
         self._directory = Directory(pauses, config.lookupd_poll_interval, prune=config.prune)
         self._poll_timeout = config.lookupd_poll_timeout
-        self._schedule: LookupSchedule[Lookupd] = LookupSchedule(
+        self._schedule = LookupSchedule(
             config.lookupd_poll_interval,
             config.lookupd_poll_jitter,
             self._poll_timeout + _MARGIN,
             Pauses(config.reconnect_initial, config.lookupd_poll_interval, chance),
         )
         self._direct: frozenset[str] = frozenset()  # the nsqds that the directory was told to dial
-        self._lookupds: dict[Url, Lookupd] = {}  # that are asked
+        self._lookupds = self._schedule.lookupds
         self._expected = 0
         self._topic_doubtful = True  # it may be misspelt: neither listed yet nor warned about
         self._follow_user(clock())
-        self._snapshot = self._state()
+        self.state = self._look()
 
     # Beginning and end.
 
@@ -294,18 +207,15 @@ class Discovery:
             raise
 
     def stop(self) -> None:
-        """Ask and dial no more, and cut short what is under way. Does not wait. A dial that is past
-        connecting is the host's to end.
-        """
+        """Ask and dial no more, and cut short what is asked. Does not wait. Dials are the host's to end."""
         self._stopping = True
         self._events.put(None)
 
-    def join(self, deadline: float) -> bool:
-        """After ``stop``, wait for all threads; return whether they have ended by ``deadline``."""
+    def join(self, deadline: float) -> list[str]:
+        """After ``stop``, wait for all threads; return the names of those that have not ended by then."""
         # The tasks last: until its end the discovery thread starts more of them.
-        return self._thread is None or not (
-            join_threads([self._thread], deadline) or join_threads(self._tasks, deadline)
-        )
+        own = [] if self._thread is None else [self._thread]
+        return join_threads(own, deadline) or join_threads(self._tasks, deadline)
 
     def abandon(self) -> None:
         """Let go of everything in a forked child, where none of these threads exist."""
@@ -361,15 +271,12 @@ class Discovery:
 
     # What there is to know.
 
-    def state(self) -> DiscoveryState:
-        return self._snapshot
-
     def health(self) -> list[str]:
         """A line for each nsqlookupd and for each nsqd, for people."""
-        now, state = self._clock(), self._snapshot
+        now, state = self._clock(), self.state
         return [each.words(now) for each in state.nsqlookupds] + [each.words(now) for each in state.nsqds]
 
-    def _state(self) -> DiscoveryState:
+    def _look(self) -> DiscoveryState:
         return DiscoveryState(tuple(map(copy, self._lookupds.values())), self._directory.nsqds())
 
     # The discovery thread.
@@ -383,37 +290,27 @@ class Discovery:
                 # Without this thread the client would be left with the connections it has.
                 log.exception("%s-lookupd failed, which is a bug of ours; it goes on", self._name)
                 respite = _RESPITE
-            self._snapshot = self._state()
+            self.state = self._look()
             due = min(self._schedule.next_due(), self._directory.next_due())
             carry_out(self._events, max(respite, due - self._clock()), log)
-        self._guarded("cancelling questions", self._asker.cancel)
-        self._guarded("interrupting dials", self._interrupt_dials)
-
-    def _guarded(self, what: str, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception:
-            log.exception("%s-lookupd: %s failed, which is a bug of ours", self._name, what)
+        self._asker.cancel()
 
     def _act(self) -> None:
         """Do what is due."""
         now = self._clock()
         self._follow_user(now)
         for lookupd in self._schedule.overdue(now):
-            self._note_failure(lookupd, f"{lookupd.address} did not answer within {self._poll_timeout:g} s")
-        self._end_round(now)
-        dials = self._directory.due(now)
+            reason = f"{lookupd.address} did not answer within {self._poll_timeout:g} s"
+            self._note_failure(lookupd, reason, still_busy=True)
+        if self._schedule.round_over() and self._host is not None:
+            self._end_round(now)
+        if self._host is not None:
+            self._connect(self._host, now)
         if self._directory.wants_round():
             self._schedule.request(now)
         for lookupd in self._schedule.due(now):
-            self._start_task(
-                f"ask-{lookupd.address}",
-                partial(self._asker.ask, lookupd.text),
-                partial(self._answered, lookupd),
-                partial(self._failed, lookupd),
-            )
-        if self._host is not None:
-            self._connect(self._host, dials, now)
+            ask, over = partial(self._asker.ask, lookupd.text), partial(self._asked, lookupd)
+            self._start_task(f"ask-{lookupd.address}", ask, over)
 
     def _follow_user(self, now: float) -> None:
         """Take in which nsqds and nsqlookupds the user has added and removed."""
@@ -425,50 +322,47 @@ class Discovery:
         self._direct = direct
         wanted = self._nsqlookupds.copy()
         for url in self._lookupds.keys() - wanted.keys():
-            lookupd = self._lookupds.pop(url)
-            self._schedule.remove(lookupd)
-            self._log_once.settle(lookupd)
+            del self._lookupds[url]
             if not self._lookupds:
                 self._directory.round_ended((), now)
         for url, text in wanted.items():
             if url not in self._lookupds:
-                self._lookupds[url] = lookupd = Lookupd(text, str(url))
-                self._schedule.add(lookupd, now)
+                self._lookupds[url] = Lookupd(text, str(url))
 
-    def _start_task(
-        self, job: str, work: Callable[[], T], done: Callable[[T], None], failed: Callable[[NsqError], None]
-    ) -> None:
-        """Have a thread do the work, which blocks; ``done`` or ``failed`` is called here in any case."""
+    def _start_task(self, job: str, work: Callable[[], T], over: Callable[[T | NsqError], None]) -> None:
+        """Have a thread do the work, which blocks; ``over`` is called here in any case."""
 
         def task() -> None:
+            result: T | NsqError
             try:
-                event = partial(done, work())
+                result = work()
             except NsqError as error:
-                event = partial(failed, error)
+                result = error
             except BaseException as error:
                 log.exception("%s-%s failed, which is a bug of ours", self._name, job)
-                event = partial(failed, NsqError(f"{type(error).__name__}, a bug of ours; see the log"))
-            self._events.put(event)
+                result = NsqError(f"{type(error).__name__}, a bug of ours; see the log")
+            self._events.put(partial(over, result))
 
         thread = threading.Thread(target=task, name=f"{self._name}-{job}", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter is ending
-            self._events.put(partial(failed, NsqError(f"no thread for {job}: {error}")))
+            self._events.put(partial(over, NsqError(f"no thread for {job}: {error}")))
         else:
             self._tasks = (*(each for each in self._tasks if each.is_alive()), thread)
 
     # nsqlookupds.
 
-    def _answered(self, lookupd: Lookupd, listed: frozenset[str]) -> None:
+    def _asked(self, lookupd: Lookupd, listed: frozenset[str] | NsqError) -> None:
         if lookupd not in self._lookupds.values():
             return  # it was removed meanwhile
-        answer = self._filter.apply(listed)
-        self._schedule.answered(lookupd, answer)
-        if self._log_once.settle(lookupd):
+        if isinstance(listed, NsqError):
+            self._note_failure(lookupd, str(listed))
+            return
+        if lookupd.error:
             log.info("nsqlookupd %s answers again", lookupd.address)
-        lookupd.answered_at, lookupd.listed = self._clock(), listed
-        lookupd.failed_at, lookupd.error = None, ""
+        answer = self._accepted(listed)
+        self._schedule.answered(lookupd, listed, answer, self._clock())
         if self._found is not None:
             self.absence = f"nsqlookupd {lookupd.address} lists none"
             self._found(
@@ -477,67 +371,81 @@ class Discovery:
         elif answer is not None:
             self._directory.heard(answer)
 
-    def _failed(self, lookupd: Lookupd, error: NsqError) -> None:
-        if lookupd in self._lookupds.values() and self._schedule.failed(lookupd, self._clock()):
-            self._note_failure(lookupd, str(error))
-
-    def _note_failure(self, lookupd: Lookupd, reason: str) -> None:
+    def _note_failure(self, lookupd: Lookupd, reason: str, *, still_busy: bool = False) -> None:
         self.absence = reason
-        lookupd.failed_at, lookupd.error = self._clock(), reason
-        if self._log_once.is_news(lookupd, reason):
+        if self._schedule.failed(lookupd, reason, self._clock(), still_busy=still_busy):
             extra = {"nsqlookupd_address": lookupd.address}
             log.warning("nsqlookupd %s cannot be asked: %s", lookupd.address, reason, extra=extra)
 
     def _end_round(self, now: float) -> None:
-        answers = self._schedule.end_round()
-        if answers is None or self._host is None:
-            return
-        self._directory.round_ended(answers.values(), now)
-        if any(lookupd.listed for lookupd in answers):
+        lookupds = list(self._lookupds.values())
+        answers = [lookupd.answer for lookupd in lookupds]
+        self._directory.round_ended(answers, now)
+        if any(lookupd.listed for lookupd in lookupds):
             self._topic_doubtful = False
-        elif self._topic_doubtful and None not in answers.values() and not self._direct:
+        elif self._topic_doubtful and None not in answers and not self._direct:
             self._topic_doubtful = False
             log.warning(
                 "no nsqlookupd lists an nsqd with topic %r (asked: %s). The first publish to a topic creates "
                 "it; if there was one, the usual cause is a misspelt name",
                 self._topic,
-                ", ".join(lookupd.address for lookupd in answers),
+                ", ".join(lookupd.address for lookupd in lookupds),
                 extra={"nsq_topic": self._topic},
             )
 
+    # The user's functions. What they raise is logged and costs no connection.
+
+    def _accepted(self, listed: frozenset[str]) -> Answer:
+        """When ``accept`` fails the answer is unknown: its addresses are not dialed, none is given up."""
+        rewritten = frozenset(map(self._rewritten, listed))
+        if self._accept is None:
+            return rewritten
+        try:
+            accepted = self._accept(sorted(rewritten))
+            if isinstance(accepted, str):
+                raise TypeError("it returned a str, not addresses")
+            answer = frozenset(map(_text, accepted))
+        except BaseException as error:  # SystemExit too: the thread goes on
+            self._log_once("accept_addresses", "its addresses are left out", error)
+            return None
+        self._said.pop("accept_addresses", None)
+        return answer
+
+    def _rewritten(self, address: str) -> str:
+        if self._rewrite is None:
+            return address
+        try:
+            return _text(self._rewrite(address))
+        except BaseException as error:
+            self._log_once(f"rewrite_address({address!r})", "the address is used as it is", error)
+            return address
+
+    def _log_once(self, what: str, consequence: str, error: BaseException) -> None:
+        """Once, and again when it changes or comes back."""
+        if self._said.get(what) != repr(error):
+            self._said[what] = repr(error)
+            log.error("%s failed; %s", what, consequence, exc_info=error)
+
     # nsqds.
 
-    def _connect(self, host: Host, dials: list[str], now: float) -> None:
+    def _connect(self, host: Host, now: float) -> None:
         drops = self._directory.to_drop()
         # Before the dials: shares are then cut for all connections that come, not for the first ones.
         expected = self._directory.expected(now)
         if expected != self._expected:
             self._expected = expected
-            self._guarded("announcing connections", partial(host.expect, expected))
+            host.expect(expected)
         for address in drops:
-            self._guarded(f"dropping {address}", partial(host.drop, address))
-        for address in dials:
-            self._start_task(
-                f"dial-{address}",
-                partial(self._dial, host, address),
-                partial(self._dialed, address),
-                partial(self._refused, host, address),
-            )
+            host.drop(address)
+        for address in self._directory.due(now):
+            over = partial(self._dialed, host, address)
+            self._start_task(f"dial-{address}", partial(host.dial, address), over)
 
-    def _dial(self, host: Host, address: str) -> None:
-        """On a thread of its own."""
-        if self._stopping:
-            raise Closed("the consumer is being stopped")
-        host.dial(address)
-
-    def _dialed(self, address: str, _: None) -> None:
-        self._log_once.settle(("dial", address))
-        self._directory.dialed(address, None, self._clock())
-
-    def _refused(self, host: Host, address: str, error: NsqError) -> None:
-        self._guarded(f"telling that {address} refused", partial(host.refused, address, error))
-        reason = describe(address, error)
+    def _dialed(self, host: Host, address: str, error: NsqError | None) -> None:
+        reason = None if error is None else describe(address, error)
+        news = self._directory.dialed(address, reason, self._clock())
+        if error is not None:
+            host.refused(address, error)
         # Closed: the consumer stops, or has this connection already.
-        if not isinstance(error, Closed) and self._log_once.is_news(("dial", address), reason):
+        if news and not isinstance(error, Closed):
             log.warning("no connection to an nsqd, trying again: %s", reason, extra={"nsqd_address": address})
-        self._directory.dialed(address, reason, self._clock())

@@ -18,8 +18,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsq.config import Config
-from nsq.connection import Conn, ConnDelegate
+from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.handshake import describe
+from nsq.discovery.directory import Pauses
 from nsq.errors import (
     ConnectionFailed,
     ConnectionLost,
@@ -43,29 +44,26 @@ log = logging.getLogger("nsq.producer")
 _CHUNK = 512 * 1024
 #: The longest pause, in seconds, when a publish waits and no nsqd is connected.
 _URGENT_PAUSE = 1.0
-_MAX_DOUBLINGS = 32
 
 
 class Backoff:
-    """The pause before the next dial: from ``initial`` it doubles to ``longest``, half of it by chance."""
+    """The pause before the next dial, and why it is made."""
 
-    def __init__(self, initial: float, longest: float) -> None:
-        self._initial = initial
-        self._longest = longest
+    def __init__(self, pauses: Pauses) -> None:
+        self._pauses = pauses
         self.failures = 0  # since it last answered a publish
         self.failed_at = -math.inf
         self.pause = 0.0
         self.reason: NsqError | None = None
         self.final = False  # waiting does not change the reason: a wrong secret, no TLS, another protocol
 
-    def failed(self, reason: NsqError, now: float, chance: float, *, final: bool = False) -> None:
+    def failed(self, reason: NsqError, now: float, *, final: bool = False) -> None:
         """It could not be dialed, or it hung up before it answered anything, or cannot store."""
-        self.failures += 1
         self.failed_at = now
         self.reason = reason
         self.final = final
-        steps = min(self.failures - 1, _MAX_DOUBLINGS)
-        self.pause = min(self._initial * 2.0**steps, self._longest) * (0.5 + chance / 2)
+        self.pause = self._pauses.draw_late(self.failures)
+        self.failures += 1
 
     def lost(self, reason: NsqError | None, now: float) -> None:
         """A connection that worked is gone. It may be back at once: nsqds restart, idle ones are cut."""
@@ -99,13 +97,12 @@ class Endpoint(ConnDelegate):
         """
         self.wanted = True
         """Whether nsqlookupd lists it. Set by the pool's thread."""
-        self.backoff = Backoff(config.reconnect_initial, config.reconnect_max)
+        self.backoff = Backoff(Pauses(config.reconnect_initial, config.reconnect_max, chance))
         self.published = 0  # messages
         self.failed = 0  # publishes
         self._pool = pool
         self._config = config
         self._clock = clock
-        self._chance = chance
         self._sent: deque[list[Publish]] = deque()  # batches without an answer, in the order of the wire
         self._asked_at = 0.0  # when the oldest of ``_sent`` was sent, or later
         self._proven = False  # this connection has stored something
@@ -222,7 +219,7 @@ class Endpoint(ConnDelegate):
 
     def _dial_failed(self, error: NsqError) -> None:
         self.cut_off()  # what is not closed passes for open
-        self.backoff.failed(error, self._clock(), self._chance(), final=not error.retry)
+        self.backoff.failed(error, self._clock(), final=not error.retry)
         self.dialing = False
         if not self._stopped:
             log.log(
@@ -342,7 +339,7 @@ class Endpoint(ConnDelegate):
         elif self._proven and isinstance(cause, ConnectionFailed):
             self.backoff.lost(cause, now)
         else:
-            self.backoff.failed(cause, now, self._chance())
+            self.backoff.failed(cause, now)
 
     def _carry_out(self, verdicts: list[Verdict]) -> None:
         for publish, error, retry in verdicts:

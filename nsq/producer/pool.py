@@ -14,6 +14,7 @@ may be interrupted at any bytecode, or come from a signal handler that has inter
 from __future__ import annotations
 
 import _thread
+import atexit
 import copy
 import itertools
 import logging
@@ -21,6 +22,7 @@ import math
 import os
 import queue
 import random
+import sys
 import threading
 import time
 from collections import deque
@@ -30,10 +32,9 @@ from functools import partial
 from typing import Any
 
 from nsq.config import Config
-from nsq.connection import Conn
-from nsq.discovery import Discovery
+from nsq.connection.conn import Conn
+from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, UsageError
-from nsq.producer import atexit_hook
 from nsq.producer.endpoint import Endpoint
 from nsq.producer.publishes import Publish, checked_timeout, unanswered, unsent
 from nsq.producer.reports import (
@@ -59,6 +60,8 @@ _ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
 _FAREWELL_SECONDS = 2.0
 #: What close allows its own threads even when it was given no time at all.
 _LEAST_TO_CLOSE = 0.1
+#: Seconds that the end of a program is held up at most, for each producer.
+_EXIT_TIMEOUT = 5.0
 
 Hook = Callable[[Any], None] | None
 
@@ -123,12 +126,9 @@ class Pool:
 
     def publish(self, publish: Publish, timeout: float | None, block: bool = True) -> None:
         """Have it sent. It ends by itself. A caller that is interrupted behind this calls ``cancel``."""
-        if timeout is None:
-            timeout = self._config.publish_timeout
-        else:
-            timeout = checked_timeout(timeout, 0.0)
+        seconds = self._config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
         publish.started = started = self._clock()
-        publish.deadline = deadline = started + timeout
+        publish.deadline = deadline = started + seconds
         publish.endpoint, publish.handed_over, publish.sent = None, False, False
         if not self._up:
             self._start(deadline)
@@ -234,14 +234,16 @@ class Pool:
 
     def _tell(self, publish: Publish, error: NsqError | None) -> None:
         """Have the hook called, if there is one, on the callbacks' thread."""
-        on_acknowledged, on_failed = self._hooks
+        hook = self._hooks[error is not None]
+        if hook is None:
+            return
         topic, messages, size = publish.topic, publish.messages, publish.size
         latency = self._clock() - publish.started
-        if error is not None and on_failed is not None:
-            self.callbacks.tell(on_failed, Failed(topic, messages, size, error, latency))
-        elif error is None and on_acknowledged is not None:
+        if error is not None:
+            self.callbacks.tell(hook, Failed(topic, messages, size, error, latency))
+        else:
             address = publish.endpoint.address if publish.endpoint is not None else ""
-            self.callbacks.tell(on_acknowledged, Acknowledged(topic, messages, size, address, latency))
+            self.callbacks.tell(hook, Acknowledged(topic, messages, size, address, latency))
 
     def take_back(self, *left: deque[Any]) -> None:
         """Queue what a closed connection has not sent for another one, in front of the others."""
@@ -260,12 +262,12 @@ class Pool:
         self._unstarted = None
         start_thread(self._run, NAME, self._not_started)
         self._changed.wait_for(lambda: self._up or self._unstarted or self._gone, deadline)
-        if self._unstarted is not None and not self.closed:
+        if self.closed:
+            raise Closed("the producer is closed")
+        if self._unstarted is not None:
             raise PublishFailed(
                 f"no thread can be started ({self._unstarted}): publish once before the interpreter ends"
             )
-        if self.closed:
-            raise Closed("the producer is closed")
         if not self._up:
             raise PublishFailed("the producer's threads did not start in time")
 
@@ -279,7 +281,7 @@ class Pool:
             self._add_endpoint(self._started(), address)
         self._keep_spare()
         self.discovery.start()
-        atexit_hook.register(self)
+        _flush_at_exit(self)
         self._note_own_threads()
         self._to_do.put(self._note_own_threads)  # discovery's too, by then
 
@@ -543,13 +545,12 @@ class Pool:
         for endpoint in self._endpoints:
             endpoint.cut_off()
         unfinished = join_threads(threads, self._join_by)
-        if not self.discovery.join(self._join_by):
-            unfinished += [thread.name for thread in self.discovery.threads if thread.is_alive()]
+        unfinished += self.discovery.join(self._join_by)
         self._gone = True
         for publish in self.pending.copy():  # came while we closed; later ones look at ``_gone``
             self.give_up(publish, "the producer was closed")
         unfinished += self.callbacks.stop(self._join_by)
-        atexit_hook.forget(self)
+        _running.discard(self)
         if left:
             log.warning("closed with %d publishes unanswered", len(left), extra={"left": len(left)})
         self.report = CloseReport(
@@ -577,7 +578,7 @@ class Pool:
     def abandon(self) -> None:
         """Let go of everything in a forked child: the parent sees to what is under way."""
         self.closed = self._gone = True
-        atexit_hook.forget(self)
+        _running.discard(self)
         self.discovery.abandon()
         self._own_transport.abandon()
         for endpoint in self._endpoints:
@@ -586,10 +587,6 @@ class Pool:
             publish.end(Forked("it was published by the parent process, which sees to it"))
 
     # What there is to know.
-
-    @property
-    def connected(self) -> bool:
-        return bool(self.usable)
 
     @property
     def unended(self) -> int:
@@ -616,3 +613,34 @@ class Pool:
             return f"no nsqd is known: {self.discovery.absence}"
         reasons = (endpoint.reason for endpoint in self._endpoints)
         return f"no nsqd could be reached in time: {'; '.join(reasons)}"
+
+
+# A program that ends without closing its producers sends what it has published without waiting.
+
+# Not weak: a producer that is forgotten has publishes under way all the same.
+_running: set[Pool] = set()
+_registered_in = 0  # the process
+
+
+def _flush_at_exit(pool: Pool) -> None:
+    """Unless it is closed before. By a thread of the pool's own."""
+    global _registered_in
+    _running.add(pool)
+    if _registered_in != os.getpid():
+        _registered_in = os.getpid()
+        atexit.register(_flush_all)
+        # A process that multiprocessing has forked ends without that, and goes through a list of its own.
+        multiprocessing = sys.modules.get("multiprocessing.util")
+        if multiprocessing is not None:
+            multiprocessing.Finalize(None, _flush_all, exitpriority=0)
+
+
+def _flush_all() -> None:
+    for pool in _running.copy():
+        if pool.pid != os.getpid():
+            continue  # the parent's
+        # Flushed, not closed: functions that atexit calls later may still publish, and wait for that.
+        pool.exiting = True
+        left = pool.flush(time.monotonic() + _EXIT_TIMEOUT).unanswered
+        if left:
+            log.warning("the program ends with %d publishes unanswered", left, extra={"left": left})

@@ -209,7 +209,7 @@ class Producer:
             return
         # What is under way is still sent; then the threads end, which hold the pool and not this object.
         pool.ask_to_close(time.monotonic() + self._config.publish_timeout)
-        if pool.connected:
+        if pool.usable:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
 
     def __reduce__(self) -> NoReturn:
@@ -235,50 +235,44 @@ class Producer:
         addresses = pool.addresses
         if nsqd is not None:
             addresses = (nsqd,) if self._transport is not None else checked_nsqds(nsqd)
-        errors: list[NsqError] = []
-        failures = []
-        for place, address in enumerate(addresses):
-            share = (deadline - time.monotonic()) / (len(addresses) - place)
-            error = self._ping(address, time.monotonic() + share)
-            if error is not None:
-                errors.append(error)
-                failures.append(describe(address, error))
-        if len(addresses) == len(errors) == 1:
-            raise errors[0]
-        if failures:
-            raise ConnectionFailed(
-                f"{len(failures)} of {len(addresses)} nsqds do not answer: {'; '.join(failures)}"
-            )
         if not addresses:
             raise ConnectionFailed(f"no nsqd is known: {pool.discovery.absence}")
+        errors = self._ping(addresses, deadline)
+        if len(addresses) == len(errors) == 1:
+            raise errors[addresses[0]]
+        if errors:
+            reasons = "; ".join([describe(*each) for each in errors.items()])
+            raise ConnectionFailed(f"{len(errors)} of {len(addresses)} nsqds do not answer: {reasons}")
 
-    def _ping(self, address: str, deadline: float) -> NsqError | None:
-        """On a thread of its own: no user's thread touches a socket."""
-        answers: list[NsqError | None] = []
+    def _ping(self, addresses: tuple[str, ...], deadline: float) -> dict[str, NsqError]:
+        """Tell why those do not answer that do not. On a thread: no user's thread touches a socket."""
+        answers: dict[str, NsqError | None] = {}
         changed = Waiters()
 
-        def answer(error: NsqError | None) -> None:
-            answers.append(error)
+        def ask() -> None:
+            for place, address in enumerate(addresses):
+                now = time.monotonic()
+                by = now + (deadline - now) / (len(addresses) - place)
+                try:
+                    dial(address, self._config, self._pings, self._context, deadline=by).stream.close()
+                    answers[address] = None
+                except NsqError as error:
+                    answers[address] = error
+                except Exception as error:
+                    answers[address] = ConnectionFailed(f"{address}: {error!r}")
             changed.wake()
 
-        def ask() -> None:
-            try:
-                dial(address, self._config, self._pings, self._context, deadline=deadline).stream.close()
-                answer(None)
-            except NsqError as error:
-                answer(error)
-            except Exception as error:
-                answer(ConnectionFailed(f"{address}: {error!r}"))
-
         def not_asked(error: RuntimeError) -> None:
-            answer(ConnectionFailed(f"{address} was not asked: {error}"))
+            for address in addresses:
+                answers[address] = ConnectionFailed(f"{address} was not asked: {error}")
+            changed.wake()
 
-        if deadline > time.monotonic():
-            start_thread(ask, f"nsq-producer-ping-{address}", not_asked)
-            # The dial has the same deadline, and says more about it.
-            if changed.wait_for(answers.__len__, deadline + 1.0):
-                return answers[0]
-        return Unanswered(f"{address} was not asked, or did not answer, in time")
+        start_thread(ask, "nsq-producer-ping", not_asked)
+        # The dials have the same deadline, and say more about it.
+        changed.wait_for(lambda: len(answers) == len(addresses), deadline + 1.0)
+        for address in addresses:
+            answers.setdefault(address, Unanswered(f"{address} was not asked, or did not answer, in time"))
+        return {address: error for address, error in answers.copy().items() if error is not None}
 
     def stats(self) -> ProducerStats:
         """Counters and states as they are now."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -454,14 +455,10 @@ class _Watched:
         future = self._future
         future._frozen[_thread.get_ident()] = FINISHED if future.done() else RUNNING
 
-    def release(self) -> None:
+    def release(self, *_: object) -> None:
         self._future._frozen.pop(_thread.get_ident(), None)
 
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    __enter__, __exit__ = acquire, release
 
     def append(self, waiter: Any) -> None:
         if self._future._state == FINISHED:
@@ -473,16 +470,16 @@ class _Watched:
 
     def remove(self, waiter: Any) -> None:
         for each in self._future._locks.copy():
-            if isinstance(each, Callback) and isinstance(each.fn, _Told) and each.fn.waiter is waiter:
+            if isinstance(each, Callback) and each.fn == _Told(waiter):
                 with suppress(ValueError):
                     self._future._locks.remove(each)
 
 
+@dataclass(frozen=True)
 class _Told:
     """The callback by which concurrent.futures' waiter learns of the end."""
 
-    def __init__(self, waiter: Any) -> None:
-        self.waiter = waiter
+    waiter: Any
 
     def __call__(self, future: Future[None]) -> None:
         if future.exception() is None:

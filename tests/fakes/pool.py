@@ -119,7 +119,7 @@ class StillPool(Pool):
             on_acknowledged,
             on_failed,
             clock=self.time,
-            chance=lambda: 1.0,
+            chance=lambda: 0.0,
         )
         self._up = True
         self._boot.acquire()
@@ -254,7 +254,7 @@ class Scene:
         self.pool = FakePool()
         pool: Any = self.pool
         options = {"reconnect_initial": 4.0, "read_timeout": READ_TIMEOUT, "coalesce": coalesce, **options}
-        self.endpoint = Endpoint(pool, Config(**options), self.clock, lambda: 1.0)
+        self.endpoint = Endpoint(pool, Config(**options), self.clock, lambda: 0.0)
         self.endpoint.address = A
         self.fake = connect(self.endpoint)
         self.conn: Any = self.fake

@@ -17,8 +17,7 @@ import trustme
 
 from nsq.config import Config
 from nsq.connection.conn import Conn, ConnDelegate
-from nsq.discovery import Discovery
-from nsq.discovery.lookups import Asker
+from nsq.discovery.lookups import Asker, Discovery
 from nsq.errors import ApiError, NsqError
 from nsq.testing import Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
@@ -115,7 +114,7 @@ def discovering(
     finally:
         began = time.monotonic()
         discovery.stop()
-        assert discovery.join(began + PATIENCE)
+        assert not discovery.join(began + PATIENCE)
         host.close()
 
 

@@ -30,7 +30,8 @@ from nsq.errors import (
     QueueFull,
     Unauthorized,
 )
-from nsq.producer import Acknowledged, Producer
+from nsq.producer.producer import Producer
+from nsq.producer.reports import Acknowledged
 from nsq.testing import Network, Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory, factory
 from nsq.wire import commands
@@ -543,7 +544,7 @@ def test_a_worker_that_ends_without_closing_has_published_all(shared: Nsqd, topi
 PROGRAM = """
 import os, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)
-from nsq.producer import Producer
+from nsq.producer.producer import Producer
 producer = Producer(sys.argv[1])
 producer.publish(sys.argv[2], b"published")
 for number in range(100):
@@ -574,7 +575,7 @@ def test_a_program_that_ends_without_closing_has_published_all(shared: Nsqd, top
 
 def test_a_program_that_ends_without_an_nsqd_does_not_hang() -> None:
     program = """
-from nsq.producer import Producer
+from nsq.producer.producer import Producer
 Producer("127.0.0.1:1", publish_timeout=0.5).publish_async("orders", b"body")
 """
     done = ran("-c", program)

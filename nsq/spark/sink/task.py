@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from nsq.config import Config
 from nsq.errors import ConfigError, InvalidMessage, NsqError
-from nsq.producer import Producer
+from nsq.producer.producer import Producer
 from nsq.spark.options import Nsqds, count, octets, option, seconds
 from nsq.wire.commands import Limits
 from nsq.wire.names import check_topic

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from nsq.connection import Conn
+from nsq.connection.conn import Conn
 from nsq.errors import (
     AlreadyResponded,
     ConnectionLost,
@@ -390,8 +390,8 @@ class TestAnswering:
         _, (one, two) = in_flight(pair, 1, 2)
         one.expires_at = 0.0
         assert pair.conn.expire(time.monotonic()) == [one]
-        assert not pair.conn.drop(one)
-        assert pair.conn.drop(two)
+        assert not pair.conn.time_out(one)
+        assert pair.conn.time_out(two)
         assert pair.conn.session.in_flight == 0
         assert pair.conn.session.timed_out == 2
 
@@ -704,7 +704,7 @@ class TestEnds:
     @pytest.mark.parametrize(
         "let_go",
         [
-            lambda conn, message: conn.drop(message),
+            lambda conn, message: conn.time_out(message),
             lambda conn, message: setattr(message, "expires_at", 0.0) or conn.expire(time.monotonic()),
         ],
         ids=["drop", "expire"],

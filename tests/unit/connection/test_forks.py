@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gc
 import os
-import threading
 import warnings
 
 import pytest
@@ -56,12 +55,3 @@ def test_an_owner_that_is_gone_is_forgotten() -> None:
     del owner
     gc.collect()
     assert "<short-lived>" not in map(repr, forks._everyone)
-
-
-def test_the_lock_may_have_been_held_at_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = threading.Lock()
-    held.acquire()
-    monkeypatch.setattr(forks, "_lock", held)
-    forks._in_child()
-    assert not forks._lock.locked()
-    forks.abandon_in_children(Owner("new"))

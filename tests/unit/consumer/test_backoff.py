@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.consumer.rdy import Backoff, Outcome, exponential, full_jitter
+from nsq.consumer.rdy import Backoff, Outcome, exponential
 
 SUCCESS, FAILURE, NEUTRAL = Outcome.SUCCESS, Outcome.FAILURE, Outcome.NEUTRAL
 
@@ -25,8 +25,8 @@ class TestStrategies:
         assert exponential(0.25)(3) == 2.0
 
     def test_full_jitter_is_anything_up_to_that(self) -> None:
-        assert [full_jitter(1.0, lambda: 0.5)(level) for level in (1, 2, 3)] == [1, 2, 4]
-        assert full_jitter(1.0, lambda: 0.0)(9) == 0.0
+        assert [exponential(1.0, lambda: 0.5)(level) for level in (1, 2, 3)] == [1, 2, 4]
+        assert exponential(1.0, lambda: 0.0)(9) == 0.0
 
     def test_no_level_is_too_high_for_a_float(self) -> None:
         assert exponential(1.0)(100_000) == 2.0**62

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from nsq.connection import Conn
+from nsq.connection.conn import Conn
 from nsq.consumer.consumer import Consumer
 from nsq.consumer.reports import ConsumerHooks, StopReport
 from nsq.errors import (
@@ -423,6 +423,31 @@ class TestStopping:
         assert "connections" in report.unfinished_threads
         assert (report.in_flight, report.cut_off) == (1, [A])
         assert (stats.connections, stats.in_flight, stats.received) == (0, 0, 1)
+
+    def test_a_report_that_the_owner_is_too_late_for_names_the_busy_threads_too(
+        self, make: Callable[..., Consumer], transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        entered, may_go_on = threading.Event(), threading.Event()
+
+        def stuck(message: Message) -> None:
+            entered.set()
+            may_go_on.wait(PATIENCE)
+
+        def late(deadline: float) -> list[str]:
+            may_go_on.wait(PATIENCE)
+            return []
+
+        consumer = make().add_handler(stuck).start()
+        accept(transport).deliver(1)
+        assert entered.wait(PATIENCE)
+        monkeypatch.setattr(consumer._engine.discovery, "join", late)
+        try:
+            report = consumer.stop(timeout=0.5)
+        finally:
+            may_go_on.set()
+        assert report.unfinished_threads == [f"{consumer._engine.name}-handler-0"]
+        assert (report.in_flight, report.cut_off) == (1, [A])
+        assert consumer.wait(PATIENCE)
 
     def test_no_messages_are_dealt_out_any_more(
         self, make: Callable[..., Consumer], transport: MemoryTransport

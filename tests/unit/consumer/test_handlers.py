@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from nsq.consumer.handlers import HandlerPool, Requeue, Unseen
+from nsq.consumer.handlers import HandlerPool, Requeue
 from nsq.errors import ConfigError
 from nsq.message import Message
 from tests.fakes.messages import Desk
@@ -145,7 +145,8 @@ class TestBeforeTheHandler:
         work(pool, *late, desk.message(2, attempts=6), desk.message(1, attempts=8))
         desk.wait_for(("finish", 1), ("finish", 2))
         assert [(int(message.id), message.attempts) for message in handled] == [(1, 8)]
-        assert not pool.unseen.counts  # it is finished
+        assert pool.stop(time.monotonic() + PATIENCE) == []
+        assert not pool.unseen  # it is finished
 
     def test_a_late_success_does_not_forget_them(self, pool: HandlerPool, desk: Desk) -> None:
         handled: list[int] = []
@@ -156,12 +157,13 @@ class TestBeforeTheHandler:
         desk.wait_for(("finish", 2))
         assert handled == [5, 6, 1]
 
-    def test_what_is_remembered_of_them_is_bounded(self, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_is_remembered_of_them_is_bounded(
+        self, pool: HandlerPool, desk: Desk, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr("nsq.consumer.handlers._MAX_UNSEEN", 2)
-        unseen = Unseen()
         for number in (1, 2, 1, 3):
-            unseen.note(desk.message(number))
-        assert [unseen.attempts(desk.message(number, attempts=5)) for number in (1, 2, 3)] == [3, 5, 4]
+            pool.expire(desk.message(number))
+        assert {int(message_id): count for (_, message_id), count in pool.unseen.items()} == {1: 2, 3: 1}
 
     def test_any_number_of_attempts_where_they_are_not_limited(self, desk: Desk) -> None:
         pool = HandlerPool(

@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 
 from nsq.config import Config
-from nsq.consumer.handlers import FINISH, REQUEUE, Requeue, Verdict, of_exception, of_result, requeue_delay
+from nsq.consumer.handlers import Requeue, of_exception, of_result, requeue_delay
 from nsq.errors import InvalidMessage, UsageError
 
 
 @pytest.mark.parametrize("result", [None, True, 0, "", [], object()])
 def test_whatever_is_returned_is_a_success(result: object) -> None:
-    assert of_result(result) is FINISH
+    assert of_result(result) is None
 
 
 def test_but_false() -> None:
-    assert of_result(False) is REQUEUE
+    assert of_result(False) == (None, True)
 
 
 def test_a_coroutine_would_be_work_that_is_never_done() -> None:
@@ -26,18 +26,14 @@ def test_a_coroutine_would_be_work_that_is_never_done() -> None:
 
 
 class TestExceptions:
-    def test_back_off_and_are_worth_a_line(self) -> None:
-        verdict = of_exception(KeyError("x"), ())
-        assert verdict == Verdict(finish=False, delay=None, backoff=True, worth_logging=True)
-
-    def test_unless_they_are_exempt_from_it(self) -> None:
-        assert not of_exception(KeyError("x"), (LookupError,)).backoff
-        assert of_exception(ValueError("x"), (LookupError,)).backoff
+    def test_back_off_unless_they_are_exempt_from_it(self) -> None:
+        assert of_exception(KeyError("x"), ()) == (None, True)
+        assert of_exception(KeyError("x"), (LookupError,)) == (None, False)
+        assert of_exception(ValueError("x"), (LookupError,)) == (None, True)
 
     @pytest.mark.parametrize(("delay", "backoff"), [(None, True), (2.5, True), (0, False)])
-    def test_requeue_says_how_and_is_no_error(self, delay: float | None, backoff: bool) -> None:
-        verdict = of_exception(Requeue(delay, backoff=backoff), ())
-        assert verdict == Verdict(finish=False, delay=delay, backoff=backoff, worth_logging=False)
+    def test_requeue_says_how(self, delay: float | None, backoff: bool) -> None:
+        assert of_exception(Requeue(delay, backoff=backoff), ()) == (delay, backoff)
 
     @pytest.mark.parametrize("delay", ["soon", float("inf"), float("nan")])
     def test_a_delay_that_is_none_is_found_where_it_is_given(self, delay: Any) -> None:

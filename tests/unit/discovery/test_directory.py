@@ -5,6 +5,7 @@ are asked.
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 
 import pytest
 from hypothesis import settings
@@ -17,6 +18,7 @@ from nsq.discovery.directory import (
     STEADY,
     Answer,
     Directory,
+    Lookupd,
     LookupSchedule,
     Nsqd,
     Pauses,
@@ -375,84 +377,110 @@ TestLife = Life.TestCase
 TestLife.settings = settings(stateful_step_count=40)
 
 
-def schedule(*lookupds: str, jitter: float = 0.0, chance: float = 0.5) -> LookupSchedule[str]:
-    made: LookupSchedule[str] = LookupSchedule(60.0, jitter, 5.0, Pauses(1.0, 60.0, lambda: chance))
-    for lookupd in lookupds:
-        made.add(lookupd, 0.0)
+def schedule(*lookupds: Lookupd, jitter: float = 0.0, chance: float = 0.5) -> LookupSchedule:
+    made = LookupSchedule(60.0, jitter, 5.0, Pauses(1.0, 60.0, lambda: chance))
+    made.lookupds.update({each.address: each for each in lookupds})
     return made
 
 
+def answer(subject: LookupSchedule, lookupd: Lookupd, *addresses: str) -> None:
+    subject.answered(lookupd, listing(*addresses), listing(*addresses), 0.0)
+
+
+def answers(subject: LookupSchedule) -> dict[Hashable, Answer] | None:
+    """What each said, if the round is over."""
+    return {key: each.answer for key, each in subject.lookupds.items()} if subject.round_over() else None
+
+
 class TestSchedule:
+    @pytest.fixture(autouse=True)
+    def make(self) -> None:
+        self.a, self.b = Lookupd("a", "a"), Lookupd("b", "b")
+
     @pytest.mark.parametrize(("chance", "wait"), [(0.0, 51.0), (0.5, 60.0), (1.0, 69.0)])
     def test_the_first_question_is_due_at_once_and_every_interval_is_jittered(
         self, chance: float, wait: float
     ) -> None:
-        subject = schedule(A, jitter=0.3, chance=chance)
+        subject = schedule(self.a, jitter=0.3, chance=chance)
+        assert subject.next_due() == -math.inf
         for due in (0.0, wait, 2 * wait):
-            assert subject.next_due() == pytest.approx(due)
-            assert subject.due(due - 0.1) == []
-            assert subject.due(subject.next_due()) == [A]
-            subject.answered(A, listing())
+            assert subject.due(due) == [self.a]
+            answer(subject, self.a)
+            assert subject.next_due() == pytest.approx(due + wait)
+            assert subject.due(due + wait - 0.1) == []
 
     def test_one_that_hangs_fails_in_time_is_not_asked_twice_and_delays_no_other(self) -> None:
-        subject = schedule(A, B)
-        assert subject.due(0.0) == [A, B]
-        subject.answered(B, listing())
-        assert (subject.next_due(), subject.overdue(4.9), subject.overdue(5.0)) == (5.0, [], [A])
-        assert subject.end_round() == {A: None, B: listing()}
+        subject = schedule(self.a, self.b)
+        assert subject.due(0.0) == [self.a, self.b]
+        answer(subject, self.b)
+        assert (subject.next_due(), subject.overdue(4.9), subject.overdue(5.0)) == (5.0, [], [self.a])
+        assert subject.failed(self.a, "silent", 5.0, still_busy=True)
+        assert answers(subject) == {"a": None, "b": listing()}
         assert (subject.next_due(), subject.overdue(6.0), subject.due(59.0)) == (60.0, [], [])
-        assert subject.due(60.0) == [B]
-        assert not subject.failed(A, 60.0)  # known already
-        assert subject.due(60.0) == [A]
+        assert subject.due(60.0) == [self.b]
+        assert not subject.failed(self.a, "gone", 60.0)  # known already
+        assert subject.due(60.0) == [self.a]
 
     def test_a_late_answer_counts(self) -> None:
-        subject = schedule(A)
+        subject = schedule(self.a)
         subject.due(0.0)
-        assert subject.overdue(5.0) == [A]
-        subject.answered(A, listing(C))
-        assert (subject.end_round(), subject.next_due()) == ({A: listing(C)}, 60.0)
+        subject.failed(self.a, "silent", 5.0, still_busy=True)
+        answer(subject, self.a, C)
+        assert (answers(subject), subject.next_due()) == ({"a": listing(C)}, 60.0)
+
+    def test_a_failure_is_news_when_it_differs_and_when_it_comes_back(self) -> None:
+        subject = schedule(self.a)
+
+        def fails(error: str) -> bool:
+            subject.due(subject.next_due())
+            return subject.failed(self.a, error, 0.0)
+
+        assert [fails(error) for error in ("x", "x", "y", "y")] == [True, False, True, False]
+        subject.due(subject.next_due())
+        answer(subject, self.a)
+        assert fails("y")
 
     @pytest.mark.parametrize(("chance", "share"), [(0.0, 1.0), (1.0, 0.5)])
     def test_after_failures_pauses_grow_until_it_answers(self, chance: float, share: float) -> None:
-        subject = schedule(A, chance=chance)
+        subject = schedule(self.a, chance=chance)
         now, waits = 0.0, []
         for _ in range(8):
-            assert subject.due(now) == [A]
-            assert subject.failed(A, now)
+            assert subject.due(now) == [self.a]
+            subject.failed(self.a, "gone", now)
             waits.append((subject.next_due() - now) / share)
             now = subject.next_due()
         assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
         subject.due(now)
-        subject.answered(A, listing())
+        answer(subject, self.a)
         assert subject.next_due() == now + 60.0
         subject.due(now + 60.0)
-        subject.failed(A, now + 60.0)
+        subject.failed(self.a, "gone", now + 60.0)
         assert subject.next_due() == now + 60.0 + share
 
     def test_requests_bring_questions_forward_but_not_more_than_one_a_second(self) -> None:
-        subject = schedule(A, B)
+        subject = schedule(self.a, self.b)
         subject.due(0.0)
-        subject.answered(A, listing())
+        answer(subject, self.a)
         for now in (0.1, 0.2):
             subject.request(now)
         assert subject.due(SPACING - 0.01) == []
-        assert subject.due(SPACING) == [A]  # B is being asked still
-        subject.answered(A, listing())
+        assert subject.due(SPACING) == [self.a]  # the other one is being asked still
+        answer(subject, self.a)
         assert subject.due(SPACING + 59.0) == []
         subject.request(50.0)
-        assert subject.due(50.0) == [A]
+        assert subject.due(50.0) == [self.a]
 
     def test_a_round_ends_when_each_has_been_heard_since_the_last(self) -> None:
-        subject = schedule(A, B)
+        subject = schedule(self.a, self.b)
         subject.due(0.0)
-        subject.answered(A, listing())
-        subject.answered(A, listing(C))  # the newest one counts
-        assert subject.end_round() is None
-        subject.failed(B, 0.0)
-        assert subject.end_round() == {A: listing(C), B: None}
-        assert subject.end_round() is None
-        subject.answered(B, listing())
-        subject.remove(A)
-        assert subject.end_round() == {B: listing()}
-        subject.remove(B)
-        assert (subject.end_round(), subject.next_due()) == (None, math.inf)
+        answer(subject, self.a)
+        answer(subject, self.a, C)  # the newest one counts
+        assert answers(subject) is None
+        subject.failed(self.b, "gone", 0.0)
+        assert answers(subject) == {"a": listing(C), "b": None}
+        assert answers(subject) is None
+        answer(subject, self.b)
+        del subject.lookupds["a"]
+        assert answers(subject) == {"b": listing()}
+        del subject.lookupds["b"]
+        assert (answers(subject), subject.next_due()) == (None, math.inf)

@@ -10,7 +10,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from nsq.producer import ConnectionStats, Producer
+from nsq.producer.producer import Producer
+from nsq.producer.reports import ConnectionStats
 from nsq.transport import MemoryTransport
 from tests.fakes.nsqd import A, PublishedTo, accept_publisher
 from tests.fakes.threads import PATIENCE, in_thread

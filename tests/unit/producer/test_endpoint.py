@@ -182,7 +182,7 @@ class TestOk:
         joining.pool.on_settled = lambda: seen.append(
             (endpoint.published, endpoint.pending, endpoint.overdue, endpoint.state, joining.pool.looks)
         )
-        endpoint.backoff.failed(LOST, 0.0, 1.0)
+        endpoint.backoff.failed(LOST, 0.0)
         joining.send(b"a", b"b")
         joining.ok()
         assert (endpoint.backoff.failures, endpoint.backoff.reason) == (0, None)
@@ -463,7 +463,7 @@ class TestPause:
     @pytest.mark.parametrize("stopped", [False, True])
     def test_it_takes_no_time_if_a_dial_is_due_or_it_is_stopped(self, scene: Scene, stopped: bool) -> None:
         if stopped:
-            scene.endpoint.backoff.failed(LOST, scene.clock.now, 1.0)
+            scene.endpoint.backoff.failed(LOST, scene.clock.now)
             scene.endpoint.stop()
         scene.endpoint._pause()
         assert scene.pool.looks == 1
@@ -495,7 +495,7 @@ class TestPause:
 
         endpoint: Any = scene.endpoint
         endpoint._pool = Urgent()
-        endpoint.backoff.failed(LOST, scene.clock.now - 1.5, 1.0)
+        endpoint.backoff.failed(LOST, scene.clock.now - 1.5)
         endpoint.ring()
         endpoint.ring()
         endpoint._pause()

@@ -26,7 +26,8 @@ from nsq.errors import (
     QueueFull,
     UsageError,
 )
-from nsq.producer import Acknowledged, CloseReport, Failed, FlushReport, Producer
+from nsq.producer.producer import Producer
+from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport
 from nsq.transport import MemoryTransport
 from nsq.wire import commands
 from nsq.wire.frames import encode_message, encode_response
