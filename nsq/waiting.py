@@ -42,10 +42,12 @@ class Waiters:
         self._locks: list[_thread.LockType] = []
 
     def wait_for(self, condition: Callable[[], object], deadline: float = math.inf) -> bool:
-        """Return whether the condition holds, by ``deadline`` (monotonic) at the latest."""
+        """Return whether the condition holds, by ``deadline`` (monotonic) at the latest. At once while the
+        interpreter is finalizing: no thread that could make it true runs any more.
+        """
         while not condition():
             left = deadline - time.monotonic()
-            if left <= 0:
+            if left <= 0 or sys.is_finalizing():
                 return False
             lock = _thread.allocate_lock()
             lock.acquire()
@@ -118,6 +120,9 @@ def start_thread(target: Callable[[], None], name: str, failed: Callable[[Runtim
         except RuntimeError as error:
             failed(error)
 
+    if sys.is_finalizing():  # some Pythons start a thread even now, and it never runs
+        failed(RuntimeError("the interpreter is finalizing"))
+        return
     try:
         _thread.start_new_thread(start, ())
     except RuntimeError as error:
@@ -144,12 +149,14 @@ def carry_out(
 
 def join_threads(threads: Iterable[threading.Thread], deadline: float) -> list[str]:
     """Wait for these to end; return the names of those that have not by ``deadline`` (monotonic). One that
-    was never started counts as ended, and so does the calling one.
+    was never started counts as ended, and so does the calling one. While the interpreter is finalizing, none
+    ends any more, and there is no waiting.
     """
     current = threading.current_thread()
     started = [thread for thread in threads if thread.ident is not None and thread is not current]
     for thread in started:
-        thread.join(max(0.0, deadline - time.monotonic()))
+        if not sys.is_finalizing():
+            thread.join(max(0.0, deadline - time.monotonic()))
     return [thread.name for thread in started if thread.is_alive()]
 
 

@@ -49,6 +49,9 @@ log = logging.getLogger("nsq.connection")
 _WRITER_GRACE = 1.0
 #: Bytes of one write at most, so that write_timeout asks for progress and not for a fast link.
 _PIECE = 1024 * 1024
+#: Milliseconds that a requeue asks for at most, 292 years: Go's nsqd counts nanoseconds in 64 bits, and ours
+#: cuts off a client that asks for more digits. Both make it --max-req-timeout.
+_LONGEST_DELAY = 9_223_372_036_854
 
 #: Takes what it wants to send now from the deque, and returns it as bytes; nothing when there is nothing.
 Encoder = Callable[[deque[Any]], bytes]
@@ -500,6 +503,7 @@ class Conn:
 def _milliseconds(delay: float) -> int:
     """Convert seconds to what REQ takes. Raises InvalidMessage if the delay is not a number."""
     try:
-        return round(max(0.0, delay) * 1000)
+        # In this order, as NaN is smaller than nothing: round refuses it.
+        return min(round(max(delay, 0.0) * 1000), _LONGEST_DELAY)
     except (TypeError, ValueError, OverflowError):
         raise InvalidMessage(f"a requeue delay of {delay!r}; it must be a number of seconds") from None

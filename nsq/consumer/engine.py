@@ -42,7 +42,7 @@ from nsq.message import Message
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
-from nsq.waiting import Callbacks, Waiters, carry_out, start_thread
+from nsq.waiting import Callbacks, Waiters, carry_out, join_threads, start_thread
 
 log = logging.getLogger("nsq.consumer")
 
@@ -207,9 +207,8 @@ class Engine(ConnDelegate):
         if not self.owns_current_thread():
             hard = max(deadline, time.monotonic() + _LEAST_TO_STOP)
             self.changed.wait_for(lambda: self.report is not None, hard)
-            owner = self._owner
-            if owner is not None:
-                owner.join(max(0.0, hard - time.monotonic()))
+            if self._owner is not None:
+                join_threads([self._owner], hard)
         for report in (self.report, self._left):  # in a report that is false there is much to read
             if report is not None:
                 return report

@@ -154,8 +154,8 @@ class Pool:
                 self._to_do.put(self._look_at_deadlines)
             if self._gone:
                 self.give_up(publish, "the producer was closed")
-            if self.exiting:
-                publish.wait_for(publish.done, deadline)
+            if self.exiting and not publish.wait_for(publish.done, deadline):
+                self.give_up(publish)
         except BaseException:
             self.cancel(publish)
             raise
@@ -195,6 +195,8 @@ class Pool:
     def give_up(self, publish: Publish, reason: str = "") -> None:
         """End a publish whose time, or whose producer's, is up. For its caller or the pool's thread."""
         endpoint = publish.endpoint
+        if not reason and sys.is_finalizing():
+            reason = "the interpreter is finalizing, and other threads no longer run"
         # Neither claimed nor sent: another thread gives it up too. Asked in this order: see ``_encode``.
         if publish.claim.acquire(False) or not publish.sent:
             if not reason and endpoint is not None:

@@ -377,7 +377,8 @@ class PublishFuture(Publish, Future[None]):
             self._refuse_in_callback()
             deadline = math.inf if timeout is None else time.monotonic() + timeout
             if not self.wait_for(self.done, deadline):
-                raise TimeoutError(f"{self!r} has not ended within {timeout:g} s")
+                reason = "before the interpreter" if timeout is None else f"within {timeout:g} s"
+                raise TimeoutError(f"{self!r} has not ended {reason}")
         return self.error
 
     def _refuse_in_callback(self) -> None:

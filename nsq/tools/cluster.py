@@ -100,12 +100,22 @@ class Cluster:
 
     @cached_property
     def tcp_addresses(self) -> list[str]:
-        """The TCP addresses of the nsqds, from nsqlookupd, or at the host that was named."""
+        """The TCP addresses of the nsqds, from nsqlookupd, or at the host that was named. ApiError when there
+        is none.
+        """
         if self.lookupds:
             found = self._ask(self.lookupds, NsqlookupdApi.nodes)
-            return sorted({node.tcp_address for nodes in found.values() for node in nodes})
-        infos = self._ask(self.nsqds, NsqdApi.info)
-        return [join(parse_url(address).host, info.tcp_port) for address, info in infos.items()]
+            addresses = sorted({node.tcp_address for nodes in found.values() for node in nodes})
+        else:
+            infos = self._ask(self.nsqds, NsqdApi.info)
+            addresses = [join(parse_url(address).host, info.tcp_port) for address, info in infos.items()]
+        if not addresses:
+            raise ApiError(
+                "; ".join(self.problems)
+                or f"no nsqd is registered with nsqlookupd {', '.join(self.lookupds)}: start nsqd with "
+                "--lookupd-tcp-address, or name one with --nsqd-http-address"
+            )
+        return addresses
 
     def stats(self, topic: str = "", channel: str = "") -> dict[str, list[TopicStats]]:
         """Return the topics of each nsqd that answers."""

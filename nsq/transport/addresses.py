@@ -19,11 +19,11 @@ def checked(name: str, given: Addresses) -> tuple[str, ...]:
     several = [given] if isinstance(given, str) else given
     if not isinstance(several, Iterable):
         raise ConfigError(f"{name} is {given!r}, must be an address, or several of them")
-    found = tuple(dict.fromkeys(several))
+    found = tuple(several)
     for address in found:
         if not isinstance(address, str) or not address:
             raise ConfigError(f"{name} has {address!r}, must be an address as text, such as 127.0.0.1:4150")
-    return found
+    return tuple(dict.fromkeys(found))
 
 
 def checked_nsqds(given: Addresses) -> tuple[str, ...]:
@@ -53,6 +53,9 @@ def split(address: str) -> tuple[str, int]:
     """Host and port of ``host:port``, an IPv6 address without its brackets; ConfigError for anything else."""
     if "://" in address:
         raise ConfigError(f"address {address!r} is a URL; nsqd's TCP address is host:port, without a scheme")
+    if "," in address:
+        several = [each.strip() for each in address.split(",")]
+        raise ConfigError(f"address {address!r} is several in one text; give a list of them: {several}")
     host, _, port = address.rpartition(":")
     if not host or any(character.isspace() or character == "\0" for character in address):
         raise ConfigError(f"address {address!r} is not host:port, such as 127.0.0.1:4150")

@@ -83,6 +83,20 @@ def test_messages_are_published_to_a_nsqd_that_answers(
     assert sum(each["deferred_count"] for each in counted) == 3
 
 
+@pytest.mark.parametrize("words", [("pub", "orders", "one"), ("bench",)])
+def test_when_there_is_no_nsqd_to_publish_to_the_reason_is_told(
+    nsqlookupd: Nsqlookupd, run: Run, words: tuple[str, ...]
+) -> None:
+    for flag, said in (
+        (f"--lookupd-http-address={nsqlookupd.http_address}", "no nsqd is registered with nsqlookupd "),
+        (f"--lookupd-http-address={nsqlookupd.tcp_address}", "this is a TCP port of NSQ"),
+        ("--nsqd-http-address=127.0.0.1:1", "127.0.0.1:1/info cannot be reached: Connection refused"),
+    ):
+        status, out, err = run(*words, flag)
+        assert (status, out) == (1, "")
+        assert said in err
+
+
 def test_topics_and_channels_are_added_up(cluster: Cluster) -> None:
     for nsqd in cluster.nsqds:
         publish(nsqd, numbered(3))

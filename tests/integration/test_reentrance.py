@@ -368,3 +368,46 @@ atexit.register(at_the_end)
     for python in pythons():
         done = run(python, program)
         assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
+#: What a ``__del__`` calls that runs after the interpreter has ended all other threads, and how that ends.
+CALLS_BEHIND_THE_END = {
+    "publish": ("producer.publish('t', b'late')", "PublishFailed"),
+    "publish_async": ("producer.publish_async('t', b'late').result()", "PublishFailed"),
+    "flush": ("producer.flush()", "False"),
+    "close": ("producer.close()", "False"),
+    "ping": ("producer.ping()", "ConnectionFailed"),
+    "a first publish": ("cold.publish('t', b'late')", "PublishFailed"),
+    "start": ("consumer.start()", "NsqError"),
+    "stop": ("running.stop()", "False"),
+}
+
+
+@pytest.mark.parametrize("name", CALLS_BEHIND_THE_END)
+def test_a_call_behind_the_end_of_all_threads_returns_at_once(nsqd: Nsqd, name: str) -> None:
+    call, outcome = CALLS_BEHIND_THE_END[name]
+    program = f"""
+import nsq, sys, time
+ADDRESS = {nsqd.tcp_address!r}
+class Owner:
+    def __init__(self):
+        self.producer, self.cold = nsq.Producer(ADDRESS), nsq.Producer(ADDRESS)
+        self.consumer, self.running = [
+            nsq.Consumer("t", "c#ephemeral", nsqd=ADDRESS).add_handler(id) for _ in range(2)
+        ]
+        self.running.start()
+        self.producer.publish("t", b"body")
+    def __del__(self, nsq=nsq, sys=sys, time=time):
+        producer, cold, consumer, running = self.producer, self.cold, self.consumer, self.running
+        assert sys.is_finalizing()
+        started = time.monotonic()
+        try:
+            outcome = bool({call})
+        except nsq.NsqError as error:
+            outcome = type(error).__name__
+        sys.stdout.write(f"{{outcome}} {{time.monotonic() - started < 5}}")
+owner = Owner()
+"""
+    for python in pythons():
+        done = run(python, program)
+        assert (done.returncode, done.stdout) == (0, f"{outcome} True"), done.stderr

@@ -310,7 +310,7 @@ class TestAnswering:
 
     @pytest.mark.parametrize(
         ("delay", "sent"),
-        [(None, 3000), (0, 0), (0.25, 250), (-1, 0), (0.0006, 1), (float("nan"), 0)],
+        [(None, 3000), (0, 0), (0.25, 250), (-1, 0), (0.0006, 1), (1e300, 9_223_372_036_854)],
     )
     def test_requeue(self, pair: Pair, delay: float | None, sent: int) -> None:
         nsqd = pair.connect()
@@ -322,7 +322,7 @@ class TestAnswering:
         assert pair.delegate.notes == [("requeued", one, False)]
         assert pair.conn.session.requeued == 1
 
-    @pytest.mark.parametrize("delay", [float("inf"), "soon"])
+    @pytest.mark.parametrize("delay", [float("inf"), float("nan"), "soon"])
     def test_an_impossible_delay_leaves_the_message_in_flight(self, pair: Pair, delay: Any) -> None:
         nsqd, (one,) = in_flight(pair, 1)
         with pytest.raises(InvalidMessage, match="requeue delay"):

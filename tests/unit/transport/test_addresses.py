@@ -58,6 +58,18 @@ def test_an_ipv6_address_without_brackets_is_told_what_to_write() -> None:
         addresses.split("::1:4150")
 
 
+def test_several_addresses_in_one_text_are_told_what_to_write() -> None:
+    with pytest.raises(ConfigError, match=r"several .*\['nsqd-1:4150', 'nsqd-2:4150'\]"):
+        addresses.split("nsqd-1:4150, nsqd-2:4150")
+
+
+@pytest.mark.parametrize("given", [(["nsqd:4150"],), [None], [b"nsqd:4150"], [""], [{}]])
+def test_what_is_no_text_is_named(given: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        addresses.checked("nsqd", given)
+    assert f"nsqd has {given[0]!r}" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("address", "host", "port"),
     [
