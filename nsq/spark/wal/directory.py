@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from nsq.errors import SegmentLost, WalError, WalForeign
 from nsq.spark.wal import names, ownership, readers, records
-from nsq.spark.wal.directory_log import DirectoryLog, Disk
+from nsq.spark.wal.directory_log import DirectoryLog, Disk, named
 from nsq.spark.wal.names import Subject
 from nsq.spark.wal.readers import ReaderState, check_reader
 from nsq.spark.wal.store import Claim, ReceiverFolder, Segment, SegmentFile
@@ -62,7 +62,7 @@ class DirectoryWal:
         """Make it where it is not there yet; its identity. Raises WalForeign when it is for another
         ``subject``; a log that does not say is for this one from now on.
         """
-        with _named(self._root, "cannot be made a log"):
+        with named(self._root, "cannot be made a log"):
             self._root.parent.mkdir(parents=True, exist_ok=True)
             self._root.mkdir(mode=_PRIVATE, exist_ok=True)
             found = self.identity()
@@ -89,21 +89,21 @@ class DirectoryWal:
         Where one cannot tell at once whether the other is alive, with leases, it takes as long as that takes.
         """
         path = self._root / readers.lock_of(check_reader(reader))
-        with _named(path, "cannot be locked"):
+        with named(path, "cannot be locked"):
             self._make_readers_folder()
             mode = self._mode() & 0o666
             return ownership.claim(path, description, patience, mode, self._clock, self._nap)
 
     def owner(self, reader: str) -> ownership.Owner | None:
         """Who reads under this name now."""
-        with _named(self._root, "cannot be read"):
+        with named(self._root, "cannot be read"):
             return ownership.holder(self._root / readers.lock_of(reader))
 
     def readers(self) -> dict[str, ReaderState]:
         """All that have ever read, and were not removed."""
         found = {}
         folder = self._root / readers.FOLDER
-        with _named(folder, "cannot be read"), contextlib.suppress(FileNotFoundError):
+        with named(folder, "cannot be read"), contextlib.suppress(FileNotFoundError):
             for file in sorted(os.listdir(folder)):
                 name = readers.name_of(file)
                 if name is not None:
@@ -114,14 +114,14 @@ class DirectoryWal:
     def save_reader(self, reader: str, state: ReaderState) -> None:
         """Durable on return, in one step where the place allows it."""
         path = self._root / readers.file_of(reader)
-        with _named(path, "cannot be written"):
+        with named(path, "cannot be written"):
             self._make_readers_folder()
             self._publish(path, readers.encode(state))
 
     def remove_reader(self, reader: str) -> None:
         """Forget how far it has read: it holds up no deletion any more."""
         for path in (self._root / readers.file_of(reader), self._root / readers.lock_of(reader)):
-            with _named(path, "cannot be removed"):
+            with named(path, "cannot be removed"):
                 self._disk.remove(path)
 
     def _publish(self, path: Path, text: bytes, *, once: bool = False) -> None:
@@ -160,7 +160,7 @@ class DirectoryWal:
         return None if text is None else names.decode_subject(text, str(self._root / names.SUBJECT))
 
     def _read(self, name: str) -> bytes | None:
-        with _named(self._root, "cannot be read"), contextlib.suppress(FileNotFoundError):
+        with named(self._root, "cannot be read"), contextlib.suppress(FileNotFoundError):
             return (self._root / name).read_bytes()
         return None
 
@@ -169,7 +169,7 @@ class DirectoryWal:
         if not names.is_receiver(receiver):
             raise WalError(f"{receiver!r} is no name for a receiver: take one from names.new_receiver()")
         folder = self._root / receiver
-        with _named(folder, "cannot be made"):
+        with named(folder, "cannot be made"):
             if self.identity() is None:
                 raise WalError(f"{self._root} is no log: it has to be prepared first")
             lock = self._enter(folder)
@@ -199,13 +199,17 @@ class DirectoryWal:
 
     def recover(self) -> list[Segment]:
         """Seal whatever complete batches dead receivers left unsealed; what was sealed by this call."""
-        sealed: list[Segment] = []
+        sealed = []
         for receiver in self._receivers():
             with self._if_dead(receiver) as dead:
-                if dead:
-                    with contextlib.suppress(FileNotFoundError):
-                        sealed += seal_leftovers(self._root / receiver, self._disk)
-        return sorted(sealed)
+                for name in sorted(self._names(receiver)) if dead else ():
+                    number, path = names.read_open(name), self._root / receiver / name
+                    if number is None:
+                        continue
+                    # A file that is missing was sealed by another process, which was faster.
+                    with named(path, "cannot be recovered"), contextlib.suppress(FileNotFoundError):
+                        sealed.append(_seal_leftover(path, number, self._disk))
+        return sorted(filter(None, sealed))
 
     def read(self, segment: Segment) -> Iterator[pa.RecordBatch]:
         """Its batches, as they were appended. Raises SegmentLost, naming the file.
@@ -225,7 +229,7 @@ class DirectoryWal:
         """Those that are gone already are left out."""
         for segment in segments:
             path = self.path(segment)
-            with _named(path, "cannot be deleted"):
+            with named(path, "cannot be deleted"):
                 self._disk.remove(path)
 
     def discard_empty(self) -> None:
@@ -272,14 +276,14 @@ class DirectoryWal:
         self._disk.sync_folder(self._root)
 
     def _listing(self) -> list[str]:
-        with _named(self._root, "cannot be listed"):
+        with named(self._root, "cannot be listed"):
             return sorted(entry.name for entry in os.scandir(self._root) if entry.is_dir())
 
     def _receivers(self) -> list[str]:
         return [name for name in self._listing() if names.is_receiver(name)]
 
     def _names(self, receiver: str) -> list[str]:
-        with _named(self._root / receiver, "cannot be listed"), contextlib.suppress(FileNotFoundError):
+        with named(self._root / receiver, "cannot be listed"), contextlib.suppress(FileNotFoundError):
             return os.listdir(self._root / receiver)
         return []
 
@@ -297,7 +301,7 @@ class DirectoryWal:
     @contextlib.contextmanager
     def _if_dead(self, receiver: str) -> Iterator[bool]:
         with (
-            _named(self._root / receiver, "cannot be examined"),
+            named(self._root / receiver, "cannot be examined"),
             ownership.looked_at(self._root / receiver / names.LOCK) as free,
         ):
             yield free
@@ -311,15 +315,6 @@ class DirectoryWal:
                     os.rmdir(self._root / name)
 
 
-@contextlib.contextmanager
-def _named(path: Path, what: str) -> Iterator[None]:
-    """What the system refuses becomes a WalError that says where."""
-    try:
-        yield
-    except OSError as error:
-        raise WalError(f"{path} {what}: {error.strerror or error}") from error
-
-
 # What a dead receiver left unsealed becomes a segment. Any number of processes may do this at once: all of
 # them find the same valid beginning of the file and give it the same name, and one of them renames it. The
 # torn tail stays in the file: its name says how far it is valid
@@ -328,34 +323,15 @@ def _named(path: Path, what: str) -> Iterator[None]:
 _logger = logging.getLogger("nsq.spark.wal")
 
 
-def seal_leftovers(folder: Path, disk: Disk) -> list[Segment]:
-    """Of a receiver that is known to be dead; what this call has sealed."""
-    sealed = []
-    for name in sorted(os.listdir(folder)):
-        number = names.read_open(name)
-        if number is None:
-            continue
-        path = folder / name
-        try:
-            segment = _seal(path, number, disk)
-        except FileNotFoundError:  # another process was faster
-            continue
-        except OSError as error:
-            raise WalError(f"{path} cannot be recovered: {error.strerror or error}") from error
-        if segment is not None:
-            sealed.append(segment)
-    return sealed
-
-
-def _seal(path: Path, number: int, disk: Disk) -> Segment | None:
+def _seal_leftover(path: Path, number: int, disk: Disk) -> Segment | None:
     with pa.OSFile(str(path), "rb") as source:
         size = source.size()
-        found = records.complete(source)
-    if not found.rows:
+        rows, bodies = records.complete(source)
+    if not rows:
         disk.remove(path)
         _logger.info("%s held no complete batch (%d bytes), and is removed", path, size)
         return None
-    segment = Segment(path.parent.name, number, found.rows, found.bytes)
+    segment = Segment(path.parent.name, number, rows, bodies)
     # The last batch may have been written without an fsync; a segment must not change its mind.
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
@@ -364,6 +340,5 @@ def _seal(path: Path, number: int, disk: Disk) -> Segment | None:
         disk.close(descriptor)
     disk.rename(path, path.parent / names.sealed_file(segment))
     disk.sync_folder(path.parent)
-    torn = max(0, size - found.end - len(records.END))
-    _logger.info("%s: %d rows recovered, %d torn bytes behind them", path, found.rows, torn)
+    _logger.info("%s: %d rows recovered, from %d bytes", path, rows, size)
     return segment

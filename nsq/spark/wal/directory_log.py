@@ -1,9 +1,9 @@
 """One receiver's log in a directory: append, make durable, seal, and what to do when the disk refuses.
 
-The file that is being written is valid up to ``_Open.end``, and everything is written behind that. A failed
-write is cut off again. After a failed fsync the kernel may call pages clean that never reached the disk, so
-nothing is ever written behind it: the file is *tainted*, and sealed as far as it was durable before; its name
-says how far. As long as not even that succeeds, nothing is appended.
+The file that is being written is valid up to ``_Open.end``, and everything is written behind that. After a
+failed fsync the kernel may call pages clean that never reached the disk, so nothing is ever written behind a
+failure: the file is *tainted*, and sealed as far as it was durable before; its name says how far. As long as
+not even that succeeds, nothing is appended.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import errno
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -83,13 +84,21 @@ class Disk:
 _logger = logging.getLogger("nsq.spark.wal")
 
 
+@contextlib.contextmanager
+def named(path: Path, what: str) -> Iterator[None]:
+    """What the system refuses becomes a WalError that says where."""
+    try:
+        yield
+    except OSError as error:
+        raise WalError(f"{path} {what}: {error.strerror or error}") from error
+
+
 @dataclass
 class _Open:
     """The file that is being written. ``end``, ``rows`` and ``bytes`` count what is durable."""
 
     descriptor: int
     path: Path
-    number: int
     end: int = 0
     rows: int = 0
     bytes: int = 0
@@ -109,7 +118,7 @@ class DirectoryLog:
         self._next = 1
         self._written = 0  # bytes of the files that are sealed
         self._unsynced = False  # a seal is in the folder, but the folder perhaps not on the disk
-        self._sealed: Segment | None = None  # by the last roll or by a failure since; no roll has returned it
+        self._sealed: Segment | None = None  # by the last roll or after a failure; no roll has returned it
         self._closed = False
 
     @property
@@ -134,34 +143,26 @@ class DirectoryLog:
         if batch.num_rows == 0:
             return
         data = records.encode(batch)
-        self._settle()
+        if self._open is None or self._open.tainted:
+            self._seal()  # what a failure has left undone
         current = self._open or self._begin()
         start = records.begin(batch.schema) if current.end == 0 else b""
-        try:
+        current.tainted = True
+        with named(current.path, "cannot be written"):
             middle = self._disk.write(current.descriptor, memoryview(start), current.end)
             end = self._disk.write(current.descriptor, memoryview(data), middle)
-        except OSError as error:
-            self._cut(current)
-            raise self._failed(current.path, "cannot be written", error) from error
-        try:
+        with named(current.path, "cannot be made durable"):
             self._disk.sync(current.descriptor)
             if start:
                 self._disk.sync_folder(self._folder)
-        except OSError as error:
-            current.tainted = True
-            self._try_to_settle()
-            raise self._failed(current.path, "cannot be made durable", error) from error
+        current.tainted = False
         current.end = end
         current.rows += batch.num_rows
         current.bytes += records.body_bytes(batch)
 
     def roll(self) -> Segment | None:
         """Seal what was appended since the last time; None when that is nothing."""
-        self._settle()
-        if self._open is not None:
-            if self._open.rows:
-                self._close_stream(self._open)
-            self._seal(self._open)
+        self._seal()
         sealed, self._sealed = self._sealed, None
         return sealed
 
@@ -186,79 +187,32 @@ class DirectoryLog:
 
     def _begin(self) -> _Open:
         path = self._folder / names.open_file(self._next)
-        try:
-            descriptor = self._disk.create(path, self._mode)
-        except OSError as error:
-            raise self._failed(path, "cannot be created", error) from error
-        self._open = _Open(descriptor, path, self._next)
+        with named(path, "cannot be created"):
+            self._open = _Open(self._disk.create(path, self._mode), path)
         return self._open
 
-    def _cut(self, current: _Open) -> None:
-        """Back to what was durable."""
-        try:
-            self._disk.truncate(current.descriptor, current.end)
-        except OSError:
-            current.tainted = True
-            self._try_to_settle()
-
-    def _close_stream(self, current: _Open) -> None:
-        """The mark is for other readers of such streams; ours know from the name where it ends."""
-        try:
-            self._disk.write(current.descriptor, memoryview(records.END), current.end)
-            self._disk.sync(current.descriptor)
-        except OSError as error:
-            _logger.warning("%s is sealed without an end mark: %s", current.path, error)
-            current.tainted = True
-
-    def _settle(self) -> None:
-        """Finish what a failure has left undone; raises WalError while that fails."""
-        if self._open is not None and self._open.tainted:
-            self._seal(self._open)
-        elif self._unsynced:
-            self._sync_folder()
-
-    def _try_to_settle(self) -> None:
-        try:
-            self._settle()
-        except WalError as error:
-            _logger.warning("%s", error)
-
-    def _seal(self, current: _Open) -> None:
-        """Under its final name, if it holds anything. Until then it is the open file: try again."""
-        if current.rows == 0:
-            self._discard(current)
-            return
-        segment = Segment(self.receiver, current.number, current.rows, current.bytes)
-        if current.tainted:
-            with contextlib.suppress(OSError):  # tidy, not needed: the name says how far it is valid
-                self._disk.truncate(current.descriptor, current.end)
-        try:
-            self._disk.rename(current.path, self._folder / names.sealed_file(segment))
-        except OSError as error:
-            current.tainted = True  # it may end with the mark already
-            raise self._failed(current.path, "cannot be sealed", error) from error
-        self._disk.close(current.descriptor)
-        self._written += current.end
-        self._open, self._sealed = None, segment
-        self._next += 1
-        self._unsynced = True
-        self._sync_folder()
-
-    def _discard(self, current: _Open) -> None:
-        try:
-            self._disk.remove(current.path)
-        except OSError as error:
-            current.tainted = True
-            raise self._failed(current.path, "cannot be removed", error) from error
-        self._disk.close(current.descriptor)
-        self._open = None
-
-    def _sync_folder(self) -> None:
-        try:
-            self._disk.sync_folder(self._folder)
-        except OSError as error:
-            raise self._failed(self._folder, "cannot be made durable", error) from error
-        self._unsynced = False
-
-    def _failed(self, path: Path, what: str, fault: OSError) -> WalError:
-        return WalError(f"{path} {what}: {fault.strerror or fault}")
+    def _seal(self) -> None:
+        """Give the open file its final name, if it holds anything. Until then nothing more is appended."""
+        current = self._open
+        if current is not None and current.rows == 0:
+            with named(current.path, "cannot be removed"):
+                self._disk.remove(current.path)
+            self._disk.close(current.descriptor)
+            self._open = None
+        elif current is not None:
+            if current.tainted:
+                with contextlib.suppress(OSError):  # tidy, not needed: the name says how far it is valid
+                    self._disk.truncate(current.descriptor, current.end)
+            current.tainted = True  # a rename that fails may have happened
+            segment = Segment(self.receiver, self._next, current.rows, current.bytes)
+            with named(current.path, "cannot be sealed"):
+                self._disk.rename(current.path, self._folder / names.sealed_file(segment))
+            self._disk.close(current.descriptor)
+            self._written += current.end
+            self._open, self._sealed = None, segment
+            self._next += 1
+            self._unsynced = True
+        if self._unsynced:
+            with named(self._folder, "cannot be made durable"):
+                self._disk.sync_folder(self._folder)
+            self._unsynced = False

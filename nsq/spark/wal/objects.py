@@ -328,7 +328,7 @@ class ObjectLog:
         if self._doubtful is not None and self._is_there(self._doubtful):
             self._count(self._doubtful)
         segment = Segment(self.receiver, self._next, batch.num_rows, records.body_bytes(batch))
-        data = records.begin(batch.schema) + bytes(records.encode(batch)) + records.END
+        data = records.begin(batch.schema) + bytes(records.encode(batch))
         self.written += len(data)
         try:
             self._bucket.put(_path(segment), data)
