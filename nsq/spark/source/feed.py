@@ -21,8 +21,9 @@ from nsq.spark.source.backlog import AvailableNowTarget, Backlog, Poller
 from nsq.spark.source.offsets import Amount, Limits, Offset, Slice, admitted, amount, between, tasks, unread
 from nsq.spark.source.options import COMMITTED, LATEST, SourceOptions
 from nsq.spark.wal import names
+from nsq.spark.wal.names import Position, Segment
 from nsq.spark.wal.readers import ReaderState, deletable
-from nsq.spark.wal.store import Claim, Position, Segment, Wal, shown
+from nsq.spark.wal.store import Claim, Wal, shown
 
 log = logging.getLogger("nsq.spark.source")
 

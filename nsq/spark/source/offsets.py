@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nsq.errors import WalForeign
-from nsq.spark.wal.store import Position, Segment
+from nsq.spark.wal.names import Position, Segment
 
 _SHOWN = 200
 

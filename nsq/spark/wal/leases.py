@@ -68,7 +68,7 @@ def decode(text: bytes) -> Lease:
     """A lease that cannot be read may be half written: it has a holder, and no age."""
     try:
         found = json.loads(text)
-        owner = ownership.decode(json.dumps(found["owner"]).encode())
+        owner = ownership.decode(found["owner"])
         return Lease(str(found["token"]), int(found["beat"]), float(found["refreshed"]), owner)
     except (ValueError, KeyError, TypeError):
         return Lease("", 0, math.inf, ownership.UNKNOWN_OWNER)
@@ -185,4 +185,4 @@ def contend(bucket: Bucket, name: str, description: str, patience: float, timing
 
 
 def _new(description: str, timing: Timing) -> Lease:
-    return Lease(uuid.uuid4().hex, 0, timing.now(), ownership.introduce(description, timing.now()))
+    return Lease(uuid.uuid4().hex, 0, timing.now(), ownership.introduce(description))

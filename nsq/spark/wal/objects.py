@@ -23,18 +23,18 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Self
 
 import pyarrow as pa
 from pyarrow import fs
 
-from nsq.errors import ConfigError, SegmentLost, WalError, WalForeign
+from nsq.errors import ConfigError, SegmentLost, WalError
 from nsq.spark.wal import leases, names, ownership, readers, records
 from nsq.spark.wal.leases import HeldLease, Lease, Timing
-from nsq.spark.wal.names import Subject
-from nsq.spark.wal.readers import ReaderState, check_reader
-from nsq.spark.wal.store import Claim, ReceiverFolder, Segment, SegmentFile
+from nsq.spark.wal.names import ReceiverFolder, Segment, SegmentFile
+from nsq.spark.wal.readers import check_reader
+from nsq.spark.wal.store import BaseWal
 
 # Whole objects put, got, listed and deleted below one root. Errors name the path but never the URI, for that
 # may hold credentials. A segment must appear whole or not at all: object stores promise that; elsewhere
@@ -68,8 +68,8 @@ class Bucket:
         with _named(self.path(name), "cannot be made"):
             self._files.create_dir(self.path(name), recursive=True)
 
-    def put(self, name: str, data: bytes | pa.Buffer) -> None:
-        """When this raises, it may be there all the same."""
+    def put(self, name: str, data: bytes | pa.Buffer, *, once: bool = False) -> None:
+        """When this raises, it may be there all the same. ``once`` changes nothing: see ``leases``."""
         folder, _, last = name.rpartition("/")
         draft = name if self._appear_whole else f"{folder}/{_HIDDEN}{last}-{uuid.uuid4().hex[:8]}".lstrip("/")
         with _named(self.path(name), "cannot be written"):
@@ -93,10 +93,9 @@ class Bucket:
             except FileNotFoundError:
                 return None
 
-    def size(self, name: str) -> int | None:
+    def has(self, name: str) -> bool:
         with _named(self.path(name), "cannot be looked at"):
-            found = self._files.get_file_info(self.path(name))
-        return int(found.size) if found.type == fs.FileType.File else None
+            return bool(self._files.get_file_info(self.path(name)).is_file)
 
     def delete(self, name: str) -> None:
         """One that is gone already is fine."""
@@ -108,32 +107,28 @@ class Bucket:
         with _named(self.path(name), "cannot be deleted"), contextlib.suppress(FileNotFoundError):
             self._files.delete_dir(self.path(name))
 
-    def names(self) -> list[str]:
-        """What lies directly below the root, folders too, but not what is hidden."""
-        return sorted(found.path for found in self._list(recursive=False))
+    def names(self, folder: str) -> list[str]:
+        """What lies directly in a folder, folders too."""
+        return sorted(info.base_name for info in self._list(folder, recursive=False))
 
     def folders(self) -> list[str]:
         """Those directly below the root, as far as the store knows folders that hold nothing."""
-        return sorted(found.path for found in self._list(recursive=False) if found.size < 0)
+        return sorted(info.base_name for info in self._list("", recursive=False) if not info.is_file)
 
     def everything(self) -> list[Found]:
         """All objects: one request, or one per thousand."""
-        return [found for found in self._list(recursive=True) if found.size >= 0]
-
-    def _list(self, recursive: bool) -> list[Found]:
-        """Not what is hidden. A folder has the size -1."""
-        selector = fs.FileSelector(self._root, allow_not_found=True, recursive=recursive)
-        with _named(self._root, "cannot be listed"):
-            infos = self._files.get_file_info(selector)
         return [
-            Found(
-                info.path[len(self._root) :].lstrip("/"),
-                int(info.size) if info.is_file else -1,
-                (info.mtime_ns or 0) / 1e9,
-            )
-            for info in infos
-            if not info.base_name.startswith(_HIDDEN)
+            Found(info.path[len(self._root) :].lstrip("/"), int(info.size), (info.mtime_ns or 0) / 1e9)
+            for info in self._list("", recursive=True)
+            if info.is_file
         ]
+
+    def _list(self, folder: str, recursive: bool) -> list[fs.FileInfo]:
+        """Not what is hidden."""
+        selector = fs.FileSelector(self.path(folder), allow_not_found=True, recursive=recursive)
+        with _named(self.path(folder), "cannot be listed"):
+            infos = self._files.get_file_info(selector)
+        return [info for info in infos if not info.base_name.startswith(_HIDDEN)]
 
 
 def _kind(filesystem: fs.FileSystem) -> str:
@@ -153,11 +148,10 @@ def _named(path: str, what: str) -> Iterator[None]:
 # The log
 
 
-_OF_THE_LOG = (names.IDENTITY, names.SUBJECT, f"{names.OWNER}.json", readers.FOLDER)
 _LEASE = "lease.json"
 
 
-class ObjectWal:
+class ObjectWal(BaseWal):
     """``path`` is the log's folder in that file system: ``bucket/folder``."""
 
     def __init__(
@@ -170,8 +164,8 @@ class ObjectWal:
         clock: Callable[[], float] = time.monotonic,
         nap: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.location = location or path
         self._bucket = Bucket(filesystem, path)
+        super().__init__(self._bucket, location or path)
         self._timing = Timing(now, clock, nap)
 
     @classmethod
@@ -185,32 +179,11 @@ class ObjectWal:
             raise ConfigError(f"wal cannot be opened: pyarrow.fs refuses its {scheme} URI{reason}") from None
         return cls(filesystem, path, location=uri)
 
-    def prepare(self, subject: Subject | None = None) -> str:
-        found = self.identity() or self._identity_if_used()
-        made = found or names.new_identity()
-        if found is None:
-            self._bucket.make_folder("")
-            self._bucket.rewrite(names.IDENTITY, names.encode_identity(made, self._timing.now()))
-        there = self.subject() if subject is not None else None
-        unsaid = subject is not None and (there is None or subject.extends(there))
-        if subject is not None and unsaid:
-            self._bucket.rewrite(names.SUBJECT, names.encode_subject(subject))
-        if found is None or unsaid:
-            self._timing.nap(leases.SETTLE)  # of several who do this at once, the last one's counts for all
-        if subject is not None:
-            subject.check(self.subject(), self._bucket.path(""))
-        return self.identity() or made
+    def _settle(self) -> None:
+        """No put has a condition: the last one counts for all."""
+        self._timing.nap(leases.SETTLE)
 
-    def _identity_if_used(self) -> str | None:
-        """Where there was none: it may just have been prepared by another process."""
-        if all(name in _OF_THE_LOG for name in self._bucket.names()):
-            return None
-        found = self.identity()
-        if found is None:
-            raise WalForeign(f"{self._bucket.path('')} is no log, and not empty: give it one of its own")
-        return found
-
-    def own(self, reader: str, description: str, patience: float) -> Claim:
+    def own(self, reader: str, description: str, patience: float) -> HeldLease:
         self._bucket.make_folder(readers.FOLDER)
         name = readers.lock_of(check_reader(reader))
         return leases.contend(self._bucket, name, description, patience, self._timing)
@@ -219,30 +192,8 @@ class ObjectWal:
         lease = leases.read(self._bucket, readers.lock_of(reader))
         return lease.owner if self._live(lease) and lease is not None else None
 
-    def readers(self) -> dict[str, ReaderState]:
-        found = {}
-        for path in (one.path for one in self._bucket.everything()):
-            folder, _, file = path.partition("/")
-            name = readers.name_of(file) if folder == readers.FOLDER else None
-            text = self._bucket.get(path) if name is not None else None
-            if name is not None and text is not None:
-                found[name] = readers.decode(bytes(text), self._bucket.path(path))
-        return found
-
-    def save_reader(self, reader: str, state: ReaderState) -> None:
-        self._bucket.make_folder(readers.FOLDER)
-        self._bucket.put(readers.file_of(reader), readers.encode(state))
-
-    def remove_reader(self, reader: str) -> None:
-        self._bucket.delete(readers.file_of(reader))
-
     def log(self, receiver: str) -> ObjectLog:
-        if not names.is_receiver(receiver):
-            raise WalError(f"{receiver!r} is no name for a receiver: take one from names.new_receiver()")
-        if self.identity() is None:
-            raise WalError(f"{self._bucket.path('')} is no log: it has to be prepared first")
-        if receiver in self._bucket.names():
-            raise WalError(f"{self._bucket.path(receiver)} is there already: a receiver's name must be new")
+        self._check_new(receiver)
         self._bucket.make_folder(receiver)
         lease = leases.hold(self._bucket, f"{receiver}/{_LEASE}", receiver, self._timing)
         return ObjectLog(self._bucket, receiver, lease)
@@ -273,32 +224,16 @@ class ObjectWal:
         return []
 
     def read(self, segment: Segment) -> Iterator[pa.RecordBatch]:
-        path = _path(segment)
+        path = names.path_of(segment)
         data = self._bucket.get(path)
         if data is None:
             raise SegmentLost(f"{self._bucket.path(path)} is not there")
         return records.decode(data, segment.rows, self._bucket.path(path))
 
-    def delete(self, segments: Iterable[Segment]) -> None:
-        for segment in segments:
-            self._bucket.delete(_path(segment))
-
     def discard_empty(self) -> None:
         for folder in self.receivers():
             if not folder.segments and not folder.alive:
                 self._bucket.delete_folder(folder.receiver)
-
-    def identity(self) -> str | None:
-        """None when it has not been prepared."""
-        text = self._bucket.get(names.IDENTITY)
-        if text is None:
-            return None
-        return names.decode_identity(bytes(text), self._bucket.path(names.IDENTITY))
-
-    def subject(self) -> Subject | None:
-        """None in a log that no query or receiver has used yet."""
-        text = self._bucket.get(names.SUBJECT)
-        return None if text is None else names.decode_subject(bytes(text), self._bucket.path(names.SUBJECT))
 
     def _live(self, lease: Lease | None) -> bool:
         return lease is not None and lease.live(self._timing.now())
@@ -331,7 +266,7 @@ class ObjectLog:
         data = records.begin(batch.schema) + bytes(records.encode(batch))
         self.written += len(data)
         try:
-            self._bucket.put(_path(segment), data)
+            self._bucket.put(names.path_of(segment), data)
         except WalError:
             self._doubtful = segment
             if not self._is_there(segment):
@@ -356,12 +291,8 @@ class ObjectLog:
         self.close()
 
     def _is_there(self, segment: Segment) -> bool:
-        return self._bucket.size(_path(segment)) is not None
+        return self._bucket.has(names.path_of(segment))
 
     def _count(self, segment: Segment) -> None:
         self._next = segment.number + 1
         self._sealed, self._doubtful = segment, None
-
-
-def _path(segment: Segment) -> str:
-    return f"{segment.receiver}/{names.sealed_file(segment)}"

@@ -18,10 +18,9 @@ import fcntl
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nsq.errors import WalOwned
 
@@ -66,17 +65,11 @@ def acquire(path: Path, mode: int = 0o666) -> FileLock | None:
     return FileLock(descriptor)
 
 
-def is_held(path: Path) -> bool:
-    """Whether it is locked. Any number of processes may look at once, but ``acquire`` can fail
-    because of one that does.
-    """
-    with looked_at(path) as free:
-        return not free
-
-
 @contextlib.contextmanager
 def looked_at(path: Path) -> Iterator[bool]:
-    """True when it is free, and then no process can take it inside the block. A missing file is free."""
+    """True when it is free, and then no process can take it inside the block. A missing file is free. Any
+    number of processes may look at once, but ``acquire`` can fail because of one that does.
+    """
     if _held_here(path):
         yield False
         return
@@ -124,37 +117,22 @@ class Owner(NamedTuple):
     leaving: bool
     host: str
     pid: int
-    since: float  # seconds since the epoch
 
     def __str__(self) -> str:
         leaving = ", which is leaving" if self.leaving else ""
         return f"{self.description} (process {self.pid} on {self.host}){leaving}"
 
 
-UNKNOWN_OWNER = Owner("an unknown process", False, "?", 0, 0.0)
+UNKNOWN_OWNER = Owner("an unknown process", False, "?", 0)
 
 
-def encode(owner: Owner) -> bytes:
-    return json.dumps(owner._asdict()).encode() + b"\n"
+def decode(found: Any) -> Owner:
+    """From what stood in JSON. Raises KeyError or TypeError for anything else."""
+    return Owner(*(found[name] for name in Owner._fields))
 
 
-def decode(text: bytes) -> Owner:
-    """Whatever can be read: the text may be half written."""
-    try:
-        found = json.loads(text)
-        return Owner(
-            str(found["description"]),
-            bool(found["leaving"]),
-            str(found["host"]),
-            int(found["pid"]),
-            float(found["since"]),
-        )
-    except (ValueError, KeyError, TypeError):
-        return UNKNOWN_OWNER
-
-
-def introduce(description: str, now: float) -> Owner:
-    return Owner(description, False, os.uname().nodename, os.getpid(), now)
+def introduce(description: str) -> Owner:
+    return Owner(description, False, os.uname().nodename, os.getpid())
 
 
 def told(reader: str, location: str, owner: Owner, waited: float) -> str:
@@ -188,7 +166,7 @@ class FileClaim:
         """A courtesy, which a full disk may refuse: it is the lock that counts."""
         if self._lock.descriptor < 0:
             return
-        text = encode(self._owner)
+        text = json.dumps(self._owner._asdict()).encode() + b"\n"
         with contextlib.suppress(OSError):
             os.pwrite(self._lock.descriptor, text, 0)
             os.ftruncate(self._lock.descriptor, len(text))
@@ -196,7 +174,8 @@ class FileClaim:
 
 def holder(path: Path) -> Owner | None:
     """Who has it now; None when it is free."""
-    return _read(path) if is_held(path) else None
+    with looked_at(path) as free:
+        return None if free else _read(path)
 
 
 def claim(
@@ -213,7 +192,7 @@ def claim(
     while True:
         lock = acquire(path, mode)
         if lock is not None:
-            return FileClaim(lock, introduce(description, time.time()))
+            return FileClaim(lock, introduce(description))
         owner = _read(path)
         waited = clock() - started
         if waited >= (max(patience, LEAVING_PATIENCE) if owner.leaving else patience):
@@ -223,6 +202,6 @@ def claim(
 
 def _read(path: Path) -> Owner:
     try:
-        return decode(path.read_bytes())
-    except OSError:
+        return decode(json.loads(path.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError):  # the text may be half written
         return UNKNOWN_OWNER

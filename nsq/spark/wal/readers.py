@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from nsq.errors import ConfigError
 from nsq.spark.wal import names
-from nsq.spark.wal.store import Position, Segment, SegmentFile
+from nsq.spark.wal.names import Position, Segment, SegmentFile
 
 FOLDER = "readers"
 DEFAULT = "default"

@@ -10,7 +10,8 @@ import pytest
 from nsq.errors import WalError
 from nsq.spark.receiver.intake import PauseGate
 from nsq.spark.receiver.receiving import SizeLimit, held_bytes
-from nsq.spark.wal.store import ReceiverFolder, Segment, SegmentFile, open_wal
+from nsq.spark.wal.names import ReceiverFolder, Segment, SegmentFile
+from nsq.spark.wal.store import open_wal
 
 
 class Bench:

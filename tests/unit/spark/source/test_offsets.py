@@ -6,7 +6,7 @@ import pytest
 
 from nsq.errors import WalForeign
 from nsq.spark.source.offsets import Offset, Position, Slice, between, unread
-from nsq.spark.wal.store import Segment
+from nsq.spark.wal.names import Segment
 
 A1, A2, A3 = (Segment("a", number, 100, 1000) for number in (1, 2, 3))
 B1 = Segment("b", 1, 10, 50)

@@ -40,7 +40,7 @@ def bucket() -> Bucket:
 
 def abandoned(bucket: Bucket, hours: Hours, leaving: bool = False) -> Lease:
     """A holder that has died just now."""
-    owner = ownership.Owner("the dead", leaving, "host", 1, 0.0)
+    owner = ownership.Owner("the dead", leaving, "host", 1)
     lease = Lease("dead", 3, hours.timing().now(), owner)
     bucket.rewrite(PATH, leases.encode(lease))
     return lease
