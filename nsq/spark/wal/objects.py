@@ -21,6 +21,10 @@ is lost, and a number is not used for two of them unless the store finishes a pu
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
+import math
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -29,12 +33,14 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 from pyarrow import fs
 
-from nsq.errors import ConfigError, SegmentLost, WalError
-from nsq.spark.wal import leases, names, ownership, readers, records
-from nsq.spark.wal.leases import HeldLease, Lease, Timing
+from nsq.errors import ConfigError, SegmentLost, WalError, WalOwned
+from nsq.spark.wal import names, ownership, readers, records
 from nsq.spark.wal.names import ReceiverFolder, Segment, SegmentFile
+from nsq.spark.wal.ownership import LEAVING_PATIENCE, Owner
 from nsq.spark.wal.readers import check_reader
 from nsq.spark.wal.store import BaseWal
+
+_logger = logging.getLogger("nsq.spark.wal")
 
 # Whole objects put, got, listed and deleted below one root. Errors name the path but never the URI, for that
 # may hold credentials. A segment must appear whole or not at all: object stores promise that; elsewhere
@@ -69,7 +75,7 @@ class Bucket:
             self._files.create_dir(self.path(name), recursive=True)
 
     def put(self, name: str, data: bytes | pa.Buffer, *, once: bool = False) -> None:
-        """When this raises, it may be there all the same. ``once`` changes nothing: see ``leases``."""
+        """When this raises, it may be there all the same. ``once`` changes nothing: see the leases."""
         folder, _, last = name.rpartition("/")
         draft = name if self._appear_whole else f"{folder}/{_HIDDEN}{last}-{uuid.uuid4().hex[:8]}".lstrip("/")
         with _named(self.path(name), "cannot be written"):
@@ -145,6 +151,176 @@ def _named(path: str, what: str) -> Iterator[None]:
         raise WalError(f"{path} {what}: {error}") from error
 
 
+# Who is alive, where there are no locks: an object that its holder writes again every ten seconds.
+#
+# No message tells that a lease has ended; it is over when it is gone, or half a minute old. Ages compare the
+# holder's clock with the reader's, so clocks may differ by fifteen seconds; and a process that wants a lease
+# waits at most until it has itself seen a lease unchanged for half a minute. Until then the holder may be
+# dead, as it is when a query starts again after a crash: only a sign of life of the holder is a reason
+# to give up.
+#
+# pyarrow cannot put an object on condition that it is not there. So two who want the same lease in the same
+# second can both write it, and each believes it was free. Both then wait, and read it again: the last who
+# wrote has it, and the other sees so. Only one that is stopped between reading and writing for longer than
+# that wait can still take a lease from its holder, and a holder that is silent for half a minute loses it. It
+# finds out at its next refresh; who holds one asks with ``check`` before doing what only a holder may
+
+
+REFRESH = 10.0
+LIFETIME = 30.0
+SKEW = 15.0
+SETTLE = 2.0
+_NAP = 0.5
+_JOIN = 30.0
+
+
+class Lease(NamedTuple):
+    """What stands in the object. ``token`` tells holders apart, ``beat`` counts refreshments."""
+
+    token: str
+    beat: int
+    refreshed: float  # seconds since the epoch, on the holder's clock
+    owner: Owner
+
+    def live(self, now: float) -> bool:
+        return now - self.refreshed < LIFETIME + SKEW
+
+
+class Timing(NamedTuple):
+    """The clocks that leases go by; tests bring their own."""
+
+    now: Callable[[], float]  # since the epoch
+    clock: Callable[[], float]  # monotonic
+    nap: Callable[[float], None]
+
+
+def read_lease(bucket: Bucket, name: str) -> Lease | None:
+    """None when it is gone. One that cannot be read may be half written: it has a holder, and no age."""
+    text = bucket.get(name)
+    if text is None:
+        return None
+    try:
+        found = json.loads(bytes(text))
+        owner = ownership.decode(found["owner"])
+        return Lease(str(found["token"]), int(found["beat"]), float(found["refreshed"]), owner)
+    except (ValueError, KeyError, TypeError):
+        return Lease("", 0, math.inf, ownership.UNKNOWN_OWNER)
+
+
+def write_lease(bucket: Bucket, name: str, lease: Lease) -> None:
+    told = {**lease._asdict(), "owner": lease.owner._asdict()}
+    bucket.rewrite(name, json.dumps(told).encode() + b"\n")
+
+
+class HeldLease:
+    """Refreshed by a thread of its own until it is released."""
+
+    def __init__(self, bucket: Bucket, name: str, lease: Lease, now: Callable[[], float]) -> None:
+        self.lost = False
+        self._bucket = bucket
+        self._name = name
+        self._lease = lease
+        self._now = now
+        self._guard = threading.RLock()  # of _lease; reentrant, for a signal's handler
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"nsq-wal-lease-{name}", daemon=True)
+        self._thread.start()
+
+    def leaving(self) -> None:
+        with self._guard:
+            self._lease = self._lease._replace(owner=self._lease.owner._replace(leaving=True))
+        self.refresh()
+
+    def check(self) -> None:
+        """Raises WalOwned when it has been taken from us."""
+        if self._now() - self._lease.refreshed > LIFETIME:
+            self.refresh()  # this process may just have woken up, before the thread that refreshes
+        if self.lost:
+            raise WalOwned(
+                f"{self._bucket.path('')} has been taken by another process, which had heard nothing of this "
+                f"process ({self._lease.owner}) for {LIFETIME:g} s: only one may go on"
+            )
+
+    def release(self) -> None:
+        """Twice does no harm. A lease that cannot be deleted ends by itself."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._thread.join(_JOIN)
+        try:
+            if not self.lost and self._is_ours():
+                self._bucket.delete(self._name)
+        except WalError as error:
+            _logger.warning("%s; it ends by itself in %d seconds", error, LIFETIME + SKEW)
+
+    def refresh(self) -> None:
+        """Write the lease again, unless another process has taken it."""
+        try:
+            if not self._is_ours():
+                self.lost = True
+                _logger.error("%s has been taken by another process", self._bucket.path(self._name))
+                return
+            with self._guard:
+                self._lease = lease = self._lease._replace(beat=self._lease.beat + 1, refreshed=self._now())
+            write_lease(self._bucket, self._name, lease)
+            if self._lease.owner != lease.owner:  # a signal's handler has told that we leave, and we undid it
+                write_lease(self._bucket, self._name, self._lease)
+        except WalError as error:
+            _logger.warning("a lease cannot be refreshed: %s", error)
+
+    def _is_ours(self) -> bool:
+        """One that is gone is ours to write again."""
+        found = read_lease(self._bucket, self._name)
+        return found is None or found.token == self._lease.token
+
+    def _run(self) -> None:
+        while not self.lost and not self._over.wait(REFRESH):
+            self.refresh()
+
+
+def hold(bucket: Bucket, name: str, description: str, timing: Timing) -> HeldLease:
+    """A lease that no other process wants: a receiver's."""
+    lease = _new(description, timing)
+    write_lease(bucket, name, lease)
+    return HeldLease(bucket, name, lease, timing.now)
+
+
+def contend(bucket: Bucket, name: str, description: str, patience: float, timing: Timing) -> HeldLease:
+    """Raises WalOwned when its holder does not leave in time, at a sign of life; without any ``patience`` its
+    lease alone will do.
+    """
+    started = timing.clock()
+    seen, since = read_lease(bucket, name), started
+    alive = not patience
+    if seen is not None and seen.live(timing.now()):  # it may take half a minute
+        _logger.warning(
+            "%s is owned by %s; if that is dead, this begins when nothing was heard of it for %d s",
+            *(bucket.path(""), seen.owner, LIFETIME),
+        )
+    while True:
+        now = timing.clock()
+        if seen is None or not seen.live(timing.now()) or now - since >= LIFETIME:
+            lease = _new(description, timing)
+            write_lease(bucket, name, lease)
+            timing.nap(SETTLE)
+            found = read_lease(bucket, name)
+            if found is not None and found.token == lease.token:
+                return HeldLease(bucket, name, lease, timing.now)
+        elif alive and now - started >= (max(patience, LEAVING_PATIENCE) if seen.owner.leaving else patience):
+            reader = name.rpartition("/")[2].partition(".lock")[0]
+            raise WalOwned(ownership.told(reader, bucket.path(""), seen.owner, now - started))
+        else:
+            timing.nap(_NAP)
+        latest = read_lease(bucket, name)
+        alive = not patience or latest != seen
+        if latest != seen:
+            seen, since = latest, timing.clock()
+
+
+def _new(description: str, timing: Timing) -> Lease:
+    return Lease(uuid.uuid4().hex, 0, timing.now(), ownership.introduce(description))
+
+
 # The log
 
 
@@ -181,21 +357,20 @@ class ObjectWal(BaseWal):
 
     def _settle(self) -> None:
         """No put has a condition: the last one counts for all."""
-        self._timing.nap(leases.SETTLE)
+        self._timing.nap(SETTLE)
 
     def own(self, reader: str, description: str, patience: float) -> HeldLease:
         self._bucket.make_folder(readers.FOLDER)
         name = readers.lock_of(check_reader(reader))
-        return leases.contend(self._bucket, name, description, patience, self._timing)
+        return contend(self._bucket, name, description, patience, self._timing)
 
-    def owner(self, reader: str) -> ownership.Owner | None:
-        lease = leases.read(self._bucket, readers.lock_of(reader))
-        return lease.owner if self._live(lease) and lease is not None else None
+    def owner(self, reader: str) -> Owner | None:
+        return self._holder(readers.lock_of(reader))
 
     def log(self, receiver: str) -> ObjectLog:
         self._check_new(receiver)
         self._bucket.make_folder(receiver)
-        lease = leases.hold(self._bucket, f"{receiver}/{_LEASE}", receiver, self._timing)
+        lease = hold(self._bucket, f"{receiver}/{_LEASE}", receiver, self._timing)
         return ObjectLog(self._bucket, receiver, lease)
 
     def segments(self) -> list[Segment]:
@@ -215,7 +390,7 @@ class ObjectWal(BaseWal):
         for segment in self.segments():
             counts[segment.receiver] = counts.get(segment.receiver, 0) + 1
         return [
-            ReceiverFolder(one, self._live(leases.read(self._bucket, f"{one}/{_LEASE}")), 0, counts[one])
+            ReceiverFolder(one, self._holder(f"{one}/{_LEASE}") is not None, 0, counts[one])
             for one in sorted(counts)
         ]
 
@@ -235,8 +410,9 @@ class ObjectWal(BaseWal):
             if not folder.segments and not folder.alive:
                 self._bucket.delete_folder(folder.receiver)
 
-    def _live(self, lease: Lease | None) -> bool:
-        return lease is not None and lease.live(self._timing.now())
+    def _holder(self, lease_name: str) -> Owner | None:
+        lease = read_lease(self._bucket, lease_name)
+        return lease.owner if lease is not None and lease.live(self._timing.now()) else None
 
 
 class ObjectLog:

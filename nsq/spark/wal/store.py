@@ -29,8 +29,7 @@ from nsq.spark.wal.readers import ReaderState
 
 if TYPE_CHECKING:
     from nsq.spark.wal.directory import Directory, DirectoryLog, DirectoryWal
-    from nsq.spark.wal.leases import HeldLease
-    from nsq.spark.wal.objects import Bucket, ObjectLog, ObjectWal
+    from nsq.spark.wal.objects import Bucket, HeldLease, ObjectLog, ObjectWal
     from nsq.spark.wal.ownership import FileClaim
 
 T = TypeVar("T")

@@ -9,7 +9,8 @@ import pytest
 from pyarrow import fs
 
 from nsq.errors import SegmentLost, WalError, WalForeign, WalOwned
-from nsq.spark.wal import ReceiverFolder, Segment, Subject, leases
+from nsq.spark.wal import ReceiverFolder, Segment, Subject
+from nsq.spark.wal import objects as leases
 from nsq.spark.wal.objects import Bucket, ObjectWal
 
 hours = itertools.count(1_000_000.0, 0.01)
