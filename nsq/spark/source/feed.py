@@ -283,7 +283,8 @@ class Feed:
         reason = target.verdict(now, pending, measured)
         if reason:
             silence = "" if measured.asked else "; ".join(measured.faults)
-            if target.rows is None and silence and not target.taken and not state.connected:
+            connected = state.connections or not state.wanted  # as far as that is known here
+            if target.rows is None and silence and not target.taken and not connected:
                 # No nsqd that answers does not mean that there is nothing to read.
                 raise ConnectionFailed(f"no nsqd can be reached, so nothing was read: {silence}")
             log.info("done: %s", reason)
