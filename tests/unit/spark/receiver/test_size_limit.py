@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsq.errors import WalError
-from nsq.spark.receiver.intake import PauseGate
-from nsq.spark.receiver.receiving import SizeLimit, held_bytes
+from nsq.spark.receiver.receiving import PauseGate, SizeLimit, held_bytes
 from nsq.spark.wal.names import ReceiverFolder, Segment, SegmentFile
 from nsq.spark.wal.store import open_wal
 
