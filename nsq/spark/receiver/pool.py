@@ -51,6 +51,11 @@ log = logging.getLogger("nsq.spark.receiver")
 
 #: What is left of a stop's time for processes to die once they are killed.
 _LAST_MOMENTS = 5.0
+#: Pauses before a receiver that died is started again double from the first to the longest, and begin anew
+#: after so many seconds of work: then a death is bad luck.
+FIRST_PAUSE, LONGEST_PAUSE, STEADY = 0.1, 5.0, 10.0
+#: So many processes in a row that ended before they said anything at all, and the next one would too.
+MOST_STILLBORN = 5
 #: A wait takes that long where there is something already: who asks again at once has seen it.
 _LOOK = 0.05
 
@@ -233,7 +238,8 @@ class Slot:
         self._begin = begin
         self._changed = changed
         self._command = command
-        self._restarts = Restarts()
+        self._failures = 0  # lives in a row that were not long
+        self._stillborn = 0  # lives in a row of which nothing was heard
         self.closing = False  # no process is started any more
         self.child: Child | None = None
         self.ready = False
@@ -334,14 +340,18 @@ class Slot:
             return None
         self.deaths += 1
         self.error = problem
+        if was_ready and lived >= STEADY:
+            self._failures = 0
+        self._stillborn = 0 if was_ready or said is not None else self._stillborn + 1
         if refused:
             self.fault = ConfigError(problem)
-        else:
-            pause = self._restarts.pause(lived, ready=was_ready, explained=said is not None)
-            if pause is not None:
-                log.warning("%s; another one starts in %.1f s", problem, pause)
-                return pause
+        elif self._stillborn >= MOST_STILLBORN:
             self.fault = NsqError(f"receivers cannot be started: {problem}")
+        else:
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._failures, 62))
+            self._failures += 1
+            log.warning("%s; another one starts in %.1f s", problem, pause)
+            return pause
         log.error("%s", self.fault)
         return None
 
@@ -425,37 +435,3 @@ def _environment(ours: Mapping[str, str]) -> dict[str, str]:
     if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         return dict(ours)  # found there anyway, and behind the standard library, where it belongs
     return {**ours, "PYTHONPATH": os.pathsep.join(filter(None, [root, ours.get("PYTHONPATH")]))}
-
-
-# When a receiver that died is started again
-
-
-#: Seconds of work after which a death is bad luck, and pauses begin anew.
-STEADY = 10.0
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 5.0
-#: So many processes in a row that ended before they said anything at all, and the next one would too.
-MOST_STILLBORN = 5
-
-
-class Restarts:
-    """Of one receiver after the other in the same place."""
-
-    def __init__(self) -> None:
-        self._failures = 0
-        self._stillborn = 0
-
-    def pause(self, lived: float, *, ready: bool, explained: bool) -> float | None:
-        """Seconds until the next one is started; None when it is no use.
-
-        ``lived`` are the seconds it worked; ``ready``: it got that far; ``explained``: it said what it died
-        of, and that this may pass.
-        """
-        if ready and lived >= STEADY:
-            self._failures = 0
-        self._stillborn = 0 if ready or explained else self._stillborn + 1
-        if self._stillborn >= MOST_STILLBORN:
-            return None
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._failures, 62))
-        self._failures += 1
-        return pause

@@ -431,7 +431,7 @@ class Feed:
 
     def _awaits_commit(self) -> bool:
         """Whether the log holds a segment that was read whole and that Spark has not committed."""
-        done, committed = self._read.has_read, self._state.has_committed
+        done, committed = ReaderState(self._read.at).has_committed, self._state.has_committed
         return any(done(segment) and not committed(segment) for segment in self._segments)
 
     def _oldest_age(self) -> float | None:

@@ -73,10 +73,6 @@ class Offset:
     def position(self, receiver: str) -> Position:
         return self.at.get(receiver, Position())
 
-    def has_read(self, segment: Segment) -> bool:
-        """All of it."""
-        return segment.number <= self.position(segment.receiver).segment
-
 
 def _packed(position: Position) -> int | list[int]:
     return list(position) if position.rows else position.segment

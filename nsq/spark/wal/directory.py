@@ -31,7 +31,7 @@ import pyarrow as pa
 from nsq.errors import SegmentLost, WalError
 from nsq.spark.wal import names, ownership, readers, records
 from nsq.spark.wal.names import ReceiverFolder, Segment, SegmentFile
-from nsq.spark.wal.ownership import FileClaim, FileLock
+from nsq.spark.wal.ownership import FileLock
 from nsq.spark.wal.readers import check_reader
 from nsq.spark.wal.store import BaseWal
 
@@ -193,7 +193,7 @@ class DirectoryWal(BaseWal):
         self._clock = clock
         self._nap = nap
 
-    def own(self, reader: str, description: str, patience: float) -> FileClaim:
+    def own(self, reader: str, description: str, patience: float) -> FileLock:
         """Become the one who reads under this name. Raises WalOwned, with the other's description, when that
         one does not leave within ``patience`` seconds (half a minute when it has said that it is leaving).
         Where one cannot tell at once whether the other is alive, with leases, it takes as long as that takes.
@@ -289,7 +289,7 @@ class DirectoryWal(BaseWal):
     def path(self, segment: Segment) -> Path:
         return self._root / names.path_of(segment)
 
-    def _enter(self, folder: Path) -> ownership.FileLock:
+    def _enter(self, folder: Path) -> FileLock:
         """A new folder that is locked before anybody can see it under its name."""
         for _ in range(_ATTEMPTS):
             born = folder.with_name(f"{_BORN}{uuid.uuid4().hex}")

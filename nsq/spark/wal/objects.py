@@ -51,14 +51,6 @@ _APPEAR_WHOLE = {"s3", "gcs", "abfs"}
 _HIDDEN = "."
 
 
-class Found(NamedTuple):
-    """What a listing says of an object."""
-
-    path: str  # below the root
-    size: int
-    modified: float = 0.0  # in seconds since 1970
-
-
 class Bucket:
     """Paths are relative to ``root``. Any number of threads may use it."""
 
@@ -115,22 +107,10 @@ class Bucket:
 
     def names(self, folder: str) -> list[str]:
         """What lies directly in a folder, folders too."""
-        return sorted(info.base_name for info in self._list(folder, recursive=False))
+        return sorted(info.base_name for info in self.list(folder))
 
-    def folders(self) -> list[str]:
-        """Those directly below the root, as far as the store knows folders that hold nothing."""
-        return sorted(info.base_name for info in self._list("", recursive=False) if not info.is_file)
-
-    def everything(self) -> list[Found]:
-        """All objects: one request, or one per thousand."""
-        return [
-            Found(info.path[len(self._root) :].lstrip("/"), int(info.size), (info.mtime_ns or 0) / 1e9)
-            for info in self._list("", recursive=True)
-            if info.is_file
-        ]
-
-    def _list(self, folder: str, recursive: bool) -> list[fs.FileInfo]:
-        """Not what is hidden."""
+    def list(self, folder: str = "", *, recursive: bool = False) -> list[fs.FileInfo]:
+        """What is not hidden; also folders, as far as the store knows them. One request per thousand."""
         selector = fs.FileSelector(self.path(folder), allow_not_found=True, recursive=recursive)
         with _named(self.path(folder), "cannot be listed"):
             infos = self._files.get_file_info(selector)
@@ -378,15 +358,16 @@ class ObjectWal(BaseWal):
 
     def files(self) -> list[SegmentFile]:
         found = []
-        for path, size, modified in self._bucket.everything():
-            receiver, _, name = path.partition("/")
+        for info in self._bucket.list(recursive=True):
+            receiver, _, name = info.path.removeprefix(self._bucket.path("")).lstrip("/").partition("/")
             segment = names.read_sealed(receiver, name) if names.is_receiver(receiver) else None
             if segment is not None:
-                found.append(SegmentFile(segment, size, modified))
+                found.append(SegmentFile(segment, int(info.size), (info.mtime_ns or 0) / 1e9))
         return sorted(found)
 
     def receivers(self) -> list[ReceiverFolder]:
-        counts = dict.fromkeys(filter(names.is_receiver, self._bucket.folders()), 0)
+        folders = [info.base_name for info in self._bucket.list() if not info.is_file]
+        counts = dict.fromkeys(filter(names.is_receiver, folders), 0)
         for segment in self.segments():
             counts[segment.receiver] = counts.get(segment.receiver, 0) + 1
         return [

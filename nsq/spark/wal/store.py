@@ -30,7 +30,7 @@ from nsq.spark.wal.readers import ReaderState
 if TYPE_CHECKING:
     from nsq.spark.wal.directory import Directory, DirectoryLog, DirectoryWal
     from nsq.spark.wal.objects import Bucket, HeldLease, ObjectLog, ObjectWal
-    from nsq.spark.wal.ownership import FileClaim
+    from nsq.spark.wal.ownership import FileLock
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ Wal: TypeAlias = "DirectoryWal | ObjectWal"
 #: Where one receiver writes. Not for two threads at once.
 Log: TypeAlias = "DirectoryLog | ObjectLog"
 #: A lock that ends with its process.
-Claim: TypeAlias = "FileClaim | HeldLease"
+Claim: TypeAlias = "FileLock | HeldLease"
 
 
 class BaseWal:

@@ -27,7 +27,7 @@ class Hours:
             event()
 
 
-def claim(path: Path, hours: Hours, patience: float, name: str = "other") -> ownership.FileClaim:
+def claim(path: Path, hours: Hours, patience: float, name: str = "other") -> ownership.FileLock:
     return ownership.claim(path, name, patience, 0o600, hours.clock, hours.nap)
 
 
