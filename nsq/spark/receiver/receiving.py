@@ -9,7 +9,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -33,6 +33,9 @@ log = logging.getLogger("nsq.spark.receiver")
 
 #: How often the log is listed, in seconds.
 _LOOK_EVERY = 1.0
+#: Of the most bytes it may hold: below this receiving goes on.
+_RESUME_AT = 0.9
+_FULL = "full"
 #: What is left of a stop's time for the log once the consumer has ended.
 _FOR_THE_LOG = 2.0
 #: Of what a consumer tells of its servers, the lines with one of these tell of a fault.
@@ -52,12 +55,8 @@ class Receiving:
         self._changed = changed
         self._lock = threading.Lock()  # guards the topics
         self._topics: dict[str, TopicReceiver] = {}
-        self._limit = SizeLimit(
-            lambda: held_bytes(wal),
-            options.wal_max_bytes,
-            lambda: [each.gate for each in self._all()],
-            lambda: sum(each.intake.counts.written for each in self._all()),
-        )
+        self._others = 0  # bytes the log held at the last look, without what was written here until then
+        self._unlisted = ""  # why it could not be listed at the last look
         self._watching = threading.Thread(target=self._watch, name="nsq-spark-limit", daemon=True)
         self._ending = threading.Event()
         self._searching = threading.Thread(target=self._search, name="nsq-spark-topics", daemon=True)
@@ -87,17 +86,49 @@ class Receiving:
             raise
         with self._lock:
             self._topics[topic] = one
-        self._limit.look()  # before the first message: the log may be full already
+        self._look()  # before the first message: the log may be full already
         one.start()
 
     def _appended(self) -> None:
-        self._limit.note()
+        self._pause_at(self._others + self._written)
         self._changed()
+
+    @property
+    def _written(self) -> int:
+        """Bytes of files, by all topics of this receiver."""
+        return sum(each.intake.counts.written for each in self._all())
+
+    def _look(self) -> None:
+        """See how full the whole log is, whichever receiver filled it, and stop or go on."""
+        # Before listing: what is appended meanwhile counts twice until the next look, rather than not at all.
+        written = self._written
+        try:
+            held = sum(file.size for file in self._wal.files())
+            held += sum(folder.open_bytes for folder in self._wal.receivers())
+        except (WalError, OSError) as error:
+            if self._unlisted != str(error):
+                self._unlisted = str(error)
+                log.warning("cannot see how full the log is: %s", error)
+            return
+        self._unlisted = ""
+        self._others = held - written
+        self._pause_at(held)
+        if held < _RESUME_AT * self._options.wal_max_bytes:
+            for each in self._all():
+                each.gate.open(_FULL)
+
+    def _pause_at(self, held: int) -> None:
+        most = self._options.wal_max_bytes
+        if held >= most:
+            for each in self._all():
+                each.gate.shut(
+                    _FULL, f"the log holds {held:,} bytes, of {most:,} at most: Spark has to catch up first"
+                )
 
     def _watch(self) -> None:
         before = ""
         while not self._ending.wait(_LOOK_EVERY):
-            self._limit.look()
+            self._look()
             why = self.status().paused
             if why != before:
                 before = why
@@ -473,64 +504,3 @@ def _portions(messages: list[Message], largest: int = LARGEST_APPEND) -> Iterato
         yield from _portions(messages[middle:], largest)
     else:
         yield messages
-
-
-# How full the whole log is, whichever receiver filled it
-
-
-#: Of the most it may hold: below this receiving goes on.
-_RESUME_AT = 0.9
-_FULL = "full"
-
-
-def held_bytes(wal: Wal) -> int:
-    """Bytes of all files of the log, sealed or not."""
-    return sum(file.size for file in wal.files()) + sum(folder.open_bytes for folder in wal.receivers())
-
-
-class SizeLimit:
-    """For any thread. ``gates`` are those of all topics; ``appended`` counts this receiver's bytes."""
-
-    def __init__(
-        self,
-        measure: Callable[[], int],
-        most: int,
-        gates: Callable[[], Iterable[PauseGate]],
-        appended: Callable[[], int],
-    ) -> None:
-        self._measure = measure
-        self._most = most
-        self._gates = gates
-        self._appended = appended
-        self._others = 0  # what it held at the last look, without what was appended here until then
-        self._said = ""  # the last error of listing it; logged once
-
-    def look(self) -> None:
-        """List the log, and stop or go on."""
-        # Before listing: what is appended meanwhile counts twice until the next look, rather than not at all.
-        appended = self._appended()
-        try:
-            found = self._measure()
-        except (WalError, OSError) as error:
-            if self._said != str(error):
-                self._said = str(error)
-                log.warning("cannot see how full the log is: %s", error)
-            return
-        self._said = ""
-        self._others = found - appended
-        if found >= self._most:
-            self._shut(found)
-        elif found < _RESUME_AT * self._most:
-            for gate in self._gates():
-                gate.open(_FULL)
-
-    def note(self) -> None:
-        """Something was appended."""
-        held = self._others + self._appended()
-        if held >= self._most:
-            self._shut(held)
-
-    def _shut(self, held: int) -> None:
-        why = f"the log holds {held:,} bytes, of {self._most:,} at most: Spark has to catch up first"
-        for gate in self._gates():
-            gate.shut(_FULL, why)
