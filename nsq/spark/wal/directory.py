@@ -1,9 +1,6 @@
-"""A write-ahead log in a directory: local, or NFS for a cluster (see ``locks`` for what that takes).
+"""A write-ahead log in a directory: local, or NFS for a cluster (see ``ownership`` for what that takes).
+Beside what ``store`` tells there are
 
-    <wal>/identity.json
-    <wal>/subject.json
-    <wal>/readers/<name>.json                    how far a query has committed
-    <wal>/readers/<name>.lock                    locked by the query that reads under this name
     <wal>/<receiver>/lock                        locked by the receiver, all its life
     <wal>/<receiver>/000001-1250-250000.arrow    sealed
     <wal>/<receiver>/000002.open                 being written

@@ -1,9 +1,6 @@
-"""A write-ahead log in an object store, or anything else that pyarrow.fs reaches.
+"""A write-ahead log in an object store, or anything else that pyarrow.fs reaches. A reader's lock is a lease
+here, and beside what ``store`` tells there are
 
-    <wal>/identity.json
-    <wal>/subject.json
-    <wal>/readers/<name>.json                    how far a query has committed
-    <wal>/readers/<name>.lock                    the lease of the query that reads under this name
     <wal>/<receiver>/lease.json                  the receiver's
     <wal>/<receiver>/000001-1250-250000.arrow    a segment
 

@@ -1,7 +1,5 @@
 """Who reads a log, how far each reader has committed, and what may be deleted.
 
-    <wal>/readers/<name>.json    how far Spark has committed what this reader read
-
 A log can have several readers: queries, or the two sides of a join, each under a name of its own. A segment
 is deleted only when every reader has committed it, and then it stays for ``retention``. Text and decisions
 only; no I/O.

@@ -98,7 +98,7 @@ def body_bytes(batch: pa.RecordBatch) -> int:
     return pc.sum(pc.binary_length(batch.column("body"))).as_py() or 0
 
 
-def checksum(batch: pa.RecordBatch) -> int:
+def checksum(batch: pa.RecordBatch) -> bytes:
     """Of the values of a stored batch, however it is laid out: a tail that never reached the disk can look
     like a complete batch with zeros for bodies.
     """
@@ -106,7 +106,7 @@ def checksum(batch: pa.RecordBatch) -> int:
     for column in batch.columns:
         for part in _content(column):
             value = zlib.crc32(part, value)
-    return value
+    return b"%08x" % value
 
 
 def _content(column: pa.Array) -> Iterator[pa.Buffer]:
@@ -164,7 +164,7 @@ def encode(batch: pa.RecordBatch) -> pa.Buffer:
     """One batch, to be put behind ``begin(batch.schema)`` or another batch."""
     sink, start = pa.BufferOutputStream(), len(begin(batch.schema))
     with ipc.new_stream(sink, batch.schema, options=_OPTIONS) as stream:
-        stream.write_batch(batch, custom_metadata={CHECKSUM: _checksum(batch)})
+        stream.write_batch(batch, custom_metadata={CHECKSUM: checksum(batch)})
         end = sink.tell()
     return sink.getvalue().slice(start, end - start)
 
@@ -202,11 +202,7 @@ def matches(batch: pa.RecordBatch, metadata: pa.KeyValueMetadata | None) -> bool
         batch.validate(full=True)
     except pa.ArrowException:
         return False
-    return bool(expected == _checksum(batch))
-
-
-def _checksum(batch: pa.RecordBatch) -> bytes:
-    return b"%08x" % checksum(batch)
+    return bool(expected == checksum(batch))
 
 
 def decode(source: pa.NativeFile | pa.Buffer, rows: int, path: str) -> Iterator[pa.RecordBatch]:
