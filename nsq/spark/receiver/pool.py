@@ -51,6 +51,11 @@ log = logging.getLogger("nsq.spark.receiver")
 
 #: What is left of a stop's time for processes to die once they are killed.
 _LAST_MOMENTS = 5.0
+#: Pauses before a receiver that died is started again double from the first to the longest, and begin anew
+#: after so many seconds of work: then a death is bad luck.
+FIRST_PAUSE, LONGEST_PAUSE, STEADY = 0.1, 5.0, 10.0
+#: So many processes in a row that ended before they said anything at all, and the next one would too.
+MOST_STILLBORN = 5
 #: A wait takes that long where there is something already: who asks again at once has seen it.
 _LOOK = 0.05
 
@@ -70,11 +75,6 @@ class PoolStatus(Status):
     @property
     def ready(self) -> bool:
         return self.alive == self.wanted
-
-    @property
-    def connected(self) -> bool:
-        """Whether any has an nsqd, as far as that is known here."""
-        return self.connections > 0 or not self.wanted
 
 
 class ReceiverPool:
@@ -100,7 +100,7 @@ class ReceiverPool:
             raise ConfigError(f"options of {len(begin):,} bytes are more than a receiver can be handed")
         self._changed = threading.Condition()  # guards everything below, and the slots
         self._tokens = itertools.count(1)
-        self._state = "new"
+        self._over = False  # stopped
         name = f"nsq-spark-{options.subscription}/{options.channel}"
         self._slots = [
             Slot(f"{name}-{place}", begin, self._changed, command or receiver_command())
@@ -118,11 +118,9 @@ class ReceiverPool:
         with self._changed:
             if self._over:
                 raise Closed("this pool has been stopped")
-            if self._state == "running":
-                return
-            self._state = "running"
             for slot in self._slots:
-                slot.thread.start()
+                if slot.thread.ident is None:
+                    slot.thread.start()
 
     def wait(self, timeout: float) -> bool:
         """Whether there is something to read: rows that a roll would seal, or segments that were sealed
@@ -134,12 +132,6 @@ class ReceiverPool:
             else:
                 self._changed.wait_for(lambda: self._news() or self.fault or self._over, max(0.0, timeout))
             return self._news()
-
-    def wait_until_ready(self, timeout: float) -> bool:
-        """Whether all receivers are at work within the time."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._ready() or self.fault or self._over, max(0.0, timeout))
-            return self._ready()
 
     def roll(self, timeout: float) -> bool:
         """Have everything sealed that is in the log now; whether that is so.
@@ -155,7 +147,7 @@ class ReceiverPool:
             asked = [(slot, slot.child) for slot in self._slots if slot.ready and slot.child]
         # Without the lock: a pipe is I/O, even one that never blocks.
         for _, child in asked:
-            child.say(Roll(token))
+            child.say(protocol.encoded(Roll(token)))
         with self._changed:
 
             def unanswered() -> list[Slot]:
@@ -206,7 +198,7 @@ class ReceiverPool:
         deadline = time.monotonic() + timeout
         with self._changed:
             started = [slot for slot in self._slots if slot.thread.ident is not None]
-            self._state = "stopped"
+            self._over = True
             for slot in self._slots:
                 slot.closing = True
             children = [slot.child for slot in started if slot.child is not None]
@@ -215,8 +207,9 @@ class ReceiverPool:
             child.dismiss()
         for slot in started:
             slot.thread.join(max(0.0, deadline - time.monotonic()))
-        for slot in started:
-            slot.kill()
+        for last in [slot.child for slot in started]:
+            if last is not None:
+                last.kill()
         for slot in started:
             slot.thread.join(_LAST_MOMENTS)
         return all(slot.graceful for slot in started)
@@ -227,39 +220,26 @@ class ReceiverPool:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    # With the lock held.
-
-    @property
-    def _over(self) -> bool:
-        return self._state == "stopped"
-
     def _news(self) -> bool:
+        """With the lock held."""
         return any(
             slot.sealed > slot.seen or slot.unrecovered or slot.status.open_rows for slot in self._slots
         )
-
-    def _ready(self) -> bool:
-        return all(slot.ready for slot in self._slots)
 
 
 # One slot: a process after the other
 
 
 class Slot:
-    """Everything without an underscore is for those who hold ``changed``, except for ``kill``."""
+    """Everything without an underscore is for those who hold ``changed``."""
 
-    def __init__(
-        self,
-        name: str,
-        begin: bytes,
-        changed: threading.Condition,
-        command: Sequence[str],
-    ) -> None:
+    def __init__(self, name: str, begin: bytes, changed: threading.Condition, command: Sequence[str]) -> None:
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._begin = begin
         self._changed = changed
         self._command = command
-        self._restarts = Restarts()
+        self._failures = 0  # lives in a row that were not long
+        self._stillborn = 0  # lives in a row of which nothing was heard
         self.closing = False  # no process is started any more
         self.child: Child | None = None
         self.ready = False
@@ -288,11 +268,6 @@ class Slot:
         error = self.error or self.status.error
         return replace(self.status, received=received, sealed=self.sealed, error=error)
 
-    def kill(self) -> None:
-        child = self.child
-        if child is not None:
-            child.kill()
-
     def _run(self) -> None:
         while True:
             began = time.monotonic()
@@ -304,8 +279,7 @@ class Slot:
             else:
                 problem = self._live(child)
             with self._changed:
-                was_ready = self._end(problem)
-                pause = self._next_pause(time.monotonic() - began, was_ready, problem)
+                pause = self._end(problem, time.monotonic() - began)
                 self._changed.notify_all()
                 if pause is None or self._changed.wait_for(lambda: self.closing, pause):
                     return
@@ -315,7 +289,7 @@ class Slot:
         with self._changed:
             self.child, self.answered, self.roll_error = child, 0, ""
             late = self.closing
-        if late or not child.say_line(self._begin):
+        if late or not child.say(self._begin):
             child.dismiss()
         try:
             for event in child.events():
@@ -351,35 +325,33 @@ class Slot:
                     log.warning("receiver %s sent what cannot be read: %s", name, event)
             self._changed.notify_all()
 
-    def _end(self, problem: str) -> bool:
-        """Forget the life that is over; whether it had been ready."""
-        was_ready, last_words = self.ready, self._last_words
+    def _end(self, problem: str, lived: float) -> float | None:
+        """Forget the life that is over; the pause until the next one, or None when this was the last."""
+        was_ready, said = self.ready, self._last_words
+        refused = isinstance(said, Fault) and said.settings
         # One that was told to end before it was ready has nothing to lose.
-        self.graceful = isinstance(last_words, Stopped) or (self.closing and not was_ready)
-        refused = isinstance(last_words, Fault) and last_words.settings
-        if was_ready and not refused and not isinstance(last_words, Stopped):
+        self.graceful = isinstance(said, Stopped) or (self.closing and not was_ready)
+        if was_ready and not refused and not isinstance(said, Stopped):
             self.unrecovered += 1
         self.received_before += self.status.received
         self.sealed_before += self.status.sealed
         self.child, self.ready, self.receiver, self.status = None, False, "", Status()
-        if not self.closing:
-            self.deaths += 1
-            self.error = problem
-        return was_ready
-
-    def _next_pause(self, lived: float, was_ready: bool, problem: str) -> float | None:
-        """Until the next life; None when this was the last one."""
         if self.closing:
             return None
-        said = self._last_words
-        if isinstance(said, Fault) and said.settings:
-            self.fault = ConfigError(said.text)
-        else:
-            pause = self._restarts.pause(lived, ready=was_ready, explained=said is not None)
-            if pause is not None:
-                log.warning("%s; another one starts in %.1f s", problem, pause)
-                return pause
+        self.deaths += 1
+        self.error = problem
+        if was_ready and lived >= STEADY:
+            self._failures = 0
+        self._stillborn = 0 if was_ready or said is not None else self._stillborn + 1
+        if refused:
+            self.fault = ConfigError(problem)
+        elif self._stillborn >= MOST_STILLBORN:
             self.fault = NsqError(f"receivers cannot be started: {problem}")
+        else:
+            pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._failures, 62))
+            self._failures += 1
+            log.warning("%s; another one starts in %.1f s", problem, pause)
+            return pause
         log.error("%s", self.fault)
         return None
 
@@ -415,19 +387,12 @@ class Child:
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        self.pid, self._stdin, self._stdout = self._process.pid, self._process.stdin, self._process.stdout
         self._lock = threading.Lock()  # guards stdin against being closed meanwhile; writing never blocks
         os.set_blocking(self._stdin.fileno(), False)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def say(self, command: Command) -> bool:
+    def say(self, line: bytes) -> bool:
         """Whether that has reached its pipe."""
-        return self.say_line(protocol.encoded(command))
-
-    def say_line(self, line: bytes) -> bool:
         with self._lock:
             if self._stdin.closed:
                 return False
@@ -439,7 +404,7 @@ class Child:
 
     def dismiss(self) -> None:
         """Ask it to end gracefully: the end of stdin says so too, if the word is lost."""
-        self.say(Stop())
+        self.say(protocol.encoded(Stop()))
         with self._lock, suppress(OSError):
             self._stdin.close()
 
@@ -470,37 +435,3 @@ def _environment(ours: Mapping[str, str]) -> dict[str, str]:
     if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         return dict(ours)  # found there anyway, and behind the standard library, where it belongs
     return {**ours, "PYTHONPATH": os.pathsep.join(filter(None, [root, ours.get("PYTHONPATH")]))}
-
-
-# When a receiver that died is started again
-
-
-#: Seconds of work after which a death is bad luck, and pauses begin anew.
-STEADY = 10.0
-FIRST_PAUSE = 0.1
-LONGEST_PAUSE = 5.0
-#: So many processes in a row that ended before they said anything at all, and the next one would too.
-MOST_STILLBORN = 5
-
-
-class Restarts:
-    """Of one receiver after the other in the same place."""
-
-    def __init__(self) -> None:
-        self._failures = 0
-        self._stillborn = 0
-
-    def pause(self, lived: float, *, ready: bool, explained: bool) -> float | None:
-        """Seconds until the next one is started; None when it is no use.
-
-        ``lived`` are the seconds it worked; ``ready``: it got that far; ``explained``: it said what it died
-        of, and that this may pass.
-        """
-        if ready and lived >= STEADY:
-            self._failures = 0
-        self._stillborn = 0 if ready or explained else self._stillborn + 1
-        if self._stillborn >= MOST_STILLBORN:
-            return None
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._failures, 62))
-        self._failures += 1
-        return pause

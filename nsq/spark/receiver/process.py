@@ -20,7 +20,7 @@ from nsq.collector import calm_collector
 from nsq.consumer.signals import SignalWatch
 from nsq.errors import ConfigError, NsqError, UsageError, WalForeign
 from nsq.spark.receiver import protocol
-from nsq.spark.receiver.protocol import Begin, Event, Fault, Garbled, Roll, Status, Stop, Stopped, unpacked
+from nsq.spark.receiver.protocol import Begin, Event, Fault, Roll, Status, Stop, Stopped, unpacked
 from nsq.spark.receiver.receiving import Receiving
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.names import Subject
@@ -167,16 +167,13 @@ class Servant:
             data = os.read(self._inlet, _CHUNK)
             self._over = self._over or not data
             *lines, self._line = (self._line + data).split(b"\n")
-            for line in lines:
-                self._hear(protocol.decoded(line))
-
-    def _hear(self, said: protocol.Command | Event | Garbled) -> None:
-        if isinstance(said, Stop):
-            self._over = True
-        elif isinstance(said, (Begin, Roll)):
-            self._commands.append(said)
-        else:
-            log.warning("ignored a command: %s", said)
+            for said in map(protocol.decoded, lines):
+                if isinstance(said, Stop):
+                    self._over = True
+                elif isinstance(said, (Begin, Roll)):
+                    self._commands.append(said)
+                else:
+                    log.warning("ignored a command: %s", said)
 
     def _changed(self) -> None:
         """Called by any thread. Where it is about to be told anyway there is nothing to wake up for."""

@@ -21,8 +21,9 @@ from nsq.spark.source.backlog import AvailableNowTarget, Backlog, Poller
 from nsq.spark.source.offsets import Amount, Limits, Offset, Slice, admitted, amount, between, tasks, unread
 from nsq.spark.source.options import COMMITTED, LATEST, SourceOptions
 from nsq.spark.wal import names
+from nsq.spark.wal.names import Position, Segment
 from nsq.spark.wal.readers import ReaderState, deletable
-from nsq.spark.wal.store import Claim, Position, Segment, Wal, shown
+from nsq.spark.wal.store import Claim, Wal, shown
 
 log = logging.getLogger("nsq.spark.source")
 
@@ -282,7 +283,8 @@ class Feed:
         reason = target.verdict(now, pending, measured)
         if reason:
             silence = "" if measured.asked else "; ".join(measured.faults)
-            if target.rows is None and silence and not target.taken and not state.connected:
+            connected = state.connections or not state.wanted  # as far as that is known here
+            if target.rows is None and silence and not target.taken and not connected:
                 # No nsqd that answers does not mean that there is nothing to read.
                 raise ConnectionFailed(f"no nsqd can be reached, so nothing was read: {silence}")
             log.info("done: %s", reason)
@@ -429,7 +431,7 @@ class Feed:
 
     def _awaits_commit(self) -> bool:
         """Whether the log holds a segment that was read whole and that Spark has not committed."""
-        done, committed = self._read.has_read, self._state.has_committed
+        done, committed = ReaderState(self._read.at).has_committed, self._state.has_committed
         return any(done(segment) and not committed(segment) for segment in self._segments)
 
     def _oldest_age(self) -> float | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nsq.errors import WalForeign
-from nsq.spark.wal.store import Position, Segment
+from nsq.spark.wal.names import Position, Segment
 
 _SHOWN = 200
 
@@ -72,10 +72,6 @@ class Offset:
 
     def position(self, receiver: str) -> Position:
         return self.at.get(receiver, Position())
-
-    def has_read(self, segment: Segment) -> bool:
-        """All of it."""
-        return segment.number <= self.position(segment.receiver).segment
 
 
 def _packed(position: Position) -> int | list[int]:

@@ -5,7 +5,7 @@ Importing this loads no pyarrow; opening a log does.
 
 from __future__ import annotations
 
-from nsq.spark.wal.names import Subject, new_receiver
-from nsq.spark.wal.store import Claim, Log, ReceiverFolder, Segment, Wal, open_wal
+from nsq.spark.wal.names import ReceiverFolder, Segment, Subject, new_receiver
+from nsq.spark.wal.store import Claim, Log, Wal, open_wal
 
 __all__ = ["Claim", "Log", "ReceiverFolder", "Segment", "Subject", "Wal", "new_receiver", "open_wal"]

@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 
 from nsq.errors import SegmentLost, UsageError, WalError
 from nsq.spark.wal import records
+from nsq.spark.wal.names import Segment
 from nsq.spark.wal.readers import DEFAULT
-from nsq.spark.wal.store import Segment, Wal, open_wal, shown
+from nsq.spark.wal.store import Wal, open_wal, shown
 
 
 class ReceiverLine(NamedTuple):

@@ -1,4 +1,4 @@
-"""How things are called inside a write-ahead log, and the two files that say which log it is and what for.
+"""How things are called inside a write-ahead log, and the files that say which log it is and what for.
 Text only: no I/O, no pyarrow.
 
     000007.open                  being written: segment 7 of its receiver
@@ -17,22 +17,53 @@ import os
 import re
 import secrets
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from nsq.errors import WalForeign
-from nsq.spark.wal.store import Segment
+
+
+class Position(NamedTuple):
+    """All segments of a receiver through ``segment``, and the first ``rows`` of the one after it."""
+
+    segment: int = 0
+    rows: int = 0
+
+
+class Segment(NamedTuple):
+    """A sealed file. Ordered by receiver and number. ``bytes`` counts bodies, not the file."""
+
+    receiver: str
+    number: int
+    rows: int
+    bytes: int
+
+
+class SegmentFile(NamedTuple):
+    """A sealed file as the disk or the store has it. ``modified`` is in seconds since 1970."""
+
+    segment: Segment
+    size: int
+    modified: float
+
+
+class ReceiverFolder(NamedTuple):
+    """What one receiver has left behind, or is still writing."""
+
+    receiver: str
+    alive: bool  # its lock is held
+    open_bytes: int  # of the file that is not sealed yet
+    segments: int
+
 
 IDENTITY = "identity.json"
 SUBJECT = "subject.json"
-OWNER = "owner"
 LOCK = "lock"
 
 _RECEIVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _SEALED = re.compile(r"([0-9]{6,12})-([0-9]{1,12})-([0-9]{1,15})\.arrow")
 _OPEN = re.compile(r"([0-9]{6,12})\.open")
-_RESERVED = {IDENTITY, SUBJECT, OWNER, f"{OWNER}.json", "readers"}
+_RESERVED = {IDENTITY, SUBJECT, "owner", "owner.json", "readers"}
 
 
 def new_receiver(
@@ -59,6 +90,11 @@ def open_file(number: int) -> str:
 
 def sealed_file(segment: Segment) -> str:
     return f"{segment.number:06d}-{segment.rows}-{segment.bytes}.arrow"
+
+
+def path_of(segment: Segment) -> str:
+    """Below the root of the log."""
+    return f"{segment.receiver}/{sealed_file(segment)}"
 
 
 def sealed_pattern(number: int) -> str:
@@ -109,10 +145,6 @@ def _text(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise TypeError
     return value
-
-
-def new_identity() -> str:
-    return uuid.uuid4().hex
 
 
 def encode_identity(identity: str, now: float) -> bytes:

@@ -1,9 +1,6 @@
-"""A write-ahead log in an object store, or anything else that pyarrow.fs reaches.
+"""A write-ahead log in an object store, or anything else that pyarrow.fs reaches. A reader's lock is a lease
+here, and beside what ``store`` tells there are
 
-    <wal>/identity.json
-    <wal>/subject.json
-    <wal>/readers/<name>.json                    how far a query has committed
-    <wal>/readers/<name>.lock                    the lease of the query that reads under this name
     <wal>/<receiver>/lease.json                  the receiver's
     <wal>/<receiver>/000001-1250-250000.arrow    a segment
 
@@ -21,20 +18,26 @@ is lost, and a number is not used for two of them unless the store finishes a pu
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
+import math
+import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Self
 
 import pyarrow as pa
 from pyarrow import fs
 
-from nsq.errors import ConfigError, SegmentLost, WalError, WalForeign
-from nsq.spark.wal import leases, names, ownership, readers, records
-from nsq.spark.wal.leases import HeldLease, Lease, Timing
-from nsq.spark.wal.names import Subject
-from nsq.spark.wal.readers import ReaderState, check_reader
-from nsq.spark.wal.store import Claim, ReceiverFolder, Segment, SegmentFile
+from nsq.errors import ConfigError, SegmentLost, WalError, WalOwned
+from nsq.spark.wal import names, ownership, readers, records
+from nsq.spark.wal.names import ReceiverFolder, Segment, SegmentFile
+from nsq.spark.wal.ownership import LEAVING_PATIENCE, Owner
+from nsq.spark.wal.readers import check_reader
+from nsq.spark.wal.store import BaseWal
+
+_logger = logging.getLogger("nsq.spark.wal")
 
 # Whole objects put, got, listed and deleted below one root. Errors name the path but never the URI, for that
 # may hold credentials. A segment must appear whole or not at all: object stores promise that; elsewhere
@@ -43,14 +46,6 @@ from nsq.spark.wal.store import Claim, ReceiverFolder, Segment, SegmentFile
 
 _APPEAR_WHOLE = {"s3", "gcs", "abfs"}
 _HIDDEN = "."
-
-
-class Found(NamedTuple):
-    """What a listing says of an object."""
-
-    path: str  # below the root
-    size: int
-    modified: float = 0.0  # in seconds since 1970
 
 
 class Bucket:
@@ -68,8 +63,8 @@ class Bucket:
         with _named(self.path(name), "cannot be made"):
             self._files.create_dir(self.path(name), recursive=True)
 
-    def put(self, name: str, data: bytes | pa.Buffer) -> None:
-        """When this raises, it may be there all the same."""
+    def put(self, name: str, data: bytes | pa.Buffer, *, once: bool = False) -> None:
+        """When this raises, it may be there all the same. ``once`` changes nothing: see the leases."""
         folder, _, last = name.rpartition("/")
         draft = name if self._appear_whole else f"{folder}/{_HIDDEN}{last}-{uuid.uuid4().hex[:8]}".lstrip("/")
         with _named(self.path(name), "cannot be written"):
@@ -93,10 +88,9 @@ class Bucket:
             except FileNotFoundError:
                 return None
 
-    def size(self, name: str) -> int | None:
+    def has(self, name: str) -> bool:
         with _named(self.path(name), "cannot be looked at"):
-            found = self._files.get_file_info(self.path(name))
-        return int(found.size) if found.type == fs.FileType.File else None
+            return bool(self._files.get_file_info(self.path(name)).is_file)
 
     def delete(self, name: str) -> None:
         """One that is gone already is fine."""
@@ -108,32 +102,16 @@ class Bucket:
         with _named(self.path(name), "cannot be deleted"), contextlib.suppress(FileNotFoundError):
             self._files.delete_dir(self.path(name))
 
-    def names(self) -> list[str]:
-        """What lies directly below the root, folders too, but not what is hidden."""
-        return sorted(found.path for found in self._list(recursive=False))
+    def names(self, folder: str) -> list[str]:
+        """What lies directly in a folder, folders too."""
+        return sorted(info.base_name for info in self.list(folder))
 
-    def folders(self) -> list[str]:
-        """Those directly below the root, as far as the store knows folders that hold nothing."""
-        return sorted(found.path for found in self._list(recursive=False) if found.size < 0)
-
-    def everything(self) -> list[Found]:
-        """All objects: one request, or one per thousand."""
-        return [found for found in self._list(recursive=True) if found.size >= 0]
-
-    def _list(self, recursive: bool) -> list[Found]:
-        """Not what is hidden. A folder has the size -1."""
-        selector = fs.FileSelector(self._root, allow_not_found=True, recursive=recursive)
-        with _named(self._root, "cannot be listed"):
+    def list(self, folder: str = "", *, recursive: bool = False) -> list[fs.FileInfo]:
+        """What is not hidden; also folders, as far as the store knows them. One request per thousand."""
+        selector = fs.FileSelector(self.path(folder), allow_not_found=True, recursive=recursive)
+        with _named(self.path(folder), "cannot be listed"):
             infos = self._files.get_file_info(selector)
-        return [
-            Found(
-                info.path[len(self._root) :].lstrip("/"),
-                int(info.size) if info.is_file else -1,
-                (info.mtime_ns or 0) / 1e9,
-            )
-            for info in infos
-            if not info.base_name.startswith(_HIDDEN)
-        ]
+        return [info for info in infos if not info.base_name.startswith(_HIDDEN)]
 
 
 def _kind(filesystem: fs.FileSystem) -> str:
@@ -150,14 +128,183 @@ def _named(path: str, what: str) -> Iterator[None]:
         raise WalError(f"{path} {what}: {error}") from error
 
 
+# Who is alive, where there are no locks: an object that its holder writes again every ten seconds.
+#
+# No message tells that a lease has ended; it is over when it is gone, or half a minute old. Ages compare the
+# holder's clock with the reader's, so clocks may differ by fifteen seconds; and a process that wants a lease
+# waits at most until it has itself seen a lease unchanged for half a minute. Until then the holder may be
+# dead, as it is when a query starts again after a crash: only a sign of life of the holder is a reason
+# to give up.
+#
+# pyarrow cannot put an object on condition that it is not there. So two who want the same lease in the same
+# second can both write it, and each believes it was free. Both then wait, and read it again: the last who
+# wrote has it, and the other sees so. Only one that is stopped between reading and writing for longer than
+# that wait can still take a lease from its holder, and a holder that is silent for half a minute loses it. It
+# finds out at its next refresh; who holds one asks with ``check`` before doing what only a holder may
+
+
+REFRESH = 10.0
+LIFETIME = 30.0
+SKEW = 15.0
+SETTLE = 2.0
+_NAP = 0.5
+_JOIN = 30.0
+
+
+class Lease(NamedTuple):
+    """What stands in the object. ``token`` tells holders apart, ``beat`` counts refreshments."""
+
+    token: str
+    beat: int
+    refreshed: float  # seconds since the epoch, on the holder's clock
+    owner: Owner
+
+    def live(self, now: float) -> bool:
+        return now - self.refreshed < LIFETIME + SKEW
+
+
+class Timing(NamedTuple):
+    """The clocks that leases go by; tests bring their own."""
+
+    now: Callable[[], float]  # since the epoch
+    clock: Callable[[], float]  # monotonic
+    nap: Callable[[float], None]
+
+
+def read_lease(bucket: Bucket, name: str) -> Lease | None:
+    """None when it is gone. One that cannot be read may be half written: it has a holder, and no age."""
+    text = bucket.get(name)
+    if text is None:
+        return None
+    try:
+        found = json.loads(bytes(text))
+        owner = ownership.decode(found["owner"])
+        return Lease(str(found["token"]), int(found["beat"]), float(found["refreshed"]), owner)
+    except (ValueError, KeyError, TypeError):
+        return Lease("", 0, math.inf, ownership.UNKNOWN_OWNER)
+
+
+def write_lease(bucket: Bucket, name: str, lease: Lease) -> None:
+    told = {**lease._asdict(), "owner": lease.owner._asdict()}
+    bucket.rewrite(name, json.dumps(told).encode() + b"\n")
+
+
+class HeldLease:
+    """Refreshed by a thread of its own until it is released."""
+
+    def __init__(self, bucket: Bucket, name: str, lease: Lease, now: Callable[[], float]) -> None:
+        self.lost = False
+        self._bucket = bucket
+        self._name = name
+        self._lease = lease
+        self._now = now
+        self._guard = threading.RLock()  # of _lease; reentrant, for a signal's handler
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"nsq-wal-lease-{name}", daemon=True)
+        self._thread.start()
+
+    def leaving(self) -> None:
+        with self._guard:
+            self._lease = self._lease._replace(owner=self._lease.owner._replace(leaving=True))
+        self.refresh()
+
+    def check(self) -> None:
+        """Raises WalOwned when it has been taken from us."""
+        if self._now() - self._lease.refreshed > LIFETIME:
+            self.refresh()  # this process may just have woken up, before the thread that refreshes
+        if self.lost:
+            raise WalOwned(
+                f"{self._bucket.path('')} has been taken by another process, which had heard nothing of this "
+                f"process ({self._lease.owner}) for {LIFETIME:g} s: only one may go on"
+            )
+
+    def release(self) -> None:
+        """Twice does no harm. A lease that cannot be deleted ends by itself."""
+        if self._over.is_set():
+            return
+        self._over.set()
+        self._thread.join(_JOIN)
+        try:
+            if not self.lost and self._is_ours():
+                self._bucket.delete(self._name)
+        except WalError as error:
+            _logger.warning("%s; it ends by itself in %d seconds", error, LIFETIME + SKEW)
+
+    def refresh(self) -> None:
+        """Write the lease again, unless another process has taken it."""
+        try:
+            if not self._is_ours():
+                self.lost = True
+                _logger.error("%s has been taken by another process", self._bucket.path(self._name))
+                return
+            with self._guard:
+                self._lease = lease = self._lease._replace(beat=self._lease.beat + 1, refreshed=self._now())
+            write_lease(self._bucket, self._name, lease)
+            if self._lease.owner != lease.owner:  # a signal's handler has told that we leave, and we undid it
+                write_lease(self._bucket, self._name, self._lease)
+        except WalError as error:
+            _logger.warning("a lease cannot be refreshed: %s", error)
+
+    def _is_ours(self) -> bool:
+        """One that is gone is ours to write again."""
+        found = read_lease(self._bucket, self._name)
+        return found is None or found.token == self._lease.token
+
+    def _run(self) -> None:
+        while not self.lost and not self._over.wait(REFRESH):
+            self.refresh()
+
+
+def hold(bucket: Bucket, name: str, description: str, timing: Timing) -> HeldLease:
+    """A lease that no other process wants: a receiver's."""
+    lease = _new(description, timing)
+    write_lease(bucket, name, lease)
+    return HeldLease(bucket, name, lease, timing.now)
+
+
+def contend(bucket: Bucket, name: str, description: str, patience: float, timing: Timing) -> HeldLease:
+    """Raises WalOwned when its holder does not leave in time, at a sign of life; without any ``patience`` its
+    lease alone will do.
+    """
+    started = timing.clock()
+    seen, since = read_lease(bucket, name), started
+    alive = not patience
+    if seen is not None and seen.live(timing.now()):  # it may take half a minute
+        _logger.warning(
+            "%s is owned by %s; if that is dead, this begins when nothing was heard of it for %d s",
+            *(bucket.path(""), seen.owner, LIFETIME),
+        )
+    while True:
+        now = timing.clock()
+        if seen is None or not seen.live(timing.now()) or now - since >= LIFETIME:
+            lease = _new(description, timing)
+            write_lease(bucket, name, lease)
+            timing.nap(SETTLE)
+            found = read_lease(bucket, name)
+            if found is not None and found.token == lease.token:
+                return HeldLease(bucket, name, lease, timing.now)
+        elif alive and now - started >= (max(patience, LEAVING_PATIENCE) if seen.owner.leaving else patience):
+            reader = name.rpartition("/")[2].partition(".lock")[0]
+            raise WalOwned(ownership.told(reader, bucket.path(""), seen.owner, now - started))
+        else:
+            timing.nap(_NAP)
+        latest = read_lease(bucket, name)
+        alive = not patience or latest != seen
+        if latest != seen:
+            seen, since = latest, timing.clock()
+
+
+def _new(description: str, timing: Timing) -> Lease:
+    return Lease(uuid.uuid4().hex, 0, timing.now(), ownership.introduce(description))
+
+
 # The log
 
 
-_OF_THE_LOG = (names.IDENTITY, names.SUBJECT, f"{names.OWNER}.json", readers.FOLDER)
 _LEASE = "lease.json"
 
 
-class ObjectWal:
+class ObjectWal(BaseWal):
     """``path`` is the log's folder in that file system: ``bucket/folder``."""
 
     def __init__(
@@ -170,8 +317,8 @@ class ObjectWal:
         clock: Callable[[], float] = time.monotonic,
         nap: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.location = location or path
         self._bucket = Bucket(filesystem, path)
+        super().__init__(self._bucket, location or path)
         self._timing = Timing(now, clock, nap)
 
     @classmethod
@@ -185,66 +332,22 @@ class ObjectWal:
             raise ConfigError(f"wal cannot be opened: pyarrow.fs refuses its {scheme} URI{reason}") from None
         return cls(filesystem, path, location=uri)
 
-    def prepare(self, subject: Subject | None = None) -> str:
-        found = self.identity() or self._identity_if_used()
-        made = found or names.new_identity()
-        if found is None:
-            self._bucket.make_folder("")
-            self._bucket.rewrite(names.IDENTITY, names.encode_identity(made, self._timing.now()))
-        there = self.subject() if subject is not None else None
-        unsaid = subject is not None and (there is None or subject.extends(there))
-        if subject is not None and unsaid:
-            self._bucket.rewrite(names.SUBJECT, names.encode_subject(subject))
-        if found is None or unsaid:
-            self._timing.nap(leases.SETTLE)  # of several who do this at once, the last one's counts for all
-        if subject is not None:
-            subject.check(self.subject(), self._bucket.path(""))
-        return self.identity() or made
+    def _settle(self) -> None:
+        """No put has a condition: the last one counts for all."""
+        self._timing.nap(SETTLE)
 
-    def _identity_if_used(self) -> str | None:
-        """Where there was none: it may just have been prepared by another process."""
-        if all(name in _OF_THE_LOG for name in self._bucket.names()):
-            return None
-        found = self.identity()
-        if found is None:
-            raise WalForeign(f"{self._bucket.path('')} is no log, and not empty: give it one of its own")
-        return found
-
-    def own(self, reader: str, description: str, patience: float) -> Claim:
+    def own(self, reader: str, description: str, patience: float) -> HeldLease:
         self._bucket.make_folder(readers.FOLDER)
         name = readers.lock_of(check_reader(reader))
-        return leases.contend(self._bucket, name, description, patience, self._timing)
+        return contend(self._bucket, name, description, patience, self._timing)
 
-    def owner(self, reader: str) -> ownership.Owner | None:
-        lease = leases.read(self._bucket, readers.lock_of(reader))
-        return lease.owner if self._live(lease) and lease is not None else None
-
-    def readers(self) -> dict[str, ReaderState]:
-        found = {}
-        for path in (one.path for one in self._bucket.everything()):
-            folder, _, file = path.partition("/")
-            name = readers.name_of(file) if folder == readers.FOLDER else None
-            text = self._bucket.get(path) if name is not None else None
-            if name is not None and text is not None:
-                found[name] = readers.decode(bytes(text), self._bucket.path(path))
-        return found
-
-    def save_reader(self, reader: str, state: ReaderState) -> None:
-        self._bucket.make_folder(readers.FOLDER)
-        self._bucket.put(readers.file_of(reader), readers.encode(state))
-
-    def remove_reader(self, reader: str) -> None:
-        self._bucket.delete(readers.file_of(reader))
+    def owner(self, reader: str) -> Owner | None:
+        return self._holder(readers.lock_of(reader))
 
     def log(self, receiver: str) -> ObjectLog:
-        if not names.is_receiver(receiver):
-            raise WalError(f"{receiver!r} is no name for a receiver: take one from names.new_receiver()")
-        if self.identity() is None:
-            raise WalError(f"{self._bucket.path('')} is no log: it has to be prepared first")
-        if receiver in self._bucket.names():
-            raise WalError(f"{self._bucket.path(receiver)} is there already: a receiver's name must be new")
+        self._check_new(receiver)
         self._bucket.make_folder(receiver)
-        lease = leases.hold(self._bucket, f"{receiver}/{_LEASE}", receiver, self._timing)
+        lease = hold(self._bucket, f"{receiver}/{_LEASE}", receiver, self._timing)
         return ObjectLog(self._bucket, receiver, lease)
 
     def segments(self) -> list[Segment]:
@@ -252,19 +355,20 @@ class ObjectWal:
 
     def files(self) -> list[SegmentFile]:
         found = []
-        for path, size, modified in self._bucket.everything():
-            receiver, _, name = path.partition("/")
+        for info in self._bucket.list(recursive=True):
+            receiver, _, name = info.path.removeprefix(self._bucket.path("")).lstrip("/").partition("/")
             segment = names.read_sealed(receiver, name) if names.is_receiver(receiver) else None
             if segment is not None:
-                found.append(SegmentFile(segment, size, modified))
+                found.append(SegmentFile(segment, int(info.size), (info.mtime_ns or 0) / 1e9))
         return sorted(found)
 
     def receivers(self) -> list[ReceiverFolder]:
-        counts = dict.fromkeys(filter(names.is_receiver, self._bucket.folders()), 0)
+        folders = [info.base_name for info in self._bucket.list() if not info.is_file]
+        counts = dict.fromkeys(filter(names.is_receiver, folders), 0)
         for segment in self.segments():
             counts[segment.receiver] = counts.get(segment.receiver, 0) + 1
         return [
-            ReceiverFolder(one, self._live(leases.read(self._bucket, f"{one}/{_LEASE}")), 0, counts[one])
+            ReceiverFolder(one, self._holder(f"{one}/{_LEASE}") is not None, 0, counts[one])
             for one in sorted(counts)
         ]
 
@@ -273,35 +377,20 @@ class ObjectWal:
         return []
 
     def read(self, segment: Segment) -> Iterator[pa.RecordBatch]:
-        path = _path(segment)
+        path = names.path_of(segment)
         data = self._bucket.get(path)
         if data is None:
             raise SegmentLost(f"{self._bucket.path(path)} is not there")
         return records.decode(data, segment.rows, self._bucket.path(path))
-
-    def delete(self, segments: Iterable[Segment]) -> None:
-        for segment in segments:
-            self._bucket.delete(_path(segment))
 
     def discard_empty(self) -> None:
         for folder in self.receivers():
             if not folder.segments and not folder.alive:
                 self._bucket.delete_folder(folder.receiver)
 
-    def identity(self) -> str | None:
-        """None when it has not been prepared."""
-        text = self._bucket.get(names.IDENTITY)
-        if text is None:
-            return None
-        return names.decode_identity(bytes(text), self._bucket.path(names.IDENTITY))
-
-    def subject(self) -> Subject | None:
-        """None in a log that no query or receiver has used yet."""
-        text = self._bucket.get(names.SUBJECT)
-        return None if text is None else names.decode_subject(bytes(text), self._bucket.path(names.SUBJECT))
-
-    def _live(self, lease: Lease | None) -> bool:
-        return lease is not None and lease.live(self._timing.now())
+    def _holder(self, lease_name: str) -> Owner | None:
+        lease = read_lease(self._bucket, lease_name)
+        return lease.owner if lease is not None and lease.live(self._timing.now()) else None
 
 
 class ObjectLog:
@@ -328,10 +417,10 @@ class ObjectLog:
         if self._doubtful is not None and self._is_there(self._doubtful):
             self._count(self._doubtful)
         segment = Segment(self.receiver, self._next, batch.num_rows, records.body_bytes(batch))
-        data = records.begin(batch.schema) + bytes(records.encode(batch)) + records.END
+        data = records.begin(batch.schema) + bytes(records.encode(batch))
         self.written += len(data)
         try:
-            self._bucket.put(_path(segment), data)
+            self._bucket.put(names.path_of(segment), data)
         except WalError:
             self._doubtful = segment
             if not self._is_there(segment):
@@ -356,12 +445,8 @@ class ObjectLog:
         self.close()
 
     def _is_there(self, segment: Segment) -> bool:
-        return self._bucket.size(_path(segment)) is not None
+        return self._bucket.has(names.path_of(segment))
 
     def _count(self, segment: Segment) -> None:
         self._next = segment.number + 1
         self._sealed, self._doubtful = segment, None
-
-
-def _path(segment: Segment) -> str:
-    return f"{segment.receiver}/{names.sealed_file(segment)}"

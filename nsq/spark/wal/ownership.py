@@ -18,12 +18,37 @@ import fcntl
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nsq.errors import WalOwned
+
+
+class Owner(NamedTuple):
+    """What an owner says of itself."""
+
+    description: str
+    leaving: bool
+    host: str
+    pid: int
+
+    def __str__(self) -> str:
+        leaving = ", which is leaving" if self.leaving else ""
+        return f"{self.description} (process {self.pid} on {self.host}){leaving}"
+
+
+UNKNOWN_OWNER = Owner("an unknown process", False, "?", 0)
+
+
+def decode(found: Any) -> Owner:
+    """From what stood in JSON. Raises KeyError or TypeError for anything else."""
+    return Owner(*(found[name] for name in Owner._fields))
+
+
+def introduce(description: str) -> Owner:
+    return Owner(description, False, os.uname().nodename, os.getpid())
+
 
 # Locks
 
@@ -33,10 +58,11 @@ _GUARD = threading.Lock()
 
 
 class FileLock:
-    """Held until ``release``."""
+    """Held until ``release``. Who holds it may write into the file who that is."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
+        self._owner = UNKNOWN_OWNER
         self._key = _key(os.fstat(descriptor))
         with _GUARD:
             _HELD.add(self._key)
@@ -48,6 +74,22 @@ class FileLock:
                 _HELD.discard(self._key)
             os.close(self.descriptor)
             self.descriptor = -1
+
+    def tell(self, owner: Owner) -> None:
+        """A courtesy, which a full disk may refuse: it is the lock that counts."""
+        self._owner = owner
+        if self.descriptor >= 0:
+            text = json.dumps(owner._asdict()).encode() + b"\n"
+            with contextlib.suppress(OSError):
+                os.pwrite(self.descriptor, text, 0)
+                os.ftruncate(self.descriptor, len(text))
+
+    def leaving(self) -> None:
+        """Announce that it is about to be free: a restart then waits instead of failing."""
+        self.tell(self._owner._replace(leaving=True))
+
+    def check(self) -> None:
+        """It is ours as long as this process lives."""
 
 
 def acquire(path: Path, mode: int = 0o666) -> FileLock | None:
@@ -66,17 +108,11 @@ def acquire(path: Path, mode: int = 0o666) -> FileLock | None:
     return FileLock(descriptor)
 
 
-def is_held(path: Path) -> bool:
-    """Whether it is locked. Any number of processes may look at once, but ``acquire`` can fail
-    because of one that does.
-    """
-    with looked_at(path) as free:
-        return not free
-
-
 @contextlib.contextmanager
 def looked_at(path: Path) -> Iterator[bool]:
-    """True when it is free, and then no process can take it inside the block. A missing file is free."""
+    """True when it is free, and then no process can take it inside the block. A missing file is free. Any
+    number of processes may look at once, but ``acquire`` can fail because of one that does.
+    """
     if _held_here(path):
         yield False
         return
@@ -117,46 +153,6 @@ _LEAST_PATIENCE = 0.25
 _NAP = 0.1
 
 
-class Owner(NamedTuple):
-    """What an owner says of itself."""
-
-    description: str
-    leaving: bool
-    host: str
-    pid: int
-    since: float  # seconds since the epoch
-
-    def __str__(self) -> str:
-        leaving = ", which is leaving" if self.leaving else ""
-        return f"{self.description} (process {self.pid} on {self.host}){leaving}"
-
-
-UNKNOWN_OWNER = Owner("an unknown process", False, "?", 0, 0.0)
-
-
-def encode(owner: Owner) -> bytes:
-    return json.dumps(owner._asdict()).encode() + b"\n"
-
-
-def decode(text: bytes) -> Owner:
-    """Whatever can be read: the text may be half written."""
-    try:
-        found = json.loads(text)
-        return Owner(
-            str(found["description"]),
-            bool(found["leaving"]),
-            str(found["host"]),
-            int(found["pid"]),
-            float(found["since"]),
-        )
-    except (ValueError, KeyError, TypeError):
-        return UNKNOWN_OWNER
-
-
-def introduce(description: str, now: float) -> Owner:
-    return Owner(description, False, os.uname().nodename, os.getpid(), now)
-
-
 def told(reader: str, location: str, owner: Owner, waited: float) -> str:
     """Why a reader's name cannot be had, and what to do."""
     return (
@@ -165,38 +161,10 @@ def told(reader: str, location: str, owner: Owner, waited: float) -> str:
     )
 
 
-class FileClaim:
-    """The lock on the file, and what stands in it."""
-
-    def __init__(self, lock: FileLock, owner: Owner) -> None:
-        self._lock = lock
-        self._owner = owner
-        self._write()
-
-    def leaving(self) -> None:
-        """Announce that it is about to be free: a restart then waits instead of failing."""
-        self._owner = self._owner._replace(leaving=True)
-        self._write()
-
-    def check(self) -> None:
-        """It is ours as long as this process lives."""
-
-    def release(self) -> None:
-        self._lock.release()
-
-    def _write(self) -> None:
-        """A courtesy, which a full disk may refuse: it is the lock that counts."""
-        if self._lock.descriptor < 0:
-            return
-        text = encode(self._owner)
-        with contextlib.suppress(OSError):
-            os.pwrite(self._lock.descriptor, text, 0)
-            os.ftruncate(self._lock.descriptor, len(text))
-
-
 def holder(path: Path) -> Owner | None:
     """Who has it now; None when it is free."""
-    return _read(path) if is_held(path) else None
+    with looked_at(path) as free:
+        return None if free else _read(path)
 
 
 def claim(
@@ -206,14 +174,15 @@ def claim(
     mode: int,
     clock: Callable[[], float],
     nap: Callable[[float], None],
-) -> FileClaim:
+) -> FileLock:
     """Raises WalOwned when the owner does not leave in time, and OSError when the file cannot be locked."""
     started = clock()
     patience = max(patience, _LEAST_PATIENCE)
     while True:
         lock = acquire(path, mode)
         if lock is not None:
-            return FileClaim(lock, introduce(description, time.time()))
+            lock.tell(introduce(description))
+            return lock
         owner = _read(path)
         waited = clock() - started
         if waited >= (max(patience, LEAVING_PATIENCE) if owner.leaving else patience):
@@ -223,6 +192,6 @@ def claim(
 
 def _read(path: Path) -> Owner:
     try:
-        return decode(path.read_bytes())
-    except OSError:
+        return decode(json.loads(path.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError):  # the text may be half written
         return UNKNOWN_OWNER

@@ -1,7 +1,5 @@
 """Who reads a log, how far each reader has committed, and what may be deleted.
 
-    <wal>/readers/<name>.json    how far Spark has committed what this reader read
-
 A log can have several readers: queries, or the two sides of a join, each under a name of its own. A segment
 is deleted only when every reader has committed it, and then it stays for ``retention``. Text and decisions
 only; no I/O.
@@ -16,7 +14,7 @@ from typing import Any, NamedTuple
 
 from nsq.errors import ConfigError
 from nsq.spark.wal import names
-from nsq.spark.wal.store import Position, Segment, SegmentFile
+from nsq.spark.wal.names import Position, Segment, SegmentFile
 
 FOLDER = "readers"
 DEFAULT = "default"

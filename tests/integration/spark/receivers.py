@@ -39,12 +39,17 @@ def working(options: SourceOptions, count: int | None = None, **more: Any) -> It
     pool = ReceiverPool(options, prepared(Path(options.wal)), count, **more)
     try:
         pool.start()
-        assert pool.wait_until_ready(PATIENCE), pool.status()
+        all_ready(pool)
         yield pool
     except BaseException:
         pool.stop(1.0)
         raise
     assert pool.stop(PATIENCE), pool.status()
+
+
+def all_ready(pool: ReceiverPool) -> None:
+    """Wait until all receivers are at work."""
+    eventually(pool.status, lambda status: status.ready, PATIENCE)
 
 
 def received(pool: ReceiverPool, count: int) -> None:

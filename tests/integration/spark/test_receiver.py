@@ -22,7 +22,17 @@ from ..authority import Authority
 from ..clients import consumer
 from ..consuming import CHANNEL, TOPIC, channel_of, clients_of, create, numbered, publish
 from ..patience import eventually
-from .receivers import PATIENCE, bodies_of, connected, drained, options_of, prepared, received, working
+from .receivers import (
+    PATIENCE,
+    all_ready,
+    bodies_of,
+    connected,
+    drained,
+    options_of,
+    prepared,
+    received,
+    working,
+)
 
 ALL = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
 
@@ -257,7 +267,7 @@ def test_a_log_that_is_not_there_yet_is_waited_for(nsqd: Nsqd, tmp_path: Path) -
         eventually(pool.status, lambda status: "it has to be prepared" in status.error, PATIENCE)
         assert pool.fault is None
         wal.prepare()
-        assert pool.wait_until_ready(PATIENCE)
+        all_ready(pool)
         received(pool, 10)
         eventually(pool.status, lambda status: not status.error, PATIENCE)
         assert pool.roll(PATIENCE)
@@ -285,7 +295,7 @@ def _expect_fault(pool: ReceiverPool, kind: type[NsqError], text: str) -> None:
         assert isinstance(pool.fault, kind)
         assert text in str(pool.fault)
         assert text in pool.status().error
-        assert not pool.wait_until_ready(0.0)
+        assert not pool.status().ready
         assert pool.roll(0.0)  # there is nobody to ask
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from nsq.errors import AlreadyResponded, WalError
 from nsq.message import Message
-from nsq.spark.wal.store import Segment
+from nsq.spark.wal.names import Segment
 
 
 class ScriptedLog:

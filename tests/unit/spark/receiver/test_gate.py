@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsq.spark.receiver.intake import PauseGate
+from nsq.spark.receiver.receiving import PauseGate
 
 
 def test_it_opens_when_the_last_reason_is_gone() -> None:

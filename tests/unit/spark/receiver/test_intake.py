@@ -9,8 +9,8 @@ import pytest
 from nsq.consumer.handlers import Requeue
 from nsq.errors import WalError
 from nsq.message import Message
-from nsq.spark.receiver import intake as module
-from nsq.spark.receiver.intake import FIRST_PAUSE, LONGEST_PAUSE, Intake, PauseGate
+from nsq.spark.receiver import receiving as module
+from nsq.spark.receiver.receiving import FIRST_PAUSE, LONGEST_PAUSE, Intake, PauseGate
 
 from .scripted_log import Nsqd, ScriptedLog, Time, disk_full
 

@@ -2,41 +2,58 @@
 
 from __future__ import annotations
 
-from nsq.spark.receiver.pool import FIRST_PAUSE, LONGEST_PAUSE, MOST_STILLBORN, STEADY, Restarts
+import threading
+
+from nsq.spark.receiver.pool import FIRST_PAUSE, LONGEST_PAUSE, MOST_STILLBORN, STEADY, Slot
+from nsq.spark.receiver.protocol import Fault
+
+
+class Lives:
+    """Of one receiver after the other in the same place; no process runs."""
+
+    def __init__(self) -> None:
+        self.slot = Slot("place", b"", threading.Condition(), [])
+
+    def pause(self, lived: float, *, ready: bool, explained: bool) -> float | None:
+        self.slot.ready = ready
+        self.slot._last_words = Fault("the log is not there yet") if explained else None
+        pause = self.slot._end("it died", lived)
+        assert (pause is None) is (self.slot.fault is not None)
+        return pause
 
 
 def test_pauses_double_up_to_a_limit() -> None:
-    restarts = Restarts()
-    pauses = [restarts.pause(1.0, ready=True, explained=False) for _ in range(70)]
+    lives = Lives()
+    pauses = [lives.pause(1.0, ready=True, explained=False) for _ in range(70)]
     assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
     assert set(pauses[10:]) == {LONGEST_PAUSE}
 
 
 def test_a_life_that_was_long_enough_begins_anew() -> None:
-    restarts = Restarts()
+    lives = Lives()
     for _ in range(4):
-        restarts.pause(1.0, ready=True, explained=False)
-    assert restarts.pause(STEADY, ready=True, explained=False) == FIRST_PAUSE
-    assert restarts.pause(1.0, ready=True, explained=False) == 2 * FIRST_PAUSE
+        lives.pause(1.0, ready=True, explained=False)
+    assert lives.pause(STEADY, ready=True, explained=False) == FIRST_PAUSE
+    assert lives.pause(1.0, ready=True, explained=False) == 2 * FIRST_PAUSE
 
 
 def test_a_long_time_of_getting_ready_is_no_good_life() -> None:
-    restarts = Restarts()
-    restarts.pause(1.0, ready=True, explained=False)
-    assert restarts.pause(STEADY, ready=False, explained=False) == 2 * FIRST_PAUSE
+    lives = Lives()
+    lives.pause(1.0, ready=True, explained=False)
+    assert lives.pause(STEADY, ready=False, explained=False) == 2 * FIRST_PAUSE
 
 
 def test_what_never_comes_to_life_is_given_up() -> None:
-    restarts = Restarts()
-    pauses = [restarts.pause(0.1, ready=False, explained=False) for _ in range(MOST_STILLBORN)]
+    lives = Lives()
+    pauses = [lives.pause(0.1, ready=False, explained=False) for _ in range(MOST_STILLBORN)]
     assert None not in pauses[:-1]
     assert pauses[-1] is None
 
 
 def test_what_says_why_or_has_worked_is_not_given_up() -> None:
-    restarts = Restarts()
+    lives = Lives()
     for number in range(10 * MOST_STILLBORN):
         explained = number % (MOST_STILLBORN - 1) == 0
-        assert restarts.pause(0.1, ready=False, explained=explained) is not None
+        assert lives.pause(0.1, ready=False, explained=explained) is not None
     for _ in range(10 * MOST_STILLBORN):
-        assert restarts.pause(0.1, ready=True, explained=False) is not None
+        assert lives.pause(0.1, ready=True, explained=False) is not None

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq.spark.source.offsets import Amount, Limits, Offset, Position, admitted, amount, between, unread
-from nsq.spark.wal.store import Segment
+from nsq.spark.wal.names import Segment
 
 START = Offset("w")
 

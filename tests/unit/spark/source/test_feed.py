@@ -15,8 +15,8 @@ from nsq.spark.source.backlog import Backlog
 from nsq.spark.source.feed import Feed
 from nsq.spark.source.offsets import Amount, Limits
 from nsq.spark.source.options import SourceOptions
+from nsq.spark.wal.names import Position, ReceiverFolder, Segment, SegmentFile
 from nsq.spark.wal.readers import ReaderState
-from nsq.spark.wal.store import Position, ReceiverFolder, Segment, SegmentFile
 
 BASE = SourceOptions(topic="orders", channel="spark", wal="/wal", nsqd=("a:4150",), retention=0.0)
 START: dict[str, Any] = {"wal": "w", "at": {}}

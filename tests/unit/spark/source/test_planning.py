@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq.spark.source.offsets import Slice, tasks
-from nsq.spark.wal.store import Segment
+from nsq.spark.wal.names import Segment
 
 MIB = 1 << 20
 

@@ -8,7 +8,7 @@ import pytest
 from nsq.errors import SegmentLost
 from nsq.spark.rows import TYPES, Field
 from nsq.spark.source.offsets import Slice
-from nsq.spark.wal.store import Segment
+from nsq.spark.wal.names import Segment
 
 pytest.importorskip("pyarrow")
 

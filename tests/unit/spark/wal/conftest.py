@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from nsq.spark.wal import records
-from nsq.spark.wal.directory import DirectoryWal
-from nsq.spark.wal.directory_log import Disk
+from nsq.spark.wal.directory import DirectoryWal, Disk
 
 Make = Callable[..., pa.RecordBatch]
 

@@ -34,7 +34,7 @@ def test_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_is_no_place(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(WalError, match="file cannot be made a log: File exists"):
+    with pytest.raises(WalError, match="file cannot be made: File exists"):
         DirectoryWal(tmp_path / "file").prepare()
 
 

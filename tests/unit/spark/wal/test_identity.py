@@ -9,7 +9,7 @@ from nsq.spark.wal import names as identity
 
 
 def test_read_back() -> None:
-    made = identity.new_identity()
+    made = "5f0c"
     text = identity.encode_identity(made, 1_700_000_000)
     assert identity.decode_identity(text, "p") == made
     assert json.loads(text)["created"] == "2023-11-14T22:13:20Z"

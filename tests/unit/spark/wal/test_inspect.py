@@ -57,7 +57,7 @@ def test_verify(used: DirectoryWal) -> None:
 def test_verify_sees_damage(used: DirectoryWal) -> None:
     path = used.path(used.segments()[1])
     data = bytearray(path.read_bytes())
-    data[-20] ^= 1
+    data[-12] ^= 1
     path.write_bytes(bytes(data))
     found = inspect.verify(used.location)
     assert (found.segments, found.rows) == (1, 2)

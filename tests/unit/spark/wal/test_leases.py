@@ -7,9 +7,9 @@ import pytest
 from pyarrow import fs
 
 from nsq.errors import WalOwned
-from nsq.spark.wal import leases, ownership
-from nsq.spark.wal.leases import HeldLease, Lease, Timing
-from nsq.spark.wal.objects import Bucket
+from nsq.spark.wal import objects as leases
+from nsq.spark.wal import ownership
+from nsq.spark.wal.objects import Bucket, HeldLease, Lease, Timing
 
 PATH = "owner.json"
 
@@ -40,9 +40,9 @@ def bucket() -> Bucket:
 
 def abandoned(bucket: Bucket, hours: Hours, leaving: bool = False) -> Lease:
     """A holder that has died just now."""
-    owner = ownership.Owner("the dead", leaving, "host", 1, 0.0)
+    owner = ownership.Owner("the dead", leaving, "host", 1)
     lease = Lease("dead", 3, hours.timing().now(), owner)
-    bucket.rewrite(PATH, leases.encode(lease))
+    leases.write_lease(bucket, PATH, lease)
     return lease
 
 
@@ -50,7 +50,7 @@ def test_held_and_given_up(bucket: Bucket) -> None:
     hours = Hours()
     held = leases.contend(bucket, PATH, "me", 0, hours.timing())
     assert hours.passed == leases.SETTLE
-    found = leases.read(bucket, PATH)
+    found = leases.read_lease(bucket, PATH)
     assert found is not None
     assert found.owner.description == "me"
     with pytest.raises(WalOwned, match=r"bucket/wal is owned by me \(process"):
@@ -64,7 +64,7 @@ def test_refreshed_by_its_thread(bucket: Bucket, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(leases, "REFRESH", 0.001)
     held = leases.hold(bucket, PATH, "me", Hours().timing())
     deadline = time.monotonic() + 200
-    while (found := leases.read(bucket, PATH)) is None or found.beat < 3:
+    while (found := leases.read_lease(bucket, PATH)) is None or found.beat < 3:
         assert time.monotonic() < deadline
     held.release()
 
@@ -75,7 +75,7 @@ def test_refreshed_it_lives_on(bucket: Bucket) -> None:
     for _ in range(5):
         hours.passed += leases.REFRESH
         held.refresh()
-    found = leases.read(bucket, PATH)
+    found = leases.read_lease(bucket, PATH)
     assert found is not None
     assert (found.beat, found.live(hours.timing().now())) == (5, True)
     held.release()
@@ -126,7 +126,7 @@ def refreshing(bucket: Bucket, hours: Hours, until: float) -> None:
     def refresh() -> None:
         nonlocal lease
         lease = lease._replace(beat=lease.beat + 1, refreshed=hours.timing().now())
-        bucket.rewrite(PATH, leases.encode(lease))
+        leases.write_lease(bucket, PATH, lease)
         if hours.passed < until:
             hours.events[hours.passed + leases.REFRESH] = refresh
 
@@ -184,7 +184,7 @@ def test_who_leaves_in_the_middle_of_a_refresh_is_leaving(
 
     monkeypatch.setattr(bucket, "rewrite", interrupted)
     held.refresh()
-    found = leases.read(bucket, PATH)
+    found = leases.read_lease(bucket, PATH)
     assert found is not None
     assert found.owner.leaving
     held.release()
@@ -211,14 +211,14 @@ def test_who_has_lost_it_notices_and_leaves_it_alone(bucket: Bucket) -> None:
     held.refresh()
     assert held.lost
     held.release()
-    assert leases.read(bucket, PATH) == thief
+    assert leases.read_lease(bucket, PATH) == thief
 
 
 def test_one_that_is_gone_is_written_again(bucket: Bucket) -> None:
     held = leases.hold(bucket, PATH, "me", Hours().timing())
     bucket.delete(PATH)
     held.refresh()
-    assert leases.read(bucket, PATH) is not None
+    assert leases.read_lease(bucket, PATH) is not None
     held.release()
 
 

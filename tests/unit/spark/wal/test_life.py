@@ -25,8 +25,7 @@ from hypothesis.stateful import (
 
 from nsq.errors import WalError
 from nsq.spark.wal import Segment, inspect
-from nsq.spark.wal.directory import DirectoryWal
-from nsq.spark.wal.directory_log import DirectoryLog
+from nsq.spark.wal.directory import DirectoryLog, DirectoryWal
 
 FAULTS = st.sets(st.sampled_from(["create", "write", "sync", "truncate", "rename", "remove", "sync_folder"]))
 

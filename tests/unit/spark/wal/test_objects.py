@@ -9,7 +9,8 @@ import pytest
 from pyarrow import fs
 
 from nsq.errors import SegmentLost, WalError, WalForeign, WalOwned
-from nsq.spark.wal import ReceiverFolder, Segment, Subject, leases
+from nsq.spark.wal import ReceiverFolder, Segment, Subject
+from nsq.spark.wal import objects as leases
 from nsq.spark.wal.objects import Bucket, ObjectWal
 
 hours = itertools.count(1_000_000.0, 0.01)
@@ -176,22 +177,22 @@ class Outage:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.before = self.after = self.silent = False
-        put, size = Bucket.put, Bucket.size
+        put, has = Bucket.put, Bucket.has
 
-        def failing_put(bucket: Bucket, name: str, data: bytes | pa.Buffer) -> None:
+        def failing_put(bucket: Bucket, name: str, data: bytes | pa.Buffer, *, once: bool = False) -> None:
             if self.before:
                 raise WalError("no connection")
             put(bucket, name, data)
             if self.after:
                 raise WalError("no answer")
 
-        def failing_size(bucket: Bucket, name: str) -> int | None:
+        def failing_has(bucket: Bucket, name: str) -> bool:
             if self.silent:
                 raise WalError("no connection")
-            return size(bucket, name)
+            return has(bucket, name)
 
         monkeypatch.setattr(Bucket, "put", failing_put)
-        monkeypatch.setattr(Bucket, "size", failing_size)
+        monkeypatch.setattr(Bucket, "has", failing_has)
 
 
 @pytest.fixture

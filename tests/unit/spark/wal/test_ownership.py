@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ class Hours:
             event()
 
 
-def claim(path: Path, hours: Hours, patience: float, name: str = "other") -> ownership.FileClaim:
+def claim(path: Path, hours: Hours, patience: float, name: str = "other") -> ownership.FileLock:
     return ownership.claim(path, name, patience, 0o600, hours.clock, hours.nap)
 
 
@@ -82,11 +83,16 @@ def test_a_released_claim_says_nothing_any_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"description": "x"}', b"[]", b"\xff"])
-def test_half_a_description_is_no_error(text: bytes) -> None:
-    assert ownership.decode(text) == ownership.UNKNOWN_OWNER
+def test_half_a_description_is_no_error(tmp_path: Path, text: bytes) -> None:
+    held = claim(tmp_path / "owner", Hours(), 0)
+    (tmp_path / "owner").write_bytes(text)
+    assert ownership.holder(tmp_path / "owner") == ownership.UNKNOWN_OWNER
+    held.release()
 
 
-def test_a_description_is_read_back() -> None:
-    owner = ownership.Owner("me", True, "host", 7, 1.5)
-    assert ownership.decode(ownership.encode(owner)) == owner
-    assert str(owner) == "me (process 7 on host), which is leaving"
+def test_a_description_is_read_back(tmp_path: Path) -> None:
+    held = claim(tmp_path / "owner", Hours(), 0, "me")
+    held.leaving()
+    here = f"(process {os.getpid()} on {os.uname().nodename})"
+    assert str(ownership.holder(tmp_path / "owner")) == f"me {here}, which is leaving"
+    held.release()

@@ -7,8 +7,8 @@ import pytest
 from nsq.errors import ConfigError, WalForeign, WalOwned
 from nsq.spark.wal import readers
 from nsq.spark.wal.directory import DirectoryWal
+from nsq.spark.wal.names import Position, Segment, SegmentFile
 from nsq.spark.wal.readers import ReaderState, deletable
-from nsq.spark.wal.store import Position, Segment, SegmentFile
 
 FILES = [
     SegmentFile(Segment("a", 1, 9, 9), 100, 10.0),
