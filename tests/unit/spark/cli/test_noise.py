@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from nsq.spark.cli.terminal import filtered, worth_telling
+from nsq.spark.cli import filtered, worth_telling
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.spark.cli.terminal import size, span, table
+from nsq.spark.cli import size, span, table
 
 
 def test_a_table_has_numbers_to_the_right() -> None:
