@@ -40,7 +40,6 @@ __all__ = [
     "ProducerFlags",
     "SignalWatch",
     "SourceFlags",
-    "batches",
     "check_ranges",
     "duration",
     "exit_status",
@@ -64,7 +63,6 @@ _BROKEN_PIPE = 128 + signal.SIGPIPE
 _INTERRUPTED = 128 + signal.SIGINT
 
 OptionsT = TypeVar("OptionsT")
-T = TypeVar("T")
 
 check_ranges = flags.check
 
@@ -339,28 +337,6 @@ def config_of(flag_name: str, given: Iterable[str], defaults: Mapping[str, str])
         return Config.from_flags(given, defaults)
     except ConfigError as error:
         raise ConfigError(f"{flag_name}: {error}") from None
-
-
-# Many messages in one MPUB
-
-#: A larger one goes alone.
-_BATCH_BYTES = 512 * 1024
-_BATCH_MESSAGES = 10_000
-
-
-def batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield the items in their order, as many together as one MPUB should carry."""
-    batch: list[T] = []
-    total = 0
-    for item in items:
-        size = size_of(item) + 4
-        if batch and (total + size > _BATCH_BYTES or len(batch) == _BATCH_MESSAGES):
-            yield batch
-            batch, total = [], 0
-        batch.append(item)
-        total += size
-    if batch:
-        yield batch
 
 
 # Until a signal

@@ -23,7 +23,7 @@ from nsq.spark.pipelines.files import LocalFiles, below, local_path, open_files
 from nsq.spark.pipelines.streaming import Addresses, OnProgress, Progress, Totals, addresses
 from nsq.spark.rows import CORRUPT, RESCUED, restore_json
 from nsq.spark.session import session_or_own
-from nsq.spark.sink.task import packs
+from nsq.wire.commands import batches
 from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:
@@ -330,7 +330,7 @@ def send(
 
     # That a slow rate comes evenly: ten publishes a second.
     most = chunk if rate is None else max(1, min(chunk, int(rate / 10)))
-    for part in packs(remaining(entries, begin), most, _MOST_BYTES, lambda entry: len(entry.body)):
+    for part in batches(remaining(entries, begin), lambda entry: len(entry.body), most, _MOST_BYTES):
         if first is None:
             start, first = time.monotonic(), _moment(part[0].position.timestamp_ns)
         due = start if rate is None else start + (place.rows - begin.rows) / rate

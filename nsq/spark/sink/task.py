@@ -6,27 +6,25 @@ Imports no Spark, and pyarrow only when there is something to read.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from nsq.config import Config
 from nsq.errors import ConfigError, InvalidMessage, NsqError
+from nsq.options import closest
 from nsq.producer import Producer
 from nsq.spark.options import Nsqds, count, octets, option, seconds
-from nsq.wire.commands import Limits
+from nsq.wire.commands import Limits, batches
 from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger("nsq.spark")
-
-T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,15 +56,13 @@ class SinkOptions(Nsqds):
             )
 
 
-def publish_rows(
-    options: SinkOptions, columns: Columns, batches: Iterable[pa.RecordBatch]
-) -> tuple[int, int]:
+def publish_rows(options: SinkOptions, columns: Columns, given: Iterable[pa.RecordBatch]) -> tuple[int, int]:
     """How many messages it published, and the bytes of their bodies. ``columns`` were checked before."""
     producer = Producer(*options.nsqd, nsqlookupd=options.lookupd, config=options.config)
     room = options.pipeline * options.mpub_messages
     pipeline = Pipeline(producer, room=room, retries=options.retries, timeout=options.timeout)
     try:
-        for rows in (rows for batch in batches for rows in read(batch, columns, options)):
+        for rows in (rows for batch in given for rows in read(batch, columns, options)):
             now = rows.bodies
             if rows.delays is not None:
                 pairs = list(zip(rows.bodies, rows.delays, strict=True))
@@ -74,7 +70,7 @@ def publish_rows(
                 for body, delay in pairs:
                     if delay:
                         pipeline.publish(rows.topic, [body], delay)
-            for pack in packs(now, options.mpub_messages, options.mpub_bytes):
+            for pack in batches(now, len, options.mpub_messages, options.mpub_bytes):
                 pipeline.publish(rows.topic, pack)
         pipeline.drain()
     except BaseException:
@@ -111,22 +107,19 @@ class Columns(NamedTuple):
 
         Columns by other names are left alone: rows as the source makes them can be published as they are.
         """
-        body, place, defer = _place(fields, "body"), None, _place(fields, _DEFER)
+        body, defer = _place(fields, "body"), _place(fields, _DEFER)
+        place = None if topic else _place(fields, "topic")
         there = f" (there are: {', '.join(name for name, _ in fields)})" if fields else ""
         if body is None:
             raise ConfigError(f"there is no column body, which is what is published{there}")
-        if not topic:
-            place = _place(fields, "topic")
-            if place is None:
-                raise ConfigError(
-                    "there is no column topic and no option topic: .option('topic', …), or a column of that "
-                    f"name{there}"
-                )
-        if defer is None:
-            # A delay that is left alone would not be noticed for long.
-            plain = {_plain(name): name for name, _ in fields}
-            for close in difflib.get_close_matches(_plain(_DEFER), plain, 1, cutoff=0.75):
-                raise ConfigError(f"column {plain[close]} is not known; did you mean {_DEFER}?")
+        if not topic and place is None:
+            hint = f".option('topic', …), or a column of that name{there}"
+            raise ConfigError(f"there is no column topic and no option topic: {hint}")
+        # A delay that is left alone would not be noticed for long.
+        plain = {_plain(name): name for name, _ in fields}
+        close = closest(_DEFER, plain, 0.75)
+        if defer is None and close:
+            raise ConfigError(f"column {plain[close]} is not known; did you mean {_DEFER}?")
         return cls(body, place, defer)
 
 
@@ -137,15 +130,15 @@ def _plain(name: str) -> str:
 
 def _place(fields: Sequence[tuple[str, str]], name: str) -> int | None:
     found = [place for place, (each, _) in enumerate(fields) if _plain(each) == _plain(name)]
+    if not found:
+        return None
     if len(found) > 1:
         raise ConfigError(f"there are {len(found)} columns {name}, must be one")
-    for place in found:
-        column, kind = fields[place]
-        types, wanted = _TYPES[name]
-        if kind not in types:
-            raise ConfigError(f"column {column} is of type {kind}, must be {wanted}")
-        return place
-    return None
+    column, kind = fields[found[0]]
+    types, wanted = _TYPES[name]
+    if kind not in types:
+        raise ConfigError(f"column {column} is of type {kind}, must be {wanted}")
+    return found[0]
 
 
 # From Arrow to bodies by topic, all of them checked first
@@ -228,65 +221,37 @@ def _values(array: pa.Array) -> list[bytes]:
     return [content[begin - start : end - start] for begin, end in itertools.pairwise(ends)]
 
 
-def packs(
-    items: Iterable[T],
-    most: int,
-    most_bytes: int,
-    length: Callable[[T], int] = len,  # type: ignore[assignment]
-) -> Iterator[list[T]]:
-    """Which bodies travel together in one MPUB. A single one larger than ``most_bytes`` is a pack as well."""
-    held: list[T] = []
-    total = head = 4  # MPUB adds its count, and the size of each body
-    for item in items:
-        added = 4 + length(item)
-        if held and (len(held) == most or total + added > most_bytes):
-            yield held
-            held, total = [], head
-        held.append(item)
-        total += added
-    if held:
-        yield held
-
-
 # Publishes under way: so many at once, each tried anew as often as it may be, none forgotten
 
 
-class _Attempt(NamedTuple):
-    future: Future[None]
-    send: Callable[[], Future[None]]
-    bodies: Sequence[bytes]
-    tries: int
-
-
-@dataclasses.dataclass(eq=False)
 class Pipeline:
     """``room`` counts messages, so that one which is deferred, and has to travel alone, takes the room of
     one. ``messages`` and ``bytes`` count what nsqds have stored. For a single thread.
     """
 
-    publisher: Producer
-    room: int
-    retries: int
-    timeout: float
-
-    def __post_init__(self) -> None:
+    def __init__(self, publisher: Producer, *, room: int, retries: int, timeout: float) -> None:
+        self._publisher = publisher
+        self._room = room
+        self._retries = retries
+        self._timeout = timeout
         self.messages = 0
         self.bytes = 0
-        self._attempts: deque[_Attempt] = deque()
         self._inside = 0
+        #: What becomes of each, the bodies, how to publish them once more, and how often that may still be.
+        self._attempts: deque[tuple[Future[None], Sequence[bytes], Callable[[], Future[None]], int]] = deque()
 
     def publish(self, topic: str, bodies: Sequence[bytes], delay: float = 0.0) -> None:
         """A message with a delay goes alone."""
 
         def send() -> Future[None]:
             if delay:
-                return self.publisher.publish_async(topic, bodies[0], defer=delay, timeout=self.timeout)
-            return self.publisher.multi_publish_async(topic, bodies, timeout=self.timeout)
+                return self._publisher.publish_async(topic, bodies[0], defer=delay, timeout=self._timeout)
+            return self._publisher.multi_publish_async(topic, bodies, timeout=self._timeout)
 
-        while self._attempts and self._inside + len(bodies) > self.room:
+        while self._attempts and self._inside + len(bodies) > self._room:
             self._settle()
         self._inside += len(bodies)
-        self._attempts.append(_Attempt(send(), send, bodies, 1))
+        self._attempts.append((send(), bodies, send, self._retries))
 
     def drain(self) -> None:
         """Wait for all of them; raises for the first that came to nothing."""
@@ -295,14 +260,14 @@ class Pipeline:
 
     def _settle(self) -> None:
         """The oldest: wait for what becomes of it."""
-        future, send, bodies, tries = self._attempts.popleft()
+        future, bodies, send, retries = self._attempts.popleft()
         try:
             future.result()  # has a deadline of its own
         except NsqError as error:
-            if not error.retry or tries > self.retries:
+            if not error.retry or not retries:
                 raise
             log.warning("publishing %d messages again: %s", len(bodies), error)
-            self._attempts.append(_Attempt(send(), send, bodies, tries + 1))
+            self._attempts.append((send(), bodies, send, retries - 1))
             return
         self._inside -= len(bodies)
         self.messages += len(bodies)
