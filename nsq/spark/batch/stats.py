@@ -108,7 +108,7 @@ class StatsReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        listed = lookups.found_by_any(options.lookupd, options.config, lookups.nodes)
+        listed = lookups.found_by_any(options.lookupd, options.config, lookups.nodes_of())
         nsqds = [*options.nsqd, *(place.http for place in listed)]
         # Spark wants a partition even where there is no nsqd.
         return [InputPartition(nsqd) for nsqd in dict.fromkeys(nsqds)] or [InputPartition("")]
