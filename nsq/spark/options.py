@@ -17,12 +17,11 @@ from typing import Any, ClassVar, Self
 
 from nsq.config import Config
 from nsq.errors import ConfigError
-from nsq.literals import format_plain, parse_duration
-from nsq.options import METADATA, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, OptionHelp, closest
+from nsq.literals import parse_duration
+from nsq.options import METADATA, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, OptionHelp, closest, declare
 
 _SIZE = re.compile(r"([0-9]+)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 _DAYS = re.compile(r"([0-9]{1,5})d")
-_DAY = 86_400.0
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _FACTORS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -43,7 +42,7 @@ def names(text: str) -> tuple[str, ...]:
 def lasting(text: str) -> float:
     """Seconds of a duration that may be in days: ``7d``, ``36h``."""
     found = _DAYS.fullmatch(text.strip())
-    return int(found[1]) * _DAY if found else parse_duration(text)
+    return int(found[1]) * 86_400.0 if found else parse_duration(text)
 
 
 def moment(text: str) -> int:
@@ -64,8 +63,16 @@ def nanoseconds(at: datetime.datetime) -> int:
     return (at - EPOCH) // datetime.timedelta(microseconds=1) * 1000
 
 
-_SIZES = Kind("a number of bytes", WHOLE.keep, size)
-LASTING = Kind("a duration such as 36h or 7d", SECONDS.keep, lasting)
+def _shown_size(count: int) -> str:
+    """As one would write it: ``32MiB``."""
+    for unit in ("g", "m"):
+        if count and not count % _FACTORS[unit]:
+            return f"{count // _FACTORS[unit]}{unit.upper()}iB"
+    return str(count)
+
+
+_SIZES = Kind("a number of bytes", WHOLE.keep, size, show=_shown_size)
+LASTING = Kind("a duration such as 36h or 7d", SECONDS.keep, lasting, show=SECONDS.show)
 MOMENT = Kind("a point in time", lambda value: value, moment)
 
 
@@ -79,7 +86,7 @@ def option(
 ) -> Any:
     """A field; without a default it has to be given. ``low`` is the least a number may be."""
     kind = read if isinstance(read, Kind) else Kind("", lambda value: value, read)
-    return dataclasses.field(default=default, metadata={METADATA: Option(text, kind, low, choices=choices)})
+    return declare(default, Option(text, kind, low, choices=choices))
 
 
 def seconds(default: float, text: str, *, low: float = 0.0) -> Any:
@@ -135,7 +142,8 @@ class Options:
         found = []
         for field in cls._fields().values():
             declared: Option = field.metadata[METADATA]
-            shown = _shown(field.default, declared)
+            default = "" if field.default in (dataclasses.MISSING, None, ()) else field.default
+            shown = default if isinstance(default, str) else declared.kind.show(default)
             found.append(OptionHelp(_camel(field.name), shown, declared.range, declared.help))
         return found
 
@@ -182,20 +190,3 @@ def _plain(name: str) -> str:
 def _camel(name: str) -> str:
     head, *rest = name.split("_")
     return head + "".join(word.capitalize() for word in rest)
-
-
-def _shown(value: Any, option: Option) -> str:
-    """As one would write it: ``250ms``, ``32MiB``."""
-    if value is dataclasses.MISSING or value is None:
-        return ""
-    if isinstance(value, tuple):
-        return ",".join(value)
-    if option.kind in (SECONDS, LASTING):
-        if value and not value % 3600:
-            return f"{value / 3600:g}h"
-        return f"{value:g}s" if value >= 1 or not value else f"{value * 1000:g}ms"
-    if option.kind is _SIZES and value and not value % _FACTORS["g"]:
-        return f"{value // _FACTORS['g']}GiB"
-    if option.kind is _SIZES and value and not value % _FACTORS["m"]:
-        return f"{value // _FACTORS['m']}MiB"
-    return format_plain(value)

@@ -95,7 +95,7 @@ def test_the_table_for_people_shows_defaults_as_one_would_write_them() -> None:
         "place": "", "maxBytes": "32MiB", "pause": "250ms", "addresses": "", "count": "3", "careful": "true",
         "mode": "slow",
     }  # fmt: skip
-    assert {line.name: line.default for line in SourceOptions.describe()}["maxTriggerDelay"] == "900s"
+    assert {line.name: line.default for line in SourceOptions.describe()}["maxTriggerDelay"] == "15m0s"
 
 
 def test_a_source_needs_somebody_to_ask() -> None:
