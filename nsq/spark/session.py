@@ -77,12 +77,12 @@ def refuse_obstacles(master: str | None) -> None:
     """A quick look at what would keep Spark from starting here, and its workers from working."""
     if _SUBMITTED in os.environ:
         return  # Java runs already
+    looked_at = [*doctor.check_packages(), doctor.check_java()]
     # Workers of a cluster have a Python of their own, under a name that may mean nothing here.
-    workers = [doctor.check_workers] if _is_local(master) else []
-    for check in (doctor.check_packages, doctor.check_java, *workers):
-        for found in check():
-            if found.state == doctor.WRONG:
-                raise ConfigError(f"{found.what}: {found.text}; {found.remedy}")
+    looked_at += [doctor.check_workers()] if _is_local(master) else []
+    for found in looked_at:
+        if found.state == doctor.WRONG:
+            raise ConfigError(f"{found.what}: {found.text}; {found.remedy}")
 
 
 def _is_local(master: str | None) -> bool:
