@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from nsq.spark.pipelines.chart import metrics_chart as metrics_chart
     from nsq.spark.pipelines.metrics import metrics as metrics
     from nsq.spark.pipelines.replay import replay as replay
-    from nsq.spark.registration import register as register
     from nsq.spark.rows import dedup as dedup
     from nsq.spark.rows import json as json
+    from nsq.spark.session import register as register
 
 _HOME = {
     "Listener": "nsq.spark.listener",
@@ -31,7 +31,7 @@ _HOME = {
     "json": "nsq.spark.rows",
     "metrics_chart": "nsq.spark.pipelines.chart",
     "metrics": "nsq.spark.pipelines.metrics",
-    "register": "nsq.spark.registration",
+    "register": "nsq.spark.session",
     "replay": "nsq.spark.pipelines.replay",
 }
 

@@ -19,6 +19,8 @@ from nsq.config import Config
 from nsq.errors import ConfigError
 from nsq.literals import parse_duration
 from nsq.options import METADATA, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, OptionHelp, closest, declare
+from nsq.wire.commands import Limits
+from nsq.wire.names import check_topic
 
 _SIZE = re.compile(r"([0-9]+)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 _DAYS = re.compile(r"([0-9]{1,5})d")
@@ -176,6 +178,35 @@ class Nsqds(Options):
             raise ConfigError(
                 "option nsqd or lookupd is missing: .option('nsqd', 'host:4150') or "
                 ".option('lookupd', 'host:4161')"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SinkOptions(Nsqds):
+    """Durations are seconds here, sizes bytes."""
+
+    instead_of_kafka: ClassVar[Mapping[str, str]] = {
+        "kafka.bootstrap.servers": "nsqd or lookupd",
+        "includeheaders": "not there",
+    }
+
+    topic: str = option("The topic to publish to; without it, each row's column topic.", default="")
+    mpub_messages: int = count(500, "The most messages published at once.")
+    mpub_bytes: int = octets(1 << 20, "The most bytes published at once; a larger message travels alone.")
+    pipeline: int = count(8, "Full publishes that a task has under way while it makes the next one.")
+    retries: int = count(3, "How often a publish is tried anew that failed, or was not answered.", low=0)
+    timeout: float = seconds(
+        30.0, "The longest a publish may take each time, trying one nsqd after the other.", low=0.001
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.topic:
+            check_topic(self.topic)
+        most = Limits().max_body_size
+        if self.mpub_bytes > most:
+            raise ConfigError(
+                f"mpubBytes is {self.mpub_bytes}, but must be at most {most} (nsqd's --max-body-size)"
             )
 
 

@@ -1,14 +1,17 @@
-"""A Spark session for one machine, for those who bring none. Loads pyspark only when one is made."""
+"""A Spark session for one machine, for those who bring none; and our formats made known to a session that has
+not found them itself. Loads pyspark only then.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from nsq.errors import ConfigError
+from nsq.errors import ConfigError, UsageError
 from nsq.spark import doctor
 
 if TYPE_CHECKING:
@@ -97,3 +100,25 @@ def _session_class() -> type[SparkSession]:
     except ImportError as error:
         raise ConfigError(f"Spark is not installed ({error}): pip install 'nsq[spark]'") from error
     return SparkSession
+
+
+def register(spark: SparkSession) -> None:
+    """Make the formats "nsq" and "nsq_stats" known to this session; changes nothing else.
+
+    Raises UsageError when Spark's workers would start with a Python that lacks what they need.
+    """
+    from nsq.spark.batch import NsqStatsDataSource
+    from nsq.spark.source.stream import NsqDataSource
+
+    try:
+        python = shutil.which(spark.sparkContext.pythonExec)
+    except Exception:  # Spark Connect has no context, and says so in its own way: it is decided elsewhere
+        python = None
+    another = python if python and os.path.abspath(python) != os.path.abspath(sys.executable) else None
+    if another and (fault := doctor.worker_fault(another)):
+        raise UsageError(
+            f"Spark's workers cannot run this. {another}{fault}. Install what is missing, or set "
+            f"PYSPARK_PYTHON={sys.executable} before the session is made"
+        )
+    spark.dataSource.register(NsqDataSource)
+    spark.dataSource.register(NsqStatsDataSource)

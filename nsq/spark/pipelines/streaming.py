@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsq.errors import ConfigError, UsageError
 from nsq.spark.pipelines.files import Batch, Written, below, local_path
-from nsq.spark.registration import register
-from nsq.spark.session import session_or_own
+from nsq.spark.session import register, session_or_own
 from nsq.spark.source.options import SourceOptions
 
 if TYPE_CHECKING:

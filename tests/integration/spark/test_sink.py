@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from nsq.errors import InvalidMessage, NsqError, PublishFailed
-from nsq.spark.sink.task import Columns, SinkOptions, publish_rows
+from nsq.spark.options import SinkOptions
 from nsq.testing import Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
 from tests.integration.patience import eventually
+
+pytest.importorskip("pyspark")
+
+from nsq.spark.sink import Columns, publish_rows
 
 pa: Any = pytest.importorskip("pyarrow")
 

@@ -1,6 +1,7 @@
-"""What one task of a write does: reads its rows, packs them into MPUBs, and keeps several under way.
+"""``df.write.format("nsq")`` and ``writeStream``: publishing from Spark, every row's ``body`` a message.
 
-Imports no Spark, and pyarrow only when there is something to read.
+A task reads its rows, packs them into MPUBs, and keeps several under way. Loaded only when something is
+written, as this imports pyspark; pyarrow comes with the first rows.
 """
 
 from __future__ import annotations
@@ -11,49 +12,88 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from nsq.config import Config
 from nsq.errors import ConfigError, InvalidMessage, NsqError
 from nsq.options import closest
 from nsq.producer import Producer
-from nsq.spark.options import Nsqds, count, octets, option, seconds
-from nsq.wire.commands import Limits, batches
+from nsq.spark.options import SinkOptions
+from nsq.wire.commands import batches
 from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.types import StructType
 
 log = logging.getLogger("nsq.spark")
 
+# What Spark drives
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SinkOptions(Nsqds):
-    """Durations are seconds here, sizes bytes."""
 
-    instead_of_kafka: ClassVar[Mapping[str, str]] = {
-        "kafka.bootstrap.servers": "nsqd or lookupd",
-        "includeheaders": "not there",
-    }
+#: What the tasks of a write have said; None for one that did not come to its end.
+Messages = list[WriterCommitMessage | None]
 
-    topic: str = option("The topic to publish to; without it, each row's column topic.", default="")
-    mpub_messages: int = count(500, "The most messages published at once.")
-    mpub_bytes: int = octets(1 << 20, "The most bytes published at once; a larger message travels alone.")
-    pipeline: int = count(8, "Full publishes that a task has under way while it makes the next one.")
-    retries: int = count(3, "How often a publish is tried anew that failed, or was not answered.", low=0)
-    timeout: float = seconds(
-        30.0, "The longest a publish may take each time, trying one nsqd after the other.", low=0.001
-    )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.topic:
-            check_topic(self.topic)
-        most = Limits().max_body_size
-        if self.mpub_bytes > most:
-            raise ConfigError(
-                f"mpubBytes is {self.mpub_bytes}, but must be at most {most} (nsqd's --max-body-size)"
-            )
+@dataclasses.dataclass(frozen=True)
+class TaskReport(WriterCommitMessage):
+    """What one task has published."""
+
+    messages: int
+    bytes: int
+
+
+class _Writer:
+    """Publishes every row. Raises ConfigError, in one line, for what cannot be published as asked."""
+
+    append = '.mode("append")'
+    ignored: tuple[str, ...] = ()
+
+    def __init__(self, given: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise ConfigError(f"what is published cannot be overwritten: {self.append}")
+        self._options = SinkOptions.of(given, ignored=self.ignored)
+        columns = [(field.name, field.dataType.typeName()) for field in schema.fields]
+        self._columns = Columns.of(columns, self._options.topic)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
+        return TaskReport(*publish_rows(self._options, self._columns, iterator))
+
+    def commit(self, messages: Messages, batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
+        done = _reports(messages)
+        count, size = sum(report.messages for report in done), sum(report.bytes for report in done)
+        what = _what(batchId)
+        log.info("%s: %d messages, %d bytes published by %d tasks", what, count, size, len(done))
+
+    def abort(self, messages: Messages, batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
+        done = _reports(messages)
+        log.warning(
+            "%s failed: %d of its %d tasks have reported their %d messages as published, others may have "
+            "published theirs; all these stay published, and are published again when it is run again",
+            *(_what(batchId), len(done), len(messages), sum(report.messages for report in done)),
+        )
+
+
+def _what(batch: int | None) -> str:
+    return "the write" if batch is None else f"batch {batch}"
+
+
+def _reports(messages: Messages) -> list[TaskReport]:
+    return [message for message in messages if isinstance(message, TaskReport)]
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    pass
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    append = '.outputMode("append")'
+    ignored = ("checkpointLocation", "queryName")
+
+
+# What a task does
 
 
 def publish_rows(options: SinkOptions, columns: Columns, given: Iterable[pa.RecordBatch]) -> tuple[int, int]:
