@@ -20,7 +20,7 @@ from nsq.errors import ApiError, ConfigError, ConnectionFailed, NsqError, UsageE
 from nsq.http.nsqd import NsqdApi, NsqdStats
 from nsq.spark import lookups
 from nsq.spark.lookups import Place
-from nsq.spark.options import Nsqds, Options, count, names, option, seconds, switch
+from nsq.spark.options import Nsqds, count, names, option, seconds, switch
 from nsq.spark.rows import checked, fields, require_arrow
 from nsq.transport import addresses
 from nsq.transport.tls import context_of
@@ -220,17 +220,11 @@ Row = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class StatsOptions(Options):
-    """Durations are seconds here."""
+class StatsOptions(Nsqds):
+    """Durations are seconds here. ``nsqd`` and ``lookupd`` are HTTP addresses or URLs; of the nsqlookupds all
+    nsqds are asked that they list.
+    """
 
-    nsqd: tuple[str, ...] = option(
-        "HTTP addresses of nsqds, host:4151 or a URL, separated by commas.", names, default=()
-    )
-    lookupd: tuple[str, ...] = option(
-        "HTTP addresses of nsqlookupds, host:4161 or a URL, separated by commas: all nsqds that they list.",
-        names,
-        default=(),
-    )
     topic: str = option("Only this topic.", default="")
     channel: str = option("Only this channel, of the topic.", default="")
     timeout: float = seconds(5.0, "How long an nsqd may take to answer.", low=0.001)

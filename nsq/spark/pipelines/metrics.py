@@ -89,7 +89,8 @@ def metrics(
     ``watermark`` after their end by the messages' own time; the last ones follow with the next call. Messages
     later than that are left out.
     """
-    measure = Measure(window, watermark, key, top)
+    if top < 1:
+        raise UsageError(f"top is {top}, but must be at least 1")
     with contextlib.ExitStack() as stack:
         # The query's last threads may still be at files that are deleted.
         forgotten = tempfile.TemporaryDirectory(prefix="nsq-metrics-", ignore_cleanup_errors=True)
@@ -101,32 +102,18 @@ def metrics(
         mode = "append" if to is not None else "update"
         running = Running(checkpoint or below(root, "_checkpoint"), follow, every, stop, progress, mode)
         frame = stack.enter_context(streaming.open_stream(spark, reading))
-        return measure_stream(frame, root if to is not None else None, measure, running, on_windows)
+        rows = measured(frame, window, watermark, key, top)
+        return collect_windows(rows, root if to is not None else None, running, on_windows)
 
 
-@dataclasses.dataclass(frozen=True)
-class Measure:
-    """What is counted. Durations as Spark spells them: ``"10 seconds"``."""
-
-    window: str = "1 minute"
-    watermark: str = "1 minute"
-    key: str | None = None
-    top: int = 10
-
-    def __post_init__(self) -> None:
-        if self.top < 1:
-            raise UsageError(f"top is {self.top}, but must be at least 1")
-
-
-def measure_stream(
-    stream: DataFrame,
+def collect_windows(
+    rows: DataFrame,
     to: str | None,
-    measure: Measure,
     running: Running,
     on_windows: Callable[[Sequence[Window]], None] | None = None,
 ) -> MetricsResult:
-    """The same for any stream with the columns of the source."""
-    files = open_files(to, stream.sparkSession) if to is not None else None
+    """Run the query that ``measured`` has made."""
+    files = open_files(to, rows.sparkSession) if to is not None else None
     known: dict[datetime.datetime, Window] = {}
 
     def handle(part: DataFrame, batch: Batch) -> Written:
@@ -151,18 +138,18 @@ def measure_stream(
             written,
         )
 
-    totals = streaming.run(measured(stream, measure), handle, running)
+    totals = streaming.run(rows, handle, running)
     return MetricsResult(windows=tuple(known[start] for start in sorted(known)), **vars(totals))
 
 
-def measured(stream: DataFrame, measure: Measure) -> DataFrame:
-    """A row for each window, as it is stored."""
+def measured(stream: DataFrame, window: str, watermark: str, key: str | None, top: int) -> DataFrame:
+    """A row for each window, as it is stored, of any stream with the columns of the source."""
     from pyspark.sql import functions as f
 
     # A batch's time is in the checkpoint: run again, it comes to the same figures. An aggregate of Spark's
     # does not accept it directly.
     late = (f.unix_micros(f.current_timestamp()) - f.unix_micros("timestamp")) / 1e6
-    rows = stream.withWatermark("timestamp", measure.watermark).withColumn("_late", late)
+    rows = stream.withWatermark("timestamp", watermark).withColumn("_late", late)
     quantiles = f.percentile_approx("_late", list(_QUANTILES.values()), 1000)
     aggregates = [
         f.count(f.lit(1)).alias("messages"),
@@ -173,12 +160,12 @@ def measured(stream: DataFrame, measure: Measure) -> DataFrame:
         f.max("attempts").alias("attempts_max"),
         f.count_if(f.col("attempts") > 1).alias("redelivered"),
     ]
-    if (key := measure.key) is not None:
+    if key is not None:
         rows = rows.withColumn("text", f.make_valid_utf8(f.col("body").cast("string")))
         found = f.get_json_object("text", key) if key.startswith("$") else f.expr(key)
         rows = rows.withColumn("_key", found.cast("string"))
-        aggregates.append(f.expr(f"approx_top_k(_key, {measure.top})").alias("top"))
-    windows = rows.groupBy(f.window("timestamp", measure.window).alias("window")).agg(*aggregates)
+        aggregates.append(f.expr(f"approx_top_k(_key, {top})").alias("top"))
+    windows = rows.groupBy(f.window("timestamp", window).alias("window")).agg(*aggregates)
     return windows.select("window.start", "window.end", *windows.columns[1:])
 
 

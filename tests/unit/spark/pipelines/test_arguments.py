@@ -11,7 +11,7 @@ import pytest
 
 from nsq.config import Config
 from nsq.errors import UsageError
-from nsq.spark.pipelines.archive import Body, archive
+from nsq.spark.pipelines.archive import archive
 from nsq.spark.pipelines.metrics import metrics
 from nsq.spark.pipelines.replay import _producer, nanoseconds, replay
 
@@ -56,8 +56,3 @@ def test_a_replay_repeats_rather_than_ends() -> None:
     with _producer([NSQD, "b:4150"], (), Config(publish_timeout=7.0)) as producer:
         assert (producer._config.retry_uncertain, producer._config.publish_timeout) == (True, 7.0)
         assert repr(producer) == f"<Producer {NSQD} b:4150>"
-
-
-def test_a_body_is_checked() -> None:
-    assert Body().kind == "binary"
-    assert Body("json", "a int").schema == "a int"
