@@ -52,32 +52,25 @@ class Mark:
         return Mark(position, repeated, self.rows + 1, self.bytes + size)
 
 
-@dataclasses.dataclass(frozen=True)
-class Bookmark:
-    """A small file that says how far a replay has come, and the job that it belongs to: what is replayed, and
-    where to.
-    """
+def load_mark(path: Path, job: dict[str, object]) -> Mark:
+    """How far a replay has come. ``job`` says what is replayed, and where to: a file is of one job."""
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        owner, at = read["job"], read["at"]
+        place = Mark(ArchivePosition(*at) if at else None, read["repeated"], read["rows"], read["bytes"])
+    except FileNotFoundError:
+        return Mark()
+    except (ValueError, KeyError, TypeError) as error:
+        said = f"{path} is no state of a replay ({error}): name another, or delete it"
+        raise UsageError(said) from None
+    if owner != job:
+        raise UsageError(f"{path} belongs to another replay, {owner}: name another, or delete it")
+    return place
 
-    path: Path
-    job: dict[str, object]
 
-    def load(self) -> Mark:
-        try:
-            read = json.loads(self.path.read_text(encoding="utf-8"))
-            job, at = read["job"], read["at"]
-            place = Mark(ArchivePosition(*at) if at else None, read["repeated"], read["rows"], read["bytes"])
-        except FileNotFoundError:
-            return Mark()
-        except (ValueError, KeyError, TypeError) as error:
-            said = f"{self.path} is no state of a replay ({error}): name another, or delete it"
-            raise UsageError(said) from None
-        if job != self.job:
-            raise UsageError(f"{self.path} belongs to another replay, {job}: name another, or delete it")
-        return place
-
-    def save(self, place: Mark) -> None:
-        text = json.dumps({"job": self.job, **dataclasses.asdict(place)})
-        LocalFiles(str(self.path.parent)).write(self.path.name, text)
+def save_mark(path: Path, job: dict[str, object], place: Mark) -> None:
+    text = json.dumps({"job": job, **dataclasses.asdict(place)})
+    LocalFiles(str(path.parent)).write(path.name, text)
 
 
 class Entry(NamedTuple):
@@ -171,8 +164,8 @@ def replay(
         digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:10]
         # A topic of its own: #ephemeral is no part of a good file name.
         state = below(path, "_replay", f"{topic.partition('#')[0]}-{digest}.json")
-    bookmark = Bookmark(Path(state), job)
-    place = bookmark.load()
+    file = Path(state)
+    place = load_mark(file, job)
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
         producer = None if dry_run else stack.enter_context(_producer(nsqd, lookupd, config))
@@ -185,16 +178,15 @@ def replay(
                 entries(frame, place),
                 place,
                 publish=partial(producer.multi_publish, topic),
-                save=bookmark.save,
+                save=partial(save_mark, file, job),
                 stop=stop or threading.Event(),
                 rate=rate,
                 chunk=chunk,
                 progress=progress,
             )
             if result.complete:
-                bookmark.path.unlink(missing_ok=True)  # the next one begins anew
-    seconds = time.monotonic() - start
-    return dataclasses.replace(result, state=os.fspath(bookmark.path), seconds=seconds)
+                file.unlink(missing_ok=True)  # the next one begins anew
+    return dataclasses.replace(result, state=str(file), seconds=time.monotonic() - start)
 
 
 def nanoseconds(moment: Moment | None) -> int | None:
