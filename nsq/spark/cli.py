@@ -173,7 +173,7 @@ class Archive(StreamCommand):
         with self.done(archive) as done:
             self.tell(done, f"{done.files:,} files: {done.path}")
             if self.chart:
-                from nsq.spark.pipelines.chart import archive_chart
+                from nsq.spark.pipelines.metrics import archive_chart
 
                 print(f"drawn: {archive_chart(done.path, self.chart, title=self.argument)}")
 
@@ -191,7 +191,7 @@ class Metrics(StreamCommand):
     to: str = flag("", "also write the windows into this folder, as Parquet")
 
     def run(self) -> None:
-        from nsq.spark.pipelines.metrics import metrics
+        from nsq.spark.pipelines.metrics import metrics, metrics_chart
 
         with self.done(metrics) as done:
             heads = ["window (UTC)", "messages", "bytes", "p50", "p95", "p99", "redelivered", "most frequent"]
@@ -204,8 +204,6 @@ class Metrics(StreamCommand):
             print(table(heads, rows))
             self.tell(done, f"{len(done.windows):,} windows")
             if self.chart and done.windows:
-                from nsq.spark.pipelines.chart import metrics_chart
-
                 print(f"drawn: {metrics_chart(done.windows, self.chart, title=self.argument)}")
 
 
@@ -256,8 +254,7 @@ class Receive(NsqCommand):
 
         calm_collector()
         given = {"topic": self.argument, "channel": self.channel, "wal": self.wal}
-        for name, addresses in (("nsqd", self.nsqd), ("lookupd", self.lookupd)):
-            given |= {name: ",".join(addresses)} if addresses else {}
+        given |= {"nsqd": ",".join(self.nsqd), "lookupd": ",".join(self.lookupd)}
         with contextlib.closing(Meter(sys.stderr, quiet=self.quiet)) as meter:
             standalone(SourceOptions.of(self.options | given), progress=meter.say)
 

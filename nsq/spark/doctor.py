@@ -81,7 +81,7 @@ def check_java() -> Finding:
     status, said = _ask([java, "-version"])
     version = java_version(said)
     if status != 0 or version is None:
-        return Finding("java", WRONG, f"{java} does not say its version: {_first_line(said)}", remedy)
+        return Finding("java", WRONG, f"{java} does not say its version: {_lines(said)[0]}", remedy)
     if version < JAVA:
         return Finding("java", WRONG, f"{java} is Java {version}; Spark 4 needs {JAVA}", remedy)
     return Finding("java", OK, f"{java} is Java {version}")
@@ -139,7 +139,7 @@ def worker_fault(python: str) -> str:
     status, said = _ask([python, "-c", probe])
     own = ".".join(map(str, sys.version_info[:2]))
     if status != 0:
-        return f": {_last_line(said)}"
+        return f": {_lines(said)[-1]}"
     return "" if said.strip() == own else f" is Python {said.strip()}, this is {own}"
 
 
@@ -154,7 +154,7 @@ def check_formats() -> Finding:
     missing = sorted({"pyspark_nsq", "pyspark_nsq_stats"} - set(said.split()))
     if status == 0 and not missing:
         return Finding("formats", OK, 'Spark finds format("nsq") and format("nsq_stats") from any directory')
-    text = f"{python}: Spark does not find {' and '.join(missing)} there" if status == 0 else _last_line(said)
+    text = f"{python}: Spark does not find {' and '.join(missing)} there" if status == 0 else _lines(said)[-1]
     remedy = (
         f"{INSTALL}; from a checkout: pip install --config-settings editable_mode=compat --editable .; or "
         "call nsq.spark.register(spark) in every program"
@@ -218,7 +218,7 @@ def check_object_wal(location: str) -> Finding:
         # Every file system there has errors of its own.
         remedy = "check the URI and the credentials that pyarrow.fs finds"
         remedy = INSTALL if isinstance(error, ImportError) else remedy
-        reason = _first_line(str(error)).replace(location, place)
+        reason = _lines(str(error))[0].replace(location, place)
         return Finding("wal", WRONG, f"{place}: {reason}", remedy)
     text = f"{place}: a put takes {seconds * 1000:.0f} ms, which a whole window of messages waits for"
     return Finding("wal", OK, text)
@@ -278,9 +278,5 @@ def _ask(command: Sequence[str], directory: str | None = None) -> tuple[int, str
     return done.returncode, done.stdout
 
 
-def _first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0] or "nothing"
-
-
-def _last_line(text: str) -> str:
-    return text.strip().rsplit("\n", 1)[-1] or "nothing"
+def _lines(text: str) -> list[str]:
+    return (text.strip() or "nothing").split("\n")

@@ -55,9 +55,6 @@ def figures(progress: Mapping[str, Any]) -> Figures | None:
     own: list[Mapping[str, Any]] = []
     for source in progress.get("sources", ()):
         offset = source.get("latestOffset")
-        if isinstance(offset, str):
-            with contextlib.suppress(ValueError):
-                offset = json.loads(offset)
         if isinstance(offset, Mapping) and "walRows" in offset:
             # It says why; here it is a yes or a no.
             own.append({**offset, "paused": int(bool(offset.get("paused")))})

@@ -59,29 +59,25 @@ class _Writer:
         self._columns = Columns.of(columns, self._options.topic)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
-        return TaskReport(*publish_rows(self._options, self._columns, iterator))
+        return publish_rows(self._options, self._columns, iterator)
 
     def commit(self, messages: Messages, batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
-        done = _reports(messages)
+        what, done = _outcome(messages, batchId)
         count, size = sum(report.messages for report in done), sum(report.bytes for report in done)
-        what = _what(batchId)
         log.info("%s: %d messages, %d bytes published by %d tasks", what, count, size, len(done))
 
     def abort(self, messages: Messages, batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
-        done = _reports(messages)
+        what, done = _outcome(messages, batchId)
         log.warning(
             "%s failed: %d of its %d tasks have reported their %d messages as published, others may have "
             "published theirs; all these stay published, and are published again when it is run again",
-            *(_what(batchId), len(done), len(messages), sum(report.messages for report in done)),
+            *(what, len(done), len(messages), sum(report.messages for report in done)),
         )
 
 
-def _what(batch: int | None) -> str:
-    return "the write" if batch is None else f"batch {batch}"
-
-
-def _reports(messages: Messages) -> list[TaskReport]:
-    return [message for message in messages if isinstance(message, TaskReport)]
+def _outcome(messages: Messages, batch: int | None) -> tuple[str, list[TaskReport]]:
+    what = "the write" if batch is None else f"batch {batch}"
+    return what, [message for message in messages if isinstance(message, TaskReport)]
 
 
 class BatchWriter(_Writer, DataSourceArrowWriter):
@@ -96,8 +92,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 # What a task does
 
 
-def publish_rows(options: SinkOptions, columns: Columns, given: Iterable[pa.RecordBatch]) -> tuple[int, int]:
-    """How many messages it published, and the bytes of their bodies. ``columns`` were checked before."""
+def publish_rows(options: SinkOptions, columns: Columns, given: Iterable[pa.RecordBatch]) -> TaskReport:
+    """``columns`` were checked before."""
     producer = Producer(*options.nsqd, nsqlookupd=options.lookupd, config=options.config)
     room = options.pipeline * options.mpub_messages
     pipeline = Pipeline(producer, room=room, retries=options.retries, timeout=options.timeout)
@@ -118,7 +114,7 @@ def publish_rows(options: SinkOptions, columns: Columns, given: Iterable[pa.Reco
         raise
     finally:
         producer.close(1.0)  # for connections to end in good order: no publish waits
-    return pipeline.messages, pipeline.bytes
+    return TaskReport(pipeline.messages, pipeline.bytes)
 
 
 # Which columns are published

@@ -15,9 +15,8 @@ from nsq.spark import rows
 from nsq.spark.pipelines import archive as archiving
 from nsq.spark.pipelines import archive as columns
 from nsq.spark.pipelines.archive import ArchiveResult, archive_stream
-from nsq.spark.pipelines.chart import archive_chart
 from nsq.spark.pipelines.files import Batch, HadoopFiles, LocalFiles, Written, publish
-from nsq.spark.pipelines.metrics import Window, collect_windows, measured
+from nsq.spark.pipelines.metrics import Window, archive_chart, collect_windows, measured
 from nsq.spark.pipelines.replay import Mark, _counted, entries, remaining, replay, selected
 from nsq.spark.pipelines.streaming import Progress, Running
 

@@ -121,11 +121,9 @@ def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
     batches = Batches(handle)
     writer = frame.writeStream.outputMode(running.mode).foreachBatch(batches)
     writer = writer.option("checkpointLocation", running.checkpoint)
-    if running.follow:
-        writer = writer.trigger(processingTime=f"{running.every} seconds")
-    else:
-        writer = writer.trigger(availableNow=True)
-    query = writer.start()
+    seconds = f"{running.every} seconds"
+    trigger: Any = {"processingTime": seconds} if running.follow else {"availableNow": True}
+    query = writer.trigger(**trigger).start()
     try:
         ended = False
         while not ended:

@@ -50,12 +50,6 @@ def test_what_nobody_could_tell_is_left_out() -> None:
     assert found.values["nsqdInFlight"] == 3
 
 
-def test_an_offset_may_come_as_text() -> None:
-    given = report()
-    given["sources"][0]["latestOffset"] = json.dumps(given["sources"][0]["latestOffset"])
-    assert figures(given) == figures(report())
-
-
 def test_several_sources_add_up_and_the_oldest_counts() -> None:
     given = report()
     other = {
