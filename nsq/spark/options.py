@@ -47,22 +47,22 @@ def lasting(text: str) -> float:
     return int(found[1]) * 86_400.0 if found else parse_duration(text)
 
 
-def moment(text: str) -> int:
-    """Nanoseconds since 1970 of ``2026-03-01``, ``2026-03-01T07:30`` (UTC), or of milliseconds since 1970."""
-    if text.strip().isdecimal():
-        return int(text) * 1_000_000
-    try:
-        read = datetime.datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise ConfigError(
-            f"{text!r} is no point in time (want 2026-03-01, 2026-03-01T07:30 or milliseconds since 1970)"
-        ) from None
-    return nanoseconds(read if read.tzinfo else read.replace(tzinfo=datetime.UTC))
-
-
-def nanoseconds(at: datetime.datetime) -> int:
-    """Since 1970."""
-    return (at - EPOCH) // datetime.timedelta(microseconds=1) * 1000
+def moment(given: str | datetime.datetime) -> int:
+    """Nanoseconds since 1970 of ``2026-03-01``, ``2026-03-01T07:30`` (UTC), of milliseconds since 1970, or of
+    a datetime with a time zone.
+    """
+    if isinstance(given, str):
+        if given.strip().isdecimal():
+            return int(given) * 1_000_000
+        try:
+            read = datetime.datetime.fromisoformat(given.strip())
+        except ValueError:
+            wanted = "2026-03-01, 2026-03-01T07:30 or milliseconds since 1970"
+            raise ConfigError(f"{given!r} is no point in time (want {wanted})") from None
+        given = read if read.tzinfo else read.replace(tzinfo=datetime.UTC)
+    if given.tzinfo is None:
+        raise ConfigError(f"{given!r} has no time zone: add tzinfo=datetime.UTC, or another")
+    return (given - EPOCH) // datetime.timedelta(microseconds=1) * 1000
 
 
 def _shown_size(count: int) -> str:

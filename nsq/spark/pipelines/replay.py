@@ -155,7 +155,8 @@ def replay(
     check_topic(topic)
     if chunk < 1 or (rate is not None and not rate > 0):
         raise UsageError(f"chunk is {chunk}, rate {rate}: both must be above 0")
-    chosen: dict[str, Any] = {"since": nanoseconds(since), "until": nanoseconds(until)}
+    chosen: dict[str, Any] = {"since": since, "until": until}
+    chosen = {name: None if at is None else options.moment(at) for name, at in chosen.items()}
     chosen |= {"where": where, "body": body}
     job = {"archive": below(path), "topic": topic, **chosen}
     if state is None:
@@ -187,17 +188,6 @@ def replay(
             if result.complete:
                 file.unlink(missing_ok=True)  # the next one begins anew
     return dataclasses.replace(result, state=str(file), seconds=time.monotonic() - start)
-
-
-def nanoseconds(moment: Moment | None) -> int | None:
-    """Since 1970."""
-    if moment is None:
-        return None
-    if isinstance(moment, str):
-        return options.moment(moment)
-    if moment.tzinfo is None:
-        raise UsageError(f"{moment!r} has no time zone: add tzinfo=datetime.UTC, or another")
-    return options.nanoseconds(moment)
 
 
 def _producer(nsqd: Addresses, lookupd: Addresses, config: Config | None) -> Producer:

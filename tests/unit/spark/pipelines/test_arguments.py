@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from nsq.config import Config
 from nsq.errors import UsageError
 from nsq.spark.pipelines.archive import archive
 from nsq.spark.pipelines.metrics import metrics
-from nsq.spark.pipelines.replay import _producer, nanoseconds, replay
+from nsq.spark.pipelines.replay import _producer, replay
 
 NSQD = "127.0.0.1:4150"
 
@@ -38,18 +37,6 @@ def test_mistakes_are_told_at_once(tmp_path: Path, call: Callable[[Path], Any], 
     with pytest.raises(UsageError, match=fault):
         call(tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_points_in_time() -> None:
-    day = 86_400 * 1_000_000_000
-    assert nanoseconds(None) is None
-    assert nanoseconds("1970-01-02") == day
-    assert nanoseconds("1970-01-02T01:00:00.000001+01:00") == day + 1000
-    assert nanoseconds(datetime.datetime(1970, 1, 2, tzinfo=datetime.UTC)) == day
-    with pytest.raises(UsageError, match="no point in time"):
-        nanoseconds("yesterday")
-    with pytest.raises(UsageError, match="has no time zone"):
-        nanoseconds(datetime.datetime(1970, 1, 2))
 
 
 def test_a_replay_repeats_rather_than_ends() -> None:
