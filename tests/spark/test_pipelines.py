@@ -13,8 +13,7 @@ import pytest
 from nsq.errors import UsageError
 from nsq.spark import rows
 from nsq.spark.pipelines import archive as archiving
-from nsq.spark.pipelines import archive as columns
-from nsq.spark.pipelines.archive import ArchiveResult, archive_stream
+from nsq.spark.pipelines.archive import ArchiveResult, store_rows
 from nsq.spark.pipelines.files import Batch, HadoopFiles, LocalFiles, Written, publish
 from nsq.spark.pipelines.metrics import Window, archive_chart, collect_windows, measured
 from nsq.spark.pipelines.replay import Mark, _counted, entries, remaining, replay, selected
@@ -70,9 +69,8 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 def archived(
     spark: SparkSession, folder: Path, body: str = "binary", schema: str | None = None, **options: Any
 ) -> ArchiveResult:
-    return archive_stream(
-        stream(spark, folder), str(folder / "out"), running(folder, **options), body, schema
-    )
+    kept = archiving.archived(stream(spark, folder), body, schema)
+    return store_rows(kept, str(folder / "out"), running(folder, **options))
 
 
 def stored(spark: SparkSession, folder: Path) -> list[bytes]:
@@ -123,7 +121,7 @@ def test_a_batch_that_failed_is_stored_once_however_it_is_cut_the_next_time(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     put(tmp_path, "1", numbered(20))
-    whole = columns.archived
+    whole = archiving.archived
 
     def fail(*_: object) -> None:
         raise Crash
@@ -173,7 +171,8 @@ def test_a_delta_table_has_every_row_once(
         raise Crash(whole(*given))
 
     def run_once() -> ArchiveResult:
-        return archive_stream(stream(spark, tmp_path), str(tmp_path / "table"), running(tmp_path), table=True)
+        kept = archiving.archived(stream(spark, tmp_path), "binary")
+        return store_rows(kept, str(tmp_path / "table"), running(tmp_path), table=True)
 
     put(tmp_path, "1", numbered(20))
     with monkeypatch.context() as patch:

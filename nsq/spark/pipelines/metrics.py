@@ -98,10 +98,11 @@ def metrics(
         # The query's last threads may still be at files that are deleted.
         forgotten = tempfile.TemporaryDirectory(prefix="nsq-metrics-", ignore_cleanup_errors=True)
         root = stack.enter_context(forgotten) if to is None else below(to)
-        defaults = {"retention": "0"}
+        chosen: dict[str, Any] = {"retention": "0"}
         if to is None and checkpoint is None:
-            defaults["startingposition"] = "committed"  # each call has a checkpoint of its own
-        reading = streaming.stream_options(root, topic, channel, nsqd, lookupd, wal, options, defaults)
+            chosen["startingposition"] = "committed"  # each call has a checkpoint of its own
+        chosen |= options or {}
+        reading = streaming.stream_options(root, topic, channel, nsqd, lookupd, wal, chosen)
         mode = "append" if to is not None else "update"
         running = Running(checkpoint or below(root, "_checkpoint"), follow, every, stop, progress, mode)
         frame = stack.enter_context(streaming.open_stream(spark, reading))

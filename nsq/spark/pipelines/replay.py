@@ -80,14 +80,11 @@ class Entry(NamedTuple):
 
 def remaining(entries: Iterable[Entry], place: Mark) -> Iterator[Entry]:
     """Without what is done already; ``entries`` in order."""
-    if place.at is None:
-        yield from entries
-        return
     done = place.repeated
     for entry in entries:
         if entry.position == place.at and done:
             done -= 1
-        elif entry.position >= place.at:
+        elif place.at is None or entry.position >= place.at:
             yield entry
 
 

@@ -68,10 +68,10 @@ def stream_options(
     nsqd: Addresses,
     lookupd: Addresses,
     wal: str | None,
-    options: Mapping[str, Any] | None,
-    defaults: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Those of format("nsq"), checked: ConfigError at once instead of an error of Spark's minutes later.
+    """Those of format("nsq"), checked: ConfigError at once instead of an error of Spark's minutes later. Of
+    ``options`` in two spellings the later one counts.
 
     By default the log lies below the output, under a name that begins with _: Spark looks for no data there.
     """
@@ -82,7 +82,7 @@ def stream_options(
         )
     given = {"topic": topic, "channel": channel, "wal": wal or below(root, "_wal")}
     given |= {"nsqd": addresses(nsqd), "lookupd": addresses(lookupd)}
-    for name, value in [*defaults.items(), *(options or {}).items()]:
+    for name, value in options.items():
         given[name.lower()] = str(value).lower() if isinstance(value, bool) else str(value)
     SourceOptions.of(given)
     return given
