@@ -112,7 +112,10 @@ class Options:
     """What all parts share: how to connect. Its repr shows no secret, for Config's does not."""
 
     #: Names of Kafka's options, in small letters, and what to use here.
-    instead_of_kafka: ClassVar[Mapping[str, str]] = {}
+    instead_of_kafka: ClassVar[Mapping[str, str]] = {
+        "kafka.bootstrap.servers": "nsqd or lookupd",
+        "includeheaders": "not there: a message of NSQ has no headers",
+    }
 
     config: Config = dataclasses.field(default_factory=Config)
 
@@ -184,11 +187,6 @@ class Nsqds(Options):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SinkOptions(Nsqds):
     """Durations are seconds here, sizes bytes."""
-
-    instead_of_kafka: ClassVar[Mapping[str, str]] = {
-        "kafka.bootstrap.servers": "nsqd or lookupd",
-        "includeheaders": "not there",
-    }
 
     topic: str = option("The topic to publish to; without it, each row's column topic.", default="")
     mpub_messages: int = count(500, "The most messages published at once.")

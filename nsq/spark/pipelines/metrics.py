@@ -11,6 +11,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsq.errors import ConfigError, UsageError
@@ -121,10 +122,8 @@ def collect_windows(
     known: dict[datetime.datetime, Window] = {}
 
     def handle(part: DataFrame, batch: Batch) -> Written:
-        def write(uri: str) -> Written:
-            return write_parquet(part.coalesce(1).withColumn(BYTES, part["bytes"]), uri)
-
         part.persist()  # windows are few, and making them means going through the batch
+        write = partial(write_parquet, part.coalesce(1).withColumn(BYTES, part["bytes"]))
         try:
             changed = sorted(map(window_of, part.collect()), key=lambda each: each.start)
             written = publish(files, batch, write).files if files and changed else 0

@@ -130,8 +130,8 @@ def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
             ended = bool(query.awaitTermination(_TICK)) or stop.is_set()
             if running.progress is not None:
                 last = query.lastProgress
-                known = figures(json.loads(last.json)) if last is not None else None
-                running.progress(batches.progress(known.values if known else {}))
+                known = figures(json.loads(last.json)) if last is not None else {}
+                running.progress(batches.progress(known))
     except KeyboardInterrupt:
         if not running.follow:
             raise
