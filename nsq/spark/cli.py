@@ -15,7 +15,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TextIO, TypeVar
@@ -25,6 +25,7 @@ from nsq.config import Config
 from nsq.errors import ConfigError, NsqError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.spark.options import Options
+from nsq.tables import table
 
 if TYPE_CHECKING:
     from nsq.spark.pipelines.streaming import Progress, Totals
@@ -200,7 +201,8 @@ class Metrics(StreamCommand):
                 spans = map(span, (each.latency_p50, each.latency_p95, each.latency_p99))
                 top = ", ".join(f"{key} {count:,}" for key, count in each.top) or None
                 start = f"{each.start:%Y-%m-%d %H:%M:%S}"
-                rows.append([start, each.messages, size(each.bytes), *spans, each.redelivered, top])
+                messages, again = f"{each.messages:,}", f"{each.redelivered:,}"
+                rows.append([start, messages, size(each.bytes), *spans, again, top])
             print(table(heads, rows))
             self.tell(done, f"{len(done.windows):,} windows")
             if self.chart and done.windows:
@@ -278,7 +280,7 @@ class Readers(Command):
 
 def _tell_readers(found: Sequence[ReaderLine]) -> None:
     heads = ["reader", "to read", "last commit", "read by"]
-    rows = [[each.reader, each.rows, f"{span(each.idle_seconds)} ago", each.owner] for each in found]
+    rows = [[each.reader, f"{each.rows:,}", f"{span(each.idle_seconds)} ago", each.owner] for each in found]
     print(table(heads, rows) if rows else "no query has read it yet")
 
 
@@ -298,7 +300,8 @@ class WalLs(Command):
         for each in found.receivers:
             sizes = size(each.bytes), size(each.open_bytes)
             oldest = None if each.oldest_seconds is None else span(each.oldest_seconds)
-            rows.append([each.receiver, each.alive, each.segments, each.rows, *sizes, oldest])
+            counts = f"{each.segments:,}", f"{each.rows:,}"
+            rows.append([each.receiver, each.alive, *counts, *sizes, oldest])
         print(table(heads, rows) if rows else "no receiver has left anything in it")
 
 
@@ -458,30 +461,7 @@ def in_a_line(fault: Exception) -> str:
     return f"{type(fault).__name__}: {first} (--debug shows where)"
 
 
-# Text: tables, counts, bytes and times
-
-
-#: Also with a unit, or none at all.
-_NUMBER = re.compile(r"-|[0-9.,]+( .*)?")
-
-
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Columns as wide as they must be; numbers to the right."""
-    lines = [[*heads], *([_cell(value) for value in row] for row in rows)]
-    columns = []
-    for column in zip(*lines, strict=True):
-        width = max(map(len, column))
-        right = all(map(_NUMBER.fullmatch, column[1:]))
-        columns.append([cell.rjust(width) if right else cell.ljust(width) for cell in column])
-    return "\n".join("  ".join(line).rstrip() for line in zip(*columns, strict=True))
-
-
-def _cell(value: object) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+# How bytes and seconds are written
 
 
 def size(count: float) -> str:
