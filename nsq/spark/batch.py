@@ -123,8 +123,7 @@ def peek(options: PeekOptions, found: Sequence[Place]) -> list[Message]:
     consumer.add_handler(arrived.put)
     try:
         consumer.start()
-        connecting = options.config.handshake_timeout
-        if not consumer.wait_until_connected(connecting, connections=len(safe)):
+        if not consumer.wait_until_connected(options.config.handshake_timeout, connections=len(safe)):
             raise ConnectionFailed(
                 f"not every nsqd of topic {options.topic!r} was reached: {consumer.health().summary}"
             )
@@ -216,8 +215,6 @@ _COLUMNS = (
 )
 COLUMNS = tuple(name for name, _, _ in _COLUMNS)
 
-Row = dict[str, Any]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StatsOptions(Nsqds):
@@ -225,8 +222,8 @@ class StatsOptions(Nsqds):
     nsqds are asked that they list.
     """
 
-    topic: str = option("Only this topic.", default="")
-    channel: str = option("Only this channel, of the topic.", default="")
+    topic: str = option("Only this topic.", check_topic, default="")
+    channel: str = option("Only this channel, of the topic.", check_channel, default="")
     timeout: float = seconds(5.0, "How long an nsqd may take to answer.", low=0.001)
     fail_fast: bool = switch(False, "true: fail if an nsqd does not answer, instead of a row that says so.")
 
@@ -236,9 +233,6 @@ class StatsOptions(Nsqds):
                 "option lookupd or nsqd is missing: .option('lookupd', 'host:4161'), or "
                 ".option('nsqd', 'host:4151') with the port of its HTTP API"
             )
-        for name, check in ((self.topic, check_topic), (self.channel, check_channel)):
-            if name:
-                check(name)
         if self.channel and not self.topic:
             raise ConfigError(f"channel is {self.channel!r}, but of which topic? Give the option topic")
 
@@ -293,7 +287,7 @@ class StatsReader(DataSourceReader):
             yield tuple(row.get(name) for name in self._columns)
 
 
-def stats_rows(nsqd: str, stats: NsqdStats, channel: str = "") -> Iterator[Row]:
+def stats_rows(nsqd: str, stats: NsqdStats, channel: str = "") -> Iterator[dict[str, Any]]:
     """A topic that has no channel yet is a row without one, unless a certain channel is wanted."""
     for topic in stats["topics"]:
         alone: list[Any] = [topic] if not topic["channels"] and not channel else []

@@ -107,7 +107,8 @@ class SparkCommand(NsqCommand):
             try:
                 names = inspect.signature(pipeline).parameters
                 given = {name: value for name in names if (value := getattr(self, name, "")) != ""}
-                result = pipeline(self.argument, **given, spark=spark, progress=meter)
+                given |= {"spark": spark, "progress": lambda progress: meter.say(line(progress))}
+                result = pipeline(self.argument, **given)
                 meter.close()
                 yield result
             finally:
@@ -315,9 +316,9 @@ class WalVerify(Command):
         found = verify(self.argument)
         for problem in found.problems:
             print(problem)
-        problems = len(found.problems)
-        print(f"{found.segments:,} segments with {found.rows:,} messages are sound; {problems} problems")
-        return 1 if problems else 0
+        sound = f"{found.segments:,} segments with {found.rows:,} messages are sound"
+        print(f"{sound}; {len(found.problems)} problems")
+        return 1 if found.problems else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -506,9 +507,6 @@ class Meter:
         self._shown = ""
         self._lock = threading.Lock()  # lines must not mix
 
-    def __call__(self, progress: Progress) -> None:
-        self.say(line(progress))
-
     def say(self, text: str) -> None:
         """How it goes just now; the next such line takes its place."""
         with self._lock:
@@ -541,16 +539,12 @@ class Meter:
 # started: to a pipe whose reader passes on what is worth telling
 
 #: What every start of Spark says, what our own processes say for a log file, and where Java failed.
-_CHATTER = re.compile(
+CHATTER = re.compile(
     r"WARNING: Using incubator modules|Using Spark's default log4j|Setting default log level"
     r"|To adjust logging level|Warning: Java versions > Java 11 can only"
     r"|.* WARN NativeCodeLoader: |.* WARN Utils: (Your hostname|Set SPARK_LOCAL_IP)"
     r"|.* INFO nsq\.|\s+at [\w.$]+\(|\s+\.\.\. [0-9]+ more$|\s*$"
 )
-
-
-def worth_telling(line: str) -> bool:
-    return _CHATTER.match(line) is None
 
 
 @contextlib.contextmanager
@@ -562,8 +556,9 @@ def filtered(tell: Callable[[str], None]) -> Iterator[None]:
 
     def pass_on() -> None:
         with open(reading, errors="replace") as lines:
-            for line in filter(worth_telling, lines):
-                tell(line.rstrip("\n"))
+            for line in lines:
+                if not CHATTER.match(line):
+                    tell(line.rstrip("\n"))
 
     own = os.dup(2)
     threading.Thread(target=pass_on, name="nsq-spark-stderr", daemon=True).start()

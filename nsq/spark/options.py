@@ -122,12 +122,12 @@ class Options:
     @classmethod
     def of(cls, given: Mapping[str, str], *, ignored: Iterable[str] = ()) -> Self:
         """Read and check them; ``ignored`` are those that Spark itself puts there."""
-        skipped = {_plain(name) for name in ignored}
+        skipped = {plain_name(name) for name in ignored}
         own, of_config = cls._fields(), _config_names()
         values: dict[str, Any] = {}
         settings: dict[str, str] = {}
         for name, text in given.items():
-            plain = _plain(name)
+            plain = plain_name(name)
             if plain in own:
                 field, spelt = own[plain], _camel(own[plain].name)
                 declared: Option = field.metadata[METADATA]
@@ -154,7 +154,9 @@ class Options:
 
     @classmethod
     def _fields(cls) -> dict[str, dataclasses.Field[Any]]:
-        return {_plain(field.name): field for field in dataclasses.fields(cls) if METADATA in field.metadata}
+        return {
+            plain_name(field.name): field for field in dataclasses.fields(cls) if METADATA in field.metadata
+        }
 
     @classmethod
     def _instead(cls, plain: str) -> str:
@@ -209,10 +211,11 @@ class SinkOptions(Nsqds):
 
 
 def _config_names() -> dict[str, str]:
-    return {_plain(line.name): line.name for line in Config.describe()}
+    return {plain_name(line.name): line.name for line in Config.describe()}
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """As names are compared: neither case nor separators count."""
     return name.replace("_", "").replace("-", "").lower()
 
 

@@ -44,7 +44,7 @@ def local_session(
     if _is_local(master):
         # A laptop's host name often leads to an address it does not have just now.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    builder = session_class.builder.appName(app).config(map={**settings(master, conf or {})})
+    builder = session_class.builder.appName(app).config(map={**settings(master), **(conf or {})})
     spark: SparkSession = builder.getOrCreate()
     spark.sparkContext.setLogLevel(log_level)
     return spark
@@ -62,8 +62,8 @@ def session_or_own(spark: SparkSession | None) -> Iterator[SparkSession]:
             session.stop()
 
 
-def settings(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
-    """The configuration of the session; ``conf`` overrules."""
+def settings(master: str | None) -> dict[str, str]:
+    """The configuration of the session, where nothing else is said."""
     chosen = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -73,7 +73,7 @@ def settings(master: str | None, conf: Mapping[str, str]) -> dict[str, str]:
         chosen["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 1)
     if master is not None or _SUBMITTED not in os.environ:
         chosen["spark.master"] = master or "local[*]"
-    return chosen | dict(conf)
+    return chosen
 
 
 def refuse_obstacles(master: str | None) -> None:

@@ -20,7 +20,7 @@ from nsq.config import Config
 from nsq.errors import ConfigError, InvalidMessage, NsqError
 from nsq.options import closest
 from nsq.producer import Producer
-from nsq.spark.options import SinkOptions
+from nsq.spark.options import SinkOptions, plain_name
 from nsq.wire.commands import batches
 from nsq.wire.names import check_topic
 
@@ -152,20 +152,15 @@ class Columns(NamedTuple):
             hint = f".option('topic', …), or a column of that name{there}"
             raise ConfigError(f"there is no column topic and no option topic: {hint}")
         # A delay that is left alone would not be noticed for long.
-        plain = {_plain(name): name for name, _ in fields}
+        plain = {plain_name(name): name for name, _ in fields}
         close = closest(_DEFER, plain, 0.75)
         if defer is None and close:
             raise ConfigError(f"column {plain[close]} is not known; did you mean {_DEFER}?")
         return cls(body, place, defer)
 
 
-def _plain(name: str) -> str:
-    """As Spark compares them, and deferMs is defer_ms too."""
-    return name.replace("_", "").lower()
-
-
 def _place(fields: Sequence[tuple[str, str]], name: str) -> int | None:
-    found = [place for place, (each, _) in enumerate(fields) if _plain(each) == _plain(name)]
+    found = [place for place, (each, _) in enumerate(fields) if plain_name(each) == plain_name(name)]
     if not found:
         return None
     if len(found) > 1:
