@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from nsq.errors import ConfigError, NsqError
+from nsq.errors import ConfigError, NsqError, UsageError
 from nsq.literals import quote
 from nsq.options import METADATA, NUMBER, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, closest, declare
 
@@ -262,7 +262,7 @@ def parse(
 ) -> Parsed[OptionsT]:
     """The options of ``argv`` (without the program's name); FlagExit when the program should end instead.
 
-    A ``version`` adds the flag that prints it. A ConfigError from the class's ``__post_init__`` exits with 1.
+    A ``version`` adds the flag that prints it. A UsageError from the class's ``__post_init__`` exits with 1.
     """
     declared = _declared_flags(options_class)
     named: dict[str, Flag] = {}
@@ -283,11 +283,48 @@ def parse(
         from_file, warnings = _read_file(path, declared) if path else ({}, [])
         values = from_file | values
         options = options_class(**{each.field: values[each.name] for each in declared if each.name in values})
-    except ConfigError as error:
+    except UsageError as error:
         raise FlagExit(1, f"{prog}: {error}\n") from error
     used = [named[name] for name in given if named[name].deprecated is not None]
     warnings += [f"--{each.name} is deprecated: {each.deprecated}" for each in used]
     return Parsed(options, rest, tuple(warnings))
+
+
+def parse_command(
+    options_class: type[OptionsT], argv: Sequence[str], *, prog: str, synopsis: str
+) -> tuple[OptionsT, tuple[str, ...]]:
+    """The options and the arguments of a command, which may stand before, between and behind its flags.
+
+    ``synopsis`` is ``TOPIC [BODY...]`` and the like, and a line feed, and what the command does. The last
+    argument may be missing if it is in brackets, and repeated if it ends in dots.
+    """
+    line, _, about = synopsis.partition("\n")
+    try:
+        options, words = _parse_mixed(options_class, list(argv), prog)
+    except FlagExit as end:
+        if not end.status:
+            end.text = end.text.replace(f"Usage of {prog}:", f"Usage: {prog} {line}\n\n{about}\n\nFlags:", 1)
+        raise
+    names = line.split()
+    least = sum(not name.startswith("[") for name in names)
+    if len(words) < least:
+        raise FlagExit(2, f"{names[len(words)]} is missing\n{prog} --help says more\n")
+    if len(words) > len(names) and not line.endswith("...]"):
+        raise FlagExit(2, f"too many arguments: {' '.join(words[len(names) :])}\n{prog} --help says more\n")
+    return options, words
+
+
+def _parse_mixed(
+    options_class: type[OptionsT], argv: list[str], prog: str
+) -> tuple[OptionsT, tuple[str, ...]]:
+    """Go's grammar ends at the first argument that is no flag: take it out, and begin again."""
+    words: list[str] = []
+    while True:
+        parsed = parse(options_class, argv, prog=prog, config_flag=False)
+        at = len(argv) - len(parsed.rest)
+        if not parsed.rest or argv[at - 1 : at] == ["--"]:
+            return parsed.options, (*words, *parsed.rest)
+        words.append(argv.pop(at))
 
 
 def parse_or_exit(

@@ -12,7 +12,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +21,10 @@ from typing import Any, Protocol, TypeVar
 from nsq.config import Config
 from nsq.connection.handshake import describe
 from nsq.discovery.directory import Answer, Directory, Lookupd, LookupSchedule, Nsqd, Pauses
-from nsq.errors import ApiRefused, Closed, NsqError, UsageError
-from nsq.http.nsqlookupd import NsqlookupdApi, nsqlookupd_address
+from nsq.errors import Closed, NsqError, UsageError
+from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
 from nsq.transport.addresses import checked, checked_nsqds
 from nsq.transport.dialing import SocketTransport
-from nsq.transport.tls import context_of
 from nsq.waiting import carry_out, join_threads
 
 log = logging.getLogger("nsq.discovery")
@@ -37,7 +36,6 @@ Rewrite = Callable[[str], str]
 #: Those of these addresses that this consumer connects to.
 Accept = Callable[[list[str]], Iterable[str]]
 
-_TOPIC_NOT_FOUND = "TOPIC_NOT_FOUND"
 #: A question ends by itself when its time is over, and says why. If it does not, it has failed so much later.
 _MARGIN = 0.25
 #: Pause after a bug of ours, so that it does not repeat as fast as the machine can.
@@ -61,11 +59,7 @@ class Host(Protocol):
 
 
 class Asker:
-    """Asks one nsqlookupd for nsqds: those that have the topic, or without a topic all. From any thread.
-
-    Over https it uses the ``tls`` settings made for nsqds, or, without such, verifies with the public
-    authorities. The ``auth_secret`` goes along where ``lookupd_authorization`` allows it.
-    """
+    """Asks one nsqlookupd for nsqds: those that have the topic, or without a topic all. From any thread."""
 
     def __init__(self, topic: str | None, config: Config) -> None:
         self._topic = topic
@@ -74,22 +68,8 @@ class Asker:
 
     def ask(self, lookupd: str) -> frozenset[str]:
         """Return addresses; block no longer than ``lookupd_poll_timeout``, raise NsqError."""
-        config = self._config
-        encrypted = nsqlookupd_address(lookupd).scheme == "https"
-        api = NsqlookupdApi(
-            lookupd,
-            authorization=config.auth_secret,
-            authorize=config.lookupd_authorization,
-            timeout=config.lookupd_poll_timeout,
-            tls=context_of(config) if encrypted else None,
-            transport=self._transport,
-        )
-        try:
-            nodes = api.nodes() if self._topic is None else api.lookup(self._topic).producers
-        except ApiRefused as refusal:
-            if refusal.code != _TOPIC_NOT_FOUND:
-                raise
-            nodes = []  # no message has been published to it yet
+        api = NsqlookupdApi.of(lookupd, self._config, self._transport)
+        nodes: Sequence[NsqdNode] = api.nodes() if self._topic is None else api.nodes_of(self._topic)
         return frozenset(node.tcp_address for node in nodes)
 
     def cancel(self) -> None:

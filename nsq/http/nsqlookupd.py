@@ -5,14 +5,18 @@ from __future__ import annotations
 import dataclasses
 import ssl
 from dataclasses import dataclass
-from typing import NotRequired, TypedDict
+from typing import TYPE_CHECKING, NotRequired, Self, TypedDict
 
+from nsq.errors import ApiRefused
 from nsq.http.calls import Api, Misshapen, endpoint, ok, read, read_key
 from nsq.http.message import HttpReply, Url, parse_url
 from nsq.http.sending import DEFAULT_TIMEOUT
 from nsq.transport.addresses import join
 from nsq.transport.base import Transport
 from nsq.wire.names import check_channel, check_topic
+
+if TYPE_CHECKING:
+    from nsq.config import Config
 
 DEFAULT_PORT = 4161
 _LOOKUP = "/lookup"
@@ -59,6 +63,25 @@ class NsqlookupdApi(Api):
         if authorization and allowed:
             self._headers = {**self._headers, "Authorization": f"Bearer {authorization}"}
 
+    @classmethod
+    def of(cls, address: str, config: Config, transport: Transport | None = None) -> Self:
+        """As a client with these options asks it.
+
+        Over https with the ``tls`` settings made for nsqds, or, without such, verified with the public
+        authorities. The ``auth_secret`` goes along where ``lookupd_authorization`` allows it.
+        """
+        from nsq.transport.tls import context_of
+
+        encrypted = nsqlookupd_address(address).scheme == "https"
+        return cls(
+            address,
+            authorization=config.auth_secret,
+            authorize=config.lookupd_authorization,
+            timeout=config.lookupd_poll_timeout,
+            tls=context_of(config) if encrypted else None,
+            transport=transport,
+        )
+
     def ping(self) -> None:
         return self._get("/ping", {}, ok)
 
@@ -81,6 +104,15 @@ class NsqlookupdApi(Api):
 
     def nodes(self) -> list[RegisteredNode]:
         return self._get("/nodes", {}, parse_nodes)
+
+    def nodes_of(self, topic: str) -> tuple[NsqdNode, ...]:
+        """The nsqds that have the topic; empty for a topic it does not know: none was published to it yet."""
+        try:
+            return self.lookup(topic).producers
+        except ApiRefused as refusal:
+            if refusal.code == "TOPIC_NOT_FOUND":
+                return ()
+            raise
 
     def debug(self) -> dict[str, list[DebugEntry]]:
         """All registrations, under ``category:topic:channel``."""

@@ -15,23 +15,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from nsq.spark.listener import Listener as Listener
     from nsq.spark.pipelines.archive import archive as archive
-    from nsq.spark.pipelines.chart import archive_chart as archive_chart
-    from nsq.spark.pipelines.chart import metrics_chart as metrics_chart
+    from nsq.spark.pipelines.metrics import archive_chart as archive_chart
     from nsq.spark.pipelines.metrics import metrics as metrics
+    from nsq.spark.pipelines.metrics import metrics_chart as metrics_chart
     from nsq.spark.pipelines.replay import replay as replay
-    from nsq.spark.registration import register as register
     from nsq.spark.rows import dedup as dedup
     from nsq.spark.rows import json as json
+    from nsq.spark.session import register as register
 
 _HOME = {
     "Listener": "nsq.spark.listener",
     "archive": "nsq.spark.pipelines.archive",
-    "archive_chart": "nsq.spark.pipelines.chart",
+    "archive_chart": "nsq.spark.pipelines.metrics",
     "dedup": "nsq.spark.rows",
     "json": "nsq.spark.rows",
-    "metrics_chart": "nsq.spark.pipelines.chart",
+    "metrics_chart": "nsq.spark.pipelines.metrics",
     "metrics": "nsq.spark.pipelines.metrics",
-    "register": "nsq.spark.registration",
+    "register": "nsq.spark.session",
     "replay": "nsq.spark.pipelines.replay",
 }
 

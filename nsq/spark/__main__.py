@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from nsq.spark.cli.main import main
+from nsq.spark.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

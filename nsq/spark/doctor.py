@@ -23,6 +23,7 @@ from nsq.connection.handshake import dial
 from nsq.errors import ConfigError, NsqError
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.spark.pipelines.files import sync
+from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.ownership import acquire
 from nsq.spark.wal.store import directory_of, shown
 from nsq.transport.dialing import SocketTransport
@@ -35,8 +36,6 @@ PACKAGES = {"pyspark": ("4.2", "5.0"), "pyarrow": ("18", ""), "pandas": ("2.2", 
 #: Seconds for another program to say its version: a JVM on a busy machine needs some of them.
 PATIENCE = 30.0
 LITTLE_SPACE = 1 << 30
-#: Of format("nsq"), by default.
-MAX_IN_FLIGHT = 2500
 INSTALL = "pip install 'nsq[spark]'"
 _CHOOSE = f"export PYSPARK_PYTHON={sys.executable}"
 
@@ -54,12 +53,15 @@ def examine(
     *, nsqd: Iterable[str], lookupd: Iterable[str], wal: str | None, config: Config
 ) -> Iterator[Finding]:
     """The findings, one after the other, as each check ends."""
-    for check in (check_java, check_packages, check_workers, check_default_python, check_formats):
-        yield from check()
+    yield check_java()
+    yield from check_packages()
+    yield check_workers()
+    yield from check_default_python()
+    yield check_formats()
     if wal is not None:
         yield check_wal(wal)
     for address in lookupd:
-        yield check_lookupd(address)
+        yield check_lookupd(address, config)
     for address in nsqd:
         yield from check_nsqd(address, config)
 
@@ -67,22 +69,22 @@ def examine(
 # Java and Python
 
 
-def check_java() -> Iterator[Finding]:
+def check_java() -> Finding:
     # The one that Spark's own scripts would start.
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
-    status, said = _ask([java, "-version"]) if java else (1, "")
-    version = java_version(said)
-    remedy = f"install Java {JAVA} or later (Debian: apt-get install openjdk-17-jre-headless)"
-    remedy += ", or set JAVA_HOME"
+    remedy = (
+        f"install Java {JAVA} or later (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME"
+    )
     if java is None:
-        yield Finding("java", WRONG, "there is none on PATH, and JAVA_HOME is not set", remedy)
-    elif status != 0 or version is None:
-        yield Finding("java", WRONG, f"{java} does not say its version: {_first_line(said)}", remedy)
-    elif version < JAVA:
-        yield Finding("java", WRONG, f"{java} is Java {version}; Spark 4 needs {JAVA}", remedy)
-    else:
-        yield Finding("java", OK, f"{java} is Java {version}")
+        return Finding("java", WRONG, "there is none on PATH, and JAVA_HOME is not set", remedy)
+    status, said = _ask([java, "-version"])
+    version = java_version(said)
+    if status != 0 or version is None:
+        return Finding("java", WRONG, f"{java} does not say its version: {_lines(said)[0]}", remedy)
+    if version < JAVA:
+        return Finding("java", WRONG, f"{java} is Java {version}; Spark 4 needs {JAVA}", remedy)
+    return Finding("java", OK, f"{java} is Java {version}")
 
 
 def java_version(said: str) -> int | None:
@@ -109,16 +111,14 @@ def _number(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"[0-9]+", version)[:2]]
 
 
-def check_workers() -> Iterator[Finding]:
+def check_workers() -> Finding:
     """Spark starts Python anew for its workers; ``nsq-spark`` says which, unless PYSPARK_PYTHON is set."""
     python = os.environ.get("PYSPARK_PYTHON")
     if python in (None, sys.executable):
-        text = f"nsq-spark starts them with {sys.executable} (PYSPARK_PYTHON is not set)"
-        yield Finding("workers", OK, text)
-    elif fault := worker_fault(python):
-        yield Finding("workers", WRONG, f"PYSPARK_PYTHON={python}{fault}", _CHOOSE)
-    else:
-        yield Finding("workers", OK, f"PYSPARK_PYTHON={python} has all that is needed")
+        return Finding("workers", OK, f"nsq-spark starts them with {sys.executable}")
+    if fault := worker_fault(python):
+        return Finding("workers", WRONG, f"PYSPARK_PYTHON={python}{fault}", _CHOOSE)
+    return Finding("workers", OK, f"PYSPARK_PYTHON={python} has all that is needed")
 
 
 def check_default_python() -> Iterator[Finding]:
@@ -139,11 +139,11 @@ def worker_fault(python: str) -> str:
     status, said = _ask([python, "-c", probe])
     own = ".".join(map(str, sys.version_info[:2]))
     if status != 0:
-        return f": {_last_line(said)}"
+        return f": {_lines(said)[-1]}"
     return "" if said.strip() == own else f" is Python {said.strip()}, this is {own}"
 
 
-def check_formats() -> Iterator[Finding]:
+def check_formats() -> Finding:
     """Whether Spark finds format("nsq") by itself, asked as Spark asks, from another directory: it lists the
     modules called ``pyspark_*``, which an editable install can hide.
     """
@@ -153,14 +153,13 @@ def check_formats() -> Iterator[Finding]:
         status, said = _ask([python, "-c", probe], elsewhere)
     missing = sorted({"pyspark_nsq", "pyspark_nsq_stats"} - set(said.split()))
     if status == 0 and not missing:
-        yield Finding("formats", OK, 'Spark finds format("nsq") and format("nsq_stats") from any directory')
-        return
-    text = f"{python}: Spark does not find {' and '.join(missing)} there" if status == 0 else _last_line(said)
+        return Finding("formats", OK, 'Spark finds format("nsq") and format("nsq_stats") from any directory')
+    text = f"{python}: Spark does not find {' and '.join(missing)} there" if status == 0 else _lines(said)[-1]
     remedy = (
         f"{INSTALL}; from a checkout: pip install --config-settings editable_mode=compat --editable .; or "
         "call nsq.spark.register(spark) in every program"
     )
-    yield Finding("formats", WARNING, text, remedy)
+    return Finding("formats", WARNING, text, remedy)
 
 
 # The write-ahead log
@@ -219,7 +218,7 @@ def check_object_wal(location: str) -> Finding:
         # Every file system there has errors of its own.
         remedy = "check the URI and the credentials that pyarrow.fs finds"
         remedy = INSTALL if isinstance(error, ImportError) else remedy
-        reason = _first_line(str(error)).replace(location, place)
+        reason = _lines(str(error))[0].replace(location, place)
         return Finding("wal", WRONG, f"{place}: {reason}", remedy)
     text = f"{place}: a put takes {seconds * 1000:.0f} ms, which a whole window of messages waits for"
     return Finding("wal", OK, text)
@@ -243,15 +242,17 @@ def check_nsqd(address: str, config: Config) -> Iterator[Finding]:
     reply = ready.reply
     text = f"version {reply.version}, messages time out after {reply.msg_timeout / 1000:g} s"
     yield Finding(what, OK, text)
-    if reply.max_rdy_count and reply.max_rdy_count < MAX_IN_FLIGHT:
-        text = f"takes RDY up to {reply.max_rdy_count}, maxInFlight is {MAX_IN_FLIGHT} by default"
-        remedy = f"start it with --max-rdy-count={MAX_IN_FLIGHT}, or lower maxInFlight"
+    wanted = SourceOptions.max_in_flight  # by default
+    if reply.max_rdy_count and reply.max_rdy_count < wanted:
+        text = f"takes RDY up to {reply.max_rdy_count}, maxInFlight is {wanted} by default"
+        remedy = f"start it with --max-rdy-count={wanted}, or lower maxInFlight"
         yield Finding(what, WARNING, text, remedy)
 
 
-def check_lookupd(address: str) -> Finding:
-    what, api = f"nsqlookupd {address}", NsqlookupdApi(address)
+def check_lookupd(address: str, config: Config) -> Finding:
+    what = f"nsqlookupd {address}"
     try:
+        api = NsqlookupdApi.of(address, config)
         nodes = len(api.nodes())
         return Finding(what, OK, f"version {api.info()}, knows {nodes} nsqd{'' if nodes == 1 else 's'}")
     except NsqError as error:
@@ -273,16 +274,10 @@ def _ask(command: Sequence[str], directory: str | None = None) -> tuple[int, str
             text=True,
             errors="replace",
         )
-    except subprocess.TimeoutExpired:
-        return -1, f"no answer within {PATIENCE:g} s"
-    except OSError as error:
+    except (OSError, subprocess.TimeoutExpired) as error:
         return -1, str(error)
     return done.returncode, done.stdout
 
 
-def _first_line(text: str) -> str:
-    return text.strip().split("\n", 1)[0] or "nothing"
-
-
-def _last_line(text: str) -> str:
-    return text.strip().rsplit("\n", 1)[-1] or "nothing"
+def _lines(text: str) -> list[str]:
+    return (text.strip() or "nothing").split("\n")

@@ -11,9 +11,9 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
@@ -39,30 +39,16 @@ _FIGURES: tuple[tuple[str, str, str, Callable[[Iterable[float]], float]], ...] =
 )
 
 
-class Figures(NamedTuple):
-    """Of one query: its name, and its figures by name."""
-
-    query: str
-    values: Mapping[str, float]
-
-    def __str__(self) -> str:
-        words = [f"{name}={_plain(value)}" for name, value in self.values.items()]
-        return " ".join([self.query, *words])
-
-
-def figures(progress: Mapping[str, Any]) -> Figures | None:
-    """Of a progress report as JSON; None when none of its sources is ours."""
+def figures(progress: Mapping[str, Any]) -> dict[str, float]:
+    """Of a progress report as JSON, by name; empty when none of its sources is ours."""
     own: list[Mapping[str, Any]] = []
     for source in progress.get("sources", ()):
         offset = source.get("latestOffset")
-        if isinstance(offset, str):
-            with contextlib.suppress(ValueError):
-                offset = json.loads(offset)
         if isinstance(offset, Mapping) and "walRows" in offset:
             # It says why; here it is a yes or a no.
             own.append({**offset, "paused": int(bool(offset.get("paused")))})
     if not own:
-        return None
+        return {}
     batch = {
         "rows": progress.get("numInputRows", 0),
         "batchSeconds": progress.get("durationMs", {}).get("triggerExecution", 0) / 1000,
@@ -75,18 +61,18 @@ def figures(progress: Mapping[str, Any]) -> Figures | None:
     for name, _, _, combined in _FIGURES:
         known = [each[name] for each in (batch, *own) if each.get(name) is not None]
         values |= {name: combined(known)} if known else {}
-    return Figures(progress.get("name") or progress.get("id") or "", values)
+    return values
 
 
-def exposition(by_query: Mapping[str, Figures]) -> str:
-    """In Prometheus' text format."""
+def exposition(queries: Collection[tuple[str, Mapping[str, float]]]) -> str:
+    """In Prometheus' text format: the figures of each query, with its name."""
     lines = []
     escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
     for name, metric, text, _ in _FIGURES:
         samples = [
-            f'nsq_spark_{metric}{{query="{each.query.translate(escapes)}"}} {_plain(each.values[name])}'
-            for each in by_query.values()
-            if name in each.values
+            f'nsq_spark_{metric}{{query="{query.translate(escapes)}"}} {_plain(values[name])}'
+            for query, values in queries
+            if name in values
         ]
         if samples:
             kind = "counter" if metric.endswith("_total") else "gauge"
@@ -104,16 +90,18 @@ class Listener(StreamingQueryListener):
     def __init__(self, prometheus: str | os.PathLike[str] | None = None) -> None:
         self._file = None if prometheus is None else Path(prometheus)
         self._lock = threading.Lock()  # queries report from threads of their own
-        self._latest: dict[str, Figures] = {}
+        self._latest: dict[str, tuple[str, Mapping[str, float]]] = {}  # by the id of the query
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         log.info("%s started", event.name or event.id)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         found = figures(json.loads(event.progress.json))
-        if found is not None:
-            log.info("%s", found)
-            self._keep(str(event.progress.id), found)
+        if found:
+            query, identity = event.progress.name, str(event.progress.id)
+            words = " ".join(f"{name}={_plain(value)}" for name, value in found.items())
+            log.info("%s %s", query or identity, words)
+            self._keep(identity, (query or identity, found))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         if event.exception is None:
@@ -122,7 +110,7 @@ class Listener(StreamingQueryListener):
             log.error("%s failed: %s", event.id, event.exception.strip().split("\n", 1)[0])
         self._keep(str(event.id), None)
 
-    def _keep(self, query: str, found: Figures | None) -> None:
+    def _keep(self, query: str, found: tuple[str, Mapping[str, float]] | None) -> None:
         with self._lock:
             self._latest.pop(query, None)
             if found is not None:
@@ -132,7 +120,7 @@ class Listener(StreamingQueryListener):
             # One name per process: two queries report one after the other, under the lock.
             new = self._file.with_name(f".{self._file.name}.{os.getpid()}")
             try:
-                new.write_text(exposition(self._latest))
+                new.write_text(exposition(self._latest.values()))
                 new.replace(self._file)
             except OSError as error:
                 with contextlib.suppress(OSError):

@@ -5,13 +5,13 @@ pyspark nor pyarrow.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, TypeVar
 
 from nsq.config import Config
-from nsq.errors import ApiRefused, NsqError
+from nsq.errors import NsqError
 from nsq.http.nsqd import NsqdApi, NsqdStats
-from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
+from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.http.sending import DEFAULT_TIMEOUT
 from nsq.transport.tls import context_of
 
@@ -42,16 +42,8 @@ def ask_all(
     found: dict[T, None] = {}
     faults: list[NsqError] = []
     for address in lookupds:
-        encrypted = nsqlookupd_address(address).scheme == "https"
-        api = NsqlookupdApi(
-            address,
-            authorization=config.auth_secret,
-            authorize=config.lookupd_authorization,
-            timeout=config.lookupd_poll_timeout,
-            tls=context_of(config) if encrypted else None,
-        )
         try:
-            found |= dict.fromkeys(question(api))
+            found |= dict.fromkeys(question(NsqlookupdApi.of(address, config)))
         except NsqError as error:
             faults.append(error)
     return list(found), faults
@@ -69,26 +61,11 @@ def found_by_any(
     return found
 
 
-def nodes(api: NsqlookupdApi) -> list[Place]:
-    """All nsqds that it lists."""
-    return _places(api.nodes())
-
-
-def nodes_of(topics: Iterable[str]) -> Callable[[NsqlookupdApi], list[Place]]:
-    """Those of them that have one of the topics."""
+def nodes_of(topics: Collection[str] = ()) -> Callable[[NsqlookupdApi], list[Place]]:
+    """Asks for the nsqds that have one of the topics; without topics, for all."""
 
     def ask(api: NsqlookupdApi) -> list[Place]:
-        found: list[Place] = []
-        for topic in topics:
-            try:
-                found += _places(api.lookup(topic).producers)
-            except ApiRefused as refusal:
-                if refusal.code != "TOPIC_NOT_FOUND":  # else: nothing was published to it yet
-                    raise
-        return found
+        found = [node for topic in topics for node in api.nodes_of(topic)] if topics else api.nodes()
+        return [Place(node.tcp_address, node.http_address) for node in found]
 
     return ask
-
-
-def _places(nodes: Iterable[NsqdNode]) -> list[Place]:
-    return [Place(node.tcp_address, node.http_address) for node in nodes]

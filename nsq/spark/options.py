@@ -17,12 +17,13 @@ from typing import Any, ClassVar, Self
 
 from nsq.config import Config
 from nsq.errors import ConfigError
-from nsq.literals import format_plain, parse_duration
-from nsq.options import METADATA, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, OptionHelp, closest
+from nsq.literals import parse_duration
+from nsq.options import METADATA, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, OptionHelp, closest, declare
+from nsq.wire.commands import Limits
+from nsq.wire.names import check_topic
 
 _SIZE = re.compile(r"([0-9]+)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
 _DAYS = re.compile(r"([0-9]{1,5})d")
-_DAY = 86_400.0
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _FACTORS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -43,29 +44,37 @@ def names(text: str) -> tuple[str, ...]:
 def lasting(text: str) -> float:
     """Seconds of a duration that may be in days: ``7d``, ``36h``."""
     found = _DAYS.fullmatch(text.strip())
-    return int(found[1]) * _DAY if found else parse_duration(text)
+    return int(found[1]) * 86_400.0 if found else parse_duration(text)
 
 
-def moment(text: str) -> int:
-    """Nanoseconds since 1970 of ``2026-03-01``, ``2026-03-01T07:30`` (UTC), or of milliseconds since 1970."""
-    if text.strip().isdecimal():
-        return int(text) * 1_000_000
-    try:
-        read = datetime.datetime.fromisoformat(text.strip())
-    except ValueError:
-        raise ConfigError(
-            f"{text!r} is no point in time (want 2026-03-01, 2026-03-01T07:30 or milliseconds since 1970)"
-        ) from None
-    return nanoseconds(read if read.tzinfo else read.replace(tzinfo=datetime.UTC))
+def moment(given: str | datetime.datetime) -> int:
+    """Nanoseconds since 1970 of ``2026-03-01``, ``2026-03-01T07:30`` (UTC), of milliseconds since 1970, or of
+    a datetime with a time zone.
+    """
+    if isinstance(given, str):
+        if given.strip().isdecimal():
+            return int(given) * 1_000_000
+        try:
+            read = datetime.datetime.fromisoformat(given.strip())
+        except ValueError:
+            wanted = "2026-03-01, 2026-03-01T07:30 or milliseconds since 1970"
+            raise ConfigError(f"{given!r} is no point in time (want {wanted})") from None
+        given = read if read.tzinfo else read.replace(tzinfo=datetime.UTC)
+    if given.tzinfo is None:
+        raise ConfigError(f"{given!r} has no time zone: add tzinfo=datetime.UTC, or another")
+    return (given - EPOCH) // datetime.timedelta(microseconds=1) * 1000
 
 
-def nanoseconds(at: datetime.datetime) -> int:
-    """Since 1970."""
-    return (at - EPOCH) // datetime.timedelta(microseconds=1) * 1000
+def _shown_size(count: int) -> str:
+    """As one would write it: ``32MiB``."""
+    for unit in ("g", "m"):
+        if count and not count % _FACTORS[unit]:
+            return f"{count // _FACTORS[unit]}{unit.upper()}iB"
+    return str(count)
 
 
-_SIZES = Kind("a number of bytes", WHOLE.keep, size)
-LASTING = Kind("a duration such as 36h or 7d", SECONDS.keep, lasting)
+_SIZES = Kind("a number of bytes", WHOLE.keep, size, show=_shown_size)
+LASTING = Kind("a duration such as 36h or 7d", SECONDS.keep, lasting, show=SECONDS.show)
 MOMENT = Kind("a point in time", lambda value: value, moment)
 
 
@@ -79,7 +88,7 @@ def option(
 ) -> Any:
     """A field; without a default it has to be given. ``low`` is the least a number may be."""
     kind = read if isinstance(read, Kind) else Kind("", lambda value: value, read)
-    return dataclasses.field(default=default, metadata={METADATA: Option(text, kind, low, choices=choices)})
+    return declare(default, Option(text, kind, low, choices=choices))
 
 
 def seconds(default: float, text: str, *, low: float = 0.0) -> Any:
@@ -103,19 +112,22 @@ class Options:
     """What all parts share: how to connect. Its repr shows no secret, for Config's does not."""
 
     #: Names of Kafka's options, in small letters, and what to use here.
-    instead_of_kafka: ClassVar[Mapping[str, str]] = {}
+    instead_of_kafka: ClassVar[Mapping[str, str]] = {
+        "kafka.bootstrap.servers": "nsqd or lookupd",
+        "includeheaders": "not there: a message of NSQ has no headers",
+    }
 
     config: Config = dataclasses.field(default_factory=Config)
 
     @classmethod
     def of(cls, given: Mapping[str, str], *, ignored: Iterable[str] = ()) -> Self:
         """Read and check them; ``ignored`` are those that Spark itself puts there."""
-        skipped = {_plain(name) for name in ignored}
+        skipped = {plain_name(name) for name in ignored}
         own, of_config = cls._fields(), _config_names()
         values: dict[str, Any] = {}
         settings: dict[str, str] = {}
         for name, text in given.items():
-            plain = _plain(name)
+            plain = plain_name(name)
             if plain in own:
                 field, spelt = own[plain], _camel(own[plain].name)
                 declared: Option = field.metadata[METADATA]
@@ -135,13 +147,16 @@ class Options:
         found = []
         for field in cls._fields().values():
             declared: Option = field.metadata[METADATA]
-            shown = _shown(field.default, declared)
+            default = "" if field.default in (dataclasses.MISSING, None, ()) else field.default
+            shown = default if isinstance(default, str) else declared.kind.show(default)
             found.append(OptionHelp(_camel(field.name), shown, declared.range, declared.help))
         return found
 
     @classmethod
     def _fields(cls) -> dict[str, dataclasses.Field[Any]]:
-        return {_plain(field.name): field for field in dataclasses.fields(cls) if METADATA in field.metadata}
+        return {
+            plain_name(field.name): field for field in dataclasses.fields(cls) if METADATA in field.metadata
+        }
 
     @classmethod
     def _instead(cls, plain: str) -> str:
@@ -171,31 +186,39 @@ class Nsqds(Options):
             )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SinkOptions(Nsqds):
+    """Durations are seconds here, sizes bytes."""
+
+    topic: str = option("The topic to publish to; without it, each row's column topic.", default="")
+    mpub_messages: int = count(500, "The most messages published at once.")
+    mpub_bytes: int = octets(1 << 20, "The most bytes published at once; a larger message travels alone.")
+    pipeline: int = count(8, "Full publishes that a task has under way while it makes the next one.")
+    retries: int = count(3, "How often a publish is tried anew that failed, or was not answered.", low=0)
+    timeout: float = seconds(
+        30.0, "The longest a publish may take each time, trying one nsqd after the other.", low=0.001
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.topic:
+            check_topic(self.topic)
+        most = Limits().max_body_size
+        if self.mpub_bytes > most:
+            raise ConfigError(
+                f"mpubBytes is {self.mpub_bytes}, but must be at most {most} (nsqd's --max-body-size)"
+            )
+
+
 def _config_names() -> dict[str, str]:
-    return {_plain(line.name): line.name for line in Config.describe()}
+    return {plain_name(line.name): line.name for line in Config.describe()}
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
+    """As names are compared: neither case nor separators count."""
     return name.replace("_", "").replace("-", "").lower()
 
 
 def _camel(name: str) -> str:
     head, *rest = name.split("_")
     return head + "".join(word.capitalize() for word in rest)
-
-
-def _shown(value: Any, option: Option) -> str:
-    """As one would write it: ``250ms``, ``32MiB``."""
-    if value is dataclasses.MISSING or value is None:
-        return ""
-    if isinstance(value, tuple):
-        return ",".join(value)
-    if option.kind in (SECONDS, LASTING):
-        if value and not value % 3600:
-            return f"{value / 3600:g}h"
-        return f"{value:g}s" if value >= 1 or not value else f"{value * 1000:g}ms"
-    if option.kind is _SIZES and value and not value % _FACTORS["g"]:
-        return f"{value // _FACTORS['g']}GiB"
-    if option.kind is _SIZES and value and not value % _FACTORS["m"]:
-        return f"{value // _FACTORS['m']}MiB"
-    return format_plain(value)

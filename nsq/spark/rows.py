@@ -4,11 +4,13 @@ are needed.
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Sequence
 from json import dumps, loads
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from nsq.errors import ConfigError
+from nsq.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,6 +28,15 @@ TYPES = {
 }
 SCHEMA = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())
 """``timestamp`` is when nsqd took the message; ``timestamp_ns`` the same, exactly."""
+
+
+def require_arrow() -> None:
+    """Raises UsageError, in a line, in a Python that has none."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise UsageError(
+            f"pyarrow is missing in {sys.executable}: pip install 'nsq[spark]' there, or set "
+            "PYSPARK_PYTHON to the Python that has it"
+        )
 
 
 class Field(NamedTuple):

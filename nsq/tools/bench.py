@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from nsq import Consumer, Message, NsqError, Producer
 from nsq.http.nsqd import NsqdApi
 from nsq.http.nsqlookupd import NsqlookupdApi
-from nsq.tools.cluster import Cluster, ClusterFlags, table
+from nsq.tables import table
+from nsq.tools.cluster import Cluster, ClusterFlags
 from nsq.tools.destinations import percentile
 from nsq.tools.program import (
     ConsumerOptions,
@@ -75,7 +76,8 @@ def _bench(options: BenchOptions, _: tuple[str, ...]) -> int:
     if options.json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     else:
-        sys.stdout.write(table([name.upper() for name in rows[0]], ([*row.values()] for row in rows)))
+        shown = table([name.upper() for name in rows[0]], ([*row.values()] for row in rows))
+        sys.stdout.write(f"{shown}\n")
     return 0 if not consumers or delivered.count >= published.count else 1
 
 

@@ -21,6 +21,7 @@ from nsq.errors import ApiError, ApiRefused, ConfigError, NsqError, UsageError
 from nsq.http.message import parse_url
 from nsq.http.nsqd import ChannelStats, NsqdApi, TopicStats
 from nsq.http.nsqlookupd import NsqlookupdApi
+from nsq.tables import printable, table
 from nsq.tools.program import HttpFlags, check_ranges, flag, repeated, run_command
 from nsq.transport.addresses import join
 from nsq.transport.tls import context_of
@@ -184,22 +185,6 @@ def _outcomes(kind: str, daemons: dict[str, Any], step: Callable[[Any], None]) -
     ]
 
 
-def printable(text: str) -> str:
-    """Replace control characters, which a terminal would obey: an nsqd may say anything."""
-    return "".join(each if each.isprintable() else "?" for each in text)
-
-
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Names to the left, numbers to the right."""
-    cells = [list(header), *([printable(str(cell)) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = (
-        "  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]).rstrip()
-        for line in cells
-    )
-    return "\n".join(lines) + "\n"
-
-
 def warn_of(problems: Iterable[str]) -> int:
     """Write the problems as warnings; the exit status is 1 if there are any."""
     lines = list(dict.fromkeys(problems))
@@ -284,7 +269,7 @@ def _show(options: ListOptions, rows: list[dict[str, Any]], cluster: Cluster) ->
             ["yes" if cell is True else "" if cell is False else cell for cell in row.values()]
             for row in rows
         ]
-        sys.stdout.write(table(header, shown))
+        sys.stdout.write(f"{table(header, shown)}\n")
     return warn_of(cluster.problems)
 
 

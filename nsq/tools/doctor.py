@@ -15,7 +15,8 @@ from nsq.http.message import HttpRequest, parse_url
 from nsq.http.nsqd import NsqdStats
 from nsq.http.nsqlookupd import RegisteredNode
 from nsq.http.sending import send
-from nsq.tools.cluster import ClusterFlags, printable
+from nsq.tables import printable
+from nsq.tools.cluster import ClusterFlags
 from nsq.tools.program import ProducerFlags, config_of, run_command
 from nsq.transport.addresses import join
 from nsq.transport.dialing import default_transport

@@ -34,13 +34,13 @@ from nsq.tools.program import (
     ConsumerFlags,
     ProducerFlags,
     SignalWatch,
-    batches,
     flag,
     log,
     repeated,
     run,
     run_consumers,
 )
+from nsq.wire.commands import batches
 from nsq.wire.names import check_topic
 
 PROG = "nsq_to_nsq"

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from nsq import Config, Consumer, NsqError, Producer, __version__, flags
 from nsq.collector import calm_collector
 from nsq.consumer.signals import SignalWatch
-from nsq.errors import ConfigError, UsageError
+from nsq.errors import ConfigError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.http.nsqd import NsqdApi
 from nsq.http.nsqlookupd import NsqlookupdApi
@@ -40,7 +40,6 @@ __all__ = [
     "ProducerFlags",
     "SignalWatch",
     "SourceFlags",
-    "batches",
     "check_ranges",
     "duration",
     "exit_status",
@@ -64,7 +63,6 @@ _BROKEN_PIPE = 128 + signal.SIGPIPE
 _INTERRUPTED = 128 + signal.SIGINT
 
 OptionsT = TypeVar("OptionsT")
-T = TypeVar("T")
 
 check_ranges = flags.check
 
@@ -86,7 +84,7 @@ def run(
         open_standard_streams()
     try:
         arguments = sys.argv[1:] if argv is None else argv
-        parsed = _parse(options_class, arguments, prog, version)
+        parsed = flags.parse(options_class, arguments, prog=prog, version=version, config_flag=False)
         if parsed.rest:
             raise FlagExit(1, f"{prog}: unknown arguments: {' '.join(parsed.rest)}\n")
     except FlagExit as end:
@@ -98,16 +96,6 @@ def run(
         for warning in parsed.warnings:
             log.warning("%s", warning)
         return exit_status(lambda: work(options))
-
-
-def _parse(
-    options_class: type[OptionsT], argv: Sequence[str], prog: str, version: str | None = None
-) -> flags.Parsed[OptionsT]:
-    """FlagExit for a wrong name or address too, which the options' class refuses."""
-    try:
-        return flags.parse(options_class, argv, prog=prog, version=version, config_flag=False)
-    except UsageError as error:
-        raise FlagExit(1, f"{prog}: {error}\n") from None
 
 
 def open_standard_streams() -> None:
@@ -124,44 +112,14 @@ def run_command(
     synopsis: str,
     work: Callable[[OptionsT, tuple[str, ...]], int],
 ) -> int:
-    """The same for a command of ``nsq``, which takes arguments too, before, between and behind the flags.
-
-    ``synopsis`` is ``TOPIC [BODY...]`` and the like, and a line feed, and what the command does. The last
-    argument may be missing if it is in brackets, and repeated if it ends in dots.
-    """
+    """The same for a command of ``nsq``, which takes arguments too; ``synopsis`` is for ``parse_command``."""
     try:
-        options, words = _parse_mixed(options_class, list(argv), prog)
-        _check_words(words, synopsis.partition("\n")[0].split(), prog)
+        options, words = flags.parse_command(options_class, argv, prog=prog, synopsis=synopsis)
     except FlagExit as end:
-        _, _, rest = end.text.partition(":\n")
-        if not end.status:
-            line, _, about = synopsis.partition("\n")
-            end.text = f"Usage: {prog} {line}\n\n{about}\n\nFlags:\n{rest}"
         return _ended(end)
     prefix, level = getattr(options, "log_prefix", ""), getattr(options, "log_level", "warning")
     with logging_to_stderr(prefix, level):
         return exit_status(lambda: work(options, words))
-
-
-def _parse_mixed(
-    options_class: type[OptionsT], argv: list[str], prog: str
-) -> tuple[OptionsT, tuple[str, ...]]:
-    """Go's grammar ends at the first argument that is no flag: take it out, and begin again."""
-    words: list[str] = []
-    while True:
-        parsed = _parse(options_class, argv, prog)
-        at = len(argv) - len(parsed.rest)
-        if not parsed.rest or argv[at - 1 : at] == ["--"]:
-            return parsed.options, (*words, *parsed.rest)
-        words.append(argv.pop(at))
-
-
-def _check_words(words: Sequence[str], names: Sequence[str], prog: str) -> None:
-    least = sum(not name.startswith("[") for name in names)
-    if len(words) < least:
-        raise FlagExit(2, f"{names[len(words)]} is missing\n{prog} --help says more\n")
-    if len(words) > len(names) and not (names and names[-1].endswith("...]")):
-        raise FlagExit(2, f"too many arguments: {' '.join(words[len(names) :])}\n{prog} --help says more\n")
 
 
 def _ended(end: FlagExit) -> int:
@@ -379,28 +337,6 @@ def config_of(flag_name: str, given: Iterable[str], defaults: Mapping[str, str])
         return Config.from_flags(given, defaults)
     except ConfigError as error:
         raise ConfigError(f"{flag_name}: {error}") from None
-
-
-# Many messages in one MPUB
-
-#: A larger one goes alone.
-_BATCH_BYTES = 512 * 1024
-_BATCH_MESSAGES = 10_000
-
-
-def batches(items: Iterable[T], size_of: Callable[[T], int]) -> Iterator[list[T]]:
-    """Yield the items in their order, as many together as one MPUB should carry."""
-    batch: list[T] = []
-    total = 0
-    for item in items:
-        size = size_of(item) + 4
-        if batch and (total + size > _BATCH_BYTES or len(batch) == _BATCH_MESSAGES):
-            yield batch
-            batch, total = [], 0
-        batch.append(item)
-        total += size
-    if batch:
-        yield batch
 
 
 # Until a signal

@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 from nsq import Producer
 from nsq.errors import BadBody, BadMessage, ConfigError
-from nsq.tools.program import ProducerFlags, SignalWatch, batches, check_ranges, flag, log, repeated, run
+from nsq.tools.program import ProducerFlags, SignalWatch, check_ranges, flag, log, repeated, run
+from nsq.wire.commands import batches
 from nsq.wire.names import check_topic
 
 PROG = "to_nsq"

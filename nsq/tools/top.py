@@ -21,7 +21,8 @@ from typing import Any, NamedTuple, NoReturn
 from nsq import NsqError
 from nsq.errors import ApiRefused, UsageError
 from nsq.http.nsqd import NsqdApi, PeekedMessage, TopicStats
-from nsq.tools.cluster import Cluster, ClusterFlags, at_once, table
+from nsq.tables import table
+from nsq.tools.cluster import Cluster, ClusterFlags, at_once
 from nsq.tools.program import duration, run_command
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -79,7 +80,7 @@ def _top(options: TopOptions, _: tuple[str, ...]) -> int:
         told = [{name: value for name, value in vars(row).items() if name != "history"} for row in rows]
         sys.stdout.write(json.dumps(told, indent=2) + "\n")
     else:
-        sys.stdout.write(fitted_table(rows))
+        sys.stdout.write(f"{fitted_table(rows)}\n")
     return 0
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import functools
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from nsq.wire.names import quoted, valid_topic
 
 MAGIC_V2 = b"  V2"
+T = TypeVar("T")
+
 NOP = b"NOP\n"
 CLS = b"CLS\n"
 
@@ -86,6 +89,25 @@ def pack_bodies(bodies: Iterable[bytes]) -> bytes:
     parts[1::2] = map(_SIZE.pack, map(len, bodies))
     parts[2::2] = bodies
     return b"".join(parts)
+
+
+def batches(
+    items: Iterable[T], size_of: Callable[[T], int], most: int = 10_000, most_bytes: int = 512 * 1024
+) -> Iterator[list[T]]:
+    """Yield the items in their order, as many together as one MPUB should carry. One that alone has more
+    bytes than ``most_bytes`` goes alone.
+    """
+    batch: list[T] = []
+    total = _SIZE.size
+    for item in items:
+        size = size_of(item) + _SIZE.size
+        if batch and (total + size > most_bytes or len(batch) == most):
+            yield batch
+            batch, total = [], _SIZE.size
+        batch.append(item)
+        total += size
+    if batch:
+        yield batch
 
 
 @dataclass(frozen=True, kw_only=True)

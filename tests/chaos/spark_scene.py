@@ -44,7 +44,7 @@ def require_spark() -> None:
     """Skip where there is none; with NSQ_REQUIRE_SPARK, fail."""
     if not sys.platform.startswith("linux"):
         pytest.skip("processes are found by their environment, in Linux's /proc")
-    found = next(doctor.check_java())
+    found = doctor.check_java()
     if found.state == doctor.WRONG:
         reason = f"Spark needs Java: {found.text}; {found.remedy}"
         if os.environ.get("NSQ_REQUIRE_SPARK"):

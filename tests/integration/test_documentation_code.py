@@ -28,7 +28,7 @@ from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 from nsq.flags import FlagExit, parse
-from nsq.spark.cli import main as nsq_spark
+from nsq.spark import cli as nsq_spark
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import BIN_DIR, Factory
 from nsq.tools import (

@@ -61,7 +61,7 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
 
 
 def _require_java() -> None:
-    found = next(doctor.check_java())
+    found = doctor.check_java()
     if found.state == doctor.WRONG:
         reason = f"Spark tests need Java: {found.text}; {found.remedy}"
         if os.environ.get(REQUIRED):

@@ -92,7 +92,7 @@ def test_reading_without_a_mode_names_the_right_way(spark: SparkSession, nsqd: N
 
 
 def test_statistics_are_a_table(spark: SparkSession, nsqd: Nsqd) -> None:
-    from nsq.spark.batch.stats import NsqStatsDataSource
+    from nsq.spark.batch import NsqStatsDataSource
 
     spark.dataSource.register(NsqStatsDataSource)
     subscribe(nsqd)

@@ -13,11 +13,9 @@ import pytest
 from nsq.errors import UsageError
 from nsq.spark import rows
 from nsq.spark.pipelines import archive as archiving
-from nsq.spark.pipelines import archive as columns
-from nsq.spark.pipelines.archive import ArchiveResult, Body, archive_stream
-from nsq.spark.pipelines.chart import archive_chart
+from nsq.spark.pipelines.archive import ArchiveResult, store_rows
 from nsq.spark.pipelines.files import Batch, HadoopFiles, LocalFiles, Written, publish
-from nsq.spark.pipelines.metrics import Measure, Window, measure_stream
+from nsq.spark.pipelines.metrics import Window, archive_chart, collect_windows, measured
 from nsq.spark.pipelines.replay import Mark, _counted, entries, remaining, replay, selected
 from nsq.spark.pipelines.streaming import Progress, Running
 
@@ -68,10 +66,11 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
     return [b"%04d" % number for number in range(start, start + count)]
 
 
-def archived(spark: SparkSession, folder: Path, body: Body | None = None, **options: Any) -> ArchiveResult:
-    return archive_stream(
-        stream(spark, folder), str(folder / "out"), body or Body(), running(folder, **options)
-    )
+def archived(
+    spark: SparkSession, folder: Path, body: str = "binary", schema: str | None = None, **options: Any
+) -> ArchiveResult:
+    kept = archiving.archived(stream(spark, folder), body, schema)
+    return store_rows(kept, str(folder / "out"), running(folder, **options))
 
 
 def stored(spark: SparkSession, folder: Path) -> list[bytes]:
@@ -122,7 +121,7 @@ def test_a_batch_that_failed_is_stored_once_however_it_is_cut_the_next_time(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     put(tmp_path, "1", numbered(20))
-    whole = columns.archived
+    whole = archiving.archived
 
     def fail(*_: object) -> None:
         raise Crash
@@ -132,7 +131,7 @@ def test_a_batch_that_failed_is_stored_once_however_it_is_cut_the_next_time(
         raise Crash(done)
 
     with monkeypatch.context() as patch:
-        patch.setattr(archiving, "archived", lambda part, body: whole(part, body).repartition(3))
+        patch.setattr(archiving, "archived", lambda *given: whole(*given).repartition(3))
         if when == "before the decision":
             patch.setattr(LocalFiles, "persist", fail)
         elif when == "before the moves":
@@ -172,9 +171,8 @@ def test_a_delta_table_has_every_row_once(
         raise Crash(whole(*given))
 
     def run_once() -> ArchiveResult:
-        return archive_stream(
-            stream(spark, tmp_path), str(tmp_path / "table"), Body(), running(tmp_path), table=True
-        )
+        kept = archiving.archived(stream(spark, tmp_path), "binary")
+        return store_rows(kept, str(tmp_path / "table"), running(tmp_path), table=True)
 
     put(tmp_path, "1", numbered(20))
     with monkeypatch.context() as patch:
@@ -197,7 +195,7 @@ def test_an_archive_is_drawn(spark: SparkSession, fonts: None, tmp_path: Path) -
 def test_bodies_as_text_and_as_json(spark: SparkSession, tmp_path: Path) -> None:
     bodies = [b'{"id": 1, "name": "a"}', b"\xff", b"  ", b'{"id": "no"}', b"[1]", b'{"id": 1}{"id": 2}']
     put(tmp_path, "1", bodies)
-    archived(spark, tmp_path, Body("json", "id bigint, name string"))
+    archived(spark, tmp_path, "json", "id bigint, name string")
     frame = spark.read.parquet(str(tmp_path / "out")).orderBy("timestamp_ns")
     found = [(row.body.asDict() if row.body else None, row["_corrupt"]) for row in frame.collect()]
     assert found[0] == ({"id": 1, "name": "a"}, None)
@@ -206,7 +204,7 @@ def test_bodies_as_text_and_as_json(spark: SparkSession, tmp_path: Path) -> None
 
     (tmp_path / "text").mkdir()
     put(tmp_path / "text", "1", bodies[:2])
-    archived(spark, tmp_path / "text", Body("string"))
+    archived(spark, tmp_path / "text", "string")
     assert sorted(row.body for row in spark.read.parquet(str(tmp_path / "text" / "out")).collect()) == [
         '{"id": 1, "name": "a"}',
         "�",
@@ -260,10 +258,9 @@ def test_windows_are_counted(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, "2", [b'{"k": "c"}'], first=15, attempts=3)
     told: list[Window] = []
     heard: list[Progress] = []
-    result = measure_stream(
-        stream(spark, tmp_path),
+    result = collect_windows(
+        measured(stream(spark, tmp_path), "10 seconds", "1 minute", "$.k", 2),
         None,
-        Measure(window="10 seconds", key="$.k", top=2),
         running(tmp_path, mode="update", progress=heard.append),
         told.extend,
     )
@@ -278,16 +275,14 @@ def test_windows_are_counted(spark: SparkSession, tmp_path: Path) -> None:
 
 
 def test_closed_windows_are_written_once(spark: SparkSession, tmp_path: Path) -> None:
-    measure = Measure(window="10 seconds", watermark="1 second")
     put(tmp_path, "1", numbered(10))
     put(tmp_path, "2", numbered(10), first=10)
     put(tmp_path, "3", numbered(5), first=40)
 
     def run() -> tuple[Window, ...]:
         # Batches of several files come in the order of their times.
-        return measure_stream(
-            stream(spark, tmp_path), str(tmp_path / "out"), measure, running(tmp_path, mode="append")
-        ).windows
+        rows = measured(stream(spark, tmp_path), "10 seconds", "1 second", None, 10)
+        return collect_windows(rows, str(tmp_path / "out"), running(tmp_path, mode="append")).windows
 
     assert [window.messages for window in run()] == [10, 10]
     put(tmp_path, "4", numbered(5), first=80)
@@ -341,7 +336,7 @@ def test_an_archive_of_json_is_replayed_with_what_its_schema_did_not_name(
 ) -> None:
     bodies = [b'{"id":1}', b'{"id": 2, "more": {"x": [1]}, "Id": 3}', b"no JSON", b'{"id": "none"}']
     put(tmp_path, "1", bodies)
-    archived(spark, tmp_path, Body("json", "id bigint"))
+    archived(spark, tmp_path, "json", "id bigint")
     replayed = entries(selected(spark, tmp_path / "out"), Mark())
     assert [entry.body for entry in replayed] == [
         bodies[0], b'{"more": {"x": [1]}, "Id": 3, "id": 2}', *bodies[2:]
@@ -352,7 +347,7 @@ def test_an_archive_of_json_is_replayed_with_what_its_schema_did_not_name(
 
 def test_what_cannot_be_replayed_says_why(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, "1", [b'{"id": 1}'])
-    archived(spark, tmp_path, Body("json", "id bigint"))
+    archived(spark, tmp_path, "json", "id bigint")
     with pytest.raises(UsageError, match="body is bigint, not bytes or text"):
         replay(tmp_path / "out", "again", dry_run=True, spark=spark, body="body.id")
     assert replay(tmp_path / "out", "again", dry_run=True, spark=spark, body="to_json(body)").bytes == len(

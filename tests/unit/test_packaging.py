@@ -30,7 +30,7 @@ SCRIPTS = {
     "nsqd": "nsq.daemons.nsqd.__main__:main",
     "nsqlookupd": "nsq.daemons.nsqlookupd.__main__:main",
     "nsqadmin": "nsq.daemons.nsqadmin.__main__:main",
-    "nsq-spark": "nsq.spark.cli.main:main",
+    "nsq-spark": "nsq.spark.cli:main",
     "nsq": "nsq.tools.front_door:main",
     "nsq_tail": "nsq.tools.nsq_tail:main",
     "nsq_stat": "nsq.tools.nsq_stat:main",

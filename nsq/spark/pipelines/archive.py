@@ -75,7 +75,12 @@ def archive(
     ``checkpoint`` are ``<to>/_wal`` and ``<to>/_checkpoint`` by default, which Spark, pyarrow and pandas do
     not take for data; for a glob, use ``<to>/date=*/hour=*/*.parquet``.
     """
-    wanted = Body(body, schema)
+    if body not in KINDS:
+        raise ConfigError(f"body is {body!r}, but must be one of: {', '.join(KINDS)}")
+    if body == "json" and schema is None:
+        raise ConfigError("body='json' needs a schema, such as schema='id bigint, name string'")
+    if body != "json" and schema is not None:
+        raise ConfigError(f"schema is for body='json'; body is {body!r}")
     table = os.fspath(to).startswith(_DELTA)
     path = os.fspath(to).removeprefix(_DELTA)
     # A table keeps to itself: the log and the checkpoint lie beside it.
@@ -85,58 +90,41 @@ def archive(
             import deltalake  # noqa: F401
         except ImportError as error:
             raise ConfigError(f"to={_DELTA}… needs deltalake ({error}): pip install 'nsq[delta]'") from None
-    defaults = _TABLE_DEFAULTS if table else _DEFAULTS
-    reading = streaming.stream_options(root, topic, channel, nsqd, lookupd, wal, options, defaults)
+    chosen = {**(_TABLE_DEFAULTS if table else _DEFAULTS), **(options or {})}
+    reading = streaming.stream_options(root, topic, channel, nsqd, lookupd, wal, chosen)
     running = Running(checkpoint or below(root, "_checkpoint"), follow, every, stop, progress)
     with streaming.open_stream(spark, reading) as stream:
-        return archive_stream(stream, below(path), wanted, running, table=table)
+        return store_rows(archived(stream, body, schema), below(path), running, table=table)
 
 
-def archive_stream(
-    stream: DataFrame, path: str, body: Body, running: Running, *, table: bool = False
-) -> ArchiveResult:
-    """The same for any stream with the columns of the source."""
-    files = None if table else open_files(path, stream.sparkSession)
+def store_rows(rows: DataFrame, path: str, running: Running, *, table: bool = False) -> ArchiveResult:
+    """Run the query that ``archived`` has made."""
+    files = None if table else open_files(path, rows.sparkSession)
 
     def handle(part: DataFrame, batch: Batch) -> Written:
-        rows = archived(part, body)
         if files is None:
-            return write_delta(rows, path, batch)
-        return publish(files, batch, lambda uri: write_parquet(rows, uri, partitions=_PARTITIONS))
+            return write_delta(part, path, batch)
+        return publish(files, batch, lambda uri: write_parquet(part, uri, partitions=_PARTITIONS))
 
-    return ArchiveResult(path=path, **vars(streaming.run(stream, handle, running)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Body:
-    """What becomes of the body: ``binary`` as it is, ``string`` as text, ``json`` read by ``schema``."""
-
-    kind: str = "binary"
-    schema: StructType | str | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ConfigError(f"body is {self.kind!r}, but must be one of: {', '.join(KINDS)}")
-        if self.kind == "json" and self.schema is None:
-            raise ConfigError("body='json' needs a schema, such as schema='id bigint, name string'")
-        if self.kind != "json" and self.schema is not None:
-            raise ConfigError(f"schema is for body='json'; body is {self.kind!r}")
+    return ArchiveResult(path=path, **vars(streaming.run(rows, handle, running)))
 
 
-def archived(frame: DataFrame, body: Body) -> DataFrame:
-    """As it is stored: the columns of the source, the body as it is wanted, and where it belongs."""
+def archived(frame: DataFrame, body: str, schema: StructType | str | None = None) -> DataFrame:
+    """Rows as they are stored, of any frame with the columns of the source: these, the body as it is wanted,
+    and where they belong.
+    """
     from pyspark.sql import functions as f
 
     raw = f.col("body")
-    if body.kind == "json":
+    if body == "json":
         # Either the body and what the schema leaves out of it, or, where it does not fit, its text.
-        read = read_json(raw, body.schema or "")
+        read = read_json(raw, schema or "")
         parts = {"value": "body", "rescued": RESCUED, "corrupt": CORRUPT}
         stored = [read[name].alias(column) for name, column in parts.items()]
     else:
         # Parquet's text is UTF-8, and other readers insist on it.
         text = f.make_valid_utf8(raw.cast("string")).alias("body")
-        stored = [raw if body.kind == "binary" else text]
+        stored = [raw if body == "binary" else text]
     # From the number, as dates from timestamps depend on the session's time zone; `div` keeps it whole.
     day = f.expr(f"date_from_unix_date(cast(timestamp_ns div {24 * _HOUR} as int))")
     hour = f.expr(f"format_string('%02d', pmod(timestamp_ns div {_HOUR}, 24))")

@@ -1,16 +1,20 @@
-"""``metrics``: what passes through a topic, window by window."""
+"""``metrics``: what passes through a topic, window by window; and charts of that, and of archives. Loads
+matplotlib only when a chart is drawn.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import datetime
+import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nsq.errors import UsageError
+from nsq.errors import ConfigError, UsageError
 from nsq.spark.pipelines import streaming
 from nsq.spark.pipelines.archive import BYTES, write_parquet
 from nsq.spark.pipelines.files import Batch, Written, below, open_files, publish
@@ -89,51 +93,37 @@ def metrics(
     ``watermark`` after their end by the messages' own time; the last ones follow with the next call. Messages
     later than that are left out.
     """
-    measure = Measure(window, watermark, key, top)
+    if top < 1:
+        raise UsageError(f"top is {top}, but must be at least 1")
     with contextlib.ExitStack() as stack:
         # The query's last threads may still be at files that are deleted.
         forgotten = tempfile.TemporaryDirectory(prefix="nsq-metrics-", ignore_cleanup_errors=True)
         root = stack.enter_context(forgotten) if to is None else below(to)
-        defaults = {"retention": "0"}
+        chosen: dict[str, Any] = {"retention": "0"}
         if to is None and checkpoint is None:
-            defaults["startingposition"] = "committed"  # each call has a checkpoint of its own
-        reading = streaming.stream_options(root, topic, channel, nsqd, lookupd, wal, options, defaults)
+            chosen["startingposition"] = "committed"  # each call has a checkpoint of its own
+        chosen |= options or {}
+        reading = streaming.stream_options(root, topic, channel, nsqd, lookupd, wal, chosen)
         mode = "append" if to is not None else "update"
         running = Running(checkpoint or below(root, "_checkpoint"), follow, every, stop, progress, mode)
         frame = stack.enter_context(streaming.open_stream(spark, reading))
-        return measure_stream(frame, root if to is not None else None, measure, running, on_windows)
+        rows = measured(frame, window, watermark, key, top)
+        return collect_windows(rows, root if to is not None else None, running, on_windows)
 
 
-@dataclasses.dataclass(frozen=True)
-class Measure:
-    """What is counted. Durations as Spark spells them: ``"10 seconds"``."""
-
-    window: str = "1 minute"
-    watermark: str = "1 minute"
-    key: str | None = None
-    top: int = 10
-
-    def __post_init__(self) -> None:
-        if self.top < 1:
-            raise UsageError(f"top is {self.top}, but must be at least 1")
-
-
-def measure_stream(
-    stream: DataFrame,
+def collect_windows(
+    rows: DataFrame,
     to: str | None,
-    measure: Measure,
     running: Running,
     on_windows: Callable[[Sequence[Window]], None] | None = None,
 ) -> MetricsResult:
-    """The same for any stream with the columns of the source."""
-    files = open_files(to, stream.sparkSession) if to is not None else None
+    """Run the query that ``measured`` has made."""
+    files = open_files(to, rows.sparkSession) if to is not None else None
     known: dict[datetime.datetime, Window] = {}
 
     def handle(part: DataFrame, batch: Batch) -> Written:
-        def write(uri: str) -> Written:
-            return write_parquet(part.coalesce(1).withColumn(BYTES, part["bytes"]), uri)
-
         part.persist()  # windows are few, and making them means going through the batch
+        write = partial(write_parquet, part.coalesce(1).withColumn(BYTES, part["bytes"]))
         try:
             changed = sorted(map(window_of, part.collect()), key=lambda each: each.start)
             written = publish(files, batch, write).files if files and changed else 0
@@ -151,18 +141,18 @@ def measure_stream(
             written,
         )
 
-    totals = streaming.run(measured(stream, measure), handle, running)
+    totals = streaming.run(rows, handle, running)
     return MetricsResult(windows=tuple(known[start] for start in sorted(known)), **vars(totals))
 
 
-def measured(stream: DataFrame, measure: Measure) -> DataFrame:
-    """A row for each window, as it is stored."""
+def measured(stream: DataFrame, window: str, watermark: str, key: str | None, top: int) -> DataFrame:
+    """A row for each window, as it is stored, of any stream with the columns of the source."""
     from pyspark.sql import functions as f
 
     # A batch's time is in the checkpoint: run again, it comes to the same figures. An aggregate of Spark's
     # does not accept it directly.
     late = (f.unix_micros(f.current_timestamp()) - f.unix_micros("timestamp")) / 1e6
-    rows = stream.withWatermark("timestamp", measure.watermark).withColumn("_late", late)
+    rows = stream.withWatermark("timestamp", watermark).withColumn("_late", late)
     quantiles = f.percentile_approx("_late", list(_QUANTILES.values()), 1000)
     aggregates = [
         f.count(f.lit(1)).alias("messages"),
@@ -173,12 +163,12 @@ def measured(stream: DataFrame, measure: Measure) -> DataFrame:
         f.max("attempts").alias("attempts_max"),
         f.count_if(f.col("attempts") > 1).alias("redelivered"),
     ]
-    if (key := measure.key) is not None:
+    if key is not None:
         rows = rows.withColumn("text", f.make_valid_utf8(f.col("body").cast("string")))
         found = f.get_json_object("text", key) if key.startswith("$") else f.expr(key)
         rows = rows.withColumn("_key", found.cast("string"))
-        aggregates.append(f.expr(f"approx_top_k(_key, {measure.top})").alias("top"))
-    windows = rows.groupBy(f.window("timestamp", measure.window).alias("window")).agg(*aggregates)
+        aggregates.append(f.expr(f"approx_top_k(_key, {top})").alias("top"))
+    windows = rows.groupBy(f.window("timestamp", window).alias("window")).agg(*aggregates)
     return windows.select("window.start", "window.end", *windows.columns[1:])
 
 
@@ -188,3 +178,103 @@ def window_of(row: Row) -> Window:
     # Spark hands out local time without saying so.
     start, end = (values.pop(name).astimezone(datetime.UTC) for name in ("start", "end"))
     return Window(start, end, **values, top=top)
+
+
+# Charts
+
+
+_SECOND = 1_000_000_000
+_BARS_AT_MOST = 200
+_TITLE: Any = {"loc": "left", "color": "#334155"}
+_LINES = (
+    ("latency_p50", "p50", "#16a34a"),
+    ("latency_p95", "p95", "#d97706"),
+    ("latency_p99", "p99", "#dc2626"),
+)
+
+
+def metrics_chart(
+    windows: Sequence[Window],
+    path: str | os.PathLike[str],
+    *,
+    title: str = "",
+    size: tuple[float, float] = (10, 6),
+) -> str:
+    """Messages per second above, their latency below, as an image of the kind that ``path`` ends in.
+
+        nsq.spark.metrics_chart(result.windows, "orders.png", title="orders")
+
+    Returns the path. ``size`` is in inches, 100 pixels each.
+    """
+    if not windows:
+        raise UsageError("there is nothing to draw: no window has been counted")
+    bars = [(each.start, each.end - each.start, each.messages) for each in windows]
+    times = f"{windows[0].start:%Y-%m-%d %H:%M:%S} to {windows[-1].end:%H:%M:%S}"
+    figure, (above, below) = _rates(bars, size, 2)
+    from matplotlib import dates
+
+    above.set_title(title or f"{sum(each.messages for each in windows):,} messages, {times}", **_TITLE)
+    middles: Any = [start + length / 2 for start, length, _ in bars]
+    for name, label, colour in _LINES:
+        values = [getattr(each, name) for each in windows]
+        below.plot(middles, values, label=label, color=colour, marker="o", markersize=3)
+    below.set_ylabel("latency in seconds")
+    # Room for the legend.
+    below.set_ylim(0, 1.25 * max(each.latency_p99 for each in windows) or 1)
+    below.legend(loc="upper left", frameon=False, ncols=len(_LINES))
+    below.set_xlabel("UTC")
+    formatter: Any = dates.ConciseDateFormatter
+    below.xaxis.set_major_formatter(formatter(below.xaxis.get_major_locator()))
+    figure.savefig(path, dpi=100)
+    return os.fspath(path)
+
+
+def archive_chart(
+    path: str, image: str | os.PathLike[str], *, title: str = "", spark: SparkSession | None = None
+) -> str:
+    """Messages per second of an archive, by their timestamps, as an image. Returns its path."""
+    from nsq.spark.pipelines.replay import read_archive
+    from nsq.spark.session import session_or_own
+
+    with session_or_own(spark) as session:
+        from pyspark.sql import functions as f
+
+        frame = read_archive(session, path)
+        least, last = frame.agg(f.min("timestamp_ns"), f.max("timestamp_ns")).collect()[0]
+        if least is None:
+            raise UsageError(f"there is nothing to draw: the archive {path} is empty")
+        # Whole seconds, of which there are not too many.
+        span = max(1, (last - least) // _SECOND // _BARS_AT_MOST + 1)
+        start = f.expr(f"(timestamp_ns div {span * _SECOND}) * {span}").alias("start")
+        counted = frame.groupBy(start).count().orderBy("start").collect()
+    length = datetime.timedelta(seconds=span)
+    bars = [(datetime.datetime.fromtimestamp(row[0], datetime.UTC), length, row[1]) for row in counted]
+    figure, (axes,) = _rates(bars, (10, 4), 1)
+    axes.set_title(title or f"{sum(row[1] for row in counted):,} messages", **_TITLE)
+    axes.set_xlabel("UTC")
+    figure.savefig(image, dpi=100)
+    return os.fspath(image)
+
+
+def _rates(
+    bars: Sequence[tuple[datetime.datetime, datetime.timedelta, int]], size: tuple[float, float], rows: int
+) -> Any:
+    """A figure with so many rows, and its axes; the first of them shows the bars: start, length, messages."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(f"a chart needs matplotlib ({error}): pip install 'nsq[chart]'") from error
+    # Not by pyplot, which keeps what it has drawn, and wants a display.
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
+    for each in axes:
+        each.spines[["top", "right"]].set_visible(False)
+        each.grid(axis="y", alpha=0.3)
+        each.set_axisbelow(True)
+    starts, lengths, _ = zip(*bars, strict=True)
+    heights = [messages / length.total_seconds() for _, length, messages in bars]
+    axes[0].bar(
+        starts, heights, width=lengths, align="edge", color="#7dd3fc", edgecolor="white", linewidth=0.5
+    )
+    axes[0].set_ylabel("messages per second")
+    return figure, axes

@@ -23,7 +23,7 @@ from nsq.spark.pipelines.files import LocalFiles, below, local_path, open_files
 from nsq.spark.pipelines.streaming import Addresses, OnProgress, Progress, Totals, addresses
 from nsq.spark.rows import CORRUPT, RESCUED, restore_json
 from nsq.spark.session import session_or_own
-from nsq.spark.sink.task import packs
+from nsq.wire.commands import batches
 from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:
@@ -52,32 +52,25 @@ class Mark:
         return Mark(position, repeated, self.rows + 1, self.bytes + size)
 
 
-@dataclasses.dataclass(frozen=True)
-class Bookmark:
-    """A small file that says how far a replay has come, and the job that it belongs to: what is replayed, and
-    where to.
-    """
+def load_mark(path: Path, job: dict[str, object]) -> Mark:
+    """How far a replay has come. ``job`` says what is replayed, and where to: a file is of one job."""
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        owner, at = read["job"], read["at"]
+        place = Mark(ArchivePosition(*at) if at else None, read["repeated"], read["rows"], read["bytes"])
+    except FileNotFoundError:
+        return Mark()
+    except (ValueError, KeyError, TypeError) as error:
+        said = f"{path} is no state of a replay ({error}): name another, or delete it"
+        raise UsageError(said) from None
+    if owner != job:
+        raise UsageError(f"{path} belongs to another replay, {owner}: name another, or delete it")
+    return place
 
-    path: Path
-    job: dict[str, object]
 
-    def load(self) -> Mark:
-        try:
-            read = json.loads(self.path.read_text(encoding="utf-8"))
-            job, at = read["job"], read["at"]
-            place = Mark(ArchivePosition(*at) if at else None, read["repeated"], read["rows"], read["bytes"])
-        except FileNotFoundError:
-            return Mark()
-        except (ValueError, KeyError, TypeError) as error:
-            said = f"{self.path} is no state of a replay ({error}): name another, or delete it"
-            raise UsageError(said) from None
-        if job != self.job:
-            raise UsageError(f"{self.path} belongs to another replay, {job}: name another, or delete it")
-        return place
-
-    def save(self, place: Mark) -> None:
-        text = json.dumps({"job": self.job, **dataclasses.asdict(place)})
-        LocalFiles(str(self.path.parent)).write(self.path.name, text)
+def save_mark(path: Path, job: dict[str, object], place: Mark) -> None:
+    text = json.dumps({"job": job, **dataclasses.asdict(place)})
+    LocalFiles(str(path.parent)).write(path.name, text)
 
 
 class Entry(NamedTuple):
@@ -87,14 +80,11 @@ class Entry(NamedTuple):
 
 def remaining(entries: Iterable[Entry], place: Mark) -> Iterator[Entry]:
     """Without what is done already; ``entries`` in order."""
-    if place.at is None:
-        yield from entries
-        return
     done = place.repeated
     for entry in entries:
         if entry.position == place.at and done:
             done -= 1
-        elif entry.position >= place.at:
+        elif place.at is None or entry.position >= place.at:
             yield entry
 
 
@@ -162,7 +152,8 @@ def replay(
     check_topic(topic)
     if chunk < 1 or (rate is not None and not rate > 0):
         raise UsageError(f"chunk is {chunk}, rate {rate}: both must be above 0")
-    chosen: dict[str, Any] = {"since": nanoseconds(since), "until": nanoseconds(until)}
+    chosen: dict[str, Any] = {"since": since, "until": until}
+    chosen = {name: None if at is None else options.moment(at) for name, at in chosen.items()}
     chosen |= {"where": where, "body": body}
     job = {"archive": below(path), "topic": topic, **chosen}
     if state is None:
@@ -171,8 +162,8 @@ def replay(
         digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:10]
         # A topic of its own: #ephemeral is no part of a good file name.
         state = below(path, "_replay", f"{topic.partition('#')[0]}-{digest}.json")
-    bookmark = Bookmark(Path(state), job)
-    place = bookmark.load()
+    file = Path(state)
+    place = load_mark(file, job)
     start = time.monotonic()
     with contextlib.ExitStack() as stack:
         producer = None if dry_run else stack.enter_context(_producer(nsqd, lookupd, config))
@@ -185,27 +176,15 @@ def replay(
                 entries(frame, place),
                 place,
                 publish=partial(producer.multi_publish, topic),
-                save=bookmark.save,
+                save=partial(save_mark, file, job),
                 stop=stop or threading.Event(),
                 rate=rate,
                 chunk=chunk,
                 progress=progress,
             )
             if result.complete:
-                bookmark.path.unlink(missing_ok=True)  # the next one begins anew
-    seconds = time.monotonic() - start
-    return dataclasses.replace(result, state=os.fspath(bookmark.path), seconds=seconds)
-
-
-def nanoseconds(moment: Moment | None) -> int | None:
-    """Since 1970."""
-    if moment is None:
-        return None
-    if isinstance(moment, str):
-        return options.moment(moment)
-    if moment.tzinfo is None:
-        raise UsageError(f"{moment!r} has no time zone: add tzinfo=datetime.UTC, or another")
-    return options.nanoseconds(moment)
+                file.unlink(missing_ok=True)  # the next one begins anew
+    return dataclasses.replace(result, state=str(file), seconds=time.monotonic() - start)
 
 
 def _producer(nsqd: Addresses, lookupd: Addresses, config: Config | None) -> Producer:
@@ -330,7 +309,7 @@ def send(
 
     # That a slow rate comes evenly: ten publishes a second.
     most = chunk if rate is None else max(1, min(chunk, int(rate / 10)))
-    for part in packs(remaining(entries, begin), most, _MOST_BYTES, lambda entry: len(entry.body)):
+    for part in batches(remaining(entries, begin), lambda entry: len(entry.body), most, _MOST_BYTES):
         if first is None:
             start, first = time.monotonic(), _moment(part[0].position.timestamp_ns)
         due = start if rate is None else start + (place.rows - begin.rows) / rate

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsq.errors import ConfigError, UsageError
 from nsq.spark.pipelines.files import Batch, Written, below, local_path
-from nsq.spark.registration import register
-from nsq.spark.session import session_or_own
+from nsq.spark.session import register, session_or_own
 from nsq.spark.source.options import SourceOptions
 
 if TYPE_CHECKING:
@@ -69,10 +68,10 @@ def stream_options(
     nsqd: Addresses,
     lookupd: Addresses,
     wal: str | None,
-    options: Mapping[str, Any] | None,
-    defaults: Mapping[str, Any],
+    options: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Those of format("nsq"), checked: ConfigError at once instead of an error of Spark's minutes later.
+    """Those of format("nsq"), checked: ConfigError at once instead of an error of Spark's minutes later. Of
+    ``options`` in two spellings the later one counts.
 
     By default the log lies below the output, under a name that begins with _: Spark looks for no data there.
     """
@@ -83,7 +82,7 @@ def stream_options(
         )
     given = {"topic": topic, "channel": channel, "wal": wal or below(root, "_wal")}
     given |= {"nsqd": addresses(nsqd), "lookupd": addresses(lookupd)}
-    for name, value in [*defaults.items(), *(options or {}).items()]:
+    for name, value in options.items():
         given[name.lower()] = str(value).lower() if isinstance(value, bool) else str(value)
     SourceOptions.of(given)
     return given
@@ -122,19 +121,17 @@ def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
     batches = Batches(handle)
     writer = frame.writeStream.outputMode(running.mode).foreachBatch(batches)
     writer = writer.option("checkpointLocation", running.checkpoint)
-    if running.follow:
-        writer = writer.trigger(processingTime=f"{running.every} seconds")
-    else:
-        writer = writer.trigger(availableNow=True)
-    query = writer.start()
+    seconds = f"{running.every} seconds"
+    trigger: Any = {"processingTime": seconds} if running.follow else {"availableNow": True}
+    query = writer.trigger(**trigger).start()
     try:
         ended = False
         while not ended:
             ended = bool(query.awaitTermination(_TICK)) or stop.is_set()
             if running.progress is not None:
                 last = query.lastProgress
-                known = figures(json.loads(last.json)) if last is not None else None
-                running.progress(batches.progress(known.values if known else {}))
+                known = figures(json.loads(last.json)) if last is not None else {}
+                running.progress(batches.progress(known))
     except KeyboardInterrupt:
         if not running.follow:
             raise

@@ -62,7 +62,7 @@ def measure(options: SourceOptions, received: int) -> Backlog:
     count twice.
     """
     began = time.monotonic()
-    having = lookups.nodes if options.topics_pattern else lookups.nodes_of(options.named_topics)
+    having = lookups.nodes_of(options.named_topics)  # none with topicsPattern: all nsqds
     places, faults = lookups.ask_all(options.lookupd, options.config, having)
     addresses = dict.fromkeys([*_own_http_addresses(options), *(place.http for place in places)])
     told = _ask_nsqds(addresses, options, options.topic, faults)  # without one, of all topics

@@ -31,8 +31,7 @@ from pyspark.sql.streaming.datasource import (
 from nsq.errors import ConfigError, NsqError
 from nsq.spark import rows
 from nsq.spark.receiver.pool import ReceiverPool
-from nsq.spark.registration import require_arrow
-from nsq.spark.rows import Field
+from nsq.spark.rows import Field, require_arrow
 from nsq.spark.source.backlog import Poller, measure
 from nsq.spark.source.feed import Feed
 from nsq.spark.source.offsets import Limits
@@ -81,17 +80,17 @@ class NsqDataSource(DataSource):
         return NsqStreamReader(self.options, rows.fields(schema))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from nsq.spark.batch.peek import PeekReader
+        from nsq.spark.batch import PeekReader
 
         return PeekReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from nsq.spark.sink.writers import BatchWriter
+        from nsq.spark.sink import BatchWriter
 
         return BatchWriter(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from nsq.spark.sink.writers import StreamWriter
+        from nsq.spark.sink import StreamWriter
 
         return StreamWriter(self.options, schema, overwrite)
 

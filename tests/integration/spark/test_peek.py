@@ -20,7 +20,7 @@ from nsq.wire import commands
 
 pytest.importorskip("pyspark")
 
-from nsq.spark.batch.peek import PeekOptions, peek, places
+from nsq.spark.batch import PeekOptions, peek, places
 
 from ..patience import eventually
 

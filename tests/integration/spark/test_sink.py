@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 
 from nsq.errors import InvalidMessage, NsqError, PublishFailed
-from nsq.spark.sink.task import Columns, SinkOptions, publish_rows
+from nsq.spark.options import SinkOptions
 from nsq.testing import Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
 from tests.integration.patience import eventually
+
+pytest.importorskip("pyspark")
+
+from nsq.spark.sink import Columns, TaskReport, publish_rows
 
 pa: Any = pytest.importorskip("pyarrow")
 
@@ -30,7 +34,7 @@ def batch(values: Sequence[bytes | None], *others: Any) -> Any:
     return pa.record_batch(arrays, names=[f"column{place}" for place in range(len(arrays))])
 
 
-def run(batches: Iterable[Any], columns: Columns = BODY, **options: str) -> tuple[int, int]:
+def run(batches: Iterable[Any], columns: Columns = BODY, **options: str) -> TaskReport:
     return publish_rows(SinkOptions.of({"topic": "orders", **QUICK, **options}), columns, batches)
 
 
@@ -64,12 +68,12 @@ def test_every_row_is_a_message(nsqd: Nsqd) -> None:
         mpubMessages="100",
     )
 
-    assert outcome == (1234, sum(map(len, published)))
+    assert outcome == TaskReport(1234, sum(map(len, published)))
     assert drain(nsqd) == Counter(published)
 
 
 def test_no_rows_need_no_nsqd() -> None:
-    assert run([], nsqd="127.0.0.1:1") == (0, 0)
+    assert run([], nsqd="127.0.0.1:1") == TaskReport(0, 0)
 
 
 def test_rows_go_to_the_topics_they_name(nsqd: Nsqd) -> None:
@@ -88,7 +92,7 @@ def test_a_row_with_a_delay_is_deferred_and_the_others_are_not(nsqd: Nsqd) -> No
 
     outcome = run([rows], Columns(body=0, topic=None, defer=1), nsqd=nsqd.tcp_address)
 
-    assert outcome[0] == 4
+    assert outcome.messages == 4
 
     def waiting() -> tuple[int, int]:
         (topic,) = nsqd.get("/stats?format=json&topic=orders").json()["topics"]
@@ -105,7 +109,7 @@ def test_nsqds_are_found_and_another_one_takes_over(
     addresses = f"{gone.tcp_address},{there.tcp_address}"
     gone.stop()
 
-    assert run([batch(bodies(700))], nsqd=addresses)[0] == 700
+    assert run([batch(bodies(700))], nsqd=addresses).messages == 700
 
     assert drain(there) == Counter(bodies(700))
 
@@ -126,7 +130,7 @@ def test_an_nsqd_that_restarts_meanwhile_loses_nothing(nsqd: Nsqd) -> None:
 
     outcome = run(rows(), nsqd=nsqd.tcp_address, mpubMessages="50", retries="10")
 
-    assert outcome[0] == 2000
+    assert outcome.messages == 2000
     found = drain(nsqd)
     assert set(found) == {*bodies(1000, "before"), *bodies(1000, "after")}
 

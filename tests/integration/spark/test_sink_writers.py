@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 pytest.importorskip("pyspark")
 
-from nsq.spark.sink.writers import BatchWriter, StreamWriter, TaskReport
+from nsq.spark.sink import BatchWriter, StreamWriter, TaskReport
 
 pa: Any = pytest.importorskip("pyarrow")
 

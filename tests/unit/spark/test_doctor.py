@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from nsq.config import Config
 from nsq.spark import doctor
 from nsq.spark.doctor import OK, WARNING, WRONG
+from tests.fakes.nsqlookupd import ScriptedLookupd
 
 
 def script(path: Path, text: str) -> Path:
@@ -50,14 +52,14 @@ def test_java(
 ) -> None:
     script(tmp_path / "bin" / "java", f"echo '{says}' >&2; exit {status}")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    (found,) = doctor.check_java()
+    found = doctor.check_java()
     assert (found.state, words in found.text, "JAVA_HOME" in found.remedy) == (state, True, state == WRONG)
 
 
 @pytest.mark.parametrize("variable", ["PATH", "JAVA_HOME"])
 def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, str(tmp_path))
-    assert next(doctor.check_java()).state == WRONG
+    assert doctor.check_java().state == WRONG
 
 
 def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +91,7 @@ def test_workers_of_another_python(
     if program is not None:
         script(tmp_path / "python3", program)
     monkeypatch.setenv("PYSPARK_PYTHON", str(tmp_path / "python3"))
-    (found,) = doctor.check_workers()
+    found = doctor.check_workers()
     assert (found.state, words in found.text) == (WRONG, True)
     assert found.remedy.startswith("export PYSPARK_PYTHON=")
     assert list(doctor.check_default_python()) == []
@@ -97,7 +99,7 @@ def test_workers_of_another_python(
 
 def test_the_one_that_starts_jupyter_is_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_DRIVER_PYTHON", "jupyter")
-    assert next(doctor.check_workers()).state == OK
+    assert doctor.check_workers().state == OK
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -159,6 +161,13 @@ def test_whether_spark_finds_the_formats_from_another_directory(
     # It lists nothing where it was started: the modules of that directory do not count.
     python = script(tmp_path / "python", f'test "$PWD" != "{Path.cwd()}" && echo {lists}')
     monkeypatch.setenv("PYSPARK_PYTHON", str(python))
-    (found,) = doctor.check_formats()
+    found = doctor.check_formats()
     assert found.state == state
     assert ("editable_mode=compat" in found.remedy) == (state == WARNING)
+
+
+def test_an_nsqlookupd_is_asked_as_a_client_asks_it() -> None:
+    with ScriptedLookupd() as lookupd:
+        config = Config(auth_secret="s3cret", lookupd_authorization="always")
+        doctor.check_lookupd(lookupd.address, config)
+        assert {secret for _, secret in lookupd.requests} == {"Bearer s3cret"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 
 import pytest
 
@@ -95,7 +96,7 @@ def test_the_table_for_people_shows_defaults_as_one_would_write_them() -> None:
         "place": "", "maxBytes": "32MiB", "pause": "250ms", "addresses": "", "count": "3", "careful": "true",
         "mode": "slow",
     }  # fmt: skip
-    assert {line.name: line.default for line in SourceOptions.describe()}["maxTriggerDelay"] == "900s"
+    assert {line.name: line.default for line in SourceOptions.describe()}["maxTriggerDelay"] == "15m0s"
 
 
 def test_a_source_needs_somebody_to_ask() -> None:
@@ -149,6 +150,13 @@ def test_points_in_time(text: str, nanos: int) -> None:
     assert moment(text) == nanos
     with pytest.raises(ConfigError, match="no point in time"):
         moment(f"{text}x")
+
+
+def test_points_in_time_with_a_zone() -> None:
+    assert moment("1970-01-01T01:00:00.000001+01:00") == 1000
+    assert moment(datetime.datetime(1970, 1, 2, tzinfo=datetime.UTC)) == 86_400 * 10**9
+    with pytest.raises(ConfigError, match="has no time zone"):
+        moment(datetime.datetime(1970, 1, 2))
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("7d", 604_800.0), ("36h", 129_600.0), ("0", 0.0)])

@@ -12,7 +12,7 @@ from nsq.errors import UsageError
 
 pytest.importorskip("pyspark")
 
-from nsq.spark.registration import register
+from nsq.spark.session import register
 
 
 class Session:

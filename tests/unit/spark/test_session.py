@@ -19,7 +19,7 @@ def not_submitted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_laptop_gets_all_its_cores_and_no_noise() -> None:
-    chosen = settings(None, {})
+    chosen = settings(None)
     assert chosen["spark.master"] == "local[*]"
     assert chosen["spark.ui.enabled"] == "false"
     assert chosen["spark.sql.session.timeZone"] == "UTC"
@@ -28,19 +28,15 @@ def test_a_laptop_gets_all_its_cores_and_no_noise() -> None:
 
 @pytest.mark.parametrize("master", ["spark://host:7077", "local-cluster[2,1,1024]"])
 def test_a_cluster_decides_for_itself_how_to_shuffle(master: str) -> None:
-    chosen = settings(master, {})
+    chosen = settings(master)
     assert chosen["spark.master"] == master
     assert "spark.sql.shuffle.partitions" not in chosen
 
 
 def test_below_spark_submit_its_master_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    assert not {"spark.master", "spark.sql.shuffle.partitions"} & set(settings(None, {}))
-    assert settings("local[2]", {})["spark.master"] == "local[2]"
-
-
-def test_what_is_given_overrules() -> None:
-    assert settings(None, {"spark.ui.enabled": "true"})["spark.ui.enabled"] == "true"
+    assert not {"spark.master", "spark.sql.shuffle.partitions"} & set(settings(None))
+    assert settings("local[2]")["spark.master"] == "local[2]"
 
 
 class Builder:
@@ -72,10 +68,10 @@ def test_workers_run_this_python(
     monkeypatch.setattr(session, "_session_class", lambda: made)
     monkeypatch.setattr(session, "refuse_obstacles", lambda master: None)
     monkeypatch.setattr(os, "environ", {})
-    local_session(master=master, conf={"a": "b"})
+    local_session(master=master, conf={"spark.ui.enabled": "true"})
     assert os.environ.get("PYSPARK_PYTHON") == sys.executable
     assert os.environ.get("SPARK_LOCAL_IP") == address
-    assert made.builder.settings == settings(master, {"a": "b"})
+    assert made.builder.settings == settings(master) | {"spark.ui.enabled": "true"}
 
 
 def test_without_pyspark_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ import pytest
 from nsq.http.nsqd import ChannelStats
 from nsq.tools.nsq_stat import Counts, Poll, StatOptions, lines, screen
 from nsq.tools.nsq_tail import pretty
-from nsq.tools.program import batches
 from nsq.tools.to_nsq import Splitter, Throttle
 
 
@@ -27,17 +26,6 @@ def test_records_are_cut_at_the_delimiter(chunks: list[bytes], records: list[byt
     splitter = Splitter(b"\n")
     found = [record for chunk in chunks for record in splitter.feed(chunk)]
     assert found + splitter.end() == records
-
-
-def test_batches_are_bounded_and_keep_the_order() -> None:
-    records = [b"x" * size for size in (1, 300_000, 300_000, 600_000, 2)]
-    assert [[len(record) for record in batch] for batch in batches(records, len)] == [
-        [1, 300_000],
-        [300_000],
-        [600_000],
-        [2],
-    ]
-    assert [len(batch) for batch in batches([b"x"] * 25_000, len)] == [10_000, 10_000, 5_000]
 
 
 def test_a_throttle_begins_with_one_and_never_saves_more_than_a_second() -> None:

@@ -6,8 +6,7 @@ from nsq.errors import ConfigError, NsqError
 
 pytest.importorskip("pyspark")
 
-from nsq.spark.batch.peek import PeekOptions
-from nsq.spark.batch.stats import StatsOptions
+from nsq.spark.batch import PeekOptions, StatsOptions
 
 
 def test_a_look_is_asked_for_by_name() -> None:

@@ -10,7 +10,7 @@ from nsq.spark.lookups import Place
 
 pytest.importorskip("pyspark")
 
-from nsq.spark.batch.peek import PeekOptions, safe_places
+from nsq.spark.batch import PeekOptions, safe_places
 
 A, B = Place("a:4150", "a:4151"), Place("b:4150", "b:4151")
 

@@ -6,7 +6,7 @@ from nsq.http.nsqd import ChannelStats, NsqdStats, TopicStats
 
 pytest.importorskip("pyspark")
 
-from nsq.spark.batch.stats import COLUMNS, rows
+from nsq.spark.batch import COLUMNS, stats_rows
 
 CHANNEL: ChannelStats = {
     "channel_name": "billing",
@@ -45,7 +45,7 @@ def stats(*topics: TopicStats) -> NsqdStats:
 def test_each_channel_is_a_row() -> None:
     other: ChannelStats = {**CHANNEL, "channel_name": "archive", "client_count": 0}
 
-    first, second = rows("a:4151", stats(topic(CHANNEL, other)))
+    first, second = stats_rows("a:4151", stats(topic(CHANNEL, other)))
 
     assert first == {
         "nsqd": "a:4151",
@@ -68,17 +68,17 @@ def test_each_channel_is_a_row() -> None:
 
 
 def test_a_topic_without_a_channel_is_a_row_of_its_own() -> None:
-    (row,) = rows("a:4151", stats(topic()))
+    (row,) = stats_rows("a:4151", stats(topic()))
 
     assert (row["topic"], row.get("channel"), row["depth"], row["topic_depth"]) == ("orders", None, 9, 9)
     assert row["e2e_latency"] is None
 
 
 def test_it_is_none_when_a_channel_is_wanted() -> None:
-    assert list(rows("a:4151", stats(topic()), "billing")) == []
+    assert list(stats_rows("a:4151", stats(topic()), "billing")) == []
 
 
 def test_every_row_has_columns_that_are_declared() -> None:
-    found = [*rows("a", stats(topic(CHANNEL), topic())), {"error": "no answer"}]
+    found = [*stats_rows("a", stats(topic(CHANNEL), topic())), {"error": "no answer"}]
 
     assert set().union(*found) == set(COLUMNS)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from nsq.config import Config
 from nsq.errors import WalError
-from nsq.spark.cli.main import COMMANDS, in_a_line, main
+from nsq.spark import session
+from nsq.spark.cli import WalLs, in_a_line, main
+from nsq.spark.pipelines import replay as replaying
+from nsq.spark.pipelines.replay import ReplayResult
 
 
 def test_a_fault_of_ours_is_told_as_it_is() -> None:
@@ -62,6 +69,27 @@ def test_an_interrupted_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     def interrupted(options: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(COMMANDS, "wal ls", COMMANDS["wal ls"]._replace(run=interrupted))
+    monkeypatch.setattr(WalLs, "run", interrupted)
     assert main(["wal", "ls", "x"]) == 130
     assert "goes on from there" in capsys.readouterr().err
+
+
+def test_a_pipeline_gets_the_flags_that_are_its_arguments(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[str] = []
+    spark = SimpleNamespace(stop=lambda: ended.append("stopped"))
+    got: dict[str, Any] = {}
+
+    def replay(path: str, topic: str, *, since: str = "", config: Config, **rest: object) -> ReplayResult:
+        got.update(path=path, topic=topic, since=since, config=config)
+        return ReplayResult(rows=3, complete=True)
+
+    monkeypatch.setattr(session, "local_session", lambda **_: spark)
+    monkeypatch.setattr(replaying, "replay", replay)
+    words = ["replay", "/data", "--topic", "again", "-o", "authSecret=s3cret", "--rate=5", "--debug", "-q"]
+    assert main(words) == 0
+    assert got.pop("config").auth_secret == "s3cret"
+    assert got == {"path": "/data", "topic": "again", "since": ""}
+    assert ended == ["stopped"]
+    assert capsys.readouterr().out == "3 messages, 0 B, 0.0 s\n"

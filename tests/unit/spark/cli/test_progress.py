@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nsq.spark.cli import terminal
-from nsq.spark.cli.terminal import Meter, line
+from nsq.spark import cli
+from nsq.spark.cli import Meter, line
 from nsq.spark.pipelines.streaming import Progress
 
 
@@ -56,7 +56,7 @@ def test_what_is_to_stay_stands_above_it() -> None:
 
 def test_a_file_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     file, clock = io.StringIO(), [0.0]
-    monkeypatch.setattr(terminal, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(cli, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     meter = Meter(file)
     for moment in (0.0, 1.0, 3.9, 4.0, 5.0, 25.0):
         clock[0] = moment

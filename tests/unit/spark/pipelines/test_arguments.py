@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ import pytest
 
 from nsq.config import Config
 from nsq.errors import UsageError
-from nsq.spark.pipelines.archive import Body, archive
+from nsq.spark.pipelines.archive import archive
 from nsq.spark.pipelines.metrics import metrics
-from nsq.spark.pipelines.replay import _producer, nanoseconds, replay
+from nsq.spark.pipelines.replay import _producer, replay
 
 NSQD = "127.0.0.1:4150"
 
@@ -40,24 +39,7 @@ def test_mistakes_are_told_at_once(tmp_path: Path, call: Callable[[Path], Any], 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_points_in_time() -> None:
-    day = 86_400 * 1_000_000_000
-    assert nanoseconds(None) is None
-    assert nanoseconds("1970-01-02") == day
-    assert nanoseconds("1970-01-02T01:00:00.000001+01:00") == day + 1000
-    assert nanoseconds(datetime.datetime(1970, 1, 2, tzinfo=datetime.UTC)) == day
-    with pytest.raises(UsageError, match="no point in time"):
-        nanoseconds("yesterday")
-    with pytest.raises(UsageError, match="has no time zone"):
-        nanoseconds(datetime.datetime(1970, 1, 2))
-
-
 def test_a_replay_repeats_rather_than_ends() -> None:
     with _producer([NSQD, "b:4150"], (), Config(publish_timeout=7.0)) as producer:
         assert (producer._config.retry_uncertain, producer._config.publish_timeout) == (True, 7.0)
         assert repr(producer) == f"<Producer {NSQD} b:4150>"
-
-
-def test_a_body_is_checked() -> None:
-    assert Body().kind == "binary"
-    assert Body("json", "a int").schema == "a int"

@@ -5,32 +5,32 @@ from pathlib import Path
 import pytest
 
 from nsq.errors import UsageError
-from nsq.spark.pipelines.replay import ArchivePosition, Bookmark, Mark
+from nsq.spark.pipelines.replay import ArchivePosition, Mark, load_mark, save_mark
 
 JOB = {"topic": "again", "since": 5}
 
 
 def test_what_is_saved_is_loaded(tmp_path: Path) -> None:
-    bookmark = Bookmark(tmp_path / "a" / "b.json", JOB)
-    assert bookmark.load() == Mark()
+    file = tmp_path / "a" / "b.json"
+    assert load_mark(file, JOB) == Mark()
     place = Mark(ArchivePosition(7, "n:4150", "00ff"), 2, 10, 100)
-    bookmark.save(place)
-    bookmark.save(place)
-    assert Bookmark(tmp_path / "a" / "b.json", JOB).load() == place
+    save_mark(file, JOB, place)
+    save_mark(file, JOB, place)
+    assert load_mark(file, JOB) == place
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b.json"]
 
 
 def test_that_of_another_replay_is_refused(tmp_path: Path) -> None:
-    Bookmark(tmp_path / "b.json", JOB).save(Mark())
+    save_mark(tmp_path / "b.json", JOB, Mark())
     with pytest.raises(UsageError, match=r"another replay, .*'since': 5"):
-        Bookmark(tmp_path / "b.json", JOB | {"since": 6}).load()
+        load_mark(tmp_path / "b.json", JOB | {"since": 6})
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"job": {}}', '{"job": {}, "at": [1]}'])
 def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "b.json").write_text(text)
     with pytest.raises(UsageError, match=r"b\.json is no state of a replay"):
-        Bookmark(tmp_path / "b.json", JOB).load()
+        load_mark(tmp_path / "b.json", JOB)
 
 
 def test_messages_at_one_position_are_counted() -> None:

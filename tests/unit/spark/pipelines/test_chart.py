@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsq.errors import ConfigError, UsageError
-from nsq.spark.pipelines.chart import metrics_chart
-from nsq.spark.pipelines.metrics import Window
+from nsq.spark.pipelines.metrics import Window, metrics_chart
 
 pytest.importorskip("matplotlib")
 

@@ -12,13 +12,13 @@ from nsq.spark.pipelines.streaming import Batches, Progress, Running, Totals, st
 
 
 def options(topic: str = "orders", root: str = "/data/orders", **changed: Any) -> dict[str, str]:
-    given: dict[str, Any] = {"nsqd": "a:4150", "lookupd": (), "wal": None, "options": None, "defaults": {}}
+    given: dict[str, Any] = {"nsqd": "a:4150", "lookupd": (), "wal": None, "options": {}}
     return stream_options(root, topic, "archive", **given | changed)
 
 
 def test_what_is_read_is_checked_before_a_jvm_starts() -> None:
-    given = {"tls": True, "maxInFlight": 9, "Retention": "1d"}
-    assert options(nsqd=["a:4150", "b:4150"], wal="/w", options=given, defaults={"retention": "0"}) == {
+    given = {"retention": "0", "tls": True, "maxInFlight": 9, "Retention": "1d"}
+    assert options(nsqd=["a:4150", "b:4150"], wal="/w", options=given) == {
         "topic": "orders",
         "channel": "archive",
         "wal": "/w",

@@ -3,7 +3,10 @@ from __future__ import annotations
 import pytest
 
 from nsq.errors import ConfigError
-from nsq.spark.sink.task import Columns
+
+pytest.importorskip("pyspark")
+
+from nsq.spark.sink import Columns
 
 
 def test_columns_are_found_wherever_they_are() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nsq.errors import ConfigError, InvalidName
-from nsq.spark.sink.task import SinkOptions
+from nsq.spark.options import SinkOptions
 
 
 def test_what_is_not_given_has_a_default() -> None:

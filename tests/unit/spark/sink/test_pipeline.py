@@ -6,7 +6,10 @@ from concurrent.futures import Future
 import pytest
 
 from nsq.errors import BadTopic, NsqError, PublishFailed, PublishUncertain
-from nsq.spark.sink.task import Pipeline
+
+pytest.importorskip("pyspark")
+
+from nsq.spark.sink import Pipeline
 
 Sent = tuple[str, tuple[bytes, ...], float | None]
 

@@ -5,8 +5,12 @@ from typing import Any
 import pytest
 
 from nsq.errors import InvalidMessage, InvalidName
-from nsq.spark.sink import task
-from nsq.spark.sink.task import Columns, Rows, SinkOptions
+from nsq.spark.options import SinkOptions
+
+pytest.importorskip("pyspark")
+
+from nsq.spark import sink
+from nsq.spark.sink import Columns, Rows
 
 pa: Any = pytest.importorskip("pyarrow")
 
@@ -22,7 +26,7 @@ def batch(bodies: list[Any], *others: Any, kind: Any = None) -> Any:
 
 def read(batch: Any, columns: Columns = BODY, topic: str = "orders") -> list[Rows]:
     options = SinkOptions.of({"nsqd": "a:4150", "topic": topic, "maxMsgSize": "100"})
-    return list(task.read(batch, columns, options))
+    return list(sink.read(batch, columns, options))
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()])

@@ -1,72 +1,104 @@
-"""What one task of a write does: reads its rows, packs them into MPUBs, and keeps several under way.
+"""``df.write.format("nsq")`` and ``writeStream``: publishing from Spark, every row's ``body`` a message.
 
-Imports no Spark, and pyarrow only when there is something to read.
+A task reads its rows, packs them into MPUBs, and keeps several under way. Loaded only when something is
+written, as this imports pyspark; pyarrow comes with the first rows.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from nsq.config import Config
 from nsq.errors import ConfigError, InvalidMessage, NsqError
+from nsq.options import closest
 from nsq.producer.producer import Producer
-from nsq.spark.options import Nsqds, count, octets, option, seconds
-from nsq.wire.commands import Limits
+from nsq.spark.options import SinkOptions, plain_name
+from nsq.wire.commands import batches
 from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.types import StructType
 
 log = logging.getLogger("nsq.spark")
 
-T = TypeVar("T")
+# What Spark drives
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SinkOptions(Nsqds):
-    """Durations are seconds here, sizes bytes."""
-
-    instead_of_kafka: ClassVar[Mapping[str, str]] = {
-        "kafka.bootstrap.servers": "nsqd or lookupd",
-        "includeheaders": "not there",
-    }
-
-    topic: str = option("The topic to publish to; without it, each row's column topic.", default="")
-    mpub_messages: int = count(500, "The most messages published at once.")
-    mpub_bytes: int = octets(1 << 20, "The most bytes published at once; a larger message travels alone.")
-    pipeline: int = count(8, "Full publishes that a task has under way while it makes the next one.")
-    retries: int = count(3, "How often a publish is tried anew that failed, or was not answered.", low=0)
-    timeout: float = seconds(
-        30.0, "The longest a publish may take each time, trying one nsqd after the other.", low=0.001
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.topic:
-            check_topic(self.topic)
-        most = Limits().max_body_size
-        if self.mpub_bytes > most:
-            raise ConfigError(
-                f"mpubBytes is {self.mpub_bytes}, but must be at most {most} (nsqd's --max-body-size)"
-            )
+#: What the tasks of a write have said; None for one that did not come to its end.
+Messages = list[WriterCommitMessage | None]
 
 
-def publish_rows(
-    options: SinkOptions, columns: Columns, batches: Iterable[pa.RecordBatch]
-) -> tuple[int, int]:
-    """How many messages it published, and the bytes of their bodies. ``columns`` were checked before."""
+@dataclasses.dataclass(frozen=True)
+class TaskReport(WriterCommitMessage):
+    """What one task has published."""
+
+    messages: int
+    bytes: int
+
+
+class _Writer:
+    """Publishes every row. Raises ConfigError, in one line, for what cannot be published as asked."""
+
+    append = '.mode("append")'
+    ignored: tuple[str, ...] = ()
+
+    def __init__(self, given: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        if overwrite:
+            raise ConfigError(f"what is published cannot be overwritten: {self.append}")
+        self._options = SinkOptions.of(given, ignored=self.ignored)
+        columns = [(field.name, field.dataType.typeName()) for field in schema.fields]
+        self._columns = Columns.of(columns, self._options.topic)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskReport:
+        return publish_rows(self._options, self._columns, iterator)
+
+    def commit(self, messages: Messages, batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
+        what, done = _outcome(messages, batchId)
+        count, size = sum(report.messages for report in done), sum(report.bytes for report in done)
+        log.info("%s: %d messages, %d bytes published by %d tasks", what, count, size, len(done))
+
+    def abort(self, messages: Messages, batchId: int | None = None) -> None:  # noqa: N803 - Spark's name
+        what, done = _outcome(messages, batchId)
+        log.warning(
+            "%s failed: %d of its %d tasks have reported their %d messages as published, others may have "
+            "published theirs; all these stay published, and are published again when it is run again",
+            *(what, len(done), len(messages), sum(report.messages for report in done)),
+        )
+
+
+def _outcome(messages: Messages, batch: int | None) -> tuple[str, list[TaskReport]]:
+    what = "the write" if batch is None else f"batch {batch}"
+    return what, [message for message in messages if isinstance(message, TaskReport)]
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
+    pass
+
+
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    append = '.outputMode("append")'
+    ignored = ("checkpointLocation", "queryName")
+
+
+# What a task does
+
+
+def publish_rows(options: SinkOptions, columns: Columns, given: Iterable[pa.RecordBatch]) -> TaskReport:
+    """``columns`` were checked before."""
     producer = Producer(*options.nsqd, nsqlookupd=options.lookupd, config=options.config)
     room = options.pipeline * options.mpub_messages
     pipeline = Pipeline(producer, room=room, retries=options.retries, timeout=options.timeout)
     try:
-        for rows in (rows for batch in batches for rows in read(batch, columns, options)):
+        for rows in (rows for batch in given for rows in read(batch, columns, options)):
             now = rows.bodies
             if rows.delays is not None:
                 pairs = list(zip(rows.bodies, rows.delays, strict=True))
@@ -74,7 +106,7 @@ def publish_rows(
                 for body, delay in pairs:
                     if delay:
                         pipeline.publish(rows.topic, [body], delay)
-            for pack in packs(now, options.mpub_messages, options.mpub_bytes):
+            for pack in batches(now, len, options.mpub_messages, options.mpub_bytes):
                 pipeline.publish(rows.topic, pack)
         pipeline.drain()
     except BaseException:
@@ -82,7 +114,7 @@ def publish_rows(
         raise
     finally:
         producer.close(1.0)  # for connections to end in good order: no publish waits
-    return pipeline.messages, pipeline.bytes
+    return TaskReport(pipeline.messages, pipeline.bytes)
 
 
 # Which columns are published
@@ -111,41 +143,33 @@ class Columns(NamedTuple):
 
         Columns by other names are left alone: rows as the source makes them can be published as they are.
         """
-        body, place, defer = _place(fields, "body"), None, _place(fields, _DEFER)
+        body, defer = _place(fields, "body"), _place(fields, _DEFER)
+        place = None if topic else _place(fields, "topic")
         there = f" (there are: {', '.join(name for name, _ in fields)})" if fields else ""
         if body is None:
             raise ConfigError(f"there is no column body, which is what is published{there}")
-        if not topic:
-            place = _place(fields, "topic")
-            if place is None:
-                raise ConfigError(
-                    "there is no column topic and no option topic: .option('topic', …), or a column of that "
-                    f"name{there}"
-                )
-        if defer is None:
-            # A delay that is left alone would not be noticed for long.
-            plain = {_plain(name): name for name, _ in fields}
-            for close in difflib.get_close_matches(_plain(_DEFER), plain, 1, cutoff=0.75):
-                raise ConfigError(f"column {plain[close]} is not known; did you mean {_DEFER}?")
+        if not topic and place is None:
+            hint = f".option('topic', …), or a column of that name{there}"
+            raise ConfigError(f"there is no column topic and no option topic: {hint}")
+        # A delay that is left alone would not be noticed for long.
+        plain = {plain_name(name): name for name, _ in fields}
+        close = closest(_DEFER, plain, 0.75)
+        if defer is None and close:
+            raise ConfigError(f"column {plain[close]} is not known; did you mean {_DEFER}?")
         return cls(body, place, defer)
 
 
-def _plain(name: str) -> str:
-    """As Spark compares them, and deferMs is defer_ms too."""
-    return name.replace("_", "").lower()
-
-
 def _place(fields: Sequence[tuple[str, str]], name: str) -> int | None:
-    found = [place for place, (each, _) in enumerate(fields) if _plain(each) == _plain(name)]
+    found = [place for place, (each, _) in enumerate(fields) if plain_name(each) == plain_name(name)]
+    if not found:
+        return None
     if len(found) > 1:
         raise ConfigError(f"there are {len(found)} columns {name}, must be one")
-    for place in found:
-        column, kind = fields[place]
-        types, wanted = _TYPES[name]
-        if kind not in types:
-            raise ConfigError(f"column {column} is of type {kind}, must be {wanted}")
-        return place
-    return None
+    column, kind = fields[found[0]]
+    types, wanted = _TYPES[name]
+    if kind not in types:
+        raise ConfigError(f"column {column} is of type {kind}, must be {wanted}")
+    return found[0]
 
 
 # From Arrow to bodies by topic, all of them checked first
@@ -228,65 +252,37 @@ def _values(array: pa.Array) -> list[bytes]:
     return [content[begin - start : end - start] for begin, end in itertools.pairwise(ends)]
 
 
-def packs(
-    items: Iterable[T],
-    most: int,
-    most_bytes: int,
-    length: Callable[[T], int] = len,  # type: ignore[assignment]
-) -> Iterator[list[T]]:
-    """Which bodies travel together in one MPUB. A single one larger than ``most_bytes`` is a pack as well."""
-    held: list[T] = []
-    total = head = 4  # MPUB adds its count, and the size of each body
-    for item in items:
-        added = 4 + length(item)
-        if held and (len(held) == most or total + added > most_bytes):
-            yield held
-            held, total = [], head
-        held.append(item)
-        total += added
-    if held:
-        yield held
-
-
 # Publishes under way: so many at once, each tried anew as often as it may be, none forgotten
 
 
-class _Attempt(NamedTuple):
-    future: Future[None]
-    send: Callable[[], Future[None]]
-    bodies: Sequence[bytes]
-    tries: int
-
-
-@dataclasses.dataclass(eq=False)
 class Pipeline:
     """``room`` counts messages, so that one which is deferred, and has to travel alone, takes the room of
     one. ``messages`` and ``bytes`` count what nsqds have stored. For a single thread.
     """
 
-    publisher: Producer
-    room: int
-    retries: int
-    timeout: float
-
-    def __post_init__(self) -> None:
+    def __init__(self, publisher: Producer, *, room: int, retries: int, timeout: float) -> None:
+        self._publisher = publisher
+        self._room = room
+        self._retries = retries
+        self._timeout = timeout
         self.messages = 0
         self.bytes = 0
-        self._attempts: deque[_Attempt] = deque()
         self._inside = 0
+        #: What becomes of each, the bodies, how to publish them once more, and how often that may still be.
+        self._attempts: deque[tuple[Future[None], Sequence[bytes], Callable[[], Future[None]], int]] = deque()
 
     def publish(self, topic: str, bodies: Sequence[bytes], delay: float = 0.0) -> None:
         """A message with a delay goes alone."""
 
         def send() -> Future[None]:
             if delay:
-                return self.publisher.publish_async(topic, bodies[0], defer=delay, timeout=self.timeout)
-            return self.publisher.multi_publish_async(topic, bodies, timeout=self.timeout)
+                return self._publisher.publish_async(topic, bodies[0], defer=delay, timeout=self._timeout)
+            return self._publisher.multi_publish_async(topic, bodies, timeout=self._timeout)
 
-        while self._attempts and self._inside + len(bodies) > self.room:
+        while self._attempts and self._inside + len(bodies) > self._room:
             self._settle()
         self._inside += len(bodies)
-        self._attempts.append(_Attempt(send(), send, bodies, 1))
+        self._attempts.append((send(), bodies, send, self._retries))
 
     def drain(self) -> None:
         """Wait for all of them; raises for the first that came to nothing."""
@@ -295,14 +291,14 @@ class Pipeline:
 
     def _settle(self) -> None:
         """The oldest: wait for what becomes of it."""
-        future, send, bodies, tries = self._attempts.popleft()
+        future, bodies, send, retries = self._attempts.popleft()
         try:
             future.result()  # has a deadline of its own
         except NsqError as error:
-            if not error.retry or tries > self.retries:
+            if not error.retry or not retries:
                 raise
             log.warning("publishing %d messages again: %s", len(bodies), error)
-            self._attempts.append(_Attempt(send(), send, bodies, tries + 1))
+            self._attempts.append((send(), bodies, send, retries - 1))
             return
         self._inside -= len(bodies)
         self.messages += len(bodies)

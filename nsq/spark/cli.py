@@ -1,0 +1,571 @@
+"""``nsq-spark``: its commands, the flags of each, what each does and what it shows. Only commands that need
+Spark, Java or pyarrow load them: ``--help`` must come at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import inspect
+import logging
+import os
+import re
+import shlex
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, TextIO, TypeVar
+
+from nsq import __version__, flags
+from nsq.config import Config
+from nsq.errors import ConfigError, NsqError
+from nsq.flags import FlagExit, duration, flag, repeated
+from nsq.spark.options import Options
+from nsq.tables import table
+
+if TYPE_CHECKING:
+    from nsq.spark.pipelines.streaming import Progress, Totals
+    from nsq.spark.wal.inspect import ReaderLine
+
+T = TypeVar("T")
+
+# What several commands have
+
+
+def pair(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise ConfigError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command: its fields are its flags, its docstring says what it does. ``takes`` is what the one that is
+    no flag is called, and ``argument`` its value; ``needs`` are flags that must be given.
+    """
+
+    takes: ClassVar[str] = "PLACE"
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    debug: bool = flag(False, "stack traces, and Spark's own log from WARN up")
+    argument: str = ""
+    argv: tuple[str, ...] = ()
+
+    def run(self) -> int | None:
+        """Return the exit status; None is 0."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class NsqCommand(Command):
+    nsqd: tuple[str, ...] = repeated(str, "HOST:PORT of an nsqd; repeatable")
+    lookupd: tuple[str, ...] = repeated(str, "HOST:PORT of an nsqlookupd that knows the nsqds; repeatable")
+    option: tuple[tuple[str, str], ...] = repeated(
+        pair, 'NAME=VALUE, also -o: an option of format("nsq") such as maxInFlight=5000; repeatable'
+    )
+
+    @property
+    def options(self) -> dict[str, str]:
+        return dict(self.option)
+
+    @property
+    def config(self) -> Config:
+        """Where nothing is read, only options of connections count."""
+        return Options.of(self.options).config
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparkCommand(NsqCommand):
+    quiet: bool = flag(False, "no progress, only the result; also -q")
+    master: str = flag("", "URL, where Spark runs; without it local[*], this machine")
+    conf: tuple[tuple[str, str], ...] = repeated(pair, "NAME=VALUE, a Spark setting; repeatable")
+    print_submit: bool = flag(False, "only print the spark-submit line for a cluster")
+    prometheus: str = flag("", "keep figures in this file, for a textfile collector")
+
+    @contextlib.contextmanager
+    def done(self, pipeline: Callable[..., T]) -> Iterator[T]:
+        """With a session: what the pipeline has done. It gets those of our flags that it has as arguments."""
+        from nsq.spark.session import local_session
+
+        with contextlib.closing(Meter(sys.stderr, quiet=self.quiet)) as meter:
+            if self.master and not self.master.startswith("local"):
+                print(f"on the cluster itself: {self.submit_line()}", file=sys.stderr)
+            meter.say("starting Spark …")
+            with contextlib.nullcontext() if self.debug else filtered(meter.note):
+                level = "WARN" if self.debug else "ERROR"
+                spark = local_session(master=self.master or None, conf=dict(self.conf), log_level=level)
+            if self.prometheus:
+                from nsq.spark.listener import Listener
+
+                spark.streams.addListener(Listener(prometheus=self.prometheus))
+            meter.say("reading; the first batch takes some seconds …")
+            try:
+                names = inspect.signature(pipeline).parameters
+                given = {name: value for name in names if (value := getattr(self, name, "")) != ""}
+                given |= {"spark": spark, "progress": lambda progress: meter.say(line(progress))}
+                result = pipeline(self.argument, **given)
+                meter.close()
+                yield result
+            finally:
+                spark.stop()
+
+    def submit_line(self) -> str:
+        """The package has to be installed on all workers."""
+        words = ["spark-submit", "--master", self.master or "spark://HOST:7077"]
+        for name, value in self.conf:
+            words += ["--conf", f"{name}={value}"]
+        words.append(str(Path(__file__).with_name("__main__.py")))
+        given = iter(self.argv)
+        for word in given:
+            name, equals, _ = word.lstrip("-").partition("=")
+            if not word.startswith("-") or name not in ("master", "conf", "print-submit"):
+                words.append(word)
+            elif name != "print-submit" and not equals:
+                next(given)
+        return shlex.join(words)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamCommand(SparkCommand):
+    takes = "TOPIC"
+
+    channel: str = flag("", "the channel to read")
+    follow: bool = flag(False, "go on until Ctrl-C, not only until it is drained")
+    wal: str = flag("", "the write-ahead log: a directory, or a URI of pyarrow.fs")
+    checkpoint: str = flag("", "the folder where Spark remembers how far it is")
+    chart: str = flag("", "also draw what was archived or counted: .png, .svg or .pdf")
+
+    def tell(self, done: Totals, what: str) -> None:
+        print(f"{_moved(done)}, {what}")
+        if not done.rows:
+            # A new channel surprises: it gets nothing of what was published before.
+            print(
+                f"nothing was in channel {self.channel!r} of topic {self.argument!r}. A channel gets what is "
+                "published after it was made: if it is new, it is there from now on; --channel names another"
+            )
+
+
+def _moved(done: Totals) -> str:
+    return f"{done.rows:,} messages, {size(done.bytes)}, {span(done.seconds)}"
+
+
+# The commands
+
+
+@dataclass(frozen=True, kw_only=True)
+class Archive(StreamCommand):
+    """Move a channel into Parquet files by date and hour."""
+
+    needs = ("to",)
+
+    channel: str = flag("archive", "the channel to read")
+    every: float = duration(60.0, "with --follow: a batch so often")
+    to: str = flag("", "the folder of files; delta:DIR: a Delta table")
+    body: str = flag("binary", "how bodies are stored: binary, string or json")
+    schema: str = flag("", "with --body=json: the fields, such as 'id bigint, total double'")
+
+    def run(self) -> None:
+        from nsq.spark.pipelines.archive import archive
+
+        with self.done(archive) as done:
+            self.tell(done, f"{done.files:,} files: {done.path}")
+            if self.chart:
+                from nsq.spark.pipelines.metrics import archive_chart
+
+                print(f"drawn: {archive_chart(done.path, self.chart, title=self.argument)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metrics(StreamCommand):
+    """Count messages, bytes, latency, attempts and the most frequent keys."""
+
+    channel: str = flag("metrics", "the channel to read")
+    every: float = duration(10.0, "with --follow: a batch so often")
+    window: str = flag("1 minute", "as Spark spells it")
+    watermark: str = flag("1 minute", "how late a message may be")
+    key: str = flag("", "what to count besides: $.field of JSON bodies, or an SQL expression")
+    top: int = flag(10, "so many keys per window")
+    to: str = flag("", "also write the windows into this folder, as Parquet")
+
+    def run(self) -> None:
+        from nsq.spark.pipelines.metrics import metrics, metrics_chart
+
+        with self.done(metrics) as done:
+            heads = ["window (UTC)", "messages", "bytes", "p50", "p95", "p99", "redelivered", "most frequent"]
+            rows = []
+            for each in done.windows:
+                spans = map(span, (each.latency_p50, each.latency_p95, each.latency_p99))
+                top = ", ".join(f"{key} {count:,}" for key, count in each.top) or None
+                start = f"{each.start:%Y-%m-%d %H:%M:%S}"
+                messages, again = f"{each.messages:,}", f"{each.redelivered:,}"
+                rows.append([start, messages, size(each.bytes), *spans, again, top])
+            print(table(heads, rows))
+            self.tell(done, f"{len(done.windows):,} windows")
+            if self.chart and done.windows:
+                print(f"drawn: {metrics_chart(done.windows, self.chart, title=self.argument)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replay(SparkCommand):
+    """Publish an archive, or a part of it, again."""
+
+    takes = "DIR"
+    needs = ("topic",)
+
+    topic: str = flag("", "the topic to publish to")
+    since: str = flag("", "from that time on: 2026-03-01 or 2026-03-01T07:30:00, UTC")
+    until: str = flag("", "up to, and without, that time")
+    rate: float | None = flag(None, "so many messages per second at most")
+    dry_run: bool = flag(False, "count what would be published, and publish nothing")
+    state: str = flag("", "the file where it remembers how far it is, to go on after an interruption")
+
+    def run(self) -> int:
+        from nsq.spark.pipelines.replay import replay
+
+        with self.done(replay) as done:
+            said = f"{'would publish ' if self.dry_run else ''}{_moved(done)}"
+            said += f" after {done.before:,} of an interrupted run" if done.before else ""
+            if done.first and done.last:
+                said += f", of {done.first:%Y-%m-%d %H:%M:%S} to {done.last:%Y-%m-%d %H:%M:%S}"
+            print(said)
+        if done.complete or self.dry_run:
+            return 0
+        print(f"not complete: run it again with the same arguments, it goes on from {done.state}")
+        return 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receive(NsqCommand):
+    """Only receive, into a log that a stream elsewhere reads (its option receivers=0). Needs no Java."""
+
+    takes = "TOPIC"
+    needs = ("channel", "wal")
+
+    quiet: bool = flag(False, "no progress, only the result; also -q")
+    channel: str = flag("", "the channel to read")
+    wal: str = flag("", "the log, which Spark must be able to reach")
+
+    def run(self) -> None:
+        from nsq.collector import calm_collector
+        from nsq.spark.receiver.process import standalone
+        from nsq.spark.source.options import SourceOptions
+
+        calm_collector()
+        given = {"topic": self.argument, "channel": self.channel, "wal": self.wal}
+        given |= {"nsqd": ",".join(self.nsqd), "lookupd": ",".join(self.lookupd)}
+        with contextlib.closing(Meter(sys.stderr, quiet=self.quiet)) as meter:
+            standalone(SourceOptions.of(self.options | given), progress=meter.say)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readers(Command):
+    """Show who reads a write-ahead log, and how much it holds for each."""
+
+    remove: str = flag(
+        "", "forget this reader, which holds up deletion; what it has not read is deleted once others have"
+    )
+
+    def run(self) -> None:
+        from nsq.spark.wal import inspect
+
+        if self.remove:
+            inspect.remove_reader(self.argument, self.remove)
+            print(f"removed: reader {self.remove}")
+        _tell_readers(inspect.readers(self.argument))
+
+
+def _tell_readers(found: Sequence[ReaderLine]) -> None:
+    heads = ["reader", "to read", "last commit", "read by"]
+    rows = [[each.reader, f"{each.rows:,}", f"{span(each.idle_seconds)} ago", each.owner] for each in found]
+    print(table(heads, rows) if rows else "no query has read it yet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WalLs(Command):
+    """Show what is in a write-ahead log, by receiver."""
+
+    def run(self) -> None:
+        from nsq.spark.wal.inspect import ls
+
+        found = ls(self.argument)
+        subject = f" of {found.subject}" if found.subject else ""
+        print(f"log {found.identity}{subject} at {found.location}")
+        _tell_readers(found.readers)
+        heads = ["receiver", "alive", "segments", "messages", "bytes", "open", "oldest"]
+        rows = []
+        for each in found.receivers:
+            sizes = size(each.bytes), size(each.open_bytes)
+            oldest = None if each.oldest_seconds is None else span(each.oldest_seconds)
+            counts = f"{each.segments:,}", f"{each.rows:,}"
+            rows.append([each.receiver, each.alive, *counts, *sizes, oldest])
+        print(table(heads, rows) if rows else "no receiver has left anything in it")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WalVerify(Command):
+    """Read all of a log and tell what is damaged; exit status 1 if anything is."""
+
+    def run(self) -> int:
+        from nsq.spark.wal.inspect import verify
+
+        found = verify(self.argument)
+        for problem in found.problems:
+            print(problem)
+        sound = f"{found.segments:,} segments with {found.rows:,} messages are sound"
+        print(f"{sound}; {len(found.problems)} problems")
+        return 1 if found.problems else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WalGc(Command):
+    """Seal what dead receivers left in a log, and remove their empty folders."""
+
+    force: bool = flag(False, "also delete what dead receivers left unread: these messages are lost")
+
+    def run(self) -> None:
+        from nsq.spark.wal.inspect import gc
+
+        done = gc(self.argument, force=self.force)
+        print(
+            f"{len(done.recovered):,} segments recovered, {len(done.deleted):,} deleted, "
+            f"{len(done.folders):,} empty folders removed"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor(NsqCommand):
+    """Check Java, Python, the log and NSQ; exit status 1 if anything is wrong."""
+
+    takes = ""
+
+    wal: str = flag("", "try to write there")
+
+    def run(self) -> int:
+        from nsq.spark.doctor import WRONG, examine
+
+        wrong = 0
+        for found in examine(nsqd=self.nsqd, lookupd=self.lookupd, wal=self.wal or None, config=self.config):
+            wrong += found.state == WRONG
+            print(f"{found.state:8}{found.what}: {found.text}", flush=True)
+            if found.remedy:
+                print(f"{'':8}→ {found.remedy}")
+        print("all is well" if not wrong else f"{wrong} of these must be mended")
+        return 1 if wrong else 0
+
+
+COMMANDS: dict[str, type[Command]] = {
+    "archive": Archive,
+    "metrics": Metrics,
+    "replay": Replay,
+    "receive": Receive,
+    "readers": Readers,
+    "wal ls": WalLs,
+    "wal verify": WalVerify,
+    "wal gc": WalGc,
+    "doctor": Doctor,
+}
+
+
+# The program
+
+
+_HELP = """\
+Usage: nsq-spark COMMAND [arguments and flags]
+
+NSQ and Spark: archive a topic, count it, replay it.
+
+{}
+
+`nsq-spark COMMAND --help` says more. PLACE is a directory, or a URI of pyarrow.fs.
+"""
+#: Other spellings of flags: short ones, and those of the other tools.
+_SPELLINGS = {
+    "-o": "--option",
+    "-q": "--quiet",
+    "--nsqd-tcp-address": "--nsqd",
+    "--lookupd-http-address": "--lookupd",
+}
+#: What Python writes below a traceback, which Spark tells whole.
+_OURS = re.compile(r"^nsq\.errors\.\w+: (.+)$", re.MULTILINE)
+
+
+def parse(argv: Sequence[str]) -> Command:
+    """A command with its flags. Raises FlagExit for --help, --version and mistakes."""
+    words = list(argv)
+    if words[:1] == ["--debug"]:
+        words = words[1:] + words[:1]
+    if words[:1] == ["--version"]:
+        raise FlagExit(0, f"nsq-spark v{__version__}\n")
+    if not words or words[0] in ("-h", "--help"):
+        listed = "\n".join(f"  {name:<12}{each.__doc__}" for name, each in COMMANDS.items())
+        raise FlagExit(0 if words else 2, _HELP.format(listed))
+    name = " ".join(words[:2]) if words[0] == "wal" else words[0]
+    command = COMMANDS.get(name)
+    if command is None:
+        raise FlagExit(2, f"nsq-spark has no command {name!r}; there are {', '.join(COMMANDS)}\n")
+    prog, given = f"nsq-spark {name}", []
+    for word in words[len(name.split()) :]:
+        spelt, equals, value = word.partition("=")
+        given.append(_SPELLINGS.get(spelt, spelt) + equals + value)
+    synopsis = f"{command.takes}\n{command.__doc__}"
+    options, arguments = flags.parse_command(command, given, prog=prog, synopsis=synopsis)
+    for needed in command.needs:
+        if not getattr(options, needed):
+            raise FlagExit(2, f"--{needed} is missing\n{prog} --help says more\n")
+    return dataclasses.replace(options, argument="".join(arguments), argv=tuple(argv))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        command = parse(sys.argv[1:] if argv is None else argv)
+    except FlagExit as end:
+        print(end.text, end="", file=sys.stdout if end.stream == "stdout" else sys.stderr)
+        return end.status
+    level = logging.INFO if command.debug else logging.WARNING
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        if isinstance(command, SparkCommand) and command.print_submit:
+            print(command.submit_line())
+            return 0
+        status = command.run()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("interrupted; what was finished is kept, and the next run goes on from there", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # `nsq-spark wal ls … | head`: the reader is gone, and Python must not complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        if command.debug:
+            raise
+        print(f"nsq-spark: {in_a_line(error)}", file=sys.stderr)
+        return 1
+    return status or 0
+
+
+def in_a_line(fault: Exception) -> str:
+    """An error of ours, also where it is the reason of Spark's; of others the kind and the first line."""
+    first = str(fault).strip().split("\n", 1)[0]
+    if isinstance(fault, NsqError):
+        return str(fault)
+    ours = _OURS.search(str(fault))
+    if ours is not None:
+        return ours[1].strip()
+    if isinstance(fault, ImportError):
+        return f"{first}: pip install 'nsq[spark]'"
+    return f"{type(fault).__name__}: {first} (--debug shows where)"
+
+
+# How bytes and seconds are written
+
+
+def size(count: float) -> str:
+    """Bytes in a unit one can read: ``1.5 MiB``."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while count >= 1024 and len(units) > 1:
+        count, units = count / 1024, units[1:]
+    return f"{count:.0f} {units[0]}" if units[0] == "B" or count >= 100 else f"{count:.1f} {units[0]}"
+
+
+def span(seconds: float) -> str:
+    """``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+# How far it is: one line, written over and over on a terminal; a line now and then in a log file
+
+#: Seconds between lines where they are kept.
+_SELDOM = 4.0
+
+
+def line(progress: Progress) -> str:
+    words = [f"{progress.rows:,} rows", size(progress.bytes), f"{progress.rate:,.0f} rows/s"]
+    if progress.lag is not None:
+        behind = f" ({span(progress.lag_seconds)} behind)" if progress.lag and progress.lag_seconds else ""
+        words.append(f"{progress.lag:,} to come{behind}")
+    return ", ".join([*words, f"{span(progress.seconds)} so far"])
+
+
+@dataclasses.dataclass(eq=False)
+class Meter:
+    """Takes what a pipeline reports, from whichever thread."""
+
+    stream: TextIO
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        self._told = time.monotonic() - _SELDOM
+        self._shown = ""
+        self._lock = threading.Lock()  # lines must not mix
+
+    def say(self, text: str) -> None:
+        """How it goes just now; the next such line takes its place."""
+        with self._lock:
+            if self.quiet:
+                return
+            if self.stream.isatty():
+                self._write("", text[: shutil.get_terminal_size().columns - 1])
+            elif time.monotonic() - self._told >= _SELDOM:
+                self._told = time.monotonic()
+                self._write(f"{text}\n", "")
+
+    def note(self, text: str) -> None:
+        """What is to stay, above the line that changes."""
+        with self._lock:
+            self._write(f"{text}\n", self._shown)
+
+    def close(self) -> None:
+        """Make room for the result."""
+        with self._lock:
+            self._write("", "")
+
+    def _write(self, stays: str, changes: str) -> None:
+        erased = f"\r{' ' * len(self._shown)}\r" if self._shown else ""
+        self.stream.write(erased + stays + changes)
+        self.stream.flush()
+        self._shown = changes
+
+
+# Java's chatter. The JVM, and the Python processes it starts, write where our stderr pointed when it was
+# started: to a pipe whose reader passes on what is worth telling
+
+#: What every start of Spark says, what our own processes say for a log file, and where Java failed.
+CHATTER = re.compile(
+    r"WARNING: Using incubator modules|Using Spark's default log4j|Setting default log level"
+    r"|To adjust logging level|Warning: Java versions > Java 11 can only"
+    r"|.* WARN NativeCodeLoader: |.* WARN Utils: (Your hostname|Set SPARK_LOCAL_IP)"
+    r"|.* INFO nsq\.|\s+at [\w.$]+\(|\s+\.\.\. [0-9]+ more$|\s*$"
+)
+
+
+@contextlib.contextmanager
+def filtered(tell: Callable[[str], None]) -> Iterator[None]:
+    """What programs started inside the block write to stderr goes to ``tell``, line by line, as long as they
+    run. What this process writes goes where it always went, except inside the block.
+    """
+    reading, writing = os.pipe()
+
+    def pass_on() -> None:
+        with open(reading, errors="replace") as lines:
+            for line in lines:
+                if not CHATTER.match(line):
+                    tell(line.rstrip("\n"))
+
+    own = os.dup(2)
+    threading.Thread(target=pass_on, name="nsq-spark-stderr", daemon=True).start()
+    os.dup2(writing, 2)
+    os.close(writing)
+    try:
+        yield
+    finally:
+        os.dup2(own, 2)
+        os.close(own)

@@ -1,1 +1,0 @@
-"""``df.write.format("nsq")``: publishing from Spark, every row's ``body`` a message."""
