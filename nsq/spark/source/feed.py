@@ -112,6 +112,9 @@ class Feed:
         """
         told = self._checked(start)
         self._read = self._begun(told)
+        # Spark makes a batch of the first answer even if there is nothing in it. Its offset has to tell that
+        # the checkpoint has begun.
+        nothing = start if told.begun else self._end(told, dataclasses.replace(self._read, turn=1))
         if once and not self._once:
             self._once = True
             self.aim()
@@ -123,7 +126,7 @@ class Feed:
             end, due = self._next(limits)
             if end is not None:
                 self._read = end
-                return (end if told.at else self._with_beginnings(end)).to_json()
+                return self._end(told, end)
             now = time.monotonic()
             if self._starting:
                 began = now
@@ -132,9 +135,9 @@ class Feed:
             if self._target is None:
                 left = POLL - (now - began)
                 if left <= 0:
-                    return start
+                    return nothing
             elif self._is_over(self._target, now):
-                return start
+                return nothing
             self._stay()
             self.receivers.wait(max(_PAUSE, left if due is None else min(left, due)))
 
@@ -145,7 +148,7 @@ class Feed:
         first, last = self._checked(start), self._checked(end)
         self._compare(last, first)
         if not last.foreign and not self._state.begun:
-            # From now on an offset without positions can only be that of another checkpoint.
+            # From now on an offset that has not begun can only be that of another checkpoint.
             self._save(self._state.at, begun=True)
         self._read = last  # also when it was promised before a restart
         slices, lost = between(first, last, self._segments)
@@ -351,12 +354,12 @@ class Feed:
 
     def _begun(self, read: Offset) -> Offset:
         """``read`` itself, or where a checkpoint without offsets begins."""
-        if read.at:
+        if read.begun:
             self._compare(read, read)
             return read
         if self._beginning is None:
             self._beginning = self._choose_beginning()
-        return dataclasses.replace(self._beginning, turn=read.turn)
+        return self._beginning
 
     def _choose_beginning(self) -> Offset:
         options, state = self.options, self._state
@@ -390,11 +393,13 @@ class Feed:
         self._save(at, begun=False)
         return Offset(self.identity, at)
 
-    def _with_beginnings(self, end: Offset) -> Offset:
-        """With the chosen beginning, which Spark's start, an offset without positions, does not tell."""
-        chosen = self._beginning.at if self._beginning is not None else {}
+    def _end(self, start: Offset, end: Offset) -> dict[str, Any]:
+        """``end`` as Spark gets it. After the start of a new checkpoint, which does not tell the chosen
+        beginning, the end does.
+        """
+        chosen = self._beginning.at if self._beginning is not None and not start.begun else {}
         missing = {name: at for name, at in chosen.items() if name in end.at and name not in end.origins}
-        return dataclasses.replace(end, origins={**end.origins, **missing})
+        return dataclasses.replace(end, origins={**end.origins, **missing}).to_json()
 
     def _compare(self, reached: Offset, committed: Offset) -> None:
         """Refuse a checkpoint that has not ``reached`` what this reader has committed: it is not the one that
