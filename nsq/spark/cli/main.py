@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsq import __version__, flags
-from nsq.errors import ConfigError, NsqError
+from nsq.errors import ConfigError, NsqError, UsageError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.spark import doctor
 from nsq.spark.cli.terminal import Meter, filtered, size, span, table
@@ -143,7 +143,12 @@ def archive(options: ArchiveFlags) -> None:
         if options.chart:
             from nsq.spark.pipelines.chart import archive_chart
 
-            print(f"drawn: {archive_chart(done.path, options.chart, title=options.argument)}")
+            try:
+                print(f"drawn: {archive_chart(done.path, options.chart, title=options.argument)}")
+            except UsageError as error:
+                if done.rows:
+                    raise
+                print(f"not drawn: {error}")
 
 
 def metrics(options: MetricsFlags) -> None:

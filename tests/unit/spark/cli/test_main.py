@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
-from nsq.errors import WalError
+from nsq.errors import UsageError, WalError
 from nsq.spark.cli.main import COMMANDS, in_a_line, main
+from nsq.spark.cli.terminal import Meter
+from nsq.spark.pipelines.archive import ArchiveResult
 
 
 def test_a_fault_of_ours_is_told_as_it_is() -> None:
@@ -38,6 +45,27 @@ def test_a_failed_command(tmp_path: object, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == f"nsq-spark: there is no log at {tmp_path}/absent\n"
     with pytest.raises(WalError):
         main(["--debug", "wal", "ls", f"{tmp_path}/absent"])
+
+
+def test_an_archive_without_anything_to_draw_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def chart(*_: object, **__: object) -> str:
+        raise UsageError("/x holds no Parquet file")
+
+    @contextlib.contextmanager
+    def running(*_: object) -> Iterator[Any]:
+        yield {}, Meter(io.StringIO(), quiet=True)
+
+    result = ArchiveResult(path="/x")
+    monkeypatch.setattr("nsq.spark.pipelines.archive.archive", lambda *_, **__: result)
+    monkeypatch.setattr("nsq.spark.pipelines.chart.archive_chart", chart)
+    monkeypatch.setattr("nsq.spark.cli.main._running", running)
+    words = ["archive", "orders", "--to", "/x", "--chart", "x.png"]
+    assert main(words) == 0
+    assert "not drawn: /x holds no Parquet file" in capsys.readouterr().out
+    result = ArchiveResult(rows=1, path="/x")
+    assert main(words) == 1
 
 
 @pytest.mark.parametrize(
