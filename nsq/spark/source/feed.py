@@ -369,11 +369,16 @@ class Feed:
             raise WalForeign(
                 f"reader {options.reader!r} has read the log {shown(self.wal.location)} before, but this "
                 "checkpoint begins anew: a sink that remembers batch numbers, such as Parquet files, would "
-                "leave out new rows without an error. Give the query its old checkpoint back; or give it an "
+                "leave out new rows without an error. Give the query its old checkpoint back. Or give it an "
                 "empty sink as well as the new checkpoint, and one of the options startingPosition=earliest "
                 "(all that the log holds), startingPosition=committed (what was not read yet), "
-                "startingPosition=latest or startingTimestamp; or let it read under another name: option "
-                "reader"
+                "startingPosition=latest or startingTimestamp, or a name of its own: option reader"
+            )
+        if state.begun:
+            log.warning(
+                "reader %r has read the log %s before, and begins anew with %s: rows are left out if "
+                "its sink remembers batch numbers, as Parquet files do, and is not empty",
+                *(options.reader, shown(self.wal.location), options.starting),
             )
         self._list()
         at: dict[str, Position] = {}

@@ -452,7 +452,9 @@ def test_a_first_batch_without_rows_is_gone_on_from(option: dict[str, Any]) -> N
         ({"starting_position": "latest"}, 0),
     ],
 )
-def test_where_a_reader_begins_anew(option: dict[str, Any], rows: int) -> None:
+def test_where_a_reader_begins_anew(
+    option: dict[str, Any], rows: int, caplog: pytest.LogCaptureFixture
+) -> None:
     before = Scene(retention=1000.0)
     before.log.seal("a", 10)
     end = read_once(before)
@@ -460,6 +462,7 @@ def test_where_a_reader_begins_anew(option: dict[str, Any], rows: int) -> None:
     before.log.seal("a", 10)
     scene = Scene(before, retention=1000.0, **option)
     found = scene.latest(NEW)
+    assert "rows are left out if its sink remembers" in caplog.text
     start = NEW
     if not rows:
         assert scene.feed.plan(NEW, found) == []
