@@ -29,7 +29,7 @@ log = logging.getLogger("nsq.spark.source")
 #: How long Spark is kept waiting for a batch, at the most, before it is told that there is none yet.
 POLL = 0.5
 #: The first time it is kept waiting until the receivers are at work, or for so long: Spark makes a batch of
-#: the first answer even if there is nothing in it.
+#: the first answer even if there is nothing in it. A run that is to end waits as long for their connections.
 STARTING = 5.0
 #: The log is listed that often at least: receivers elsewhere do not report when they seal a segment.
 LISTING = 1.0
@@ -79,7 +79,7 @@ class Feed:
         self._once = False
         self._before: tuple[list[Segment], Backlog, float] | None = None
         self._target: AvailableNowTarget | None = None
-        self._told = float("-inf")
+        self._aimed = self._told = float("-inf")
 
     # What Spark asks for
 
@@ -277,12 +277,14 @@ class Feed:
         rows = in_log + backlog.waiting(with_held) if backlog.asked else None
         self._target = AvailableNowTarget(rows, began, self.options)
         self._before = None
-        self._told = time.monotonic()
+        self._aimed = self._told = time.monotonic()
 
     def _is_over(self, target: AvailableNowTarget, now: float) -> bool:
         measured, state = self.backlog.look() or Backlog(), self.receivers.state()
         pending = self._pending(state).rows
         reason = target.verdict(now, pending, measured)
+        if reason and now - self._aimed < STARTING and not self._subscribed(state, measured):
+            return False
         if reason:
             silence = "" if measured.asked else "; ".join(measured.faults)
             if target.rows is None and silence and not target.taken and not state.connected:
@@ -300,6 +302,11 @@ class Feed:
             more = "more" if target.left is None else f"{target.left} more"
             log.info("waiting for %s rows, %d of them received", more, pending)
         return False
+
+    def _subscribed(self, state: PoolStatus, measured: Backlog) -> bool:
+        """Whether the channel should be there: a run that ends before leaves out what is published next."""
+        wanted = max(1, measured.asked) * max(1, len(self.options.named_topics))
+        return not state.wanted or state.connections >= wanted
 
     # The log
 

@@ -609,6 +609,19 @@ def test_a_run_may_leave_to_others_what_they_hold() -> None:
     assert scene.clock.now < 1001.0
 
 
+@pytest.mark.parametrize(("after", "ends"), [(2.0, 2.0), (99.0, feed.STARTING)])
+def test_a_run_with_nothing_to_read_makes_its_channel(scene: Scene, after: float, ends: float) -> None:
+    def connect() -> None:
+        scene.receivers.now = PoolStatus(wanted=1, alive=1, connections=1)
+
+    scene.backlog.value = Backlog(asked=1)
+    scene.receivers.now = PoolStatus(wanted=1)
+    scene.feed.aim()
+    scene.receivers.at(after, connect)
+    assert scene.latest() is START
+    assert ends <= scene.clock.now - 1000.0 < ends + 1.5
+
+
 def test_a_run_without_news_of_nsqd_ends_in_silence(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     scene.feed.aim()
     assert "the backlog is unknown" in caplog.text
