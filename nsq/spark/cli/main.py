@@ -387,7 +387,7 @@ def parse(argv: Sequence[str]) -> tuple[Command, Any]:
         words = words[1:] + words[:1]
     if words[:1] == ["--version"]:
         raise FlagExit(0, f"nsq-spark v{__version__}\n", "stdout")
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words in (["wal", "-h"], ["wal", "--help"]) or words[0] in ("-h", "--help"):
         listed = "\n".join(f"  {name:<12}{each.run.__doc__}" for name, each in COMMANDS.items())
         raise FlagExit(0 if words else 2, _HELP.format(listed), "stdout" if words else "stderr")
     name = " ".join(words[:2]) if words[0] == "wal" else words[0]
