@@ -24,6 +24,7 @@ from nsq.spark.cli.terminal import Meter, filtered, size, span, table
 
 if TYPE_CHECKING:
     from nsq.spark.pipelines.streaming import Totals
+    from nsq.spark.source.options import SourceOptions
     from nsq.spark.wal.inspect import ReaderLine
 
 # Flags
@@ -135,6 +136,7 @@ def archive(options: ArchiveFlags) -> None:
     """Move a channel into Parquet files by date and hour."""
     from nsq.spark.pipelines.archive import archive as run
 
+    _source_options(options)  # a mistake is told at once, and not when Spark has started
     with _running(options, *_STREAM, "to", "body", "schema") as (given, meter):
         done = run(options.argument, options=dict(options.option), **given)
         meter.close()
@@ -155,6 +157,7 @@ def metrics(options: MetricsFlags) -> None:
     """Count messages, bytes, latency, attempts and the most frequent keys."""
     from nsq.spark.pipelines.metrics import metrics as run
 
+    _source_options(options)
     with _running(options, *_STREAM, "to", "window", "watermark", "key", "top") as (given, meter):
         done = run(options.argument, options=dict(options.option), **given)
         meter.close()
@@ -250,14 +253,19 @@ def receive(options: ReceiveFlags) -> None:
     """Only receive, into a log that a stream elsewhere reads (its option receivers=0). Needs no Java."""
     from nsq.collector import calm_collector
     from nsq.spark.receiver.process import standalone
-    from nsq.spark.source.options import SourceOptions
 
     calm_collector()
-    given = {"topic": options.argument, "channel": options.channel, "wal": options.wal}
+    with contextlib.closing(Meter(sys.stderr, quiet=options.quiet)) as meter:
+        standalone(_source_options(options), progress=meter.say)
+
+
+def _source_options(options: ArchiveFlags | MetricsFlags | ReceiveFlags) -> SourceOptions:
+    from nsq.spark.source.options import SourceOptions
+
+    given = {"topic": options.argument, "channel": options.channel, "wal": options.wal or "by default"}
     for name, addresses in (("nsqd", options.nsqd), ("lookupd", options.lookupd)):
         given |= {name: ",".join(addresses)} if addresses else {}
-    with contextlib.closing(Meter(sys.stderr, quiet=options.quiet)) as meter:
-        standalone(SourceOptions.of(dict(options.option) | given), progress=meter.say)
+    return SourceOptions.of(dict(options.option) | given)
 
 
 # The write-ahead log

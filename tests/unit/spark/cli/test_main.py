@@ -47,6 +47,15 @@ def test_a_failed_command(tmp_path: object, capsys: pytest.CaptureFixture[str]) 
         main(["--debug", "wal", "ls", f"{tmp_path}/absent"])
 
 
+@pytest.mark.parametrize("command", [["archive", "--to", "/x"], ["metrics"]])
+def test_a_mistake_is_told_before_spark_starts(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("nsq.spark.session.local_session", lambda **_: pytest.fail("Spark was started"))
+    assert main([*command, "orders", "--nsqd", "a:4150", "-o", "maxInFlght=3"]) == 1
+    assert "did you mean maxInFlight?" in capsys.readouterr().err
+
+
 def test_an_archive_without_anything_to_draw_is_no_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -61,7 +70,7 @@ def test_an_archive_without_anything_to_draw_is_no_failure(
     monkeypatch.setattr("nsq.spark.pipelines.archive.archive", lambda *_, **__: result)
     monkeypatch.setattr("nsq.spark.pipelines.chart.archive_chart", chart)
     monkeypatch.setattr("nsq.spark.cli.main._running", running)
-    words = ["archive", "orders", "--to", "/x", "--chart", "x.png"]
+    words = ["archive", "orders", "--nsqd", "a:4150", "--to", "/x", "--chart", "x.png"]
     assert main(words) == 0
     assert "not drawn: /x holds no Parquet file" in capsys.readouterr().out
     result = ArchiveResult(rows=1, path="/x")
