@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, ClassVar, TextIO, TypeVar
 
 from nsq import __version__, flags
 from nsq.config import Config
-from nsq.errors import ConfigError, NsqError
+from nsq.errors import ConfigError, NsqError, UsageError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.spark.options import Options
 from nsq.tables import table
 
 if TYPE_CHECKING:
     from nsq.spark.pipelines.streaming import Progress, Totals
+    from nsq.spark.source.options import SourceOptions
     from nsq.spark.wal.inspect import ReaderLine
 
 T = TypeVar("T")
@@ -140,6 +141,12 @@ class StreamCommand(SparkCommand):
     checkpoint: str = flag("", "the folder where Spark remembers how far it is")
     chart: str = flag("", "also draw what was archived or counted: .png, .svg or .pdf")
 
+    @contextlib.contextmanager
+    def done(self, pipeline: Callable[..., T]) -> Iterator[T]:
+        source_options(self, self.wal or "by default")  # a mistake is told before Spark starts
+        with super().done(pipeline) as done:
+            yield done
+
     def tell(self, done: Totals, what: str) -> None:
         print(f"{_moved(done)}, {what}")
         if not done.rows:
@@ -148,6 +155,14 @@ class StreamCommand(SparkCommand):
                 f"nothing was in channel {self.channel!r} of topic {self.argument!r}. A channel gets what is "
                 "published after it was made: if it is new, it is there from now on; --channel names another"
             )
+
+
+def source_options(command: StreamCommand | Receive, wal: str) -> SourceOptions:
+    from nsq.spark.source.options import SourceOptions
+
+    given = {"topic": command.argument, "channel": command.channel, "wal": wal}
+    given |= {"nsqd": ",".join(command.nsqd), "lookupd": ",".join(command.lookupd)}
+    return SourceOptions.of(command.options | given)
 
 
 def _moved(done: Totals) -> str:
@@ -177,7 +192,12 @@ class Archive(StreamCommand):
             if self.chart:
                 from nsq.spark.pipelines.metrics import archive_chart
 
-                print(f"drawn: {archive_chart(done.path, self.chart, title=self.argument)}")
+                try:
+                    print(f"drawn: {archive_chart(done.path, self.chart, title=self.argument)}")
+                except UsageError as error:
+                    if done.rows:
+                        raise
+                    print(f"not drawn: {error}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -253,13 +273,10 @@ class Receive(NsqCommand):
     def run(self) -> None:
         from nsq.collector import calm_collector
         from nsq.spark.receiver.process import standalone
-        from nsq.spark.source.options import SourceOptions
 
         calm_collector()
-        given = {"topic": self.argument, "channel": self.channel, "wal": self.wal}
-        given |= {"nsqd": ",".join(self.nsqd), "lookupd": ",".join(self.lookupd)}
         with contextlib.closing(Meter(sys.stderr, quiet=self.quiet)) as meter:
-            standalone(SourceOptions.of(self.options | given), progress=meter.say)
+            standalone(source_options(self, self.wal), progress=meter.say)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -401,7 +418,7 @@ def parse(argv: Sequence[str]) -> Command:
         words = words[1:] + words[:1]
     if words[:1] == ["--version"]:
         raise FlagExit(0, f"nsq-spark v{__version__}\n")
-    if not words or words[0] in ("-h", "--help"):
+    if not words or words in (["wal", "-h"], ["wal", "--help"]) or words[0] in ("-h", "--help"):
         listed = "\n".join(f"  {name:<12}{each.__doc__}" for name, each in COMMANDS.items())
         raise FlagExit(0 if words else 2, _HELP.format(listed))
     name = " ".join(words[:2]) if words[0] == "wal" else words[0]

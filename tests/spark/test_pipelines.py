@@ -355,3 +355,7 @@ def test_what_cannot_be_replayed_says_why(spark: SparkSession, tmp_path: Path) -
     )
     with pytest.raises(UsageError, match="no column date"):
         replay(tmp_path / "in", "again", dry_run=True, spark=spark)
+    (tmp_path / "empty").mkdir()
+    for place in ("empty", "absent"):
+        with pytest.raises(UsageError, match=f"{place} holds no Parquet file"):
+            replay(tmp_path / place, "again", dry_run=True, spark=spark)

@@ -60,6 +60,16 @@ def test_a_new_checkpoint_over_an_old_sink_is_refused(
     assert difference(written(tmp_path / "all"), bodies(2500)) == EXACT
 
 
+def test_a_query_goes_on_that_found_nothing_the_first_time(
+    spark: SparkSession, queue: Nsqd, tmp_path: Path
+) -> None:
+    """Its channel is new, so it gets what is published after that run."""
+    drain(stream(spark, queue, tmp_path, channel="new"), tmp_path)
+    publish(queue, bodies(300))
+    drain(stream(spark, queue, tmp_path, channel="new"), tmp_path)
+    assert difference(written(tmp_path), bodies(300)) == EXACT
+
+
 def test_trigger_once_reads_what_there_is(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
     publish(queue, bodies(3000))
     progress = ended(to_parquet(stream(spark, queue, tmp_path), tmp_path, once=True))

@@ -229,7 +229,15 @@ def selected(
 
 
 def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame:
-    return spark.read.parquet(open_files(path, spark).uri(""))
+    """Raises UsageError where nothing has been archived."""
+    from pyspark.errors import AnalysisException
+
+    try:
+        return spark.read.parquet(open_files(path, spark).uri(""))
+    except AnalysisException as error:
+        if error.getCondition() not in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
+            raise
+        raise UsageError(f"{os.fspath(path)} holds no Parquet file") from None
 
 
 def _since(frame: DataFrame, nanos: int) -> DataFrame:

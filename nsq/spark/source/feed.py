@@ -30,7 +30,7 @@ log = logging.getLogger("nsq.spark.source")
 #: How long Spark is kept waiting for a batch, at the most, before it is told that there is none yet.
 POLL = 0.5
 #: The first time it is kept waiting until the receivers are at work, or for so long: Spark makes a batch of
-#: the first answer even if there is nothing in it.
+#: the first answer even if there is nothing in it. A run that is to end waits as long for their connections.
 STARTING = 5.0
 #: The log is listed that often at least: receivers elsewhere do not report when they seal a segment.
 LISTING = 1.0
@@ -80,7 +80,7 @@ class Feed:
         self._once = False
         self._before: tuple[list[Segment], Backlog, float] | None = None
         self._target: AvailableNowTarget | None = None
-        self._told = float("-inf")
+        self._aimed = self._told = float("-inf")
 
     # What Spark asks for
 
@@ -113,6 +113,9 @@ class Feed:
         """
         told = self._checked(start)
         self._read = self._begun(told)
+        # Spark makes a batch of the first answer even if there is nothing in it. Its offset has to tell that
+        # the checkpoint has begun.
+        nothing = start if told.begun else self._end(told, dataclasses.replace(self._read, turn=1))
         if once and not self._once:
             self._once = True
             self.aim()
@@ -124,7 +127,7 @@ class Feed:
             end, due = self._next(limits)
             if end is not None:
                 self._read = end
-                return (end if told.at else self._with_beginnings(end)).to_json()
+                return self._end(told, end)
             now = time.monotonic()
             if self._starting:
                 began = now
@@ -133,9 +136,9 @@ class Feed:
             if self._target is None:
                 left = POLL - (now - began)
                 if left <= 0:
-                    return start
+                    return nothing
             elif self._is_over(self._target, now):
-                return start
+                return nothing
             self._stay()
             self.receivers.wait(max(_PAUSE, left if due is None else min(left, due)))
 
@@ -146,7 +149,7 @@ class Feed:
         first, last = self._checked(start), self._checked(end)
         self._compare(last, first)
         if not last.foreign and not self._state.begun:
-            # From now on an offset without positions can only be that of another checkpoint.
+            # From now on an offset that has not begun can only be that of another checkpoint.
             self._save(self._state.at, begun=True)
         self._read = last  # also when it was promised before a restart
         slices, lost = between(first, last, self._segments)
@@ -275,12 +278,14 @@ class Feed:
         rows = in_log + backlog.waiting(with_held) if backlog.asked else None
         self._target = AvailableNowTarget(rows, began, self.options)
         self._before = None
-        self._told = time.monotonic()
+        self._aimed = self._told = time.monotonic()
 
     def _is_over(self, target: AvailableNowTarget, now: float) -> bool:
         measured, state = self.backlog.look() or Backlog(), self.receivers.state()
         pending = self._pending(state).rows
         reason = target.verdict(now, pending, measured)
+        if reason and now - self._aimed < STARTING and not self._subscribed(state, measured):
+            return False
         if reason:
             silence = "" if measured.asked else "; ".join(measured.faults)
             connected = state.connections or not state.wanted  # as far as that is known here
@@ -299,6 +304,11 @@ class Feed:
             more = "more" if target.left is None else f"{target.left} more"
             log.info("waiting for %s rows, %d of them received", more, pending)
         return False
+
+    def _subscribed(self, state: PoolStatus, measured: Backlog) -> bool:
+        """Whether the channel should be there: a run that ends before leaves out what is published next."""
+        wanted = max(1, measured.asked) * max(1, len(self.options.named_topics))
+        return not state.wanted or state.connections >= wanted
 
     # The log
 
@@ -353,12 +363,12 @@ class Feed:
 
     def _begun(self, read: Offset) -> Offset:
         """``read`` itself, or where a checkpoint without offsets begins."""
-        if read.at:
+        if read.begun:
             self._compare(read, read)
             return read
         if self._beginning is None:
             self._beginning = self._choose_beginning()
-        return dataclasses.replace(self._beginning, turn=read.turn)
+        return self._beginning
 
     def _choose_beginning(self) -> Offset:
         options, state = self.options, self._state
@@ -368,11 +378,16 @@ class Feed:
             raise WalForeign(
                 f"reader {options.reader!r} has read the log {shown(self.wal.location)} before, but this "
                 "checkpoint begins anew: a sink that remembers batch numbers, such as Parquet files, would "
-                "leave out new rows without an error. Give the query its old checkpoint back; or give it an "
+                "leave out new rows without an error. Give the query its old checkpoint back. Or give it an "
                 "empty sink as well as the new checkpoint, and one of the options startingPosition=earliest "
                 "(all that the log holds), startingPosition=committed (what was not read yet), "
-                "startingPosition=latest or startingTimestamp; or let it read under another name: option "
-                "reader"
+                "startingPosition=latest or startingTimestamp, or a name of its own: option reader"
+            )
+        if state.begun:
+            log.warning(
+                "reader %r has read the log %s before, and begins anew with %s: rows are left out if "
+                "its sink remembers batch numbers, as Parquet files do, and is not empty",
+                *(options.reader, shown(self.wal.location), options.starting),
             )
         self._list()
         at: dict[str, Position] = {}
@@ -392,11 +407,13 @@ class Feed:
         self._save(at, begun=False)
         return Offset(self.identity, at)
 
-    def _with_beginnings(self, end: Offset) -> Offset:
-        """With the chosen beginning, which Spark's start, an offset without positions, does not tell."""
-        chosen = self._beginning.at if self._beginning is not None else {}
+    def _end(self, start: Offset, end: Offset) -> dict[str, Any]:
+        """``end`` as Spark gets it. After the start of a new checkpoint, which does not tell the chosen
+        beginning, the end does.
+        """
+        chosen = self._beginning.at if self._beginning is not None and not start.begun else {}
         missing = {name: at for name, at in chosen.items() if name in end.at and name not in end.origins}
-        return dataclasses.replace(end, origins={**end.origins, **missing})
+        return dataclasses.replace(end, origins={**end.origins, **missing}).to_json()
 
     def _compare(self, reached: Offset, committed: Offset) -> None:
         """Refuse a checkpoint that has not ``reached`` what this reader has committed: it is not the one that

@@ -7,8 +7,8 @@ An offset is a position for every receiver, as Spark writes it into its checkpoi
 The first receiver has been read through segment 7, the second through 2 and 1,500 rows of the one after it.
 ``from`` is there in the offset that reads a receiver for the first time: the segment it began with, or
 ``[3, 20]``, the segment and the rows of it that were left out. So a batch can be planned again from the two
-offsets alone, and misses a segment that has vanished. ``turn`` counts batches without rows, which let Spark
-commit. Pure: time is an argument.
+offsets alone, and misses a segment that has vanished. ``turn`` counts batches without rows: one lets Spark
+commit, and the first batch of a checkpoint can be one. Pure: time is an argument.
 """
 
 from __future__ import annotations
@@ -69,6 +69,11 @@ class Offset:
                 origins = {name: Position(one.segment - 1, one.rows) for name, one in origins.items()}
                 return cls(wal, positions, origins, int(told.get("turn", 0)))
         raise WalForeign(f"the checkpoint holds no offset of this source: {str(told)[:_SHOWN]}")
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is the end of a batch, and not the start of a new checkpoint."""
+        return bool(self.at or self.turn)
 
     def position(self, receiver: str) -> Position:
         return self.at.get(receiver, Position())

@@ -157,7 +157,7 @@ def told(reader: str, location: str, owner: Owner, waited: float) -> str:
     """Why a reader's name cannot be had, and what to do."""
     return (
         f"{location} is owned by {owner}; waited {waited:.1f} s for it to leave. It reads as {reader!r}: a "
-        "second query on one log needs a name of its own, option reader"
+        "second query on one log, or the other side of a self-join, needs a name of its own, option reader"
     )
 
 

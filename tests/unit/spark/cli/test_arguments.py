@@ -79,6 +79,8 @@ def test_what_is_wrong_is_said(words: list[str], said: str, capsys: pytest.Captu
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     overview = capsys.readouterr().out
+    assert cli.main(["wal", "--help"]) == 0
+    assert capsys.readouterr().out == overview
     for name, command in cli.COMMANDS.items():
         assert cli.main([*name.split(), "--help"]) == 0
         shown = capsys.readouterr().out

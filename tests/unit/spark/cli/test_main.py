@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from nsq.config import Config
-from nsq.errors import WalError
+from nsq.errors import UsageError, WalError
 from nsq.spark import session
 from nsq.spark.cli import WalLs, in_a_line, main
 from nsq.spark.pipelines import replay as replaying
+from nsq.spark.pipelines.archive import ArchiveResult
 from nsq.spark.pipelines.replay import ReplayResult
 
 
@@ -45,6 +46,32 @@ def test_a_failed_command(tmp_path: object, capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == f"nsq-spark: there is no log at {tmp_path}/absent\n"
     with pytest.raises(WalError):
         main(["--debug", "wal", "ls", f"{tmp_path}/absent"])
+
+
+@pytest.mark.parametrize("command", [["archive", "--to", "/x"], ["metrics"]])
+def test_a_mistake_is_told_before_spark_starts(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("nsq.spark.session.local_session", lambda **_: pytest.fail("Spark was started"))
+    assert main([*command, "orders", "--nsqd", "a:4150", "-o", "maxInFlght=3"]) == 1
+    assert "did you mean maxInFlight?" in capsys.readouterr().err
+
+
+def test_an_archive_without_anything_to_draw_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def chart(*_: object, **__: object) -> str:
+        raise UsageError("/x holds no Parquet file")
+
+    result = ArchiveResult(path="/x")
+    monkeypatch.setattr("nsq.spark.session.local_session", lambda **_: SimpleNamespace(stop=lambda: None))
+    monkeypatch.setattr("nsq.spark.pipelines.archive.archive", lambda *_, **__: result)
+    monkeypatch.setattr("nsq.spark.pipelines.metrics.archive_chart", chart)
+    words = ["archive", "orders", "--nsqd", "a:4150", "--to", "/x", "--chart", "x.png"]
+    assert main(words) == 0
+    assert "not drawn: /x holds no Parquet file" in capsys.readouterr().out
+    result = ArchiveResult(rows=1, path="/x")
+    assert main(words) == 1
 
 
 @pytest.mark.parametrize(

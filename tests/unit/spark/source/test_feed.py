@@ -19,7 +19,9 @@ from nsq.spark.wal.names import Position, ReceiverFolder, Segment, SegmentFile
 from nsq.spark.wal.readers import ReaderState
 
 BASE = SourceOptions(topic="orders", channel="spark", wal="/wal", nsqd=("a:4150",), retention=0.0)
-START: dict[str, Any] = {"wal": "w", "at": {}}
+#: The start of a new checkpoint, and its first offset where there was nothing to read yet.
+NEW: dict[str, Any] = {"wal": "w", "at": {}}
+START: dict[str, Any] = NEW | {"turn": 1}
 
 
 class Clock:
@@ -210,7 +212,7 @@ def scene() -> Scene:
 
 
 def test_the_beginning_is_always_the_same(scene: Scene) -> None:
-    assert scene.feed.initial() == scene.feed.initial() == START
+    assert scene.feed.initial() == scene.feed.initial() == NEW
     assert scene.receivers.calls == []
 
 
@@ -394,8 +396,8 @@ def test_a_commit_that_cannot_be_noted_still_makes_room(
 
 def read_once(scene: Scene) -> Any:
     """A batch that Spark has planned, and whose sink knows it by its number; not committed yet."""
-    end = scene.latest()
-    scene.feed.plan(START, end)
+    end = scene.latest(NEW)
+    scene.feed.plan(NEW, end)
     return end
 
 
@@ -408,7 +410,7 @@ def test_a_reader_that_begins_anew_is_refused_with_the_ways_out(scene: Scene) ->
     scene.log.seal("a", 10)
     read_once(scene)
     with pytest.raises(WalForeign) as refused:
-        Scene(scene).latest()
+        Scene(scene).latest(NEW)
     for way in ("old checkpoint", "empty sink", "startingPosition=committed", "option reader"):
         assert way in str(refused.value)
 
@@ -417,15 +419,27 @@ def test_a_batch_that_was_planned_is_planned_again_after_a_restart(scene: Scene)
     scene.log.seal("a", 10)
     end = read_once(scene)
     again = Scene(scene)
-    assert again.feed.initial() == START
-    assert len(again.feed.plan(START, end)) == 1
+    assert again.feed.initial() == NEW
+    assert len(again.feed.plan(NEW, end)) == 1
     assert again.latest(end) is end
 
 
 def test_a_run_that_planned_nothing_begins_again(scene: Scene) -> None:
-    assert scene.latest() is START
+    assert scene.latest(NEW) == START
     scene.log.seal("a", 10)
-    assert Scene(scene).latest()["at"] == {"a": 1}
+    assert Scene(scene).latest(NEW)["at"] == {"a": 1}
+
+
+@pytest.mark.parametrize("option", [{}, {"starting_position": "latest"}])
+def test_a_first_batch_without_rows_is_gone_on_from(option: dict[str, Any]) -> None:
+    scene = Scene(**option)
+    end = read_once(scene)
+    scene.log.seal("a", 10)
+    again = Scene(scene, **option).latest(end)
+    assert again["at"] == {"a": 1}
+    assert sum(piece.rows for task in Scene(scene, **option).feed.plan(end, again) for piece in task) == 10
+    with pytest.raises(WalForeign, match="checkpoint begins anew"):  # the sink has a batch of that number
+        Scene(scene).latest(NEW)
 
 
 @pytest.mark.parametrize(
@@ -438,22 +452,26 @@ def test_a_run_that_planned_nothing_begins_again(scene: Scene) -> None:
         ({"starting_position": "latest"}, 0),
     ],
 )
-def test_where_a_reader_begins_anew(option: dict[str, Any], rows: int) -> None:
+def test_where_a_reader_begins_anew(
+    option: dict[str, Any], rows: int, caplog: pytest.LogCaptureFixture
+) -> None:
     before = Scene(retention=1000.0)
     before.log.seal("a", 10)
     end = read_once(before)
     before.feed.commit(end)
     before.log.seal("a", 10)
     scene = Scene(before, retention=1000.0, **option)
-    found = scene.latest()
+    found = scene.latest(NEW)
+    assert "rows are left out if its sink remembers" in caplog.text
+    start = NEW
     if not rows:
-        assert found is START
+        assert scene.feed.plan(NEW, found) == []
         scene.log.seal("a", 7)
-        found, rows = following(scene, START), 7
-    planned = scene.feed.plan(START, found)
+        start, found, rows = found, following(scene, found), 7
+    planned = scene.feed.plan(start, found)
     assert sum(piece.rows for task in planned for piece in task) == rows
     again = Scene(scene, retention=1000.0, **option)  # both runs plan the same from the two offsets alone
-    assert again.feed.plan(START, found) == planned
+    assert again.feed.plan(start, found) == planned
     again.feed.commit(found)
     assert again.latest(found) is found
 
@@ -461,9 +479,9 @@ def test_where_a_reader_begins_anew(option: dict[str, Any], rows: int) -> None:
 def test_a_beginning_that_was_chosen_is_kept_until_a_batch_is_planned(scene: Scene) -> None:
     scene.log.seal("a", 10)
     latest = Scene(scene, starting_position="latest")
-    assert latest.latest() is START
+    assert latest.latest(NEW) == START | {"at": {"a": 1}, "from": {"a": 2}}
     scene.log.seal("a", 5)
-    assert Scene(scene, starting_position="latest").latest()["at"] == {"a": 2}
+    assert Scene(scene, starting_position="latest").latest(NEW)["at"] == {"a": 2}
 
 
 def test_an_older_checkpoint_is_refused() -> None:
@@ -476,7 +494,7 @@ def test_an_older_checkpoint_is_refused() -> None:
     scene.feed.commit(second)
     for ask in (
         lambda: Scene(scene, retention=1000.0).latest(first),
-        lambda: Scene(scene, retention=1000.0).feed.plan(START, first),
+        lambda: Scene(scene, retention=1000.0).feed.plan(NEW, first),
     ):
         with pytest.raises(WalForeign, match="checkpoint is older than what reader 'default'"):
             ask()
@@ -589,6 +607,19 @@ def test_a_run_may_leave_to_others_what_they_hold() -> None:
     scene.feed.aim()
     assert scene.latest() is START
     assert scene.clock.now < 1001.0
+
+
+@pytest.mark.parametrize(("after", "ends"), [(2.0, 2.0), (99.0, feed.STARTING)])
+def test_a_run_with_nothing_to_read_makes_its_channel(scene: Scene, after: float, ends: float) -> None:
+    def connect() -> None:
+        scene.receivers.now = PoolStatus(wanted=1, alive=1, connections=1)
+
+    scene.backlog.value = Backlog(asked=1)
+    scene.receivers.now = PoolStatus(wanted=1)
+    scene.feed.aim()
+    scene.receivers.at(after, connect)
+    assert scene.latest() is START
+    assert ends <= scene.clock.now - 1000.0 < ends + 1.5
 
 
 def test_a_run_without_news_of_nsqd_ends_in_silence(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
