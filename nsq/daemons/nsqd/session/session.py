@@ -42,7 +42,7 @@ _MAX_PORTION = 64 * 1024
 _Body = Any
 
 
-class Lasting(Protocol):
+class SyncNotifier(Protocol):
     """Knows when what is written is on disk to stay."""
 
     def on_synced(self, call: Callable[[int], None], /) -> int:
@@ -62,10 +62,10 @@ class Environment:
         *,
         tls: ssl.SSLContext | None = None,
         authority: Authority | None = None,
-        lasting: Lasting | None = None,
+        sync_notifier: SyncNotifier | None = None,
         bodies: PendingBodies | None = None,
     ) -> None:
-        self.lasting = lasting
+        self.sync_notifier = sync_notifier
         self.bodies = bodies or PendingBodies(
             max(options.max_total_body_size, options.max_body_size), clock.now
         )
@@ -113,7 +113,7 @@ class Session:
         self._waits_for_room = False
         self._pressure = Alarm(environment.clock, self._look_for_room)
         self._check_tls_first = environment.options.requires_tls
-        self._durable = environment.lasting is not None
+        self._durable = environment.sync_notifier is not None
         self._ended = False
         self._made_channel = False  # by a SUB whose answer is held
         self._liveness = Liveness(self._clock, beat=self._send_heartbeat, silent=self._fell_silent)
@@ -172,7 +172,7 @@ class Session:
         except LayerError as error:
             self._broken(error)
         if self._durable:
-            self._wait_until_lasting()
+            self._hold_until_synced()
         if self._stream.parser.held != self._held and not self._ended:
             self._count_held()
 
@@ -203,13 +203,13 @@ class Session:
 
     # With --durable, answers that are held until the disk has what was done.
 
-    def _wait_until_lasting(self) -> None:
+    def _hold_until_synced(self) -> None:
         """One wait for all that the commands at hand have done, even if they ended in an error."""
-        lasting = self._environment.lasting
-        if lasting is not None and self._stream.unsealed:
-            self._stream.seal(lasting.on_synced(self._lasting))
+        notifier = self._environment.sync_notifier
+        if notifier is not None and self._stream.unsealed:
+            self._stream.seal(notifier.on_synced(self._synced))
 
-    def _lasting(self, ticket: int) -> None:
+    def _synced(self, ticket: int) -> None:
         if ticket < 0:
             # Neither OK nor an error would be true: the client has to find out, or publish again.
             self._log.error("client(%s) what it published may be lost: disk failure", self.remote_address)
@@ -446,7 +446,7 @@ class Session:
             self._catch_up()
         except LayerError as error:
             self._broken(error)
-        self._wait_until_lasting()
+        self._hold_until_synced()
 
     def _act_on(self, answer: Grant | AuthError, then: Callable[[Grant], None]) -> None:
         try:
@@ -545,7 +545,7 @@ class Session:
             self._catch_up()
         except LayerError as error:
             self._broken(error)
-        self._wait_until_lasting()
+        self._hold_until_synced()
 
     # Subscribing.
 

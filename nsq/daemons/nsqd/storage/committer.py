@@ -95,7 +95,7 @@ class Committer:
         self._wanted.set()
         return ticket
 
-    async def lasting(self) -> None:
+    async def wait_until_synced(self) -> None:
         """Return once all that is written by now is on disk. Raises StorageFailed if it may never be."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

@@ -122,7 +122,7 @@ class Storage:
         if self.committer is not None:
             with suppress(TimeoutError, StorageFailed):
                 async with asyncio.timeout(_SETTLE_SECONDS):
-                    await self.committer.lasting()
+                    await self.committer.wait_until_synced()
 
     async def stop(self, left: list[tuple[Backlog, list[Message]]]) -> list[StorageFailed]:
         """Write everything down, and return what went wrong; ``left`` is what closing the broker gave.
@@ -229,7 +229,7 @@ class Storage:
         self._ask()
 
     @property
-    def waits(self) -> Committer | None:
+    def publish_committer(self) -> Committer | None:
         """The committer that a publisher's OK has to wait for; None when it need not wait."""
         return self.committer if self._options.durable else None
 

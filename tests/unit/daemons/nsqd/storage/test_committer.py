@@ -50,7 +50,7 @@ class Disk:
         """Return when it lasts."""
         self.written += 1
         mine = self.written
-        await self.committer.lasting()
+        await self.committer.wait_until_synced()
         assert self.lasting >= mine, "confirmed before it was on disk"
 
 
@@ -248,7 +248,7 @@ def test_a_waiting_request_learns_of_it() -> None:
     async def scenario() -> None:
         committer = BrokenDisk().committer()
         with pytest.raises(StorageFailed, match="did not take"):
-            await committer.lasting()
+            await committer.wait_until_synced()
         await committer.close()
 
     asyncio.run(scenario())
