@@ -38,7 +38,7 @@ _MAX_LAG = 500
 _PLACE_EVERY = 250
 
 #: The weight of messages that are in memory alone, beyond which no more are.
-_MOST_BORROWED = 16_000
+_MOST_MEMORY_ONLY = 16_000
 
 #: Records that are passed over at a time, and the weight of those that are taken.
 _PORTION = 1000
@@ -60,7 +60,7 @@ class DurableBacklog:
     While syncs fail, as ``fault`` says, messages are refused: none could be confirmed.
     """
 
-    remembers = True
+    needs_finished = True
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class DurableBacklog:
         # Taken already, though the record is still to be read: to be recognised then. None when finished.
         self._moved: dict[bytes, Message | None] = {}
         # Messages of a topic, whose disk keeps them, and what to call when they are finished.
-        self._borrowed: dict[bytes, tuple[Message, Callable[[list[Message]], None]]] = {}
+        self._memory_only: dict[bytes, tuple[Message, Callable[[list[Message]], None]]] = {}
         self._done_to: Position | None = None
         self._struck: list[bytes] = []  # finished at the end, though their records were not read
 
@@ -121,10 +121,10 @@ class DurableBacklog:
         else:
             self._moved[message.id] = message
 
-    def borrow(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
-        if weight([message for message, _ in self._borrowed.values()]) >= _MOST_BORROWED:
+    def hold_in_memory(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
+        if weight([message for message, _ in self._memory_only.values()]) >= _MOST_MEMORY_ONLY:
             return False
-        self._borrowed.update((message.id, (message, finished)) for message in messages)
+        self._memory_only.update((message.id, (message, finished)) for message in messages)
         self._ready.extend(message for message in messages if not message.due)
         return True
 
@@ -212,8 +212,8 @@ class DurableBacklog:
                 entry.message = None
             elif message.id in self._moved:
                 self._moved[message.id] = None
-            elif message.id in self._borrowed:
-                _, tell = self._borrowed.pop(message.id)
+            elif message.id in self._memory_only:
+                _, tell = self._memory_only.pop(message.id)
                 tell([message])
             if message.due:
                 self.dues.remove(message.id)
@@ -285,9 +285,9 @@ class DurableBacklog:
     # The end.
 
     def clear(self) -> None:
-        for message, tell in self._borrowed.values():
+        for message, tell in self._memory_only.values():
             tell([message])
-        self._borrowed.clear()
+        self._memory_only.clear()
         self._forget()
         self.disk.empty()
         self.dues.clear()
@@ -306,7 +306,7 @@ class DurableBacklog:
         """
         try:
             # For messages that were requeued with a delay.
-            self.dues.add(message for message in taken if message.id not in self._borrowed)
+            self.dues.add(message for message in taken if message.id not in self._memory_only)
             self._close_the_gaps()
             self._struck = [each for each, message in self._moved.items() if message is None]
         except OSError as error:

@@ -66,7 +66,7 @@ class MemoryFirstBacklog(MemoryBacklog):
             messages = messages[:room]
         super().put(messages)
 
-    def borrow(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
+    def hold_in_memory(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
         # No more than the topic would have in memory otherwise: a stop may lose them.
         if self._stuck:
             return False

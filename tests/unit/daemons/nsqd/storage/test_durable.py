@@ -324,7 +324,8 @@ class TestBorrowed:
     def test_they_are_delivered_from_memory_and_their_owner_hears_of_the_end(self, backlog: Durable) -> None:
         told: list[list[bytes]] = []
         later = message(b"c", due=150.0)
-        assert backlog.borrow([*messages(b"a", b"b"), later], lambda messages: told.append(bodies(messages)))
+        three = [*messages(b"a", b"b"), later]
+        assert backlog.hold_in_memory(three, lambda messages: told.append(bodies(messages)))
         first, second = backlog.take(10)
         backlog.put_back([first])
         backlog.finished([second])
@@ -336,13 +337,13 @@ class TestBorrowed:
 
     def test_there_is_a_limit(self, backlog: Durable) -> None:
         large = [message(bytes(1 << 20)) for _ in range(16)]
-        assert backlog.borrow(large, lambda messages: None)
-        assert not backlog.borrow(messages(b"a"), lambda messages: None)
+        assert backlog.hold_in_memory(large, lambda messages: None)
+        assert not backlog.hold_in_memory(messages(b"a"), lambda messages: None)
         backlog.finished(large[:1])
-        assert backlog.borrow(messages(b"a"), lambda messages: None)
+        assert backlog.hold_in_memory(messages(b"a"), lambda messages: None)
 
     def test_a_stop_writes_nothing_of_them(self, backlog: Durable, tmp_path: Path) -> None:
-        assert backlog.borrow([message(b"a")], lambda messages: None)
+        assert backlog.hold_in_memory([message(b"a")], lambda messages: None)
         (taken,) = backlog.take(1)
         taken.due = 150.0  # requeued with a delay
         backlog.close([taken])
