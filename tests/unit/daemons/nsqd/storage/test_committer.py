@@ -126,9 +126,9 @@ def test_a_fault_is_known_until_a_round_works() -> None:
         disk.faults = [OSError(5, "Input/output error")]
         disk.committer.ask()
         await until(lambda: disk.told)
-        assert disk.committer.fault is disk.told[0]
+        assert disk.committer.error is disk.told[0]
         await disk.write()
-        assert disk.committer.fault is None
+        assert disk.committer.error is None
 
     run(scenario)
 
@@ -223,7 +223,7 @@ class BrokenDisk:
 
     def committer(self) -> Committer:
         return Committer(
-            self.prepare, self.faults.append, lambda: None, distrust=self.distrust, retry_after=0.001
+            self.prepare, self.faults.append, lambda: None, begin_new_files=self.distrust, retry_after=0.001
         )
 
 

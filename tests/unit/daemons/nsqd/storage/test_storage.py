@@ -198,7 +198,7 @@ def test_a_topic_that_is_made_anew_is_empty(tmp_path: Path, durable: bool) -> No
             for _ in range(20):
                 one.broker.topic("t").channel("c")
                 one.broker.publish("t", [b"a"])
-                one.storage._whole = True
+                one.storage._sync_all = True
                 lasting = asyncio.create_task(one.wait_until_synced())
                 await asyncio.sleep(0)
                 one.broker.delete_topic("t")  # perhaps under the hands of a round
@@ -263,7 +263,7 @@ class TestRounds:
                 await one.wait_until_synced()
                 synced.clear()
                 one.broker.topic("t").channel("c")
-                one.storage._whole = True
+                one.storage._sync_all = True
                 await one.wait_until_synced()
 
         synced: list[str] = []
