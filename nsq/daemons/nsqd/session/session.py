@@ -243,7 +243,7 @@ class Session:
             verb, params, body = commands[position]
             position += 1
             if verb == b"PUB":
-                # Consecutive PUBs are published as one batch, which costs little more than one PUB.
+                # Consecutive PUBs to a topic are published as one batch, which costs little more than one.
                 # Not with auth servers: a grant may expire between two PUBs.
                 body = [body]
                 while in_runs and position < end and commands[position][1] is params:

@@ -412,7 +412,7 @@ class DueTimes:
 
     def _write(self, entries: bytes) -> None:
         if self._file < 0:
-            self._file = self._files.open(self._path, os.O_WRONLY | os.O_CREAT, self._give_up)
+            self._file = self._files.open(self._path, os.O_WRONLY | os.O_CREAT, self._close_early)
         self._files.wrote(self._file)
         # At a known offset, to overwrite what a failed write may have left there.
         end = self._size
@@ -479,13 +479,13 @@ class DueTimes:
             file, self._file = self._file, -1
             self._files.close(file)
 
-    def _give_up(self) -> None:
+    def _close_early(self) -> None:
         """Close, as too many files are open. Sync first: after a close, a failed write goes unnoticed."""
         try:
             if self._files.is_dirty(self._file):
                 os.fsync(self._file)
         except OSError as error:
-            self._sync_failure.arose(error)
+            self._sync_failure.record(error)
         finally:
             self._close_file()
 
