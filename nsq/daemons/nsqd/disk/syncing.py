@@ -185,7 +185,7 @@ class OpenFiles:
         return len(self._idle) + len(self._dirty)
 
     def open(self, path: Path, flags: int, close_early: Callable[[], None]) -> int:
-        """Open a file. When it must be closed, ``close_early`` is called: it calls ``close`` and never raises."""
+        """Open a file. ``close_early`` is called when it must be closed; it calls ``close``, never raises."""
         while len(self) >= self._limit:
             self._close_one()
         while True:
