@@ -14,7 +14,7 @@ from nsq.http.message import parse_url
 from nsq.http.nsqlookupd import nsqlookupd_address
 
 _A_YEAR = 365 * 86400
-#: Of an nsqd that is given without a port.
+#: The port of an nsqd that is given without one.
 NSQD_PORT = 4151
 
 
