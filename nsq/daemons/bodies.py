@@ -50,7 +50,7 @@ class PendingBodies:
         self._senders: dict[Sender, _Body] = {}  # in the order in which they began
         self._waiting = 0
 
-    # HTTP: a body for which there is no room is refused.
+    # HTTP: a body without room is refused.
 
     def take(self, size: int) -> bool:
         """Reserve ``size`` bytes until ``give_back``. Returns False if there is no room."""
@@ -63,7 +63,7 @@ class PendingBodies:
         self.total -= size
         self._wake()
 
-    # TCP: the client waits.
+    # TCP: a client without room is paused.
 
     def count(self, sender: Sender, size: int) -> None:
         """Record that this sender's unfinished body takes ``size`` bytes now; 0 if it has none."""

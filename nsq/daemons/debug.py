@@ -96,7 +96,7 @@ class Debugging:
         rate = request.args.get("rate", "")
         if not rate.removeprefix("-").isdecimal():
             return Reply.text(f"invalid block rate {rate!r}: it must be a whole number", 400)
-        return Reply.text("there is no block profile here; /debug/threads shows what waits", 404)
+        return Reply.text("there is no block profile; /debug/threads shows waiting threads and tasks", 404)
 
     async def _run_alone(self, what: str, look: Callable[[threading.Event], T]) -> T:
         if self._busy:
@@ -122,7 +122,7 @@ def local_only(handler: _Async) -> _Async:
 
     async def guarded(request: Request) -> Reply:
         if not on_this_machine(request.remote):
-            return Reply.text("/debug answers callers on this machine alone", 403)
+            return Reply.text("/debug is only for callers on this machine", 403)
         return await handler(request)
 
     return guarded

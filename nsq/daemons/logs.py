@@ -138,7 +138,7 @@ class DaemonLog:
         try:
             renewed = _opened(self._path)
         except ConfigError as error:
-            self.error("%s; writing goes on into the old file", error)
+            self.error("%s; still writing to the old file", error)
             return
         if self._stream is not None:
             # Replace only the descriptor: a thread that is writing to the stream then loses no line.
@@ -169,7 +169,7 @@ class DaemonLog:
             stream.write(line)
             stream.flush()
         except (OSError, ValueError):
-            # Closed, broken pipe, disk full: there is nowhere left to say so.
+            # Closed, broken pipe or disk full: the line is lost.
             pass
 
     def _as_text(self, now: float, level: str, text: str, trace: str) -> str:

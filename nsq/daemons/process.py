@@ -118,7 +118,7 @@ class _Signals:
     def __init__(self, log: DaemonLog, systemd: Systemd) -> None:
         self._log = log
         self._systemd = systemd
-        self._stop = asyncio.Event()  # by a signal: a second one does not wait
+        self._stop = asyncio.Event()
         self._drain = asyncio.Event()
         self._reload = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -128,7 +128,7 @@ class _Signals:
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
 
     async def obey(self, daemon: Daemon) -> None:
-        """Drain and reload when told to; return when the daemon must stop."""
+        """Drain and reload on their signals; return when the daemon must stop."""
         loop = asyncio.get_running_loop()
         jobs = [self._stop.wait(), self._drain_when_told(daemon), self._reload_when_told(daemon)]
         tasks: list[asyncio.Task[Any]] = [loop.create_task(job) for job in jobs]
@@ -137,7 +137,7 @@ class _Signals:
             task.cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, Exception):
-                self._log.error("a signal could not be obeyed: stopping", exc=outcome)
+                self._log.error("handling a signal failed: stopping", exc=outcome)
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
         if self._stop.is_set():

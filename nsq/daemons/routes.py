@@ -66,7 +66,7 @@ _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=
 
 
 def go_json(value: object) -> bytes:
-    """Compact JSON as Go's encoder writes it, keys in the order they are given."""
+    """Encode compact JSON as Go's encoder does, with the keys in their given order."""
     return _go_escape(_encode(value)).encode("utf-8", "replace")
 
 

@@ -266,7 +266,7 @@ def value(told: Any, name: str, kind: type) -> Any:
     if found is None:
         return kind()
     if type(found) is int and abs(found) > MOST:
-        raise Misshapen(f"{name} is larger than any count")
+        raise Misshapen(f"{name} is too large for a count")
     if type(found) is not kind:
         raise Misshapen(f"{name} is {type(found).__name__}, not {kind.__name__}")
     return found

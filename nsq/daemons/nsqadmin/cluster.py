@@ -208,7 +208,7 @@ class Cluster:
             async with asyncio.timeout(self._request_timeout):
                 await free.acquire()
         except TimeoutError:
-            raise ApiError(f"{url} is not asked: {_CONCURRENCY} requests wait for its answers") from None
+            raise ApiError(f"{url} is busy: {_CONCURRENCY} requests are waiting for its replies") from None
         try:
             reply = await self._exchange(call.request)
             port = tls_port(reply)

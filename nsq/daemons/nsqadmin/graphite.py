@@ -73,7 +73,7 @@ class Graphite:
             raise HttpError(502, str(error)) from None
         kind = reply.headers.get("content-type", "")
         if not kind.startswith(("image/png", "application/json")):
-            raise HttpError(502, "Graphite answered with neither a picture nor JSON")
+            raise HttpError(502, "Graphite's reply is neither a picture nor JSON")
         return Reply(reply.body, kind)
 
     async def _ask(self, query: str, parse: Any) -> Any:

@@ -100,9 +100,9 @@ def _summarize_topic(topic: Json) -> TopicSummary:
         )
         counts, names, paused = _columns(list(older))
     if counts and (type(sum(counts)) is not int or not -MOST <= min(counts) <= max(counts) <= MOST):
-        raise Misshapen("its statistics count with something else than whole numbers, or too large ones")
+        raise Misshapen("its statistics have counts that are not whole numbers, or are too large")
     if not {*map(type, names)} <= {str} or not {*map(type, paused)} <= {bool}:
-        raise Misshapen("its statistics have a channel whose name is no text, or that is paused neither way")
+        raise Misshapen("its statistics have a channel with an invalid name or paused flag")
     return TopicSummary(
         value(topic, "depth", int),
         value(topic, "backend_depth", int),

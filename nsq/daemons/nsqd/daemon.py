@@ -160,10 +160,10 @@ class Nsqd:
             if self._https is not None and tls is not None:
                 await self._https.use_certificate(tls)
         except (NsqError, OSError) as error:
-            self._log.error("%s; the certificate that is in use stays", error)
+            self._log.error("%s; keeping the current certificate", error)
             return
         self._tls = self._environment.tls = tls
-        self._log.info("--tls-cert %s: read anew", self._options.tls_cert)
+        self._log.info("--tls-cert %s: reloaded", self._options.tls_cert)
 
     async def drain(self) -> None:
         """Refuse publishes, leave the nsqlookupds, and wait until consumers have finished their messages."""
@@ -336,5 +336,5 @@ async def wait_until_drained(broker: Broker, log: DaemonLog, at_most: float) -> 
     for name, messages in left.staying[:_LINES]:
         log.warning("draining: %d messages of %s stay on disk: there is no consumer", messages, name)
     if len(left.staying) > _LINES:
-        log.warning("draining: so do those of %d others", len(left.staying) - _LINES)
+        log.warning("draining: so do messages of %d other queues", len(left.staying) - _LINES)
     log.info("draining: done after %.1f s", loop.time() - began)

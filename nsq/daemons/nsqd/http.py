@@ -60,7 +60,7 @@ class Persistence(Protocol):
 
     @property
     def publish_committer(self) -> Committer | None:
-        """The committer that an answer to a publisher has to wait for, if any."""
+        """The committer whose next sync a publisher's reply waits for; None without --durable."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _after_sync(action: Handler, committer: Committer) -> Handler:
 
 
 def _older_name(path: str) -> str:
-    """/topic/create was /create_topic."""
+    """Return the path of NSQ's first releases: /create_topic for /topic/create."""
     _, noun, verb = path.split("/")
     return f"/{verb}_{noun}"
 

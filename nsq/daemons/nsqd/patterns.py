@@ -64,7 +64,7 @@ _CHARACTER, _EITHER, _AT_START, _AT_END, _AT_WORD, _NOT_AT_WORD, _MATCH = range(
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step of a parsed pattern: one character of a set, or a place in the name."""
+    """A step of a parsed pattern: one character of a set, or an assertion about the position."""
 
     kind: int
     characters: int = 0
@@ -100,7 +100,7 @@ class Pattern:
     __slots__ = ("_start", "_steps", "source")
 
     def __init__(self, source: str) -> None:
-        """Raises BadPattern."""
+        """Compile the pattern. Raises BadPattern."""
         if len(source) > _MAX_LENGTH:
             raise BadPattern(f"expression too large: {len(source)} characters are more than {_MAX_LENGTH}")
         self.source = source
@@ -241,7 +241,7 @@ class _Parser:
 
     def _next(self) -> str:
         if self._done:
-            raise BadPattern("it ends too early")
+            raise BadPattern("unexpected end")
         character = self._source[self._position]
         self._position += 1
         return character

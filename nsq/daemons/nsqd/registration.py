@@ -126,7 +126,7 @@ class Registration:
                 try:
                     topic.channel(name)
                 except StorageFailed as error:
-                    self._log.error("TOPIC(%s): channel(%s) cannot be made: %s", topic.name, name, error)
+                    self._log.error("TOPIC(%s): channel(%s) cannot be created: %s", topic.name, name, error)
 
     async def _channels_of(self, topic: str, api: tuple[str, int]) -> set[str]:
         host, port = api
@@ -180,7 +180,7 @@ class _Peer:
                 self._log.error("LOOKUPD(%s): %s", self._address, str(error) or type(error).__name__)
             except Exception as error:
                 # A bug in nsqd must not end the task: consumers would not find this nsqd any more.
-                self._log.error("LOOKUPD(%s): %r, a fault of nsqd's", self._address, error)
+                self._log.error("LOOKUPD(%s): %r, a bug in nsqd", self._address, error)
             wait = _FIRST_RETRY if self._connected else min(wait * 2, _LAST_RETRY)
             self._connected = False
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))

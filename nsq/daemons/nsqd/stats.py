@@ -349,7 +349,7 @@ def _rfc3339(seconds: int) -> str:
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
-#: A name of ``METRICS``, its labels as they are written, and its value.
+#: A name of ``METRICS``, its labels as written in the output, and its value.
 Sample = tuple[str, str, float]
 
 _GAUGE, _COUNTER = "gauge", "counter"
@@ -441,7 +441,7 @@ def as_prometheus(samples: Iterable[Sample], topics: Topics, max_series: int) ->
 
 
 def _labelled(topics: Topics) -> Iterator[tuple[Json, str]]:
-    """Every topic and every channel with its labels. No name holds what would have to be escaped."""
+    """Yield every topic and channel with its labels, in which no name needs escaping."""
     for topic, channels in topics:
         labels = f'topic="{topic["topic_name"]}"'
         yield topic, labels

@@ -51,7 +51,7 @@ _Where = tuple[socket.AddressFamily, Any]
 
 
 def full_prefix(template: str, broadcast_address: str, http_port: int) -> str:
-    """``nsq.%s`` becomes ``nsq.10_0_0_1_4151.``: Go's name for an nsqd, which nsqadmin's graphs expect."""
+    """Turn ``nsq.%s`` into ``nsq.10_0_0_1_4151.``: Go's name for an nsqd, which nsqadmin's graphs expect."""
     host = f"[{broadcast_address}]" if ":" in broadcast_address else broadcast_address
     name = f"{host}:{http_port}".replace(".", "_").replace(":", "_")
     prefix = template.replace("%s", name)

@@ -37,7 +37,7 @@ def server_context(options: NsqdOptions, log: DaemonLog) -> ssl.SSLContext | Non
 
 
 def client_context(options: NsqdOptions) -> ssl.SSLContext:
-    """Make the context for auth servers: it trusts --tls-root-ca-file, or else what the system trusts."""
+    """Make the context for auth servers: it trusts --tls-root-ca-file, or the system's authorities."""
     try:
         context = ssl.create_default_context(cafile=options.tls_root_ca_file or None)
     except (OSError, ssl.SSLError) as error:

@@ -16,7 +16,7 @@ from nsq.options import METADATA, SECONDS, closest
 
 
 def to_arguments(options_class: type[Any], given: Mapping[str, object]) -> list[str]:
-    """``{"msg_timeout": 1.0}`` becomes ``["--msg-timeout=1s"]``; a tuple or list repeats its flag."""
+    """Turn ``{"msg_timeout": 1.0}`` into ``["--msg-timeout=1s"]``; a tuple or list repeats its flag."""
     fields = {field.name: field for field in dataclasses.fields(options_class) if METADATA in field.metadata}
     arguments = []
     for name, value in given.items():

@@ -37,7 +37,7 @@ class Strike:
     def one_of(self, choices: Sequence[T], share: float | None = None) -> T:
         """Return the element that the share (by default the link's) selects."""
         if not choices:
-            raise UsageError("a strike hits nothing: there is nothing to choose from")
+            raise UsageError("a strike needs a target: there is none")
         return choices[int((self.link if share is None else share) * len(choices))]
 
 

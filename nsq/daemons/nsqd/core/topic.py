@@ -35,7 +35,7 @@ class Portion:
         goes on where that one failed.
         """
         if not any(channel in self._rest for channel in channels):
-            # No current channel has a share yet: compute the shares anew.
+            # No current channel has a share yet: compute the shares again.
             self._rest = self._shares(channels)
         alone = len(channels) == 1
         for channel in channels:

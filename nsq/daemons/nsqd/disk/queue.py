@@ -383,7 +383,7 @@ class DiskQueue:
         self._check_open()
         if position.place > self._segments.written.place:
             raise UsageError(
-                f"{position} lies behind the end of disk queue {self.name}, {self._segments.written}: "
+                f"{position} is after the end of disk queue {self.name}, {self._segments.written}: "
                 "it is from another queue"
             )
 
@@ -563,7 +563,7 @@ class Writer:
             except OSError as error:
                 file = self._layout.data(piece.number)
                 self._log.error(
-                    "DISKQUEUE(%s): cannot take a failed write to %s back: %s", self._layout.name, file, error
+                    "DISKQUEUE(%s): cannot undo a failed write to %s: %s", self._layout.name, file, error
                 )
                 if piece.number == last:
                     # The recorded end is unchanged, so the bytes after it are never read; append elsewhere.

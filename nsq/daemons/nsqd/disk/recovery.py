@@ -97,11 +97,9 @@ class Recovery:
 
     def _explain_missing_meta(self, text: str | None) -> None:
         if text is not None:
-            self._warn(
-                "%s says %r, which cannot be; looking at the data instead", self._layout.meta, text[:100]
-            )
+            self._warn("%s is invalid: %r; using the data instead", self._layout.meta, text[:100])
         elif self._lengths:
-            self._warn("%s is missing; looking at the data instead", self._layout.meta)
+            self._warn("%s is missing; using the data instead", self._layout.meta)
 
     def _without_meta(self) -> Meta:
         first, last = min(self._lengths, default=0), max(self._lengths, default=0)
@@ -121,12 +119,12 @@ class Recovery:
             self._warn("%d files from %d to %d are missing", missing, meta.read_file, meta.write_file - 1)
             return False
         if lengths.get(meta.write_file, 0) < meta.write_end or lengths.get(meta.read_file, 0) < meta.read_end:
-            self._warn("%s points behind the end of the data", self._layout.meta)
+            self._warn("%s points past the end of the data", self._layout.meta)
             return False
         size = sum(complete) + meta.write_end - meta.read_end
         smallest, largest = self._sizes
         if not meta.depth * (SIZE_BYTES + smallest) <= size <= meta.depth * (SIZE_BYTES + largest):
-            self._warn("a depth of %d and %d bytes do not go together", meta.depth, size)
+            self._warn("a depth of %d does not match %d bytes", meta.depth, size)
             return False
         return True
 
@@ -152,7 +150,7 @@ class Recovery:
         try:
             found = survey(self._directory / file, offset, segment.end, self._sizes)
         except OSError as error:
-            self._warn("%s cannot be looked at: %s", file, error)
+            self._warn("%s cannot be read: %s", file, error)
             return 0
         self._report(segment, offset, found)
         if found.flaw is not None:

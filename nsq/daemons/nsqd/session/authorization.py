@@ -221,7 +221,7 @@ class KnownPatterns:
         self.steps = 0
 
     def get(self, source: str) -> Pattern:
-        """Raises BadPattern."""
+        """Return the compiled pattern. Raises BadPattern."""
         pattern = self._patterns.get(source)
         if pattern is None:
             pattern = Pattern(source)

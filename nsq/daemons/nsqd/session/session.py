@@ -198,7 +198,7 @@ class Session:
         self._bodies.cut_off_the_idle()
 
     def cut_off(self) -> None:
-        self._refuse(b"E_BAD_BODY the rest does not come, and others wait for its room")
+        self._refuse(b"E_BAD_BODY the body arrives too slowly while other clients wait")
 
     # With --durable, the session holds replies until the preceding writes are fsynced.
 
@@ -214,7 +214,7 @@ class Session:
             self._log.error("client(%s) its messages may be lost: disk failure", self.remote_address)
             self._stream.drop_held()
             if self._made_channel:
-                self._stream.write(encode_error(b"E_SUB_FAILED SUB failed the disk did not take the channel"))
+                self._stream.write(encode_error(b"E_SUB_FAILED SUB failed the channel could not be saved"))
             self._end()
             return
         self._made_channel = False
@@ -308,7 +308,7 @@ class Session:
         self._subscription.wake()
         self.receive(b"")
 
-    # The end, from either side.
+    # Closing, by either side.
 
     def _end(self) -> None:
         if not self._ended:

@@ -82,7 +82,7 @@ class Stream:
         self.parser = CommandParser(limits)
         self._layers = Stack()
         self.layered = False
-        self._direct = False  # the magic has come, and there is no layer
+        self._direct = False  # whether the magic was received and there is no layer
         self._magic: bytes | None = b""
         self._arrived: deque[bytes] = deque()
         self._plain = b""

@@ -72,7 +72,7 @@ class Committer:
         #: Why the last round failed.
         self.error: Exception | None = None
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="nsqd-sync")
-        self._threads.submit(int)  # starts the thread now, with the daemon, rather than under some request
+        self._threads.submit(int)  # starts the thread now instead of during a request
         self._wanted = asyncio.Event()
         self._closed = False
         self._begun = 0  # rounds
@@ -103,7 +103,7 @@ class Committer:
             if future.done():
                 return
             if answer == LOST:
-                future.set_exception(StorageFailed("the disk did not take what was written"))
+                future.set_exception(StorageFailed("syncing to disk failed"))
             else:
                 future.set_result(None)
 

@@ -101,7 +101,7 @@ class DurableBacklog:
         # max(): if files were damaged, records of taken messages may be missing.
         return max(0, self.disk.unread - len(self._taken_unread))
 
-    # In.
+    # Adding messages.
 
     def put(self, messages: Batch | list[Message]) -> None:
         messages = list(messages)
@@ -162,7 +162,7 @@ class DurableBacklog:
             if message is not None:
                 self._by_id[message.id] = entry
 
-    # Out.
+    # Taking and finishing messages.
 
     def take(self, limit: int) -> list[Message]:
         ready = self._ready
@@ -282,7 +282,7 @@ class DurableBacklog:
             self.disk.skip(positions[-1])
             self._enter(zip(positions, stragglers, strict=True))
 
-    # The end.
+    # Emptying and stopping.
 
     def clear(self) -> None:
         for message, tell in self._memory_only.values():

@@ -57,7 +57,7 @@ class MemoryFirstBacklog(MemoryBacklog):
         room = 0 if self._spilled or self._stuck else max(0, self._limit - self._count)
         if len(messages) > room:
             if self._stuck:
-                raise StorageFailed("the disk does not take messages at the moment")
+                raise StorageFailed("the disk is refusing messages")
             try:
                 # Write to disk first: if it refuses, no part of the batch is in the queue.
                 self._write(messages[room:])

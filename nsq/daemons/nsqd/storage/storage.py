@@ -86,7 +86,7 @@ class Storage:
         self._found: dict[str, list[str]] = {}  # files of earlier runs, by queue, until it is opened
         self._broker: Broker | None = None
         self._roster_changed = False
-        self._unsynced = 0  # messages
+        self._unsynced = 0  # messages written since the last sync that they requested
         self._written: set[str] = set()  # names of durable queues written since the last round
         self._sync_all = True  # whether the next round must sync all queues
         self._to_sync: deque[str] = deque()  # names of the queues that are left of that
@@ -471,7 +471,7 @@ class DataDirectory:
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{str(path)!r}, the list of topics and channels, cannot be read ({error}): repair it, or "
-                "move it away to start with no topics but those whose queues are on disk"
+                "move it away to start without topics (a topic made again gets its messages back)"
             ) from error
 
     def roster_job(self, topics: Iterable[TopicEntry], version: str) -> SyncJob:

@@ -78,7 +78,7 @@ def test_a_disk_that_fails_ends_the_connection_and_a_sub_is_told_why(command: by
     client = world.client()
     client.send(command)
     world.notifier.sync(fails=True)
-    refusal = [ErrorReply(b"E_SUB_FAILED SUB failed the disk did not take the channel")]
+    refusal = [ErrorReply(b"E_SUB_FAILED SUB failed the channel could not be saved")]
     assert (client.frames(), client.link.finished) == (refusal if b"SUB" in command else [], True)
 
 

@@ -247,7 +247,7 @@ def test_who_waited_for_a_sync_that_failed_is_not_told_that_it_worked_the_second
 def test_a_waiting_request_learns_of_it() -> None:
     async def scenario() -> None:
         committer = BrokenDisk().committer()
-        with pytest.raises(StorageFailed, match="did not take"):
+        with pytest.raises(StorageFailed, match="syncing to disk failed"):
             await committer.wait_until_synced()
         await committer.close()
 
