@@ -1,9 +1,9 @@
 """The daemons: nsqd, nsqlookupd and nsqadmin, and what they share.
 
-They import errors, wire, http and flags, never the client. aiohttp is imported by ``httpd`` alone.
+They import errors, wire, http and flags, never the client. Only ``httpd`` imports aiohttp.
 """
 
 from __future__ import annotations
 
-# The release of the Go daemons whose answers ours equal: by it clients and nsqadmin decide what to ask for.
+# The release of Go's daemons that ours match. Clients and nsqadmin decide by this version what to ask for.
 COMPATIBLE_VERSION = "1.3.0"

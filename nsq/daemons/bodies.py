@@ -1,7 +1,7 @@
-"""The limit on unfinished bodies: what a daemon holds of them, over all clients together.
+"""Limits how many bytes of unfinished bodies a daemon holds for all its clients together.
 
-One client's body has a limit of its own; without one for all, a few hundred clients that stop midway fill the
-memory. Knows no socket; the time is an argument.
+Each body has its own limit; without a common one, a few hundred clients that stop in the middle of a body
+fill the memory. Knows no socket; the time is an argument.
 """
 
 from __future__ import annotations
@@ -10,27 +10,27 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-#: While others wait, a client has to send this much within these seconds, or it is cut off.
+#: While other clients wait, a client that sends less than this within these seconds is disconnected.
 PROGRESS_BYTES = 64 * 1024
 STALL_SECONDS = 30.0
-#: What a client that goes on may add before it is counted again.
+#: How many bytes a client may add before its body is counted again.
 CHUNK_BYTES = 256 * 1024
 
 
 class Sender(Protocol):
-    """A client in the middle of a body, which can be made to wait."""
+    """A client that is sending a body and can be paused."""
 
     def wait_for_room(self) -> None:
-        """Read nothing more until ``go_on``."""
+        """Stop reading until ``go_on`` is called."""
 
     def go_on(self) -> None: ...
 
     def cut_off(self) -> None:
-        """Others wait for room that this client holds and does not use."""
+        """Disconnect: the client makes no progress and holds room that others wait for."""
 
 
 class _Body:
-    """The bytes held of one sender's body, and since when they have hardly grown."""
+    """The size received of one sender's body, and the time of its last progress."""
 
     __slots__ = ("held", "marked", "since", "waiting")
 
@@ -41,7 +41,7 @@ class _Body:
 
 
 class PendingBodies:
-    """Above the limit only the sender that began first goes on, so that one always does."""
+    """Pauses senders above the limit; the one that began first is never paused, so one always proceeds."""
 
     def __init__(self, limit: int, now: Callable[[], float] = time.monotonic) -> None:
         self.limit = limit
@@ -50,10 +50,10 @@ class PendingBodies:
         self._senders: dict[Sender, _Body] = {}  # in the order in which they began
         self._waiting = 0
 
-    # HTTP: a body for which there is no room is refused.
+    # HTTP: a body without room is refused.
 
     def take(self, size: int) -> bool:
-        """Whether there is room for so many bytes more, which then count until they are given back."""
+        """Reserve ``size`` bytes until ``give_back``. Returns False if there is no room."""
         if self.total + size > self.limit:
             return False
         self.total += size
@@ -63,10 +63,10 @@ class PendingBodies:
         self.total -= size
         self._wake()
 
-    # TCP: the client waits.
+    # TCP: a client without room is paused.
 
     def count(self, sender: Sender, size: int) -> None:
-        """Note that this sender's unfinished body takes so many bytes now; 0 when it has none."""
+        """Record that this sender's unfinished body takes ``size`` bytes now; 0 if it has none."""
         body = self._senders.get(sender)
         if body is None:
             body = self._senders[sender] = _Body(self._now())
@@ -85,7 +85,7 @@ class PendingBodies:
         self._wake()
 
     def cut_off_the_idle(self) -> None:
-        """Make room for those that wait: end senders that could go on and do not."""
+        """If senders are waiting, disconnect those that may send and made no progress lately."""
         if self._waiting:
             late = self._now() - STALL_SECONDS
             for sender, body in list(self._senders.items()):
@@ -93,7 +93,7 @@ class PendingBodies:
                     sender.cut_off()
 
     def _wake(self) -> None:
-        """Let as many go on as there is room for, and the first in any case."""
+        """Resume as many senders as there is room for, and the first one in any case."""
         if not self._waiting:
             return
         room = max(0, self.limit - self.total) // CHUNK_BYTES

@@ -1,7 +1,7 @@
-"""Looking into a running daemon over HTTP: stacks of threads and tasks, where its time goes, what it keeps.
+"""Inspects a running daemon over HTTP: stacks of threads and tasks, a CPU profile, allocations.
 
-``Debugging`` serves /debug/ to callers on the same machine, and looks for one of them at a time. The three
-ways to look stand below it and know no HTTP. No source file is read: stacks are made on the event loop.
+``Debugging`` serves /debug/ to callers on the same machine, one profile or trace at a time. The functions
+below it know no HTTP. They read no source files, because stacks are formatted on the event loop.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ _Async = Callable[[Request], Awaitable[Reply]]
 
 
 class Debugging:
+    """The handlers and routes of /debug/."""
+
     def __init__(self) -> None:
         self._busy = False
 
@@ -80,12 +82,12 @@ class Debugging:
         if form not in ("text", "collapsed"):
             raise HttpError(400, "INVALID_ARG_FORMAT")
         here = threading.get_ident()
-        profile = await self._alone("profile", functools.partial(sample, here, seconds))
+        profile = await self._run_alone("profile", functools.partial(sample, here, seconds))
         return Reply.text(profile.collapsed() if form == "collapsed" else profile.table())
 
     async def tracemalloc(self, request: Request) -> Reply:
         seconds, limit = _seconds(request), _limit(request)
-        return Reply.text(await self._alone("tracemalloc", functools.partial(trace, seconds, limit)))
+        return Reply.text(await self._run_alone("tracemalloc", functools.partial(trace, seconds, limit)))
 
     async def command_line(self, request: Request) -> Reply:
         return Reply.text("\0".join(sys.argv))
@@ -94,33 +96,33 @@ class Debugging:
         rate = request.args.get("rate", "")
         if not rate.removeprefix("-").isdecimal():
             return Reply.text(f"invalid block rate {rate!r}: it must be a whole number", 400)
-        return Reply.text("there is no block profile here; /debug/threads shows what waits", 404)
+        return Reply.text("there is no block profile; /debug/threads shows waiting threads and tasks", 404)
 
-    async def _alone(self, what: str, look: Callable[[threading.Event], T]) -> T:
+    async def _run_alone(self, what: str, look: Callable[[threading.Event], T]) -> T:
         if self._busy:
             raise HttpError(409, "BUSY")
         self._busy = True
-        enough = threading.Event()
-        looking = in_thread(functools.partial(look, enough), f"debug-{what}")
-        looking.add_done_callback(self._looked)
+        stop = threading.Event()
+        running = in_thread(functools.partial(look, stop), f"debug-{what}")
+        running.add_done_callback(self._ended)
         try:
-            # Shielded: until the thread is done no other request may look.
-            return await asyncio.shield(looking)
+            # Shielded: no other request may start before this thread has ended.
+            return await asyncio.shield(running)
         finally:
-            enough.set()
+            stop.set()
 
-    def _looked(self, looking: asyncio.Future[T]) -> None:
+    def _ended(self, running: asyncio.Future[T]) -> None:
         self._busy = False
-        if not looking.cancelled():
-            looking.exception()  # retrieved: asyncio complains about errors that are not
+        if not running.cancelled():
+            running.exception()  # otherwise asyncio logs that the error was never retrieved
 
 
 def local_only(handler: _Async) -> _Async:
-    """Refuse callers on other machines: what is shown tells too much for strangers, and costs time."""
+    """Refuse callers on other machines: the output is confidential, and producing it costs time."""
 
     async def guarded(request: Request) -> Reply:
         if not on_this_machine(request.remote):
-            return Reply.text("/debug answers callers on this machine alone", 403)
+            return Reply.text("/debug is only for callers on this machine", 403)
         return await handler(request)
 
     return guarded
@@ -130,7 +132,7 @@ def on_this_machine(remote: str) -> bool:
     if remote == "@":
         return True  # a Unix socket
     address = ipaddress.ip_address(remote.rpartition(":")[0].strip("[]"))
-    mapped = getattr(address, "ipv4_mapped", None)  # as a socket for both families shows IPv4
+    mapped = getattr(address, "ipv4_mapped", None)  # a dual-stack socket shows IPv4 peers like this
     return (mapped or address).is_loopback
 
 
@@ -153,7 +155,7 @@ def _limit(request: Request) -> int:
 
 # Stacks
 
-#: More tasks than this are only counted.
+#: Tasks whose stacks are shown; further ones are only counted.
 _TASKS = 2000
 _NAMES = 10
 
@@ -161,12 +163,12 @@ _AWAITS = (("cr_frame", "cr_await"), ("gi_frame", "gi_yieldfrom"), ("ag_frame", 
 
 
 def describe() -> str:
-    """Describe all threads, and the tasks of the event loop that runs this."""
+    """Describe all threads and the tasks of the running event loop."""
     return "\n".join([*_threads(), *_tasks()]) + "\n"
 
 
 def stack(frame: FrameType | None) -> list[FrameType]:
-    """Innermost first."""
+    """Return the frame and its callers, innermost first."""
     frames = []
     while frame is not None:
         frames.append(frame)
@@ -202,7 +204,7 @@ def _tasks() -> Iterator[str]:
 
 
 def _awaits(task: asyncio.Task[Any]) -> list[str]:
-    """Tell what the task waits for, innermost first. The running task is among the threads."""
+    """Return the frames the task is suspended in, innermost first. The running task is among the threads."""
     if task is asyncio.current_task():
         return ["  running: see its thread"]
     lines = []
@@ -214,7 +216,7 @@ def _awaits(task: asyncio.Task[Any]) -> list[str]:
 
 
 def _frame_and_next(waiting: object) -> tuple[FrameType, object] | None:
-    """Return the frame of a coroutine or generator, and what it awaits; None for a future."""
+    """Return the frame of a coroutine or generator and the object it awaits; None for a future."""
     for frame_name, next_name in _AWAITS:
         frame = getattr(waiting, frame_name, None)
         if frame is not None:
@@ -230,7 +232,7 @@ def _line(frame: FrameType) -> str:
 # A profile
 
 _INTERVAL = 0.005
-#: Seconds until the interpreter hands over while sampling. Usually it is 5 ms, as good as never.
+#: The interpreter's switch interval while sampling. The usual 5 ms would delay the samples too much.
 _SWITCH_INTERVAL = 0.00005
 
 #: Functions as ``module:name``, outermost first.
@@ -239,17 +241,17 @@ Stack = tuple[str, ...]
 
 @dataclass
 class Profile:
-    """The stacks that were seen, and how often."""
+    """The sampled stacks and how often each was seen."""
 
     seconds: float = 0.0
     stacks: Counter[Stack] = field(default_factory=Counter)
 
     def collapsed(self) -> str:
-        """Return a line for every stack, as flame graph programs read them."""
+        """Return one line per stack, in the format of flame graph programs."""
         return "".join(f"{';'.join(names)} {count}\n" for names, count in sorted(self.stacks.items()))
 
     def table(self) -> str:
-        """Functions by how often they themselves were running, and how often anything they called."""
+        """Return the functions with the share of samples in each itself, and in it or its callees."""
         own: Counter[str] = Counter()
         total: Counter[str] = Counter()
         for names, count in self.stacks.items():
@@ -268,23 +270,23 @@ class Profile:
 def sample(
     thread: int,
     seconds: float,
-    enough: threading.Event,
+    stop: threading.Event,
     *,
     now: Callable[[], float] = time.monotonic,
 ) -> Profile:
-    """Look at the thread for so long, or until there is ``enough``. Its own work goes on meanwhile."""
+    """Sample the running thread for ``seconds``, or until ``stop`` is set."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_INTERVAL)
     try:
-        return _sample(thread, seconds, enough, now)
+        return _sample(thread, seconds, stop, now)
     finally:
         sys.setswitchinterval(usual)
 
 
-def _sample(thread: int, seconds: float, enough: threading.Event, now: Callable[[], float]) -> Profile:
+def _sample(thread: int, seconds: float, stop: threading.Event, now: Callable[[], float]) -> Profile:
     profile = Profile()
     began = now()
-    while not enough.wait(_INTERVAL) and profile.seconds < seconds:
+    while not stop.wait(_INTERVAL) and profile.seconds < seconds:
         profile.seconds = now() - began
         frames = stack(sys._current_frames().get(thread))
         if not frames:
@@ -299,14 +301,14 @@ def _sample(thread: int, seconds: float, enough: threading.Event, now: Callable[
 # Allocations
 
 
-def trace(seconds: float, limit: int, enough: threading.Event) -> str:
-    """Trace for so long, or until there is ``enough``; only for that time are allocations slower."""
+def trace(seconds: float, limit: int, stop: threading.Event) -> str:
+    """Trace allocations for ``seconds``, or until ``stop`` is set. Tracing slows allocations down."""
     traced_before = tracemalloc.is_tracing()
     if not traced_before:
         tracemalloc.start()
     try:
         before = tracemalloc.take_snapshot()
-        enough.wait(seconds)
+        stop.wait(seconds)
         after = tracemalloc.take_snapshot()
     finally:
         if not traced_before:

@@ -1,4 +1,4 @@
-"""Addresses to listen on, in Go's spelling, and the listening itself: TCP, IPv6 and Unix sockets.
+"""Parses addresses in Go's spelling and listens on them: TCP over IPv4 and IPv6, and Unix sockets.
 
 Imports no other module of the daemons.
 """
@@ -18,18 +18,18 @@ from nsq.errors import ConfigError, NsqError
 
 BACKLOG = 1024
 
-# An accepted connection takes two rounds of the loop to reach its protocol. If the server closes meanwhile,
-# or the owner closes all connections it knows, that one stays open for good.
+# An accepted connection takes two rounds of the loop to reach its protocol. If the server or the connections
+# that the owner knows are closed before that, this one would stay open for good.
 _ROUNDS = 3
 
 
 class ListenError(NsqError):
-    """An address cannot be listened on; the message names the address and the reason."""
+    """Listening on an address failed; the message names the address and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class TcpAddress:
-    """``host`` is empty for every interface; ``port`` 0 lets the system choose."""
+    """A host and a port. An empty ``host`` means every interface; ``port`` 0 lets the system choose."""
 
     host: str
     port: int
@@ -50,7 +50,7 @@ Address = TcpAddress | UnixAddress
 
 
 def parse_address(text: str, default_port: int | None = None) -> Address:
-    """``":4150"``, ``"host:4150"``, ``"[::]:4150"`` or the path of a Unix socket (anything with a slash)."""
+    """Parse ``":4150"``, ``"host:4150"``, ``"[::]:4150"`` or a Unix socket's path (anything with a slash)."""
     if "/" in text:
         return UnixAddress(text)
     host, port = _split(text)
@@ -78,7 +78,7 @@ def _split(text: str) -> tuple[str, str | None]:
 
 
 class Listener:
-    """One bound socket with a server on it. Closing stops accepting; connections are their owner's affair."""
+    """One bound socket with a server on it. Closing stops accepting; the owner closes the connections."""
 
     def __init__(self, factory: Callable[[], asyncio.BaseProtocol], sock: socket.socket) -> None:
         self._factory = factory
@@ -94,14 +94,14 @@ class Listener:
             self.address = TcpAddress(name[0], name[1])
 
     async def serve(self, tls: ssl.SSLContext | None = None) -> None:
-        """Accept, and give new connections this certificate from now on: those that are open keep theirs."""
+        """Accept connections with this certificate from now on; open connections keep theirs."""
         if self._server is not None and isinstance(self.address, UnixAddress):
-            # Python 3.13 removes the socket's file with its first server.
+            # Python 3.13 removes the socket's file when its first server closes.
             raise ListenError(f"{self.address}: a new certificate for a Unix socket needs a restart")
         loop = asyncio.get_running_loop()
         create = loop.create_server if isinstance(self.address, TcpAddress) else loop.create_unix_server
         timeout = None if tls is None else 10.0
-        # A server closes its socket when it ends: the next one gets another for the same address.
+        # A server closes its socket when it ends, so the next one gets a duplicate.
         sock = self._sock if self._server is None else self._sock.dup()
         try:
             server = await create(
@@ -115,7 +115,7 @@ class Listener:
             former.close()
 
     async def close(self) -> None:
-        """Once this returns, every connection that was accepted has shown up at its protocol."""
+        """Stop accepting. When this returns, every accepted connection has reached its protocol."""
         loop = asyncio.get_running_loop()
         if self._server is not None:
             for sock in self._server.sockets:
@@ -131,7 +131,7 @@ class Listener:
 async def listen(
     factory: Callable[[], asyncio.BaseProtocol], address: Address, *, tls: ssl.SSLContext | None = None
 ) -> Listener:
-    """Bind and serve; the Listener knows the address that was really bound. ListenError says why not."""
+    """Bind and serve; the Listener has the actual address. Raises ListenError with the reason."""
     try:
         listener = Listener(factory, await _bound(address))
     except (OSError, UnicodeError) as error:
@@ -144,10 +144,10 @@ async def listen(
     return listener
 
 
-def _reason(fault: Exception) -> str:
-    if isinstance(fault, OSError) and fault.errno is not None and not isinstance(fault, socket.gaierror):
-        return os.strerror(fault.errno).lower()
-    return str(fault)
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno is not None and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno).lower()
+    return str(error)
 
 
 async def _bound(address: Address) -> socket.socket:
@@ -160,10 +160,10 @@ async def _bound(address: Address) -> socket.socket:
             address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
         )
     except socket.gaierror:
-        # A name, whose look-up may take its time. It is not tried first: it would start a thread.
+        # A host name. Tried last, because its lookup may be slow and starts a thread.
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-    # Like Go: one socket, and IPv4 where a name has both.
+    # Like Go: one socket, and IPv4 if a name has both.
     found.sort(key=lambda info: info[0] != socket.AF_INET)
     family, _, _, _, where = found[0]
     return _bound_tcp(family, where, dual=where[0] == "::")
@@ -175,7 +175,7 @@ def _bound_everywhere(port: int) -> socket.socket:
         try:
             return _bound_tcp(socket.AF_INET6, ("::", port), dual=True)
         except OSError as error:
-            # A kernel can know IPv6 and have it switched off.
+            # IPv6 may be compiled into the kernel and switched off.
             if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                 raise
     return _bound_tcp(socket.AF_INET, ("0.0.0.0", port), dual=False)
@@ -208,7 +208,7 @@ def _bound_unix(path: str) -> socket.socket:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove a socket file without a listener; asyncio by itself would take a living daemon's place."""
+    """Remove the socket file only if no daemon listens on it; asyncio would remove it in any case."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return
@@ -229,5 +229,5 @@ def _unlink(path: str, inode: int) -> None:
         if os.stat(path).st_ino == inode:
             os.unlink(path)
     except OSError:
-        # Gone already, or its folder is: nothing of ours is left behind.
+        # The file or its directory is already gone.
         pass

@@ -1,8 +1,8 @@
 """A daemon's log: one line per event, as text in the form of the Go daemons or as JSON, to stderr or a file.
 
-Text looks like ``[nsqd] 2026/11/20 08:28:38.123456 INFO: message``. The lines are written here and not by the
-standard library's ``logging``: that costs more than all else that nsqlookupd does for a registration, and a
-host program's logging configuration stays what it was. Imports nothing of the package but its errors.
+Text looks like ``[nsqd] 2026/11/20 08:28:38.123456 INFO: message``. This module does not use the standard
+library's ``logging``: one call of it costs more than the rest of a registration in nsqlookupd, and a host
+program's logging configuration must stay as it is. Imports nothing of the package but its errors.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMATS = (TEXT, JSON)
 
 
 def parse_level(text: str) -> int:
-    """The level's number (debug is 1, fatal is 5), or ConfigError naming the choices."""
+    """Return the level's number (debug is 1, fatal is 5), or raise ConfigError naming the choices."""
     number = _SPELLINGS.get(text.lower())
     if number is None:
         raise ConfigError(f"log level {text!r} is none of {', '.join(LEVELS)}")
@@ -36,7 +36,7 @@ def parse_level(text: str) -> int:
 
 
 def checked_level(text: str) -> str:
-    """The text itself, as flags keep it, or ConfigError."""
+    """Return the level's name unchanged, or raise ConfigError."""
     parse_level(text)
     return text
 
@@ -57,10 +57,10 @@ class LogOptions(Protocol):
 
 
 class DaemonLog:
-    """The log of one daemon. Messages use %-formatting, done only when the level lets them through.
+    """The log of one daemon. Messages are %-formatted only if their level is logged.
 
-    Without a ``stream`` or a ``path`` it is stderr, the one of the moment of writing. A stream that is closed
-    or broken loses lines; it never raises into the daemon. Any thread may write: a line is a single write.
+    Without a ``stream`` or a ``path`` it writes to the current sys.stderr. Lines for a closed or broken
+    stream are lost; the log never raises an error into the daemon. Any thread may write: a line is one write.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class DaemonLog:
         self._program = prefix.strip(" []")
         self._path = path
         self._stream = _opened(path) if path else stream
-        self._stamp = (-1, "")  # of the second that the last line was written in: the text of it is kept
+        self._stamp = (-1, "")  # the second in which the last line was written, and its text
         self._logger = logging.Logger(self._program or "nsq")  # not getLogger: it belongs to this log
         self._logger.addHandler(_Forwarding(self))
         self._level = INFO
@@ -85,7 +85,7 @@ class DaemonLog:
 
     @staticmethod
     def of(options: LogOptions, stream: TextIO | None = None) -> DaemonLog:
-        """The log that a daemon's options ask for; ConfigError if its file cannot be opened."""
+        """Make the log for a daemon's options; ConfigError if its file cannot be opened."""
         level = "debug" if options.verbose else options.log_level
         return DaemonLog(options.log_prefix, level, stream, form=options.log_format, path=options.log_file)
 
@@ -108,7 +108,7 @@ class DaemonLog:
 
     @property
     def logger(self) -> logging.Logger:
-        """A standard logger for libraries that insist on one; it obeys this log's level and form."""
+        """A standard logger for libraries that require one; it writes to this log."""
         return self._logger
 
     def debug(self, message: str, *args: object) -> None:
@@ -132,21 +132,21 @@ class DaemonLog:
         self._write("fatal", message, args)
 
     def reopen(self) -> None:
-        """Open the file anew, after a program like logrotate has renamed it."""
+        """Open the file again, after a program like logrotate has renamed it."""
         if not self._path:
             return
         try:
             renewed = _opened(self._path)
         except ConfigError as error:
-            self.error("%s; writing goes on into the old file", error)
+            self.error("%s; still writing to the old file", error)
             return
         if self._stream is not None:
-            # Behind the back of the stream, so that a thread that is about to write loses no line.
+            # Replace only the descriptor: a thread that is writing to the stream then loses no line.
             os.dup2(renewed.fileno(), self._stream.fileno())
             renewed.close()
 
     def close(self) -> None:
-        """Close the file, if it is one of ours; what is written from now on is lost."""
+        """Close the file that --log-file names. Later lines are lost."""
         if self._path and self._stream is not None:
             self._stream.close()
 
@@ -169,7 +169,7 @@ class DaemonLog:
             stream.write(line)
             stream.flush()
         except (OSError, ValueError):
-            # Closed, broken pipe, disk full: there is nowhere left to say so.
+            # Closed, broken pipe or disk full: the line is lost.
             pass
 
     def _as_text(self, now: float, level: str, text: str, trace: str) -> str:
@@ -202,7 +202,7 @@ def _opened(path: str) -> TextIO:
 
 
 class _Forwarding(logging.Handler):
-    """Writes what libraries give to the standard logger into the daemon's log."""
+    """Forwards records of the standard logger to the daemon's log."""
 
     def __init__(self, log: DaemonLog) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Running a daemon as a program: its flags, the event loop, signals, systemd, exit statuses.
+"""Runs a daemon as a program: its flags, the event loop, signals, systemd, exit statuses.
 
-Of the package only errors, flags, the collector and the daemons' log are imported, and never aiohttp:
+Imports only errors, flags, the collector and the daemons' log of this package, and never aiohttp:
 ``--version`` works without it.
 """
 
@@ -29,16 +29,16 @@ OptionsT = TypeVar("OptionsT", bound=LogOptions)
 
 class Daemon(Protocol):
     async def start(self) -> None:
-        """Listen. Raises when it cannot, leaving nothing open."""
+        """Listen. If that fails, raise and leave nothing open."""
 
     async def drain(self) -> None:
-        """Take nothing new and hand over what there is. May be cancelled; ``stop`` follows in any case."""
+        """Accept nothing new and let clients finish. May be cancelled; ``stop`` follows in any case."""
 
     async def stop(self) -> bool:
-        """End everything that start() began; a second call does nothing. Whether nothing was lost."""
+        """End what start() began; a second call does nothing. Returns whether nothing was lost."""
 
     async def reload(self) -> None:
-        """Read the files anew that may have changed. What cannot be read is logged, and the old one kept."""
+        """Read changed files again. If one cannot be read, log that and keep the old content."""
 
 
 def run_program(
@@ -47,7 +47,7 @@ def run_program(
     make_daemon: Callable[[OptionsT, DaemonLog], Daemon],
     argv: Sequence[str] | None,
 ) -> int:
-    """Read the flags, run the daemon, return the exit status. --help, --version and mistakes: SystemExit."""
+    """Read the flags, run the daemon, return the exit status. --help, --version, errors: SystemExit."""
     version = f"{program} v{COMPATIBLE_VERSION} (built w/python{platform.python_version()})"
     parsed = parse_or_exit(options_class, argv, prog=program, version=version)
     if importlib.util.find_spec("aiohttp") is None:
@@ -72,7 +72,7 @@ def run(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
 
 
 def _allow_many_files() -> None:
-    """Raise the limit of open files to the user's maximum, as Go's runtime does: the usual 1024 are few."""
+    """Raise the limit of open files to the user's maximum, as Go's runtime does; 1024 is too low."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # some systems name a limit and refuse it
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -113,12 +113,12 @@ async def _serve(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
 
 
 class _Signals:
-    """SIGTERM and SIGINT stop, SIGUSR1 drains, SIGHUP reloads. None is lost that arrives during the start."""
+    """SIGTERM and SIGINT stop, SIGUSR1 drains, SIGHUP reloads. Signals during start() take effect later."""
 
     def __init__(self, log: DaemonLog, systemd: Systemd) -> None:
         self._log = log
         self._systemd = systemd
-        self._stop = asyncio.Event()  # by a signal: a second one does not wait
+        self._stop = asyncio.Event()
         self._drain = asyncio.Event()
         self._reload = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -128,7 +128,7 @@ class _Signals:
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
 
     async def obey(self, daemon: Daemon) -> None:
-        """Drain and reload when told to; return when the daemon must stop."""
+        """Drain and reload on their signals; return when the daemon must stop."""
         loop = asyncio.get_running_loop()
         jobs = [self._stop.wait(), self._drain_when_told(daemon), self._reload_when_told(daemon)]
         tasks: list[asyncio.Task[Any]] = [loop.create_task(job) for job in jobs]
@@ -137,7 +137,7 @@ class _Signals:
             task.cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(outcome, Exception):
-                self._log.error("a signal could not be obeyed: stopping", exc=outcome)
+                self._log.error("handling a signal failed: stopping", exc=outcome)
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
         if self._stop.is_set():
@@ -167,7 +167,7 @@ class _Signals:
 
 
 class Systemd:
-    """Tells systemd how the daemon is, as sd_notify(3) does; nothing is told where no systemd listens."""
+    """Notifies systemd of the daemon's state, as sd_notify(3) does. Without systemd it does nothing."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._address = environment.get("NOTIFY_SOCKET", "")
@@ -185,7 +185,7 @@ class Systemd:
             sock.sendto(state.encode(), self._address)
 
     async def feed_watchdog(self) -> None:
-        """Show that the event loop goes round, twice as often as systemd wants to know."""
+        """Report that the event loop is running, twice as often as systemd expects it."""
         while self._watchdog:
             self.tell("WATCHDOG=1")
             await asyncio.sleep(self._watchdog / 2)

@@ -1,6 +1,6 @@
 """NSQ's HTTP conventions without a network: requests, replies, errors, routes, JSON as Go writes it.
 
-Imports no aiohttp: a daemon's handlers are tested by calling them. ``httpd`` serves what is declared here.
+Imports no aiohttp, so that tests can call a daemon's handlers directly. ``httpd`` serves these routes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TEXT = "text/plain; charset=utf-8"
 
 
 class HttpError(NsqError):
-    """A handler's refusal: the status and the CODE of ``{"message": "CODE"}``."""
+    """An error reply: the status and the CODE of ``{"message": "CODE"}``."""
 
     def __init__(self, status: int, code: str) -> None:
         super().__init__(f"{status} {code}")
@@ -31,10 +31,10 @@ class HttpError(NsqError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A status, a body and what kind it is; without a content type no such header is sent.
+    """A status, a body and its content type; None sends no Content-Type header.
 
-    ``rest`` are further pieces of a body that is long: each is sent when the client has read most of the one
-    before, so that no moment is spent on the whole of it.
+    ``rest`` holds further pieces of a long body. Each is sent when the client has read most of the previous
+    one, so that the whole body is never sent at once.
     """
 
     body: bytes = b""
@@ -59,14 +59,14 @@ class Reply:
 OK = Reply(b"OK", TEXT)
 EMPTY = Reply()
 
-# What Go's encoder escapes beyond the necessary. None of them can stand outside a JSON string.
+# Characters that only Go's encoder escapes. They occur only inside JSON strings.
 _GO_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _go_escape = functools.partial(re.compile("[<>&\u2028\u2029]").sub, lambda found: _GO_ESCAPES[found[0]])
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
 def go_json(value: object) -> bytes:
-    """Compact JSON as Go's encoder writes it, keys in the order they are given."""
+    """Encode compact JSON as Go's encoder does, with the keys in their given order."""
     return _go_escape(_encode(value)).encode("utf-8", "replace")
 
 
@@ -74,7 +74,7 @@ _BAD_ESCAPE = re.compile("%(?![0-9a-fA-F]{2})")
 
 
 def parse_query(query: str) -> dict[str, str]:
-    """The first value of every argument; HttpError 400 where Go's parser gives an error."""
+    """Return the first value of every argument; HttpError 400 where Go's parser gives an error."""
     args: dict[str, str] = {}
     for pair in query.split("&"):
         if not pair:
@@ -93,7 +93,7 @@ class Request:
     """A request to a handler. ``target`` is path and query as sent, ``path`` is decoded, and ``params``
     are the :names of its route's path.
 
-    This one carries its body and headers with it; ``httpd`` has one that reads them from its connection.
+    This class holds its body and headers; the subclass in ``httpd`` reads them from its connection.
     """
 
     __slots__ = ("_args", "_body", "_headers", "method", "params", "path", "query", "target")
@@ -123,7 +123,7 @@ class Request:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        """Found whatever the case of the name when they came over a connection."""
+        """The headers; names are case-insensitive if they came over a connection."""
         return self._headers
 
     @property
@@ -132,14 +132,14 @@ class Request:
         return "@"
 
     async def read(self, limit: int, too_big: str) -> bytes:
-        """The body, or HttpError 413 ``too_big`` as soon as it is known to exceed ``limit`` bytes."""
+        """Return the body, or raise HttpError 413 ``too_big`` once it is known to exceed ``limit`` bytes."""
         if len(self._body) > limit:
             raise HttpError(413, too_big)
         return self._body
 
 
 async def read_body(request: Request, limit: int, too_big: str) -> bytes:
-    """The request's body, or HttpError 413 ``too_big`` as soon as it is known to exceed ``limit`` bytes."""
+    """Return the request's body, or raise HttpError 413 ``too_big`` if it exceeds ``limit`` bytes."""
     return await request.read(limit, too_big)
 
 
@@ -150,7 +150,7 @@ Handler = Callable[[Request], Reply | Awaitable[Reply]]
 class Route:
     """One line of a daemon's table. ``/config/:opt`` matches one segment and names it.
 
-    ``plain`` routes answer errors as text, without X-Nsq-Content-Type. ``logged`` ones get a line at INFO.
+    ``plain`` routes send errors as text, without X-Nsq-Content-Type. ``logged`` routes log a line at INFO.
     """
 
     method: str
@@ -161,7 +161,7 @@ class Route:
 
 
 class Router:
-    """Finds the route of a request, or the answer to a request without one."""
+    """Finds the route of a request, or the reply to a request without a route."""
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self._static: dict[str, dict[str, Route]] = {}
@@ -188,7 +188,7 @@ class Router:
         return None, NOTHING
 
     def without(self, request: Request) -> Reply:
-        """The answer to a request no route takes: OPTIONS, a redirect, 405 or 404, in that order as in Go."""
+        """Reply to a request without a route: OPTIONS, a redirect, 405 or 404, in that order as in Go."""
         path = request.path
         allowed = self._allowed(path)
         if request.method == "OPTIONS" and allowed:
@@ -203,7 +203,7 @@ class Router:
         return Reply.error(404, "NOT_FOUND")
 
     def _meant(self, method: str, path: str) -> str | None:
-        """The path with one slash less or more, or without doubled slashes, dots and capitals."""
+        """Return an existing path: one slash less or more, or without doubled slashes, dots and capitals."""
         clean = posixpath.normpath("/" + path.lstrip("/"))
         for other in (path[:-1] if path.endswith("/") else path + "/", clean, clean.lower()):
             if self.find(method, other)[0] is not None:
@@ -234,7 +234,7 @@ def _match(pattern: Sequence[str], segments: Sequence[str]) -> dict[str, str] | 
 
 
 def _moved(request: Request, path: str) -> Reply:
-    # One slash in front: "//host" would send the client to another server.
+    # Exactly one leading slash: "//host" would redirect the client to another server.
     where = "/" + quote(path.lstrip("/"))
     if request.query:
         where += "?" + quote(request.query, safe="!#$%&'()*+,/:;=?@[]~")

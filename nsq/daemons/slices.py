@@ -1,4 +1,4 @@
-"""Long work on the event loop, a few milliseconds at a time: all else is served in between."""
+"""Runs long work on the event loop a few milliseconds at a time, so that other tasks run in between."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from typing import TypeVar
 
-#: How long one slice takes. Others wait for one in each round of the event loop, and to connect, ask and be
-#: answered over HTTP takes some ten rounds.
+#: How long one slice takes. Each round of the event loop runs one slice, and one HTTP request takes some ten
+#: rounds (connect, send, receive the reply): it waits for as many slices.
 _SECONDS = 0.002
 
 T = TypeVar("T")
 
 
 class Slices:
-    """One slice in each round of the event loop, however many works there are: they take turns."""
+    """Runs one slice in each round of the event loop; several pieces of work alternate."""
 
     def __init__(self) -> None:
         self._works: deque[tuple[Iterator[object], asyncio.Future[None]]] = deque()
 
     def run(self, steps: Iterator[object]) -> asyncio.Future[None]:
-        """Use up the iterator, whose steps are short each. Done when it is; cancelling it ends the work.
+        """Run the iterator, whose steps are short, to its end. Cancelling the returned future stops it.
 
-        The first slice is done at once if nothing else is: short work then never waits.
+        The first slice runs at once if no other work is running, so short work does not wait.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()

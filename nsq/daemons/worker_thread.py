@@ -1,7 +1,7 @@
-"""Work that would block the event loop, in a thread of its own.
+"""Runs work that would block the event loop in a thread of its own.
 
-Not in the loop's pool: what never comes back must occupy no thread that others need, and hold up no exit, as
-threads of the pool do.
+The loop's thread pool is not used: work that hangs would occupy a thread that others need, and the
+interpreter waits for the pool's threads at exit.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def in_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
             give = functools.partial(answer.set_result, work())
         except Exception as error:
             give = functools.partial(answer.set_exception, error)
-        # The loop may have ended meanwhile; then the answer is of no use.
+        # If the loop has ended meanwhile, the result is no longer needed.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, give)
 

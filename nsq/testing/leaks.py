@@ -1,15 +1,14 @@
-"""Finds what a test left behind: threads, descriptors, child processes, files.
+"""Finds threads, descriptors, child processes and files that a test left behind.
 
     before = leaks.snapshot([Path.cwd()])
     ...
     left = leaks.leftovers(before, lambda: leaks.snapshot([Path.cwd()]))
     assert not left, leaks.describe(left)
 
-``snapshot`` looks, ``difference`` compares and nothing else, ``leftovers`` grants a moment to what is still
-closing, ``describe`` puts it into words. Looking is cheap enough for every single test; looking closely (who
-is that socket connected to?) is left to ``describe``, which only a failing test pays for.
+``leftovers`` waits a moment for whatever is still closing. ``snapshot`` is cheap enough for every test; slow
+details, such as the peer of a socket, are found by ``describe``, which only a failing test calls.
 
-Descriptors and the names of child processes come from Linux's /proc; elsewhere they are not looked at.
+Descriptors and child processes are read from Linux's /proc; on other systems they are not checked.
 Uses the standard library only, and nothing else of this package.
 """
 
@@ -26,22 +25,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GRACE = 5.0
-"""Seconds for what is in the middle of closing: a thread past its last statement, the far end of a socket."""
+"""Seconds to wait for threads that are about to end and sockets that are closing."""
 
 _NAP = 0.01
 _COARSE_NS = 2 * 10**9
-#: What directories held when they were changed last: listing some dozens takes half a millisecond.
+#: Cached listings of directories, by the time of their last change: listing dozens takes half a millisecond.
 _listings: dict[str, tuple[int, list[str]]] = {}
 _TCP_STATES = {"01": "established", "06": "time-wait", "08": "close-wait", "0A": "listening"}
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state at one moment or, made by :func:`difference`, the news since an earlier one."""
+    """The state at one time or, from :func:`difference`, what is new since an earlier one."""
 
     threads: frozenset[threading.Thread] = frozenset()
     descriptors: frozenset[tuple[int, str]] = frozenset()
-    """Number and what it points to: a number that was closed and given to another file is new."""
+    """Number and target: a descriptor that was closed and reused for another file counts as new."""
     children: frozenset[int] = frozenset()
     files: frozenset[str] = frozenset()
 
@@ -50,7 +49,7 @@ class Snapshot:
 
 
 def snapshot(directories: Iterable[Path | str] = ()) -> Snapshot:
-    """Look at the state of now; of files, at the entries of these directories (not of those below them)."""
+    """Record the current state; of files, the entries of these directories, not of subdirectories."""
     return Snapshot(
         threads=frozenset(threading.enumerate()),
         descriptors=frozenset(_descriptors()),
@@ -60,7 +59,7 @@ def snapshot(directories: Iterable[Path | str] = ()) -> Snapshot:
 
 
 def difference(before: Snapshot, after: Snapshot) -> Snapshot:
-    """Return what is in ``after`` and was not in ``before``."""
+    """Return everything in ``after`` that is not in ``before``."""
     return Snapshot(
         threads=after.threads - before.threads,
         descriptors=after.descriptors - before.descriptors,
@@ -77,7 +76,7 @@ def leftovers(
     now: Callable[[], float] = time.monotonic,
     nap: Callable[[float], None] = time.sleep,
 ) -> Snapshot:
-    """Return what is new since ``before`` and does not go away by itself within ``grace`` seconds."""
+    """Return everything that is new since ``before`` and does not disappear within ``grace`` seconds."""
     left = difference(before, look())
     deadline = now() + grace if left else 0.0
     while left and now() < deadline:
@@ -87,7 +86,7 @@ def leftovers(
 
 
 def describe(left: Snapshot) -> list[str]:
-    """One line for each thing that was left."""
+    """Return one line for each leftover."""
     return [
         *sorted(_thread_words(thread) for thread in left.threads),
         *(_descriptor_words(number, target) for number, target in sorted(left.descriptors)),
@@ -100,14 +99,14 @@ def _descriptors() -> Iterator[tuple[int, str]]:
     if not sys.platform.startswith("linux"):
         return
     for name in os.listdir("/proc/self/fd"):
-        # The descriptor that the listing itself used is gone by now.
+        # The descriptor of the listing itself is closed by now.
         with contextlib.suppress(OSError):
             yield int(name), os.readlink(f"/proc/self/fd/{name}")
 
 
 def _children() -> Iterator[int]:
     try:
-        # One system call tells whether there is any child, running or not waited for; it reaps none.
+        # One system call tells whether there is any child, running or zombie; it reaps none.
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except (ChildProcessError, AttributeError):
         return
@@ -118,7 +117,7 @@ def _children() -> Iterator[int]:
 
 
 def _children_by_task() -> Iterator[int]:
-    """A child belongs to the thread that started it, or to another of ours once that one has ended."""
+    """Yield the children of every thread of ours: a child belongs to the thread that started it."""
     try:
         tasks = os.listdir("/proc/self/task")
     except OSError:
@@ -128,7 +127,7 @@ def _children_by_task() -> Iterator[int]:
             listed = Path(f"/proc/self/task/{task}/children").read_bytes()
         except FileNotFoundError:
             if os.path.isdir(f"/proc/self/task/{task}"):
-                # A kernel without CONFIG_PROC_CHILDREN: every process has to be asked for its parent.
+                # A kernel without CONFIG_PROC_CHILDREN: look up the parent of every process.
                 yield from _children_by_parent(os.getpid())
                 return
             continue  # the thread ended meanwhile
@@ -145,14 +144,14 @@ def _children_by_parent(parent: int) -> Iterator[int]:
 
 
 def _stat(pid: int) -> tuple[str, str, int]:
-    """Name, state and parent. The name is in parentheses and may itself hold some, and spaces."""
+    """Return name, state and parent. The name is in parentheses and may contain parentheses and spaces."""
     head, _, tail = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")
     state, parent, *_ = tail.split()
     return head.partition("(")[2], state, int(parent)
 
 
 def _resource_tracker() -> int | None:
-    """multiprocessing starts this process once and keeps it to the interpreter's end, on purpose."""
+    """Return the pid of multiprocessing's resource tracker, which lives until the interpreter ends."""
     tracker = getattr(sys.modules.get("multiprocessing.resource_tracker"), "_resource_tracker", None)
     pid: int | None = getattr(tracker, "_pid", None)
     return pid
@@ -168,14 +167,14 @@ def _files(directories: Iterable[Path | str]) -> Iterator[str]:
                 known = changed, [f"{directory}/{name}" for name in names]
         except FileNotFoundError:
             continue
-        # A change may bear the time of the one before, as far as the clock of a file system is coarse.
+        # Two changes may have the same time on a file system with a coarse clock: cache only older listings.
         if time.time_ns() - changed > _COARSE_NS:
             _listings[str(directory)] = known
         yield from known[1]
 
 
 def _is_by_product(name: str) -> bool:
-    """Whether Python, a tool's cache or somebody's editor makes such a file while tests run."""
+    """Whether Python, a tool's cache or an editor creates such a file while tests run."""
     return name.startswith(".") or name.endswith((".py", ".pyc", "~", ".egg-info")) or name == "__pycache__"
 
 
@@ -197,7 +196,7 @@ def _child_words(pid: int) -> str:
         return f"child process {pid}, gone by now"
     if state == "Z":
         return f"child process {pid}: {name}, ended but not waited for"
-    # In the middle of its exec a process has no command line.
+    # A process has no command line during its exec.
     return f"child process {pid}: {command or name}"
 
 
@@ -226,7 +225,7 @@ def _table(kind: str) -> Iterator[list[str]]:
 
 
 def _address(field_: str) -> str:
-    """``0100007F:1036`` is 127.0.0.1:4150: 32-bit words in the machine's own byte order, then the port."""
+    """Decode an address: ``0100007F:1036`` is 127.0.0.1:4150 (32-bit words in native byte order, port)."""
     host, _, port = field_.partition(":")
     raw = bytes.fromhex(host)
     if sys.byteorder == "little":

@@ -6,8 +6,8 @@ ends.
     def test_orders(nsqd_factory, nsqlookupd):
         nsqd = nsqd_factory(lookupd=[nsqlookupd], msg_timeout=1.0)
 
-With NSQ_BIN_DIR in the environment the same tests judge the binaries of that directory. Must not import the
-client.
+With NSQ_BIN_DIR in the environment the fixtures run the binaries of that directory instead. Must not import
+the client.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ D = TypeVar("D", bound=Daemon)
 
 
 class Factory(Generic[D]):
-    """Called with the options of a daemon, returns one that is running."""
+    """Starts daemons: call it with a daemon's options."""
 
     def __init__(self, kind: type[D], stack: ExitStack) -> None:
         self._kind = kind
@@ -40,7 +40,7 @@ class Factory(Generic[D]):
         return daemon
 
     def make(self, **options: Any) -> D:
-        """One that is not started; starting and stopping it is left to the caller."""
+        """Make a daemon that the caller starts and stops."""
         binary = external_binary(self._kind.program)
         if binary is not None and "binary" not in options:
             options["binary"] = binary
@@ -48,7 +48,7 @@ class Factory(Generic[D]):
 
 
 def external_binary(program: str) -> Path | None:
-    """The binary that NSQ_BIN_DIR asks for, None without that variable; skips the test when it is missing."""
+    """Return the program in NSQ_BIN_DIR, None without that variable. Skips the test if it is missing."""
     directory = os.environ.get(BIN_DIR)
     if not directory:
         return None
@@ -60,7 +60,7 @@ def external_binary(program: str) -> Path | None:
 
 @contextmanager
 def factory(kind: type[D]) -> Iterator[Factory[D]]:
-    """Factory for fixtures of another scope: ``with factory(Nsqd) as make: yield make(msg_timeout=1.0)``."""
+    """Make a fixture of another scope: ``with factory(Nsqd) as make: yield make(msg_timeout=1.0)``."""
     with ExitStack() as stack:
         yield Factory(kind, stack)
 
@@ -95,5 +95,5 @@ def nsqd(nsqd_factory: Factory[Nsqd]) -> Nsqd:
 
 @pytest.fixture
 def nsqadmin(nsqadmin_factory: Factory[Nsqadmin], nsqd: Nsqd) -> Nsqadmin:
-    """Over the test's ``nsqd``."""
+    """An nsqadmin for the test's ``nsqd``."""
     return nsqadmin_factory(nsqd=[nsqd])

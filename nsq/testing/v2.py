@@ -1,12 +1,12 @@
-"""Blocking protocol clients for tests: bytes out, frames in, every wait with a deadline.
+"""Blocking protocol clients for tests: send bytes, receive frames, every wait with a deadline.
 
     with V2Client(nsqd.tcp_address) as client:
         client.identify(client_id="me")
         client.send(commands.pub("orders", b"body"))
         client.expect_ok()
 
-They show what a daemon really sends, so nothing is answered or skipped on its own: heartbeats are frames like
-any other. Built on ``nsq.wire`` alone; must not import the real client, whose mistakes these would share.
+They return everything that a daemon sends, and reply to nothing themselves: heartbeats are frames like any
+other. Built on ``nsq.wire`` alone; must not import the real client, whose bugs they would share.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _MESSAGE = struct.Struct(">qH16s")
 
 
 class PeerClosed(NsqError):
-    """The daemon ended the connection where something else was expected."""
+    """The daemon closed the connection unexpectedly."""
 
 
 class Frame(NamedTuple):
-    """One frame as it came: its type (0 response, 1 error, 2 message) and what followed."""
+    """One frame: its type (0 response, 1 error, 2 message) and its data."""
 
     type: int
     data: bytes
@@ -57,7 +57,7 @@ class Message(NamedTuple):
 
 
 class _Connection:
-    """Bytes in both directions through a stack of layers; the two protocols build on it."""
+    """A connection that sends and receives bytes through a stack of layers, for both protocols."""
 
     def __init__(self, address: str, *, magic: bytes, timeout: float = TIMEOUT) -> None:
         self.address = address
@@ -72,14 +72,14 @@ class _Connection:
             raise
 
     def send(self, data: bytes) -> None:
-        """Send through the layers in force; PeerClosed when the peer is gone."""
+        """Send through the current layers. Raises PeerClosed if the peer has closed."""
         try:
             self._socket.sendall(self._layers.wrap(data))
         except (BrokenPipeError, ConnectionResetError) as error:
             raise PeerClosed(f"{self.address} has closed the connection") from error
 
     def read(self, size: int, timeout: float | None = None) -> bytes:
-        """Exactly ``size`` plain bytes; TimeoutError or PeerClosed when they do not come."""
+        """Return exactly ``size`` plain bytes. Raises TimeoutError or PeerClosed if they do not arrive."""
         deadline = self._deadline(timeout)
         while len(self._received) < size:
             self._receive(deadline)
@@ -88,7 +88,7 @@ class _Connection:
         return taken
 
     def expect_silence(self, seconds: float) -> None:
-        """Nothing may arrive for so long, and the connection must stay open."""
+        """Assert that nothing arrives for ``seconds`` and the connection stays open."""
         deadline = time.monotonic() + seconds
         try:
             while not self._received:
@@ -98,7 +98,7 @@ class _Connection:
         raise AssertionError(f"expected silence, {self.address} sent {bytes(self._received)!r}")
 
     def expect_closed(self, timeout: float | None = None) -> None:
-        """The daemon closes, and sends nothing before."""
+        """Assert that the daemon closes the connection without sending anything."""
         deadline = self._deadline(timeout)
         try:
             while not self._received:
@@ -121,7 +121,7 @@ class _Connection:
         self.close()
 
     def _push(self, layer: Layer) -> None:
-        early = bytes(self._received)  # the daemon speaks through the new layer already
+        early = bytes(self._received)  # the daemon has already sent these through the new layer
         self._received = bytearray(layer.unwrap(early) if early else b"")
         self._layers.push(layer)
 
@@ -158,7 +158,7 @@ class V2Client(_Connection):
         return Frame(_SIZE.unpack_from(data)[0], data[4:])
 
     def expect(self, frame_type: int, data: bytes | None = None, timeout: float | None = None) -> Frame:
-        """The next frame, which must be of this type and, if given, hold this data."""
+        """Return the next frame; assert that it has this type and, if given, this data."""
         frame = self.frame(timeout)
         if frame.type != frame_type or (data is not None and frame.data != data):
             raise AssertionError(
@@ -170,7 +170,7 @@ class V2Client(_Connection):
         self.expect(FRAME_RESPONSE, b"OK", timeout)
 
     def expect_error(self, code: str, timeout: float | None = None) -> Frame:
-        """An error frame beginning with ``code``, for example ``E_BAD_TOPIC``."""
+        """Return the next frame; assert that it is an error with this code, for example ``E_BAD_TOPIC``."""
         frame = self.expect(FRAME_ERROR, timeout=timeout)
         if frame.data.split(b" ", 1)[0] != code.encode():
             raise AssertionError(f"expected {code}, {self.address} sent {frame.data!r}")
@@ -180,13 +180,13 @@ class V2Client(_Connection):
         return self.expect(FRAME_MESSAGE, timeout=timeout).message
 
     def identify(self, **fields: object) -> dict[str, Any]:
-        """IDENTIFY with ``feature_negotiation``; what nsqd granted. Upgrades are the caller's next step."""
+        """IDENTIFY with ``feature_negotiation``; return nsqd's reply. The caller starts negotiated layers."""
         self.send(commands.identify(json.dumps({"feature_negotiation": True, **fields}).encode()))
         granted: dict[str, Any] = json.loads(self.expect(FRAME_RESPONSE).data)
         return granted
 
     def start_tls(self, context: ssl.SSLContext, server_hostname: str | None = None) -> Tls:
-        """Shake hands, and read the OK that comes in the new layer."""
+        """Do the TLS handshake, and read the OK that comes through it."""
         layer = Tls(context, server_side=False, server_hostname=server_hostname)
         self._push(layer)
         deadline = self._deadline(None)
@@ -206,7 +206,7 @@ class V2Client(_Connection):
 
 
 class V1Client(_Connection):
-    """A connection to nsqlookupd, as nsqd makes it; its answers have a size and no type."""
+    """A connection to nsqlookupd, as nsqd makes it; replies have a size and no type."""
 
     def __init__(self, address: str, *, magic: bytes = MAGIC_V1, timeout: float = TIMEOUT) -> None:
         super().__init__(address, magic=magic, timeout=timeout)
@@ -222,7 +222,7 @@ class V1Client(_Connection):
             raise AssertionError(f"expected OK, {self.address} sent {answer!r}")
 
     def identify(self, **fields: object) -> dict[str, Any]:
-        """IDENTIFY; what nsqlookupd says about itself."""
+        """IDENTIFY; return nsqlookupd's reply, its own addresses and version."""
         self.send(commands.identify(json.dumps(fields).encode()))
         reply: dict[str, Any] = json.loads(self.answer())
         return reply

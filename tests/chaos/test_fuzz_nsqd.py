@@ -39,7 +39,7 @@ _ROUND = 500
 _EVERYTHING = Rule(Pattern(""), (Pattern(""),), frozenset({"publish", "subscribe"}))
 
 
-class Lasting:
+class FakeSyncNotifier:
     """A disk that makes things last now and then."""
 
     def __init__(self) -> None:
@@ -73,8 +73,8 @@ class Bystanders:
         assert self.consumer.frames() == [OK]
 
     def sync(self) -> None:
-        if isinstance(self.world.environment.lasting, Lasting):
-            self.world.environment.lasting.sync()
+        if isinstance(self.world.environment.sync_notifier, FakeSyncNotifier):
+            self.world.environment.sync_notifier.sync()
 
     def live(self) -> None:
         self.consumer.send(b"NOP\n")
@@ -105,7 +105,7 @@ class Fuzz:
         self.authority = FakeAuthority() if world.pop("auth", False) else None
         self.world = World(authority=self.authority, tls=True, **world)
         if self.durable:
-            self.world.environment.lasting = Lasting()
+            self.world.environment.sync_notifier = FakeSyncNotifier()
         self.bystanders = Bystanders(self.world)
         self.sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self.number = 0

@@ -172,7 +172,7 @@ class TestUpheavals:
             until_registered(nsqlookupd, set())
             create(nsqd, "returns")
             until_registered(nsqlookupd, keys("orders") | keys("returns"), UNTIL_REGISTERED_AGAIN)
-            assert "a fault of nsqd's" not in nsqd.log
+            assert "a bug in nsqd" not in nsqd.log
 
     @only_ours("Go's nsqd waits for each answer, so that a thousand topics take a thousand round trips")
     def test_many_topics_are_registered_together(self, nsqd_factory: Factory[Nsqd]) -> None:

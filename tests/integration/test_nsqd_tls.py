@@ -376,11 +376,11 @@ def test_sighup_brings_new_certificates(nsqd_factory: Factory[Nsqd], tmp_path: P
     with encrypted(nsqd, first.client_context()) as early:
         install(second, "tls_cert")  # without its key
         os.kill(nsqd.pid, signal.SIGHUP)
-        eventually(lambda: "the certificate that is in use stays" in nsqd.log)
+        eventually(lambda: "keeping the current certificate" in nsqd.log)
         assert serial_number(nsqd, first) == before
         install(second, "tls_key")
         os.kill(nsqd.pid, signal.SIGHUP)
-        eventually(lambda: "read anew" in nsqd.log)
+        eventually(lambda: "reloaded" in nsqd.log)
         assert serial_number(nsqd, second) != before
         with (
             pytest.raises(LayerError, match="certificate"),

@@ -13,7 +13,7 @@ from typing import Any
 from nsq.testing import Nsqd, Nsqlookupd
 
 _NAP = 0.02
-# A command about a message that is not in flight, or a fault of nsqd's own.
+# A command about a message that is not in flight, or a bug in nsqd.
 _TROUBLE = re.compile(r"E_\w+_FAILED|Traceback| dropped")
 
 

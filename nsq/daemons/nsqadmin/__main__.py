@@ -1,6 +1,6 @@
 """The program nsqadmin, also as ``python -m nsq.daemons.nsqadmin``.
 
-aiohttp is imported only once the flags are known to ask for a server.
+aiohttp is imported only when the daemon is made, so that --help and --version work without it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Actions of an administrator: changes to topics, channels and nsqds, in the order of Go's nsqadmin.
 
-nsqlookupds are told first, so that consumers that look a topic up do not bring it back; then every nsqd that
-has it. A part that fails does not stop the others, and is named in the answer. What was done is told to the
-notification endpoint.
+An action goes to the nsqlookupds first, so that consumers that look a topic up do not create it again; then
+to every nsqd that has it. A failure does not stop the rest, and is named in the reply. Every action is
+posted to the notification endpoint.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Actions:
         return reply_with({}, failures)
 
     async def _create(self, topic: str, channel: str) -> list[str]:
-        """On the nsqlookupds, and a channel also on the topic's nsqds. Without nsqlookupds: on every nsqd."""
+        """Create on the nsqlookupds, and a channel on the topic's nsqds; without nsqlookupds on all nsqds."""
         cluster = self._cluster
         both = {"topic": topic, "channel": channel}
         if cluster.lookupds:
@@ -55,7 +55,7 @@ class Actions:
         return failures
 
     async def act(self, request: Request) -> Reply:
-        """``pause``, ``unpause`` or ``empty``; for a channel also ``redrive``."""
+        """Pause, unpause or empty a topic or channel, or redrive a channel."""
         topic, channel = request.params["topic"], request.params.get("channel", "")
         kind = "channel" if channel else "topic"
         body = await json_body(request)
@@ -70,12 +70,12 @@ class Actions:
             nodes = await self._cluster.holders(topic)
             path, args = f"/{kind}/{action}", _names(topic, channel)
             failures = nodes.failures + await self._cluster.post_nodes(nodes.value, path, args)
-        finally:  # Go's nsqadmin tells of these even when they failed
+        finally:  # as Go's nsqadmin, even if the action failed
             self._notify(f"{action}_{kind}", request, topic, channel)
         return reply_with({}, failures)
 
     async def delete(self, request: Request) -> Reply:
-        """The topic with its channels, or one channel."""
+        """Delete a topic with its channels, or one channel."""
         topic, channel = request.params["topic"], request.params.get("channel", "")
         kind = "channel" if channel else "topic"
         path, args = f"/{kind}/delete", _names(topic, channel)

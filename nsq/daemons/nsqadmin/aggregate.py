@@ -1,6 +1,6 @@
-"""Adds up what several nsqds say of a topic or channel, in the shapes of Go's nsqadmin. Pure.
+"""Merges the statistics of several nsqds for a topic or channel, in the shapes of Go's nsqadmin. Pure.
 
-``read_topics`` takes one nsqd's /stats apart and checks it; the other functions add up what it made.
+``read_topics`` parses and checks one nsqd's /stats; the other functions merge its results.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from nsq.http.calls import Misshapen
 Json = dict[str, Any]
 
 ALL_NODES = "*"
-#: No figure of an nsqd is larger; Python would reckon with any, until a division fails.
+#: The largest figure that is accepted: a larger integer could make a division fail.
 MOST = 2**63
 
 _CHANNEL_COUNTS = (
@@ -32,7 +32,7 @@ _CHANNEL_COUNTS = (
     "client_count",
 )
 _DELIVERIES = ("zone_local_msg_count", "region_local_msg_count", "global_msg_count")
-#: Left out when they are 0, as nsqd does.
+#: Counts that are left out when they are 0, as nsqd does.
 _SPARSE = {"delivery_msg_count", *_DELIVERIES}
 _TOPIC_COUNTS = ("depth", "memory_depth", "backend_depth", "message_count", "delivery_msg_count")
 
@@ -60,7 +60,7 @@ _CLIENT_KEYS: tuple[tuple[str, type], ...] = (
 
 
 def read_topics(stats: Any, node: str, hostname: str, now: float) -> list[Json]:
-    """The topics of one nsqd's /stats; Misshapen says what is wrong with it."""
+    """Return the topics of one nsqd's /stats. Raises Misshapen if they are invalid."""
     return [_topic(each, node, hostname, now) for each in rows(_object(stats), "topics")]
 
 
@@ -141,7 +141,7 @@ def _latency(told: Json) -> Json:
 
 
 def merge_topics(name: str, parts: Iterable[Json]) -> Json:
-    """One topic as all nsqds together have it."""
+    """Merge a topic's statistics of all nsqds."""
     nodes = sorted(parts, key=_by_host)
     channels: dict[str, list[Json]] = {}
     for part in nodes:
@@ -160,12 +160,12 @@ def merge_topics(name: str, parts: Iterable[Json]) -> Json:
 
 
 def _joined(topic: str, parts: list[Json]) -> Json:
-    """A channel in a topic's list: as its nsqd told it when only one has it."""
+    """Merge a channel in a topic's list; if only one nsqd has it, return it unchanged."""
     return parts[0] if len(parts) == 1 else merge_channels(topic, parts[0]["channel_name"], parts)
 
 
 def merge_channels(topic: str, name: str, parts: Iterable[Json]) -> Json:
-    """One channel as all nsqds together have it, with the clients of all."""
+    """Merge a channel's statistics and clients of all nsqds."""
     nodes = sorted(parts, key=_by_host)
     clients = [client for part in nodes for client in part["clients"] or ()]
     return {
@@ -182,7 +182,7 @@ def merge_channels(topic: str, name: str, parts: Iterable[Json]) -> Json:
 
 
 def counters(topics: Iterable[Json]) -> Json:
-    """Count the messages that went into each channel of each nsqd."""
+    """Return the message counts of each channel of each nsqd."""
     found: Json = {}
     for topic in topics:
         for channel in topic["channels"]:
@@ -197,7 +197,7 @@ def counters(topics: Iterable[Json]) -> Json:
 
 
 def _merge_latencies(parts: Iterable[Json], topic: str, channel: str) -> Json:
-    """Averages weigh each nsqd by its messages. ``min`` is the smallest: Go's merge takes it from ``max``."""
+    """Merge latencies; averages are weighted by messages. Unlike in Go's merge, ``min`` is the smallest."""
     count = 0
     merged: dict[float, Json] = {}
     for part in parts:
@@ -237,11 +237,11 @@ def _by_host(part: Json) -> tuple[str, str]:
 
 
 def _plain(number: float) -> float:
-    """A whole number without its point, as Go writes it."""
+    """Convert a whole float to an int, which JSON writes without a point, as Go does."""
     return int(number) if number == int(number) else number
 
 
-# Reading what an nsqd sent, which may be anything
+# Parsing an nsqd's reply, which may be invalid
 
 
 def _object(told: Any) -> Json:
@@ -251,7 +251,7 @@ def _object(told: Any) -> Json:
 
 
 def rows(told: Any, name: str) -> list[Any]:
-    """A list in an object, which Go writes as null when it is empty."""
+    """Return a list in an object; Go writes an empty one as null."""
     found = _object(told).get(name)
     if found is None:
         return []
@@ -261,12 +261,12 @@ def rows(told: Any, name: str) -> list[Any]:
 
 
 def value(told: Any, name: str, kind: type) -> Any:
-    """Read one value, checked. What old versions leave out is 0, empty or false."""
+    """Return a checked value. If it is missing, as with old versions, return 0, an empty text or False."""
     found = _object(told).get(name)
     if found is None:
         return kind()
     if type(found) is int and abs(found) > MOST:
-        raise Misshapen(f"{name} is larger than any count")
+        raise Misshapen(f"{name} is too large for a count")
     if type(found) is not kind:
         raise Misshapen(f"{name} is {type(found).__name__}, not {kind.__name__}")
     return found

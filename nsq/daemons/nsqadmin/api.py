@@ -1,6 +1,6 @@
-"""The HTTP API of nsqadmin: the table of its routes and what each one answers.
+"""The HTTP API of nsqadmin: the table of its routes and their handlers.
 
-The answers have the shapes of Go's nsqadmin. Its own are /api/overview, which the page polls, /api/peek,
+The replies have the shapes of Go's nsqadmin. Only ours has /api/overview, which the page polls, /api/peek,
 /api/tail and /api/charts, and the action redrive.
 """
 
@@ -31,10 +31,10 @@ from nsq.flags import config_key, is_duration
 from nsq.http.calls import json_value
 from nsq.http.nsqlookupd import nsqlookupd_address
 
-#: What an open page asks for all the time: no lines in the log.
+#: Routes that an open page polls: they are not logged.
 _POLLED = (("GET", "/api/overview"), ("GET", "/api/tail/:topic/:id"))
 _MAX_PEEKED = 100
-#: Seconds that the figures may be old with which a page opens.
+#: The age in seconds that a page's first figures may have.
 _OPENING = 10.0
 _VIEWS: tuple[str, ...] = (
     "/",
@@ -63,7 +63,7 @@ class Api:
         self._settings = {config_key(field): field for field in dataclasses.fields(options)}
 
     async def close(self) -> None:
-        """End what is under way for the page."""
+        """End polls and tails."""
         await self._overview.close()
         await self._live.close()
 
@@ -110,10 +110,10 @@ class Api:
             routes.append(Route("GET", prefix + path, finished(named(handler)), plain=True))
         return routes
 
-    # Looking
+    # Viewing
 
     def view(self, request: Request) -> Reply:
-        """The page, which will ask for the overview as soon as it is loaded."""
+        """Serve the page, and prepare the overview that it will request when it is loaded."""
         self._overview.prepare(_OPENING)
         return self._page.view(request)
 
@@ -175,14 +175,14 @@ class Api:
         return reply_with({"stats": aggregate.counters(found.value)}, nodes.failures + found.failures)
 
     async def overview(self, request: Request) -> Reply:
-        """Serve the overview. ?opening=true takes an older one at once: the page asks again right away."""
+        """Serve the overview. With ?opening=true an older one is enough: the page polls again at once."""
         if request.args.get("opening") == "true":
             return Reply.json(await self._overview.look(_OPENING))
         return Reply.json(await self._overview.look())
 
     async def peek(self, request: Request) -> Reply:
-        """The first messages that wait, or with ?in_flight=true those longest in flight, from every nsqd that
-        can show them.
+        """Return the first waiting messages, or with ?in_flight=true those longest in flight, from every nsqd
+        that can show them.
         """
         topic, channel = request.params["topic"], request.params.get("channel", "")
         text = request.args.get("n", "10")
@@ -219,7 +219,7 @@ class Api:
         return self._setting(request.params["opt"])
 
     async def put_setting(self, request: Request) -> Reply:
-        # A body of the full size counts as too large, and so does none, as nsqd has it.
+        # As in Go's nsqadmin, an empty body also counts as too large.
         body = await read_body(request, MAX_BODY, "INVALID_VALUE")
         if not 0 < len(body) <= MAX_BODY:
             raise HttpError(413, "INVALID_VALUE")
@@ -265,7 +265,7 @@ def _addresses(told: Any) -> tuple[str, ...]:
 
 
 def _message(told: Any, in_flight: bool) -> Json:
-    """A message that waits or is in flight, as nsqd shows it."""
+    """Check a waiting or in-flight message from an nsqd, and copy its fields."""
     kinds = {"id": str, "timestamp": int, "age_ms": int, "attempts": int, "size": int, "truncated": bool}
     kinds |= {"encoding": str, "body": str}
     shown = {name: aggregate.value(told, name, kind) for name, kind in kinds.items()}

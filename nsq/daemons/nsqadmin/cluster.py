@@ -1,7 +1,7 @@
-"""The nsqlookupds and nsqds behind nsqadmin: who is there, and how they are asked.
+"""The nsqlookupds and nsqds behind nsqadmin: finds them, and sends them requests.
 
-All are asked at the same time, each within its deadline. What some of them fail to answer is told beside what
-the others say; when all fail, UpstreamError is raised.
+All are asked concurrently, each with its deadline. The failures of some are returned beside the replies of
+the others; if all fail, UpstreamError is raised.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from nsq.http.nsqlookupd import (
 T = TypeVar("T")
 K = TypeVar("K")
 
-#: Requests to one upstream that are under way at a time: one that hangs holds up only what asks it.
+#: Concurrent requests to one upstream. The limit is per upstream, so that one that hangs delays no other.
 _CONCURRENCY = 8
 
 
@@ -56,46 +56,46 @@ class Send(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """An nsqd: what is known of it and where it is asked. ``topics`` tells whether each is tombstoned."""
+    """An nsqd: its registration and its URL. ``topics`` maps each topic to whether it is tombstoned there."""
 
-    told: NsqdNode
+    info: NsqdNode
     url: Url
     topics: Mapping[str, bool] = field(default_factory=dict)
     registrations: tuple[str, ...] | None = (
-        None  # nsqlookupd's address/the nsqd's own, for each that lists it
+        None  # for each nsqlookupd that lists it: nsqlookupd's address/the nsqd's address
     )
 
     @property
     def name(self) -> str:
-        """``broadcast_address:http_port``, by which people and nsqlookupd name it."""
-        return self.told.http_address
+        """``broadcast_address:http_port``, as people and nsqlookupd name it."""
+        return self.info.http_address
 
     def shown(self, newest: tuple[int, ...]) -> Json:
         """Return the node as /api/nodes lists it; ``newest`` is the newest version of all."""
         registrations = self.registrations
         return {
             "remote_addresses": None if registrations is None else list(registrations),
-            "remote_address": self.told.remote_address,
-            "hostname": self.told.hostname,
-            "broadcast_address": self.told.broadcast_address,
-            "tcp_port": self.told.tcp_port,
-            "http_port": self.told.http_port,
-            "version": self.told.version,
+            "remote_address": self.info.remote_address,
+            "hostname": self.info.hostname,
+            "broadcast_address": self.info.broadcast_address,
+            "tcp_port": self.info.tcp_port,
+            "http_port": self.info.http_port,
+            "version": self.info.version,
             "topics": [{"topic": name, "tombstoned": self.topics[name]} for name in sorted(self.topics)],
-            "out_of_date": version_number(self.told.version) < newest,
+            "out_of_date": version_number(self.info.version) < newest,
         }
 
 
 @dataclass
 class Found(Generic[T]):
-    """The answers of several daemons as one value, and in words the failures."""
+    """The merged replies of several daemons, and the failures as texts."""
 
     value: T
     failures: list[str] = field(default_factory=list)
 
 
 class Cluster:
-    """Asks the nsqlookupds, or without any the nsqds that the options name."""
+    """Sends requests to the nsqlookupds of the options and their nsqds, or to the nsqds of the options."""
 
     def __init__(self, options: NsqadminOptions, *, send: Send = http_client.send) -> None:
         self.lookupds = options.lookupd_http_addresses
@@ -108,10 +108,10 @@ class Cluster:
         self._free: WeakValueDictionary[Url, asyncio.Semaphore] = WeakValueDictionary()
         self._reading = asyncio.Lock()
 
-    # Who is there
+    # Topics, channels and nsqds
 
     async def topics(self) -> Found[list[str]]:
-        """By name."""
+        """Return all topics, sorted by name."""
         if not self.lookupds:
             nodes = await self.nodes()
             return Found(sorted({name for node in nodes.value for name in node.topics}), nodes.failures)
@@ -119,21 +119,21 @@ class Cluster:
         return Found(sorted(set(itertools.chain(*found.value.values()))), found.failures)
 
     async def channels(self, topic: str) -> Found[list[str]]:
-        """The channels of it that nsqlookupds know."""
+        """Return the topic's channels that nsqlookupds know."""
         found = await self._ask_lookupds(
             "/channels", {"topic": topic}, lambda reply: _names(reply, "channels")
         )
         return Found(sorted(set(itertools.chain(*found.value.values()))), found.failures)
 
     async def nodes(self) -> Found[list[Node]]:
-        """Every nsqd, by host name."""
+        """Return every nsqd, sorted by host name."""
         if not self.lookupds:
             return await self._named_nodes()
         found = await self._ask_lookupds("/nodes", {}, parse_nodes)
         return Found(merge_nodes(found.value), found.failures)
 
     async def producers(self, topic: str) -> Found[list[Node]]:
-        """The nsqds that consumers of the topic are sent to."""
+        """Return the nsqds that a lookup of the topic returns."""
         if not self.lookupds:
             named = await self._named_nodes()
             return Found([node for node in named.value if topic in node.topics], named.failures)
@@ -142,19 +142,19 @@ class Cluster:
         return Found([Node(told, _url(told)) for told in nodes.values()], found.failures)
 
     async def holders(self, topic: str) -> Found[list[Node]]:
-        """The nsqds that have the topic, with those that are tombstoned for it: what an action must reach."""
+        """Return all nsqds that have the topic, also tombstoned ones: an action must reach them all."""
         if not self.lookupds:
             return await self.producers(topic)
         producers, nodes = await asyncio.gather(self.producers(topic), self.nodes())
-        found = {node.told.tcp_address: node for node in producers.value}
+        found = {node.info.tcp_address: node for node in producers.value}
         for node in nodes.value:
             if topic in node.topics:
-                found.setdefault(node.told.tcp_address, node)
+                found.setdefault(node.info.tcp_address, node)
         failures = list(dict.fromkeys(producers.failures + nodes.failures))
         return Found(sorted(found.values(), key=_by_host), failures)
 
     async def listed(self, lookupd: str) -> tuple[list[RegisteredNode], list[str]]:
-        """The nsqds and the topics that one nsqlookupd knows."""
+        """Return the nsqds and the topics that one nsqlookupd knows."""
         url = _lookupd_url(lookupd)
         nodes, topics = await asyncio.gather(
             self.ask(get(url, "/nodes", {}, parse_nodes)),
@@ -162,28 +162,28 @@ class Cluster:
         )
         return nodes, topics
 
-    # What nsqds say
+    # Statistics of nsqds
 
     async def stats(
         self, nodes: Sequence[Node], now: float, *, topic: str = "", channel: str = "", clients: bool = False
     ) -> Found[list[Json]]:
-        """Ask the nodes for their topics, in the shape of the API. An error if none of them answers."""
+        """Ask the nodes for their topics, in the shape of the API. UpstreamError if none of them replies."""
         args = {"format": "json", "include_clients": "true" if clients else "false"}
         args |= ({"topic": topic} if topic else {}) | ({"channel": channel} if channel else {})
 
         async def one(node: Node) -> list[Json]:
             def read(reply: HttpReply) -> list[Json]:
-                return read_topics(json_value(reply), node.name, node.told.hostname, now)
+                return read_topics(json_value(reply), node.name, node.info.hostname, now)
 
             return await self.ask(get(node.url, "/stats", args, read))
 
         found = await self.gather("nsqd", nodes, one)
         return Found([each for topics in found.value.values() for each in topics], found.failures)
 
-    # Telling them
+    # Posting
 
     async def post_lookupds(self, path: str, args: Mapping[str, str]) -> list[str]:
-        """Post to every nsqlookupd; return what failed."""
+        """Post to every nsqlookupd; return the failures."""
 
         async def one(lookupd: str) -> None:
             await self.ask(post(_lookupd_url(lookupd), path, args))
@@ -191,24 +191,24 @@ class Cluster:
         return (await self._each(self.lookupds, one)).failures
 
     async def post_nodes(self, nodes: Sequence[Node], path: str, args: Mapping[str, str]) -> list[str]:
-        """Post to every one of these nsqds; return what failed."""
+        """Post to all of these nsqds; return the failures."""
 
         async def one(node: Node) -> None:
             await self.ask(post(node.url, path, args))
 
         return (await self._each(nodes, one)).failures
 
-    # How they are asked
+    # Requests
 
     async def ask(self, call: Call[T]) -> T:
-        """One request. An nsqd that insists on TLS is asked again with TLS, at the port that it names."""
+        """Send one request. If an nsqd requires TLS, repeat it with TLS at the port that it names."""
         url = call.request.url
         free = self._free.setdefault(dataclasses.replace(url, target=""), asyncio.Semaphore(_CONCURRENCY))
         try:
             async with asyncio.timeout(self._request_timeout):
                 await free.acquire()
         except TimeoutError:
-            raise ApiError(f"{url} is not asked: {_CONCURRENCY} requests wait for its answers") from None
+            raise ApiError(f"{url} is busy: {_CONCURRENCY} requests are waiting for its replies") from None
         try:
             reply = await self._exchange(call.request)
             port = tls_port(reply)
@@ -217,7 +217,7 @@ class Cluster:
                 reply = await self._exchange(dataclasses.replace(call.request, url=secure))
         finally:
             free.release()
-        # Reading a large answer takes its time: one after the other, with a turn for others in between.
+        # Parsing a large reply takes long: one at a time, and the event loop serves others in between.
         async with self._reading:
             await asyncio.sleep(0)
             return call.answer(reply)
@@ -235,7 +235,7 @@ class Cluster:
     async def gather(
         self, kind: str, asked: Sequence[K], one: Callable[[K], Awaitable[T]]
     ) -> Found[dict[K, T]]:
-        """``one`` for each; UpstreamError when not a single one answers."""
+        """Call ``one`` for each, concurrently; UpstreamError if all of them fail."""
         found = await self._each(asked, one)
         if not found.value:
             raise UpstreamError(f"failed to query any {kind}: " + "\n".join(found.failures))
@@ -270,12 +270,12 @@ class Cluster:
         return await self.gather("nsqlookupd", self.lookupds, one)
 
     async def named_node(self, address: str) -> Node:
-        """One nsqd of --nsqd-http-address, without its topics."""
+        """Return an nsqd of --nsqd-http-address, without its topics."""
         url = parse_url(address, NSQD_PORT)
         return Node(_told_by(await self.ask(get(url, "/info", {}, parse_nsqd_info))), url)
 
     async def _named_nodes(self) -> Found[list[Node]]:
-        """The nsqds of --nsqd-http-address, with their topics."""
+        """Return the nsqds of --nsqd-http-address, with their topics."""
 
         async def one(address: str) -> Node:
             args = {"format": "json", "include_clients": "false"}
@@ -290,7 +290,7 @@ class Cluster:
 
 
 def merge_nodes(listed: Mapping[str, Iterable[RegisteredNode]]) -> list[Node]:
-    """The nsqds that these nsqlookupds list, each once, by host name."""
+    """Merge the lists of several nsqlookupds: each nsqd once, sorted by host name."""
     nodes: dict[str, Node] = {}
     for lookupd, each in listed.items():
         for told in each:
@@ -299,12 +299,12 @@ def merge_nodes(listed: Mapping[str, Iterable[RegisteredNode]]) -> list[Node]:
 
 
 def _listed(known: Node | None, told: RegisteredNode, lookupd: str) -> Node:
-    """A node, with what one more nsqlookupd says of it."""
+    """Return a node, merged with the entry of one more nsqlookupd."""
     registration = f"{lookupd}/{told.remote_address}"
     topics = {name: name in told.tombstoned for name in told.topics}
     if known is None:
         return Node(told, _url(told), topics, (registration,))
-    # One nsqlookupd that sends consumers there is enough: then it is not hidden.
+    # A topic counts as tombstoned only if all nsqlookupds that list it there say so.
     for name, hidden in known.topics.items():
         topics[name] = hidden and topics.get(name, hidden)
     return dataclasses.replace(
@@ -333,17 +333,17 @@ def post(base: Url, path: str, args: Mapping[str, str]) -> Call[None]:
 
 
 def newest_version(nodes: Iterable[Node]) -> tuple[int, ...]:
-    return max((version_number(node.told.version) for node in nodes), default=())
+    return max((version_number(node.info.version) for node in nodes), default=())
 
 
 def version_number(text: str) -> tuple[int, ...]:
-    """``1.3.0-alpha`` is 1, 3, 0."""
+    """Parse a version: ``1.3.0-alpha`` is 1, 3, 0."""
     words = text.partition("-")[0].split(".")
     return tuple(int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 10)
 
 
 def _by_host(node: Node) -> tuple[str, str]:
-    return node.told.hostname, node.name
+    return node.info.hostname, node.name
 
 
 def _url(told: NsqdNode) -> Url:

@@ -1,4 +1,4 @@
-"""nsqadmin itself: the page and the API behind its HTTP port."""
+"""The nsqadmin daemon: starts and stops the HTTP port with its page and API."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from nsq.daemons.nsqadmin.cluster import Cluster
 from nsq.daemons.nsqadmin.notifications import Notifications
 from nsq.daemons.nsqadmin.options import NsqadminOptions
 
-#: How long stop() lets notifications take to leave.
+#: How long stop() waits for notifications to be sent.
 STOP_SECONDS = 0.5
 
 
 class Nsqadmin:
-    """Started and stopped once, on one event loop."""
+    """An nsqadmin on one event loop, started and stopped once."""
 
     def __init__(self, options: NsqadminOptions, *, log: DaemonLog | None = None) -> None:
         self._options = options
@@ -28,12 +28,12 @@ class Nsqadmin:
 
     @property
     def tcp_address(self) -> None:
-        """There is none."""
+        """None: nsqadmin has no TCP port."""
         return None
 
     @property
     def http_address(self) -> str | None:
-        """The address that was really bound, as host:port or a path; None before start()."""
+        """The address that was actually bound, as host:port or a path; None before start()."""
         return None if self._http_address is None else str(self._http_address)
 
     async def start(self) -> None:
@@ -42,13 +42,13 @@ class Nsqadmin:
         self._log.info("HTTP: listening on %s", self._http_address)
 
     async def reload(self) -> None:
-        """There is no file to be read anew but the log's."""
+        """Do nothing: only the log has a file to open again."""
 
     async def drain(self) -> None:
-        """There is nothing to hand over."""
+        """Do nothing: nsqadmin has no messages."""
 
     async def stop(self) -> bool:
-        """Close the port and what is under way. May be called twice, or without start()."""
+        """Close the port and end all work. May be called twice, or without start()."""
         await self._http.close()
         await self._api.close()
         await self._notifications.close(STOP_SECONDS)

@@ -1,4 +1,4 @@
-"""Charts from Graphite: the formulas of nsqadmin over the names that nsqds give statsd, and asking it."""
+"""Charts from Graphite: makes nsqadmin's formulas over nsqd's statsd names, and queries Graphite."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _CHANNEL = (
     ("timeout_count", True),
 )
 _NODE = (("mem.heap_in_use_bytes", False), ("mem.gc_pause_usec_99", False), ("mem.gc_runs", True))
-#: Where Graphite must not take a character for a pattern or the end of a name.
+#: Characters that Graphite would read as a pattern or as the end of a name.
 _UNSAFE = frozenset("*?[]{}(),'\" ")
 
 
 class Graphite:
-    """The API's answers about Graphite."""
+    """The API's handlers for Graphite."""
 
     def __init__(self, options: NsqadminOptions, cluster: Cluster, log: DaemonLog) -> None:
         self._options = options
@@ -39,7 +39,7 @@ class Graphite:
         self._charts = Charts(options)
 
     def charts(self, request: Request) -> Reply:
-        """The formulas for what ?topic=, ?channel= and ?node= name; none without --graphite-url."""
+        """Return the formulas for ?topic=, ?channel= and ?node=; none without --graphite-url."""
         args = request.args
         topic, channel, node = args.get("topic", ""), args.get("channel", ""), args.get("node", "")
         if not self._options.graphite_url:
@@ -66,14 +66,14 @@ class Graphite:
         return Reply.json({"rate": self._charts.rate(answer)})
 
     async def render(self, request: Request) -> Reply:
-        """A chart of Graphite's, fetched for a browser that cannot reach it."""
+        """Fetch a chart from Graphite for a browser that cannot reach it."""
         try:
             reply = await self._ask(request.query, lambda found: found)
         except NsqError as error:
             raise HttpError(502, str(error)) from None
         kind = reply.headers.get("content-type", "")
         if not kind.startswith(("image/png", "application/json")):
-            raise HttpError(502, "Graphite answered with neither a picture nor JSON")
+            raise HttpError(502, "Graphite's reply is neither a picture nor JSON")
         return Reply(reply.body, kind)
 
     async def _ask(self, query: str, parse: Any) -> Any:
@@ -86,7 +86,7 @@ class Graphite:
 
 
 class Charts:
-    """The formulas (pure). What to ask Graphite for. Counters are shown per second."""
+    """Makes the formulas and queries for Graphite. Counters are shown per second. Pure."""
 
     def __init__(self, options: NsqadminOptions) -> None:
         self._options = options
@@ -105,7 +105,7 @@ class Charts:
         return {"title": title, "target": self.target(name, counts=counts, node=node)}
 
     def target(self, name: str, *, counts: bool, node: str = "") -> str:
-        """The formula for a counter or gauge of one nsqd, or the sum over all."""
+        """Return the formula for a counter or gauge of one nsqd, or for the sum over all."""
         options = self._options
         host = node.replace(".", "_").replace(":", "_") if node else "*"
         prefix = options.statsd_prefix.replace("%s", host)
@@ -116,13 +116,13 @@ class Charts:
         return f"scale({total},{1 / options.statsd_interval:.10g})" if counts else total
 
     def rate_query(self, target: str) -> str:
-        """The query for the last whole interval of a counter."""
+        """Return the query for the last complete interval of a counter."""
         seconds = int(self._options.statsd_interval)
         span = {"from": f"-{2 * seconds}sec", "until": f"-{seconds}sec"}
         return urlencode({**span, "format": "json", "target": target})
 
     def rate(self, answer: Any) -> str:
-        """Read the rate per second from Graphite's answer; N/A when it has no value."""
+        """Read the rate per second from Graphite's reply; N/A if it has no value."""
         try:
             point = answer[0]["datapoints"][0][0]
         except (LookupError, TypeError):

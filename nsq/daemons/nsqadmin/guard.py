@@ -1,9 +1,9 @@
-"""Access control: admin users, pages of other sites, the network of /config, headers of every answer.
+"""Access control: admin users, pages of other sites, the network of /config, headers of every reply.
 
-Two kinds of foreign pages are kept out. One that sends requests from its own site is told by Sec-Fetch-Site
-and Origin. One whose host name has been pointed at this server's address (DNS rebinding) looks like a page of
-ours to the browser; only the name gives it away. So what changes something or shows messages is for names
-that no stranger can own, and for those of --allow-host.
+Pages of other sites are refused in two ways. Requests from another site are recognised by Sec-Fetch-Site and
+Origin. With DNS rebinding (a foreign host name that points to this server's address) the browser takes the
+foreign page for ours, and only the host name differs. So requests that change something or show messages are
+allowed only under names that a stranger cannot own, and under those of --allow-host.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from nsq.daemons.routes import Handler, HttpError, Reply, Request, read_body
 
 Json = dict[str, object]
 
-#: No name below these can be registered in public DNS.
+#: Top-level domains whose names cannot be registered in public DNS.
 _PRIVATE = ("localhost", "local", "internal", "test", "home.arpa")
 #: Headers that browsers send.
 _BROWSERS = ("Origin", "Sec-Fetch-Site")
 MAX_BODY = 1024 * 1024
-#: Below this compressing costs more than it saves.
+#: The smallest reply that is compressed.
 _WORTH_COMPRESSING = 1400
 _COMPRESSED_KINDS = ("application/json", "text/")
 
@@ -41,7 +41,7 @@ class Guard:
         self._hosts = {host.lower().rstrip(".") for host in (*options.allow_hosts, socket.gethostname())}
 
     def is_admin(self, request: Request) -> bool:
-        """Everyone is when no admin users are configured."""
+        """Whether the user is an admin; without --admin-user every user is."""
         return not self._admins or request.headers.get(self._header, "") in self._admins
 
     def admin_only(self, handler: Handler) -> Handler:
@@ -67,7 +67,7 @@ class Guard:
         return checked
 
     def named(self, handler: Handler) -> Handler:
-        """Guard any other handler: with --allow-host it answers no other host name either."""
+        """Guard any other handler: with --allow-host it refuses other host names too."""
         if not self._strict:
             return handler
 
@@ -82,8 +82,8 @@ class Guard:
         hosts = [_origin_host(headers.get("Origin", ""))]
         if not hosts[0]:
             if not browser and request.method != "GET" and not any(map(headers.get, _BROWSERS)):
-                return  # a program: browsers send an Origin with whatever changes something
-            # A page may set X-Forwarded-Host, but not Host.
+                return  # not a browser: browsers send an Origin with every request that is not a GET
+            # A page's script can set X-Forwarded-Host, but not Host.
             hosts = [headers.get("Host", ""), *headers.get("X-Forwarded-Host", "").split(",")]
         for name in map(_name_in, hosts):
             if name and not self._knows(name):
@@ -97,7 +97,7 @@ class Guard:
 
 
 def _origin_host(origin: str) -> str:
-    """``a.example:8080``; empty for an origin that is "null"."""
+    """Return an origin's host and port, ``a.example:8080``; empty for the origin "null"."""
     return origin.partition("://")[2]
 
 
@@ -116,7 +116,7 @@ def _is_address(name: str) -> bool:
 
 
 def refuse_other_sites(request: Request) -> None:
-    """Raise HttpError when a browser sends this for a page that is not ours. Programs send neither header."""
+    """Raise HttpError if a browser sends this from a page of another site. Programs send neither header."""
     headers = request.headers
     site = headers.get("Sec-Fetch-Site")
     if site is not None:
@@ -126,7 +126,7 @@ def refuse_other_sites(request: Request) -> None:
     origin = headers.get("Origin")
     if origin is None:
         return
-    # X-Forwarded-Host is what a proxy says the browser asked for; no page can set it for another site.
+    # X-Forwarded-Host is the host of the browser's request to a proxy; no page can set it for another site.
     ours = {headers.get("Host", ""), headers.get("X-Forwarded-Host", "")} - {""}
     if _origin_host(origin) not in ours:
         raise HttpError(403, "CROSS_SITE_REQUEST")
@@ -141,7 +141,7 @@ def _lies_in(remote: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network
     return address in network
 
 
-# What every request and answer has in common
+# For every request and reply
 
 
 async def json_body(request: Request) -> Json:
@@ -163,14 +163,14 @@ def text_in(body: Json, name: str) -> str:
 
 
 def reply_with(shown: Json, failures: Sequence[str]) -> Reply:
-    """And the message that tells which upstreams failed."""
+    """Make the reply, with a message that names the failures."""
     message = f"WARNING: {'; '.join(dict.fromkeys(failures))}" if failures else ""
     return Reply.json({**shown, "message": message})
 
 
 def finished(handler: Handler) -> Handler:
-    """The handler's answer with the headers that keep browsers careful, compressed if the client wants it;
-    502 when every upstream failed.
+    """Wrap a handler: add security headers, compress the reply if the client accepts that, and reply 502 if
+    every upstream failed.
     """
 
     async def answered(request: Request) -> Reply:

@@ -1,4 +1,4 @@
-"""Says in words what is wrong with a topic, a channel or an nsqd. Pure."""
+"""Describes problems of a topic, a channel or an nsqd. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 FINE, NOTICE, BAD = 0, 1, 2
 
-#: Slower growth is noise; and what grows by less than this share of itself in a minute is not running away.
+#: The least growth that is a problem, in messages per second and as a share of the depth per minute.
 _GROWING, _SHARE = 1.0, 0.01
-#: Messages asked for again, of all that were taken, from which on it is worth a word.
+#: The share of requeues among taken messages from which on they are mentioned.
 _REQUEUED = 0.1
-#: Seconds without an answer; pages ask every 2 s.
+#: Seconds without a reply from which on an upstream is slow; pages poll every 2 s.
 _SLOW = 3.0
 _TIMES = ((86400 * 365.0, "years"), (86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 
@@ -21,7 +21,7 @@ class Health(NamedTuple):
 
 
 class ChannelState(NamedTuple):
-    """Rates are per second. ``room`` is how many more messages fit into the nsqds' memory; None: unknown."""
+    """A channel's figures; rates are per second. ``room``: messages that still fit into memory, if known."""
 
     depth: int = 0
     in_flight: int = 0
@@ -51,7 +51,7 @@ def of_channel(state: ChannelState) -> Health:
 
 
 def of_topic(*, depth: int, paused: bool, channels: list[Health], nodes: int) -> Health:
-    """``channels`` are the healths of its channels; the worst one speaks for the topic."""
+    """Judge a topic; ``channels`` are the healths of its channels, of which the worst one counts."""
     if not nodes:
         return Health(NOTICE, "no nsqd has it now; nsqlookupd remembers it")
     if paused:
@@ -62,7 +62,7 @@ def of_topic(*, depth: int, paused: bool, channels: list[Health], nodes: int) ->
 
 
 def of_node(*, error: str, silent: float, listed: bool, health: str, outdated: bool) -> Health:
-    """``silent``: seconds that it has been asked in vain. ``listed``: an nsqlookupd still lists it."""
+    """Judge an nsqd. ``silent``: seconds without a reply. ``listed``: whether an nsqlookupd lists it."""
     if not listed:
         return Health(BAD, "gone: no nsqlookupd lists it any more")
     if error:
@@ -75,7 +75,7 @@ def of_node(*, error: str, silent: float, listed: bool, health: str, outdated: b
 
 
 def of_silence(seconds: float) -> str:
-    """Judge an upstream that has not answered for so many seconds; empty when that is not long."""
+    """Judge an upstream without a reply for so many seconds; empty if that is not long."""
     return "slow: it does not answer in time" if seconds >= _SLOW else ""
 
 

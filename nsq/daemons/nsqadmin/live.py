@@ -1,7 +1,7 @@
-"""The live tail of a topic, and sending dead letters back: both need a client.
+"""The live tail of a topic, and the redrive of dead letters to another topic: both need the client.
 
-The only module of the daemons that uses the client, which --client-opt configures. The client blocks, so it
-runs in threads.
+This is the only module of the daemons that uses the client, which --client-opt configures. The client blocks,
+so it runs in threads.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.routes import HttpError, Reply, Request
 from nsq.daemons.worker_thread import in_thread
 
-#: Messages that a tail keeps for the page, which shows as many, and bytes of each body.
+#: The messages that a tail keeps for the page, and the bytes kept of each body.
 _KEPT, _BODY_BYTES = 50, 64 * 1024
-#: A tail that the page does not ask for this long is closed.
+#: A tail that the page has not polled for this long is closed.
 _IDLE_SECONDS = 15.0
 _MAX_TAILS = 8
-#: How long one request may send dead letters back; what is left then is for the next one.
+#: How long one redrive request may take; the next one sends the rest.
 _REDRIVE_SECONDS = 20.0
-#: A tail without a connection after this long says why, and a redrive gives up after so long.
+#: A tail without a connection after this time reports why; a redrive gives up after this time.
 _TO_CONNECT, _REDRIVE_TO_CONNECT = 2.0, 5.0
 _MAX_REDRIVES = 4
 _STOP_SECONDS = 5.0
@@ -38,7 +38,7 @@ _THREADS = 8
 
 
 class Live:
-    """The open tails, by their id, and sending back."""
+    """The open tails by id, and redrives."""
 
     def __init__(self, options: NsqadminOptions, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -50,12 +50,14 @@ class Live:
     # Following a topic
 
     async def open_tail(self, request: Request) -> Reply:
-        """Only at nsqds where the topic has a channel: the first one would take what waits in the topic."""
+        """Open a tail at those nsqds where the topic has a channel: as the first channel, the tail would take
+        the topic's waiting messages.
+        """
         topic = request.params["topic"]
         nodes = await self._cluster.holders(topic)
         found = await self._cluster.stats(nodes.value, time.time(), topic=topic)
         safe = {told["node"] for told in found.value if told["channels"] and told["topic_name"] == topic}
-        addresses = [node.told.tcp_address for node in nodes.value if node.name in safe]
+        addresses = [node.info.tcp_address for node in nodes.value if node.name in safe]
         if not addresses:
             raise HttpError(409, "NO_CHANNEL")
         if len(self._open) >= _MAX_TAILS:
@@ -87,7 +89,7 @@ class Live:
         return reply_with({}, [])
 
     async def close_tails(self, topic: str) -> None:
-        """Before the topic is deleted: a tail would connect again, and make it anew."""
+        """Close the topic's tails before it is deleted: they would reconnect and create it again."""
         await asyncio.gather(*(self._close(name) for name, tail in self._open.items() if tail.topic == topic))
 
     async def _close(self, name: str) -> None:
@@ -109,11 +111,11 @@ class Live:
             for name in [name for name, tail in self._open.items() if tail.asked <= late]:
                 await self._close(name)
 
-    # Sending dead letters back
+    # Redriving dead letters
 
     async def redrive(self, topic: str, channel: str, to: str) -> tuple[int, list[str]]:
-        """Send what waits in the channel now to another topic, for as long as one request may take. Returns
-        how many messages were sent, and why others were not.
+        """Publish the channel's waiting messages to another topic, for as long as one request may take.
+        Returns how many messages were sent, and why others were not.
         """
         topics = await self._cluster.topics()
         if to == topic or to not in topics.value:
@@ -131,8 +133,8 @@ class Live:
         addresses: list[str] = []
         for node in nodes.value:
             try:
-                nsq.Consumer(topic, channel, nsqd=node.told.tcp_address)  # checks it
-                addresses.append(node.told.tcp_address)
+                nsq.Consumer(topic, channel, nsqd=node.info.tcp_address)  # checks the address
+                addresses.append(node.info.tcp_address)
             except nsq.ConfigError as error:
                 failures.append(f"{node.name}: {error}")
         if not waiting or not addresses:
@@ -155,7 +157,7 @@ class Live:
 
 
 def client_config(given: Sequence[str]) -> nsq.Config:
-    """Read --client-opt. Nsqd judges how large a message may be, as it knows its own limit."""
+    """Read --client-opt. The client's message size is not limited, because nsqd enforces its own limit."""
     try:
         return nsq.Config.from_flags(given, {"max_msg_size": str(2**31 - 1)})
     except nsq.ConfigError as error:
@@ -163,7 +165,7 @@ def client_config(given: Sequence[str]) -> nsq.Config:
 
 
 class Tail:
-    """Messages of one topic as they pass, through an ephemeral channel that goes away with the tail."""
+    """Follows a topic through an ephemeral channel, which disappears with the tail."""
 
     def __init__(self, topic: str, nsqds: Sequence[str], config: nsq.Config) -> None:
         self.topic = topic
@@ -183,11 +185,11 @@ class Tail:
         self._consumer.stop(_STOP_SECONDS)
 
     def problem(self) -> str:
-        """Once it has had the time to connect."""
+        """Say why there is no connection; empty if there is one, or while it may still be connecting."""
         return problem_of(self._consumer) if time.monotonic() - self._began > _TO_CONNECT else ""
 
     def after(self, number: int) -> tuple[int, list[Json]]:
-        """The messages that came after this one, and the number to ask with next time."""
+        """Return the messages after this number, and the number for the next call."""
         kept = list(self._kept)
         return (kept[-1][0] if kept else number), [shown for count, shown in kept if count > number]
 
@@ -197,7 +199,7 @@ class Tail:
 
 
 def problem_of(consumer: nsq.Consumer) -> str:
-    """Explain why no message can come, by what each nsqd said; empty if one is connected."""
+    """Say for each nsqd why it is not connected; empty if one is connected."""
     if consumer.stats().connections:
         return ""
     return "no connection: " + "; ".join(consumer.health().discovery)
@@ -213,10 +215,10 @@ def redrive(
     limit: int,
     seconds: float,
 ) -> tuple[int, str]:
-    """Publish up to ``limit`` messages of a channel to another topic; how many were, within that time, and
-    what was in the way.
+    """Publish up to ``limit`` messages of a channel to another topic within ``seconds``. Returns how many
+    were sent, and why others were not.
 
-    A message is finished when it has been published; an interruption can publish one twice and loses none.
+    A message is finished after it was published; an interruption can publish one twice but loses none.
     """
     lock, done = threading.Lock(), threading.Event()
     claimed = moved = 0
@@ -228,7 +230,7 @@ def redrive(
             nonlocal claimed, moved, failed
             with lock:
                 if claimed >= limit:
-                    raise nsq.Requeue(1.0, backoff=False)  # it has come back meanwhile
+                    raise nsq.Requeue(1.0, backoff=False)  # the limit is reached
                 claimed += 1
             try:
                 producer.publish(to, message.body)
@@ -247,7 +249,7 @@ def redrive(
             channel,
             nsqd=list(nsqds),
             config=config,
-            max_attempts=0,  # what failed often is what is to be sent back
+            max_attempts=0,  # dead letters have many attempts
             max_backoff_duration=0.0,
             default_requeue_delay=0.0,
         )

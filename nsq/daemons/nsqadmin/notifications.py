@@ -1,4 +1,4 @@
-"""Tells a URL of every administrative action, as Go's nsqadmin does. Nothing waits for it."""
+"""Posts every administrative action to a URL in the background, as Go's nsqadmin does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nsq.http.message import HttpRequest, parse_url
 
 
 class Notifications:
-    """Sends to ``endpoint``; sends nothing when it is empty."""
+    """Posts to ``endpoint``, or does nothing if it is empty."""
 
     def __init__(self, endpoint: str, cluster: Cluster, log: DaemonLog) -> None:
         self._endpoint = endpoint
@@ -37,7 +37,7 @@ class Notifications:
         task.add_done_callback(self._sending.discard)
 
     async def close(self, within: float) -> None:
-        """Let those that are under way leave, for a moment."""
+        """Wait for running posts, at most ``within`` seconds."""
         if self._sending:
             _, late = await asyncio.wait(self._sending, timeout=within)
             for task in late:
@@ -56,7 +56,7 @@ class Notifications:
 def describe(
     action: str, request: Request, now: float, *, topic: str, channel: str = "", node: str = ""
 ) -> Json:
-    """The JSON of one action."""
+    """Return the JSON of one action."""
     user = _user(request.headers.get("Authorization", ""))
     host = request.headers.get("Host", "")
     return {
@@ -74,7 +74,7 @@ def describe(
 
 
 def _user(authorization: str) -> str:
-    """The name in a Basic header."""
+    """Return the user's name in a Basic authorization header."""
     scheme, _, encoded = authorization.partition(" ")
     if scheme.lower() != "basic":
         return ""

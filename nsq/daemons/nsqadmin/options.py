@@ -14,13 +14,13 @@ from nsq.http.message import parse_url
 from nsq.http.nsqlookupd import nsqlookupd_address
 
 _A_YEAR = 365 * 86400
-#: Of an nsqd that is given without a port.
+#: The port of an nsqd that is given without one.
 NSQD_PORT = 4151
 
 
 @dataclass(frozen=True, kw_only=True)
 class NsqadminOptions:
-    """Durations are seconds. Wrong values raise ConfigError, naming the flag or what the value should be."""
+    """The values of the flags; durations are seconds. A wrong value raises ConfigError."""
 
     http_address: str = flag(
         "0.0.0.0:4171", "address:port, or path of a Unix socket, to listen on for HTTP clients"

@@ -1,8 +1,8 @@
-"""The state of the whole cluster, as the page polls it: topics, channels and nsqds, with rates and health.
+"""The state of the whole cluster, which the page polls: topics, channels and nsqds, with rates and health.
 
-Every upstream is asked in a task of its own. A look waits for them a moment and then goes by what they said
-last, so that a slow nsqd delays no page; it is marked. However many pages are open, no upstream is asked more
-than once a second, and none while no page is open.
+Every upstream is polled by a task of its own. ``Overview.look`` waits for them a moment and then uses their
+last replies, so that a slow nsqd delays no page; the page marks it as slow. However many pages are open, no
+upstream is polled more than once a second, and none while no page is open.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from nsq.http.nsqlookupd import RegisteredNode
 
 T = TypeVar("T")
 
-#: A look that comes sooner gets the same answer.
+#: An overview is reused for this long.
 _FRESH = 0.9
-#: How long a look waits for nsqlookupds, and then for nsqds; and how long for those that it knows no recent
-#: figures of, as the sums would be too small.
+#: How long ``look`` waits for nsqlookupds, and then for nsqds; and how long for an upstream without recent
+#: figures, because the sums would be too small without it.
 _PATIENCE, _FIRST_PATIENCE = 0.7, 2.0
-#: Rates are over at least this long, once there is so much to compare.
+#: The shortest time that rates cover, once figures of this age exist.
 _BASE = 5.0
-#: What an nsqd said longer ago counts no more.
+#: Older figures of an nsqd are ignored.
 _TRUSTED = 30.0
-#: An nsqd that no nsqlookupd lists any more stays on the page for this long.
+#: How long an nsqd stays on the page when no nsqlookupd lists it any more.
 _REMEMBERED = 3600.0
 
-# Of a channel, in the order of ``Counts``.
+# The counts of a channel, in the order of ``Counts``.
 _CHANNEL = itemgetter(
     "depth",
     "backend_depth",
@@ -55,8 +55,8 @@ Counts = tuple[int, ...]
 
 
 class TopicSummary(NamedTuple):
-    """A topic of one nsqd. ``counts`` are those of its channels, one behind the other: 500 topics of 5
-    channels on 10 nsqds are 25,000 channels every time, too many to take each by itself.
+    """A topic of one nsqd. ``counts`` has the counts of all its channels in one flat tuple: 500 topics with 5
+    channels on 10 nsqds are 25,000 channels in each poll, too many for one object each.
     """
 
     depth: int
@@ -70,7 +70,7 @@ class TopicSummary(NamedTuple):
 
 @dataclass(frozen=True)
 class Summary:
-    """One nsqd at one moment."""
+    """The statistics of one nsqd at one time."""
 
     at: float
     health: str
@@ -80,7 +80,7 @@ class Summary:
 
 
 def summarize(stats: Any, at: float) -> Summary:
-    """Summarize an nsqd's /stats. Raises Misshapen when it is something else."""
+    """Summarize an nsqd's /stats. Raises Misshapen if they are invalid."""
     try:
         topics = {value(topic, "topic_name", str): _summarize_topic(topic) for topic in rows(stats, "topics")}
         memory = stats.get("memory") or {}
@@ -100,9 +100,9 @@ def _summarize_topic(topic: Json) -> TopicSummary:
         )
         counts, names, paused = _columns(list(older))
     if counts and (type(sum(counts)) is not int or not -MOST <= min(counts) <= max(counts) <= MOST):
-        raise Misshapen("its statistics count with something else than whole numbers, or too large ones")
+        raise Misshapen("its statistics have counts that are not whole numbers, or are too large")
     if not {*map(type, names)} <= {str} or not {*map(type, paused)} <= {bool}:
-        raise Misshapen("its statistics have a channel whose name is no text, or that is paused neither way")
+        raise Misshapen("its statistics have a channel with an invalid name or paused flag")
     return TopicSummary(
         value(topic, "depth", int),
         value(topic, "backend_depth", int),
@@ -115,23 +115,23 @@ def _summarize_topic(topic: Json) -> TopicSummary:
 
 
 def _columns(channels: list[Json]) -> tuple[Counts, tuple[str, ...], tuple[bool, ...]]:
-    """The counts of all channels, one behind the other; their names; and whether they are paused."""
+    """Return the counts of all channels in one flat tuple, their names, and whether they are paused."""
     counts = tuple(chain.from_iterable(map(_CHANNEL, channels)))
     return counts, tuple(map(_NAME, channels)), tuple(map(_PAUSED, channels))
 
 
 class Poll(Generic[T]):
-    """The last answer of one upstream, and whether it is being asked."""
+    """The last reply of one upstream, and the task that polls it."""
 
     def __init__(self) -> None:
         self.value: T | None = None
         self.answered = float("-inf")
         self.error = ""
         self.task: asyncio.Task[None] | None = None
-        self.waiting_since: float | None = None  # without an answer, until one comes
+        self.waiting_since: float | None = None  # time of the first poll since the last reply
 
     def start(self, ask: Callable[[], Awaitable[T]], clock: Callable[[], float]) -> None:
-        """Ask, unless an answer is under way."""
+        """Start a poll, unless one is running."""
         if self.waiting_since is None:
             self.waiting_since = clock()
         if self.task is None or self.task.done():
@@ -146,12 +146,12 @@ class Poll(Generic[T]):
             self.error = str(error)
 
     def silent(self, now: float) -> float:
-        """Return for how many seconds it has been asked in vain."""
+        """Return for how many seconds polls have had no reply."""
         return 0.0 if self.waiting_since is None else now - self.waiting_since
 
 
 async def _wait_for(polls: Iterable[Poll[Any]], began: float) -> None:
-    """Until they have answered, but not long; those that were asked before ``began`` have had their time."""
+    """Wait a moment for replies; longer for a first poll (since ``began``) without recent figures."""
     pending = {poll.task: poll for poll in polls if poll.task is not None}
     if pending:
         _, late = await asyncio.wait(pending, timeout=_PATIENCE)
@@ -165,7 +165,7 @@ def _is_missed(poll: Poll[Any], began: float) -> bool:
 
 
 class NodePoll(Poll[Summary]):
-    """And what rates need: what it said some seconds before."""
+    """A poll of an nsqd, with its figures of some seconds ago, to compute rates."""
 
     def __init__(self, node: Node, now: float) -> None:
         super().__init__()
@@ -179,14 +179,14 @@ class NodePoll(Poll[Summary]):
     def keep(self, summary: Summary) -> Summary:
         base = self.base
         if base is None or summary.start_time != base.start_time or summary.at < base.at:
-            self.base = self._middle = summary  # it is new, was restarted, or the clock was set back
+            self.base = self._middle = summary  # a new or restarted nsqd, or the clock was set back
         elif self._middle is not None and summary.at - self._middle.at >= _BASE:
             self.base, self._middle = self._middle, summary
         return summary
 
     def growth(self, topic: str) -> tuple[float, TopicSummary | None]:
-        """Seconds since the base, 0 without one, and the topic as it was then. Rounded: nsqds that are asked
-        at the same time have the same.
+        """Return the seconds since ``base`` (0 without one) and the topic at that time. The seconds are
+        rounded, so that nsqds polled at the same time have equal spans.
         """
         now, base = self.value, self.base
         if now is None or base is None or now.at - base.at < 0.5:
@@ -195,25 +195,25 @@ class NodePoll(Poll[Summary]):
 
 
 class Overview:
-    """``look`` gives the JSON of /api/overview."""
+    """Makes the JSON of /api/overview."""
 
     def __init__(self, cluster: Cluster, clock: Callable[[], float] = time.time) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._directory: dict[str, Poll[Any]] = {}  # by nsqlookupd, or by nsqd without any
+        self._directory: dict[str, Poll[Any]] = {}  # by nsqlookupd, or without one by nsqd
         self._nodes: dict[str, NodePoll] = {}
         self._last: tuple[float, Json] | None = None
         self._looking: asyncio.Task[Json] | None = None
         self._reading = asyncio.Lock()
 
     async def look(self, within: float = _FRESH) -> Json:
-        """``within``: how many seconds old the answer may be."""
+        """Return the overview, which may be ``within`` seconds old."""
         if self._last is not None and self._is_younger(within):
             return self._last[1]
         return await asyncio.shield(self._begin())
 
     def prepare(self, within: float) -> None:
-        """Ask already for a page that is about to look, if that look will have to."""
+        """Start polling for a page that is about to call ``look``, unless the overview is recent enough."""
         if not self._is_younger(within):
             self._begin()
 
@@ -248,7 +248,7 @@ class Overview:
         return shown
 
     async def _find_nodes(self) -> list[str]:
-        """Bring the nsqds up to date; returns the topics that nsqlookupds know."""
+        """Update the list of nsqds; return the topics that nsqlookupds know."""
         cluster, now = self._cluster, self._clock()
         addresses = cluster.lookupds or cluster.nsqds
         self._directory = {address: self._directory.get(address) or Poll() for address in addresses}
@@ -287,14 +287,14 @@ class Overview:
             else:
                 reply = await stats
             at = self._clock()
-            async with self._reading:  # one at a time, and in between what others ask for is answered
+            async with self._reading:  # one at a time; the event loop serves others in between
                 await asyncio.sleep(0)
                 return poll.keep(summarize(json_value(reply), at))
 
         return ask
 
     async def _memory_size(self, node: Node) -> int:
-        """Messages that a channel of it keeps in memory; 0 if it does not tell."""
+        """Return how many messages a channel of the nsqd keeps in memory; 0 if unknown."""
         try:
             told = await self._cluster.ask(get(node.url, "/config/mem_queue_size", {}, json_value))
         except NsqError:
@@ -302,7 +302,7 @@ class Overview:
         return told if type(told) is int and told > 0 else 0
 
 
-# Put together. Pure, but for the polls that are read.
+# Merging. Pure, except that it reads the polls.
 
 
 def describe(polls: list[NodePoll], known_topics: Iterable[str], now: float) -> Json:
@@ -325,14 +325,14 @@ def describe(polls: list[NodePoll], known_topics: Iterable[str], now: float) -> 
 
 
 class _TopicRates:
-    """One topic over all nsqds."""
+    """One topic, merged over all nsqds."""
 
     def __init__(self) -> None:
         self.nodes = self.depth = self.backend = self.messages = 0
         self.rate = 0.0
         self.paused = False
-        # By the names of its channels, which are usually the same everywhere.
-        self.alike: dict[tuple[str, ...], _Alike] = {}
+        # By the names of its channels, which are usually the same on all nsqds.
+        self.by_channels: dict[tuple[str, ...], _SameChannels] = {}
 
     def add(self, poll: NodePoll, name: str, summary: TopicSummary) -> None:
         seconds, base = poll.growth(name)
@@ -343,16 +343,16 @@ class _TopicRates:
         self.paused |= summary.paused
         if base is not None:
             self.rate += max(0, summary.messages - base.messages) / seconds
-        alike = self.alike.get(summary.channels)
+        alike = self.by_channels.get(summary.channels)
         if alike is None:
-            alike = self.alike[summary.channels] = _Alike()
+            alike = self.by_channels[summary.channels] = _SameChannels()
         alike.add(summary, base, seconds, poll.memory_size)
 
     def shown(self, name: str) -> Json:
         merged: dict[str, _Channel] = {}
-        for names, alike in self.alike.items():
+        for names, alike in self.by_channels.items():
             for channel, part in zip(names, alike.channels(), strict=True):
-                merged[channel] = merged[channel].with_those_of(part) if channel in merged else part
+                merged[channel] = merged[channel].merged_with(part) if channel in merged else part
         channels = [merged[channel].shown(channel) for channel in sorted(merged)]
         healths = [health.Health(*channel["health"]) for channel in channels]
         judged = health.of_topic(depth=self.depth, paused=self.paused, channels=healths, nodes=self.nodes)
@@ -369,13 +369,13 @@ class _TopicRates:
         }
 
 
-class _Alike:
-    """A topic on the nsqds where it has the same channels: their counts are added up column by column."""
+class _SameChannels:
+    """A topic on those nsqds where it has the same channels, whose counts can be added column by column."""
 
     def __init__(self) -> None:
         self._summaries: list[TopicSummary] = []
         self._memory_sizes: list[int | None] = []
-        # What changed within so many seconds: the counts now, and those of before.
+        # By seconds since the base: the counts now, and those of the base.
         self._spans: dict[float, tuple[list[Counts], list[Counts]]] = {}
 
     def add(
@@ -401,7 +401,7 @@ class _Alike:
             yield _Channel(totals[start:end], changes[start:end], is_paused, room)
 
     def _room(self, start: int) -> int | None:
-        """Count the messages that still fit into the nsqds' memory; None if one does not tell."""
+        """Count the messages that still fit into the nsqds' memory; None if a size is unknown."""
         if not all(self._memory_sizes):
             return None
         room = 0
@@ -412,7 +412,7 @@ class _Alike:
 
 
 def _counts_before(base: TopicSummary, summary: TopicSummary) -> Counts:
-    """Return the earlier counts of the topic's channels of now; a new channel counts as unchanged."""
+    """Return the base's counts of the topic's current channels; a new channel counts as unchanged."""
     places = {name: number * _COLUMNS for number, name in enumerate(base.channels)}
     before: list[int] = []
     for start, name in zip(range(0, len(summary.counts), _COLUMNS), summary.channels, strict=True):
@@ -426,14 +426,14 @@ def _added(counts: Iterable[Counts]) -> Iterable[int]:
 
 
 class _Channel(NamedTuple):
-    """One channel over several nsqds. ``changes`` are of its counts, per second."""
+    """One channel, merged over several nsqds. ``changes`` are the changes of its counts per second."""
 
     counts: Counts
     changes: list[float]
     paused: bool
     room: int | None
 
-    def with_those_of(self, other: _Channel) -> _Channel:
+    def merged_with(self, other: _Channel) -> _Channel:
         return _Channel(
             tuple(map(int.__add__, self.counts, other.counts)),
             [one + another for one, another in zip(self.changes, other.changes, strict=True)],
@@ -467,7 +467,7 @@ class _Channel(NamedTuple):
 
 
 def _describe_node(poll: NodePoll, now: float, newest: tuple[int, ...]) -> Json:
-    told, summary = poll.node.told, poll.value
+    told, summary = poll.node.info, poll.value
     silent = poll.silent(now)
     judged = health.of_node(
         error=poll.error,

@@ -1,4 +1,4 @@
-"""The web page: one HTML file for every view, and the script and stylesheet beside it."""
+"""Serves the web page: one HTML file for every view, its script and its stylesheet."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ASSETS = ("nsqadmin.css", "nsqadmin.js", "icon.svg")
 
 
 class Page:
-    """The files of the page. With --dev-static-dir they are read for each request, otherwise once."""
+    """The page's files. With --dev-static-dir they are read for each request, otherwise once."""
 
     def __init__(self, options: NsqadminOptions, guard: Guard) -> None:
         self._options = options
@@ -28,7 +28,7 @@ class Page:
         self._policy = _policy(options)
 
     def view(self, request: Request) -> Reply:
-        """The page; its script looks at the address for what to show."""
+        """Return the page; its script chooses the view by the address."""
         versions = {name: hashlib.sha256(self._file(name)).hexdigest()[:12] for name in _ASSETS}
         options = self._options
         settings = {
@@ -70,7 +70,7 @@ class Page:
 
 
 def _policy(options: NsqadminOptions) -> str:
-    """Nothing runs in the page, or is loaded or sent from it, but what this server serves."""
+    """Make the Content-Security-Policy: the page uses only this server, and Graphite for pictures."""
     pictures = "'self'"
     if options.graphite_url and not options.proxy_graphite:
         parts = urlsplit(

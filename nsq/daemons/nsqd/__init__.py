@@ -1,7 +1,7 @@
 """nsqd: the daemon that receives, queues and delivers messages.
 
-core/       topics, channels and who subscribes to them: synchronous, knows no socket, loop or protocol
-session/    one client's V2 conversation: bytes in, bytes out
-http/       the HTTP API
-daemon.py   the asyncio shell that carries bytes between sockets and all of these
+core/     topics, channels and their subscribers: synchronous, knows no socket, loop or protocol
+session/  one client's V2 connection: bytes in, bytes out
+storage/  and disk/ keep messages in files
+http.py   the HTTP API; daemon.py starts and stops all of these, connection.py moves a client's bytes
 """

@@ -1,4 +1,4 @@
-"""Asks auth servers over HTTP what a client may do, and decides by what they say."""
+"""Asks auth servers over HTTP what a client may do, and applies their replies."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from nsq.errors import ApiError
 from nsq.http.message import HttpRequest, parse_url
 
 _MAX_ANSWER = 4 * 1024 * 1024
-#: Answers whose rules are kept: clients of one kind are given the same ones, again and again.
+#: Replies whose parsed rules are cached: similar clients get the same reply.
 _MAX_KNOWN = 16
 
 
 class AuthServers:
-    """The ``Authority`` of a running nsqd: any one of its auth servers decides, the next if that one
-    fails.
-    """
+    """The ``Authority`` of a running nsqd: asks a random auth server, and the next one if that fails."""
 
     def __init__(self, options: NsqdOptions) -> None:
         self._options = options
@@ -37,7 +35,7 @@ class AuthServers:
         self.read_certificates()
 
     def read_certificates(self) -> None:
-        """Anew: --tls-root-ca-file may have changed."""
+        """Read --tls-root-ca-file again, which may have changed."""
         addresses = self._options.auth_http_addresses
         if "https" in {parse_url(_endpoint(address)).scheme for address in addresses}:
             self._tls = client_context(self._options)
@@ -59,7 +57,7 @@ class AuthServers:
         self, work: Coroutine[Any, Any, Grant | AuthError], answer: Callable[[Grant | AuthError], None]
     ) -> None:
         async def answer_in_any_case() -> None:
-            # The client waits for an answer, whatever happens here.
+            # The client waits for a reply even if this fails.
             try:
                 found = await work
             except Exception as error:

@@ -1,6 +1,4 @@
-"""A client's TCP or Unix connection on the event loop: carries bytes between a transport and a
-``Session``.
-"""
+"""A client's TCP or Unix connection on the event loop: moves bytes between a transport and a ``Session``."""
 
 from __future__ import annotations
 
@@ -13,16 +11,14 @@ from nsq.daemons.nsqd.session.session import Environment, Session
 from nsq.wire.frames import encode_error
 
 TOO_MANY = "E_TOO_MANY_CONNECTIONS"
-#: After a chunk of that many bytes others have their turn: uvloop would read 32 of them in a row.
+#: After a chunk this large the loop serves other clients first: uvloop would read 32 such chunks in a row.
 _LARGE = 128 * 1024
-#: How long a client may take to fetch its last bytes and hang up before it is cut off.
+#: How long a client may take to read its last bytes and close before the connection is aborted.
 _LINGER = 1.0
 
 
 class Connection(asyncio.Protocol):
-    """Reading stops while the client does not read: what it is owed then stays bounded by what it was
-    sent.
-    """
+    """Stops reading while the client does not read its replies, so that unsent output stays bounded."""
 
     def __init__(
         self,
@@ -71,7 +67,7 @@ class Connection(asyncio.Protocol):
         try:
             self.session.receive(data)
         except Exception as error:
-            # A fault of ours must not become another client's.
+            # A bug in nsqd costs this client its connection, and no other client.
             self._environment.log.error("client(%s) dropped", self.session.remote_address, exc=error)
             self.abort()
         if len(data) >= _LARGE:
@@ -90,7 +86,7 @@ class Connection(asyncio.Protocol):
             self.session.lost()
             self._environment.log.info("client(%s) disconnected", self.session.remote_address)
         self._closed(self)
-        # Each refers to the other: what is left of both would wait for the collector.
+        # Break the reference cycle, so that memory is freed without a garbage collection.
         self.session = self._transport = None
 
     def pause_writing(self) -> None:
@@ -122,8 +118,8 @@ class Connection(asyncio.Protocol):
     def finish(self) -> None:
         """Half-close, and wait for the client to do the same.
 
-        Closing at once with unread input makes TCP reset the connection, and the reset overtakes the very
-        error that says why.
+        A close with unread input would make TCP reset the connection, and the client could lose the error
+        frame that says why.
         """
         transport = self._transport
         if transport is None or self._finishing:
@@ -137,7 +133,7 @@ class Connection(asyncio.Protocol):
             try:
                 transport.write_eof()
             except OSError:
-                self.abort()  # the client has reset the connection: there is no one to tell
+                self.abort()  # the client has reset the connection
 
     def abort(self) -> None:
         if self._transport is not None:

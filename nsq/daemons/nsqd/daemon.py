@@ -1,4 +1,4 @@
-"""nsqd itself: the broker behind its TCP, HTTP and HTTPS ports."""
+"""The nsqd daemon: starts, drains and stops the broker and its TCP, HTTP and HTTPS ports."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from nsq.daemons.nsqd.tls import server_context
 from nsq.errors import NsqError
 from nsq.wire.lookup import PeerInfo
 
-#: How long stop() lets clients fetch what was written to them.
+#: How long stop() waits for clients to read their last bytes.
 _STOP_SECONDS = 2.0
-#: While draining: seconds between two looks, and between two lines that tell how far it is.
-_LOOK = 0.25
-_TELL = 5.0
-#: Lines about what stays, at most.
+#: While draining: seconds between two counts of the messages left, and between two progress lines.
+_COUNT_EVERY = 0.25
+_LOG_EVERY = 5.0
+#: The most log lines about queues whose messages stay on disk.
 _LINES = 20
 
 
 class Nsqd:
-    """Started and stopped once, on one event loop."""
+    """An nsqd on one event loop, started and stopped once."""
 
     def __init__(self, options: NsqdOptions, *, log: DaemonLog | None = None) -> None:
         self._options = options
@@ -60,7 +60,7 @@ class Nsqd:
         self._memory = Memory()
         self._statsd: StatsdSender | None = None
 
-    # Where it really listens: as text, None when it does not.
+    # The actual addresses as text; None while it does not listen there.
 
     @property
     def tcp_address(self) -> str | None:
@@ -104,7 +104,7 @@ class Nsqd:
                 log,
                 tls=self._tls,
                 authority=self._auth,
-                lasting=self._storage.waits,
+                sync_notifier=self._storage.publish_committer,
             )
             await self._listen(environment, self._registration, self._storage)
             self._registration.start(self._identity(), options.lookupd_tcp_addresses)
@@ -150,7 +150,7 @@ class Nsqd:
             log.info("HTTP: listening on %s", self._http_bound)
 
     async def reload(self) -> None:
-        """Read the certificates anew, for connections from now on. What cannot be used is not taken over."""
+        """Read the certificates again, for new connections. On an error keep those in use."""
         if self._tls is None or self._environment is None:
             return
         try:
@@ -160,30 +160,30 @@ class Nsqd:
             if self._https is not None and tls is not None:
                 await self._https.use_certificate(tls)
         except (NsqError, OSError) as error:
-            self._log.error("%s; the certificate that is in use stays", error)
+            self._log.error("%s; keeping the current certificate", error)
             return
         self._tls = self._environment.tls = tls
-        self._log.info("--tls-cert %s: read anew", self._options.tls_cert)
+        self._log.info("--tls-cert %s: reloaded", self._options.tls_cert)
 
     async def drain(self) -> None:
-        """Take no publish any more, leave the nsqlookupds, let consumers finish what there is for them."""
+        """Refuse publishes, leave the nsqlookupds, and wait until consumers have finished their messages."""
         if self._broker is None or self._registration is None:
             return
         self._broker.draining = True
         await self._registration.close()
-        await hand_over(self._broker, self._log, self._options.drain_timeout)
+        await wait_until_drained(self._broker, self._log, self._options.drain_timeout)
 
     async def stop(self) -> bool:
-        """Stop taking in, part with everyone, write everything down, and end every task. Whether all of it is
-        on disk.
+        """Stop listening, disconnect everybody, write all messages to disk and end every task. Returns
+        whether all of them are on disk.
         """
         try:
-            await self._part_with_everyone()
+            await self._disconnect_everybody()
         finally:
-            whole = await self._write_down()
-        return whole
+            all_on_disk = await self._persist()
+        return all_on_disk
 
-    async def _part_with_everyone(self) -> None:
+    async def _disconnect_everybody(self) -> None:
         listener, self._listener = self._listener, None
         if listener is not None:
             await listener.close()
@@ -196,23 +196,23 @@ class Nsqd:
             await self._auth.close()
         if self._registration is not None:
             await self._registration.close()
-        if self._storage is not None and self._storage.waits is not None:
+        if self._storage is not None and self._storage.publish_committer is not None:
             await self._storage.settle()
-        await self._part_with_clients()
+        await self._disconnect_clients()
         if self._statsd is not None:
             await self._statsd.close()
 
-    async def _write_down(self) -> bool:
+    async def _persist(self) -> bool:
         self._memory.stop()
         broker, self._broker = self._broker, None
         if broker is None or self._storage is None:
             return True
-        faults = await self._storage.stop(broker.close())
-        for fault in faults:
-            self._log.error("%s", fault)
-        return not faults
+        errors = await self._storage.stop(broker.close())
+        for error in errors:
+            self._log.error("%s", error)
+        return not errors
 
-    async def _part_with_clients(self) -> None:
+    async def _disconnect_clients(self) -> None:
         for session in list(self._sessions()):
             session.close()
         if self._all_gone is None:
@@ -240,7 +240,7 @@ class Nsqd:
     def _sessions(self) -> Iterator[Session]:
         return (connection.session for connection in self._connections if connection.session is not None)
 
-    # What others are told of it.
+    # What nsqlookupds and clients are told about this nsqd.
 
     @property
     def _tcp_port(self) -> int:
@@ -266,13 +266,13 @@ def _port(address: Address | None) -> int:
     return address.port if isinstance(address, TcpAddress) else 0
 
 
-# Draining. A channel counts while it has a consumer. The others' messages stay on disk, as at every stop: no
-# new consumer finds an nsqd that has left its nsqlookupds.
+# Draining. It waits only for channels with a consumer. Messages of other channels stay on disk, as at every
+# stop: no new consumer can find an nsqd that has left its nsqlookupds.
 
 
 @dataclass(frozen=True)
-class Left:
-    """Messages by what becomes of them; ``staying`` has the queues without a consumer, and their numbers."""
+class Remaining:
+    """The messages left to drain; ``staying`` lists the queues without a consumer and their depths."""
 
     waiting: int = 0
     in_flight: int = 0
@@ -291,8 +291,8 @@ class Left:
         )
 
 
-def look(broker: Broker) -> Left:
-    """Count what the consumers of now can still be given, and what stays."""
+def count_remaining(broker: Broker) -> Remaining:
+    """Count the messages that current consumers can still get, and those that stay on disk."""
     waiting = in_flight = deferred = channels = 0
     staying: list[tuple[str, int]] = []
     for topic in broker.topics.values():
@@ -311,30 +311,30 @@ def look(broker: Broker) -> Left:
                 channels += bool(_total(channel))
             elif _total(channel):
                 staying.append((f"{topic.name}/{channel.name}", _total(channel)))
-    return Left(waiting, in_flight, deferred, channels, tuple(staying))
+    return Remaining(waiting, in_flight, deferred, channels, tuple(staying))
 
 
 def _total(channel: Channel) -> int:
     return channel.depth + channel.in_flight_count + channel.deferred_count
 
 
-async def hand_over(broker: Broker, log: DaemonLog, at_most: float) -> None:
-    """Wait until consumers have finished all that they can get, at most so many seconds (0: for ever)."""
+async def wait_until_drained(broker: Broker, log: DaemonLog, at_most: float) -> None:
+    """Wait until consumers have finished all messages they can get, or ``at_most`` seconds (0: no limit)."""
     loop = asyncio.get_running_loop()
-    began = told = loop.time()
-    left = look(broker)
+    began = logged_at = loop.time()
+    left = count_remaining(broker)
     log.info("draining: %s", left)
     while not left.nothing:
         if at_most and loop.time() - began >= at_most:
             log.warning("draining: --drain-timeout is over, the rest stays on disk: %s", left)
             break
-        await asyncio.sleep(_LOOK)
-        left = look(broker)
-        if loop.time() - told >= _TELL:
-            told = loop.time()
+        await asyncio.sleep(_COUNT_EVERY)
+        left = count_remaining(broker)
+        if loop.time() - logged_at >= _LOG_EVERY:
+            logged_at = loop.time()
             log.info("draining: %s", left)
     for name, messages in left.staying[:_LINES]:
         log.warning("draining: %d messages of %s stay on disk: there is no consumer", messages, name)
     if len(left.staying) > _LINES:
-        log.warning("draining: so do those of %d others", len(left.staying) - _LINES)
+        log.warning("draining: so do messages of %d other queues", len(left.staying) - _LINES)
     log.info("draining: done after %.1f s", loop.time() - began)

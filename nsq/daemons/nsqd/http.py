@@ -1,4 +1,4 @@
-"""nsqd's HTTP API: the table of routes, what changes something, what shows something.
+"""nsqd's HTTP API: the table of routes, and the handlers for publishing, administration and inspection.
 
 The handlers know requests and the core, but no network.
 """
@@ -39,15 +39,15 @@ from nsq.flags import config_key, is_duration
 from nsq.wire.commands import BadBodies, Limits, unpack_bodies
 from nsq.wire.names import valid_channel, valid_topic
 
-#: What counts as "no" in binary=; anything else, an unknown word or none included, counts as yes.
+#: The values of binary= that mean no. Any other value, also an empty one, means yes.
 _NOT_BINARY = ("false", "0")
-#: A body of /mpub that is cut in a thread of its own.
+#: A body of /mpub at least this large is split in a thread of its own.
 _LARGE = 128 * 1024
 
 _MAX_SETTING = 1024 * 1024
-#: Messages of one look, and bytes of their bodies.
+#: Messages that one peek returns (default, maximum), and the most bytes of their bodies.
 _PEEKED, _MAX_PEEKED, _MAX_PEEKED_BYTES = 10, 100, 1024 * 1024
-#: Bytes of a long answer that are sent in one go.
+#: Bytes of a long reply that are sent at once.
 _PIECE = 64 * 1024
 
 
@@ -56,16 +56,16 @@ class Persistence(Protocol):
 
     @property
     def health(self) -> str:
-        """ "OK", or what is wrong."""
+        """ "OK", or the problem."""
 
     @property
-    def waits(self) -> Committer | None:
-        """The committer that an answer to a publisher has to wait for, if any."""
+    def publish_committer(self) -> Committer | None:
+        """The committer whose next sync a publisher's reply waits for; None without --durable."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """One nsqd, as its HTTP API sees it. ``sessions`` gives the clients connected at the moment."""
+    """The parts of an nsqd that its HTTP API uses. ``sessions`` returns the currently connected clients."""
 
     environment: Environment
     registration: Registration
@@ -115,7 +115,7 @@ def argument(request: Request, name: str) -> str:
 
 
 async def _started(topic: Topic) -> None:
-    """Return once the topic has the channels that it has on other nsqds."""
+    """Wait until the topic has the channels that it has on other nsqds."""
     if not topic.started:
         started = asyncio.Event()
         topic.when_started(started.set)
@@ -145,8 +145,8 @@ def routes(context: Context) -> list[Route]:
         "/channel/pause": administration.pause_channel,
         "/channel/unpause": administration.unpause_channel,
     }
-    if context.storage.waits is not None:
-        actions = {path: _lasting(action, context.storage.waits) for path, action in actions.items()}
+    if (committer := context.storage.publish_committer) is not None:
+        actions = {path: _after_sync(action, committer) for path, action in actions.items()}
     options = context.options
     looks: dict[str, Handler] = {}
     if options.metrics:
@@ -166,8 +166,8 @@ def routes(context: Context) -> list[Route]:
         Route("POST", "/pub", publishing.pub, logged=False),
         Route("POST", "/mpub", publishing.mpub, logged=False),
         *(Route("POST", path, handler) for path, handler in actions.items()),
-        # The names of NSQ's first releases, which its guide still uses. There actions answered GET, too: then
-        # a page in a browser, or whatever follows links, can delete a topic.
+        # The paths of NSQ's first releases, which its guide still uses. Those releases also accepted GET,
+        # with which a web page or a crawler can delete a topic.
         Route("POST", "/put", publishing.pub, logged=False),
         Route("POST", "/mput", publishing.mpub, logged=False),
         *(
@@ -178,14 +178,14 @@ def routes(context: Context) -> list[Route]:
     ]
 
 
-def _lasting(action: Handler, committer: Committer) -> Handler:
-    """Answers when what it did is on disk to stay."""
+def _after_sync(action: Handler, committer: Committer) -> Handler:
+    """Reply only when the action's changes are fsynced."""
 
     async def act(request: Request) -> Reply:
         try:
             made = action(request)
             reply = made if isinstance(made, Reply) else await made
-            await committer.lasting()
+            await committer.wait_until_synced()
         except StorageFailed:
             raise HttpError(503, "STORAGE_FAILED") from None
         return reply
@@ -194,13 +194,13 @@ def _lasting(action: Handler, committer: Committer) -> Handler:
 
 
 def _older_name(path: str) -> str:
-    """/topic/create was /create_topic."""
+    """Return the path of NSQ's first releases: /create_topic for /topic/create."""
     _, noun, verb = path.split("/")
     return f"/{verb}_{noun}"
 
 
 def tls_gate(https_port: Callable[[], int]) -> Callable[[Request], Reply]:
-    """Make the handler of an nsqd that requires TLS: it tells every plain request where to go instead."""
+    """Make the gate of an nsqd that requires TLS: it refuses plain requests and names the HTTPS port."""
 
     def refuse(_: Request) -> Reply:
         return Reply.json({"message": "TLS_REQUIRED", "https_port": https_port()}, 403)
@@ -208,11 +208,11 @@ def tls_gate(https_port: Callable[[], int]) -> Callable[[Request], Reply]:
     return refuse
 
 
-# What changes something.
+# Publishing and administration.
 
 
 class Publishing:
-    """/pub and /mpub."""
+    """The handlers of /pub and /mpub."""
 
     def __init__(self, context: Context) -> None:
         self._options = context.options
@@ -233,13 +233,13 @@ class Publishing:
                 await self._publish(lambda: self._broker.publish_deferred(name, body, delay))
             else:
                 await self._publish(lambda: self._broker.publish(name, [body]))
-            await self._lasting()
+            await self._wait_until_synced()
         except StorageFailed as error:
             raise HttpError(503, _code(error, "PUB_FAILED")) from None
         return OK
 
     async def _publish(self, publish: Callable[[], None]) -> None:
-        """Publish; before, wait for the channels of a new topic."""
+        """Publish; for a new topic, first wait for its channels."""
         while True:
             try:
                 publish()
@@ -247,10 +247,10 @@ class Publishing:
             except TopicStarting as starting:
                 await _started(starting.topic)
 
-    async def _lasting(self) -> None:
-        """Wait for the disk, with --durable."""
-        if self._storage.waits is not None:
-            await self._storage.waits.lasting()
+    async def _wait_until_synced(self) -> None:
+        """With --durable, wait until the messages are fsynced."""
+        if self._storage.publish_committer is not None:
+            await self._storage.publish_committer.wait_until_synced()
 
     def _defer(self, request: Request) -> float:
         text = request.args.get("defer")
@@ -268,16 +268,16 @@ class Publishing:
         name = topic_name(request)
         body = await read_body(request, self._options.max_body_size, "BODY_TOO_BIG")
         cut = self._lines if request.args.get("binary", "false") in _NOT_BINARY else self._binary
-        # A large one may be a million messages: others would wait for as long as it takes to cut it.
+        # A large body may hold a million messages: splitting it on the loop would delay other clients.
         bodies = cut(body) if len(body) < _LARGE else await in_thread(lambda: cut(body), "nsqd-mpub")
         if bodies:
             try:
                 for start in range(0, len(bodies), AT_ONCE):
                     if start:
-                        await asyncio.sleep(0)  # others have their turn
+                        await asyncio.sleep(0)  # let other clients be served
                     part = bodies[start : start + AT_ONCE]
                     await self._publish(functools.partial(self._broker.publish, name, part))
-                await self._lasting()
+                await self._wait_until_synced()
             except StorageFailed as error:
                 raise HttpError(503, _code(error, "MPUB_FAILED")) from None
         return OK
@@ -300,7 +300,7 @@ def _code(error: StorageFailed, otherwise: str) -> str:
 
 
 class Administration:
-    """Topics and channels."""
+    """The handlers that create, delete, empty, pause and unpause topics and channels."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -351,7 +351,7 @@ class Administration:
         return EMPTY
 
 
-# What shows something.
+# Inspection.
 
 
 class Inspection:
@@ -420,7 +420,7 @@ class Inspection:
         return await self._in_slices(pieces, stats.PROMETHEUS)
 
     async def _in_slices(self, pieces: Iterable[bytes], content_type: str) -> Reply:
-        """The pieces as one answer; others have their turn meanwhile."""
+        """Join the pieces to one reply, in slices, so that other clients are served meanwhile."""
 
         def collect() -> Generator[None, None, list[bytes]]:
             together, collected = bytearray(), []
@@ -435,7 +435,7 @@ class Inspection:
         first, *rest = await self._slices.result(collect())
         return Reply(first, content_type, rest=tuple(rest))
 
-    # Messages that wait.
+    # Waiting messages.
 
     async def peek_topic(self, request: Request) -> Reply:
         count = self._peeked(request)
@@ -468,7 +468,7 @@ class Inspection:
         return self._shown(request.params["opt"])
 
     async def put_setting(self, request: Request) -> Reply:
-        # A body of the full size counts as too large, and so does none, as nsqd has it.
+        # As in Go's nsqd, an empty body also counts as too large.
         body = await read_body(request, _MAX_SETTING, "INVALID_VALUE")
         if not 0 < len(body) <= _MAX_SETTING:
             raise HttpError(413, "INVALID_VALUE")
@@ -500,13 +500,13 @@ class Inspection:
         return _nanoseconds(value) if is_duration(field) else value
 
     def free_memory(self, request: Request) -> Reply:
-        """Collect garbage now. Go's nsqd does so too, but then answers 500."""
+        """Collect garbage now. Go's nsqd does so too, but then replies 500."""
         gc.collect()
         return OK
 
 
 def _messages(waiting: Sequence[Waiting], holders: Sequence[Json] = ()) -> Reply:
-    """``holders`` says of each message which client has it, if any."""
+    """Make the reply of a peek; ``holders`` describes for each message the client that has it in flight."""
     now = time.time_ns()
     shown = [
         {
@@ -525,7 +525,7 @@ def _messages(waiting: Sequence[Waiting], holders: Sequence[Json] = ()) -> Reply
 
 
 def _holder(subscriber: Subscriber, seconds: float) -> Json:
-    """Tell which client has a message in flight, named as in /stats, and for how long."""
+    """Describe the client that has a message in flight, as in /stats, and for how long."""
     session = subscriber.sink
     client = {}
     if isinstance(session, Session):
@@ -536,7 +536,7 @@ def _holder(subscriber: Subscriber, seconds: float) -> Json:
 
 
 def _body(body: bytes, size: int) -> Json:
-    """Show a body as text, or else in Base64. A body cut short may end in the middle of a character."""
+    """Show a body as text, or else in Base64. A truncated body may end in the middle of a character."""
     for cut in range(4 if len(body) < size else 1):
         with suppress(UnicodeDecodeError):
             return {"encoding": "utf-8", "body": body[: len(body) - cut].decode()}

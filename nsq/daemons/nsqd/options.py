@@ -1,4 +1,4 @@
-"""nsqd's options: every flag, its default, and what may stand together.
+"""nsqd's options: every flag, its default, and the combinations that are refused.
 
 Imports no other module of the daemon.
 """
@@ -32,7 +32,7 @@ _TEN_YEARS = 10 * 365 * 86400
 
 
 def default_node_id() -> int:
-    """Go's choice: the host name's MD5, its CRC-32, modulo 1024."""
+    """Compute the default as Go does: the CRC-32 of the host name's MD5, modulo 1024."""
     digest = hashlib.md5(socket.gethostname().encode(), usedforsecurity=False).digest()
     return zlib.crc32(digest) % 1024
 
@@ -56,7 +56,7 @@ def parse_tls_required(text: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class NsqdOptions:
-    """One field per flag, named like it. Durations are seconds."""
+    """One field per flag, with the flag's name. Durations are seconds."""
 
     tcp_address: str = flag("0.0.0.0:4150", "<addr>:<port> or the path of a Unix socket for TCP clients")
     http_address: str = flag(

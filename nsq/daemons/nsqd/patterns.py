@@ -1,11 +1,11 @@
 """Regular expressions as Go's regexp package reads them, for the names of topics and channels.
 
-An auth server's patterns must never stall nsqd. Python's ``re`` tries one way after the other, and can need
-years for ``(a+)+$``. Here all ways are followed at once: the time is bounded by the length of the pattern
-times that of the name. A pattern becomes a list of steps. For every step a whole number tells, bit by bit,
-at which positions of the name the search can stand there.
+An auth server's patterns must never stall nsqd. Python's ``re`` backtracks, and can need years for
+``(a+)+$``. Here all alternatives are followed at once, so the time is bounded by the length of the pattern
+times that of the name. A pattern is compiled to a list of steps; for every step an integer holds, as a bit
+set, the positions of the name at which the search can be in this step.
 
-Names are ASCII and at most 64 characters long; what they do not need is left out. Pure.
+Names are ASCII and at most 64 characters long; syntax that they cannot need is left out. Pure.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-#: A count beyond this makes no difference: the longest name has fewer characters.
+#: A higher count makes no difference: the longest name has fewer characters.
 _COUNT_ENOUGH = 80
-#: As Go has it: the largest count, also of counts within counts.
+#: Go's limit on repeat counts, also on the product of nested ones.
 _MAX_COUNT = 1000
 _MAX_DEPTH = 100
 _MAX_LENGTH = 4000
@@ -26,7 +26,7 @@ _ASCII = [chr(code) for code in range(128)]
 
 
 def _mask(characters: Iterable[str]) -> int:
-    """A set of ASCII characters as a number, one bit for each."""
+    """Return a set of ASCII characters as an integer, one bit for each."""
     mask = 0
     for character in characters:
         mask |= 1 << ord(character)
@@ -58,13 +58,13 @@ _CONTROLS = {"a": "\a", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
 _OCTAL = frozenset("01234567")
 _HEXADECIMAL = frozenset("0123456789abcdefABCDEF")
 
-#: What a step does. A character is followed by the next step, an EITHER by that and by another one.
+#: Kinds of steps. A character leads to the next step; EITHER leads to the next step and to another one.
 _CHARACTER, _EITHER, _AT_START, _AT_END, _AT_WORD, _NOT_AT_WORD, _MATCH = range(7)
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A step of a parsed pattern: one character of a set, or a place in the name."""
+    """A step of a parsed pattern: one character of a set, or an assertion about the position."""
 
     kind: int
     characters: int = 0
@@ -91,16 +91,16 @@ _Node = _Step | _Sequence | _Either | _Repeat
 
 
 class BadPattern(ValueError):
-    """The text is no regular expression of Go's; says why."""
+    """The text is not a regular expression that Go accepts; the message says why."""
 
 
 class Pattern:
-    """``search`` says whether the pattern matches anywhere in a name."""
+    """A compiled pattern; ``search`` tells whether it matches anywhere in a name."""
 
     __slots__ = ("_start", "_steps", "source")
 
     def __init__(self, source: str) -> None:
-        """Raises BadPattern."""
+        """Compile the pattern. Raises BadPattern."""
         if len(source) > _MAX_LENGTH:
             raise BadPattern(f"expression too large: {len(source)} characters are more than {_MAX_LENGTH}")
         self.source = source
@@ -112,14 +112,14 @@ class Pattern:
 
     @property
     def steps(self) -> int:
-        """The number of steps: it says how much memory a pattern takes."""
+        """The number of steps, which determines the memory that a pattern takes."""
         return len(self._steps)
 
     def search(self, name: str) -> bool:
         steps = self._steps
         everywhere = (1 << len(name) + 1) - 1
         stands: dict[int, int] = {}
-        places: dict[int, int] = {}  # where in the name a character of a set stands
+        places: dict[int, int] = {}  # by set: the positions of its characters in the name
         waiting = [(self._start, everywhere)]
         while waiting:
             place, positions = waiting.pop()
@@ -160,13 +160,13 @@ def _places(characters: int, name: str) -> int:
 
 
 def _borders(name: str) -> int:
-    """Return the places where a word begins or ends."""
+    """Return the positions where a word begins or ends."""
     word = _places(_WORD, name)
     return word ^ word << 1
 
 
 class _Program:
-    """A parsed pattern as steps: what each does, its operand, and which follows. Built from the end."""
+    """Compiles a parsed pattern to steps (kind, operand, next step), starting at the end."""
 
     def __init__(self, node: _Node) -> None:
         self.steps: list[tuple[int, int, int]] = []
@@ -179,7 +179,7 @@ class _Program:
         return len(self.steps) - 1
 
     def _add(self, node: _Node, following: int) -> int:
-        """The first of the steps that this node takes before ``following``."""
+        """Add the node's steps, which lead to ``following``; return the first of them."""
         if isinstance(node, _Sequence):
             for part in reversed(node.parts):
                 following = self._add(part, following)
@@ -209,7 +209,7 @@ class _Program:
 
 
 class _Parser:
-    """Go's syntax: that of RE2, without look-around and references back."""
+    """Parses Go's syntax, which is that of RE2: no look-around, no back-references."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -241,7 +241,7 @@ class _Parser:
 
     def _next(self) -> str:
         if self._done:
-            raise BadPattern("it ends too early")
+            raise BadPattern("unexpected end")
         character = self._source[self._position]
         self._position += 1
         return character
@@ -270,7 +270,7 @@ class _Parser:
         return _Sequence(parts)
 
     def _atom(self) -> _Node | None:
-        """One thing that can be repeated; None for a change of flags."""
+        """Parse one item that can be repeated; None for a change of flags."""
         character = self._next()
         if character == "(":
             return self._group()
@@ -306,7 +306,7 @@ class _Parser:
             if self._accept("P<") or self._accept("<"):
                 self._name_of_group()
             elif not self._flags():
-                return None  # they hold until the group around them ends
+                return None  # the flags hold until the enclosing group ends
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise BadPattern("expression nests too deeply")
@@ -324,7 +324,7 @@ class _Parser:
         self._position += len(name) + 1
 
     def _flags(self) -> bool:
-        """Whether a group follows them: ``(?i:`` or ``(?i)``. Of the flags only i matters to a name."""
+        """Parse flags; return whether a group follows: ``(?i:``, not ``(?i)``. Only i matters to a name."""
         on = True
         while (character := self._next()) not in ":)":
             if character == "-" and on:
@@ -342,7 +342,7 @@ class _Parser:
         bounds = self._bounds()
         if bounds is None:
             return node
-        self._accept("?")  # as few as possible, which finds the same
+        self._accept("?")  # a lazy repetition matches the same names
         end = self._position
         if self._bounds() is not None:
             raise BadPattern(f"invalid nested repetition operator {self._source[start : self._position]}")
@@ -361,7 +361,7 @@ class _Parser:
         inside, closing, _ = self._source[self._position + 1 :].partition("}")
         least, comma, most = inside.partition(",")
         if not closing or not _is_number(least) or (most and not _is_number(most)):
-            return None  # then the brace stands for itself
+            return None  # the brace is a literal
         self._position += len(inside) + 2
         low = int(least[:9])
         high = low if not comma else int(most[:9]) if most else None
@@ -381,7 +381,7 @@ class _Parser:
         return self._literal(self._character()) if characters is None else _Step(_CHARACTER, characters)
 
     def _class(self) -> int | None:
-        r"""Read a class behind a backslash: ``\d`` and the like, ``\pL``, ``\P{Lu}``; else None."""
+        r"""Parse a class after a backslash: ``\d`` and the like, ``\pL``, ``\P{Lu}``; else None."""
         letter = self._next()
         characters = _CLASSES.get(letter.lower())
         if characters is None and letter in "pP":
@@ -404,7 +404,7 @@ class _Parser:
         return _ANY & ~characters if really else characters
 
     def _character(self) -> str:
-        """The one character that an escape stands for, behind its backslash."""
+        """Parse the character that an escape stands for, after its backslash."""
         letter = self._next()
         if letter in _CONTROLS:
             return _CONTROLS[letter]
@@ -442,7 +442,7 @@ class _Parser:
         return self._inverted(characters, inverted)
 
     def _member(self, first: bool) -> int:
-        """One part of a set: a class, a range, or a character."""
+        """Parse one part of a set: a class, a range, or a character."""
         if self._accept("[:"):
             name, closing, _ = self._source[self._position :].partition(":]")
             known = _POSIX.get(name.removeprefix("^"))
@@ -484,7 +484,7 @@ def _times(node: _Node) -> int:
 
 
 def _unicode(name: str) -> int:
-    """The ASCII characters of a general category or script."""
+    """Return the ASCII characters of a general category or script."""
     if name == "Any":
         return _ANY
     if name == "Latin":

@@ -1,8 +1,8 @@
 """Registers this nsqd's topics and channels with every nsqlookupd, and keeps them registered.
 
-Each nsqlookupd has a task of its own that connects, tells everything, then every change, and begins again
-when the connection fails. New topics ask all of them for channels that exist elsewhere, so that those miss no
-message.
+One task per nsqlookupd connects, registers everything, then sends every change, and reconnects when the
+connection fails. For a new topic all nsqlookupds are asked which channels it has on other nsqds, so that
+those channels miss no message.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _PING_EVERY = 15.0
 _ANSWER_WITHIN = 5.0
 _FIRST_RETRY = 0.1
 _LAST_RETRY = 15.0
-#: Commands that are sent before the first of their replies is waited for. One by one, a hundred thousand
-#: topics would take as many round trips.
+#: The most commands sent before reading their replies. One by one, a hundred thousand topics would take as
+#: many round trips.
 _BATCH = 500
 
 
@@ -53,7 +53,7 @@ class Registration:
         self.set_addresses(addresses)
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
-        """Register with these and no others from now on. ConfigError for an address that is none."""
+        """Register with exactly these nsqlookupds from now on. ConfigError for an invalid address."""
         wanted = {address: _tcp_address(address) for address in addresses}
         if self._identity is None:
             return
@@ -69,7 +69,7 @@ class Registration:
         return list(self._peers)
 
     async def close(self) -> None:
-        """Leave every nsqlookupd, for good."""
+        """Disconnect from every nsqlookupd and end all tasks."""
         self._identity = None
         peers = list(self._peers.values())
         self._peers.clear()
@@ -78,7 +78,7 @@ class Registration:
         await asyncio.gather(*self._asking, *(peer.task for peer in peers), return_exceptions=True)
 
     def _everything(self) -> Iterator[bytes]:
-        """The commands that register all there is. What changes while they are sent is told behind them."""
+        """Yield the commands that register all topics and channels. Later changes are sent after them."""
         for topic in list(self._broker.topics.values()):
             yield lookup.register(topic.name)
             for name in list(topic.channels):
@@ -100,7 +100,8 @@ class Registration:
         task = asyncio.get_running_loop().create_task(self._learn_channels(topic, apis))
         self._asking.add(task)
         task.add_done_callback(self._asking.discard)
-        # However it ends, as publishers wait for it: a task cancelled before it begins runs no ``finally``.
+        # Start the topic however the task ends, because publishers wait for it. A callback, since a task
+        # that is cancelled before it begins does not run its ``finally``.
         task.add_done_callback(lambda _: topic.start())
 
     def topic_deleted(self, topic: Topic) -> None:
@@ -116,7 +117,7 @@ class Registration:
         self._tell(lookup.unregister(channel.topic_name, channel.name))
 
     async def _learn_channels(self, topic: Topic, apis: list[tuple[str, int]]) -> None:
-        """Give the topic the channels that it has on other nsqds, before its first message."""
+        """Make the channels that the topic has on other nsqds, before its first message."""
         answers = await asyncio.gather(*(self._channels_of(topic.name, api) for api in apis))
         if self._broker.topics.get(topic.name) is not topic:
             return  # deleted meanwhile; its channels must not be registered again
@@ -125,7 +126,7 @@ class Registration:
                 try:
                     topic.channel(name)
                 except StorageFailed as error:
-                    self._log.error("TOPIC(%s): channel(%s) cannot be made: %s", topic.name, name, error)
+                    self._log.error("TOPIC(%s): channel(%s) cannot be created: %s", topic.name, name, error)
 
     async def _channels_of(self, topic: str, api: tuple[str, int]) -> set[str]:
         host, port = api
@@ -143,7 +144,7 @@ class Registration:
 
 
 class _Peer:
-    """One nsqlookupd: what it must be told next, and the task that tells it."""
+    """One nsqlookupd: the commands to send it next, and the task that sends them."""
 
     def __init__(
         self,
@@ -163,7 +164,7 @@ class _Peer:
         self.task = asyncio.get_running_loop().create_task(self._stay_registered(), name=name)
 
     def tell(self, command: bytes) -> None:
-        # While there is no connection nothing is kept: a new one begins with everything there is.
+        # Nothing is queued without a connection: a new connection registers everything first.
         if self._connected:
             self._news.put_nowait(command)
 
@@ -178,14 +179,14 @@ class _Peer:
             except (OSError, NsqError, EOFError) as error:
                 self._log.error("LOOKUPD(%s): %s", self._address, str(error) or type(error).__name__)
             except Exception as error:
-                # A fault of ours. If it ended the task, consumers would not find this nsqd any more.
-                self._log.error("LOOKUPD(%s): %r, a fault of nsqd's", self._address, error)
+                # A bug in nsqd must not end the task: consumers would not find this nsqd any more.
+                self._log.error("LOOKUPD(%s): %r, a bug in nsqd", self._address, error)
             wait = _FIRST_RETRY if self._connected else min(wait * 2, _LAST_RETRY)
             self._connected = False
             await asyncio.sleep(wait * random.uniform(0.5, 1.0))
 
     async def _session(self) -> None:
-        """Connect, introduce ourselves, tell everything, then every change; ping when there is none."""
+        """Connect, IDENTIFY, register everything, then send every change, or PING when there is none."""
         self._log.info("LOOKUPD connecting to %s", self._address)
         async with asyncio.timeout(_ANSWER_WITHIN):
             reader, writer = await asyncio.open_connection(self._address.host, self._address.port)
@@ -220,7 +221,7 @@ class _Peer:
 
 
 class _Exchange:
-    """Commands and their replies over one connection, in order. A reply has ``_ANSWER_WITHIN`` to come."""
+    """Sends commands over one connection and reads their replies, each within ``_ANSWER_WITHIN``."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -236,9 +237,9 @@ class _Exchange:
                 raise WireError(f"{command!r} was answered with {answer!r}")
 
     async def _replies(self, commands: list[bytes]) -> list[bytes]:
-        """Read a reply for each command; fewer if one of them is an error, after which none comes."""
+        """Send the commands and read their replies; after an error reply no further ones come."""
         if self._writer.is_closing():
-            # It ended while there was nothing to tell. To write would be a RuntimeError of uvloop's.
+            # The connection ended while it was idle. With uvloop, write() would raise RuntimeError.
             raise ConnectionResetError("nsqlookupd has reset the connection")
         self._writer.write(b"".join(commands))
         replies: list[bytes] = []

@@ -1,7 +1,7 @@
-"""Figures for /stats and /metrics, gathered from the core: as JSON, as text, and for Prometheus.
+"""Collects the statistics for /stats and /metrics: as JSON, as text, and for Prometheus.
 
-An nsqd can have thousands of topics, channels and clients. So nothing is gathered before it is needed, and
-every form is made piece by piece: between any two of them others can have their turn.
+An nsqd can have thousands of topics, channels and clients. So everything here is lazy, and the output is made
+piece by piece, so that the event loop can serve other clients between two pieces.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nsq.daemons.routes import go_json
 from nsq.literals import format_duration
 
 Json = dict[str, Any]
-#: A channel's figures and its clients', which are None when they were not asked for.
+#: A channel's figures and those of its clients, which are None if the request excludes clients.
 Channels = Iterable[tuple[Json, Iterable[Json] | None]]
 #: A topic's figures and its channels.
 Topics = Iterable[tuple[Json, Channels]]
@@ -39,13 +39,13 @@ _DELIVERED = (
 )
 
 
-#: Pauses remembered, as many as Go's runtime remembers.
+#: How many pauses are kept, as in Go's runtime.
 _PAUSES = 256
 
 
 @dataclass(frozen=True)
 class Filter:
-    """The part of the figures that is asked for. Empty names mean all."""
+    """The requested part of the figures. An empty name means all."""
 
     topic: str = ""
     channel: str = ""
@@ -54,7 +54,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that /stats shows. ``topics`` is None for a topic that is not there."""
+    """Everything that /stats shows. ``topics`` is None if the requested topic does not exist."""
 
     version: str
     health: str
@@ -68,7 +68,7 @@ class Snapshot:
 
 
 def topics(broker: Broker, wanted: Filter) -> Topics | None:
-    """By name. None for a topic that is not there; topics without the channel asked for are left out."""
+    """Return topics sorted by name; only those with the requested channel. None for an unknown topic."""
     if wanted.topic:
         topic = broker.topics.get(wanted.topic)
         if topic is None:
@@ -126,7 +126,7 @@ def _clients(channel: Channel) -> Iterator[Json]:
 
 
 def _latency(channels: Iterable[Channel]) -> Json:
-    """Add up the latencies of all channels. Without a measurement the key has no values."""
+    """Merge the latencies of all channels. Without measurements the percentiles are None."""
     windows = [channel.latency for channel in channels if isinstance(channel, MeasuredChannel)]
     if not windows:
         return {"count": 0, "percentiles": None}
@@ -140,7 +140,7 @@ def _latency(channels: Iterable[Channel]) -> Json:
 
 
 def client(session: Session, published_to: str = "") -> Json:
-    """One connection; with ``published_to`` its publications to that topic alone."""
+    """Describe a connection; with ``published_to``, only its publishes to that topic."""
     request, subscriber, tls = session.request, session.subscriber, session.tls
     return {
         "client_id": request.client_id,
@@ -188,7 +188,7 @@ def _publications(session: Session, wanted: str) -> Json:
 
 
 def producers(sessions: Iterable[Session], wanted: Filter) -> Iterable[Json]:
-    """The clients that have published, to the topic asked for."""
+    """Describe the clients that have published to the requested topic."""
     chosen = [
         session
         for session in sessions
@@ -210,7 +210,7 @@ def as_json(snapshot: Snapshot) -> Iterator[bytes]:
     if snapshot.memory is not None:
         yield b',"memory":' + go_json(snapshot.memory)
     yield b',"producers":'
-    # Go's writes null where no client has published.
+    # Go's nsqd writes null if no client has published.
     yield from _list(((go_json(producer),) for producer in snapshot.producers), empty=b"null")
     yield b"}"
 
@@ -226,7 +226,7 @@ def _channel_json(figures: Json, clients: Iterable[Json] | None) -> Iterator[byt
 
 
 def _around(figures: Json, key: str, items: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
-    """The figures, with a list in the place of the null of one of them. No name holds a quotation mark."""
+    """Yield the figures with ``key``'s null replaced by a list. Names never contain quotation marks."""
     before, _, after = go_json(figures).partition(b'"%s":null' % key.encode())
     yield before + b'"%s":' % key.encode()
     yield from _list(items)
@@ -349,12 +349,12 @@ def _rfc3339(seconds: int) -> str:
 
 PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
-#: A name of ``METRICS``, its labels as they are written, and its value.
+#: A name of ``METRICS``, its labels as written in the output, and its value.
 Sample = tuple[str, str, float]
 
 _GAUGE, _COUNTER = "gauge", "counter"
 
-#: Everything there is, in the order in which it is shown: kind and meaning.
+#: All metrics in the order of the output: kind and help text.
 METRICS = {
     "nsqd_info": (_GAUGE, "Always 1; its label tells the version."),
     "nsqd_healthy": (_GAUGE, "1 while /ping answers OK, else 0."),
@@ -406,14 +406,14 @@ _OF_CHANNEL = {
     "nsqd_channel_clients": "client_count",
     "nsqd_channel_paused": "paused",
 }
-#: Lines of one metric that are made in one step.
+#: Lines of one metric that one piece holds.
 _METRIC_STEP = 200
 
 
 def as_prometheus(samples: Iterable[Sample], topics: Topics, max_series: int) -> Iterator[bytes]:
-    """The samples, and those of topics and channels by name, of which there are ``max_series`` at most.
+    """Yield the samples and at most ``max_series`` samples of topics and channels, sorted by name.
 
-    All values of a metric stand together, so the first pieces are empty while they are gathered.
+    The values of a metric must be consecutive, so the pieces are empty until all values are collected.
     """
     lines: dict[str, list[str]] = {name: [] for name in METRICS}
     for name, labels, value in samples:
@@ -441,7 +441,7 @@ def as_prometheus(samples: Iterable[Sample], topics: Topics, max_series: int) ->
 
 
 def _labelled(topics: Topics) -> Iterator[tuple[Json, str]]:
-    """Every topic and every channel with its labels. No name holds what would have to be escaped."""
+    """Yield every topic and channel with its labels, in which no name needs escaping."""
     for topic, channels in topics:
         labels = f'topic="{topic["topic_name"]}"'
         yield topic, labels
@@ -469,7 +469,7 @@ def error_samples(protocol: str, counts: Mapping[str, int]) -> Iterator[Sample]:
 
 
 def process_samples(start_time: int) -> Iterator[Sample]:
-    """Figures of the process, under the names of Prometheus' own libraries."""
+    """Yield figures of the process, under the names of Prometheus' own libraries."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     yield "process_cpu_seconds_total", "", used.ru_utime + used.ru_stime
     yield "process_resident_memory_bytes", "", resident_bytes()
@@ -479,11 +479,11 @@ def process_samples(start_time: int) -> Iterator[Sample]:
     yield "process_start_time_seconds", "", start_time
 
 
-# Memory: Go's names for what comes nearest to it in CPython, 0 where nothing does.
+# Memory, under Go's names: the nearest figure that CPython has, or 0.
 
 
 class Memory:
-    """Between ``start`` and ``stop`` it also times the garbage collections that take noticeable time."""
+    """Memory figures; between ``start`` and ``stop`` it also times collections of older generations."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
@@ -512,7 +512,7 @@ class Memory:
         }
 
     def _collecting(self, phase: str, info: dict[str, int]) -> None:
-        # The youngest generation is collected hundreds of times a second, too quickly to be noticed.
+        # The youngest generation is collected hundreds of times a second, in negligible time.
         if info["generation"] == 0:
             return
         if phase == "start":
@@ -529,7 +529,7 @@ def _microseconds(ascending: list[float], percentile: int) -> int:
 
 
 def resident_bytes() -> int:
-    """Return the physical memory of the process; its peak, where nothing else is known."""
+    """Return the physical memory of the process; its peak on systems without /proc."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * resource.getpagesize()

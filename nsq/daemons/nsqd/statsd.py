@@ -1,6 +1,6 @@
-"""The push to statsd: packets of figures, and the task that sends them over UDP at every interval.
+"""Pushes statistics to statsd: makes the packets, and sends them over UDP at every interval.
 
-A statsd that is gone, or a name that does not resolve, costs a line in the log.
+If statsd is unreachable or its name does not resolve, the push is skipped with a line in the log.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nsq.errors import ConfigError
 from nsq.wire.names import is_ephemeral
 
 _RESOLVE_WITHIN = 1.0
-#: Between two packets of one push at most: a burst would be more than statsd's socket holds.
+#: The longest pause between two packets of one push: a burst could overflow statsd's receive buffer.
 _PAUSE = 0.01
 
 _CHANNEL_GAUGES = {
@@ -45,13 +45,13 @@ _MEMORY_GAUGES = (
     "next_gc_bytes",
 )
 
-#: A metric's name, its value, and whether that is a total since the start, told as what came since last time.
+#: A metric's name, its value, and whether it is a counter: statsd then gets the growth since the last push.
 _Metric = tuple[str, int, bool]
 _Where = tuple[socket.AddressFamily, Any]
 
 
 def full_prefix(template: str, broadcast_address: str, http_port: int) -> str:
-    """``nsq.%s`` becomes ``nsq.10_0_0_1_4151.``: Go's name for an nsqd, which nsqadmin's graphs expect."""
+    """Turn ``nsq.%s`` into ``nsq.10_0_0_1_4151.``: Go's name for an nsqd, which nsqadmin's graphs expect."""
     host = f"[{broadcast_address}]" if ":" in broadcast_address else broadcast_address
     name = f"{host}:{http_port}".replace(".", "_").replace(":", "_")
     prefix = template.replace("%s", name)
@@ -59,7 +59,7 @@ def full_prefix(template: str, broadcast_address: str, http_port: int) -> str:
 
 
 class Report:
-    """Remembers what it has told: statsd wants to know of counters how much they have grown."""
+    """Makes packets, and remembers the last value of each counter: statsd expects its growth."""
 
     def __init__(self, prefix: str, packet_size: int, *, exclude_ephemeral: bool = False) -> None:
         self._prefix = prefix
@@ -68,7 +68,7 @@ class Report:
         self._told: dict[str, int] = {}
 
     def packets(self, topics: Topics, memory: Json | None) -> Generator[None, None, list[bytes]]:
-        """Make packets of the statistics of now; others may have their turn at every step."""
+        """Make packets of the current statistics, in short steps."""
         told: dict[str, int] = {}
         lines = []
         for name, value, total in self._metrics(topics, memory):
@@ -86,7 +86,7 @@ class Report:
 
     def _growth(self, name: str, value: int) -> int:
         before = self._told.get(name, 0)
-        # A topic that was deleted and has come again counts from zero.
+        # A topic that was deleted and created again counts from zero.
         return value - before if value >= before else value
 
     def _metrics(self, topics: Topics, memory: Json | None) -> Iterator[_Metric]:
@@ -127,7 +127,7 @@ def _latencies(stem: str, thing: Json) -> Iterator[_Metric]:
 
 
 def _packed(lines: Iterable[bytes], size: int) -> Iterator[bytes]:
-    """Join as many whole lines as a packet takes; a line too long for one goes alone."""
+    """Join lines to packets of at most ``size`` bytes; a longer line becomes a packet of its own."""
     packet = b""
     for line in lines:
         if packet and len(packet) + len(line) > size:
@@ -139,7 +139,7 @@ def _packed(lines: Iterable[bytes], size: int) -> Iterator[bytes]:
 
 
 class StatsdSender:
-    """``packets`` is asked for what there is to tell at every push."""
+    """Calls ``packets`` at every interval and sends the result to statsd."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class StatsdSender:
         self._task = asyncio.get_running_loop().create_task(self._push_until_closed(), name="nsqd-statsd")
 
     async def close(self) -> None:
-        """Push once more, without pauses, and end. A second time: nothing."""
+        """Push once more, without pauses, and end. A second call does nothing."""
         task, self._task = self._task, None
         if task is not None:
             self._closing.set()
@@ -198,12 +198,12 @@ class StatsdSender:
         self._log.debug("STATSD: pushing %d packets to %s", len(packets), self._address)
         pause = min(_PAUSE, self._interval / (2 * max(1, len(packets))))
         for packet in packets:
-            # Not connected: the system would report a missing statsd by failing the packet after.
+            # The socket is not connected: otherwise a missing statsd would make the next send fail.
             sock.sendto(packet, where)
             await self._closed_within(pause)
 
     async def _resolved(self) -> _Where:
-        """Resolve the address of statsd, again at every push, as names move."""
+        """Resolve statsd's address at every push, because it may change."""
         host, port = self._address.host or "localhost", self._address.port
         try:
             return _found(socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM, flags=socket.AI_NUMERICHOST))
@@ -217,13 +217,13 @@ class StatsdSender:
     def _looked_up(self, lookup: asyncio.Future[_Where]) -> None:
         self._lookup = None
         if not lookup.cancelled():
-            lookup.exception()  # seen, even if no task waits for it any more
+            lookup.exception()  # otherwise asyncio logs that the error was never retrieved
 
 
 def statsd_push(
     options: NsqdOptions, http_port: int, broker: Broker, memory: Memory, log: DaemonLog
 ) -> StatsdSender | None:
-    """Begin to push what is known of the broker; None when it was not asked for."""
+    """Begin to push the broker's statistics; None without --statsd-address."""
     if not options.statsd_address:
         return None
     report = Report(
@@ -253,6 +253,6 @@ def _resolve(host: str, port: int) -> _Where:
 
 
 def _found(infos: list[Any]) -> _Where:
-    """Like Go: IPv4 where a name has both."""
+    """Choose like Go: IPv4 if a name has both."""
     family, _, _, _, where = min(infos, key=lambda info: info[0] != socket.AF_INET)
     return family, where

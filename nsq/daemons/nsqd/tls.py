@@ -1,4 +1,4 @@
-"""The TLS contexts of nsqd, from its options."""
+"""Makes the TLS contexts of nsqd from its options."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _VERSIONS = {
     "tls1.3": ssl.TLSVersion.TLSv1_3,
 }
 
-#: OpenSSL's reasons for refusing a certificate that it can use and Go does.
+#: OpenSSL's reasons for refusing a weak certificate, which Go accepts and OpenSSL can be made to accept.
 _WEAK = ("EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK")
 
 
 def server_context(options: NsqdOptions, log: DaemonLog) -> ssl.SSLContext | None:
-    """Make the context for TCP and HTTPS clients; None without a certificate."""
+    """Make the context for TCP and HTTPS clients; None without --tls-cert."""
     if not options.tls_cert:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -37,7 +37,7 @@ def server_context(options: NsqdOptions, log: DaemonLog) -> ssl.SSLContext | Non
 
 
 def client_context(options: NsqdOptions) -> ssl.SSLContext:
-    """Make the context for auth servers: it trusts --tls-root-ca-file, or else what the system trusts."""
+    """Make the context for auth servers: it trusts --tls-root-ca-file, or the system's authorities."""
     try:
         context = ssl.create_default_context(cafile=options.tls_root_ca_file or None)
     except (OSError, ssl.SSLError) as error:
@@ -48,13 +48,13 @@ def client_context(options: NsqdOptions) -> ssl.SSLContext:
 
 def _set_minimum(context: ssl.SSLContext, options: NsqdOptions) -> None:
     with warnings.catch_warnings():
-        # TLS 1.0 and 1.1 are deprecated, and what Go's nsqd accepts unless told otherwise.
+        # TLS 1.0 and 1.1 are deprecated, but Go's nsqd accepts them by default.
         warnings.simplefilter("ignore", DeprecationWarning)
         context.minimum_version = _VERSIONS[options.tls_min_version]
 
 
 def _load_certificate(context: ssl.SSLContext, options: NsqdOptions, log: DaemonLog) -> None:
-    """Even a weak one: it is the operator's choice, and a cluster that has it must be able to move."""
+    """Load the certificate, also a weak one, as Go does: a cluster that uses one must be able to move."""
     try:
         context.load_cert_chain(options.tls_cert, options.tls_key)
     except ssl.SSLError as error:
@@ -67,9 +67,10 @@ def _load_certificate(context: ssl.SSLContext, options: NsqdOptions, log: Daemon
 
 
 def _demand_client_certificates(context: ssl.SSLContext, options: NsqdOptions) -> None:
-    """Both policies verify: Python's TLS cannot demand a certificate and then accept whatever it is.
+    """Require client certificates if a policy asks for them. Both policies verify: Python's TLS cannot
+    require a certificate without verifying it.
 
-    Without a policy none is asked for: clients may have one for others, and would be measured by it.
+    Without a policy none is requested: a client could send one that is meant for another server.
     """
     if options.tls_root_ca_file:
         try:

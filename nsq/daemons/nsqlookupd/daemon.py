@@ -1,4 +1,4 @@
-"""nsqlookupd itself: the registry behind its TCP and HTTP ports."""
+"""The nsqlookupd daemon: starts and stops the registry's TCP and HTTP ports."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from nsq.daemons.nsqlookupd.tcp import LookupConnection, LookupSession
 from nsq.daemons.slices import Slices
 from nsq.wire.lookup import PeerInfo
 
-# How long stop() lets an answer take to leave.
+# How long stop() waits for the last replies to be sent.
 STOP_SECONDS = 0.5
 
 
 class Nsqlookupd:
-    """Started and stopped once, on one event loop."""
+    """An nsqlookupd on one event loop, started and stopped once."""
 
     def __init__(self, options: NsqlookupdOptions, *, log: DaemonLog | None = None) -> None:
         self._options = options
@@ -29,7 +29,7 @@ class Nsqlookupd:
         self._registry = Registry(
             inactive_after=options.inactive_producer_timeout, tombstone_lifetime=options.tombstone_lifetime
         )
-        # A step of the wall clock must not make every nsqd inactive; the registry lives on the monotonic one.
+        # The registry uses the monotonic clock: a step of the wall clock must not make every nsqd inactive.
         epoch = time.time() - time.monotonic()
         self._slices = Slices()
         self._http = HttpServer(
@@ -43,7 +43,7 @@ class Nsqlookupd:
 
     @property
     def tcp_address(self) -> str | None:
-        """The address that was really bound, as host:port or a path; None before start()."""
+        """The address that was actually bound, as host:port or a path; None before start()."""
         return None if self._tcp_address is None else str(self._tcp_address)
 
     @property
@@ -63,14 +63,14 @@ class Nsqlookupd:
             raise
 
     async def reload(self) -> None:
-        """There is no file to be read anew but the log's."""
+        """Do nothing: only the log has a file to open again."""
 
     async def drain(self) -> None:
-        """There is nothing to hand over: nsqds register with the others, and again when this one is back."""
+        """Do nothing: nsqds stay registered with other nsqlookupds, and register again after a restart."""
 
     async def stop(self) -> bool:
-        """Close the ports and every connection. May be called twice, or without start(). True: there is
-        nothing to lose.
+        """Close the ports and every connection. May be called twice, or without start(). Returns True, as
+        nothing can be lost.
         """
         tcp, self._tcp = self._tcp, None
         if tcp is not None:

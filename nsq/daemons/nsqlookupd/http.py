@@ -1,6 +1,6 @@
-"""The HTTP API of nsqlookupd: the table of its routes and what each one answers.
+"""The HTTP API of nsqlookupd: the table of its routes and their handlers.
 
-What may be long (a directory of 200,000 topics is 70 MB in /debug) is made in slices.
+Long replies (/debug with 200,000 topics is 70 MB) are made in slices.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from nsq.daemons.routes import EMPTY, JSON, OK, HttpError, Reply, Request, Route
 from nsq.daemons.slices import Slices
 from nsq.wire.names import valid_channel, valid_topic
 
-# What Go makes of a time that was never set: the year 1 in nanoseconds since 1970, in 64 bits.
+# Go's value for a time that was never set: the year 1 in nanoseconds since 1970, in 64 bits.
 _NEVER = -6795364578871345152
 # Names that are sorted or encoded in one step.
 _STEP = 1000
-# Bytes of an answer that are sent in one go.
+# Bytes of a reply that are sent at once.
 _PIECE = 64 * 1024
 
 
 def routes(
     registry: Registry, slices: Slices, clock: Callable[[], float], epoch: float, *, legacy_get: bool = False
 ) -> list[Route]:
-    """``clock`` gives the registry's time; ``epoch`` is the Unix time, in seconds, at which it stood at 0."""
+    """Make the routes. ``clock`` is the registry's; ``epoch`` is the Unix time in seconds when it was 0."""
     api = _Api(registry, slices, clock, epoch)
     current = [
         Route("GET", "/ping", api.ping, plain=True),
@@ -45,7 +45,7 @@ def routes(
         Route("POST", "/channel/create", api.create_channel),
         Route("POST", "/channel/delete", api.delete_channel),
     ]
-    # Names from before 1.0. That API took any method; whatever follows links must not delete a topic.
+    # Paths from before 1.0. That API accepted any method, but a crawler's GET must not delete a topic.
     former = [
         Route(method, path, handler)
         for method in (("GET", "POST") if legacy_get else ("POST",))
@@ -116,7 +116,7 @@ class _Api:
         return EMPTY
 
     async def _in_slices(self, pieces: Iterator[bytes]) -> Reply:
-        """JSON that is made of these pieces."""
+        """Make a JSON reply of these pieces, in slices."""
         made: list[bytes] = []
         await self._slices.run(_collect(pieces, made))
         return Reply(made[0], JSON, rest=tuple(made[1:]))
@@ -210,7 +210,7 @@ def _peer(peer: Peer) -> dict[str, object]:
 
 
 def _collect(pieces: Iterator[bytes], made: list[bytes]) -> Iterator[None]:
-    """Append the same bytes in fewer pieces, of about ``_PIECE`` bytes each; a step for each given one."""
+    """Join the pieces to larger ones of about ``_PIECE`` bytes; one step per given piece."""
     kept: list[bytes] = []
     size = 0
     for piece in pieces:
@@ -230,7 +230,7 @@ def _topic_pieces(topics: list[str]) -> Iterator[bytes]:
 
 
 def _lists(named: Iterable[tuple[bytes, Iterable[object]]]) -> Iterator[bytes]:
-    """The members of a JSON object that are long lists: ``"name":[…],"other":[…]``, piece by piece."""
+    """Yield long lists as members of a JSON object, piece by piece: ``"name":[…],"other":[…]``."""
     for place, (name, values) in enumerate(named):
         yield (b"," if place else b"") + b'"' + name + b'":['
         rest, first = iter(values), True

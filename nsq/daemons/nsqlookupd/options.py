@@ -12,7 +12,7 @@ from nsq.flags import check, duration, flag
 
 @dataclass(frozen=True, kw_only=True)
 class NsqlookupdOptions:
-    """Durations are seconds. Wrong values raise ConfigError, naming the flag or what the value should be."""
+    """The values of the flags; durations are seconds. A wrong value raises ConfigError."""
 
     tcp_address: str = flag("0.0.0.0:4160", "address:port, or path of a Unix socket, to listen on for nsqds")
     http_address: str = flag(

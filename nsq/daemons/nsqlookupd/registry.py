@@ -1,10 +1,10 @@
 """The registration database of nsqlookupd: which nsqd produces which topics and channels.
 
 Pure: time is an argument, in seconds of a clock that never goes back. Knows no socket, protocol or log.
-What may be long comes as an iterator of short steps, between which everything else goes on.
+Long work is an iterator of short steps, between which the event loop serves others.
 
-A topic or channel is there from its first registration, or its creation by hand, until it is deleted; an
-ephemeral one goes with its last producer.
+A topic or channel exists from its first registration, or its creation over HTTP, until it is deleted; an
+ephemeral one is removed with its last producer.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from nsq.wire.names import is_ephemeral
 
 @dataclass(slots=True, eq=False)
 class Peer:
-    """One connected nsqd. It knows its own registrations: losing it costs no search through everybody's."""
+    """One connected nsqd with its registrations, so that removing it needs no search through all topics."""
 
     info: PeerInfo
     remote_address: str
     last_update: float
     channels_by_topic: dict[str, dict[str, None]] = field(default_factory=dict, repr=False)
-    gone: bool = False  # and hidden; what it registered is being forgotten
+    gone: bool = False  # disconnected and hidden, while its registrations are being removed
 
     @property
     def node(self) -> str:
-        """The name by which tombstones call it."""
+        """The name that tombstones use."""
         return f"{self.info.broadcast_address}:{self.info.http_port}"
 
 
-# The registrations of one topic or channel, in order of arrival: when the peer was tombstoned there, or None.
-# There may be a million of them, so none is an object.
+# The registrations of one topic or channel, in order of arrival: for each peer the time of its tombstone, or
+# None. There may be a million registrations, so they are not objects.
 Producers = dict[Peer, float | None]
 
 
@@ -44,7 +44,7 @@ class _Topic:
 
 
 class Registry:
-    """The registrations of nsqds, and the answers that consumers and operators get from them."""
+    """The registrations of nsqds, and the queries and changes of consumers and operators."""
 
     def __init__(self, *, inactive_after: float, tombstone_lifetime: float) -> None:
         self._inactive_after = inactive_after
@@ -52,13 +52,13 @@ class Registry:
         self._peers: dict[Peer, None] = {}
         self._topics: dict[str, _Topic] = {}
 
-    # What nsqds say
+    # Registration by nsqds
 
     def connect(self, peer: Peer) -> None:
         self._peers[peer] = None
 
     def disconnect(self, peer: Peer) -> Iterator[None]:
-        """Hide the peer at once, and forget what it registered as the iterator is used up."""
+        """Hide the peer at once; the returned iterator removes its registrations."""
         self._peers.pop(peer, None)
         peer.gone = True
         return self._forget(peer)
@@ -72,18 +72,18 @@ class Registry:
             yield
 
     def register_topic(self, peer: Peer, topic: str) -> None:
-        """Registering again changes nothing: a tombstone stays until its lifetime is over."""
+        """Register the topic. Registering again changes nothing: a tombstone stays for its lifetime."""
         self._topic(topic).producers.setdefault(peer)
         peer.channels_by_topic.setdefault(topic, {})
 
     def register_channel(self, peer: Peer, topic: str, channel: str) -> None:
-        """Registers the topic with it."""
+        """Register the channel and its topic."""
         self.register_topic(peer, topic)
         self._topic(topic).channels.setdefault(channel, {}).setdefault(peer)
         peer.channels_by_topic[topic][channel] = None
 
     def unregister_topic(self, peer: Peer, topic: str) -> None:
-        """The topic goes with the peer's channels of it. Unknown ones are no error, here and below."""
+        """Remove the peer from the topic and its channels. An unknown topic is no error."""
         for channel in list(peer.channels_by_topic.get(topic, ())):
             self.unregister_channel(peer, topic, channel)
         if peer.channels_by_topic.pop(topic, None) is None:
@@ -102,24 +102,24 @@ class Registry:
         if not channels[channel] and is_ephemeral(channel):
             del channels[channel]
 
-    # What operators do
+    # Changes by operators
 
     def create_topic(self, topic: str) -> None:
         self._topic(topic)
 
     def create_channel(self, topic: str, channel: str) -> None:
-        """Creates the topic with it."""
+        """Create the channel and its topic."""
         self._topic(topic).channels.setdefault(channel, {})
 
     def delete_topic(self, topic: str) -> None:
-        """Forget the topic and its channels on all nsqds; one that has it may register it again."""
+        """Remove the topic and its channels of all nsqds. An nsqd that has it may register it again."""
         found = self._topics.pop(topic, None)
         if found is not None:
             for peer in found.producers:
                 del peer.channels_by_topic[topic]
 
     def delete_channel(self, topic: str, channel: str) -> bool:
-        """Whether there was such a channel."""
+        """Remove the channel. Returns whether it existed."""
         found = self._topics.get(topic)
         if found is None or channel not in found.channels:
             return False
@@ -128,24 +128,24 @@ class Registry:
         return True
 
     def tombstone(self, topic: str, node: str, now: float) -> None:
-        """Hide the node (broadcast address:HTTP port) from those who look the topic up, for a while."""
+        """Hide the node (broadcast address:HTTP port) from lookups of the topic for a while."""
         producers = self._topics[topic].producers if topic in self._topics else {}
         for peer in producers:
             if peer.node == node:
                 producers[peer] = now
 
-    # What they are told
+    # Queries
 
     def topics(self) -> list[str]:
         return list(self._topics)
 
     def channels(self, topic: str) -> list[str]:
-        """Return the channels of a topic; none of an unknown one."""
+        """Return the channels of a topic; an unknown topic has none."""
         found = self._topics.get(topic)
         return [] if found is None else list(found.channels)
 
     def producers(self, topic: str, now: float) -> list[Peer] | None:
-        """The peers to connect to: not the inactive, not the tombstoned. None if there is no such topic."""
+        """Return the peers of a topic that are active and not tombstoned; None for an unknown topic."""
         found = self._topics.get(topic)
         if found is None:
             return None
@@ -156,7 +156,7 @@ class Registry:
         ]
 
     def nodes(self, now: float) -> list[Peer]:
-        """Every active peer; tombstones hide none."""
+        """Return every active peer, also tombstoned ones."""
         return [peer for peer in self._peers if self._active(peer, now)]
 
     def tombstoned(self, peer: Peer, topic: str, now: float) -> bool:
@@ -164,9 +164,9 @@ class Registry:
         return found is not None and self._hidden(found.producers.get(peer), now)
 
     def entries(self) -> Iterator[tuple[str, Producers]]:
-        """All there is, under the keys that /debug shows: ``topic:orders:``, ``channel:orders:archive``.
+        """Yield all registrations by the keys of /debug: ``topic:orders:``, ``channel:orders:archive``.
 
-        Among them are peers that are ``gone``, until they are forgotten.
+        They include peers that are ``gone`` until their registrations are removed.
         """
         yield "client::", dict.fromkeys(self._peers)
         for name, topic in list(self._topics.items()):

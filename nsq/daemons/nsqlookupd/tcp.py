@@ -1,7 +1,7 @@
-"""One nsqd's connection to nsqlookupd: what it says, what it is answered, and its limits.
+"""One nsqd's connection to nsqlookupd: its commands, their replies, and its limits.
 
-``LookupSession`` is the conversation: bytes in, bytes out, and the registry changed on the way. It knows no
-socket, and time is an argument. ``LookupConnection`` moves the bytes.
+``LookupSession`` executes commands: bytes in, bytes out, changing the registry. It knows no socket, and time
+is an argument. ``LookupConnection`` moves the bytes.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from nsq.wire import lookup
 from nsq.wire.lookup import Body, LookupCommandParser, PeerInfo, Violation
 from nsq.wire.names import valid_channel, valid_topic
 
-# An nsqd introduces itself at once. A client that has not done so by then is a port scanner, or gone.
+# The time for IDENTIFY. An nsqd sends it at once; a client that does not is a port scanner, or dead.
 IDENTIFY_SECONDS = 60.0
-# With so much of its answers unread a client is not read from, and is cut off if that lasts.
+# With this many unread bytes of replies a client is not read from; after this time it is disconnected.
 UNREAD_BYTES = 64 * 1024
 UNREAD_SECONDS = 30.0
-# Bytes of commands that are executed before others have their turn.
+# Bytes of commands that are executed before the event loop serves others.
 PORTION = 16 * 1024
-# How long the last answer may take to leave.
+# How long sending the last reply may take.
 CLOSE_SECONDS = 5.0
-# The protocol knows no deadline for an nsqd's pings; that its host has vanished the kernel finds out.
+# The protocol has no deadline for an nsqd's pings; TCP keepalive detects a dead host.
 KEEPALIVE_SECONDS = 15
 KEEPALIVE_PROBES = 9
 
@@ -36,7 +36,7 @@ _OK = lookup.reply(lookup.OK)
 
 
 class _Refusal(Exception):
-    """Carries the answer after which the connection is closed: every error ends the conversation."""
+    """An error reply. The connection is closed after it, as after every error."""
 
     def __init__(self, answer: bytes) -> None:
         super().__init__(answer)
@@ -44,7 +44,7 @@ class _Refusal(Exception):
 
 
 class LookupSession:
-    """The conversation with one nsqd."""
+    """Executes the commands of one nsqd."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class LookupSession:
         return self._peer is not None
 
     def feed(self, data: bytes, now: float) -> bytes:
-        """The answers to what arrived. Once ``over``, close the connection behind them."""
+        """Return the replies to what arrived. If ``over`` is set then, close the connection after them."""
         if self.over:
             return b""
         answers = []
@@ -80,7 +80,7 @@ class LookupSession:
         return b"".join(answers)
 
     def lost(self) -> Iterator[None]:
-        """The connection is gone: hide its nsqd, and forget its registrations as the iterator is used up."""
+        """After the connection has ended, hide its nsqd; the returned iterator removes its registrations."""
         self.over = True
         peer, self._peer = self._peer, None
         if peer is None:
@@ -157,7 +157,7 @@ class LookupSession:
 
 
 class LookupConnection(asyncio.Protocol):
-    """Is in ``connected`` for as long as it is open. ``work_off`` uses up what ``lost`` returns."""
+    """Adds itself to ``connected`` while it is open. ``work_off`` runs the iterator that ``lost`` returns."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class LookupConnection(asyncio.Protocol):
         self._gone = self._loop.create_future()
         self._deadline: asyncio.TimerHandle | None = None
         self._unread = False
-        self._waiting = b""  # commands that came in one piece with others, for the next turn
+        self._waiting = b""  # received commands beyond one PORTION, for the next round of the loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -221,7 +221,7 @@ class LookupConnection(asyncio.Protocol):
             self._gone.set_result(None)
 
     def close(self, within: float = CLOSE_SECONDS) -> None:
-        """Send what is written already, then close; a peer that does not read holds that up no longer."""
+        """Send what is written already, then close; abort after ``within`` seconds."""
         if not self._transport.is_closing():
             self._abort_in(within)
             self._transport.close()
@@ -230,7 +230,7 @@ class LookupConnection(asyncio.Protocol):
         await asyncio.shield(self._gone)
 
     def _abort_in(self, seconds: float | None) -> None:
-        """There is one deadline, that of the stage the connection is in."""
+        """Replace the deadline, after which the connection is aborted; None removes it."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = None if seconds is None else self._loop.call_later(seconds, self._transport.abort)
@@ -251,6 +251,6 @@ def _keep_alive(transport: asyncio.Transport) -> None:
         ("TCP_KEEPINTVL", KEEPALIVE_SECONDS),
         ("TCP_KEEPCNT", KEEPALIVE_PROBES),
     ):
-        # Not every system has every one of them.
+        # Some systems lack some of these options.
         if hasattr(socket, name):
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -1,4 +1,4 @@
-"""nsqd, nsqlookupd and nsqadmin for tests: in a background thread, as a child process, or from any binary.
+"""Runs nsqd, nsqlookupd and nsqadmin for tests: in a background thread, as a child process, or any binary.
 
 Must not import the client, nor aiohttp or asyncio before a daemon starts in a thread.
 """

@@ -1,4 +1,4 @@
-"""Addresses of daemons, and how to reach them: ``host:port`` text or the path of a Unix socket.
+"""Addresses of daemons (``host:port``, or the path of a Unix socket), and connecting to them.
 
 Imports nothing of the package.
 """
@@ -14,7 +14,7 @@ _LOOPBACK = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class Addresses(NamedTuple):
-    """The addresses one daemon listens on; None where it does not."""
+    """The addresses on which one daemon listens; None for a port that it does not have."""
 
     tcp: str | None
     http: str | None
@@ -22,7 +22,7 @@ class Addresses(NamedTuple):
 
 
 class Ports:
-    """The listen options of one daemon: which of them the caller left open, and what was found for those."""
+    """The listen options of one daemon: those given by the caller, and the ports found for the others."""
 
     def __init__(self, names: Iterable[str], given: Mapping[str, object]) -> None:
         listen = {name: str(given.get(name, ANY_PORT)) for name in names}
@@ -32,20 +32,20 @@ class Ports:
 
     @property
     def known(self) -> bool:
-        """Whether the open ones have been found, and must be kept."""
+        """Whether ports have been found, and must be kept."""
         return bool(self._found)
 
     @property
     def options(self) -> dict[str, str]:
-        """Every listen option; port 0 where nothing was found yet."""
+        """Every listen option; port 0 if none was found yet."""
         return {**self._open, **self._fixed, **self._found}
 
     def choose(self) -> None:
-        """Pick free ports; another program may take one before the daemon does: be ready to choose again."""
+        """Pick free ports. Another program may take one before the daemon does: then choose again."""
         self._found = dict(zip(self._open, free_ports(self._open.values()), strict=True))
 
     def keep(self, bound: Addresses) -> None:
-        """Remember what a daemon given port 0 was bound to."""
+        """Keep the ports to which a daemon with port 0 was bound."""
         listening = {f"{kind}_address": address for kind, address in bound._asdict().items()}
         self._found = {name: address for name in self._open if (address := listening[name]) is not None}
 
@@ -57,11 +57,11 @@ class Ports:
 
 
 def free_ports(templates: Iterable[str]) -> list[str]:
-    """Find for each ``host:0`` a port that was free a moment ago, all of them different."""
+    """Return for each ``host:0`` a different port that was free a moment ago."""
     hosts = [split(address)[0] for address in templates]
     sockets = [socket.socket(_family(host)) for host in hosts]
     try:
-        for listener, host in zip(sockets, hosts, strict=True):  # all are held at once: no port comes twice
+        for listener, host in zip(sockets, hosts, strict=True):  # all bound at once, so ports differ
             listener.bind((host, 0))
         ports = [listener.getsockname()[1] for listener in sockets]
     finally:
@@ -74,7 +74,7 @@ def free_ports(templates: Iterable[str]) -> list[str]:
 def is_taken(address: str) -> bool:
     """Whether a daemon that binds ``address`` now would fail."""
     if is_path(address):
-        return False  # daemons replace the file of a dead predecessor
+        return False  # a daemon replaces the socket file of a dead one
     host, port = split(address)
     with socket.socket(_family(host)) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port in TIME_WAIT is not taken
@@ -86,7 +86,7 @@ def is_taken(address: str) -> bool:
 
 
 def dial(address: str, timeout: float) -> socket.socket:
-    """A blocking connection to a daemon that listens on ``address``; a wildcard is reached over loopback."""
+    """Connect to a daemon that listens on ``address``; a wildcard address is reached over loopback."""
     if is_path(address):
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(timeout)

@@ -1,6 +1,6 @@
-"""Options of a daemon by their Python names, turned into the flags every nsqd understands, and read back.
+"""Converts options of a daemon from their Python names to flags, which Go's daemons understand, and back.
 
-Imports the flags' own declarations (``nsq.flags``), so that names and durations are spelled in one place.
+Uses the declarations of the flags (``nsq.flags``), so that names and durations are spelled in one place.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nsq.options import METADATA, SECONDS, closest
 
 
 def to_arguments(options_class: type[Any], given: Mapping[str, object]) -> list[str]:
-    """``{"msg_timeout": 1.0}`` becomes ``["--msg-timeout=1s"]``; a tuple or list repeats its flag."""
+    """Turn ``{"msg_timeout": 1.0}`` into ``["--msg-timeout=1s"]``; a tuple or list repeats its flag."""
     fields = {field.name: field for field in dataclasses.fields(options_class) if METADATA in field.metadata}
     arguments = []
     for name, value in given.items():
@@ -32,7 +32,7 @@ def to_arguments(options_class: type[Any], given: Mapping[str, object]) -> list[
 
 
 def read_arguments(options_class: type[Any], arguments: Sequence[str], program: str) -> Any:
-    """The options for a daemon in this process: what its program would have made of the same flags."""
+    """Parse the flags to the options of a daemon in this process, as its program would."""
     try:
         return parse(options_class, arguments, prog=program).options
     except FlagExit as refused:

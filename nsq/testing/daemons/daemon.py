@@ -1,4 +1,4 @@
-"""Nsqd, Nsqlookupd and Nsqadmin as tests see them: on free ports, restarted there, stopped by a deadline.
+"""Nsqd, Nsqlookupd and Nsqadmin for tests: on free ports, restarted there, stopped within a deadline.
 
 The daemons' own modules are imported when one is made or started: this module needs nothing but the core.
 """
@@ -36,10 +36,10 @@ class Daemon:
     """The base of Nsqd, Nsqlookupd and Nsqadmin. Options are keyword arguments by their Python names, times
     in seconds.
 
-    By default the daemon runs in a background thread. ``process=True`` makes it a child process of our own
-    program, ``binary="/path/nsqd"`` one of any program with the same flags; ``flags`` go to it as they are,
-    for those ours does not know. Ports are chosen unless given, and kept from then on: after
-    ``restart()``, or ``stop()`` and ``start()``, the daemon is at the same address.
+    By default the daemon runs in a background thread. ``process=True`` runs our program in a child process,
+    ``binary="/path/nsqd"`` any program with the same flags; ``flags`` are passed unchanged, for flags that
+    ours does not have. Ports are chosen unless given, and then kept: after ``restart()``, or ``stop()`` and
+    ``start()``, the daemon has the same addresses.
     """
 
     program: ClassVar[str]
@@ -68,30 +68,30 @@ class Daemon:
         self._private: Path | None = None
         self._cleanup: Callable[[], object] = lambda: None
         self._log_of_earlier_runs = ""
-        to_arguments(self._options_class(), options)  # a wrong name is reported where it was written
+        to_arguments(self._options_class(), options)  # reports a wrong name here, not in start()
 
     # Lifetime
 
     def start(self) -> Self:
-        """Return once HTTP answers and the TCP port accepts; otherwise DaemonFailed carries the log."""
+        """Start, and return once HTTP and TCP ports accept. DaemonFailed has the log if that fails."""
         if self.running:
             raise UsageError(f"this {self.program} is running already")
-        self._retire()
+        self._forget_run()
         try:
             self._start_on_free_ports(time.monotonic() + self._start_timeout)
         except BaseException:
-            self._retire()
+            self._forget_run()
             self._remove_private()
             raise
         return self
 
     def stop(self, *, keep_data: bool = False) -> None:
-        """Stop in good order within the deadline and remove the private data; harmless when stopped."""
+        """Stop cleanly within the deadline and remove the private data; a second call does nothing."""
         try:
             if self._run is not None:
                 self._run.stop(self._stop_timeout)
         finally:
-            self._retire()
+            self._forget_run()
             if not keep_data:
                 self._remove_private()
 
@@ -101,11 +101,11 @@ class Daemon:
         self.start()
 
     def kill(self) -> None:
-        """SIGKILL; ``start()`` brings the daemon back on the same ports with the data it left."""
+        """Send SIGKILL; ``start()`` starts the daemon again on the same ports with the same data."""
         self._child().kill()
 
     def terminate(self) -> int:
-        """SIGTERM; returns the exit status once the process is gone."""
+        """Send SIGTERM; return the exit status once the process has ended."""
         return self._child().stop(self._stop_timeout)
 
     def __enter__(self) -> Self:
@@ -116,7 +116,7 @@ class Daemon:
     ) -> None:
         self.stop()
 
-    # What there is to know
+    # State
 
     @property
     def running(self) -> bool:
@@ -128,7 +128,7 @@ class Daemon:
 
     @property
     def log(self) -> str:
-        """Everything logged so far, in all runs."""
+        """The whole log of all runs."""
         return self._log_of_earlier_runs + ("" if self._run is None else self._run.log)
 
     @property
@@ -150,7 +150,7 @@ class Daemon:
         *,
         timeout: float = TIMEOUT,
     ) -> Reply:
-        """Ask the HTTP port: ``status, headers, body = nsqd.request("GET", "/stats?format=json")``."""
+        """Send an HTTP request: ``status, headers, body = nsqd.request("GET", "/stats?format=json")``."""
         return ask(self.http_address, method, target, body, headers, timeout=timeout)
 
     def get(self, target: str, *, timeout: float = TIMEOUT) -> Reply:
@@ -159,17 +159,17 @@ class Daemon:
     def post(self, target: str, body: bytes = b"", *, timeout: float = TIMEOUT) -> Reply:
         return self.request("POST", target, body, timeout=timeout)
 
-    # How the two differ
+    # Overridden by the subclasses
 
     def _options_class(self) -> type[Any]:
         raise TypeError(f"{type(self).__name__} is no daemon: use Nsqd or Nsqlookupd")
 
     def _daemon_class(self) -> Callable[..., Runnable]:
-        """Importing it needs aiohttp."""
+        """Import and return the daemon's class, which needs aiohttp."""
         raise TypeError(f"{type(self).__name__} is no daemon: use Nsqd or Nsqlookupd")
 
     def _all_options(self) -> dict[str, object]:
-        """The options that the caller set, and those that a test wants otherwise than an operator."""
+        """Return the caller's options, and defaults that are better for tests."""
         return {"broadcast_address": "127.0.0.1", **self._options, **self._ports.options}
 
     # Starting
@@ -182,10 +182,10 @@ class Daemon:
             except AddressTaken:
                 if time.monotonic() > deadline or not self._ports.all_fixed_ones_free():
                     raise
-            self._retire()
+            self._forget_run()
             if not keep_ports:
                 self._ports.forget()
-            time.sleep(_PAUSE)  # nothing tells when a port is free again
+            time.sleep(_PAUSE)  # there is no notification when a port becomes free
 
     def _start_once(self, deadline: float) -> None:
         if self._private is None:
@@ -235,16 +235,16 @@ class Daemon:
                 self._ping_target,
                 min(_READY_CHECK_TIMEOUT, max(0.1, deadline - time.monotonic())),
             )
-            if not run.alive:  # asked last: another program may have answered on a port that was taken
+            if not run.alive:  # checked last: another program may have replied on a port that was taken
                 raise run.failure()
             if answered:
                 return
             if time.monotonic() > deadline:
                 raise DaemonFailed(f"{self.program} was not ready within {self._start_timeout:g} s", run.log)
-            time.sleep(_PAUSE)  # a process cannot wake us when it starts to listen
+            time.sleep(_PAUSE)  # there is no notification when a process begins to listen
 
-    def _retire(self) -> None:
-        """Keep the log of a run that is over."""
+    def _forget_run(self) -> None:
+        """Forget the last run, but keep its log."""
         if self._run is not None:
             self._log_of_earlier_runs += self._run.log
             self._run = None
@@ -343,12 +343,12 @@ class Nsqd(Daemon):
 
     @property
     def https_address(self) -> str | None:
-        """The address of HTTPS; None without a certificate."""
+        """The HTTPS address; None without a certificate."""
         return self._addresses.https
 
     @property
     def data_path(self) -> Path:
-        """The directory of its files; a private one unless given."""
+        """The directory of nsqd's files; a private one unless given."""
         if "data_path" in self._options:
             return Path(str(self._options["data_path"]))
         return self._private_directory / "data"
@@ -370,7 +370,7 @@ class Nsqd(Daemon):
 
 
 def _answers(addresses: Addresses, ping: str, timeout: float) -> bool:
-    """Whether the TCP port accepts and /ping is answered by a daemon that is up."""
+    """Whether the TCP port accepts and the daemon replies to /ping."""
     try:
         if addresses.tcp is not None:
             dial(addresses.tcp, timeout).close()
@@ -382,11 +382,11 @@ def _answers(addresses: Addresses, ping: str, timeout: float) -> bool:
 
 
 def _is_up(reply: Reply) -> bool:
-    # An nsqd that requires TLS sends everybody away from its plain port, once that is open.
+    # An nsqd that requires TLS replies 403 to all requests on its plain HTTP port.
     return reply.status == 200 or (reply.status == 403 and b"TLS_REQUIRED" in reply.body)
 
 
 def _remove_tree(path: Path, owner: int) -> None:
-    """Also called when a daemon is forgotten and when this process exits, but not when a fork of it does."""
+    """Remove private data: when a daemon is stopped or collected, or at exit, but not in a forked child."""
     if os.getpid() == owner:
         shutil.rmtree(path, ignore_errors=True)

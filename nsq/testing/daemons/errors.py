@@ -1,8 +1,8 @@
 """Errors of a daemon under test. Imports only the root of the hierarchy.
 
 NsqError
-└── DaemonFailed            it did not start, or not stop in time; the message carries the end of its log
-    └── AddressTaken        another program has a port on which it should listen
+└── DaemonFailed            a daemon did not start or stop in time; the message has the end of its log
+    └── AddressTaken        another program uses a port that the daemon should listen on
 """
 
 from __future__ import annotations
@@ -21,4 +21,4 @@ class DaemonFailed(NsqError):
 
 
 class AddressTaken(DaemonFailed):
-    """A port the daemon was to listen on is in use."""
+    """A port that the daemon should listen on is in use."""

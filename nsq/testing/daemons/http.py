@@ -1,4 +1,4 @@
-"""The few blocking HTTP calls a test makes to a daemon; imports nothing but the way to reach it."""
+"""Blocking HTTP requests to a daemon. Imports only the addresses of this package."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TIMEOUT = 20.0
 
 
 class Reply(NamedTuple):
-    """One answer; unpacks as ``status, headers, body``."""
+    """One reply; unpacks as ``status, headers, body``."""
 
     status: int
-    headers: http.client.HTTPMessage  # looked up without regard to case
+    headers: http.client.HTTPMessage  # names are case-insensitive
     body: bytes
 
     @property
@@ -28,7 +28,7 @@ class Reply(NamedTuple):
 
 
 class _HttpConnection(http.client.HTTPConnection):
-    """An HTTP connection to wherever a daemon may listen, Unix sockets included."""
+    """An HTTP connection over TCP or a Unix socket."""
 
     def __init__(self, address: str, timeout: float) -> None:
         super().__init__("localhost" if is_path(address) else address, timeout=timeout)
@@ -48,7 +48,7 @@ def ask(
     *,
     timeout: float = TIMEOUT,
 ) -> Reply:
-    """Send one request on a connection of its own and read the whole answer."""
+    """Send one request on a connection of its own and read the whole reply."""
     connection = _HttpConnection(address, timeout)
     try:
         connection.request(method, target, body=body, headers=dict(headers or {}))

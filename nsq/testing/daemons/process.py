@@ -1,7 +1,7 @@
 """A daemon as a child process: our own program or any binary with the same flags.
 
-The child writes its log to a file (no pipe that could fill up), leads its own process group, and is killed
-when this process exits. Imports only the errors and addresses of the harness.
+The child writes its log to a file (a pipe could fill up), has its own process group, and is killed when this
+process exits. Imports only the errors and addresses of this package.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .addresses import Addresses, is_taken
 from .errors import AddressTaken, DaemonFailed
 
 KILL_TIMEOUT = 20.0
-#: What our daemons and Go's say of it.
+#: The text in the logs of our daemons and Go's.
 _IN_USE = "address already in use"
 
 
 class ProcessRun:
-    """One life of a child process, from its start to its exit."""
+    """One run of a child process, from its start to its exit."""
 
     def __init__(self, command: Sequence[str], addresses: Addresses, log_path: Path) -> None:
         self.addresses = addresses
@@ -47,7 +47,7 @@ class ProcessRun:
         return self._log_path.read_text("utf-8", errors="replace") if self._log_path.exists() else ""
 
     def start(self, timeout: float) -> None:
-        """Start the child; it is not ready yet when this returns."""
+        """Start the child. It may not be ready when this returns."""
         with self._log_path.open("wb") as log_file:
             try:
                 self._process = subprocess.Popen(
@@ -56,24 +56,24 @@ class ProcessRun:
                     stdout=log_file,
                     stderr=subprocess.STDOUT,
                     env=_environment(),
-                    start_new_session=True,  # its own group: killed as a whole, and no Ctrl-C meant for us
+                    start_new_session=True,  # its own group: can be killed as a whole, gets no Ctrl-C
                 )
             except OSError as error:
                 raise DaemonFailed(f"cannot run {self._command[0]}: {error}") from error
         _CHILDREN.add(self._process)
 
     def failure(self) -> DaemonFailed:
-        """Return the error that says why the child, found dead, did not start."""
+        """Return the error that says why the child ended before it was ready."""
         taken = [address for address in self.addresses if address is not None and is_taken(address)]
         status = f"{self._command[0]} exited with status {self._started().poll()} before it was ready"
         if taken:
             return AddressTaken(f"{status}; in use: {', '.join(taken)}", self.log)
-        if _IN_USE in self.log:  # by a program that is gone again
+        if _IN_USE in self.log:  # the other program has ended meanwhile
             return AddressTaken(f"{status}; {_IN_USE}", self.log)
         return DaemonFailed(status, self.log)
 
     def stop(self, timeout: float) -> int:
-        """SIGTERM, and SIGKILL for the whole group when that took too long; the exit status."""
+        """Send SIGTERM, after ``timeout`` SIGKILL to the whole group; return the exit status."""
         process = self._started()
         if process.poll() is None:
             process.terminate()
@@ -86,12 +86,12 @@ class ProcessRun:
         return self.kill()
 
     def abandon(self) -> None:
-        """Get rid of a child that did not become ready."""
+        """Kill a child that did not become ready."""
         if self._process is not None:
             self.kill()
 
     def kill(self) -> int:
-        """SIGKILL to the child and whatever it started; the exit status."""
+        """Send SIGKILL to the child and its process group; return the exit status."""
         process = self._started()
         _kill_group(process)
         _CHILDREN.discard(process)
@@ -108,14 +108,14 @@ def our_program(name: str) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, with this very package importable, and a log that is written as it happens."""
+    """Return our environment, with this package on PYTHONPATH and unbuffered output for the log."""
     root = str(Path(nsq.__file__).resolve().parents[1])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    # Once the child was reaped its number may belong to another process; only a living child is signalled.
+    # Signal only a living child: once it was reaped, its pid may belong to another process.
     if process.poll() is None:
         try:
             os.killpg(process.pid, signal.SIGKILL)
@@ -124,7 +124,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 class _Children:
-    """The children still running; the first one registers the hook that kills the rest at exit."""
+    """The running children; the first one registers the atexit hook that kills those left."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -143,7 +143,7 @@ class _Children:
             self._processes.discard(process)
 
     def _kill_all(self) -> None:
-        if self._owner != os.getpid():  # a fork of the test process ends: the daemons are its parent's
+        if self._owner != os.getpid():  # a fork of the test process ends, but its parent owns the daemons
             return
         with self._lock:
             processes = list(self._processes)

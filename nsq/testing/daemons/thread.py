@@ -24,7 +24,7 @@ _ABANDON_TIMEOUT = 2.0
 
 
 class Runnable(Protocol):
-    """A daemon, as this module needs it; ``https_address`` is optional, as not every daemon has one."""
+    """The part of a daemon that this module uses; some also have ``https_address``."""
 
     async def start(self) -> None: ...
 
@@ -38,7 +38,7 @@ class Runnable(Protocol):
 
 
 class ThreadRun:
-    """One life of a daemon: a thread from ``start`` to ``stop``."""
+    """One run of a daemon: a thread from ``start`` to ``stop``."""
 
     def __init__(self, make: Callable[[TextIO], Runnable], name: str) -> None:
         self.addresses = Addresses(None, None)
@@ -60,7 +60,7 @@ class ThreadRun:
         return self._log.getvalue()
 
     def start(self, timeout: float) -> None:
-        """Return once the daemon listens."""
+        """Start the thread; return once the daemon listens."""
         self._thread.start()
         try:
             self.addresses = self._ready.result(timeout)
@@ -84,7 +84,7 @@ class ThreadRun:
             raise self.failure() from self._ended.exception(0)
 
     def abandon(self) -> None:
-        """Get rid of a daemon that did not become ready, wherever it hangs."""
+        """Cancel a daemon that did not become ready."""
         self._cancel()
         self._thread.join(_ABANDON_TIMEOUT)
 
@@ -121,14 +121,14 @@ class ThreadRun:
 
 def _from_any_thread(loop: asyncio.AbstractEventLoop, call: Callable[[], object]) -> Callable[[], None]:
     def hand_over() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the daemon has ended by itself
+        with contextlib.suppress(RuntimeError):  # the loop is closed, because the daemon has ended
             loop.call_soon_threadsafe(call)
 
     return hand_over
 
 
 def _is_address_taken(error: BaseException | None) -> bool:
-    """Whether an error, or what it was raised from, says that another program has the port."""
+    """Whether an error, or its cause, says that the port is in use."""
     while error is not None:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             return True

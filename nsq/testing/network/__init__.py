@@ -1,4 +1,4 @@
-"""A network that goes wrong when told to: between a client and its daemon, over TCP, in this process.
+"""A network with faults on demand: TCP proxies between clients and daemons, in this process.
 
     with Network() as network:
         link = network.link(nsqd.tcp_address)
@@ -6,8 +6,8 @@
         ...
         link.stall(2.0)
 
-``faults``, ``schedule`` and ``flow`` decide and touch nothing; ``loop``, ``connection``, ``link`` and
-``network`` do. Must not import the client.
+``faults``, ``schedule`` and ``flow`` are pure; ``loop``, ``connection``, ``link`` and ``network`` use
+sockets. Must not import the client.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One connection through a link: two sockets, and a flow in each direction.
 
-Everything here happens on the loop's thread, but for the verbs, which have themselves called there.
+Everything here runs on the loop's thread, except the verbs, which call it and wait.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .flow import Conditions, Flow
 from .loop import Loop
 
 _CHUNK = 65536
-_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: whatever waits is dropped, and the peer sees a reset
+_AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: close discards unsent bytes and resets the connection
 _OTHER = {CLIENT: SERVER, SERVER: CLIENT}
 
 
 class Connection(Verbs):
-    """``client`` has been accepted, ``server`` is connecting."""
+    """One proxied connection, from an accepted socket ``client`` and a connecting one ``server``."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class Connection(Verbs):
         self._loop = loop
         self._on_end = on_end
         self._connecting = True
-        # By the end that the bytes go to.
+        # By the end that receives the bytes.
         self._flows = {end: Flow(conditions[end], chance=chance) for end in (CLIENT, SERVER)}
         self._outgoing = {CLIENT: b"", SERVER: b""}
-        self._told_end: set[str] = set()
+        self._half_closed: set[str] = set()
         self._gone: str | None = None
 
     def __repr__(self) -> str:
@@ -59,7 +59,7 @@ class Connection(Verbs):
     # On the loop's thread.
 
     def suffer(self, fault: Fault, now: float) -> int:
-        """Whether (0 or 1) it was there to be hit."""
+        """Suffer the fault; return 1, or 0 if the connection is closed already."""
         if not self.open:
             return 0
         if fault.kind == "cut":
@@ -67,10 +67,10 @@ class Connection(Verbs):
         elif fault.kind == "reset":
             self.end(by_reset=True)
         elif fault.kind == "half-close":
-            self._tell_end(fault.towards)
+            self._half_close(fault.towards)
         elif fault.kind == "half-open":
             self._connecting = False
-            self._vanish(fault.towards)
+            self._half_open(fault.towards)
         elif fault.kind == HEAL:
             for flow in self._flows.values():
                 flow.heal()
@@ -91,7 +91,7 @@ class Connection(Verbs):
         self._ready(SERVER, events)
 
     def move(self, now: float) -> None:
-        """Deliver what is due, and see to what follows from it."""
+        """Deliver the bytes that are due, and watch the sockets for what is needed next."""
         if not self.open:
             return
         if not self._connecting:
@@ -103,7 +103,7 @@ class Connection(Verbs):
     def next_due(self, now: float) -> float:
         if not self.open or self._connecting:
             return math.inf
-        idle = [end for end in (CLIENT, SERVER) if not self._outgoing[end] and end not in self._told_end]
+        idle = [end for end in (CLIENT, SERVER) if not self._outgoing[end] and end not in self._half_closed]
         return min((self._flows[end].next_due(now) for end in idle), default=math.inf)
 
     def end(self, *, by_reset: bool = False) -> None:
@@ -115,7 +115,7 @@ class Connection(Verbs):
         self._on_end(self)
 
     def forget(self) -> None:
-        """Give the descriptors back in a forked child, and say nothing."""
+        """Close the descriptors in a forked child, without a shutdown."""
         for sock in self._sockets.values():
             if sock is not None:
                 sock.close()
@@ -127,7 +127,7 @@ class Connection(Verbs):
         if self._connecting:
             self._look_whether_connected()
             if self._connecting:
-                self.end(by_reset=True)  # the nearest thing to a refusal once the client is connected
+                self.end(by_reset=True)  # the client is connected already: a refusal is not possible
         elif events & selectors.EVENT_READ:
             self._receive(end, now)
         self.move(now)
@@ -138,7 +138,7 @@ class Connection(Verbs):
         with contextlib.suppress(OSError):
             server.getpeername()
             self._connecting = False
-            if SERVER in self._told_end:  # before there was anybody to tell
+            if SERVER in self._half_closed:  # half-closed before it was connected
                 server.shutdown(socket.SHUT_WR)
 
     def _receive(self, end: str, now: float) -> None:
@@ -157,7 +157,7 @@ class Connection(Verbs):
             else:
                 flow.end()
         if self._gone is not None:
-            # The other end is gone: what was sent is lost, and both directions end.
+            # The other end is gone: discard the bytes; when this end closes, close all.
             if flow.ended:
                 self.end()
             else:
@@ -177,14 +177,14 @@ class Connection(Verbs):
             if flow.by_reset:
                 self.end(by_reset=True)
             else:
-                self._tell_end(end)
+                self._half_close(end)
 
     def _send(self, end: str, sink: socket.socket) -> bool:
-        """Whether all that waited has been taken."""
+        """Send the waiting bytes; return whether all were sent."""
         data = self._outgoing[end]
         if not data:
             return True
-        if end in self._told_end:
+        if end in self._half_closed:
             self._outgoing[end] = b""
             return True
         try:
@@ -192,25 +192,25 @@ class Connection(Verbs):
         except BlockingIOError:
             return False
         except OSError:
-            self.end(by_reset=True)  # the sink has vanished: so does the source
+            self.end(by_reset=True)  # the sink is gone: reset the source as well
             return False
         self._outgoing[end] = data[sent:]
         return sent == len(data)
 
     # Ends.
 
-    def _tell_end(self, end: str) -> None:
-        """Nothing more goes there; once that holds for both, it is over."""
+    def _half_close(self, end: str) -> None:
+        """Half-close towards this end; if both directions are closed, end the connection."""
         sink = self._sockets[end]
-        if sink is None or end in self._told_end:
+        if sink is None or end in self._half_closed:
             return
-        self._told_end.add(end)
+        self._half_closed.add(end)
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_WR)
-        if len(self._told_end) == 2:
+        if len(self._half_closed) == 2:
             self.end()
 
-    def _vanish(self, end: str) -> None:
+    def _half_open(self, end: str) -> None:
         self._gone = end
         self._close(end, by_reset=True)
 
@@ -223,7 +223,7 @@ class Connection(Verbs):
             if by_reset and sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
             elif not by_reset:
-                # A forked child may hold a copy of the descriptor: closing ours would end nothing.
+                # A forked child may hold a copy of the descriptor, so closing ours would not be enough.
                 sock.shutdown(socket.SHUT_RDWR)
         sock.close()
 
@@ -241,7 +241,7 @@ class Connection(Verbs):
 
 
 def dialled(family: socket.AddressFamily, target: object) -> socket.socket:
-    """A socket that is connecting, or connected, or has failed at once: raises OSError."""
+    """Return a socket that is connecting or connected. Raises OSError if that fails at once."""
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)

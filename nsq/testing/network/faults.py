@@ -1,25 +1,25 @@
 """Faults of a network as values, and the verbs that inflict them. Pure.
 
-Momentary faults hit the connections that there are:
+Momentary faults hit the existing connections:
 
 cut         both ends see the other one close
-reset       both ends see it vanish (RST)
-half-close  the end ``towards`` which it is done hears nothing more; the other direction goes on
-half-open   the end ``towards`` which it is done is gone; the other one is told nothing, and never answered
+reset       both ends see a reset (RST)
+half-close  the end ``towards`` sees the other one half-close; the other direction goes on
+half-open   the end ``towards`` sees a reset; the other end sees nothing and gets no replies
 corrupt     ``amount`` bits of the next bytes are flipped
 truncate    after ``amount`` more bytes the connection is cut
 
-Standing faults last for ``seconds``, and hold for connections that begin meanwhile as well:
+Standing faults last for ``seconds``, and also hit connections that begin meanwhile:
 
-stall       nothing moves
+stall       no bytes move
 delay       every byte takes ``amount`` seconds longer
 throttle    ``amount`` bytes a second get through
 
-Faults of a link's listener, for ``seconds`` too; connections that there are go on:
+Faults of a link's listener, for ``seconds`` too; existing connections go on:
 
 refuse      connections are refused
-ignore      connections are accepted by the system, and never served
-swallow     the system does not even answer a dial
+ignore      the system accepts connections, but they are never served
+swallow     the system does not respond to a dial
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ONE_SIDED = ("half-close", "half-open")
 
 @dataclass(frozen=True)
 class Fault:
-    """One of ``KINDS``, or ``heal``. ``towards`` is the end that a fault of one direction is felt at."""
+    """One fault: of ``KINDS``, or ``heal``. ``towards`` is the end that a fault of one direction hits."""
 
     kind: str
     towards: str = BOTH
@@ -55,7 +55,7 @@ class Fault:
 
 
 def checked(fault: Fault, *, listening: bool = True) -> Fault:
-    """The fault, or UsageError saying why it cannot be; ``listening``: whether there is a listener to hit."""
+    """Return the fault; UsageError if it is invalid. ``listening``: faults of listeners are valid too."""
     if fault.kind not in (*KINDS, HEAL):
         close = difflib.get_close_matches(fault.kind, KINDS, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(KINDS)}"
@@ -74,63 +74,63 @@ def checked(fault: Fault, *, listening: bool = True) -> Fault:
 
 
 class Verbs:
-    """The faults of connections by name; Connection, Link and Network inflict them on what is theirs."""
+    """The faults of connections as methods, for Connection, Link and Network."""
 
     def inflict(self, fault: Fault) -> int:
-        """On how many connections."""
+        """Inflict the fault; return how many connections it hits."""
         raise TypeError(f"{type(self).__name__} inflicts nothing")
 
     def cut(self) -> int:
-        """Both ends see the other one close. Bytes under way are lost."""
+        """Close both ends. Bytes under way are lost."""
         return self.inflict(Fault("cut"))
 
     def reset(self) -> int:
-        """Both ends see the connection vanish (RST)."""
+        """Reset both ends (RST)."""
         return self.inflict(Fault("reset"))
 
     def half_close(self, towards: str = CLIENT) -> int:
-        """This end is told that the other one has said its last; it can still talk."""
+        """Half-close towards this end, which can still send."""
         return self.inflict(Fault("half-close", towards))
 
     def half_open(self, towards: str = SERVER) -> int:
-        """This end is gone, without the other one being told: what it says is swallowed."""
+        """Reset this end without closing the other one, whose bytes are then discarded."""
         return self.inflict(Fault("half-open", towards))
 
     def stall(self, seconds: float = math.inf, towards: str = BOTH) -> int:
-        """Nothing moves, for so long or until ``heal``."""
+        """Move no bytes for ``seconds``, or until ``heal``."""
         return self.inflict(Fault("stall", towards, seconds))
 
     def delay(self, by: float, seconds: float = math.inf, towards: str = BOTH) -> int:
-        """Every byte takes so much longer."""
+        """Delay every byte ``by`` seconds."""
         return self.inflict(Fault("delay", towards, seconds, by))
 
     def throttle(self, bytes_per_second: float, seconds: float = math.inf, towards: str = BOTH) -> int:
         return self.inflict(Fault("throttle", towards, seconds, bytes_per_second))
 
     def corrupt(self, bits: int = 1, towards: str = BOTH) -> int:
-        """Flip so many bits of the next bytes that pass."""
+        """Flip ``bits`` bits of the next bytes that pass."""
         return self.inflict(Fault("corrupt", towards, amount=bits))
 
     def truncate(self, after: int = 0, towards: str = BOTH) -> int:
-        """Cut the connection after so many more bytes."""
+        """Cut the connection after ``after`` more bytes."""
         return self.inflict(Fault("truncate", towards, amount=after))
 
     def heal(self) -> int:
-        """Let all flow freely again. What was cut stays cut."""
+        """End all faults. Closed connections stay closed."""
         return self.inflict(Fault(HEAL))
 
 
 class ListenerVerbs(Verbs):
-    """And those of listeners: for Link and Network."""
+    """The faults of connections and listeners as methods, for Link and Network."""
 
     def refuse(self, seconds: float = math.inf) -> int:
-        """Refuse connections, for so long or until ``heal``."""
+        """Refuse connections for ``seconds``, or until ``heal``."""
         return self.inflict(Fault("refuse", seconds=seconds))
 
     def ignore(self, seconds: float = math.inf) -> int:
-        """Connect clients that dial, and never serve them."""
+        """Let clients connect, but never serve them."""
         return self.inflict(Fault("ignore", seconds=seconds))
 
     def swallow(self, seconds: float = math.inf) -> int:
-        """Give clients that dial no answer at all, as far as one process can do that: the queue is full."""
+        """Do not respond to dials, as far as one process can do that: the listener's queue is full."""
         return self.inflict(Fault("swallow", seconds=seconds))

@@ -1,4 +1,4 @@
-"""One direction of one connection: what is under way, and what of it arrives when. Pure: time is an argument.
+"""One direction of one connection: the bytes under way, and when they arrive. Pure: time is an argument.
 
 A flow obeys its own conditions and those of its link; of two delays or two rates the worse one counts.
 """
@@ -11,14 +11,14 @@ from collections import deque
 
 from .faults import STANDING, Fault
 
-#: Bytes under way at once. The sender of more has to wait, as on any network.
+#: The most bytes under way. A sender of more must wait, as on any network.
 LIMIT = 1024 * 1024
-#: Of a throttled flow's bytes for one second, how many arrive together.
+#: The share of a throttled flow's bytes per second that arrive together.
 _PORTION = 0.02
 
 
 class Conditions:
-    """The standing faults of one direction, each with its end."""
+    """The standing faults of one direction, each with the time of its end."""
 
     def __init__(self) -> None:
         self._standing: dict[str, tuple[float, float]] = {}  # kind: amount, until
@@ -30,19 +30,19 @@ class Conditions:
         self._standing.clear()
 
     def amount(self, kind: str, now: float) -> float | None:
-        """Return the amount of a fault; None when there is no such fault now."""
+        """Return the amount of a fault; None if it is not in force now."""
         found = self._standing.get(kind)
         return None if found is None or now >= found[1] else found[0]
 
     def next_end(self, now: float) -> float:
-        """When the first of them is over."""
+        """Return when the first of them ends."""
         if not self._standing:
             return math.inf
         return min((until for _, until in self._standing.values() if until > now), default=math.inf)
 
 
 class Flow:
-    """``feed`` and ``end`` tell what the source sent, ``due`` what its sink gets now."""
+    """Takes bytes from the source by ``feed`` and ``end``; ``due`` returns those that its sink gets now."""
 
     def __init__(self, *conditions: Conditions, chance: random.Random) -> None:
         self.own = Conditions()
@@ -53,7 +53,7 @@ class Flow:
         self._allowance = 0.0  # bytes that a throttle has granted so far
         self._granted_at: float | None = None
         self._flips = 0
-        self._left: int | None = None  # bytes until it is cut
+        self._left: int | None = None  # bytes until the connection is cut
         self.ended = False
         self.by_reset = False
 
@@ -63,11 +63,11 @@ class Flow:
 
     @property
     def cut_off(self) -> bool:
-        """Whether it has reached the point where it was to be cut."""
+        """Whether ``truncate`` must cut the connection now."""
         return self._left == 0
 
     def drained(self, now: float) -> bool:
-        """Whether the sink is to learn now that the source has ended."""
+        """Whether the sink must see the source's end now."""
         return self.ended and not self._under_way and self._worst("stall", now) is None
 
     def impose(self, fault: Fault, now: float) -> None:
@@ -88,7 +88,7 @@ class Flow:
         self._size += len(data)
 
     def end(self, *, by_reset: bool = False) -> None:
-        """The source says no more; its end arrives behind what is under way."""
+        """Note that the source has closed. The sink sees that after the bytes under way."""
         self.ended, self.by_reset = True, by_reset
 
     def due(self, now: float) -> bytes:
@@ -111,7 +111,7 @@ class Flow:
         return self._spoiled(arrived)
 
     def next_due(self, now: float) -> float:
-        """When to ask again, if nothing else happens before."""
+        """Return when to call ``due`` next, if nothing else happens before."""
         if not self._under_way and not self.ended:
             return math.inf
         changes = min(conditions.next_end(now) for conditions in self._conditions)
@@ -143,11 +143,11 @@ class Flow:
             most = max(rate * _PORTION * 2, 1.0)
             self._allowance = min(self._allowance + rate * (now - self._granted_at), most)
         self._granted_at = now
-        # Rounded up by next to nothing: what was waited for to the moment is there.
+        # The tolerance is for rounding errors at the exact time of ``next_due``.
         return 0 if self._shortage(rate) > 1e-6 else min(room, int(self._allowance + 1e-6))
 
     def _shortage(self, rate: float) -> float:
-        """Bytes still to be granted until a portion is worth its while."""
+        """Return the bytes that are missing until the next portion is complete."""
         return max(0.0, min(max(rate * _PORTION, 1.0), self._size) - self._allowance)
 
     def _spend(self, size: int) -> None:

@@ -1,4 +1,4 @@
-"""One address in front of one daemon: its listener, its connections, and the faults that hold for both."""
+"""One address in front of one daemon: its listener, its connections, and the faults of both."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from .flow import Conditions
 from .loop import Loop
 
 _BACKLOG = 1024
-#: Dials that fill the queue of a listener with a backlog of 0, and what one of them is waited for.
+#: Connections that fill the queue of a listener with a backlog of 0, and how long to wait for each.
 _FILLERS = 8
 _FILLED_AFTER = 50  # milliseconds
 _ANYWHERE = ("127.0.0.1", 0)
-#: Held from a connection's first descriptor until its link knows it, and by a thread that forks: a child
-#: closes what it knows of, and would keep the rest open for good.
+#: Held while a new connection is not registered yet, and during a fork: a child closes only registered
+#: connections, and would keep any other one open.
 ADOPTING = threading.Lock()
 
 Recorder = Callable[["Link", Fault, int], None]
 
 
 class Link(ListenerVerbs):
-    """``address`` is for clients, ``target`` is where their connections go."""
+    """A proxy: clients dial ``address``, and their connections are forwarded to ``target``."""
 
     def __init__(self, target: str, loop: Loop, chance: random.Random, record: Recorder) -> None:
         self.target = target
@@ -42,7 +42,7 @@ class Link(ListenerVerbs):
         self._chance = chance
         self._record = record
         self._family, self._destination = _resolved(target)
-        # Never listens: it keeps the port ours while nothing else listens there.
+        # A bound socket that never listens: it reserves the port while there is no listener.
         self._keeper = _bound(_ANYWHERE)
         self._place = self._keeper.getsockname()
         self.address = f"{self._place[0]}:{self._place[1]}"
@@ -57,11 +57,11 @@ class Link(ListenerVerbs):
 
     @property
     def connections(self) -> list[Connection]:
-        """The connections of now, oldest first."""
+        """The current connections, oldest first."""
         return self._loop.call(lambda: list(self._connections.values()))
 
     def inflict(self, fault: Fault) -> int:
-        """Inflict a fault; return how many connections it hits. Standing faults hold for later ones too."""
+        """Inflict a fault; return how many connections it hits. Standing faults also hit later ones."""
         checked(fault)
         return self._loop.call(lambda: self.suffer(fault))
 
@@ -96,7 +96,7 @@ class Link(ListenerVerbs):
         self._loop.watch(self._listener, selectors.EVENT_READ, self._accept)
 
     def move(self, now: float) -> float:
-        """Do what is due; when there is something to do next."""
+        """Do what is due; return when to call this next."""
         if now >= self._open_again_at:
             self._heal_listener()
         due = self._open_again_at
@@ -124,7 +124,7 @@ class Link(ListenerVerbs):
         assert self._listener is not None
         with (
             ADOPTING,
-            contextlib.suppress(BlockingIOError, ConnectionError),  # the client has left again
+            contextlib.suppress(BlockingIOError, ConnectionError),  # the client has closed again
         ):
             client, _ = self._listener.accept()
             self._adopt(client)
@@ -161,7 +161,7 @@ class Link(ListenerVerbs):
         return self._listener is not None and self._loop.watches(self._listener)
 
     def _heal_listener(self) -> None:
-        """Listen again. The listener of ``ignore`` stays: a client that waits in its queue is served late."""
+        """Listen again. The listener of ``ignore`` is kept, so that clients in its queue are served now."""
         self._open_again_at = math.inf
         if self._listener is None or self._fillers:
             self._stop_listening()
@@ -184,8 +184,7 @@ class Link(ListenerVerbs):
         return listener
 
     def _fill(self) -> None:
-        """Connect to ourselves until the queue has no room: from then on the system drops what asks for a
-        connection."""
+        """Connect to ourselves until the listener's queue is full: then the system drops further dials."""
         for _ in range(_FILLERS):
             filler = socket.socket()
             self._fillers.append(filler)
@@ -199,7 +198,7 @@ class Link(ListenerVerbs):
 
 
 def _bound(place: Any) -> socket.socket:
-    """Make a bound socket. Of several with SO_REUSEADDR at one address, one may listen."""
+    """Make a bound socket. With SO_REUSEADDR several may have the same address, and one may listen."""
     sock = socket.socket()
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,7 +1,7 @@
-"""The one thread that moves a network's bytes: waits for sockets and for points in time.
+"""The thread that moves a network's bytes: an event loop over sockets and timers.
 
-All that belongs to a network is touched by this thread alone; others have it call something for them. Knows
-no connections and no faults.
+Only this thread uses a network's objects; other threads let it call functions. Knows no connections and no
+faults.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from nsq.errors import Closed
 T = TypeVar("T")
 
 Ready = Callable[[int], None]
-"""Told what the socket is ready for."""
+"""Called with the events that the socket is ready for."""
 
 CALL_TIMEOUT = 30.0
 _LONGEST_WAIT = 3600.0
 
 
 class Loop:
-    """``tick`` is called after every round with the time; it returns when it wants to be called next."""
+    """Calls ``tick`` with the time after every round; ``tick`` returns when to call it next."""
 
     def __init__(self, name: str, tick: Callable[[float], float]) -> None:
         self._tick = tick
@@ -39,9 +39,9 @@ class Loop:
         self._wakened.setblocking(False)
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ending = False
-        self._lock = threading.Lock()  # guards ``_closed``: a call is made, or raises Closed
+        self._lock = threading.Lock()  # guards ``_closed``: every call is executed or raises Closed
         self._closed = False
-        self._fault: BaseException | None = None
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -49,7 +49,7 @@ class Loop:
         self._thread.start()
 
     def stop(self, last: Callable[[], None]) -> None:
-        """Have ``last`` called, then end; raises what has gone wrong on the loop's own side."""
+        """Call ``last`` on the loop's thread and end it. Raises the error that ended the loop, if any."""
         with self._lock:
             if self._closed:
                 return
@@ -64,17 +64,17 @@ class Loop:
         if self._thread.is_alive():
             raise TimeoutError(f"{self._thread.name} did not end within {CALL_TIMEOUT:g} s")
         self.close()
-        if self._fault is not None:
-            raise self._fault
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         self._selector.close()
         self._waker.close()
         self._wakened.close()
 
     def call(self, call: Callable[[], T]) -> T:
-        """Call on the loop's thread, wait for it, and return or raise what it does."""
+        """Call a function on the loop's thread, and return its result or raise its error."""
         if threading.current_thread() is self._thread:
             return call()
         future: Future[T] = Future()
@@ -92,7 +92,7 @@ class Loop:
         return future.result(CALL_TIMEOUT)
 
     def abandon(self) -> None:
-        """Close in a forked child, where the thread does not exist. Takes no lock of the parent's."""
+        """Close in a forked child, which has no loop thread. Does not take the parent's lock."""
         self._lock = threading.Lock()
         self._closed = True
         self.close()
@@ -101,7 +101,7 @@ class Loop:
         return sock in self._selector.get_map()
 
     def watch(self, sock: socket.socket, interest: int, ready: Ready) -> None:
-        """Call ``ready`` when the socket is ready for what is of interest; 0 ends that."""
+        """Call ``ready`` when the socket is ready for events of ``interest``; 0 stops that."""
         try:
             known = self._selector.get_key(sock)
         except KeyError:
@@ -115,7 +115,7 @@ class Loop:
 
     def _put(self, call: Callable[[], None]) -> None:
         self._calls.put(call)
-        with contextlib.suppress(BlockingIOError):  # so many wake-ups wait that one more changes nothing
+        with contextlib.suppress(BlockingIOError):  # the buffer is full, so the loop will wake up anyway
             self._waker.send(b"\0")
 
     def _clear(self, _: int) -> None:
@@ -130,7 +130,7 @@ class Loop:
                 if not self._ending:
                     due = self._tick(time.monotonic())
         except BaseException as error:
-            self._fault = error
+            self._error = error
             with self._lock:
                 self._closed = True
             self._answer_calls()
@@ -138,7 +138,7 @@ class Loop:
     def _wait(self, due: float) -> None:
         timeout = min(max(0.0, due - time.monotonic()), _LONGEST_WAIT)
         for key, events in self._selector.select(timeout):
-            # A call for an earlier one may have closed this one.
+            # An earlier callback may have closed this socket.
             if self._selector.get_map().get(key.fd) is key:
                 key.data(events)
 

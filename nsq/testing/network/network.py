@@ -1,4 +1,4 @@
-"""Network: its links, the thread that moves their bytes, and the one that carries a schedule out."""
+"""Network: its links, the thread that moves their bytes, and the thread that plays a schedule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CLOSE_TIMEOUT = 30.0
 
 
 class Hit(NamedTuple):
-    """A fault that was inflicted: when (monotonic), on which link, and how many connections it has hit."""
+    """A fault that was inflicted: the monotonic time, the link, and the number of connections hit."""
 
     at: float
     link: str
@@ -35,12 +35,12 @@ class Hit(NamedTuple):
 class Network(ListenerVerbs):
     """``with Network() as network: link = network.link(nsqd.tcp_address)``; clients dial ``link.address``.
 
-    Faults hit everything (``network.cut()``), one link (``link.stall(2.0)``) or one connection
+    Faults hit all links (``network.cut()``), one link (``link.stall(2.0)``) or one connection
     (``link.connections[0].reset()``), and have happened when the call returns. ``seed`` decides which bits
-    are flipped. TCP is TCP: nsqd, nsqlookupd and HTTP go through links alike.
+    are flipped. A link works for any TCP protocol: nsqd's, nsqlookupd's and HTTP.
 
-    A client is connected to the link before the link is to the daemon. So where the daemon does not listen,
-    a client sees its connection reset, not refused: ``refuse`` does that.
+    A client is connected to the link before the link is connected to the daemon. So if the daemon does not
+    listen, the client's connection is reset; use ``refuse`` to have it refused.
     """
 
     def __init__(self, seed: object = 0) -> None:
@@ -58,7 +58,7 @@ class Network(ListenerVerbs):
         _remember(self)
 
     def link(self, target: str) -> Link:
-        """A new address that leads to ``target``: ``host:port``, or the path of a Unix socket."""
+        """Make a link to ``target``: ``host:port``, or the path of a Unix socket."""
 
         def make() -> Link:
             made = Link(target, self._loop, self._chance, self._record)
@@ -79,7 +79,7 @@ class Network(ListenerVerbs):
         return self._loop.call(lambda: sum(link.suffer(fault) for link in self._links))
 
     def strike(self, strike: Strike, link: Link | None = None) -> int:
-        """Carry it out, on this link, or on the one that the strike chooses; ``after`` is over by then."""
+        """Inflict the strike's fault now, on this link or on the one that the strike selects."""
         checked(strike.fault)
         if not self._links:
             raise UsageError("the network has no link that could be hit")
@@ -94,9 +94,9 @@ class Network(ListenerVerbs):
 
     @contextmanager
     def playing(self, schedule: Schedule) -> Iterator[None]:
-        """Meanwhile the schedule is carried out, by a thread of its own; afterwards all is healed."""
+        """Play the schedule in a thread during the ``with`` block; afterwards heal all faults."""
         ended = threading.Event()
-        faults: list[BaseException] = []
+        errors: list[BaseException] = []
 
         def play() -> None:
             try:
@@ -105,7 +105,7 @@ class Network(ListenerVerbs):
                         return
                     self.strike(strike)
             except BaseException as error:
-                faults.append(error)
+                errors.append(error)
 
         thread = threading.Thread(target=play, name="nsq-network-schedule", daemon=True)
         thread.start()
@@ -116,8 +116,8 @@ class Network(ListenerVerbs):
             thread.join(_CLOSE_TIMEOUT)
             if not self._closed:
                 self.heal()
-        if faults:
-            raise faults[0]
+        if errors:
+            raise errors[0]
 
     def _record(self, link: Link, fault: Fault, connections: int) -> None:
         self.history.append(Hit(time.monotonic(), link.address, fault, connections))
@@ -125,7 +125,7 @@ class Network(ListenerVerbs):
     # Lifetime.
 
     def close(self) -> None:
-        """End every connection and listener; harmless when it is closed."""
+        """End every connection and listener; a second call does nothing."""
         self._closed = True
         self._loop.stop(self._end)
 
@@ -145,8 +145,7 @@ class Network(ListenerVerbs):
         return min((link.move(now) for link in self._links), default=math.inf)
 
     def forget(self) -> None:
-        """Let go of the network in a forked child: a copied descriptor would keep the parent's connections
-        open."""
+        """Close all descriptors in a forked child: copies would keep the parent's connections open."""
         self._closed = True
         for link in self._links:
             link.forget()
@@ -155,7 +154,7 @@ class Network(ListenerVerbs):
 
 
 _NETWORKS: weakref.WeakSet[Network] = weakref.WeakSet()
-_hooked = threading.Lock()  # taken for good by the first network, which registers the hook
+_hooked = threading.Lock()  # acquired once, by the first network, which registers the hook
 
 
 def _remember(network: Network) -> None:

@@ -1,4 +1,4 @@
-"""A schedule of faults from a seed: the same seed gives the same schedule, however it goes. Pure.
+"""A random schedule of faults: the same seed always gives the same schedule. Pure.
 
 for strike in Schedule(seed=7):
     sleep(strike.after)
@@ -18,15 +18,15 @@ from .faults import BOTH, CLIENT, KINDS, SERVER, Fault
 
 T = TypeVar("T")
 
-#: How often which: without ``corrupt``, as TCP itself lets hardly a flipped bit through. Where TLS is spoken,
-#: or anything may be delivered, ask for it.
+#: The default kinds with their weights. ``corrupt`` is not included, because TCP's checksum hides nearly all
+#: flipped bits; name it for tests with TLS, or if any bytes may be delivered.
 USUAL = {kind: 1.0 for kind in KINDS if kind != "corrupt"}
 
 
 @dataclass(frozen=True)
 class Strike:
-    """``fault``, so many seconds after the strike before. Whom it hits is a share, as nobody knows yet how
-    many there will be: ``link`` of the links, ``connection`` of its connections, None for all of them.
+    """A fault, ``after`` seconds after the previous strike. ``link`` and ``connection`` select a target by a
+    share from 0 to 1, as their number is not known yet; ``connection`` None means all.
     """
 
     after: float
@@ -35,18 +35,18 @@ class Strike:
     connection: float | None
 
     def one_of(self, choices: Sequence[T], share: float | None = None) -> T:
-        """The one that the share (the link's unless given) stands for."""
+        """Return the element that the share (by default the link's) selects."""
         if not choices:
-            raise UsageError("a strike hits nothing: there is nothing to choose from")
+            raise UsageError("a strike needs a target: there is none")
         return choices[int((self.link if share is None else share) * len(choices))]
 
 
 class Schedule:
-    """Endless; can be iterated over again and again, always with the same result.
+    """An endless sequence of strikes; every iteration gives the same one.
 
-    ``kinds`` are names, or names with their weights. Kinds that no network knows ("kill nsqd") are drawn like
-    the others, for those who carry the schedule out themselves. ``pause`` and ``seconds`` are the bounds of
-    what lies between two strikes and of what a standing fault lasts.
+    ``kinds`` are names, or names with weights. They may include other names ("kill nsqd") for callers that
+    play the schedule themselves. ``pause`` and ``seconds`` are the bounds of the time between two strikes and
+    of the duration of a standing fault.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Messages, where their ids come from, and the queue behind a topic or channel in which they wait."""
+"""Messages, their ids, and the backlog of a topic or channel: the queue in which messages wait."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from nsq.wire.names import is_ephemeral
 _SEQUENCE_BITS = 12
 _NODE_BITS = 10
 _HEAD_MASK = (1 << 64 - _SEQUENCE_BITS) - 1
-#: What the wire can hold; further deliveries are not counted.
+#: The largest count that the wire format holds; further deliveries are not counted.
 MAX_ATTEMPTS = 0xFFFF
 
 
 class Message:
-    """One channel's copy: the body is shared between channels, the history is not."""
+    """One channel's copy of a message: channels share the body, but not attempts and deadlines."""
 
     __slots__ = ("attempts", "body", "deadline", "delivered_at", "due", "id", "timestamp")
 
@@ -26,7 +26,7 @@ class Message:
         self.body = body
         self.timestamp = timestamp
         self.attempts = 0
-        self.due = due  # not to be delivered before; 0 for at once
+        self.due = due  # do not deliver before this time; 0 for at once
         self.delivered_at = 0.0
         self.deadline = 0.0
 
@@ -35,7 +35,7 @@ class Message:
 
 
 class Batch:
-    """Messages of one publish that were not handed out yet. It does not change: all channels share it."""
+    """The messages of one publish, before delivery. Immutable, because all channels share it."""
 
     __slots__ = ("bodies", "ids", "timestamp")
 
@@ -55,13 +55,13 @@ class Batch:
 
 
 def weight(messages: Batch | list[Message]) -> int:
-    """Measure the work that messages are: their number, or the KiB of their bodies if that is more."""
+    """Estimate the work for these messages: their number, or the KiB of their bodies if that is more."""
     bodies = messages.bodies if isinstance(messages, Batch) else [message.body for message in messages]
     return max(len(bodies), sum(map(len, bodies)) // 1024)
 
 
 class Waiting(NamedTuple):
-    """A message that waits, as ``peek`` shows it. Its body may be cut short: ``size`` is the whole."""
+    """A waiting message, as ``peek`` returns it. ``size`` is that of its whole body, ``body`` may be cut."""
 
     id: bytes
     timestamp: int  # nanoseconds since 1970
@@ -71,7 +71,7 @@ class Waiting(NamedTuple):
 
 
 def show(messages: Iterable[Message], n: int, max_bytes: int) -> list[Waiting]:
-    """The first ``n``, with no more than ``max_bytes`` of their bodies."""
+    """Return the first ``n`` messages, with at most ``max_bytes`` of their bodies together."""
     shown: list[Waiting] = []
     for message in itertools.islice(messages, n):
         body = message.body[:max_bytes]
@@ -81,11 +81,10 @@ def show(messages: Iterable[Message], n: int, max_bytes: int) -> list[Waiting]:
 
 
 class MessageIds:
-    """Ids of 16 hex digits, ascending, unique among nsqds of different node ids: time, node, sequence.
+    """Makes ids of 16 hex digits from time, node id and sequence: ascending, and unique for each node id.
 
-    Time counts in 2²⁰ ns. A sequence that is used up borrows from the next tick instead of waiting for it, so
-    a burst runs ahead of the clock, never backwards and never twice over the same id; so does a clock set
-    back.
+    A tick is 2²⁰ ns. When a tick's sequence is used up, the ids go on with the next tick without waiting for
+    it, so a burst runs ahead of the clock. Ids never go back or repeat, even if the clock is set back.
     """
 
     def __init__(self, node_id: int, time_ns: Callable[[], int]) -> None:
@@ -95,7 +94,7 @@ class MessageIds:
         # The sequence is an id's last digits. Appending them costs a third of writing out the number.
         self._digits = [b"%03x" % sequence for sequence in range(1 << _SEQUENCE_BITS)]
         self._used = 0
-        self._head = b""  # the digits before, for this tick
+        self._head = b""  # an id's first digits, for this tick
 
     def take(self, count: int) -> list[bytes]:
         tick = self._time_ns() >> 20
@@ -113,56 +112,56 @@ class MessageIds:
 
 
 class StorageFailed(Exception):
-    """The disk does not take what must be on it. What was to be put is not in the queue."""
+    """The disk refused the messages. None of them is in the queue."""
 
 
 class Backlog(Protocol):
-    """Messages waiting, first in first out; whole batches in and out.
+    """A queue of waiting messages, first in first out, in whole batches.
 
-    A message that was taken is either put back or finished: a durable backlog forgets it only then.
+    The owner either puts a taken message back or finishes it; a durable backlog keeps it until then.
     """
 
     def __len__(self) -> int:
-        """Count the messages that wait, wherever they are kept."""
+        """Count the waiting messages, in memory and on disk."""
 
     @property
     def backend_depth(self) -> int:
-        """The number of them that are not in memory."""
+        """The number of waiting messages that are only on disk."""
 
     @property
-    def remembers(self) -> bool:
-        """Whether it wants to be told by ``finished``."""
+    def needs_finished(self) -> bool:
+        """Whether the owner must call ``finished``."""
 
     def put(self, messages: Batch | list[Message]) -> None:
-        """New ones, behind all others. Raises StorageFailed."""
+        """Append new messages. Raises StorageFailed."""
 
     def keep(self, message: Message) -> None:
-        """A new one that counts as taken: it is deferred and comes by ``put_back``. Raises StorageFailed."""
+        """Store a new deferred message, which counts as taken until ``put_back``. Raises StorageFailed."""
 
-    def borrow(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
-        """Keep in memory alone new messages that the disk has refused; the topic's disk keeps them. Returns
-        False while there are too many. A backlog that remembers tells ``finished`` of those finished.
+    def hold_in_memory(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
+        """Keep new messages that the disk refused in memory only; the topic's backlog has them on disk.
+        Returns False if there are too many already. A durable backlog calls ``finished`` when they are.
         """
 
     def put_back(self, messages: list[Message]) -> None:
-        """Let taken messages wait again. Never fails: what the disk does not take stays in memory."""
+        """Append taken messages again. Never fails: messages that the disk refuses stay in memory."""
 
     def take(self, limit: int) -> list[Message]:
-        """Remove and return the first ones, at most ``limit``. One may be due later: its ``due`` says so."""
+        """Remove and return the first messages, at most ``limit``. Some may have a later ``due`` time."""
 
     async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
-        """The first ``n`` that wait, in the order of ``take``, with at most ``max_bytes`` of their bodies.
+        """Return the first ``n`` messages, in the order of ``take``, with at most ``max_bytes`` of bodies.
 
-        Changes nothing; what has to be read from disk is read in another thread.
+        Changes nothing; another thread reads from disk.
         """
 
     def finished(self, messages: list[Message]) -> None:
-        """They were taken, and are not needed any more."""
+        """Forget messages that were taken before."""
 
     def clear(self) -> None: ...
 
     def delete(self) -> None:
-        """Leave nothing behind."""
+        """Remove all messages and files."""
 
 
 class Backlogs(Protocol):
@@ -171,17 +170,17 @@ class Backlogs(Protocol):
     def backlog(self, topic: str, channel: str = "") -> Backlog: ...
 
     def changed(self) -> None:
-        """Topics or channels came, went, or were paused."""
+        """Note that topics or channels were created, deleted, paused or unpaused."""
 
 
-#: Messages of a batch that become messages at a time.
+#: Batches are split into portions of this size; a portion becomes Message objects when it is taken.
 _PORTION = 1000
 
 
 class MemoryBacklog:
-    """Keeps all of them in memory. A batch becomes messages when it is its turn."""
+    """Keeps all messages in memory. A batch becomes Message objects only when it is taken."""
 
-    remembers = False
+    needs_finished = False
 
     def __init__(self) -> None:
         self._first: deque[Message] = deque()
@@ -208,18 +207,18 @@ class MemoryBacklog:
         elif count:
             self._behind.append(messages)
 
-    def borrow(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
-        """Never asked for: memory refuses nothing."""
+    def hold_in_memory(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
+        """Return False; not called, because memory refuses nothing."""
         return False
 
     def put_back(self, messages: list[Message]) -> None:
         self.put(messages)
 
     def keep(self, message: Message) -> None:
-        """The channel that defers it has it in memory."""
+        """Do nothing: the channel that defers the message has it in memory."""
 
     def finished(self, messages: list[Message]) -> None:
-        """It was forgotten when it was taken."""
+        """Do nothing: ``take`` has removed them."""
 
     def take(self, limit: int) -> list[Message]:
         first, behind = self._first, self._behind
@@ -246,7 +245,7 @@ class MemoryBacklog:
 
 
 class EphemeralBacklog(MemoryBacklog):
-    """Holds --mem-queue-size messages and drops those beyond, as Go's does."""
+    """Holds --mem-queue-size messages and drops further ones, as Go's nsqd does."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -257,7 +256,7 @@ class EphemeralBacklog(MemoryBacklog):
 
 
 class InMemory:
-    """Backlogs for an nsqd without a disk, as in tests."""
+    """Makes backlogs for an nsqd without a disk, as in tests."""
 
     def __init__(self, mem_queue_size: int = 10_000) -> None:
         self._mem_queue_size = mem_queue_size
@@ -268,4 +267,4 @@ class InMemory:
         return MemoryBacklog()
 
     def changed(self) -> None:
-        """Nothing is kept for a restart."""
+        """Do nothing: nothing survives a restart."""

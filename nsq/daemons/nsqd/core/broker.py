@@ -1,4 +1,4 @@
-"""All topics of one nsqd: who publishes and subscribes asks here."""
+"""All topics of one nsqd, with publishing, subscribing, creating and deleting."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from nsq.daemons.nsqd.core.latency import LatencyWindow, MeasuredChannel
 from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
 from nsq.wire.names import is_ephemeral
 
-#: A publish of more messages is cut into parts, between which others have their turn.
+#: A larger publish is split into parts of this size; other clients are served between two parts.
 AT_ONCE = 2000
 #: Seconds until a topic tries again to hand its messages to channels whose disk refused them.
 _STORAGE_RETRY = 1.0
 
 
 class Observer(Protocol):
-    """Told of topics and channels as they come and go: the registration with nsqlookupd."""
+    """Is notified when topics and channels are created and deleted: the registration with nsqlookupd."""
 
     def topic_created(self, topic: Topic) -> None:
-        """A topic is new. The observer starts it, at once or when its channels are known."""
+        """Start the new topic, at once or when its channels are known."""
 
     def topic_deleted(self, topic: Topic) -> None: ...
 
@@ -41,7 +41,7 @@ class Observer(Protocol):
 
 
 class Unobserved:
-    """The observer of an nsqd that is registered nowhere."""
+    """The observer of an nsqd without registration."""
 
     def topic_created(self, topic: Topic) -> None:
         topic.start()
@@ -57,14 +57,14 @@ class Unobserved:
 
 
 class Draining(StorageFailed):
-    """This nsqd hands over what it has and takes no more messages: they belong to another one."""
+    """This nsqd is draining and accepts no publishes: clients should publish to another nsqd."""
 
     def __init__(self) -> None:
         super().__init__("exiting")
 
 
 class Broker:
-    """Publishes, subscribes, creates, deletes; the only way in for protocol and HTTP alike."""
+    """Publishes, subscribes, creates and deletes, for the TCP protocol and the HTTP API alike."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Broker:
         self._woken: list[Channel] = []
         self._turns = RoundRobin(clock.call_soon)
 
-    # Publishing. Raises StorageFailed, and TopicStarting for a caller that has to try again.
+    # Publishing. Raises StorageFailed, or TopicStarting: then the caller must publish again later.
 
     def publish(self, topic_name: str, bodies: list[bytes]) -> None:
         if self.draining:
@@ -109,10 +109,10 @@ class Broker:
         due = self._clock.now() + delay
         topic.put_deferred(Message(self._ids.take(1)[0], body, self._clock.time_ns(), due))
 
-    # What exists.
+    # Topics and channels.
 
     def topic(self, name: str) -> Topic:
-        """The topic of that name, made when there is none."""
+        """Return the topic of that name; create it if it does not exist."""
         topic = self.topics.get(name)
         if topic is None:
             backlog = self._backlogs.backlog(name)
@@ -183,7 +183,7 @@ class Broker:
         if topic is not None and topic.channels.get(channel.name) is channel:
             self.delete_channel(topic, channel.name)
 
-    # Delivering: one round for all that happened since the last.
+    # Delivering: one round serves all channels that were woken since the last.
 
     def _wake(self, channel: Channel) -> None:
         if not self._woken:
@@ -196,17 +196,17 @@ class Broker:
             channel.pump()
 
     def resume(self) -> None:
-        """The disk may work again: go on wherever it could not be read."""
+        """Continue where the disk could not be read: it may work again."""
         for topic in self.topics.values():
             topic.release()
             for channel in topic.channels.values():
                 channel.wake()
 
     def close(self) -> list[tuple[Backlog, list[Message]]]:
-        """Stop every timer and part with every subscriber. Returns all backlogs, each with the messages that
-        were taken from it and not finished; channels come before their topic.
+        """Stop every timer and disconnect every subscriber. Returns all backlogs, each with its messages that
+        were taken and not finished; channels come before their topic.
         """
-        self._woken.clear()  # the backlogs are no longer ours
+        self._woken.clear()  # the backlogs now belong to the caller
         left: list[tuple[Backlog, list[Message]]] = []
         for topic in self.topics.values():
             left += [(channel.backlog, channel.close()) for channel in topic.channels.values()]

@@ -1,4 +1,4 @@
-"""A channel: one queue, balanced over its subscribers; what is in flight, and what is deferred."""
+"""A channel: one queue balanced over its subscribers, with the messages in flight and deferred."""
 
 from __future__ import annotations
 
@@ -12,30 +12,28 @@ from typing import Protocol
 from nsq.daemons.nsqd.core.backlog import MAX_ATTEMPTS, Backlog, Batch, Message, Waiting
 from nsq.daemons.nsqd.core.clock import Alarm, Clock
 
-#: How near a consumer is to this nsqd, nearest first. While that is off, all are ANYWHERE.
+#: How near a consumer is to this nsqd, nearest first. Without topology awareness all are ANYWHERE.
 ZONE_LOCAL, REGION_LOCAL, ANYWHERE = range(3)
 
 
 class Sink(Protocol):
-    """Takes a subscriber's messages: a client's session."""
+    """Receives a subscriber's messages: a client's session."""
 
     @property
     def full(self) -> bool:
-        """Whether the client reads too slowly to be given more for now."""
+        """Whether the client reads too slowly to be sent more messages now."""
 
     def deliver(self, messages: list[Message]) -> None:
-        """Take them; they need not leave before ``flush``."""
+        """Accept the messages; they may stay buffered until ``flush``."""
 
     def flush(self) -> None: ...
 
     def channel_closed(self) -> None:
-        """The channel is gone, and with it the reason for this connection."""
+        """End the connection: the channel was deleted, or nsqd stops."""
 
 
 class Subscriber:
-    """A consumer, as its channel knows it. ``in_flight`` is in the order of delivery, which is that of
-    deadlines.
-    """
+    """A consumer of a channel. ``in_flight`` is in the order of delivery, and so usually of deadlines."""
 
     __slots__ = (
         "closing",
@@ -76,7 +74,7 @@ class Subscriber:
 
     @property
     def room(self) -> int:
-        """The number of messages it can be given now."""
+        """The number of messages it can be sent now."""
         if self.closing or self.sink.full:
             return 0
         return max(0, self.rdy - len(self.in_flight))
@@ -95,12 +93,12 @@ class Subscriber:
         self.sink.deliver(messages)
 
     def touch(self, message: Message, now: float) -> None:
-        """Start the message's time again, up to the most a delivery may take."""
+        """Restart the message's timeout; its deadline never exceeds max_msg_timeout after delivery."""
         limit = message.delivered_at + self.max_msg_timeout
         message.deadline = min(now + self.msg_timeout, limit)
         if message.deadline == limit:
             self.deadlines_mixed = True
-        # Last in line again, so that the first is always the next to expire.
+        # Move it to the end, so that the first message is always the next to expire.
         self.in_flight[message.id] = self.in_flight.pop(message.id)
 
     def next_deadline(self) -> float:
@@ -112,7 +110,7 @@ class Subscriber:
         return next(iter(self.in_flight.values())).deadline
 
     def take_expired(self, now: float) -> list[Message]:
-        """Remove and return the messages whose time is up."""
+        """Remove and return the messages that have timed out."""
         expired = []
         for message in self.in_flight.values():
             if message.deadline <= now:
@@ -124,16 +122,16 @@ class Subscriber:
         return expired
 
 
-#: Handed to one subscriber before its output is looked at again: bounds what a slow reader can make us hold.
+#: Messages sent to a subscriber before checking ``full`` again: bounds the output held for a slow reader.
 _SLICE = 64
 
 
-#: Deferred messages that become due at a time: others are served before the next.
+#: Deferred messages that one round puts back; the event loop serves others before the next round.
 _PORTION = 1000
 
 
 class NotInFlight(Exception):
-    """The message was finished, requeued or timed out meanwhile, or was never this subscriber's."""
+    """The message was finished, requeued or timed out meanwhile, or never sent to this subscriber."""
 
 
 class TooManyConsumers(Exception):
@@ -141,7 +139,7 @@ class TooManyConsumers(Exception):
 
 
 class Channel:
-    """Every message that comes in goes to exactly one subscriber at a time, until one finishes it."""
+    """Sends every message to one subscriber at a time, until one finishes it."""
 
     def __init__(
         self,
@@ -160,7 +158,7 @@ class Channel:
         self.subscribers: list[Subscriber] = []
         self.paused = False
         self.message_count = 0
-        self.delivered = [0] * (ANYWHERE + 1)  # by the locality of who received
+        self.delivered = [0] * (ANYWHERE + 1)  # by the subscriber's locality
         self.requeue_count = 0
         self.timeout_count = 0
         self._clock = clock
@@ -172,7 +170,7 @@ class Channel:
         self._alarm = Alarm(clock, self._look_at_time)
         self._awake = False
         self._turn = 0
-        self._remembers = backlog.remembers
+        self._needs_finished = backlog.needs_finished
 
     @property
     def depth(self) -> int:
@@ -197,9 +195,9 @@ class Channel:
         self.message_count += len(messages)
         self.wake()
 
-    def borrow(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
-        """Take messages that the disk has refused; see ``Backlog.borrow``."""
-        if not self.backlog.borrow(messages, finished):
+    def hold_in_memory(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
+        """Take messages that the channel's disk refused; see ``Backlog.hold_in_memory``."""
+        if not self.backlog.hold_in_memory(messages, finished):
             return False
         for message in messages:
             if message.due:
@@ -225,13 +223,13 @@ class Channel:
     # Messages out.
 
     def wake(self) -> None:
-        """Ask for a ``pump`` soon: once for all that happens until then."""
+        """Request one ``pump`` soon; further calls until then do nothing."""
         if not self._awake:
             self._awake = True
             self._wake(self)
 
     def pump(self) -> None:
-        """Hand out waiting messages, in turns, to every subscriber with room."""
+        """Send waiting messages to the subscribers with room, round robin."""
         self._awake = False
         if self.paused or not len(self.backlog):
             return
@@ -251,12 +249,12 @@ class Channel:
                 self._hand_over(subscriber, messages, now)
             else:
                 continue
-            break  # fewer than were counted, or the disk cannot be read at the moment
+            break  # the count was too high, or the disk cannot be read now
         for subscriber in served.values():
             subscriber.sink.flush()
 
     def _in_turn(self) -> list[tuple[int, Subscriber]]:
-        """The nearest of those with room and their places, starting after the one served last."""
+        """Return the nearest subscribers with room and their indexes, starting after the one served last."""
         ready: list[tuple[int, Subscriber]] = []
         nearest = ANYWHERE
         for place, subscriber in enumerate(self.subscribers):
@@ -269,7 +267,7 @@ class Channel:
         return ready[start:] + ready[:start]
 
     def _hand_over(self, subscriber: Subscriber, messages: list[Message], now: float) -> None:
-        if self._remembers:
+        if self._needs_finished:
             messages = self._without_deferred(messages, now)
         if subscriber.sample_rate:
             messages = self._sample(messages, subscriber.sample_rate)
@@ -279,7 +277,7 @@ class Channel:
             self._alarm.set(now + subscriber.msg_timeout)
 
     def _without_deferred(self, messages: list[Message], now: float) -> list[Message]:
-        """After a restart a backlog may give what is not due yet."""
+        """Defer again what is not due yet: after a restart a backlog may return such messages."""
         ready = [message for message in messages if message.due <= now]
         if len(ready) < len(messages):
             for message in messages:
@@ -288,23 +286,23 @@ class Channel:
         return ready
 
     def _sample(self, messages: list[Message], rate: int) -> list[Message]:
-        # nsqd compares with ">": it keeps one percent more than asked for.
+        # Like Go's nsqd, which compares with ">" and so delivers one percent more than requested.
         kept = [message for message in messages if self._chance(100) <= rate]
-        if self._remembers:
+        if self._needs_finished:
             chosen = set(map(id, kept))
             self.backlog.finished([message for message in messages if id(message) not in chosen])
         return kept
 
     async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
-        """The first ``n`` messages that wait, with at most ``max_bytes`` of their bodies; changes nothing.
+        """Return the first ``n`` waiting messages, with at most ``max_bytes`` of bodies. Changes nothing.
 
-        Those in flight or deferred do not wait.
+        Messages in flight or deferred are not included.
         """
         return await self.backlog.peek(n, max_bytes)
 
     def held_longest(self, n: int) -> Generator[None, None, list[tuple[Subscriber, Message, float]]]:
-        """The ``n`` messages longest in flight: who has each, and for how many seconds. One step for each
-        subscriber, as it may have thousands.
+        """Return the ``n`` messages longest in flight, each with its subscriber and the seconds since
+        delivery. One step for each subscriber, which may have thousands of messages.
         """
         found: list[tuple[Subscriber, Message]] = []
         for subscriber in list(self.subscribers):
@@ -314,10 +312,10 @@ class Channel:
         now = self._clock.now()
         return [(subscriber, message, now - message.delivered_at) for subscriber, message in found]
 
-    # What subscribers answer.
+    # FIN, REQ and TOUCH.
 
     def finish(self, subscriber: Subscriber, message_ids: list[bytes]) -> list[tuple[bytes, NotInFlight]]:
-        """Many in one go, which takes each a third of the time; those that are not in flight, and why."""
+        """Finish many messages at once, in a third of the time. Returns those not in flight, and why."""
         finished, failed, take = [], [], subscriber.in_flight.pop
         for message_id in message_ids:
             message = take(message_id, None)
@@ -331,7 +329,7 @@ class Channel:
 
     def _finished(self, subscriber: Subscriber, messages: list[Message]) -> None:
         subscriber.finish_count += len(messages)
-        if self._remembers:
+        if self._needs_finished:
             self.backlog.finished(messages)
         self.wake()
 
@@ -353,7 +351,7 @@ class Channel:
         if message is None:
             raise self._not_in_flight(message_id)
         subscriber.touch(message, self._clock.now())
-        # Usually later than it was; with a msg_timeout above max_msg_timeout it is earlier.
+        # Usually later than before, but earlier if msg_timeout exceeds max_msg_timeout.
         self._alarm.set(message.deadline)
 
     def _not_in_flight(self, message_id: bytes) -> NotInFlight:
@@ -372,7 +370,7 @@ class Channel:
         self.wake()
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """Let it go. What it had in flight can no longer be answered and goes to the others at once."""
+        """Remove the subscriber. Its messages in flight are requeued at once."""
         if subscriber not in self.subscribers:
             return
         self.subscribers.remove(subscriber)
@@ -386,7 +384,7 @@ class Channel:
         self.wake()
 
     def empty(self) -> None:
-        """Drop every message: waiting, in flight and deferred."""
+        """Discard all messages: waiting, in flight and deferred."""
         self.backlog.clear()
         self._deferred.clear()
         for subscriber in self.subscribers:
@@ -395,7 +393,7 @@ class Channel:
         self.wake()
 
     def close(self) -> list[Message]:
-        """Part with all subscribers. Returns what was taken from the backlog and not finished."""
+        """Disconnect all subscribers. Returns the messages taken from the backlog and not finished."""
         self._alarm.cancel()
         taken = [message for subscriber in self.subscribers for message in subscriber.in_flight.values()]
         taken += [message for _, _, message in sorted(self._deferred, key=itemgetter(0, 1))]

@@ -1,4 +1,4 @@
-"""Time as the core sees it: two clocks and a way to be called later."""
+"""The clock of the core: monotonic time, wall-clock time, and calls at a later time."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from typing import Protocol
 
 
 class Timer(Protocol):
-    """A call that is due and can be called off."""
+    """A scheduled call that can be cancelled."""
 
     def cancel(self) -> None: ...
 
 
 class Clock(Protocol):
-    """The daemon gives the event loop's; tests give one they turn by hand."""
+    """A source of time: the event loop's in the daemon, a manual one in tests."""
 
     def now(self) -> float:
-        """Monotonic seconds."""
+        """Return monotonic seconds."""
 
     def time_ns(self) -> int:
-        """Nanoseconds since the epoch."""
+        """Return nanoseconds since the epoch."""
 
     def call_at(self, when: float, action: Callable[[], None]) -> Timer:
-        """Call once when ``now()`` has reached ``when``."""
+        """Call ``action`` once ``now()`` has reached ``when``."""
 
     def call_soon(self, action: Callable[[], None], /) -> object:
-        """Call once the work at hand is done: what many events ask for is then done once."""
+        """Call ``action`` after the current callback, so that it can serve many events at once."""
 
 
 class Alarm:
-    """One pending wake-up that only ever moves to the earliest moment asked for.
+    """One pending timer, set to the earliest time that was requested.
 
-    Setting it for later than it is set already costs a comparison, so it can be set for every message;
-    an action that is called too early looks at what is due and sets it again.
+    Setting it to a later time costs only a comparison, so the caller can set it for every message. An action
+    that is called too early must set it again.
     """
 
     __slots__ = ("_action", "_clock", "_timer", "_when")
@@ -53,7 +53,7 @@ class Alarm:
         if self._timer is not None:
             self._timer.cancel()
         self._when = when
-        self._timer = self._clock.call_at(when, self._ring)
+        self._timer = self._clock.call_at(when, self._fire)
 
     def cancel(self) -> None:
         if self._timer is not None:
@@ -61,7 +61,7 @@ class Alarm:
         self._timer = None
         self._when = float("inf")
 
-    def _ring(self) -> None:
+    def _fire(self) -> None:
         self._timer = None
         self._when = float("inf")
         self._action()
@@ -71,7 +71,7 @@ Work = Callable[[], None]
 
 
 class RoundRobin:
-    """Calls one portion of work each time the loop comes round: all that have work take turns."""
+    """Runs one portion of work in each round of the event loop, in the order of the requests."""
 
     def __init__(self, call_soon: Callable[[Work], object]) -> None:
         self._call_soon = call_soon
@@ -79,7 +79,7 @@ class RoundRobin:
         self._asked = False
 
     def ask(self, portion: Work) -> None:
-        """Call once, on another turn. A portion that leaves more to do asks again."""
+        """Call ``portion`` once, in a later round. If it leaves more to do, it must ask again."""
         self._waiting.append(portion)
         self._go_on()
 
@@ -98,7 +98,7 @@ class RoundRobin:
 
 
 class LoopClock:
-    """``time.monotonic`` rather than ``loop.time``: uvloop's stands still while the loop is busy."""
+    """The event loop's clock. ``time.monotonic``, as uvloop's ``loop.time`` stands still in a busy loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -107,7 +107,6 @@ class LoopClock:
         self.call_soon: Callable[[Callable[[], None]], object] = loop.call_soon
 
     def call_at(self, when: float, action: Callable[[], None]) -> Timer:
-        # Up to the next millisecond: loops count in those, and ringing early would only mean setting it
-        # again.
+        # Round up to milliseconds, the loop's resolution: a timer that fires early must only be set again.
         delay = max(0, math.ceil((when - time.monotonic()) * 1000)) / 1000
         return self._loop.call_later(delay, action)

@@ -1,4 +1,4 @@
-"""Latency from publication until a message is finished: quantiles over a sliding window."""
+"""Measures the latency from publish to FIN: quantiles over a sliding window."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from nsq.daemons.nsqd.core.backlog import Message
 from nsq.daemons.nsqd.core.channel import Channel, Subscriber
 from nsq.daemons.nsqd.core.clock import Clock
 
-#: Latencies that share their highest bits are counted as one: with 8 bits every count is right within 0.4 %,
-#: and whatever happens there are no more than some thousand counts.
+#: Latencies with the same highest bits share one bucket: with 8 bits the error is at most 0.4 %, and there
+#: are at most a few thousand buckets.
 _BITS = 8
 _LEADING = 1 << (_BITS - 1)
 
 
 class LatencyWindow:
-    """Counts by magnitude, in two halves that take turns: the older one is forgotten as a whole.
+    """A histogram over two halves of the window; when one is full, the older one is discarded.
 
     ``record`` is called for every FIN and therefore only counts.
     """
@@ -34,8 +34,8 @@ class LatencyWindow:
         self._older: dict[int, int] = {}
 
     def record(self, timestamp: int) -> None:
-        """A message published at ``timestamp``, in nanoseconds since the epoch, is done."""
-        # One clock for both: a second look at the time would be a tenth of what this costs.
+        """Count a finished message that was published at ``timestamp``, in nanoseconds since the epoch."""
+        # Read the clock once for both purposes: a second call would be a tenth of the total cost.
         now = self._time_ns()
         if not self._begins <= now < self._ends:
             self._turn(now)
@@ -48,7 +48,7 @@ class LatencyWindow:
         counts[place] = counts.get(place, 0) + 1
 
     def _turn(self, now: int) -> None:
-        """Begin a new half; after a long silence, or when the clock was set back, with nothing behind it."""
+        """Begin a new half; after a long pause, or if the clock was set back, discard both old ones."""
         next_to_this = self._ends <= now < self._ends + self._half
         self._older = self._counts if next_to_this else {}
         self._counts = {}
@@ -56,7 +56,7 @@ class LatencyWindow:
         self._ends = self._begins + self._half
 
     def counts(self) -> Mapping[int, int]:
-        """Count the messages of each magnitude within the window."""
+        """Return the number of messages in each bucket within the window."""
         now = self._time_ns()
         if not self._begins <= now < self._ends:
             self._turn(now)
@@ -82,7 +82,7 @@ def _latency_at(rank: int, ascending: Iterable[tuple[int, int]]) -> int:
 
 
 def _middle(place: int) -> int:
-    """The latency that a place stands for."""
+    """Return the middle of a bucket, in nanoseconds."""
     if place < 2 * _LEADING:
         return place
     shift = place // _LEADING - 1
@@ -90,7 +90,7 @@ def _middle(place: int) -> int:
 
 
 class MeasuredChannel(Channel):
-    """A channel that records the latency of what is finished. A class of its own: others pay nothing."""
+    """A channel that records the latency of finished messages; a plain Channel has no such cost."""
 
     latency: LatencyWindow
 

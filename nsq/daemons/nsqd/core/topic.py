@@ -1,4 +1,4 @@
-"""A topic: it keeps messages until there is a channel, then copies each to every channel."""
+"""A topic: keeps messages until it has a channel, then copies each message to every channel."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from nsq.daemons.nsqd.core.channel import Channel
 
 
 class Portion:
-    """Messages on their way from a topic to its channels. ``late`` are channels that came after some of the
-    messages; each gets the last so many. ``forget`` is told of messages that the topic need not keep.
+    """Messages that a topic hands to its channels. ``late`` maps channels that were created after some of the
+    messages to the number of last messages they get. ``forget`` is called with messages that the topic need
+    not keep any more.
     """
 
     def __init__(
@@ -24,17 +25,17 @@ class Portion:
         self._late = late
         self._forget = forget
         self._rest: dict[Channel, list[Message]] = {}
-        # How many channels have a message in memory alone: then the topic's copy is the only one on disk.
-        self._borrowers: Counter[bytes] = Counter()
+        # By message id: how many channels have it only in memory. The topic's copy is the only one on disk.
+        self._memory_only: Counter[bytes] = Counter()
         self._handed_over = False
 
     def hand_over(self, channels: Collection[Channel]) -> None:
         """Give each channel its share. On a full disk consumers must still get messages, so a channel that
-        cannot store its share keeps it in memory. Raises StorageFailed if that holds too much already; called
-        again, it does not give twice.
+        cannot store its share keeps it in memory; StorageFailed if it holds too much already. Another call
+        goes on where that one failed.
         """
         if not any(channel in self._rest for channel in channels):
-            # No current channel has a share yet: compute the shares anew.
+            # No current channel has a share yet: compute the shares again.
             self._rest = self._shares(channels)
         alone = len(channels) == 1
         for channel in channels:
@@ -42,22 +43,22 @@ class Portion:
             try:
                 _give(channel, rest, alone)
             except StorageFailed:
-                if not channel.borrow([message.copy() for message in rest], self._finished):
+                if not channel.hold_in_memory([message.copy() for message in rest], self._finished):
                     raise
-                self._borrowers.update(message.id for message in rest)
+                self._memory_only.update(message.id for message in rest)
                 rest.clear()
         self._handed_over = True
-        self._forget([message for message in self.messages if self._borrowers[message.id] <= 0])
+        self._forget([message for message in self.messages if self._memory_only[message.id] <= 0])
 
     def _finished(self, messages: list[Message]) -> None:
-        """Note that a channel has finished messages that it had in memory alone."""
-        self._borrowers.subtract(message.id for message in messages)
+        """Note that a channel has finished messages that it had only in memory."""
+        self._memory_only.subtract(message.id for message in messages)
         if self._handed_over:
-            self._forget([message for message in messages if self._borrowers[message.id] <= 0])
+            self._forget([message for message in messages if self._memory_only[message.id] <= 0])
 
     def _shares(self, channels: Collection[Channel]) -> dict[Channel, list[Message]]:
         if all(channel in self._late for channel in channels):
-            # Those the first messages were for are gone.
+            # The channels that the earlier messages were for are deleted.
             return {channel: list(self.messages) for channel in channels}
         everything = len(self.messages)
         counts = {channel: self._late.get(channel, everything) for channel in channels}
@@ -65,7 +66,7 @@ class Portion:
 
 
 def _give(channel: Channel, messages: list[Message], alone: bool) -> None:
-    """Give the messages to a channel and take them out of the list. It gets copies unless it is ``alone``."""
+    """Move the messages from the list to a channel, which gets copies unless it is the only one."""
     if immediate := [message if alone else message.copy() for message in messages if not message.due]:
         channel.put(immediate)
         messages[:] = [message for message in messages if message.due]
@@ -74,12 +75,12 @@ def _give(channel: Channel, messages: list[Message], alone: bool) -> None:
         del messages[0]
 
 
-#: The weight of messages that are on their way from a topic to its channels at a time.
+#: The weight of one portion: messages handed from a topic to its channels at a time.
 _PORTION = 1000
 
 
 class TopicStarting(Exception):
-    """Nothing was published: it is not known yet which channels this new topic has on other nsqds."""
+    """The topic is new and does not know its channels on other nsqds yet. Nothing was published."""
 
     def __init__(self, topic: Topic) -> None:
         super().__init__(f"topic {topic.name} does not know its channels yet")
@@ -87,8 +88,8 @@ class TopicStarting(Exception):
 
 
 class Topic:
-    """Messages flow once the topic has started, has a channel and is not paused; until then they wait
-    here.
+    """Keeps messages while the topic has not started, has no channel or is paused; otherwise copies them to
+    its channels.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class Topic:
         try_again: Callable[[Callable[[], None]], object],
         on_another_turn: Callable[[Callable[[], None]], object],
     ) -> None:
-        """``try_again`` calls after a while, ``on_another_turn`` when others have had theirs."""
+        """``try_again`` calls after a while, ``on_another_turn`` in a later round of the event loop."""
         self.name = name
         self.backlog = backlog
         self.channels: dict[str, Channel] = {}
@@ -112,11 +113,12 @@ class Topic:
         self._try_again = try_again
         self._trying_again = False
         self._taken: deque[Message] = deque()  # from the backlog, for the next portions
-        self._portion: Portion | None = None  # refused by a channel's disk: what comes later waits behind it
+        self._portion: Portion | None = None  # refused by a channel's disk; later messages wait behind it
         self._on_another_turn = on_another_turn
-        self._asked = False  # for a turn, as there is more to hand over
-        self._arrived = 0  # the weight of messages since the last turn
-        self._late: dict[Channel, int] = {}  # came during the release: how many messages have come since
+        self._asked = False  # whether ``_go_on`` is scheduled
+        self._arrived = 0  # the weight of messages that came since the last round
+        # Channels created during a release, and how many messages have come since.
+        self._late: dict[Channel, int] = {}
 
     @property
     def depth(self) -> int:
@@ -124,7 +126,7 @@ class Topic:
 
     @property
     def _on_their_way(self) -> list[Message]:
-        """The messages that were taken from the backlog and have not reached all channels."""
+        """The messages that were taken from the backlog and are not in all channels yet."""
         return [*(self._portion.messages if self._portion else ()), *self._taken]
 
     @property
@@ -137,7 +139,7 @@ class Topic:
         return self._asked or self._portion is not None or bool(self._taken)
 
     def put(self, messages: Batch) -> None:
-        # As ``flows`` and ``_releasing`` say: their calls would be a noticeable part of what a PUB costs.
+        # ``flows`` and ``_releasing``, inlined: the calls would be a noticeable part of a PUB's cost.
         held = self._asked or self._portion is not None or self._taken
         if self.started and not self.paused and self.channels and not held:
             for channel in self.channels.values():
@@ -148,7 +150,7 @@ class Topic:
         self.message_bytes += sum(map(len, messages.bodies))
 
     def put_deferred(self, message: Message) -> None:
-        """Take a message whose ``due`` is set."""
+        """Accept a message whose ``due`` is set."""
         if self.flows and not self._releasing:
             self._distribute_deferred(message)
         else:
@@ -172,7 +174,7 @@ class Topic:
             channel.put_deferred(message.copy() if copies else message)
 
     def channel(self, name: str) -> Channel:
-        """The channel of that name, made when there is none: the first one gets all that has waited."""
+        """Return the channel of that name, or create it: the first one gets all waiting messages."""
         channel = self.channels.get(name)
         if channel is None:
             came_late = self.flows and self._releasing
@@ -189,7 +191,7 @@ class Topic:
         return channel
 
     def start(self) -> None:
-        """Let messages flow: the channels that must not miss one are there."""
+        """Let messages flow to the channels, which are all known now."""
         self.started = True
         self.release()
         calls, self._when_started = self._when_started, []
@@ -197,7 +199,7 @@ class Topic:
             call()
 
     def when_started(self, call: Callable[[], None]) -> None:
-        """Call once messages flow, for a topic that has not started."""
+        """Call ``call`` when the topic starts."""
         self._when_started.append(call)
 
     def pause(self, paused: bool) -> None:
@@ -205,7 +207,7 @@ class Topic:
         self.release()
 
     async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
-        """The first ``n`` messages that wait for a channel, with at most ``max_bytes`` of their bodies.
+        """Return the first ``n`` messages waiting in the topic, with at most ``max_bytes`` of their bodies.
 
         Changes nothing.
         """
@@ -220,7 +222,7 @@ class Topic:
         self._late.clear()
 
     def close(self) -> list[Message]:
-        """End it, as nsqd stops. Returns what was taken from the backlog and is on its way to channels."""
+        """Stop, when nsqd stops. Returns messages taken from the backlog and not in all channels yet."""
         self.started = False
         left = self._on_their_way
         self._taken.clear()
@@ -228,14 +230,14 @@ class Topic:
         return left
 
     def release(self) -> None:
-        """Hand over what has waited, in portions: it may be more than fits into memory, and take long."""
+        """Hand the waiting messages to the channels in portions: they may not fit into memory."""
         if not self.flows:
-            self._late.clear()  # when messages flow again, what waits is for all that are there then
+            self._late.clear()  # when messages flow again, all channels of that time get what waits
         elif not self._asked:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """A portion, and as much as has come since the last: else publishers could stay ahead for ever."""
+        """Hand over one portion and as much as has arrived since the last round, to catch up in any case."""
         room, self._arrived = _PORTION + self._arrived, 0
         while room > 0 and (portion := self._next_portion(room)) is not None:
             try:
@@ -252,7 +254,7 @@ class Topic:
             self._on_another_turn(self._go_on)
 
     def _next_portion(self, room: int) -> Portion | None:
-        """Return the portion that was refused, or else the next one; None at the end."""
+        """Return the refused portion, or else the next one; None if no message is left."""
         if self._portion is not None:
             return self._portion
         taken = self._taken

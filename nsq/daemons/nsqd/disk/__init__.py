@@ -1,6 +1,6 @@
-"""Messages on disk, in the files of the Go nsqd: a directory either program can carry on with.
+"""Messages on disk, in the file format of Go's nsqd: either program can open the other's directory.
 
-Synchronous; knows no event loop, socket, topic or clock. ``queue`` is the door for one queue's records,
-``layout`` says what the files are called and hold. What a sync leaves on disk survives a power cut; the only
-part that may run in another thread is a ``SyncJob``.
+Synchronous; knows no event loop, socket, topic or clock. ``queue`` has the interface to one queue's records,
+``layout`` defines the names and contents of files. Synced records survive a power cut; only a ``SyncJob`` and
+a ``peek_job`` may run in another thread.
 """

@@ -1,6 +1,6 @@
 """The layout of a queue on disk: names of its files, records, meta file, the list of topics.
 
-Pure: bytes and strings in and out, and what is known of the files (``Segments``). No file is touched here.
+Pure: bytes and strings in and out, and ``Segments``, the state of a queue's files. Opens no file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Layout:
         return f"{self._stem}{number:06d}.dat"
 
     def number(self, filename: str) -> int | None:
-        """The number of a data file of this queue, None for any other file."""
+        """Return the number of a data file of this queue, None for any other file."""
         match = self._number(filename)
         if match is None:
             return None
@@ -52,12 +52,12 @@ class Layout:
         return number if filename == self.data(number) else None
 
     def is_temporary(self, filename: str) -> bool:
-        """Whether this is a meta file that never got its name."""
+        """Whether this is a temporary meta file that was never renamed."""
         return filename.startswith(f"{self.meta}.") and filename.endswith(TEMPORARY)
 
 
 class Meta(NamedTuple):
-    """``depth`` records lie between the place reading goes on and the one writing goes on."""
+    """The meta file: the commit point, the end, and ``depth``, the number of records between them."""
 
     depth: int
     read_file: int
@@ -70,7 +70,7 @@ class Meta(NamedTuple):
 
 
 def parse_meta(text: str) -> Meta | None:
-    """Read a meta file; None when it makes no sense. The Go nsqd can leave a negative depth behind."""
+    """Parse a meta file; None if it is invalid. Go's nsqd can write a negative depth."""
     match = _META(text)
     if match is None:
         return None
@@ -80,7 +80,7 @@ def parse_meta(text: str) -> Meta | None:
 
 
 def files_by_queue(filenames: Iterable[str]) -> dict[str, list[str]]:
-    """Everything that could be a file of a queue, by the queue's name."""
+    """Return the file names that may belong to queues, by the queue's name."""
     found: dict[str, list[str]] = {}
     for filename in filenames:
         name, dot, _ = filename.rpartition(_INFIX)
@@ -101,14 +101,14 @@ pack_size = _SIZE.pack
 
 
 class Bounds(NamedTuple):
-    """The sizes a record can have. A file that claims another one is corrupt from there on."""
+    """The sizes that a record can have. A file with any other size is corrupt from there on."""
 
     smallest: int
     largest: int
 
 
 def bounds(smallest: int, largest: int) -> Bounds:
-    """Checked: a smallest of 0 could not tell records from the zeros a power cut leaves."""
+    """Check and return the bounds. ``smallest`` is at least 1, as a power cut can leave zeros in a file."""
     if not 1 <= smallest <= largest <= 0x7FFF_FFFF:
         raise UsageError(f"records of {smallest} to {largest} bytes: the sizes go from 1 to 2147483647")
     return Bounds(smallest, largest)
@@ -120,9 +120,9 @@ def size_at(buffer: bytes, at: int) -> int:
 
 
 def cut(buffer: bytes, at: int, limit: int, sizes: Bounds) -> tuple[list[tuple[int, int]], bool]:
-    """Find the whole records behind ``at``, at most ``limit``, and whether a bad size follows.
+    """Find the complete records after ``at``, at most ``limit``, and whether an invalid size follows.
 
-    A record that is cut off at the buffer's end is neither whole nor bad.
+    A record that is cut off at the buffer's end is neither complete nor invalid.
     """
     spans: list[tuple[int, int]] = []
     add, unpack = spans.append, _SIZE.unpack_from
@@ -168,10 +168,10 @@ def decode_record(record: bytes) -> Record:
 
 
 class Position(NamedTuple):
-    """The place right behind a record: a file's number and an offset in it.
+    """The position right after a record: a file's number and an offset in it.
 
     ``ordinal`` numbers the records in the order of the queue, so that a difference is a number of records.
-    It is only as right as the depth the files told at start-up, hence no part of the place.
+    It may be wrong if the depth in the meta file was wrong, so ``place`` does not include it.
     """
 
     file: int
@@ -184,33 +184,33 @@ class Position(NamedTuple):
 
 
 class Flaw(NamedTuple):
-    """The reason why a file cannot be read to its end; ``keep`` it as .bad when it has been read so far."""
+    """The reason why a file cannot be read to its end; with ``keep``, it is kept as .bad after reading."""
 
     text: str
     keep: bool
 
 
 class Segment:
-    """One data file: the records from 0 to ``end`` can be read."""
+    """One data file, whose records are read up to the offset ``end``."""
 
     __slots__ = ("number", "end", "first", "flaw")
 
     def __init__(self, number: int, end: int, first: int | None = None, flaw: Flaw | None = None) -> None:
         self.number = number
         self.end = end
-        self.first = first  # the count before its first record, where known
+        self.first = first  # the ordinal before its first record, if known
         self.flaw = flaw
 
-    def spoil(self, end: int, flaw: Flaw) -> None:
-        """Read nothing behind ``end`` any more."""
+    def mark_damaged(self, end: int, flaw: Flaw) -> None:
+        """Mark the file as damaged: it is not read after ``end``."""
         self.end = end
         self.flaw = flaw
 
 
 class Segments:
-    """The files in the order of their numbers; the last one is the one written to.
+    """The files in the order of their numbers; records are appended to the last one.
 
-    ``count`` belongs to the last record written.
+    ``count`` is the ordinal of the last record written.
     """
 
     def __init__(self, last: Segment, count: int) -> None:
@@ -230,7 +230,7 @@ class Segments:
         return Position(self.last.number, self.last.end, self.count)
 
     def add(self, segment: Segment) -> None:
-        """A file to be written to from now on."""
+        """Add a file, to which records are appended from now on."""
         self._by_number[segment.number] = segment
         self._order.append(segment.number)
         self.last = segment
@@ -250,7 +250,7 @@ class Segments:
         return following or next(self.since(number + 1), None)
 
     def size_behind(self, position: Position) -> int:
-        """Count the bytes of records behind a position."""
+        """Count the bytes of records after a position."""
         file, end, _ = position
         if file == self.last.number:
             return max(0, self.last.end - end)
@@ -270,13 +270,13 @@ class TopicEntry(NamedTuple):
 
 
 def encode_roster(topics: Iterable[TopicEntry], version: str) -> bytes:
-    """Leaves out ephemeral topics and channels. Like Go's, an empty list is null."""
+    """Encode the list of topics without ephemeral ones. As in Go, an empty list is null."""
     entries = [_topic_json(topic) for topic in topics if not is_ephemeral(topic.name)]
     return json.dumps({"topics": entries or None, "version": version}, separators=(",", ":")).encode()
 
 
 def decode_roster(content: bytes) -> list[TopicEntry]:
-    """Raises ValueError unless it is a JSON object. Entries that no nsqd could have are left out."""
+    """Decode the list of topics without invalid entries. Raises ValueError if it is not a JSON object."""
     document = json.loads(content)
     if not isinstance(document, dict):
         raise ValueError("it is no JSON object")

@@ -1,6 +1,6 @@
-"""A queue of records on disk: append batches, read ahead, commit what is done with, sync now and then.
+"""A queue of records on disk: append batches, read ahead, commit finished records, sync now and then.
 
-``DiskQueue`` is the door; ``Writer``, below, writes a batch whole or not at all, whatever the disk does.
+``DiskQueue`` is the interface; ``Writer``, below, writes a batch completely or not at all.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from nsq.daemons.nsqd.disk.layout import (
     bounds,
     pack_size,
 )
-from nsq.daemons.nsqd.disk.reading import Glance, Reader, Stretch, look
+from nsq.daemons.nsqd.disk.reading import FileRange, PeekedRecord, Reader, peek_records
 from nsq.daemons.nsqd.disk.recovery import recover
 from nsq.daemons.nsqd.disk.syncing import Check, OpenFiles, Replacement, SyncFailure, SyncJob, share_of_limit
 from nsq.errors import Closed, InvalidMessage, UsageError
 
-#: An empty queue lets go of the file it writes to when that is so large.
+#: An empty queue begins a new file, so that the old one can be removed, when the old one is this large.
 _WORTH_REMOVING = 1024 * 1024
 
 
 class QueueSync(SyncJob):
-    """Makes a queue's records last up to ``written``; with ``content``, the place to go on from as well."""
+    """Syncs a queue's records up to ``written``; with ``content``, writes the meta file as well."""
 
     def __init__(
         self,
@@ -65,12 +65,12 @@ class QueueSync(SyncJob):
 class DiskQueue:
     """One queue's files in ``directory``, which no other program may write to (see ``DataDirectory.lock``).
 
-    Three places move through the files: writing goes on at the end, reading at the cursor, and what lies
-    before the committed place is forgotten. A restart goes on reading at the place that was committed when
-    the last sync began. Files are removed by the sync after nothing in them is wanted any more, or kept under
-    their name with ``.bad`` if they could not be read.
+    Three positions move through the files: the end, where records are appended; the cursor, where the next
+    read begins; and the commit point, before which records are not needed any more. A restart reads from the
+    commit point that the last sync wrote. A sync removes the files before its commit point, or renames them
+    to ``.bad`` if they could not be read to the end.
 
-    Any method may raise OSError; the queue is then as it was before the call, and the call can be repeated.
+    Any method may raise OSError; the queue is then unchanged, and the call can be repeated.
     """
 
     def __init__(
@@ -85,8 +85,8 @@ class DiskQueue:
         files: Iterable[str] | None = None,
         open_files: OpenFiles | None = None,
     ) -> None:
-        """``files`` are the names in the directory that may be of this queue. With thousands of queues the
-        caller lists them once for all, and all share their ``open_files``.
+        """``files`` are the names in the directory that may belong to this queue. With thousands of queues
+        the caller lists the directory once, and all queues share ``open_files``.
         """
         open_files = OpenFiles(share_of_limit()) if open_files is None else open_files
         self.name = name
@@ -95,7 +95,7 @@ class DiskQueue:
         self._log = log
         self._closed = False
         self._job: QueueSync | None = None
-        self._named = -1  # the last file whose name is known to be on disk
+        self._named = -1  # the last file that existed when the directory was synced
         sizes = self._sizes = bounds(min_record, max_record)
         self._segments, self._committed, self._synced_meta = recover(
             directory, os.listdir(directory) if files is None else files, self._layout, sizes, log
@@ -106,7 +106,7 @@ class DiskQueue:
         self._reader = Reader(
             directory, self._layout, self._segments, self._committed, sizes, log, open_files
         )
-        self._leave_finished_files()
+        self._skip_full_files()
 
     @property
     def closed(self) -> bool:
@@ -114,17 +114,17 @@ class DiskQueue:
 
     @property
     def depth(self) -> int:
-        """The number of records not committed; damage that was not met yet can make it 1 instead of 0."""
+        """The number of uncommitted records; undetected damage can make it 1 instead of 0."""
         return self._records_behind(self._committed)
 
     @property
     def unread(self) -> int:
-        """The number of records that ``read`` will still give; with unmet damage as for ``depth``."""
+        """The number of records that ``read`` will return; undetected damage can make it 1 instead of 0."""
         return self._records_behind(self._reader.cursor)
 
     @property
     def size(self) -> int:
-        """The bytes that uncommitted records take in the files."""
+        """The bytes of uncommitted records in the files."""
         return self._segments.size_behind(self._committed)
 
     @property
@@ -133,128 +133,128 @@ class DiskQueue:
 
     @property
     def written(self) -> Position:
-        """The position behind the last record."""
+        """The position after the last record."""
         return self._segments.written
 
     def append(self, records: Iterable[bytes]) -> list[Position]:
-        """Write a batch and return the place of each record. When this raises, none of them is in the queue.
+        """Write a batch and return the position after each record. If this raises, none is in the queue.
 
-        The records are with the operating system: they survive this process, but a power cut only once a job
-        made afterwards has run. Raises InvalidMessage for a size outside the limits.
+        The records survive a crash of this process at once, and a power cut when a job made afterwards has
+        run. Raises InvalidMessage for a size outside the limits.
         """
-        self._insist_on_open()
+        self._check_open()
         positions = self._writer.append(records)
-        self._leave_finished_files()
+        self._skip_full_files()
         return positions
 
     def read(self, limit: int) -> list[tuple[Position, bytes]]:
-        """Return the next records: at most ``limit``, and little more than a MiB. None are left at the end.
+        """Return the next records, at most ``limit`` and little more than a MiB; an empty list at the end.
 
-        Damage is logged and skipped up to the next file. No record is given twice before a restart.
+        Damage is logged and skipped up to the next file. No record is returned twice before a restart.
         """
-        self._insist_on_open()
+        self._check_open()
         found = self._reader.read(limit)
         if self._segments.last.flaw is not None:
             self._writer.roll()
-        self._leave_finished_files()
+        self._skip_full_files()
         return found
 
-    def peek_job(self, n: int, max_bytes: int, but: Container[bytes]) -> Callable[[], list[Glance]]:
-        """Look at the next ``n`` messages that ``read`` will give, but for those with these ids.
+    def peek_job(self, n: int, max_bytes: int, but: Container[bytes]) -> Callable[[], list[PeekedRecord]]:
+        """Return a function that reads the next ``n`` messages without changing anything.
 
-        To be called in any thread. It reads at most ``max_bytes`` of their bodies and changes nothing.
+        Any thread may call it. It skips messages with an id in ``but`` and reads at most ``max_bytes`` of
+        bodies.
         """
         file, end, _ = self._reader.cursor
-        stretches = [
-            Stretch(
+        ranges = [
+            FileRange(
                 self._directory / self._layout.data(segment.number),
                 end if segment.number == file else 0,
                 segment.end,
             )
             for segment in self._segments.since(file)
         ]
-        return functools.partial(look, stretches, self._sizes, n, max_bytes, but)
+        return functools.partial(peek_records, ranges, self._sizes, n, max_bytes, but)
 
     def skip(self, position: Position) -> None:
-        """Do not read what lies before ``position``: the caller has those records already."""
-        self._insist_on_own(position)
+        """Move the cursor to ``position``: the caller has the records before it already."""
+        self._check_position(position)
         if position.place > self._reader.cursor.place:
             self._reader.move(position)
 
     def commit(self, position: Position) -> None:
-        """Everything before ``position`` may be forgotten, read or not. Going backwards does nothing."""
-        self._insist_on_own(position)
+        """Move the commit point to ``position``, whether records before it were read or not; never back."""
+        self._check_position(position)
         if position.place > self._committed.place:
             self._committed = position
             self.skip(position)
-            self._leave_finished_files()
+            self._skip_full_files()
 
     def sync(self) -> None:
-        """Make everything so far last, in this thread."""
+        """Sync everything so far, in this thread."""
         job = self.sync_job()
         if job is not None:
             job()
             self.synced(job)
 
     def sync_job(self) -> QueueSync | None:
-        """Return a job that syncs everything so far, to be run in any thread; None if nothing has changed.
+        """Return a job that syncs everything so far, in any thread; None if nothing has changed.
 
-        The queue can be used meanwhile. Tell it by ``synced`` when the job is done. There is one job at a
-        time: asking for the next one cancels the one before.
+        The queue can be used meanwhile. Call ``synced`` with the job when it has succeeded. There is one job
+        at a time: making the next one cancels the previous one.
         """
-        self._insist_on_open()
+        self._check_open()
         self._cancel_job()
         if self._segments.last.end >= _WORTH_REMOVING:
-            self._leave_consumed_file()
+            self._roll_if_consumed()
         content = self._meta().text()
         if self._synced_meta == content and not self._writer.unsynced:
             return None
         if self._synced_meta is None and self._segments.written.place == (0, 0):
-            return None  # a new queue without files is one of which nothing is known
+            return None  # a new queue without records needs no files
         self._job = self._make_job(content)
         return self._job
 
     def flush_job(self) -> QueueSync | None:
-        """Return a job that syncs the records so far, in any thread; None if they are. ``flushed`` ends it.
-
-        Several times as quick as a sync. After a restart reading goes on where the last sync says.
+        """Return a job that syncs the records so far, in any thread; None if they are synced. Call
+        ``flushed`` afterwards. Several times as fast as a sync, because it does not write the commit point.
         """
-        self._insist_on_open()
+        self._check_open()
         return self._make_job(None) if self._worth_syncing() else None
 
     def flushed(self, job: QueueSync) -> None:
-        """``job`` was called and did not raise. Raises OSError if records were lost all the same."""
+        """Note that ``job`` has succeeded. Raises OSError if records were lost all the same."""
         job.check()
         self._named = max(self._named, job.written.file)
         self._writer.synced(job.numbers, job.written)
 
     def begin_new_file(self) -> None:
-        """Append to another file from now on: an fsync of this one has failed."""
-        self._insist_on_open()
+        """Append to a new file from now on, because an fsync of this one has failed."""
+        self._check_open()
         if self._segments.last.end:
             self._writer.roll()
-            self._leave_finished_files()
+            self._skip_full_files()
 
     def make_room(self) -> bool:
-        """Remove at once all files in which no record is wanted any more. Whether there were any.
+        """Remove all files without uncommitted records at once. Returns whether there were any.
 
-        For a disk that is full. Until the next sync the meta file speaks of files that are gone; a restart
-        then looks at the data instead.
+        For a full disk. Until the next sync the meta file names files that are removed; a restart then uses
+        the data instead.
         """
-        self._insist_on_open()
-        self._leave_consumed_file()
+        self._check_open()
+        self._roll_if_consumed()
         before = self._segments.before(self._committed.file)
         self._forget_files(self._committed.file)
         return bool(before)
 
-    def _leave_consumed_file(self) -> None:
-        """Write to another file from now on if this one holds nothing that is wanted."""
+    def _roll_if_consumed(self) -> None:
+        """Begin a new file if this one holds no uncommitted records."""
         if self._segments.last.end and not self._segments.size_behind(self._committed):
             self._writer.roll()
-            self._leave_finished_files()
+            self._skip_full_files()
 
     def synced(self, job: QueueSync) -> None:
-        """``job`` was called and did not raise. One that was cancelled meanwhile changes nothing.
+        """Note that ``job`` has succeeded. A job that was cancelled meanwhile changes nothing.
 
         Raises OSError if records were lost all the same.
         """
@@ -268,8 +268,8 @@ class DiskQueue:
         self._forget_files(job.committed.file)
 
     def empty(self) -> None:
-        """Forget all records and remove their files. Positions given before are behind the committed one."""
-        self._insist_on_open()
+        """Discard all records and remove their files. Earlier positions then precede the commit point."""
+        self._check_open()
         self._log.info("DISKQUEUE(%s): emptying", self.name)
         self._cancel_job()
         if self._segments.last.end:
@@ -281,7 +281,7 @@ class DiskQueue:
         self._synced_meta = None
 
     def close(self) -> None:
-        """Sync and close the files; they stay. If the sync raises, the files are closed all the same."""
+        """Sync and close the files. If the sync raises, the files are closed all the same."""
         if not self._closed:
             try:
                 self.sync()
@@ -289,7 +289,7 @@ class DiskQueue:
                 self.release()
 
     def delete(self) -> None:
-        """Close, and leave nothing of the queue on disk but files kept as .bad."""
+        """Close, and remove all files of the queue except .bad ones."""
         if not self._closed:
             self._log.info("DISKQUEUE(%s): deleting", self.name)
             self._cancel_job()
@@ -298,13 +298,13 @@ class DiskQueue:
             self._unlink(self._layout.meta)
 
     def release(self) -> None:
-        """Close the files as they are."""
+        """Close the files without a sync."""
         self._closed = True
         self._reader.close()
         self._writer.close()
 
     def _records_behind(self, position: Position) -> int:
-        # The place decides: a count can be wrong where a meta file was.
+        # Decide by file and offset first: the count can be wrong if a meta file was.
         if not self._segments.size_behind(position):
             return 0
         return max(1, self._segments.count - position.ordinal)
@@ -327,11 +327,11 @@ class DiskQueue:
 
     @property
     def unsynced(self) -> bool:
-        """Whether records that are still wanted may not be on disk to stay."""
+        """Whether there may be uncommitted records that are not fsynced."""
         return bool(self._worth_syncing())
 
     def _worth_syncing(self) -> frozenset[int]:
-        # A file that is about to go needs no sync.
+        # Files before the commit point are removed soon and need no sync.
         return frozenset(number for number in self._writer.unsynced if number >= self._committed.file)
 
     def _cancel_job(self) -> None:
@@ -339,8 +339,8 @@ class DiskQueue:
             self._job.cancel()
             self._job = None
 
-    def _leave_finished_files(self) -> None:
-        """The committed place never stays at the end of a file that will not grow."""
+    def _skip_full_files(self) -> None:
+        """Move the commit point from the end of a full file to the start of the next one."""
         while True:
             file, end, ordinal = self._committed
             following = self._segments.after(file)
@@ -351,7 +351,7 @@ class DiskQueue:
             self.skip(self._committed)
 
     def _forget_files(self, number: int) -> None:
-        """Remove the files before this one."""
+        """Remove the files with a lower number."""
         for segment in self._segments.before(number):
             self._segments.remove(segment.number)
             self._writer.forget(segment.number)
@@ -369,27 +369,27 @@ class DiskQueue:
             self._log.error("DISKQUEUE(%s): cannot rename %s: %s", self.name, file, error)
 
     def _unlink(self, file: str) -> None:
-        """Remove a file. One that cannot be removed now is removed at the next start-up."""
+        """Remove a file. If that fails, the next start removes it."""
         try:
             (self._directory / file).unlink(missing_ok=True)
         except OSError as error:
             self._log.error("DISKQUEUE(%s): cannot remove %s: %s", self.name, file, error)
 
-    def _insist_on_open(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"disk queue {self.name} is closed")
 
-    def _insist_on_own(self, position: Position) -> None:
-        self._insist_on_open()
+    def _check_position(self, position: Position) -> None:
+        self._check_open()
         if position.place > self._segments.written.place:
             raise UsageError(
-                f"{position} lies behind the end of disk queue {self.name}, {self._segments.written}: "
+                f"{position} is after the end of disk queue {self.name}, {self._segments.written}: "
                 "it is from another queue"
             )
 
 
 class _Piece:
-    """The part of an append that goes to one file."""
+    """The part of an append that is written to one file."""
 
     __slots__ = ("number", "offset", "end", "first", "parts", "begun")
 
@@ -403,7 +403,7 @@ class _Piece:
 
 
 class Writer:
-    """Writes behind the last segment. ``unsynced`` are the files with records no fsync has covered."""
+    """Appends to the last segment. ``unsynced`` has the numbers of files with unsynced records."""
 
     def __init__(
         self,
@@ -422,15 +422,15 @@ class Writer:
         self._max_bytes = max_bytes
         self._log = log
         self._files = files
-        # A full file stays open until it is synced: the system reports a failed write-back to those who
-        # have the file open.
+        # A full file stays open until it is synced: the system reports a failed write-back only to
+        # descriptors that were open at that time.
         self._open: dict[int, int] = {}
         self.unsynced: set[int] = set()
-        #: Of the syncs that precede closing early.
+        #: A failure of the sync before an early close.
         self.sync_failure = SyncFailure()
 
     def append(self, records: Iterable[bytes]) -> list[Position]:
-        """The batch is in the files when this returns; when it raises, no part of it is."""
+        """Write the batch; if this raises, no part of it is in the files."""
         pieces, positions = self._plan(records)
         try:
             for piece in pieces:
@@ -438,16 +438,16 @@ class Writer:
         except OSError:
             self._undo(pieces)
             raise
-        self._adopt(pieces)
+        self._record(pieces)
         return positions
 
     def roll(self) -> None:
-        """Leave the last file as it is and write to the next one from now on."""
+        """Write to a new file from now on."""
         self._segments.add(Segment(self._segments.last.number + 1, 0, self._segments.count))
         self._close_what_is_synced()
 
     def synced(self, numbers: Iterable[int], written: Position) -> None:
-        """These files were synced when the end was at ``written``."""
+        """Note that these files were synced when the end was at ``written``."""
         last = self._segments.last
         for number in numbers:
             if number != last.number or written.place == (last.number, last.end):
@@ -457,7 +457,7 @@ class Writer:
         self._close_what_is_synced()
 
     def forget(self, number: int) -> None:
-        """This file is going to be removed."""
+        """Close the file, which is going to be removed."""
         self.unsynced.discard(number)
         if number in self._open:
             self._files.close(self._open.pop(number))
@@ -472,10 +472,10 @@ class Writer:
             if number != self._segments.last.number and number not in self.unsynced:
                 self._files.close(self._open.pop(number))
 
-    def _give_up(self, number: int) -> None:
-        """Too many files are open, and this one was not written to for the longest time.
+    def _close_early(self, number: int) -> None:
+        """Close the file, because too many are open and this one is the least recently used.
 
-        After the close a failed write would go unnoticed, hence the sync.
+        Sync it first: after the close a failed write would go unnoticed.
         """
         descriptor = self._open.pop(number)
         try:
@@ -485,12 +485,12 @@ class Writer:
             self._log.error(
                 "DISKQUEUE(%s): cannot sync %s: %s", self._layout.name, self._layout.data(number), error
             )
-            self.sync_failure.arose(error)
+            self.sync_failure.record(error)
         finally:
             self._files.close(descriptor)
 
     def _plan(self, records: Iterable[bytes]) -> tuple[list[_Piece], list[Position]]:
-        """Plan which bytes go where. A file is full when the next record would carry it beyond the limit."""
+        """Split the records into files. A file is full when the next record would exceed the limit."""
         smallest, largest = self._sizes
         limit = self._max_bytes
         number, end, count = self._segments.written
@@ -534,14 +534,14 @@ class Writer:
     def _descriptor(self, piece: _Piece) -> int:
         descriptor = self._open.get(piece.number)
         if descriptor is None:
-            # What lies under the name of a new file was left by an append that could not be undone.
+            # Truncate a new file: an append that could not be undone may have left one of that name.
             creation = 0 if piece.offset else os.O_CREAT | os.O_TRUNC
             path = self._directory / self._layout.data(piece.number)
-            give_up = functools.partial(self._give_up, piece.number)
-            descriptor = self._open[piece.number] = self._files.open(path, os.O_WRONLY | creation, give_up)
+            close = functools.partial(self._close_early, piece.number)
+            descriptor = self._open[piece.number] = self._files.open(path, os.O_WRONLY | creation, close)
         return descriptor
 
-    def _adopt(self, pieces: list[_Piece]) -> None:
+    def _record(self, pieces: list[_Piece]) -> None:
         for piece in pieces:
             if piece.number != self._segments.last.number:
                 self._segments.add(Segment(piece.number, 0, piece.first))
@@ -563,10 +563,10 @@ class Writer:
             except OSError as error:
                 file = self._layout.data(piece.number)
                 self._log.error(
-                    "DISKQUEUE(%s): cannot take a failed write to %s back: %s", self._layout.name, file, error
+                    "DISKQUEUE(%s): cannot undo a failed write to %s: %s", self._layout.name, file, error
                 )
                 if piece.number == last:
-                    # Its end stays where it was, so what is behind is not read; nothing may follow there.
+                    # The recorded end is unchanged, so the bytes after it are never read; append elsewhere.
                     self.roll()
 
     def _discard(self, piece: _Piece) -> None:

@@ -1,6 +1,6 @@
-"""Reading a queue: one file front to back, the cursor that goes from file to file, and a look without taking.
+"""Reads a queue: one file front to back, the cursor that goes from file to file, and peeking.
 
-Each byte is read once, in big chunks. Damaged and missing records are judged, logged and skipped.
+Each byte is read once, in big chunks. Damaged and missing records are logged and skipped.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ CHUNK = 256 * 1024
 
 
 class FileReader:
-    """The records from an offset on. ``offset`` is where the next one begins, ``flaw`` why there is none.
+    """Reads one file's records. The next one begins at ``offset``; ``flaw`` says why there is none.
 
-    The spans point into ``buffer``, which holds until the next call.
+    The spans are offsets in ``buffer``, which stays valid until the next call.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class FileReader:
         offset: int,
         sizes: Bounds,
         files: OpenFiles | None = None,
-        give_up: Callable[[], None] | None = None,
+        close_early: Callable[[], None] | None = None,
     ) -> None:
-        """``give_up`` is told when ``files`` needs it closed."""
+        """``close_early`` is called when too many ``files`` are open; it must close this one."""
         self._files = OpenFiles(1) if files is None else files
-        self._fd = self._files.open(path, os.O_RDONLY, give_up or self.close)
+        self._fd = self._files.open(path, os.O_RDONLY, close_early or self.close)
         self._sizes = sizes
         self._at = 0
         self.buffer = b""
@@ -59,9 +59,9 @@ class FileReader:
         self._files.close(self._fd)
 
     def spans(self, limit: int, end: int) -> list[tuple[int, int]]:
-        """Some of the records before ``end``, at most ``limit``; none at the end and before a flaw.
+        """Return the spans of records before ``end``, at most ``limit``; none at the end or at a flaw.
 
-        ``end`` may have moved on since the last call, as the file is written to.
+        ``end`` may grow between calls, while the file is written.
         """
         while self.flaw is None:
             found, bad = cut(self.buffer, self._at, limit, self._sizes)
@@ -71,13 +71,13 @@ class FileReader:
                 self._at = at
                 return found
             if bad:
-                self.flaw = self._judge(end)
+                self.flaw = self._describe_flaw(end)
             elif not self._fill(end):
                 break
         return []
 
     def _fill(self, end: int) -> bool:
-        """Read on, at least to the end of a record that has begun. False at the end."""
+        """Read a chunk that includes at least the rest of a partial record. Returns False at the end."""
         rest = self.buffer[self._at :]
         behind = self.offset + len(rest)
         if behind >= end:
@@ -99,7 +99,7 @@ class FileReader:
         try:
             return os.pread(self._fd, size, offset)
         except OSError as error:
-            # A sector that is gone stays gone. Anything else may pass and is the caller's to wait for.
+            # EIO is a defect of the disk and permanent. Any other error may pass, so the caller tries again.
             if error.errno != errno.EIO:
                 raise
             self.flaw = Flaw(f"cannot be read at byte {offset}: {error.strerror}", keep=True)
@@ -113,7 +113,7 @@ class FileReader:
     def _zeros(self, number: int) -> Flaw:
         return Flaw(f"holds nothing but {number} zeros from byte {self.offset} on", keep=False)
 
-    def _judge(self, end: int) -> Flaw:
+    def _describe_flaw(self, end: int) -> Flaw:
         size = size_at(self.buffer, self._at)
         if size == 0 and self._only_zeros(end):
             return self._zeros(end - self.offset)
@@ -135,7 +135,7 @@ class FileReader:
 
 
 class Survey(NamedTuple):
-    """The number of whole records in a file, where they end, and why there."""
+    """The number of complete records in a file, the offset where they end, and the flaw there, if any."""
 
     records: int
     end: int
@@ -154,12 +154,12 @@ def survey(path: Path, offset: int, end: int, sizes: Bounds) -> Survey:
         reader.close()
 
 
-#: Bytes of records after which one read ends: others wait meanwhile.
+#: Bytes of records after which one read ends, because the event loop waits for it.
 _ENOUGH = 1 << 20
 
 
 class Reader:
-    """Reads ahead of what is committed; ``cursor`` is the place behind the last record read."""
+    """Reads ahead of the commit point; ``cursor`` is the position after the last record read."""
 
     def __init__(
         self,
@@ -186,11 +186,11 @@ class Reader:
         while len(found) < limit and size < _ENOUGH:
             try:
                 batch = self._read_file(limit - len(found))
-                if not batch and not self._turn_to_next_file():
+                if not batch and not self._go_to_next_file():
                     break
             except OSError:
                 if found:
-                    break  # The cursor stands behind what was found: the next call meets the fault again.
+                    break  # return what was read; the next call meets the error again
                 raise
             found += batch
             size += sum(len(record) for _, record in batch)
@@ -206,7 +206,7 @@ class Reader:
             self._open = None
 
     def _read_file(self, limit: int) -> list[tuple[Position, bytes]]:
-        """Some records of the cursor's file; none at its end or at its flaw."""
+        """Read records of the cursor's file; none at its end or at its flaw."""
         file, end, ordinal = self.cursor
         segment = self._segments[file]
         reader = self._reader(segment) if end < segment.end else None
@@ -214,7 +214,7 @@ class Reader:
             return []
         spans = reader.spans(limit, segment.end)
         if reader.flaw is not None and not spans:
-            self._spoil(segment, reader.flaw)
+            self._mark_damaged(segment, reader.flaw)
         if not spans:
             return []
         buffer = reader.buffer
@@ -232,16 +232,16 @@ class Reader:
             try:
                 self._open = FileReader(path, self.cursor.end, self._sizes, self._files, self.close)
             except FileNotFoundError:
-                self._spoil(segment, Flaw("is gone", keep=False))
+                self._mark_damaged(segment, Flaw("is gone", keep=False))
         return self._open
 
-    def _spoil(self, segment: Segment, flaw: Flaw) -> None:
+    def _mark_damaged(self, segment: Segment, flaw: Flaw) -> None:
         file = self._layout.data(segment.number)
         lost = segment.end - self.cursor.end
         self._log.error("DISKQUEUE(%s): %s %s; skipping %d bytes", self._layout.name, file, flaw.text, lost)
-        segment.spoil(self.cursor.end, flaw)
+        segment.mark_damaged(self.cursor.end, flaw)
 
-    def _turn_to_next_file(self) -> bool:
+    def _go_to_next_file(self) -> bool:
         here = self._segments[self.cursor.file]
         following = self._segments.after(here.number)
         if following is None:
@@ -256,7 +256,7 @@ class Reader:
         return True
 
     def _count_before(self, segment: Segment) -> int:
-        """Count the records before the segment, back from the next known count: a flaw may hide some."""
+        """Return the ordinal before the segment, counting back from the next known one."""
         counted = 0
         for later in self._segments.since(segment.number):
             if later.first is not None:
@@ -265,11 +265,11 @@ class Reader:
             try:
                 counted += survey(path, 0, later.end, self._sizes).records
             except FileNotFoundError:
-                continue  # Found out, and said, when reading gets there.
+                continue  # logged when the cursor gets there
         return self._segments.count - counted
 
     def _correct_the_count(self) -> None:
-        """At the very end the cursor knows best; the depth a meta file told may have been wrong."""
+        """At the end of the queue, correct the count: the meta file's depth may have been wrong."""
         self._report_wrong_depth(self._segments.count - self.cursor.ordinal)
         self._segments.count = self.cursor.ordinal
 
@@ -278,11 +278,11 @@ class Reader:
             self._log.warning("DISKQUEUE(%s): the depth was wrong by %d, corrected", self._layout.name, wrong)
 
 
-#: Records that are passed over in search of those asked for.
+#: The most records that a peek skips.
 _MOST_PASSED_OVER = 10_000
 
 
-class Stretch(NamedTuple):
+class FileRange(NamedTuple):
     """The records of one file between two offsets."""
 
     path: Path
@@ -290,26 +290,26 @@ class Stretch(NamedTuple):
     end: int
 
 
-class Glance(NamedTuple):
-    """A record whose body may be cut short; ``size`` is that of the whole body."""
+class PeekedRecord(NamedTuple):
+    """A record whose body may be truncated; ``size`` is that of the whole body."""
 
     record: Record
     size: int
 
 
-def look(
-    stretches: Iterable[Stretch], sizes: Bounds, n: int, max_bytes: int, but: Container[bytes]
-) -> list[Glance]:
-    """The first ``n`` records whose id is not in ``but``, with at most ``max_bytes`` of their bodies.
+def peek_records(
+    ranges: Iterable[FileRange], sizes: Bounds, n: int, max_bytes: int, but: Container[bytes]
+) -> list[PeekedRecord]:
+    """Return the first ``n`` records whose id is not in ``but``, with at most ``max_bytes`` of bodies.
 
-    What has become unreadable meanwhile is left out, file by file.
+    Files that cannot be read any more are skipped.
     """
-    found: list[Glance] = []
+    found: list[PeekedRecord] = []
     passed_over = 0
-    for stretch in stretches:
+    for file_range in ranges:
         try:
-            with open(stretch.path, "rb", buffering=0) as file:
-                for offset, size in _records(file.fileno(), stretch, sizes):
+            with open(file_range.path, "rb", buffering=0) as file:
+                for offset, size in _records(file.fileno(), file_range, sizes):
                     if len(found) >= n or passed_over >= _MOST_PASSED_OVER:
                         return found
                     record = decode_record(os.pread(file.fileno(), HEAD_SIZE, offset))
@@ -318,18 +318,18 @@ def look(
                         continue
                     body = os.pread(file.fileno(), min(size - HEAD_SIZE, max_bytes), offset + HEAD_SIZE)
                     max_bytes -= len(body)
-                    found.append(Glance(record._replace(body=body), size - HEAD_SIZE))
+                    found.append(PeekedRecord(record._replace(body=body), size - HEAD_SIZE))
         except (OSError, InvalidMessage):
-            continue  # removed meanwhile, or damaged: reading finds that out and says so
+            continue  # removed meanwhile, or damaged, which ``Reader`` will log
     return found
 
 
-def _records(descriptor: int, stretch: Stretch, sizes: Bounds) -> Iterator[tuple[int, int]]:
-    """Find where each record begins, and its size."""
-    at = stretch.begin
-    while at + SIZE_BYTES <= stretch.end:
+def _records(descriptor: int, file_range: FileRange, sizes: Bounds) -> Iterator[tuple[int, int]]:
+    """Yield the offset and size of each record."""
+    at = file_range.begin
+    while at + SIZE_BYTES <= file_range.end:
         size = size_at(os.pread(descriptor, SIZE_BYTES, at), 0)
-        if not sizes.smallest <= size <= sizes.largest or at + SIZE_BYTES + size > stretch.end:
+        if not sizes.smallest <= size <= sizes.largest or at + SIZE_BYTES + size > file_range.end:
             return
         yield at + SIZE_BYTES, size
         at += SIZE_BYTES + size

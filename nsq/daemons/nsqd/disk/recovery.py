@@ -1,8 +1,8 @@
-"""Starting up on whatever files there are: never refuses, never gives up a record that can be read.
+"""Opens a queue with whatever files exist: never refuses, and keeps every readable record.
 
-The meta file is believed as far as the data bears it out. Data behind the place it gives for writing was
-written after it (the process was killed): those records are counted and kept. Where meta and data contradict
-each other, the records themselves are counted.
+The meta file is used if the data agrees with it. Records after the end that it gives were written later (the
+process was killed): they are counted and kept. If meta file and data contradict each other, all records are
+counted instead.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from nsq.daemons.nsqd.disk.syncing import read_regular
 class Recovered(NamedTuple):
     segments: Segments
     committed: Position
-    meta: str | None  # the text of the meta file, as far as there is one
+    meta: str | None  # the text of the meta file, if there is one
 
 
 class Recovery:
-    """One queue's start-up; ``run`` once."""
+    """Recovers one queue at start-up; call ``run`` once."""
 
     def __init__(
         self, directory: Path, files: Iterable[str], layout: Layout, sizes: Bounds, log: Log
@@ -47,7 +47,7 @@ class Recovery:
         self._lengths: dict[int, int] = {}
 
     def run(self) -> Recovered:
-        self._take_stock()
+        self._list_data_files()
         text = self._meta_text()
         meta = parse_meta(text) if text is not None else None
         if meta is None:
@@ -55,7 +55,7 @@ class Recovery:
             meta, believed = self._without_meta(), False
         else:
             self._remove_what_was_read(meta)
-            believed = self._is_borne_out(meta)
+            believed = self._agrees_with_data(meta)
         segments = [Segment(number, length) for number, length in sorted(self._lengths.items())]
         depth = self._count(segments, meta, believed)
         return self._recovered(segments, meta, depth, text)
@@ -76,7 +76,7 @@ class Recovery:
             return Position(first.number, 0, 0)
         return Position(first.number, min(meta.read_end, first.end), 0)
 
-    def _take_stock(self) -> None:
+    def _list_data_files(self) -> None:
         for path in [self._directory / name for name in self._files]:
             number = self._layout.number(path.name)
             if number is not None and path.is_file():
@@ -91,17 +91,15 @@ class Recovery:
             return None
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise  # that says nothing about the file, and passes
+                raise  # temporary, and not a problem of this file
             self._warn("%s cannot be read: %s", self._layout.meta, error)
             return ""
 
     def _explain_missing_meta(self, text: str | None) -> None:
         if text is not None:
-            self._warn(
-                "%s says %r, which cannot be; looking at the data instead", self._layout.meta, text[:100]
-            )
+            self._warn("%s is invalid: %r; using the data instead", self._layout.meta, text[:100])
         elif self._lengths:
-            self._warn("%s is missing; looking at the data instead", self._layout.meta)
+            self._warn("%s is missing; using the data instead", self._layout.meta)
 
     def _without_meta(self) -> Meta:
         first, last = min(self._lengths, default=0), max(self._lengths, default=0)
@@ -112,8 +110,8 @@ class Recovery:
             del self._lengths[number]
             self._remove(self._directory / self._layout.data(number), "read to its end before")
 
-    def _is_borne_out(self, meta: Meta) -> bool:
-        """Whether all that the meta file speaks of is there; what else is there does not matter."""
+    def _agrees_with_data(self, meta: Meta) -> bool:
+        """Whether all data that the meta file describes exists; further data does not matter."""
         lengths = self._lengths
         complete = [lengths[number] for number in lengths if number < meta.write_file]
         if len(complete) != meta.write_file - meta.read_file:
@@ -121,17 +119,17 @@ class Recovery:
             self._warn("%d files from %d to %d are missing", missing, meta.read_file, meta.write_file - 1)
             return False
         if lengths.get(meta.write_file, 0) < meta.write_end or lengths.get(meta.read_file, 0) < meta.read_end:
-            self._warn("%s points behind the end of the data", self._layout.meta)
+            self._warn("%s points past the end of the data", self._layout.meta)
             return False
         size = sum(complete) + meta.write_end - meta.read_end
         smallest, largest = self._sizes
         if not meta.depth * (SIZE_BYTES + smallest) <= size <= meta.depth * (SIZE_BYTES + largest):
-            self._warn("a depth of %d and %d bytes do not go together", meta.depth, size)
+            self._warn("a depth of %d does not match %d bytes", meta.depth, size)
             return False
         return True
 
     def _count(self, segments: list[Segment], meta: Meta, believed: bool) -> int:
-        """The depth. Counts what the meta file does not cover, or everything if it is not believed."""
+        """Return the depth: count the records that the meta file does not cover, or all if it is wrong."""
         if believed:
             depth, start = meta.depth, (meta.write_file, meta.write_end)
         else:
@@ -152,11 +150,11 @@ class Recovery:
         try:
             found = survey(self._directory / file, offset, segment.end, self._sizes)
         except OSError as error:
-            self._warn("%s cannot be looked at: %s", file, error)
+            self._warn("%s cannot be read: %s", file, error)
             return 0
         self._report(segment, offset, found)
         if found.flaw is not None:
-            segment.spoil(found.end, found.flaw)
+            segment.mark_damaged(found.end, found.flaw)
         return found.records
 
     def _report(self, segment: Segment, offset: int, found: Survey) -> None:
@@ -166,10 +164,9 @@ class Recovery:
             self._warn("%s %s; skipping %d bytes", file, found.flaw.text, segment.end - found.end)
 
     def _number_to_write(self, segments: list[Segment], meta: Meta) -> int:
-        """The file to go on with; a new one unless the data ends well exactly where the meta file says.
+        """Return the file to append to; a new one unless the data ends exactly where the meta file says.
 
-        New records must not stand behind records that have not been read yet: damage found while reading
-        those would swallow them.
+        New records must not follow unread records in the same file: damage found there later would hide them.
         """
         last = segments[-1] if segments else Segment(meta.write_file, 0)
         if (
@@ -196,5 +193,5 @@ class Recovery:
 
 
 def recover(directory: Path, files: Iterable[str], layout: Layout, sizes: Bounds, log: Log) -> Recovered:
-    """``files`` are the names of all that may belong to the queue; others do no harm."""
+    """Open a queue's files. ``files`` are the names that may belong to it; others are ignored."""
     return Recovery(directory, files, layout, sizes, log).run()

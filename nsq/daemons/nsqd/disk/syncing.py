@@ -1,7 +1,7 @@
-"""Making things last: fsync, and files replaced by renaming.
+"""Syncs files, and replaces files by renaming.
 
-A ``SyncJob`` says what one queue needs; ``run_together`` makes many of them last at the price of a few, in
-any thread: files are synced at the same time, which the file system does in one go, and the directory once.
+A ``SyncJob`` describes what one queue needs; ``run_together`` runs many jobs at the cost of a few, in any
+thread: it syncs the files concurrently, which the file system combines, and the directory once.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pathlib import Path
 
 from nsq.daemons.nsqd.disk.layout import TEMPORARY
 
-#: Files that are synced at the same time. Beyond it a file system gains nothing more.
+#: Files that are synced concurrently. A higher number gains nothing.
 _AT_ONCE = 16
 
 _numbers = itertools.count()
 
 
 class Replacement:
-    """The content that a file is to have, and the temporary file that takes its name.
+    """Replaces a file's content: writes a temporary file and renames it.
 
-    ``cancel`` may be called in another thread at any moment: afterwards the file is left alone. Both sides
-    change something first and look at the other's change then, so no lock is needed.
+    Any thread may call ``cancel`` at any time; afterwards the file is not replaced. Each side first makes its
+    own change and then checks for the other's, so no lock is needed.
     """
 
     def __init__(self, target: Path, content: bytes) -> None:
@@ -55,10 +55,10 @@ class Replacement:
 
 
 class SyncJob:
-    """``files`` and the replaced file are on disk once this has been called without an error.
+    """Syncs ``files`` and the replaced file when called; call it once at most.
 
-    ``new_names`` is whether the directory has to be synced even if nothing is replaced. ``check`` raises what
-    went wrong with these files earlier. It can be called once, or dropped uncalled.
+    With ``new_names`` the directory is synced even if no file is replaced. ``check`` raises an earlier error
+    of these files.
     """
 
     def __init__(
@@ -77,19 +77,19 @@ class SyncJob:
         self.check = check
 
     def __call__(self) -> None:
-        """Raises OSError when the disk fails; not when the files were deleted in the meantime."""
+        """Sync. Raises OSError if the disk fails, but not if the files were deleted meanwhile."""
         run_together([self])
 
     def cancel(self) -> None:
-        """Keep the job from replacing its file."""
+        """Stop the job from replacing its file."""
         if self.replacement is not None:
             self.replacement.cancel()
 
 
 def run_together(jobs: Sequence[SyncJob]) -> None:
-    """All of ``jobs`` are on disk when this returns. Raises OSError if it may be otherwise for some of them.
+    """Run all jobs. If this raises OSError, the files of some jobs may not be synced.
 
-    No file gets its new content before the files of all jobs are on disk.
+    No file is replaced before the files of all jobs are synced.
     """
     replacements = [job.replacement for job in jobs if job.replacement is not None]
     try:
@@ -110,13 +110,13 @@ def run_together(jobs: Sequence[SyncJob]) -> None:
 
 
 def replace_content(target: Path, content: bytes) -> None:
-    """After this the file has either its old content or the new one, also across a power cut."""
+    """Replace a file's content. After a power cut it has either the old content or the new one."""
     run_together([SyncJob(target.parent, (), replacement=Replacement(target, content))])
 
 
 def sync_files(paths: Sequence[Path]) -> None:
-    """Sync the files that are there. Raises what went wrong first."""
-    at_once = min(_AT_ONCE, share_of_limit() // 16, len(paths))  # each is opened for that
+    """Sync those files that exist. Raises the first error."""
+    at_once = min(_AT_ONCE, share_of_limit() // 16, len(paths))  # each sync opens its file
     if len(paths) <= 2 or at_once <= 1:
         for path in paths:
             _sync_if_there(path)
@@ -128,7 +128,7 @@ def sync_files(paths: Sequence[Path]) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """A file, or a directory: the names in it."""
+    """Sync a file, or the names in a directory."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -141,21 +141,21 @@ def _sync_if_there(path: Path) -> None:
         sync_file(path)
 
 
-#: However low the limit of the process: an append needs one, a read another.
+#: The minimum, however low the limit of the process is: an append needs one file, a read another.
 _LEAST = 8
 
-#: More than this gains nothing.
+#: The maximum: more open files gain nothing.
 _MOST = 100_000
 
 
 def share_of_limit() -> int:
-    """Half of what the process may open: the rest is for clients."""
+    """Return half of the number of files that the process may open; the rest is for clients."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST if soft == resource.RLIM_INFINITY else max(_LEAST, min(_MOST, soft // 2))
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """Open a file, for its owner only if it is new. Raises OSError for a FIFO or a device."""
+    """Open a file; a new one gets mode 0600. Raises OSError for a FIFO or a device."""
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -169,25 +169,25 @@ def read_regular(path: Path) -> bytes:
 
 
 class OpenFiles:
-    """Opens files, and has the one that was used the longest time ago closed when that makes too many.
+    """Limits the number of open files: above the limit, the owner of the least recently used file closes it.
 
-    Owners open a file again when they need it again. Files with unsynced data are closed last: their owner
+    The owner opens the file again when it is needed. Files with unsynced data are closed last: their owner
     must sync them first, since a write that fails after the close goes unnoticed.
     """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        # What closes each, by descriptor, the least recently used first.
+        # The functions that close each file, by descriptor, least recently used first.
         self._idle: dict[int, Callable[[], None]] = {}
         self._dirty: dict[int, Callable[[], None]] = {}
 
     def __len__(self) -> int:
         return len(self._idle) + len(self._dirty)
 
-    def open(self, path: Path, flags: int, give_up: Callable[[], None]) -> int:
-        """``give_up`` is told when the file must go: it has to ``close`` it and may raise nothing."""
+    def open(self, path: Path, flags: int, close_early: Callable[[], None]) -> int:
+        """Open a file. ``close_early`` is called when it must be closed; it calls ``close``, never raises."""
         while len(self) >= self._limit:
-            self._give_one_up()
+            self._close_one()
         while True:
             try:
                 descriptor = open_regular(path, flags)
@@ -195,8 +195,8 @@ class OpenFiles:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE) or not len(self):
                     raise
-                self._give_one_up()  # clients have more than their half
-        self._idle[descriptor] = give_up
+                self._close_one()  # clients use more than their half of the limit
+        self._idle[descriptor] = close_early
         return descriptor
 
     def used(self, descriptor: int) -> None:
@@ -205,13 +205,13 @@ class OpenFiles:
                 files[descriptor] = files.pop(descriptor)
 
     def wrote(self, descriptor: int) -> None:
-        """Used, and holds data now that is not synced."""
-        give_up = self._idle.pop(descriptor, None) or self._dirty.pop(descriptor)
-        self._dirty[descriptor] = give_up
+        """Note that the file was used and has unsynced data now."""
+        close_early = self._idle.pop(descriptor, None) or self._dirty.pop(descriptor)
+        self._dirty[descriptor] = close_early
 
     def synced(self, descriptor: int) -> None:
-        if (give_up := self._dirty.pop(descriptor, None)) is not None:
-            self._idle[descriptor] = give_up
+        if (close_early := self._dirty.pop(descriptor, None)) is not None:
+            self._idle[descriptor] = close_early
 
     def is_dirty(self, descriptor: int) -> bool:
         return descriptor in self._dirty
@@ -221,7 +221,7 @@ class OpenFiles:
             del self._dirty[descriptor]
         os.close(descriptor)
 
-    def _give_one_up(self) -> None:
+    def _close_one(self) -> None:
         files = self._idle or self._dirty
         next(iter(files.values()))()
 
@@ -230,32 +230,32 @@ Check = Callable[[], None]
 
 
 class SyncFailure:
-    """Remembers that a sync outside a round has failed: no publisher may be told that its message is on disk.
+    """Keeps the error of a failed sync outside a round, so that no publish before it is confirmed.
 
-    A file is synced before it is closed early. When that fails, the system has reported it and will not do so
-    again: the next sync of the file works, whatever was lost. So the error is kept until a round that began
-    afterwards has failed with it, and answered all who had written before.
+    A file is synced before it is closed early. If that fails, the system reports the error only once: the
+    next sync of the file succeeds, even if data was lost. So the error is kept until a round that began
+    afterwards has failed with it, and all publishers before it have got an error.
     """
 
     def __init__(self) -> None:
-        self._fault: OSError | None = None
-        self._told = False
+        self._error: OSError | None = None
+        self._raised = False
 
-    def arose(self, fault: OSError) -> None:
-        self._fault, self._told = fault, False
+    def record(self, error: OSError) -> None:
+        self._error, self._raised = error, False
 
     def check(self) -> Check:
-        """Returns a check for a job that is made now; any thread may call it. It raises the error."""
-        if self._told:
-            self._fault, self._told = None, False
-        known = self._fault
+        """Return a check for a job that is made now; it raises the error. Any thread may call it."""
+        if self._raised:
+            self._error, self._raised = None, False
+        known = self._error
 
-        def insist() -> None:
-            fault = self._fault
-            if fault is None:
+        def raise_error() -> None:
+            error = self._error
+            if error is None:
                 return
-            if fault is known:
-                self._told = True
-            raise OSError(fault.errno, fault.strerror) from fault
+            if error is known:
+                self._raised = True
+            raise OSError(error.errno, error.strerror) from error
 
-        return insist
+        return raise_error

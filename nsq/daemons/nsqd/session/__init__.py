@@ -1,1 +1,1 @@
-"""One client's V2 conversation: bytes in, bytes out; knows no socket and no event loop."""
+"""One client's V2 connection: bytes in, bytes out; knows no socket and no event loop."""

@@ -1,7 +1,7 @@
-"""Permissions that an auth server grants a client, and for how long. Pure.
+"""The permissions that an auth server grants a client, and for how long. Pure.
 
-There can be thousands of rules. Reading them and deciding by them are generators, which yield wherever others
-may have their turn.
+A grant can have thousands of rules. Parsing and applying them are generators, which yield after each step so
+that the event loop can serve others.
 """
 
 from __future__ import annotations
@@ -18,29 +18,27 @@ from nsq.errors import NsqError
 from nsq.wire.names import quoted
 
 _MAX_TTL = 2**31
-#: Decisions that are remembered of one answer.
+#: Cached decisions of one grant.
 _MAX_DECISIONS = 1000
-#: Steps of all patterns in one answer, and of those kept for the answers to come, which hold mostly the same.
-#: A step takes some 100 bytes, and a pattern of 70 characters can have 10,000 of them.
+#: The most steps of all patterns in one grant, and in the cache of patterns. A step takes some 100 bytes, and
+#: a pattern of 70 characters can have 10,000 steps.
 MAX_STEPS = 500_000
 
 
 class AuthError(NsqError):
-    """An auth server could not be asked, or its answer is unusable. The text never holds the secret."""
+    """Asking an auth server failed, or its reply is invalid. The text never holds the secret."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Permissions on the topics and channels that match. As in Go, a pattern may match anywhere in
-    the name.
-    """
+    """Permissions on matching topics and channels. As in Go, a pattern may match anywhere in the name."""
 
     topic: Pattern
     channels: tuple[Pattern, ...]
     permissions: frozenset[str]
 
     def allows(self, topic: str, channel: str) -> bool:
-        """Whether SUB of that channel is allowed, or PUB, which is asked for with an empty channel."""
+        """Whether the rule allows SUB to the channel, or PUB if ``channel`` is empty."""
         needed = "subscribe" if channel else "publish"
         return (
             needed in self.permissions
@@ -51,20 +49,20 @@ class Rule:
 
 @dataclass(frozen=True)
 class Grant:
-    """An auth server's answer; ``expires`` is on the monotonic clock."""
+    """An auth server's reply; ``expires`` is on the monotonic clock."""
 
     rules: tuple[Rule, ...]
     expires: float
     identity: str = ""
     identity_url: str = ""
     ttl: float = field(default=0.0, compare=False)
-    #: Steps of its patterns: what it takes of the memory.
+    #: Steps of its patterns, a measure of its memory.
     steps: int = field(default=0, compare=False)
-    #: What was decided by it, for every topic and channel; shared by those who were given the same answer.
+    #: Cached decisions by topic and channel; clients with the same reply share them.
     decisions: dict[tuple[str, str], bool] = field(default_factory=dict, compare=False, repr=False)
 
     def decide(self, topic: str, channel: str) -> Generator[None, None, bool]:
-        """Find out whether it is allowed, and remember that in ``decisions``."""
+        """Find out whether the rules allow it, and cache the result in ``decisions``."""
         allowed = False
         for rule in self.rules:
             if rule.allows(topic, channel):
@@ -77,13 +75,13 @@ class Grant:
         return allowed
 
     def renewed(self, now: float) -> Grant:
-        """The same answer, given again now."""
+        """Return the same grant with a new time of expiry."""
         return replace(self, expires=now + self.ttl)
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """The facts about a client that an auth server is given."""
+    """The facts about a client that an auth server gets."""
 
     secret: str
     remote_ip: str
@@ -95,19 +93,19 @@ class Credentials:
 
 
 class Authority(Protocol):
-    """Answers later, never from within a call."""
+    """Decides what clients may do. It calls ``answer`` later, never before the method returns."""
 
     def ask(self, credentials: Credentials, answer: Callable[[Grant | AuthError], None]) -> None:
-        """Ask an auth server, and give its grant or the reason there is none."""
+        """Ask an auth server; call ``answer`` with its grant, or with the error."""
 
     def decide(
         self, grant: Grant, topic: str, channel: str, answer: Callable[[Grant | AuthError], None]
     ) -> None:
-        """Give the same grant back when its decision is known."""
+        """Call ``answer`` with the same grant when ``decisions`` has the result."""
 
 
 class Permit:
-    """The permissions of one client where auth servers decide: its grant, renewed when it expires."""
+    """The permissions of one client with auth servers: its grant, renewed when it expires."""
 
     def __init__(
         self,
@@ -117,7 +115,7 @@ class Permit:
         decide: Callable[[Grant, str, str, Callable[[Grant], None]], None],
     ) -> None:
         """``ask`` and ``decide`` call back with a grant; the client waits meanwhile. ``required`` is false
-        for an nsqd without auth servers: everything is allowed then.
+        for an nsqd without auth servers, which allows everything.
         """
         self.grant: Grant | None = None
         self._required = required
@@ -144,7 +142,7 @@ class Permit:
     def when_allowed(
         self, verb: str, topic: bytes, channel: bytes, act: Callable[..., None], *args: object
     ) -> None:
-        """Act if the client may: now if that is known, else once it is."""
+        """Call ``act`` if the client may, now or when the decision is known. Otherwise raise Refused."""
         if not self._required:
             act(*args)
             return
@@ -170,7 +168,7 @@ class Permit:
 
 
 def parse_grant(body: bytes, now: float) -> Generator[None, None, Grant]:
-    """Read the grant in an auth server's JSON answer; ``AuthError`` says which part of it is wrong."""
+    """Parse an auth server's JSON reply; ``AuthError`` names the invalid part."""
     try:
         answer = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -216,14 +214,14 @@ def _pattern(source: Any, what: str) -> Pattern:
 
 
 class KnownPatterns:
-    """Patterns that were read before. When they have too many steps together, all are forgotten."""
+    """A cache of compiled patterns. When they have too many steps together, it is cleared."""
 
     def __init__(self) -> None:
         self._patterns: dict[str, Pattern] = {}
         self.steps = 0
 
     def get(self, source: str) -> Pattern:
-        """Raises BadPattern."""
+        """Return the compiled pattern. Raises BadPattern."""
         pattern = self._patterns.get(source)
         if pattern is None:
             pattern = Pattern(source)

@@ -1,7 +1,4 @@
-"""The terms of a connection: what IDENTIFY asks for, what nsqd grants, and whether heartbeats are kept up.
-
-Pure.
-"""
+"""Negotiates the terms of a connection from IDENTIFY, and watches its heartbeats. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ _DEFAULT_DEFLATE_LEVEL = 6
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement:
-    """The terms of one connection. Seconds; a heartbeat of 0 is none."""
+    """The negotiated terms of one connection. Times are seconds; a heartbeat of 0 means none."""
 
     msg_timeout: float
     heartbeat: float = DEFAULT_HEARTBEAT
@@ -37,12 +34,12 @@ class Agreement:
 
     @staticmethod
     def initial(options: NsqdOptions) -> Agreement:
-        """The terms of a client that has not said anything yet."""
+        """Return the terms before IDENTIFY."""
         return Agreement(msg_timeout=options.msg_timeout, output_buffer_timeout=options.output_buffer_timeout)
 
 
 def negotiate(request: IdentifyRequest, options: NsqdOptions) -> Agreement:
-    """Return what is granted. Raises ``Refused`` for the first fault, in the order of Go's nsqd."""
+    """Return the granted terms. Raises ``Refused`` for the first invalid field, in the order of Go's nsqd."""
     heartbeat = _heartbeat(request.heartbeat_interval, options)
     size, timeout = _output_buffer(request, options)
     if not 0 <= request.sample_rate <= 99:
@@ -106,7 +103,7 @@ def _heartbeat(asked: int, options: NsqdOptions) -> float:
 
 
 def _output_buffer(request: IdentifyRequest, options: NsqdOptions) -> tuple[int, float]:
-    """Size and timeout; a size of -1 turns buffering off, and the timeout with it."""
+    """Return size and timeout; a requested size of -1 turns off buffering and the timeout."""
     size, timeout = DEFAULT_OUTPUT_BUFFER, options.output_buffer_timeout
     asked = request.output_buffer_timeout
     if asked == -1:
@@ -135,7 +132,7 @@ def _msg_timeout(asked: int, options: NsqdOptions) -> float:
 
 
 def _locality(request: IdentifyRequest, options: NsqdOptions) -> int:
-    """Compare the client's zone and region with ours. Two empty names do not make a zone."""
+    """Compare the client's zone and region with ours. Empty names never match."""
     if TOPOLOGY_AWARE not in options.experiments:
         return ANYWHERE
     if options.topology_zone and request.topology_zone == options.topology_zone:
@@ -153,12 +150,12 @@ def _invalid(what: str, value: int) -> Refused:
     return Refused("E_BAD_BODY", f"IDENTIFY {what} ({value}) is invalid")
 
 
-#: A client that sent no command for this many heartbeat intervals is gone.
+#: A client that sent no command for this many heartbeat intervals is disconnected.
 _SILENT_INTERVALS = 2
 
 
 class Liveness:
-    """Two alarms. ``heard_at`` is set for every chunk; the alarm looks at it when it rings."""
+    """Sends heartbeats and detects silence. The session sets ``heard_at``; a timer compares it later."""
 
     def __init__(self, clock: Clock, *, beat: Callable[[], None], silent: Callable[[], None]) -> None:
         self._clock = clock
@@ -171,7 +168,7 @@ class Liveness:
         self._silence_alarm = Alarm(clock, self._on_silence)
 
     def start(self, interval: float) -> None:
-        """Begin, or begin anew, with this many seconds between heartbeats; 0 stops both watches."""
+        """Start, or restart, with ``interval`` seconds between heartbeats; 0 stops both timers."""
         self.stop()
         self._interval = interval
         if interval <= 0:
@@ -181,8 +178,8 @@ class Liveness:
         self._beat_alarm.set(self._next_beat)
         self._silence_alarm.set(self.heard_at + _SILENT_INTERVALS * interval)
 
-    def excuse(self) -> None:
-        """Wait anew: the client was silent because it was not read."""
+    def restart_silence(self) -> None:
+        """Restart the silence timer: the session did not read from the client."""
         self.heard_at = self._clock.now()
         self._silence_alarm.set(self.heard_at + _SILENT_INTERVALS * self._interval)
 
@@ -191,7 +188,7 @@ class Liveness:
         self._silence_alarm.cancel()
 
     def _on_beat(self) -> None:
-        # From the last one that was due: lateness must not add up.
+        # Count from the last due time, so that delays do not add up.
         self._next_beat = max(self._next_beat + self._interval, self._clock.now())
         self._beat_alarm.set(self._next_beat)
         self._beat()
@@ -202,7 +199,7 @@ class Liveness:
             self._silence_alarm.set(deadline)
             return
         if self._next_beat <= now:
-            # Due a moment earlier; two alarms of one millisecond may ring in either order.
+            # The heartbeat is due first; two timers within one millisecond may fire in either order.
             self._beat_alarm.cancel()
             self._on_beat()
         self._silent()

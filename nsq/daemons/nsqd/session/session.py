@@ -1,7 +1,7 @@
-"""The V2 protocol as nsqd speaks it: one ``Session`` per client.
+"""The V2 protocol on nsqd's side: one ``Session`` per client.
 
-The shell gives it the bytes that arrive and carries away what it writes to its ``Link``; everything a client
-can send is testable without a socket.
+``Connection`` passes it the bytes that arrive, and sends the bytes that it writes to its ``Link``. So tests
+need no socket.
 """
 
 from __future__ import annotations
@@ -34,24 +34,23 @@ from nsq.wire.layers import Deflate, Snappy, Tls
 _OK_FRAME = encode_response(OK)
 _HEARTBEAT_FRAME = encode_response(HEARTBEAT)
 
-#: How much of what compressed bytes expand to is executed in one go.
+#: The most decompressed bytes whose commands are executed at once.
 _MAX_PORTION = 64 * 1024
 
-#: What the parser has made of a command's body: None, bytes, or a list of bytes: an MPUB's, or a run of FINs;
-#: each verb knows its own.
+#: A command's parsed body: None, bytes, or a list of bytes (an MPUB's messages, the ids of a run of FINs).
 _Body = Any
 
 
-class Lasting(Protocol):
-    """Knows when what is written is on disk to stay."""
+class SyncNotifier(Protocol):
+    """Calls back when written messages are fsynced."""
 
     def on_synced(self, call: Callable[[int], None], /) -> int:
-        """Call with the ticket returned, or a later one, once all written by now is: never at once. With a
-        negative one when it may never be."""
+        """Return a ticket. When everything written so far is fsynced, call ``call`` with it or a later one;
+        with a negative number if the sync failed. Never calls at once."""
 
 
 class Environment:
-    """Everything that the sessions of one nsqd share."""
+    """The objects and counters that all sessions of one nsqd share."""
 
     def __init__(
         self,
@@ -62,10 +61,10 @@ class Environment:
         *,
         tls: ssl.SSLContext | None = None,
         authority: Authority | None = None,
-        lasting: Lasting | None = None,
+        sync_notifier: SyncNotifier | None = None,
         bodies: PendingBodies | None = None,
     ) -> None:
-        self.lasting = lasting
+        self.sync_notifier = sync_notifier
         self.bodies = bodies or PendingBodies(
             max(options.max_total_body_size, options.max_body_size), clock.now
         )
@@ -86,7 +85,7 @@ class Environment:
 
 
 class Session:
-    """Executes commands and answers them. Ends itself through its link; is told of the end by ``lost``."""
+    """Executes a client's commands and replies. It closes its link; ``lost`` reports the connection's end."""
 
     def __init__(self, environment: Environment, link: Link, remote_address: str) -> None:
         self._environment = environment
@@ -97,7 +96,7 @@ class Session:
         self.remote_address = remote_address
         self.connected_at = environment.clock.time_ns() // 1_000_000_000
         self._remote_ip = remote_address.rpartition(":")[0].strip("[]")
-        # What stands for a client that does not introduce itself.
+        # The defaults for a client that sends no IDENTIFY.
         self.request = IdentifyRequest(client_id=self._remote_ip, hostname=self._remote_ip)
         self.agreement = Agreement.initial(environment.options)
         self.tls: Tls | None = None
@@ -109,14 +108,14 @@ class Session:
         self._suspended = False
         self._waiting: list[Command] = []
         self._bodies = environment.bodies
-        self._held = 0  # of an unfinished command, as it was counted with those of others
+        self._body_size = 0  # bytes of an unfinished command, as last reported to ``_bodies``
         self._waits_for_room = False
-        self._pressure = Alarm(environment.clock, self._look_for_room)
+        self._room_alarm = Alarm(environment.clock, self._look_for_room)
         self._check_tls_first = environment.options.requires_tls
-        self._durable = environment.lasting is not None
+        self._durable = environment.sync_notifier is not None
         self._ended = False
-        self._made_channel = False  # by a SUB whose answer is held
-        self._liveness = Liveness(self._clock, beat=self._send_heartbeat, silent=self._fell_silent)
+        self._made_channel = False  # whether a SUB whose reply is held created its channel
+        self._liveness = Liveness(self._clock, beat=self._send_heartbeat, silent=self._on_silence)
         self._handlers: dict[bytes, Callable[[list[bytes], _Body], None]] = {
             b"FIN": self._fin,
             b"RDY": self._subscription.rdy,
@@ -150,7 +149,7 @@ class Session:
     # Commands in.
 
     def receive(self, data: bytes) -> None:
-        """Execute what has become complete, and send the answers."""
+        """Execute the commands that are complete now, and send the replies."""
         if self._ended:
             return
         try:
@@ -163,74 +162,74 @@ class Session:
             else:
                 self._stream.flush()
                 if self._stream.layered:
-                    self._let_others_have_their_turn()
+                    self._execute_rest_later()
         except BadMagic as error:
             self._log.error("client(%s) bad protocol magic %s", self.remote_address, error)
             self._environment.errors["E_BAD_PROTOCOL"] += 1
             self._stream.write(encode_error(b"E_BAD_PROTOCOL"))
             self._end()
         except LayerError as error:
-            self._broken(error)
+            self._on_layer_error(error)
         if self._durable:
-            self._wait_until_lasting()
-        if self._stream.parser.held != self._held and not self._ended:
-            self._count_held()
+            self._hold_until_synced()
+        if self._stream.parser.held != self._body_size and not self._ended:
+            self._count_body()
 
-    # A body that has not come in full.
+    # An incomplete body.
 
-    def _count_held(self) -> None:
-        self._held = self._stream.parser.held
-        self._bodies.count(self, self._held)
+    def _count_body(self) -> None:
+        self._body_size = self._stream.parser.held
+        self._bodies.count(self, self._body_size)
 
     def wait_for_room(self) -> None:
-        """The unfinished bodies of all clients together are too large."""
+        """Stop reading: the unfinished bodies of all clients together are too large."""
         self._waits_for_room = True
         self._link.pause_reading()
-        self._pressure.set(self._clock.now() + STALL_SECONDS)
+        self._room_alarm.set(self._clock.now() + STALL_SECONDS)
 
     def go_on(self) -> None:
         self._waits_for_room = False
-        self._pressure.cancel()
+        self._room_alarm.cancel()
         self._liveness.heard_at = self._clock.now()
         self._link.resume_reading()
 
     def _look_for_room(self) -> None:
-        self._pressure.set(self._clock.now() + STALL_SECONDS)
+        self._room_alarm.set(self._clock.now() + STALL_SECONDS)
         self._bodies.cut_off_the_idle()
 
     def cut_off(self) -> None:
-        self._refuse(b"E_BAD_BODY the rest does not come, and others wait for its room")
+        self._refuse(b"E_BAD_BODY the body arrives too slowly while other clients wait")
 
-    # With --durable, answers that are held until the disk has what was done.
+    # With --durable, the session holds replies until the preceding writes are fsynced.
 
-    def _wait_until_lasting(self) -> None:
-        """One wait for all that the commands at hand have done, even if they ended in an error."""
-        lasting = self._environment.lasting
-        if lasting is not None and self._stream.unsealed:
-            self._stream.seal(lasting.on_synced(self._lasting))
+    def _hold_until_synced(self) -> None:
+        """Hold the current replies until the next sync, also after commands that failed."""
+        notifier = self._environment.sync_notifier
+        if notifier is not None and self._stream.unsealed:
+            self._stream.seal(notifier.on_synced(self._synced))
 
-    def _lasting(self, ticket: int) -> None:
+    def _synced(self, ticket: int) -> None:
         if ticket < 0:
-            # Neither OK nor an error would be true: the client has to find out, or publish again.
-            self._log.error("client(%s) what it published may be lost: disk failure", self.remote_address)
+            # Neither OK nor an error would be true, so close without a reply: the client must publish again.
+            self._log.error("client(%s) its messages may be lost: disk failure", self.remote_address)
             self._stream.drop_held()
             if self._made_channel:
-                self._stream.write(encode_error(b"E_SUB_FAILED SUB failed the disk did not take the channel"))
+                self._stream.write(encode_error(b"E_SUB_FAILED SUB failed the channel could not be saved"))
             self._end()
             return
         self._made_channel = False
         try:
             self._stream.release(ticket)
         except LayerError as error:
-            self._broken(error)
+            self._on_layer_error(error)
 
-    def _let_others_have_their_turn(self) -> None:
-        """A few compressed bytes can be a thousand times as many commands: they are executed in portions."""
+    def _execute_rest_later(self) -> None:
+        """Execute the rest later: a few compressed bytes can expand to a thousand times as many commands."""
         if self._stream.readable:
             self._stream.pause()
-            self._clock.call_soon(self._take_turn)
+            self._clock.call_soon(self._execute_rest)
 
-    def _take_turn(self) -> None:
+    def _execute_rest(self) -> None:
         if not self._ended and not self._suspended:
             self._stream.resume()
             self.receive(b"")
@@ -244,8 +243,8 @@ class Session:
             verb, params, body = commands[position]
             position += 1
             if verb == b"PUB":
-                # PUBs in a row are published as one: most of what a PUB costs is then paid once for all.
-                # Not where auth servers decide: a grant may expire between one PUB and the next.
+                # Consecutive PUBs to a topic are published as one batch, which costs little more than one.
+                # Not with auth servers: a grant may expire between two PUBs.
                 body = [body]
                 while in_runs and position < end and commands[position][1] is params:
                     body.append(commands[position][2])
@@ -296,44 +295,44 @@ class Session:
         try:
             self._stream.write_all(encode_messages(messages))
         except LayerError as error:
-            self._broken(error)
+            self._on_layer_error(error)
 
     def flush(self) -> None:
         try:
             self._stream.flush()
         except LayerError as error:
-            self._broken(error)
+            self._on_layer_error(error)
 
     def writable(self) -> None:
-        """The link is no longer congested."""
+        """Go on: the link is no longer congested."""
         self._subscription.wake()
         self.receive(b"")
 
-    # The end, from either side.
+    # Closing, by either side.
 
     def _end(self) -> None:
         if not self._ended:
             self._ended = True
-            self._leave()
+            self._clean_up()
             self._stream.finish()
 
-    def _broken(self, fault: LayerError) -> None:
-        self._log.error("client(%s) - %s", self.remote_address, fault)
+    def _on_layer_error(self, error: LayerError) -> None:
+        self._log.error("client(%s) - %s", self.remote_address, error)
         self._end()
 
     def lost(self) -> None:
-        """The connection is gone."""
+        """Clean up after the connection has ended."""
         self._ended = True
-        self._leave()
+        self._clean_up()
         self._stream.drop()
         self._waiting.clear()
 
-    def _leave(self) -> None:
+    def _clean_up(self) -> None:
         self._liveness.stop()
-        self._pressure.cancel()
+        self._room_alarm.cancel()
         self._subscription.end()
-        if self._held:
-            self._held = 0
+        if self._body_size:
+            self._body_size = 0
             self._bodies.count(self, 0)
 
     def channel_closed(self) -> None:
@@ -341,26 +340,26 @@ class Session:
         self._end()
 
     def close(self) -> None:
-        """nsqd stops."""
+        """End the connection, because nsqd stops."""
         self._end()
 
     def _send_heartbeat(self) -> None:
-        # Who has not sent the magic yet may not speak V2.
-        # The first that a client reads after a handshake must be the OK that confirms it.
-        if self._stream.greeted and not self._stream.shaking_hands:
+        # A client that has not sent the magic yet may not speak V2.
+        # The first frame after a TLS handshake must be the OK that confirms it.
+        if self._stream.magic_received and not self._stream.handshaking:
             try:
                 self._stream.write_at_once(_HEARTBEAT_FRAME)
             except LayerError as error:
-                self._broken(error)
+                self._on_layer_error(error)
 
-    def _fell_silent(self) -> None:
+    def _on_silence(self) -> None:
         if self._suspended or self._waits_for_room:
-            self._liveness.excuse()
+            self._liveness.restart_silence()
             return
         self._log.error("client(%s) sent nothing for two heartbeat intervals", self.remote_address)
         self._end()
 
-    # IDENTIFY, and the layers it brings.
+    # IDENTIFY, and the layers it negotiates.
 
     def _identify(self, params: list[bytes], body: _Body) -> None:
         self._subscription.require_init("IDENTIFY")
@@ -374,7 +373,7 @@ class Session:
             hostname=request.hostname or request.long_id,
         )
         agreement = negotiate(request, self._options)
-        # What is held would have to leave through the layers of the time it was written at.
+        # Held replies would have to be sent through the layers in force when they were written.
         too_late = self._stream.layered or self._stream.holding
         if too_late and (agreement.tls or agreement.snappy or agreement.deflate):
             raise Refused("E_INVALID", "cannot IDENTIFY in current state")
@@ -396,7 +395,7 @@ class Session:
         self._compress()
 
     def _compress(self) -> None:
-        """Each layer confirms itself by an OK through it."""
+        """Start the negotiated compression, and confirm it by an OK through the new layer."""
         if self.agreement.snappy:
             self._stream.push(Snappy(_MAX_PORTION))
         elif self.agreement.deflate:
@@ -405,7 +404,7 @@ class Session:
             return
         self._stream.write(_OK_FRAME)
 
-    # AUTH, and who may do what.
+    # AUTH, and permissions.
 
     def _auth(self, params: list[bytes], body: _Body) -> None:
         self._subscription.require_init("AUTH")
@@ -428,7 +427,7 @@ class Session:
         authority.decide(grant, topic, channel, lambda answer: self._authority_answered(answer, then))
 
     def _suspend(self) -> Authority:
-        """Execute nothing more until the authority has answered."""
+        """Execute no further commands until the authority has replied."""
         authority = self._environment.authority
         if authority is None:
             raise Refused("E_AUTH_DISABLED", "AUTH disabled")
@@ -445,8 +444,8 @@ class Session:
             self._act_on(answer, then)
             self._catch_up()
         except LayerError as error:
-            self._broken(error)
-        self._wait_until_lasting()
+            self._on_layer_error(error)
+        self._hold_until_synced()
 
     def _act_on(self, answer: Grant | AuthError, then: Callable[[Grant], None]) -> None:
         try:
@@ -458,7 +457,7 @@ class Session:
             self._answer_refusal(refused)
 
     def _catch_up(self) -> None:
-        """Go on with what was read before the session was suspended."""
+        """Execute the commands that were read before the session was suspended."""
         if self._ended:
             return
         if not self._suspended:
@@ -525,8 +524,8 @@ class Session:
         self._stream.write(_OK_FRAME)
 
     def _wait_for(self, when: Callable[[Callable[[], None]], object], publish: Callable[[], None]) -> None:
-        """Execute nothing more until a topic has the channels that other nsqds have, or until others have had
-        their turn; then publish.
+        """Execute no further commands until ``when`` calls back (a topic has its channels, or other clients
+        have been served); then publish.
         """
         self._suspended = True
         self._stream.pause()
@@ -544,8 +543,8 @@ class Session:
                 self._answer_refusal(refused)
             self._catch_up()
         except LayerError as error:
-            self._broken(error)
-        self._wait_until_lasting()
+            self._on_layer_error(error)
+        self._hold_until_synced()
 
     # Subscribing.
 
@@ -572,4 +571,4 @@ class Session:
             self._answer_refusal(failed)
 
     def _nop(self, params: list[bytes], body: _Body) -> None:
-        """The answer to a heartbeat; that it came is all that matters."""
+        """Do nothing: the reply to a heartbeat only shows that the client is alive."""

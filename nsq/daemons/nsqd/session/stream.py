@@ -1,5 +1,5 @@
-"""Between the bytes of a connection and the commands of a client: magic, layers, parser, output buffer, and
-how a command is refused.
+"""Turns a connection's bytes into commands and frames into bytes: magic, layers, parser, output buffer; also
+the errors that refuse a command.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from nsq.errors import LayerError
 from nsq.wire.commands import MAGIC_V2, Command, CommandParser, Limits
 from nsq.wire.layers import Layer, Stack, Tls
 
-#: Output collected before it is written even though more is coming: enough for whole packets, little to hold.
+#: Buffered output is written at this size at the latest: enough for full packets, little memory.
 _WRITE_AT = 64 * 1024
 
 
@@ -22,12 +22,12 @@ class Link(Protocol):
 
     @property
     def congested(self) -> bool:
-        """Whether the client takes its bytes more slowly than they are written."""
+        """Whether the client reads more slowly than nsqd writes."""
 
     def write(self, data: bytes) -> None: ...
 
     def pause_reading(self) -> None:
-        """Let no more input come until ``resume_reading``."""
+        """Deliver no input until ``resume_reading``."""
 
     def resume_reading(self) -> None: ...
 
@@ -36,11 +36,11 @@ class Link(Protocol):
 
 
 class BadMagic(Exception):
-    """The client does not begin as a V2 client does."""
+    """The client's first bytes are not the V2 magic."""
 
 
 class Refused(Exception):
-    """Answered with ``code text``; the connection is closed behind it."""
+    """The command is refused: the client gets ``code text``, then the connection is closed."""
 
     fatal = True
 
@@ -52,7 +52,7 @@ class Refused(Exception):
 
 
 class Failed(Refused):
-    """The command failed; the client may go on."""
+    """The command failed: the client gets ``code text``; the connection stays open."""
 
     fatal = False
 
@@ -63,7 +63,7 @@ def readable(raw: bytes) -> str:
 
 
 class _Held:
-    """Frames that wait, and what for: the ticket is None until that is known."""
+    """Held frames, and the ticket of the sync that releases them; None until ``seal``."""
 
     def __init__(self) -> None:
         self.ticket: int | None = None
@@ -71,7 +71,7 @@ class _Held:
 
 
 class Stream:
-    """Yields commands batch by batch, so that a command can change how what follows it is read.
+    """Yields commands in batches, so that a command can change how the bytes after it are read.
 
     ``read`` and ``write`` raise LayerError for bytes that a layer cannot take; ``read`` raises BadMagic.
     """
@@ -82,7 +82,7 @@ class Stream:
         self.parser = CommandParser(limits)
         self._layers = Stack()
         self.layered = False
-        self._direct = False  # the magic has come, and there is no layer
+        self._direct = False  # whether the magic was received and there is no layer
         self._magic: bytes | None = b""
         self._arrived: deque[bytes] = deque()
         self._plain = b""
@@ -96,15 +96,15 @@ class Stream:
     # Bytes in, commands out.
 
     def read(self, data: bytes) -> Iterable[list[Command]]:
-        """The commands that ``data`` completes. While paused or congested it only keeps the data.
+        """Return the commands that ``data`` completes. While paused or congested, only keep the data.
 
-        What layers make of it comes in pieces of bounded size, one per call: ``readable`` then is still true.
+        One call decompresses at most one piece of bounded size; if more is left, ``readable`` stays true.
         """
         parser = self.parser
         commands: list[Command] = []
         waits = parser.stopped or self._arrived or self._plain or self._paused or self._finished
         if self._direct and not waits and not self._link.congested:
-            # As nearly always: what comes is plain, and all before it has been executed.
+            # The usual case: plain bytes, and all earlier ones have been executed.
             if data:
                 commands = parser.feed(data)
             if not parser.stopped:
@@ -124,8 +124,8 @@ class Stream:
 
     @property
     def readable(self) -> bool:
-        """Whether ``read(b"")`` would go on."""
-        # While the client does not take its answers, executing more of what it sent would only pile up more.
+        """Whether ``read(b"")`` would return more commands."""
+        # While the client does not read its replies, executing more commands would only buffer more replies.
         if self._paused or self._finished or self._link.congested:
             return False
         return bool(self._plain or self._arrived or self.parser.stopped or self._layers.more)
@@ -145,7 +145,7 @@ class Stream:
         return self.parser.feed(plain) if plain else []
 
     def _check_magic(self, plain: bytes) -> bytes:
-        """Compare what has come of the first four bytes; return what follows them."""
+        """Check the first four bytes as far as they have arrived; return the bytes after them."""
         magic = (self._magic or b"") + plain
         if not MAGIC_V2.startswith(magic[:4]):
             raise BadMagic(magic[:4])
@@ -154,12 +154,12 @@ class Stream:
         return magic[4:]
 
     @property
-    def greeted(self) -> bool:
-        """Whether the client has begun as a V2 client does."""
+    def magic_received(self) -> bool:
+        """Whether the client has sent the V2 magic."""
         return self._magic is None
 
     def drop(self) -> None:
-        """The connection is gone: let go of everything that takes memory, as the collector may take long."""
+        """Free all buffers after the connection has ended, without waiting for a garbage collection."""
         self._finished = True
         self._forget_input()
         self._layers = Stack()
@@ -174,7 +174,7 @@ class Stream:
         self._arrived.clear()
 
     def pause(self) -> None:
-        """Yield nothing more until ``resume``."""
+        """Yield no commands until ``resume``."""
         if not self._paused:
             self._paused = True
             self._link.pause_reading()
@@ -187,14 +187,14 @@ class Stream:
     # Layers.
 
     @property
-    def shaking_hands(self) -> bool:
-        """Whether nothing can be written until a TLS handshake is through."""
+    def handshaking(self) -> bool:
+        """Whether output waits for a TLS handshake to finish."""
         return self._handshake is not None
 
     def push(self, layer: Layer) -> None:
         """Read and write through the layer from here on.
 
-        Bytes that came in one piece with the command that asked for it are the layer's, never plain commands.
+        Bytes that arrived right after the command that requested the layer belong to the layer.
         """
         self.flush()
         rest = self.parser.take_rest() + self._plain
@@ -203,7 +203,7 @@ class Stream:
         self.layered, self._direct = True, False
 
     def push_tls(self, layer: Tls, then: Callable[[Tls], None]) -> None:
-        """Push; call ``then`` when the handshake is through, before what came behind it is read."""
+        """Push the layer; call ``then`` after the handshake, before any bytes after it are read."""
         self.flush()
         self._handshake = (layer, then)
         self.push(layer)
@@ -236,14 +236,14 @@ class Stream:
             self.flush()
 
     def write_at_once(self, frame: bytes) -> None:
-        """Past what is held, for a frame that answers nothing. Raises LayerError."""
+        """Send a frame that is not a reply (a heartbeat), before any held frames. Raises LayerError."""
         self._out.append(frame)
         self.flush()
 
-    # An answer can depend on what is not done yet: it and all behind it is held, in order, until then.
+    # A reply may have to wait for an fsync: it and all later frames are held, in order, until then.
 
     def hold(self) -> None:
-        """Hold what is written from here on, until it is sealed and released."""
+        """Hold all frames written from here on; ``seal`` names the sync and ``release`` sends them."""
         if not self._held or self._held[-1].ticket is not None:
             self._held.append(_Held())
 
@@ -256,14 +256,14 @@ class Stream:
         return bool(self._held) and self._held[-1].ticket is None
 
     def seal(self, ticket: int) -> None:
-        """``release`` of this ticket, or a later one, is what the held frames wait for."""
+        """Send the held frames when this ticket, or a later one, is released."""
         self._held[-1].ticket = ticket
 
     def drop_held(self) -> None:
         self._held.clear()
 
     def release(self, ticket: int) -> None:
-        """Raises LayerError. With nothing held it does nothing: one sync may answer several waits."""
+        """Send the frames held for this ticket or an earlier one, if any. Raises LayerError."""
         if not self._held:
             return
         while self._held and self._held[0].ticket is not None and self._held[0].ticket <= ticket:
@@ -274,7 +274,7 @@ class Stream:
             self.flush()
 
     def flush(self) -> None:
-        """Send what has been collected: nothing waits once there is nothing more to add."""
+        """Send the buffered output."""
         if self.layered and self._layers.has_pending:
             self._link.write(self._layers.pending())
         if self._out and self._handshake is None:
@@ -284,15 +284,15 @@ class Stream:
             self._link.write(self._layers.wrap(data) if self.layered else data)
 
     def finish(self) -> None:
-        """Send everything, the layers' farewell last, and close. Nothing is read any more."""
+        """Stop reading, send all output and the layers' closing bytes, and close."""
         self._finished = True
         self._forget_input()
         if self._held:
-            return  # the end comes behind what is held
-        # A layer that is broken gives no farewell; the end itself must still come.
+            return  # ``release`` calls this again after the last held frame
+        # A broken layer raises LayerError; the connection must still be closed.
         with suppress(LayerError):
             self.flush()
         with suppress(LayerError):
-            if farewell := self._layers.close():
-                self._link.write(farewell)
+            if closing_bytes := self._layers.close():
+                self._link.write(closing_bytes)
         self._link.finish()

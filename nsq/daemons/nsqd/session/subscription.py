@@ -1,4 +1,4 @@
-"""A client's one subscription: the verbs that work on it, and the state it is in."""
+"""A client's subscription: its state, and the commands that use it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ID_SIZE = 16
 
 
 class Subscription:
-    """Nothing is written here: what a verb returns without raising, its caller confirms."""
+    """Executes commands without writing replies: the session replies when a method returns."""
 
     def __init__(self, broker: Broker, options: NsqdOptions) -> None:
         self._broker = broker
@@ -27,7 +27,7 @@ class Subscription:
         self.state = INIT
 
     def check(self, params: list[bytes], agreement: Agreement) -> tuple[bytes, bytes]:
-        """The topic and channel that a SUB names."""
+        """Return the topic and channel that a SUB names. Raises Refused if they are not valid."""
         self.require_init("SUB")
         if agreement.heartbeat <= 0:
             raise Refused("E_INVALID", "cannot SUB with heartbeats disabled")
@@ -58,7 +58,7 @@ class Subscription:
         self.state = SUBSCRIBED
 
     def end(self) -> None:
-        """The client is gone, or about to be."""
+        """Unsubscribe, because the connection ends."""
         channel, self._channel = self._channel, None
         if channel is not None and self.subscriber is not None:
             self._broker.unsubscribe(channel, self.subscriber)
@@ -67,11 +67,11 @@ class Subscription:
         self._channel = None
 
     def wake(self) -> None:
-        """The client can take more."""
+        """Deliver more messages: the client has read its output."""
         if self._channel is not None:
             self._channel.wake()
 
-    # The verbs, as a session calls them: with a body, which only a run of FINs has.
+    # The commands. The session passes a body to all of them; only a run of FINs has one.
 
     def rdy(self, params: list[bytes], body: None = None) -> None:
         if self.state == CLOSING:
@@ -85,7 +85,7 @@ class Subscription:
         channel.wake()
 
     def fin(self, params: list[bytes], run: list[bytes] | None = None) -> list[Failed]:
-        """One, or the ids of a run; returns the answers to those that fail."""
+        """Finish one message, or the ids of a run; return the errors of those that fail."""
         channel, subscriber = self._active("FIN")
         if run is None:
             if not params:
@@ -140,7 +140,7 @@ def _message_id(text: bytes) -> bytes:
 
 
 def _number(verb: str, what: str, text: bytes) -> int:
-    text = text or b"0"  # no digit at all is 0, as nsqd reads its numbers
+    text = text or b"0"  # Go's nsqd reads an empty number as 0
     if not text.isdigit() or len(text) > 18:
         raise Refused("E_INVALID", f"{verb} could not parse {what} {readable(text)}")
     return int(text)

@@ -1,7 +1,7 @@
-"""The storage of nsqd: backlogs of topics and channels on disk, their syncs, and the list of what exists.
+"""The storage of nsqd: backlogs of topics and channels on disk, their fsyncs, and the list of topics.
 
-memory_first.py  memory first, disk for what does not fit, as Go's nsqd does it
-durable.py       disk first: nothing is forgotten before it is finished
-committer.py     one fsync for all that arrived meanwhile
+memory_first.py  keeps messages in memory, and on disk what does not fit, as Go's nsqd does
+durable.py       writes every message to disk first and keeps it until it is finished
+committer.py     syncs in rounds: one fsync for all writes before it
 storage.py       the data directory as a whole, and its health
 """

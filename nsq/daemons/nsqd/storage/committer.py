@@ -1,7 +1,7 @@
-"""When things are synced: in rounds, one after the other, in a thread of their own.
+"""Syncs files in rounds, one after the other, in a thread of their own.
 
-A round makes everything last that was written before it began. So with many publishers waiting, one fsync
-answers all that arrived during the one before: the slower the disk, the larger the groups.
+A round syncs everything that was written before it began. So one fsync serves all publishes that arrived
+during the previous one (group commit): the slower the disk, the larger the groups.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from nsq.daemons.nsqd.disk.syncing import SyncJob, run_together
 
 J = TypeVar("J", bound=SyncJob)
 
-#: Instead of a ticket: what was waited for may not be on disk.
+#: Passed instead of a ticket: the writes may not be on disk.
 LOST = -1
 
 
 class Round:
-    """One round of syncs: jobs in a thread, and the calls that follow from their success."""
+    """One round of syncs: the jobs, which a thread runs, and the calls after their success."""
 
     def __init__(self) -> None:
         self.jobs: list[SyncJob] = []
         self.probe: Callable[[], None] | None = None
-        #: What came of it, once the round is over.
-        self.probe_fault: OSError | None = None
+        #: The probe's error, after the round.
+        self.probe_error: OSError | None = None
         self.after: list[Callable[[], None]] = []
 
     def add(self, job: J | None, done: Callable[[J], None] | None = None) -> None:
-        """``done`` is told of the job when the round has succeeded. None is nothing to do."""
+        """Add a job, unless it is None; call ``done`` with it when the round has succeeded."""
         if job is not None:
             self.jobs.append(job)
         if job is not None and done is not None:
@@ -44,7 +44,7 @@ class Round:
             if self.probe is not None:
                 self.probe()
         except OSError as error:
-            self.probe_fault = error
+            self.probe_error = error
 
     def finish(self) -> None:
         for call in self.after:
@@ -52,8 +52,8 @@ class Round:
 
 
 class Committer:
-    """``prepare`` gathers a round on the loop; what it or a job raises is told to ``failed``, and the round
-    repeated. ``distrust`` is called when a job has raised: what was written may be on disk or not."""
+    """Runs the rounds. ``prepare`` makes a round on the event loop. If it or a job raises, writes may be
+    lost: ``begin_new_files`` is called, ``failed`` gets the error, and another round follows."""
 
     def __init__(
         self,
@@ -61,18 +61,18 @@ class Committer:
         failed: Callable[[Exception], None],
         worked: Callable[[], None],
         *,
-        distrust: Callable[[], None] = lambda: None,
+        begin_new_files: Callable[[], None] = lambda: None,
         retry_after: float = 1.0,
     ) -> None:
         self._prepare = prepare
         self._failed = failed
         self._worked = worked
-        self._distrust = distrust
+        self._begin_new_files = begin_new_files
         self._retry_after = retry_after
         #: Why the last round failed.
-        self.fault: Exception | None = None
+        self.error: Exception | None = None
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="nsqd-sync")
-        self._threads.submit(int)  # starts the thread now, with the daemon, rather than under some request
+        self._threads.submit(int)  # starts the thread now instead of during a request
         self._wanted = asyncio.Event()
         self._closed = False
         self._begun = 0  # rounds
@@ -81,29 +81,29 @@ class Committer:
 
     @property
     def ticket(self) -> int:
-        """The round that will cover everything written up to now."""
+        """The number of the round that will sync everything written so far."""
         return self._begun + 1
 
     def ask(self) -> None:
-        """Have a round soon."""
+        """Request a round."""
         self._wanted.set()
 
     def on_synced(self, call: Callable[[int], None]) -> int:
-        """Call with the ticket, once all that is written by now is on disk; with LOST if it may never be."""
+        """Call ``call`` with the ticket when everything written so far is synced; with LOST if that fails."""
         ticket = self.ticket
         self._waiting.append((ticket, call))
         self._wanted.set()
         return ticket
 
-    async def lasting(self) -> None:
-        """Return once all that is written by now is on disk. Raises StorageFailed if it may never be."""
+    async def wait_until_synced(self) -> None:
+        """Return when everything written so far is synced. Raises StorageFailed if that fails."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def done(answer: int) -> None:
             if future.done():
                 return
             if answer == LOST:
-                future.set_exception(StorageFailed("the disk did not take what was written"))
+                future.set_exception(StorageFailed("syncing to disk failed"))
             else:
                 future.set_result(None)
 
@@ -123,17 +123,17 @@ class Committer:
                     await loop.run_in_executor(self._threads, this.run)
                 this.finish()
             except Exception as error:
-                # Not OSError alone: without further rounds no waiter would ever be answered.
-                self.fault = error
-                # Linux drops what a failed fsync could not write, and the next one succeeds: nothing that
-                # was written before may count as lasting any more.
+                # Any error, not only OSError: if the rounds ended, no waiter would get a reply.
+                self.error = error
+                # Linux discards pages that a failed fsync could not write, and the next fsync succeeds: so
+                # no earlier write may count as synced any more.
                 self._answer(ticket, LOST)
-                self._distrust()
+                self._begin_new_files()
                 self._failed(error)
                 self._wanted.set()
                 await asyncio.sleep(self._retry_after)
                 continue
-            self.fault = None
+            self.error = None
             self._worked()
             self._answer(ticket, ticket)
 
@@ -142,11 +142,11 @@ class Committer:
         self._waiting = [entry for entry in self._waiting if entry[0] > ticket]
         loop = asyncio.get_running_loop()
         for call in ready:
-            loop.call_soon(call, answer)  # what one of them raises is not for the others
+            loop.call_soon(call, answer)  # separately: one that raises must not keep others from being called
 
     async def close(self) -> None:
-        """End the rounds; waiters are not called any more. Returns when the thread is done with the disk,
-        which may take as long as the disk likes: the loop goes on meanwhile.
+        """End the rounds; waiters are not called any more. Returns when the thread has ended; if the disk
+        hangs, that may take long, but does not block the event loop.
         """
         if self._closed:
             return
@@ -154,7 +154,7 @@ class Committer:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         try:
-            await asyncio.get_running_loop().run_in_executor(self._threads, int)  # behind all else
+            await asyncio.get_running_loop().run_in_executor(self._threads, int)  # after all other work
         except BaseException:
             self._threads.shutdown(wait=False)
             raise

@@ -1,8 +1,8 @@
-"""The backlog that survives a kill: every message is on disk first, and stays until it is finished.
+"""The backlog that survives a kill: writes every message to disk first and keeps it until it is finished.
 
-The place that a restart goes on from never passes the oldest message that is not finished. A message that
-stays behind while thousands overtake it (deferred for an hour, requeued again and again) is written anew at
-the end, so that neither the files nor what a restart repeats grow without a bound.
+A restart reads from the commit point, which never passes the oldest unfinished message. If a message stays
+unfinished while thousands after it are finished (deferred for an hour, requeued again and again), the backlog
+rewrites it at the end, so that neither the files nor the messages that a restart repeats grow without bound.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from nsq.daemons.nsqd.disk.syncing import (
 )
 from nsq.daemons.nsqd.storage.memory_first import append, decode, encode, peek
 
-#: So many finished messages behind one that is not, and that one moves to the end.
+#: With more finished messages than this behind an unfinished one, that one is rewritten at the end.
 _MAX_LAG = 500
 
-#: So many messages are finished, and the place to go on from is made to last. With _MAX_LAG and what is
-#: finished during a sync this bounds what a kill brings back.
-_PLACE_EVERY = 250
+#: The commit point is synced after this many finished messages. Together with _MAX_LAG and the messages
+#: finished during a sync, this bounds how many a restart repeats after a kill.
+_SYNC_EVERY = 250
 
-#: The weight of messages that are in memory alone, beyond which no more are.
-_MOST_BORROWED = 16_000
+#: The most weight of messages kept only in memory.
+_MOST_MEMORY_ONLY = 16_000
 
-#: Records that are passed over at a time, and the weight of those that are taken.
+#: The most records skipped at a time, and the most weight of messages taken at a time.
 _PORTION = 1000
 
 
 class _Entry:
-    """A record that was read or never left memory: where it ends, and the message while that is wanted."""
+    """A record whose message is or was in memory: its end position, and the message until it is finished."""
 
     __slots__ = ("message", "position")
 
@@ -55,23 +55,23 @@ class _Entry:
 
 
 class DurableBacklog:
-    """``written`` is called after every append: the answer to a publisher waits for the sync that follows.
+    """A durable queue. ``written`` is called after every append: a publisher's reply waits for the next sync.
 
-    While syncs fail, as ``fault`` says, messages are refused: none could be confirmed.
+    While syncs fail (``sync_error`` returns the error), the queue refuses messages: none could be confirmed.
     """
 
-    remembers = True
+    needs_finished = True
 
     def __init__(
         self,
         disk: DiskQueue,
-        dues: DueBook,
+        dues: DueTimes,
         memory_limit: int,
         *,
         failed: Callable[[Exception, int], None],
         written: Callable[[], None],
         finished_many: Callable[[], None],
-        fault: Callable[[], Exception | None],
+        sync_error: Callable[[], Exception | None],
         make_room: Callable[[OSError], bool],
     ) -> None:
         self.disk = disk
@@ -80,28 +80,28 @@ class DurableBacklog:
         self._failed = failed
         self._written = written
         self._finished_many = finished_many
-        self._finished_count = 0  # since the last time that was told
+        self._finished_count = 0  # since the last call of ``finished_many``
         self._make_room = make_room
-        self._fault = fault
+        self._sync_error = sync_error
         self._ready: deque[Message] = deque()
         self._entries: deque[_Entry] = deque()  # in the order of the files
-        self._by_id: dict[bytes, _Entry] = {}  # those that are wanted
-        # Taken already, though the record is still to be read: to be recognised then. None when finished.
-        self._moved: dict[bytes, Message | None] = {}
-        # Messages of a topic, whose disk keeps them, and what to call when they are finished.
-        self._borrowed: dict[bytes, tuple[Message, Callable[[list[Message]], None]]] = {}
-        self._done_to: Position | None = None
-        self._struck: list[bytes] = []  # finished at the end, though their records were not read
+        self._by_id: dict[bytes, _Entry] = {}  # entries of unfinished messages
+        # Messages taken already whose record is still unread, to recognise it later; None if finished.
+        self._taken_unread: dict[bytes, Message | None] = {}
+        # Messages that only the topic has on disk, and the function to call when they are finished.
+        self._memory_only: dict[bytes, tuple[Message, Callable[[list[Message]], None]]] = {}
+        self._finished_to: Position | None = None
+        self._finished_unread: list[bytes] = []  # at a stop: ids of finished messages with unread records
 
     def __len__(self) -> int:
         return len(self._ready) + self.backend_depth
 
     @property
     def backend_depth(self) -> int:
-        # Where files were damaged, records of what was moved may be missing.
-        return max(0, self.disk.unread - len(self._moved))
+        # max(): if files were damaged, records of taken messages may be missing.
+        return max(0, self.disk.unread - len(self._taken_unread))
 
-    # In.
+    # Adding messages.
 
     def put(self, messages: Batch | list[Message]) -> None:
         messages = list(messages)
@@ -119,12 +119,12 @@ class DurableBacklog:
             self.disk.skip(position)
             self._enter([(position, message)])
         else:
-            self._moved[message.id] = message
+            self._taken_unread[message.id] = message
 
-    def borrow(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
-        if weight([message for message, _ in self._borrowed.values()]) >= _MOST_BORROWED:
+    def hold_in_memory(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
+        if weight([message for message, _ in self._memory_only.values()]) >= _MOST_MEMORY_ONLY:
             return False
-        self._borrowed.update((message.id, (message, finished)) for message in messages)
+        self._memory_only.update((message.id, (message, finished)) for message in messages)
         self._ready.extend(message for message in messages if not message.due)
         return True
 
@@ -132,7 +132,7 @@ class DurableBacklog:
         self._ready.extend(messages)
 
     def _append(self, messages: list[Message]) -> list[Position]:
-        if (known := self._fault()) is not None:
+        if (known := self._sync_error()) is not None:
             raise StorageFailed(str(known))
         records = list(map(encode, messages))
         try:
@@ -154,7 +154,7 @@ class DurableBacklog:
 
     def _enter(self, records: Iterable[tuple[Position, Message | None]]) -> None:
         for position, message in records:
-            # After a kill there may be two records of a message; one of them is enough to have.
+            # After a kill a message may have two records; keep the first.
             if message is not None and message.id in self._by_id:
                 message = None
             entry = _Entry(position, message)
@@ -162,7 +162,7 @@ class DurableBacklog:
             if message is not None:
                 self._by_id[message.id] = entry
 
-    # Out.
+    # Taking and finishing messages.
 
     def take(self, limit: int) -> list[Message]:
         ready = self._ready
@@ -175,25 +175,25 @@ class DurableBacklog:
         return taken
 
     def _read(self, limit: int) -> list[Message] | None:
-        """The messages of the next so many records; None if there are none, or none can be read."""
+        """Return the messages of the next ``limit`` records; None at the end or if reading fails."""
         try:
             found = self.disk.read(limit)
         except OSError as error:
             self._failed(error, 0)
             return None
-        messages = self._understand(found)
+        messages = self._decode_records(found)
         if not self.disk.unread:
-            self._moved.clear()
-            self.dues.nothing_unread()
+            self._taken_unread.clear()
+            self.dues.all_read()
         return messages if found else None
 
-    def _understand(self, found: list[tuple[Position, bytes]]) -> list[Message]:
+    def _decode_records(self, found: list[tuple[Position, bytes]]) -> list[Message]:
         messages = []
         for position, data in found:
             message = decode(data)
-            if message.id in self._moved:
-                self._enter([(position, self._moved.pop(message.id))])
-            elif message.id in self._by_id or self.dues.is_struck(message.id):
+            if message.id in self._taken_unread:
+                self._enter([(position, self._taken_unread.pop(message.id))])
+            elif message.id in self._by_id or self.dues.was_finished(message.id):
                 self._enter([(position, None)])
             else:
                 message.due = self.dues.get(message.id)
@@ -202,7 +202,7 @@ class DurableBacklog:
         return messages
 
     async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
-        taken = {*self._moved, *self._by_id} | self.dues.struck
+        taken = {*self._taken_unread, *self._by_id} | self.dues.finished_ids
         return await peek(self._ready, self.disk, n, max_bytes, taken)
 
     def finished(self, messages: list[Message]) -> None:
@@ -210,84 +210,84 @@ class DurableBacklog:
             entry = self._by_id.pop(message.id, None)
             if entry is not None:
                 entry.message = None
-            elif message.id in self._moved:
-                self._moved[message.id] = None
-            elif message.id in self._borrowed:
-                _, tell = self._borrowed.pop(message.id)
+            elif message.id in self._taken_unread:
+                self._taken_unread[message.id] = None
+            elif message.id in self._memory_only:
+                _, tell = self._memory_only.pop(message.id)
                 tell([message])
             if message.due:
                 self.dues.remove(message.id)
         self._forget_finished()
         self._finished_count += len(messages)
-        if self._finished_count >= _PLACE_EVERY:
+        if self._finished_count >= _SYNC_EVERY:
             self._finished_count = 0
             self._finished_many()
 
     def _forget_finished(self) -> None:
         entries = self._entries
         while entries and entries[0].message is None:
-            self._done_to = entries.popleft().position
+            self._finished_to = entries.popleft().position
 
     def advance(self) -> None:
-        """Move the place that a restart goes on from behind what is finished. Called before every sync."""
-        self._pass_over_what_moved()
+        """Move the commit point past finished messages. Called before every sync."""
+        self._skip_taken()
         self._forget_finished()
         finished = len(self._entries) - len(self._by_id)
         if finished > _MAX_LAG:
             places = (place for place, entry in enumerate(reversed(self._entries)) if entry.message is None)
             count = len(self._entries) - next(places)
-            # Only where that frees as much as it writes: else many deferred ones would go round for ever.
+            # Only if half of these records are finished: else many deferred ones would be rewritten forever.
             if 2 * finished >= count:
-                self._try_to_overtake(count)
+                self._try_to_rewrite(count)
         self._commit()
 
     def _commit(self) -> None:
-        if self._done_to is not None:
-            self.disk.commit(self._done_to)
-            self._done_to = None
+        if self._finished_to is not None:
+            self.disk.commit(self._finished_to)
+            self._finished_to = None
 
     def make_room(self) -> bool:
-        """Free what the disk keeps in vain; whether there was anything."""
+        """Remove files without wanted messages. Returns whether there were any."""
         self._commit()
         return self.disk.make_room()
 
-    def _pass_over_what_moved(self) -> bool:
-        """Read records of messages that were taken before, as no consumer does. Whether there may be more."""
+    def _skip_taken(self) -> bool:
+        """Read records of messages that were taken before: no consumer would. Returns whether to go on."""
         if not self.disk.unread or self.backend_depth:
             return False
         found = self._read(_PORTION)
         self._ready.extend(found or [])
         return found is not None
 
-    def _try_to_overtake(self, count: int) -> None:
-        """Overtake, unless the disk is full: finished messages are forgotten all the same, to make room."""
+    def _try_to_rewrite(self, count: int) -> None:
+        """Rewrite, unless the disk is full; the caller then still moves the commit point, to free space."""
         try:
-            self._overtake(count)
+            self._rewrite_unfinished(count)
         except OSError as error:
             self._failed(error, 0)
 
-    def _overtake(self, count: int) -> None:
-        """Write the unfinished messages among the first so many records anew at the end, and forget these."""
+    def _rewrite_unfinished(self, count: int) -> None:
+        """Rewrite the unfinished messages of the first ``count`` records at the end; forget those records."""
         first = itertools.islice(self._entries, count)
         stragglers = [entry.message for entry in first if entry.message is not None]
         caught_up = not self.disk.unread
         positions = self.disk.append(map(encode, stragglers)) if stragglers else []
         for _ in range(count):
-            self._done_to = self._entries.popleft().position
+            self._finished_to = self._entries.popleft().position
         for message in stragglers:
             del self._by_id[message.id]
         if not caught_up:
-            self._moved.update((message.id, message) for message in stragglers)
+            self._taken_unread.update((message.id, message) for message in stragglers)
         elif stragglers:
             self.disk.skip(positions[-1])
             self._enter(zip(positions, stragglers, strict=True))
 
-    # The end.
+    # Emptying and stopping.
 
     def clear(self) -> None:
-        for message, tell in self._borrowed.values():
+        for message, tell in self._memory_only.values():
             tell([message])
-        self._borrowed.clear()
+        self._memory_only.clear()
         self._forget()
         self.disk.empty()
         self.dues.clear()
@@ -296,29 +296,29 @@ class DurableBacklog:
         self._ready.clear()
         self._entries.clear()
         self._by_id.clear()
-        self._moved.clear()
-        self._done_to = None
+        self._taken_unread.clear()
+        self._finished_to = None
 
-    def write_down(self, taken: list[Message]) -> None:
-        """Write down when deferred messages are due, and see to it that no finished message comes again.
+    def persist(self, taken: list[Message]) -> None:
+        """Write due times of deferred messages, and make sure that no finished message is repeated.
 
-        Unfinished messages are on disk already. Raises StorageFailed if a finished one may come again.
+        Unfinished messages are on disk already. Raises StorageFailed if finished ones may be repeated.
         """
         try:
-            # For messages that were requeued with a delay.
-            self.dues.add(message for message in taken if message.id not in self._borrowed)
-            self._close_the_gaps()
-            self._struck = [each for each, message in self._moved.items() if message is None]
+            # Messages that were requeued with a delay have no due time on disk yet.
+            self.dues.add(message for message in taken if message.id not in self._memory_only)
+            self._rewrite_for_restart()
+            self._finished_unread = [each for each, message in self._taken_unread.items() if message is None]
         except OSError as error:
             raise self.not_synced(error) from error
 
     def sync_jobs(self) -> list[SyncJob]:
-        """Return the jobs that sync all that was written at the end."""
-        jobs = [self.dues.last_job(self._struck), self.disk.sync_job()]
+        """Return the jobs that sync the writes of ``persist``."""
+        jobs = [self.dues.last_job(self._finished_unread), self.disk.sync_job()]
         return [job for job in jobs if job is not None]
 
     def not_synced(self, error: OSError) -> StorageFailed:
-        """Return the error that says what a failure of the last jobs means."""
+        """Return the error that explains what a failure of ``sync_jobs`` means."""
         what = f"{self.disk.name} may repeat messages, or deliver deferred ones at once"
         return StorageFailed(f"{what}: {error}")
 
@@ -326,9 +326,9 @@ class DurableBacklog:
         self.dues.release()
         self.disk.release()
 
-    def _close_the_gaps(self) -> None:
-        """Rewrite unfinished messages so that no finished one lies behind them, and with their attempts."""
-        while self._pass_over_what_moved():
+    def _rewrite_for_restart(self) -> None:
+        """Rewrite unfinished messages, with their attempts, so that the commit point passes finished ones."""
+        while self._skip_taken():
             pass
         to_write = [
             place
@@ -336,7 +336,7 @@ class DurableBacklog:
             if entry.message is None or entry.message.attempts
         ]
         if to_write:
-            self._try_to_overtake(to_write[-1])
+            self._try_to_rewrite(to_write[-1])
         self.advance()
 
     def delete(self) -> None:
@@ -346,27 +346,26 @@ class DurableBacklog:
 
 
 _ENTRY = struct.Struct(">16sq")
-#: In the place of a moment: the message is finished, though its record is still to be read.
-_STRUCK = 0
-#: Nanoseconds, a year. What claims to be due later is damaged: the message comes at once.
+#: Instead of a due time: the message is finished, though its record is still unread.
+_FINISHED = 0
+#: A year in nanoseconds. An entry due later is damaged: its message is delivered at once.
 _LONGEST = 366 * 86_400 * 10**9
-#: So many entries that are no longer needed may be in the file, besides as many as are.
+#: The file is rewritten when it holds more obsolete entries than this plus the number of needed ones.
 _SPARE = 4096
 
 
 class DueSync(SyncJob):
-    """Makes the first ``written`` entries last; tell the book by ``synced``."""
+    """Syncs the first ``written`` entries; pass it to ``DueTimes.synced`` afterwards."""
 
     def __init__(self, path: Path, written: int, *, named: bool, check: Check) -> None:
         super().__init__(path.parent, [path], new_names=not named, check=check)
         self.written = written
 
 
-class DueBook:
-    """A file of ids and moments, written at its end only. Of a message that is gone or due an entry means
-    nothing.
+class DueTimes:
+    """An append-only file of message ids and due times. An entry of a finished or due message is obsolete.
 
-    Methods that write raise OSError; the book is then as it was.
+    Methods that write may raise OSError, and then change nothing.
     """
 
     def __init__(
@@ -376,18 +375,18 @@ class DueBook:
         self._sync_failure = SyncFailure()
         self._path = directory / f"{queue_name}.dues.dat"
         self._clock = clock
-        self._dues, self.struck, self._size = _load(self._path, clock.time_ns())
-        self._file = -1  # opened when there is something to write
-        self._written = self._synced = 0  # entries in this life
-        self._named = False  # whether the file's name is known to be on disk
+        self._dues, self.finished_ids, self._size = _load(self._path, clock.time_ns())
+        self._file = -1  # opened by the first write
+        self._written = self._synced = 0  # entries in this run
+        self._named = False  # whether the directory was synced since the file was created
 
     def get(self, message_id: bytes) -> float:
-        """The moment on the monotonic clock; 0 if there is none."""
+        """Return a message's due time on the monotonic clock; 0 if it has none."""
         due = self._dues.get(message_id)
         return 0.0 if due is None else self._clock.now() + (due - self._clock.time_ns()) / 1e9
 
     def add(self, messages: Iterable[Message]) -> None:
-        """Add the messages that are due later."""
+        """Write the due times of those messages that are due later."""
         now, now_ns = self._clock.now(), self._clock.time_ns()
         later = {each.id: now_ns + round((each.due - now) * 1e9) for each in messages if each.due > now}
         if not later:
@@ -400,22 +399,22 @@ class DueBook:
     def remove(self, message_id: bytes) -> None:
         self._dues.pop(message_id, None)
 
-    def is_struck(self, message_id: bytes) -> bool:
-        """Whether the record is of a message that was finished before nsqd stopped; true once."""
-        if message_id not in self.struck:
+    def was_finished(self, message_id: bytes) -> bool:
+        """Whether the message was finished before nsqd stopped. Returns True only once."""
+        if message_id not in self.finished_ids:
             return False
-        self.struck.remove(message_id)
+        self.finished_ids.remove(message_id)
         return True
 
-    def nothing_unread(self) -> None:
-        """No record is left that could be struck."""
-        self.struck.clear()
+    def all_read(self) -> None:
+        """Forget the finished ids: all records of the last run have been read."""
+        self.finished_ids.clear()
 
     def _write(self, entries: bytes) -> None:
         if self._file < 0:
-            self._file = self._files.open(self._path, os.O_WRONLY | os.O_CREAT, self._give_up)
+            self._file = self._files.open(self._path, os.O_WRONLY | os.O_CREAT, self._close_early)
         self._files.wrote(self._file)
-        # At a known place: whatever a failed write has left there is written over.
+        # At a known offset, to overwrite what a failed write may have left there.
         end = self._size
         while entries:
             written = os.pwrite(self._file, entries, end)
@@ -426,18 +425,18 @@ class DueBook:
         self._size = end
 
     def _tidy(self) -> None:
-        if self._size > _ENTRY.size * (2 * (len(self._dues) + len(self.struck)) + _SPARE):
+        if self._size > _ENTRY.size * (2 * (len(self._dues) + len(self.finished_ids)) + _SPARE):
             self._rewrite()
 
     def _rewrite(self) -> None:
-        """Keep the entries that are needed, and sync."""
+        """Rewrite the file with only the needed entries, and sync it."""
         content = self._content()
         self._close_file()
         replace_content(self._path, content)
         self._size = len(content)
 
     def _content(self) -> bytes:
-        entries = [*self._dues.items(), *((each, _STRUCK) for each in self.struck)]
+        entries = [*self._dues.items(), *((each, _FINISHED) for each in self.finished_ids)]
         return b"".join([_ENTRY.pack(*entry) for entry in entries])
 
     def sync_job(self) -> DueSync | None:
@@ -446,7 +445,7 @@ class DueBook:
         return DueSync(self._path, self._written, named=self._named, check=self._sync_failure.check())
 
     def synced(self, job: DueSync) -> None:
-        """``job`` was called and did not raise. Raises OSError if entries were lost all the same."""
+        """Note that ``job`` has succeeded. Raises OSError if entries were lost all the same."""
         job.check()
         self._synced = max(self._synced, job.written)
         if self._file >= 0 and self._synced == self._written:
@@ -455,15 +454,15 @@ class DueBook:
 
     def clear(self) -> None:
         self._dues.clear()
-        self.struck.clear()
+        self.finished_ids.clear()
 
-    def last_job(self, struck: Iterable[bytes]) -> SyncJob | None:
-        """Return a job that leaves all that a restart needs; nothing may be written any more.
+    def last_job(self, finished: Iterable[bytes]) -> SyncJob | None:
+        """Return a job that writes all that a restart needs; nothing may be written afterwards.
 
-        ``struck`` are finished, though their records were not read.
+        ``finished`` are ids of finished messages whose records are unread.
         """
-        self.struck.update(struck)
-        if not self._dues and not self.struck:
+        self.finished_ids.update(finished)
+        if not self._dues and not self.finished_ids:
             self.delete()
             return None
         return SyncJob(self._path.parent, (), replacement=Replacement(self._path, self._content()))
@@ -480,19 +479,19 @@ class DueBook:
             file, self._file = self._file, -1
             self._files.close(file)
 
-    def _give_up(self) -> None:
-        """Too many files are open. After this close a failed write would go unnoticed, hence the sync."""
+    def _close_early(self) -> None:
+        """Close, as too many files are open. Sync first: after a close, a failed write goes unnoticed."""
         try:
             if self._files.is_dirty(self._file):
                 os.fsync(self._file)
         except OSError as error:
-            self._sync_failure.arose(error)
+            self._sync_failure.record(error)
         finally:
             self._close_file()
 
 
 def _load(path: Path, now: int) -> tuple[dict[bytes, int], set[bytes], int]:
-    """Returns moments to come, struck ids, and the size without a torn entry at the end."""
+    """Return due times in the future, finished ids, and the size without a torn entry at the end."""
     try:
         content = read_regular(path)
     except FileNotFoundError:
@@ -500,4 +499,4 @@ def _load(path: Path, now: int) -> tuple[dict[bytes, int], set[bytes], int]:
     size = len(content) // _ENTRY.size * _ENTRY.size
     entries = dict(_ENTRY.iter_unpack(content[:size]))
     dues = {message_id: due for message_id, due in entries.items() if now < due <= now + _LONGEST}
-    return dues, {message_id for message_id, due in entries.items() if due == _STRUCK}, size
+    return dues, {message_id for message_id, due in entries.items() if due == _FINISHED}, size

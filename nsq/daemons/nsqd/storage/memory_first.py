@@ -1,6 +1,6 @@
-"""The backlog of Go's nsqd: in memory up to --mem-queue-size, on disk beyond.
+"""The backlog of Go's nsqd: keeps messages in memory up to --mem-queue-size, further ones on disk.
 
-Killed, it loses what was in memory; stopped, it writes everything down.
+If nsqd is killed, the messages in memory are lost; a normal stop writes them to disk.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import SyncJob
 from nsq.daemons.worker_thread import in_thread
 
-#: Messages written at a time when nsqd stops: a disk that fills up takes all but some of these.
+#: Messages per write when nsqd stops: if the disk fills up, all earlier writes are kept.
 _PORTION = 100
 
 
 class MemoryFirstBacklog(MemoryBacklog):
-    """A queue in three parts: in memory first, then on disk, then what the disk does not take just now."""
+    """A queue in three parts: messages in memory, then on disk, then those that the disk refused."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class MemoryFirstBacklog(MemoryBacklog):
         wrote: Callable[[int], None],
         make_room: Callable[[OSError], bool],
     ) -> None:
-        """``failed`` is told why the disk did not take so many bytes, or why it cannot be read (0 bytes);
-        ``make_room`` frees what it can and says whether to try again.
+        """``failed`` gets the error of a write and its size, or that of a read and 0; ``make_room`` frees
+        space on the disk and returns whether to try again.
         """
         super().__init__()
         self.disk = disk
@@ -43,7 +43,7 @@ class MemoryFirstBacklog(MemoryBacklog):
         self._make_room = make_room
         self._stuck: deque[Message] = deque()
         self._spilled = bool(disk.unread)  # whether messages wait on disk
-        self._dues: dict[bytes, float] = {}  # of deferred messages on disk: a record has no place for it
+        self._dues: dict[bytes, float] = {}  # due times of messages on disk, which records do not hold
 
     def __len__(self) -> int:
         count = self._count + len(self._stuck)
@@ -57,17 +57,17 @@ class MemoryFirstBacklog(MemoryBacklog):
         room = 0 if self._spilled or self._stuck else max(0, self._limit - self._count)
         if len(messages) > room:
             if self._stuck:
-                raise StorageFailed("the disk does not take messages at the moment")
+                raise StorageFailed("the disk is refusing messages")
             try:
-                # The disk first: when it refuses, nothing of the batch is in the queue.
+                # Write to disk first: if it refuses, no part of the batch is in the queue.
                 self._write(messages[room:])
             except OSError as error:
                 raise StorageFailed(str(error)) from error
             messages = messages[:room]
         super().put(messages)
 
-    def borrow(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
-        # No more than the topic would have in memory otherwise: a stop may lose them.
+    def hold_in_memory(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
+        # Only one portion at a time: a stop loses them if the disk is still full.
         if self._stuck:
             return False
         self._stuck.extend(message for message in messages if not message.due)
@@ -110,7 +110,7 @@ class MemoryFirstBacklog(MemoryBacklog):
         return len(self._stuck)
 
     def retry(self) -> bool:
-        """Write what the disk did not take; whether it does now."""
+        """Write the messages that the disk refused. Returns whether it accepts them now."""
         if self._stuck:
             try:
                 self._write(list(self._stuck))
@@ -157,11 +157,11 @@ class MemoryFirstBacklog(MemoryBacklog):
         self._spilled = False
 
     def make_room(self) -> bool:
-        """Free what the disk keeps in vain; whether there was anything."""
+        """Remove files without wanted messages. Returns whether there were any."""
         return self.disk.make_room()
 
-    def write_down(self, taken: list[Message]) -> None:
-        """Write all messages in memory, and those that were taken and not finished.
+    def persist(self, taken: list[Message]) -> None:
+        """Write all messages in memory to disk, and those taken and not finished.
 
         Raises StorageFailed if some of them are lost.
         """
@@ -176,12 +176,12 @@ class MemoryFirstBacklog(MemoryBacklog):
             raise StorageFailed(f"{len(left)} messages of {self.disk.name} are lost: {error}") from error
 
     def sync_jobs(self) -> list[SyncJob]:
-        """Return the jobs that sync all that was written."""
+        """Return the jobs that sync all writes."""
         job = self.disk.sync_job()
         return [] if job is None else [job]
 
     def not_synced(self, error: OSError) -> StorageFailed:
-        """Return the error that says what a failure of the last jobs means."""
+        """Return the error that explains what a failure of ``sync_jobs`` means."""
         return StorageFailed(f"{self.disk.name} may repeat messages: {error}")
 
     def release(self) -> None:
@@ -195,7 +195,7 @@ class MemoryFirstBacklog(MemoryBacklog):
 
 
 def append(disk: DiskQueue, records: list[bytes], make_room: Callable[[OSError], bool]) -> list[Position]:
-    """Append, and once more if room can be made on a full disk. Raises OSError."""
+    """Append; if the disk is full and room can be made, try once more. Raises OSError."""
     try:
         return disk.append(records)
     except OSError as error:
@@ -218,7 +218,7 @@ def decode(data: bytes) -> Message:
 async def peek(
     memory: Iterable[Message], disk: DiskQueue, n: int, max_bytes: int, but: Container[bytes] = ()
 ) -> list[Waiting]:
-    """The first messages of ``memory``, then of the disk, but for those with these ids."""
+    """Return the first messages of ``memory``, then of the disk, except those with an id in ``but``."""
     found = show(memory, n, max_bytes)
     if len(found) < n and disk.unread:
         left = max_bytes - sum(len(each.body) for each in found)

@@ -1,6 +1,6 @@
-"""The data directory of a running nsqd: its backlogs, what exists, when that is synced, and its health.
+"""The storage of a running nsqd: its backlogs, the list of topics and channels, syncs, and health.
 
-``Storage`` is all of that; ``DataDirectory``, below, is the directory: whose it is, and the list of topics.
+``Storage`` does all of that; ``DataDirectory``, below, locks the directory and has the list of topics.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import OpenFiles, Replacement, SyncJob, run_together, share_of_limit
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage.committer import Committer, Round
-from nsq.daemons.nsqd.storage.durable import DueBook, DurableBacklog
+from nsq.daemons.nsqd.storage.durable import DueTimes, DurableBacklog
 from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog
 from nsq.daemons.worker_thread import in_thread
 from nsq.errors import ConfigError
@@ -45,35 +45,35 @@ from nsq.wire.names import is_ephemeral
 
 HEALTHY = "OK"
 
-#: For answers that wait for the disk when nsqd stops.
+#: How long a stop waits for replies that are held until the next sync.
 _SETTLE_SECONDS = 2.0
 
-#: Of so many queues a round makes the place to go on from last.
-_PLACES = 50
+#: The most queues whose commit points one round of syncs writes.
+_POSITIONS_PER_ROUND = 50
 
-#: With --mem-queue-size=0 an ephemeral queue could not even hold what is handed out a moment later.
+#: The least size of an ephemeral queue: with --mem-queue-size=0 it could not even pass a message on.
 _LEAST_EPHEMERAL = 100
 
-#: Written down together when nsqd stops: so many files may be open and synced at a time.
+#: Queues that a stop writes and syncs together, which bounds the number of open files.
 _QUEUES_AT_THE_END = 200
 
-#: A stop that takes longer says how far it is, as often.
+#: How often a long stop logs its progress.
 _PROGRESS_SECONDS = 1.0
 
-#: Storage that does not work is tried again.
+#: How soon failed storage is tried again.
 _RETRY_SECONDS = 1.0
 
-#: With thousands of queues it takes long to look for files that can go: not for every refused message.
+#: The shortest time between two searches for removable files, which take long with thousands of queues.
 _ROOM_SECONDS = 0.1
 
-#: A disk that has no room for what is written.
+#: The errors of a full disk.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 OnDisk = MemoryFirstBacklog | DurableBacklog
 
 
 class Storage:
-    """Makes the broker's backlogs, and syncs them. ``start`` and ``stop`` bracket everything else."""
+    """Makes the broker's backlogs, and syncs them. Call ``start`` first and ``stop`` last."""
 
     def __init__(self, options: NsqdOptions, clock: Clock, log: DaemonLog) -> None:
         self.committer: Committer | None = None
@@ -83,28 +83,29 @@ class Storage:
         self._directory = DataDirectory(Path(options.data_path or "."), log)
         self._open_files = OpenFiles(share_of_limit())
         self._backlogs: dict[str, OnDisk] = {}
-        self._found: dict[str, list[str]] = {}  # files of earlier lives, by queue, until that is opened
+        self._found: dict[str, list[str]] = {}  # files of earlier runs, by queue, until it is opened
         self._broker: Broker | None = None
         self._roster_changed = False
-        self._unsynced = 0  # messages
-        self._written: set[str] = set()  # names of durable queues, since the last round
-        self._whole = True  # whether to sync everything
-        self._to_sync: deque[str] = deque()  # the names that are left of that
-        self._fault: Exception | None = None  # what storage could not do, until it can
-        self._refused = 0  # bytes that a disk did not take, if that is the fault
-        self._probing: Round | None = None  # the round under way, if it shows whether the disk works again
-        self._trying_again = False  # soon
+        self._unsynced = 0  # messages written since the last sync that they requested
+        self._written: set[str] = set()  # names of durable queues written since the last round
+        self._sync_all = True  # whether the next round must sync all queues
+        self._to_sync: deque[str] = deque()  # names of the queues that are left of that
+        self._error: Exception | None = None  # the last failure, until storage works again
+        self._refused = 0  # the size of a write that the disk refused, if that is the failure
+        self._probing: Round | None = None  # the current round, if it tests whether the disk works again
+        self._trying_again = False  # whether a retry is scheduled
         self._made_room_at = float("-inf")
-        self._stalled = False  # whether something failed since the last tick
+        self._stalled = False  # whether something failed since the last retry
         self._ticking: asyncio.Task[None] | None = None
 
     # Lifecycle.
 
     def start(self, broker: Broker) -> None:
-        """Make the directory ours, and the broker what it was when nsqd stopped."""
+        """Lock the directory, and restore the broker's topics and channels."""
         self._directory.lock()
         self._found = self._directory.files()
-        self.committer = Committer(self._prepare, self.failed, self._worked, distrust=self._distrust)
+        after = self.failed, self._round_succeeded
+        self.committer = Committer(self._prepare, *after, begin_new_files=self._begin_new_files)
         for topic in self._directory.read_roster():
             self._restore(broker, topic)
         self._broker = broker
@@ -112,22 +113,22 @@ class Storage:
 
     def _restore(self, broker: Broker, entry: TopicEntry) -> None:
         topic = broker.topic(entry.name)
-        topic.pause(True)  # what waits is for all of its channels
+        topic.pause(True)  # waiting messages are for all of its channels, which come next
         for name, paused in entry.channels:
             topic.channel(name).pause(paused)
         topic.pause(entry.paused)
 
     async def settle(self) -> None:
-        """Let those who wait for the disk have their answers, as far as it gives them soon."""
+        """Wait a moment for the next sync, so that held replies can be sent."""
         if self.committer is not None:
             with suppress(TimeoutError, StorageFailed):
                 async with asyncio.timeout(_SETTLE_SECONDS):
-                    await self.committer.lasting()
+                    await self.committer.wait_until_synced()
 
     async def stop(self, left: list[tuple[Backlog, list[Message]]]) -> list[StorageFailed]:
-        """Write everything down, and return what went wrong; ``left`` is what closing the broker gave.
+        """Write everything to disk, and return the errors; ``left`` is the result of closing the broker.
 
-        In a thread: while a disk does not answer, nsqd does, if only to a second signal.
+        A thread does it: while the disk hangs, nsqd still reacts to a second signal.
         """
         if self._ticking is not None:
             self._ticking.cancel()
@@ -135,30 +136,30 @@ class Storage:
         if self.committer is not None:
             await self.committer.close()
         roster = self._roster() if self._broker is not None else None
-        faults = await in_thread(lambda: self._write_down(left, roster), "nsqd-write-down")
+        errors = await in_thread(lambda: self._persist(left, roster), "nsqd-write-down")
         self._directory.unlock()
-        return faults
+        return errors
 
-    def _write_down(
+    def _persist(
         self, left: list[tuple[Backlog, list[Message]]], roster: list[TopicEntry] | None
     ) -> list[StorageFailed]:
-        """Many queues at a time: that is as quick as a few, and few files are open."""
-        faults: list[StorageFailed] = []
+        """Write and sync the queues in groups: faster than one by one, with few files open."""
+        errors: list[StorageFailed] = []
         queues = [(backlog, taken) for backlog, taken in left if isinstance(backlog, OnDisk)]
         told = time.monotonic()
         for start in range(0, len(queues), _QUEUES_AT_THE_END):
             if time.monotonic() > told + _PROGRESS_SECONDS:
                 told = time.monotonic()
                 self._log.info("nsqd: %d of %d queues are on disk", start, len(queues))
-            faults += write_down(queues[start : start + _QUEUES_AT_THE_END])
+            errors += persist(queues[start : start + _QUEUES_AT_THE_END])
         if roster is not None:
             try:
                 self._directory.roster_job(roster, COMPATIBLE_VERSION)()
             except OSError as error:
-                faults.append(StorageFailed(f"cannot write the list of topics: {error}"))
-        return faults
+                errors.append(StorageFailed(f"cannot write the list of topics: {error}"))
+        return errors
 
-    # What the broker asks for.
+    # The broker's side.
 
     def backlog(self, topic: str, channel: str = "") -> Backlog:
         if is_ephemeral(channel or topic):
@@ -188,11 +189,11 @@ class Storage:
             return MemoryFirstBacklog(
                 disk, limit, failed=self.failed, wrote=self._wrote, make_room=self._make_room
             )
-        dues = DueBook(self._directory.path, name, self._clock, self._open_files)
+        dues = DueTimes(self._directory.path, name, self._clock, self._open_files)
 
         def written() -> None:
             self._written.add(name)
-            self._taken()
+            self._write_succeeded()
             self._ask()
 
         def finished_many() -> None:
@@ -206,15 +207,15 @@ class Storage:
             failed=self.failed,
             written=written,
             finished_many=finished_many,
-            fault=self._fault_of_syncs,
+            sync_error=self._sync_error,
             make_room=self._make_room,
         )
 
-    def _fault_of_syncs(self) -> Exception | None:
-        return self.committer.fault if self.committer is not None else None
+    def _sync_error(self) -> Exception | None:
+        return self.committer.error if self.committer is not None else None
 
     def _wrote(self, messages: int) -> None:
-        self._taken()
+        self._write_succeeded()
         self._unsynced += messages
         if self._unsynced >= self._options.sync_every:
             self._unsynced = 0
@@ -229,19 +230,20 @@ class Storage:
         self._ask()
 
     @property
-    def waits(self) -> Committer | None:
-        """The committer that a publisher's OK has to wait for; None when it need not wait."""
+    def publish_committer(self) -> Committer | None:
+        """The committer whose next sync a publisher's OK waits for; None without --durable."""
         return self.committer if self._options.durable else None
 
     # Syncing.
 
     def _prepare(self) -> Round:
-        """Collect what was written since the last round and, every --sync-timeout, all queues' positions.
+        """Collect all writes since the last round and, every --sync-timeout, all queues' commit points.
 
-        Channels before topics: a topic forgets what it has given to channels only when they have it on disk.
+        Channels come before topics: a topic's commit point may pass only messages that its channels have
+        fsynced.
         """
         this = Round()
-        self._probing = this if self._fault is not None else None
+        self._probing = this if self._error is not None else None
         if self._refused:
             this.probe = functools.partial(self._directory.probe, self._refused)
         if self._broker is not None and (self._roster_changed or self._probing):
@@ -250,22 +252,22 @@ class Storage:
         written, self._written = self._written, set()
         for name in written:
             self._add_records(this, name)
-        if self._whole and not self._to_sync:
-            self._whole = not self._options.durable
+        if self._sync_all and not self._to_sync:
+            self._sync_all = not self._options.durable
             self._to_sync.extend(sorted(self._backlogs, key=lambda name: ":" not in name))
-        self._add_places(this)
+        self._add_positions(this)
         return this
 
     def _add_records(self, this: Round, name: str) -> None:
-        """Add the records that publishers wait for."""
+        """Add a queue's records, whose sync publishers wait for."""
         backlog = self._backlogs.get(name)
         if isinstance(backlog, DurableBacklog) and not backlog.disk.closed:
             this.add(backlog.dues.sync_job(), backlog.dues.synced)
             this.add(backlog.disk.flush_job(), backlog.disk.flushed)
 
-    def _add_places(self, this: Round) -> None:
-        """Records and the places to go on from, of some queues: publishers do not wait for thousands."""
-        limit = len(this.jobs) + _PLACES
+    def _add_positions(self, this: Round) -> None:
+        """Add records and commit points of some queues, so that publishers do not wait for thousands."""
+        limit = len(this.jobs) + _POSITIONS_PER_ROUND
         while self._to_sync and len(this.jobs) < limit:
             backlog = self._backlogs.get(self._to_sync.popleft())
             if backlog is None or backlog.disk.closed:
@@ -278,7 +280,7 @@ class Storage:
             self._ask()
 
     async def _tick(self) -> None:
-        """Sync all queues every --sync-timeout, and try again what the disk has refused."""
+        """Every --sync-timeout, sync all queues and write again what the disk has refused."""
         while True:
             await asyncio.sleep(self._options.sync_timeout)
             self._forget_closed()
@@ -292,11 +294,11 @@ class Storage:
         if self._stalled and self._broker is not None:
             self._stalled = False
             self._broker.resume()
-        self._whole = True
+        self._sync_all = True
         self._ask()
 
     def _try_again_soon(self) -> None:
-        """While storage does not work; --sync-timeout may be long."""
+        """Schedule a retry while storage does not work, because --sync-timeout may be long."""
         if self._ticking is not None and not self._ticking.done() and not self._trying_again:
             self._trying_again = True
             self._clock.call_at(self._clock.now() + _RETRY_SECONDS, self._try_again)
@@ -319,39 +321,39 @@ class Storage:
 
     @property
     def health(self) -> str:
-        """ "OK", or why messages are refused at the moment."""
-        fault = self._fault
-        if fault is None or (_is_full(fault) and not self._refuses):
+        """ "OK", or the reason why messages are refused now."""
+        error = self._error
+        if error is None or (_is_full(error) and not self._refuses):
             return HEALTHY
-        return str(fault) or repr(fault)
+        return str(error) or repr(error)
 
     @property
     def _refuses(self) -> bool:
-        """Whether messages are refused while the disk is full: those that fit into memory may not be."""
+        """Whether messages are refused while the disk is full: without --durable, memory may have room."""
         return self._options.durable or any(
             isinstance(backlog, MemoryFirstBacklog) and not backlog.room
             for backlog in self._backlogs.values()
         )
 
-    def failed(self, fault: Exception, refused: int = 0) -> None:
-        """``refused`` is how many bytes the disk did not take, if that is what has failed."""
-        if self._fault is None:
-            self._log.error("storage does not work: %s", fault)
-        if _is_full(fault):
-            self._make_room(fault)
-        self._fault, self._refused = fault, refused or self._refused
+    def failed(self, error: Exception, refused: int = 0) -> None:
+        """Record a failure; ``refused`` is the size of the write, if a write has failed."""
+        if self._error is None:
+            self._log.error("storage does not work: %s", error)
+        if _is_full(error):
+            self._make_room(error)
+        self._error, self._refused = error, refused or self._refused
         self._probing = None
-        self._stalled = self._whole = True
+        self._stalled = self._sync_all = True
         self._to_sync.clear()
         self._try_again_soon()
 
-    def _make_room(self, fault: Exception) -> bool:
-        """Remove files without wanted messages from a full disk; whether there were any.
+    def _make_room(self, error: Exception) -> bool:
+        """Remove files that hold no unfinished messages from a full disk. Returns whether there were any.
 
-        A topic of a durable nsqd keeps its files until all that it gave to its channels is on disk there.
+        A topic of a durable nsqd keeps its files until its channels have fsynced the messages they got.
         """
         now = self._clock.now()
-        if not _is_full(fault) or now < self._made_room_at + _ROOM_SECONDS:
+        if not _is_full(error) or now < self._made_room_at + _ROOM_SECONDS:
             return False
         self._made_room_at = now
         there = {name: backlog for name, backlog in self._backlogs.items() if not backlog.disk.closed}
@@ -364,70 +366,70 @@ class Storage:
                 made |= backlog.make_room()
         return made
 
-    def _taken(self) -> None:
-        """The disk has taken messages."""
+    def _write_succeeded(self) -> None:
+        """Note a successful write."""
         if self._refused:
-            self._works()
+            self._mark_healthy()
 
-    def _distrust(self) -> None:
-        """Begin new files: confirmed records must not stand behind bytes that may be lost."""
+    def _begin_new_files(self) -> None:
+        """Begin new files after a failed sync: confirmed records must not follow bytes that may be lost."""
         for backlog in self._backlogs.values():
             if isinstance(backlog, DurableBacklog) and not backlog.disk.closed:
                 backlog.disk.begin_new_file()
 
-    def _worked(self) -> None:
-        """A round has."""
+    def _round_succeeded(self) -> None:
+        """Note a successful round."""
         if self._probing is None:
             return
-        if self._probing.probe_fault is None and not any(
+        if self._probing.probe_error is None and not any(
             isinstance(b, MemoryFirstBacklog) and b.stuck for b in self._backlogs.values()
         ):
-            self._works()
+            self._mark_healthy()
         else:
             self._try_again_soon()
 
-    def _works(self) -> None:
+    def _mark_healthy(self) -> None:
         self._log.info("storage works again")
-        self._fault, self._refused, self._probing = None, 0, None
+        self._error, self._refused, self._probing = None, 0, None
 
 
-def _is_full(fault: Exception) -> bool:
-    return isinstance(fault, OSError) and fault.errno in _FULL
+def _is_full(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in _FULL
 
 
-def write_down(left: Sequence[tuple[OnDisk, list[Message]]]) -> list[StorageFailed]:
-    """Have these backlogs write down all they hold, each with what was taken from it and not finished, and
-    close them. Returns what went wrong.
+def persist(left: Sequence[tuple[OnDisk, list[Message]]]) -> list[StorageFailed]:
+    """Write all messages of these backlogs to disk, each with those taken and not finished, sync and close
+    the files. Returns the errors.
     """
-    faults: dict[OnDisk, StorageFailed] = {}
+    errors: dict[OnDisk, StorageFailed] = {}
     backlogs = [backlog for backlog, _ in left]
     for backlog, taken in left:
         try:
-            backlog.write_down(taken)
+            backlog.persist(taken)
         except StorageFailed as error:
-            faults[backlog] = error
+            errors[backlog] = error
     try:
         run_together([job for backlog in backlogs for job in backlog.sync_jobs()])
     except OSError:
-        for backlog in backlogs:  # find out whose files cannot be synced
+        for backlog in backlogs:  # one by one, to find those that cannot be synced
             try:
                 backlog.make_room()
                 run_together(backlog.sync_jobs())
             except OSError as error:
-                faults.setdefault(backlog, backlog.not_synced(error))
+                errors.setdefault(backlog, backlog.not_synced(error))
     for backlog in backlogs:
         backlog.release()
-    return [faults[backlog] for backlog in backlogs if backlog in faults]
+    return [errors[backlog] for backlog in backlogs if backlog in errors]
 
 
 _ROSTER = "nsqd.dat"
 _OLD_ROSTER = re.compile(r"nsqd\.[0-9]+\.dat").fullmatch  # before version 1.0 the node's id was in the name
-#: Written at a time to find out whether there is room.
+#: Bytes of one write when testing whether the disk has room.
 _PROBE_PIECE = 1024 * 1024
 
 
 class DataDirectory:
-    """Lock it before anything else: every other method relies on no other program writing there."""
+    """nsqd's data directory. Lock it first: the other methods rely on no other program writing there."""
 
     def __init__(self, path: Path, log: Log) -> None:
         self.path = path
@@ -435,7 +437,7 @@ class DataDirectory:
         self._locked: int | None = None
 
     def lock(self) -> None:
-        """Make it ours until ``unlock`` or the end of the process. A Go nsqd asks for the same lock."""
+        """Lock the directory until ``unlock`` or the end of the process. Go's nsqd takes the same lock."""
         descriptor = self._open()
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -448,7 +450,7 @@ class DataDirectory:
         self._locked = descriptor
         try:
             self._check_writable()
-            self._refuse_what_is_no_file()
+            self._refuse_special_files()
         except BaseException:
             self.unlock()
             raise
@@ -456,11 +458,11 @@ class DataDirectory:
 
     def unlock(self) -> None:
         if self._locked is not None:
-            os.close(self._locked)  # the last descriptor of an open file takes its lock along
+            os.close(self._locked)  # closing the descriptor releases the lock
             self._locked = None
 
     def read_roster(self) -> list[TopicEntry]:
-        """The topics and channels of the last run; empty in a new directory."""
+        """Read the topics and channels of the last run; an empty list in a new directory."""
         path = self._roster_path()
         if path is None:
             return []
@@ -469,16 +471,16 @@ class DataDirectory:
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{str(path)!r}, the list of topics and channels, cannot be read ({error}): repair it, or "
-                "move it away to start with no topics but those whose queues are on disk"
+                "move it away to start without topics (a topic made again gets its messages back)"
             ) from error
 
     def roster_job(self, topics: Iterable[TopicEntry], version: str) -> SyncJob:
-        """Return a job that writes this list. If it fails the one before stays, also across a power cut."""
+        """Return a job that writes this list. If it fails, the old list stays, also after a power cut."""
         replacement = Replacement(self.path / _ROSTER, encode_roster(topics, version))
         return SyncJob(self.path, (), replacement=replacement)
 
     def probe(self, size: int) -> None:
-        """Raises OSError if the disk has no room for so many bytes."""
+        """Raise OSError if the disk has no room for ``size`` bytes."""
         path = self.path / f"{_ROSTER}.probe{TEMPORARY}"
         try:
             with open(path, "wb") as file:
@@ -490,7 +492,7 @@ class DataDirectory:
             path.unlink(missing_ok=True)
 
     def files(self) -> dict[str, list[str]]:
-        """All that could be files of queues, by the queue's name."""
+        """Return the names of all files that may belong to queues, by queue."""
         return files_by_queue(os.listdir(self.path))
 
     def _open(self) -> int:
@@ -500,7 +502,7 @@ class DataDirectory:
             raise ConfigError(f"data path {str(self.path)!r} cannot be opened: {error.strerror}") from error
 
     def _check_writable(self) -> None:
-        """A disk that is full takes writes again some day; one that may not be written to does not."""
+        """Refuse a directory without write permission. A full disk is accepted: it may get room later."""
         probe = self.path / f"{_ROSTER}.probe{TEMPORARY}"
         try:
             probe.touch()
@@ -512,8 +514,8 @@ class DataDirectory:
                     "give it to the user that nsqd runs as, or name another --data-path"
                 ) from error
 
-    def _refuse_what_is_no_file(self) -> None:
-        """Refuse FIFOs, devices and dead links: opening a FIFO would hang, and a device keeps nothing."""
+    def _refuse_special_files(self) -> None:
+        """Refuse FIFOs, devices and dead links: opening a FIFO would hang, and a device stores nothing."""
         with os.scandir(self.path) as entries:
             found = list(entries)
         for entry in found:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nsq.daemons.nsqd.core.broker import Broker, Draining
-from nsq.daemons.nsqd.daemon import Left, look
+from nsq.daemons.nsqd.daemon import Remaining, count_remaining
 from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.core.consumer import Consumer
 
@@ -24,8 +24,8 @@ def test_what_is_left_to_hand_over_and_what_stays() -> None:
         broker.publish(topic, [b"1", b"2", b"3"])
     broker.publish_deferred("t", b"4", 60.0)
     clock.settle()
-    left = look(broker)
-    assert left == Left(
+    left = count_remaining(broker)
+    assert left == Remaining(
         waiting=2,
         in_flight=1,
         deferred=1,
@@ -34,7 +34,7 @@ def test_what_is_left_to_hand_over_and_what_stays() -> None:
     )
     assert not left.nothing
     broker.topics["t"].channels["consumed"].empty()
-    assert look(broker).nothing
+    assert count_remaining(broker).nothing
 
 
 def test_a_broker_that_drains_takes_no_messages() -> None:

@@ -42,7 +42,7 @@ def test_whom_a_strike_hits_is_a_share_of_what_there_is() -> None:
     (strike,) = strikes(Schedule(1), 1)
     chosen = {Strike(0, strike.fault, place / 100, None).one_of("abcd") for place in range(100)}
     assert chosen == set("abcd")
-    with pytest.raises(UsageError, match="nothing to choose from"):
+    with pytest.raises(UsageError, match="a strike needs a target"):
         strike.one_of([])
 
 

@@ -155,7 +155,7 @@ class Full(MemoryBacklog):
         self.lends = False
         self.told: Callable[[list[Message]], None] = lambda messages: None
 
-    def borrow(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
+    def hold_in_memory(self, messages: list[Message], finished: Callable[[list[Message]], None]) -> bool:
         if self.lends:
             self.told = finished
             super().put([each for each in messages if not each.due])

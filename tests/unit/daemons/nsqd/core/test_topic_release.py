@@ -33,7 +33,7 @@ class Refusing(MemoryBacklog):
 class Remembering(MemoryBacklog):
     """Knows what was taken and neither finished nor put back."""
 
-    remembers = True
+    needs_finished = True
 
     def __init__(self) -> None:
         super().__init__()

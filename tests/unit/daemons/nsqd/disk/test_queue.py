@@ -420,7 +420,7 @@ def test_what_cannot_be_taken_back_is_never_read(tmp_path: Path, room: int) -> N
     with room_for(room, truncates=False), pytest.raises(OSError, match="No space left"):
         queue.append(TEN_RECORDS[:3])
     queue.append([b"after"])
-    assert "cannot take a failed write to q.diskqueue.000000.dat back" in log.complaints[0]
+    assert "cannot undo a failed write to q.diskqueue.000000.dat" in log.complaints[0]
     assert data(tmp_path, 1).stat().st_size == 9
     assert records(queue) == [b"before", b"after"]
     assert queue.depth == 2

@@ -101,7 +101,7 @@ def test_without_a_meta_file_that_makes_sense_everything_is_read(tmp_path: Path,
         meta(tmp_path).write_text(text)
     found, complaints = started(tmp_path)
     assert found == TEN
-    assert "looking at the data instead" in complaints[0]
+    assert "using the data instead" in complaints[0]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_read_position_behind_the_data_goes_to_what_follows(tmp_path: Path) ->
     meta(tmp_path).write_text("2\n0,500\n1,100\n")
     found, complaints = started(tmp_path)
     assert found == TEN[5:]
-    assert "points behind the end of the data" in complaints[0]
+    assert "points past the end of the data" in complaints[0]
 
 
 def test_data_that_vanished_is_mourned_and_writing_goes_on(tmp_path: Path) -> None:

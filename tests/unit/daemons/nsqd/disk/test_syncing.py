@@ -297,7 +297,7 @@ def test_without_a_fault_there_is_no_doubt() -> None:
 
 def test_a_job_made_afterwards_fails_once() -> None:
     failure = SyncFailure()
-    failure.arose(FAULT)
+    failure.record(FAULT)
     with pytest.raises(OSError, match="Input/output"):
         failure.check()()
     failure.check()()
@@ -305,7 +305,7 @@ def test_a_job_made_afterwards_fails_once() -> None:
 
 def test_a_job_that_is_never_called_settles_nothing() -> None:
     failure = SyncFailure()
-    failure.arose(FAULT)
+    failure.record(FAULT)
     failure.check()
     with pytest.raises(OSError, match="Input/output"):
         failure.check()()
@@ -315,7 +315,7 @@ def test_a_job_under_way_fails_and_so_does_the_next() -> None:
     """The first may not cover all that was written before the fault."""
     failure = SyncFailure()
     check = failure.check()
-    failure.arose(FAULT)
+    failure.record(FAULT)
     with pytest.raises(OSError, match="Input/output"):
         check()
     with pytest.raises(OSError, match="Input/output"):
@@ -325,11 +325,11 @@ def test_a_job_under_way_fails_and_so_does_the_next() -> None:
 
 def test_a_second_fault_is_told_as_well() -> None:
     failure = SyncFailure()
-    failure.arose(FAULT)
+    failure.record(FAULT)
     check = failure.check()
     with pytest.raises(OSError, match="Input/output"):
         check()
-    failure.arose(OSError(28, "No space left on device"))
+    failure.record(OSError(28, "No space left on device"))
     with pytest.raises(OSError, match="No space"):
         failure.check()()
     failure.check()()
@@ -345,13 +345,13 @@ class Owner:
 
     def use(self, *, write: bool = False) -> Owner:
         if self.descriptor < 0:
-            self.descriptor = self.files.open(self.path, os.O_WRONLY | os.O_CREAT, self.give_up)
+            self.descriptor = self.files.open(self.path, os.O_WRONLY | os.O_CREAT, self.close_early)
         self.files.used(self.descriptor)
         if write:
             self.files.wrote(self.descriptor)
         return self
 
-    def give_up(self) -> None:
+    def close_early(self) -> None:
         self.files.close(self.descriptor)
         self.descriptor = -1
 
@@ -367,7 +367,7 @@ def owners(tmp_path: Path) -> Iterator[list[Owner]]:
     yield made
     for owner in made:
         if owner.is_open:
-            owner.give_up()
+            owner.close_early()
     assert len(files) == 0
 
 

@@ -34,7 +34,7 @@ class FakeStorage:
     """A disk that works, and that nobody waits for."""
 
     health = "OK"
-    waits = None
+    publish_committer = None
 
 
 class Api:

@@ -79,7 +79,7 @@ def test_an_excused_silence_begins_anew() -> None:
     watch = Watch()
     watch.liveness.start(10.0)
     watch.clock.advance(20.0)
-    watch.liveness.excuse()
+    watch.liveness.restart_silence()
     watch.clock.advance(19.0)
     assert watch.silences == [20.0]
     watch.clock.advance(1.0)

@@ -14,7 +14,7 @@ from nsq.wire.frames import ErrorReply, RawMessage, Response
 from tests.fakes.session import HEARTBEAT, OK, Client, FakeAuthority, World
 
 
-class FakeLasting:
+class FakeSyncNotifier:
     """A disk that makes things last when the test says so."""
 
     def __init__(self) -> None:
@@ -39,13 +39,13 @@ class FakeLasting:
 class Durable(World):
     def __init__(self, *, authority: FakeAuthority | None = None, **options: object) -> None:
         super().__init__(authority=authority, **options)
-        self.lasting = FakeLasting()
-        self.environment.lasting = self.lasting
+        self.notifier = FakeSyncNotifier()
+        self.environment.sync_notifier = self.notifier
 
     def subscribed(self, topic: str = "t", rdy: int = 9) -> Client:
         client = self.client()
         client.send(commands.sub(topic, "c"))
-        self.lasting.sync()
+        self.notifier.sync()
         assert client.frames() == [OK]
         client.send(commands.rdy(rdy))
         return client
@@ -66,9 +66,9 @@ def test_the_ok_waits_for_the_disk(command: bytes) -> None:
     client = world.client()
     client.send(command)
     assert client.frames() == []
-    world.lasting.sync()
+    world.notifier.sync()
     assert client.frames() == [OK]
-    assert world.lasting.waiters == 0
+    assert world.notifier.waiters == 0
 
 
 @pytest.mark.parametrize("command", PUBLICATIONS, ids=lambda command: str(command[:6]))
@@ -77,8 +77,8 @@ def test_a_disk_that_fails_ends_the_connection_and_a_sub_is_told_why(command: by
     world = Durable()
     client = world.client()
     client.send(command)
-    world.lasting.sync(fails=True)
-    refusal = [ErrorReply(b"E_SUB_FAILED SUB failed the disk did not take the channel")]
+    world.notifier.sync(fails=True)
+    refusal = [ErrorReply(b"E_SUB_FAILED SUB failed the channel could not be saved")]
     assert (client.frames(), client.link.finished) == (refusal if b"SUB" in command else [], True)
 
 
@@ -86,9 +86,9 @@ def test_one_chunk_waits_once_and_everything_stays_in_order() -> None:
     world = Durable()
     client = world.client()
     client.send(commands.pub("t", b"a") * 3, commands.sub("t", "c"), commands.rdy(9), b"CLS\n")
-    assert world.lasting.waiters == 1
+    assert world.notifier.waiters == 1
     assert client.frames() == []
-    world.lasting.sync()
+    world.notifier.sync()
     found = client.frames()
     assert found[:5] == [OK] * 4 + [Response(b"CLOSE_WAIT")]
 
@@ -98,7 +98,7 @@ def test_messages_do_not_overtake_the_ok_they_follow() -> None:
     client = world.subscribed()
     client.send(commands.pub("t", b"a"))
     assert client.frames() == []
-    world.lasting.sync()
+    world.notifier.sync()
     first, second = client.frames()
     assert (first, isinstance(second, RawMessage)) == (OK, True)
 
@@ -110,7 +110,7 @@ def test_others_get_the_message_and_answer_it_meanwhile() -> None:
     (message,) = consumer.messages()
     consumer.send(commands.fin(message.id))
     assert producer.frames() == consumer.frames() == []
-    world.lasting.sync()
+    world.notifier.sync()
     assert producer.frames() == [OK]
 
 
@@ -120,7 +120,7 @@ def test_heartbeats_do_not_wait() -> None:
     client.send(commands.pub("t", b"a"))
     world.clock.advance(31.0)
     assert client.frames() == [HEARTBEAT]
-    world.lasting.sync()
+    world.notifier.sync()
     assert client.frames() == [OK]
 
 
@@ -130,7 +130,7 @@ def test_a_fatal_error_behind_a_publication_comes_behind_its_ok(behind: bytes) -
     client = world.client()
     client.send(commands.pub("t", b"a"), behind)
     assert (client.frames(), client.link.finished) == ([], False)
-    world.lasting.sync()
+    world.notifier.sync()
     ok, error = client.frames()
     assert (ok, isinstance(error, ErrorReply), client.link.finished) == (OK, True, True)
 
@@ -142,7 +142,7 @@ def test_garbage_behind_a_publication_still_ends_the_connection() -> None:
     client.send(commands.pub("t", b"a"))
     client.send_raw(b"garbage that is no snappy frame")
     assert not client.link.finished
-    world.lasting.sync()
+    world.notifier.sync()
     assert client.link.finished
 
 
@@ -166,7 +166,7 @@ def test_a_client_that_is_gone_by_then_does_no_harm() -> None:
     for client in (gone, other):
         client.send(commands.pub("t", b"a"))
     gone.drop()
-    world.lasting.sync()
+    world.notifier.sync()
     assert other.frames() == [OK]
 
 
@@ -174,7 +174,7 @@ def test_layers_are_not_changed_under_what_is_held() -> None:
     world = Durable()
     client = world.client()
     client.send(commands.pub("t", b"a"), commands.identify(b'{"feature_negotiation":true,"snappy":true}'))
-    world.lasting.sync()
+    world.notifier.sync()
     assert client.frames() == [OK, ErrorReply(b"E_INVALID cannot IDENTIFY in current state")]
 
 
@@ -189,7 +189,7 @@ def test_what_an_auth_server_delayed_waits_for_the_disk_as_well() -> None:
     world.clock.advance(11.0)
     client.send(commands.pub("t", b"a"), b"NONSENSE\n")
     authority.answer(Grant((everything,), world.clock.now() + 10.0))
-    assert (client.frames(), client.link.finished, world.lasting.waiters) == ([], False, 1)
-    world.lasting.sync()
+    assert (client.frames(), client.link.finished, world.notifier.waiters) == ([], False, 1)
+    world.notifier.sync()
     ok, error = client.frames()
     assert (ok, isinstance(error, ErrorReply), client.link.finished) == (OK, True, True)

@@ -150,7 +150,7 @@ def test_a_handshake_then_what_came_behind_it() -> None:
     done: list[Tls] = []
     layer = Tls(tls_contexts()[0], server_side=True, server_hostname=None)
     setup.stream.push_tls(layer, done.append)
-    assert setup.stream.shaking_hands
+    assert setup.stream.handshaking
     setup.stream.write(b"held back")
     for _ in range(5):
         assert setup.read(client.pending()) == []
@@ -160,7 +160,7 @@ def test_a_handshake_then_what_came_behind_it() -> None:
             # The client's last flight and its first command in one piece.
             assert setup.read(client.wrap(b"NOP\n")) == [NOP]
     assert done == [layer]
-    assert not setup.stream.shaking_hands
+    assert not setup.stream.handshaking
     setup.stream.write(b", then sent")
     setup.stream.flush()
     assert client.unwrap(setup.link.take()).endswith(b", then sent")

@@ -10,9 +10,9 @@ from pathlib import Path
 from nsq.daemons.nsqd.core.backlog import Message
 from nsq.daemons.nsqd.disk.layout import HEAD_SIZE
 from nsq.daemons.nsqd.disk.queue import DiskQueue
-from nsq.daemons.nsqd.storage.durable import DueBook, DurableBacklog
+from nsq.daemons.nsqd.storage.durable import DueTimes, DurableBacklog
 from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog
-from nsq.daemons.nsqd.storage.storage import OnDisk, write_down
+from nsq.daemons.nsqd.storage.storage import OnDisk, persist
 from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.disk.files import Lines, open_queue
 
@@ -43,7 +43,7 @@ def open_disk(directory: Path, *, log: Lines | None = None) -> DiskQueue:
 
 def close(backlog: OnDisk, taken: list[Message]) -> None:
     """As a stop does it."""
-    for fault in write_down([(backlog, taken)]):
+    for fault in persist([(backlog, taken)]):
         raise fault
 
 
@@ -75,12 +75,12 @@ class Durable(DurableBacklog):
         self.broken: Exception | None = None
         super().__init__(
             open_disk(directory),
-            DueBook(directory, "t:c", self.clock),
+            DueTimes(directory, "t:c", self.clock),
             limit,
             failed=lambda error, size: self.faults.append(error),
             written=self._count,
             finished_many=lambda: None,
-            fault=lambda: self.broken,
+            sync_error=lambda: self.broken,
             make_room=lambda error: error.errno == errno.ENOSPC and self.make_room(),
         )
 

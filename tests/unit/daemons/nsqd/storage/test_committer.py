@@ -50,7 +50,7 @@ class Disk:
         """Return when it lasts."""
         self.written += 1
         mine = self.written
-        await self.committer.lasting()
+        await self.committer.wait_until_synced()
         assert self.lasting >= mine, "confirmed before it was on disk"
 
 
@@ -126,9 +126,9 @@ def test_a_fault_is_known_until_a_round_works() -> None:
         disk.faults = [OSError(5, "Input/output error")]
         disk.committer.ask()
         await until(lambda: disk.told)
-        assert disk.committer.fault is disk.told[0]
+        assert disk.committer.error is disk.told[0]
         await disk.write()
-        assert disk.committer.fault is None
+        assert disk.committer.error is None
 
     run(scenario)
 
@@ -223,7 +223,7 @@ class BrokenDisk:
 
     def committer(self) -> Committer:
         return Committer(
-            self.prepare, self.faults.append, lambda: None, distrust=self.distrust, retry_after=0.001
+            self.prepare, self.faults.append, lambda: None, begin_new_files=self.distrust, retry_after=0.001
         )
 
 
@@ -247,8 +247,8 @@ def test_who_waited_for_a_sync_that_failed_is_not_told_that_it_worked_the_second
 def test_a_waiting_request_learns_of_it() -> None:
     async def scenario() -> None:
         committer = BrokenDisk().committer()
-        with pytest.raises(StorageFailed, match="did not take"):
-            await committer.lasting()
+        with pytest.raises(StorageFailed, match="syncing to disk failed"):
+            await committer.wait_until_synced()
         await committer.close()
 
     asyncio.run(scenario())

@@ -14,7 +14,7 @@ from nsq.daemons.nsqd.disk import syncing
 from nsq.daemons.nsqd.disk.layout import files_by_queue, parse_meta
 from nsq.daemons.nsqd.disk.syncing import OpenFiles
 from nsq.daemons.nsqd.storage import durable
-from nsq.daemons.nsqd.storage.durable import DueBook
+from nsq.daemons.nsqd.storage.durable import DueTimes
 from tests.fakes.clock import FakeClock
 from tests.unit.daemons.nsqd.disk.files import meta, room_for
 from tests.unit.daemons.nsqd.storage.backlogs import Durable, bodies, ids, message, messages
@@ -324,7 +324,8 @@ class TestBorrowed:
     def test_they_are_delivered_from_memory_and_their_owner_hears_of_the_end(self, backlog: Durable) -> None:
         told: list[list[bytes]] = []
         later = message(b"c", due=150.0)
-        assert backlog.borrow([*messages(b"a", b"b"), later], lambda messages: told.append(bodies(messages)))
+        three = [*messages(b"a", b"b"), later]
+        assert backlog.hold_in_memory(three, lambda messages: told.append(bodies(messages)))
         first, second = backlog.take(10)
         backlog.put_back([first])
         backlog.finished([second])
@@ -336,13 +337,13 @@ class TestBorrowed:
 
     def test_there_is_a_limit(self, backlog: Durable) -> None:
         large = [message(bytes(1 << 20)) for _ in range(16)]
-        assert backlog.borrow(large, lambda messages: None)
-        assert not backlog.borrow(messages(b"a"), lambda messages: None)
+        assert backlog.hold_in_memory(large, lambda messages: None)
+        assert not backlog.hold_in_memory(messages(b"a"), lambda messages: None)
         backlog.finished(large[:1])
-        assert backlog.borrow(messages(b"a"), lambda messages: None)
+        assert backlog.hold_in_memory(messages(b"a"), lambda messages: None)
 
     def test_a_stop_writes_nothing_of_them(self, backlog: Durable, tmp_path: Path) -> None:
-        assert backlog.borrow([message(b"a")], lambda messages: None)
+        assert backlog.hold_in_memory([message(b"a")], lambda messages: None)
         (taken,) = backlog.take(1)
         taken.due = 150.0  # requeued with a delay
         backlog.close([taken])
@@ -391,22 +392,22 @@ ENTRY = 24
 
 
 @pytest.fixture
-def book(tmp_path: Path) -> Iterator[DueBook]:
-    made = DueBook(tmp_path, "t:c", FakeClock())
+def book(tmp_path: Path) -> Iterator[DueTimes]:
+    made = DueTimes(tmp_path, "t:c", FakeClock())
     yield made
     made.delete()
 
 
-def reopened(directory: Path, now: float = 1000.0) -> DueBook:
+def reopened(directory: Path, now: float = 1000.0) -> DueTimes:
     """By a process that knows only the directory; ``now`` tells how long after the first one."""
     clock = FakeClock()
     clock.advance(now - 1000.0)
-    return DueBook(directory, "t:c", clock)
+    return DueTimes(directory, "t:c", clock)
 
 
-def close(book: DueBook, struck: list[bytes]) -> None:
+def close(book: DueTimes, finished: list[bytes]) -> None:
     """As a stop does it."""
-    job = book.last_job(struck)
+    job = book.last_job(finished)
     if job is not None:
         job()
     book.release()
@@ -416,7 +417,7 @@ def deferred(count: int, due: float = 1060.0) -> list[Message]:
     return [message(b"a", due) for _ in range(count)]
 
 
-def test_a_moment_survives_with_all_its_digits(book: DueBook, tmp_path: Path) -> None:
+def test_a_moment_survives_with_all_its_digits(book: DueTimes, tmp_path: Path) -> None:
     (one,) = deferred(1, 1060.25)
     book.add([one, message(b"at once")])
     assert book.get(one.id) == pytest.approx(1060.25, abs=1e-6)
@@ -425,14 +426,14 @@ def test_a_moment_survives_with_all_its_digits(book: DueBook, tmp_path: Path) ->
     assert (tmp_path / FILE).stat().st_size == ENTRY
 
 
-def test_what_is_due_meanwhile_is_forgotten(book: DueBook, tmp_path: Path) -> None:
+def test_what_is_due_meanwhile_is_forgotten(book: DueTimes, tmp_path: Path) -> None:
     early, late = *deferred(1, 1005.0), *deferred(1, 1060.0)
     book.add([early, late])
     later = reopened(tmp_path, 1010.0)
     assert (later.get(early.id), later.get(late.id) > 0) == (0.0, True)
 
 
-def test_a_moment_that_cannot_be_is_none(book: DueBook, tmp_path: Path) -> None:
+def test_a_moment_that_cannot_be_is_none(book: DueTimes, tmp_path: Path) -> None:
     (one,) = deferred(1)
     book.add([one])
     content = bytearray((tmp_path / FILE).read_bytes())
@@ -441,7 +442,7 @@ def test_a_moment_that_cannot_be_is_none(book: DueBook, tmp_path: Path) -> None:
     assert reopened(tmp_path).get(one.id) == 0.0
 
 
-def test_the_last_entry_of_a_message_counts(book: DueBook, tmp_path: Path) -> None:
+def test_the_last_entry_of_a_message_counts(book: DueTimes, tmp_path: Path) -> None:
     (one,) = deferred(1)
     book.add([one])
     one.due = 1090.0
@@ -450,7 +451,7 @@ def test_the_last_entry_of_a_message_counts(book: DueBook, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("torn", [1, ENTRY - 1])
-def test_a_torn_entry_at_the_end_is_written_over(book: DueBook, tmp_path: Path, torn: int) -> None:
+def test_a_torn_entry_at_the_end_is_written_over(book: DueTimes, tmp_path: Path, torn: int) -> None:
     first, second = deferred(2)
     book.add([first])
     with (tmp_path / FILE).open("ab") as file:
@@ -462,7 +463,7 @@ def test_a_torn_entry_at_the_end_is_written_over(book: DueBook, tmp_path: Path, 
     close(again, [])
 
 
-def test_what_the_disk_refuses_leaves_the_book_as_it_was(book: DueBook, tmp_path: Path) -> None:
+def test_what_the_disk_refuses_leaves_the_book_as_it_was(book: DueTimes, tmp_path: Path) -> None:
     first, second, third = deferred(3)
     book.add([first])
     with room_for(10), pytest.raises(OSError, match="No space"):
@@ -473,7 +474,7 @@ def test_what_the_disk_refuses_leaves_the_book_as_it_was(book: DueBook, tmp_path
     assert [again.get(each.id) > 0 for each in (first, second, third)] == [True, False, True]
 
 
-def test_the_file_does_not_grow_with_what_is_long_gone(book: DueBook, tmp_path: Path) -> None:
+def test_the_file_does_not_grow_with_what_is_long_gone(book: DueTimes, tmp_path: Path) -> None:
     (stays,) = deferred(1)
     book.add([stays])
     with patch.object(durable, "_SPARE", 10):
@@ -484,7 +485,7 @@ def test_the_file_does_not_grow_with_what_is_long_gone(book: DueBook, tmp_path: 
     assert reopened(tmp_path).get(stays.id) > 0
 
 
-def test_a_clean_stop_leaves_a_file_only_if_it_is_needed(book: DueBook, tmp_path: Path) -> None:
+def test_a_clean_stop_leaves_a_file_only_if_it_is_needed(book: DueTimes, tmp_path: Path) -> None:
     one, two = deferred(2)
     book.add([one, two])
     book.remove(one.id)
@@ -496,20 +497,20 @@ def test_a_clean_stop_leaves_a_file_only_if_it_is_needed(book: DueBook, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_was_finished_unread_is_struck_once(book: DueBook, tmp_path: Path) -> None:
+def test_what_was_finished_unread_is_struck_once(book: DueTimes, tmp_path: Path) -> None:
     close(book, [b"a" * 16, b"b" * 16])
     again = reopened(tmp_path)
-    assert (again.is_struck(b"a" * 16), again.is_struck(b"a" * 16)) == (True, False)
+    assert (again.was_finished(b"a" * 16), again.was_finished(b"a" * 16)) == (True, False)
     close(again, [])
     third = reopened(tmp_path)
-    assert (third.is_struck(b"a" * 16), third.is_struck(b"b" * 16)) == (False, True)
-    third.nothing_unread()
+    assert (third.was_finished(b"a" * 16), third.was_finished(b"b" * 16)) == (False, True)
+    third.all_read()
     close(third, [])
     assert list(tmp_path.iterdir()) == []
 
 
 class TestSync:
-    def test_there_is_something_to_do_only_after_a_write(self, book: DueBook) -> None:
+    def test_there_is_something_to_do_only_after_a_write(self, book: DueTimes) -> None:
         assert book.sync_job() is None
         book.add(deferred(1))
         job = book.sync_job()
@@ -520,7 +521,7 @@ class TestSync:
         book.add(deferred(1))
         assert book.sync_job() is not None
 
-    def test_what_came_during_a_sync_needs_another(self, book: DueBook) -> None:
+    def test_what_came_during_a_sync_needs_another(self, book: DueTimes) -> None:
         book.add(deferred(1))
         job = book.sync_job()
         assert job is not None
@@ -529,7 +530,7 @@ class TestSync:
         book.synced(job)
         assert book.sync_job() is not None
 
-    def test_the_name_of_a_new_file_is_synced_too(self, book: DueBook, tmp_path: Path) -> None:
+    def test_the_name_of_a_new_file_is_synced_too(self, book: DueTimes, tmp_path: Path) -> None:
         synced: list[Path] = []
         with patch.multiple(syncing, sync_file=synced.append):
             for _ in range(2):
@@ -540,7 +541,7 @@ class TestSync:
                 book.synced(job)
         assert synced == [tmp_path / FILE, tmp_path, tmp_path / FILE]
 
-    def test_it_does_not_mind_that_the_queue_was_deleted_meanwhile(self, book: DueBook) -> None:
+    def test_it_does_not_mind_that_the_queue_was_deleted_meanwhile(self, book: DueTimes) -> None:
         book.add(deferred(1))
         job = book.sync_job()
         assert job is not None
@@ -549,12 +550,12 @@ class TestSync:
         book.synced(job)
 
 
-def test_to_go_the_file_is_no_queue(book: DueBook, tmp_path: Path) -> None:
+def test_to_go_the_file_is_no_queue(book: DueTimes, tmp_path: Path) -> None:
     book.add(deferred(1))
     assert files_by_queue(path.name for path in tmp_path.iterdir()) == {}
 
 
-def test_clearing_forgets_all_moments(book: DueBook, tmp_path: Path) -> None:
+def test_clearing_forgets_all_moments(book: DueTimes, tmp_path: Path) -> None:
     (one,) = deferred(1)
     book.add([one])
     book.clear()
@@ -564,9 +565,9 @@ def test_clearing_forgets_all_moments(book: DueBook, tmp_path: Path) -> None:
 
 
 class TestMoreBooksThanFilesThatMayBeOpen:
-    def books(self, directory: Path) -> list[DueBook]:
+    def books(self, directory: Path) -> list[DueTimes]:
         files = OpenFiles(2)
-        return [DueBook(directory, f"t:c{number}", FakeClock(), files) for number in range(4)]
+        return [DueTimes(directory, f"t:c{number}", FakeClock(), files) for number in range(4)]
 
     def test_lose_nothing(self, tmp_path: Path) -> None:
         books = self.books(tmp_path)
@@ -577,7 +578,7 @@ class TestMoreBooksThanFilesThatMayBeOpen:
                     book.add([its[each]])
         assert fsync.call_count == 6  # a close, each
         for number, its in enumerate(messages):
-            again = DueBook(tmp_path, f"t:c{number}", FakeClock())
+            again = DueTimes(tmp_path, f"t:c{number}", FakeClock())
             assert [again.get(each.id) for each in its] == pytest.approx([1060.0] * 2)
         for book in books:
             book.delete()

@@ -43,9 +43,9 @@ class Node:
         self.broker = Broker(clock, backlogs=self.storage)
         self.storage.start(self.broker)
 
-    async def lasting(self) -> None:
+    async def wait_until_synced(self) -> None:
         assert self.storage.committer is not None
-        await self.storage.committer.lasting()
+        await self.storage.committer.wait_until_synced()
 
     async def consume(self, topic: str, channel: str, count: int, *, finish: bool = True) -> list[bytes]:
         consumer = Consumer(rdy=count)
@@ -110,7 +110,7 @@ def test_topics_channels_and_whether_they_are_paused(tmp_path: Path, durable: bo
                     topic.channel(channel)
             one.broker.pause(one.broker.topics["a"], True)
             one.broker.pause(one.broker.topics["b"].channels["y"], True)
-            await one.lasting()
+            await one.wait_until_synced()
             killed = Path(shutil.copytree(data, tmp_path / "killed"))
         for directory in (data, killed):
             async with node(directory, durable=durable) as two:
@@ -178,13 +178,13 @@ def test_deleting_leaves_nothing_on_disk(tmp_path: Path, durable: bool) -> None:
             topic.channel("c")
             one.broker.publish("t", [b"%d" % number for number in range(9)])
             one.broker.publish_deferred("t", b"deferred", 3600)
-            await one.lasting()
+            await one.wait_until_synced()
             assert any(name.startswith("t:c.") for name in names(tmp_path))
             one.broker.delete_channel(topic, "c")
             assert not any(name.startswith("t:c.") for name in names(tmp_path))
             one.broker.publish("t", [b"waits"])
             one.broker.delete_topic("t")
-            await one.lasting()
+            await one.wait_until_synced()
             assert names(tmp_path) == ["nsqd.dat"]
             assert roster(tmp_path) is None
 
@@ -198,8 +198,8 @@ def test_a_topic_that_is_made_anew_is_empty(tmp_path: Path, durable: bool) -> No
             for _ in range(20):
                 one.broker.topic("t").channel("c")
                 one.broker.publish("t", [b"a"])
-                one.storage._whole = True
-                lasting = asyncio.create_task(one.lasting())
+                one.storage._sync_all = True
+                lasting = asyncio.create_task(one.wait_until_synced())
                 await asyncio.sleep(0)
                 one.broker.delete_topic("t")  # perhaps under the hands of a round
                 one.broker.topic("t").channel("c")
@@ -260,11 +260,11 @@ class TestRounds:
         async def scenario() -> None:
             async with node(tmp_path, durable=True) as one:
                 one.broker.publish("t", [b"a", b"b"])
-                await one.lasting()
+                await one.wait_until_synced()
                 synced.clear()
                 one.broker.topic("t").channel("c")
-                one.storage._whole = True
-                await one.lasting()
+                one.storage._sync_all = True
+                await one.wait_until_synced()
 
         synced: list[str] = []
         with watched(synced):
@@ -279,10 +279,10 @@ class TestRounds:
                 for name in ("a", "b"):
                     one.broker.topic(name).channel("c")
                     one.broker.publish(name, [b"x"])
-                await one.lasting()
+                await one.wait_until_synced()
                 synced.clear()
                 one.broker.publish("a", [b"x"])
-                await one.lasting()
+                await one.wait_until_synced()
                 assert synced == ["a:c.diskqueue.000000.dat"]
 
         synced: list[str] = []
@@ -298,7 +298,7 @@ class TestRounds:
             async with node(tmp_path, durable=durable, mem_queue_size=0) as one:
                 for number in range(120):
                     one.broker.publish(f"t{number}", [b"x"])
-                await one.lasting()
+                await one.wait_until_synced()
                 assert 0 < len(written()) < 120
                 await until(lambda: len(written()) == 120)
 
@@ -307,9 +307,9 @@ class TestRounds:
     def test_without_durable_nobody_waits_and_every_so_many_messages_are_synced(self, tmp_path: Path) -> None:
         async def scenario() -> None:
             async with node(tmp_path, mem_queue_size=0, sync_every=10) as one:
-                assert one.storage.waits is None
+                assert one.storage.publish_committer is None
                 one.broker.topic("t")
-                await one.lasting()
+                await one.wait_until_synced()
                 synced.clear()
                 one.broker.publish("t", [b"x"] * 9)
                 for _ in range(20):
@@ -388,7 +388,7 @@ class TestFaults:
         async def scenario() -> None:
             async with node(tmp_path, durable=durable, mem_queue_size=0) as one:
                 one.broker.topic("t").channel("c")
-                await one.lasting()
+                await one.wait_until_synced()
                 full = patch.object(DataDirectory, "probe", side_effect=OSError(errno.ENOSPC, "full"))
                 with room_for(0), full as probe:
                     with pytest.raises(StorageFailed, match="No space left"):
@@ -409,7 +409,7 @@ class TestFaults:
                 assert one.storage.committer is not None
                 one.storage.committer._retry_after = 0.001
                 one.broker.publish("t", [b"waits for an answer"])
-                waiting = asyncio.create_task(one.lasting())
+                waiting = asyncio.create_task(one.wait_until_synced())
                 await until(lambda: one.storage.health != HEALTHY)
                 with pytest.raises(StorageFailed, match="Input/output"):
                     one.broker.publish("t", [b"refused"])
@@ -433,7 +433,7 @@ class TestFaults:
                 one.broker.topic("t")
                 await until(lambda: one.storage.health != HEALTHY)
                 faults.clear()
-                await one.lasting()
+                await one.wait_until_synced()
                 assert roster(tmp_path) == [{"name": "t", "paused": False, "channels": None}]
 
         asyncio.run(scenario())
