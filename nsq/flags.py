@@ -1,11 +1,11 @@
-"""Command lines and TOML config files in Go's manner, driven by one frozen dataclass.
+"""Parses command lines and TOML config files as Go does, into a frozen dataclass.
 
 A program declares its options once, as fields made by ``flag``, ``duration`` or ``repeated``; ``parse`` turns
-an argument list into an instance of that class. A flag beats the config file, the file beats the default.
-Types are checked here, and by ``check``, which the class calls, ranges and choices.
+an argument list into an instance of that class. A flag overrides the config file, and the file overrides the
+default. This module checks types; ``check``, which the class calls, checks ranges and choices.
 
-This module imports nothing of the package but ``errors``, ``literals`` and ``options``. It prints nothing and
-exits nowhere (only ``parse_or_exit`` does, for ``main`` functions), and reads one file: that of ``--config``.
+Of the package this module imports only ``errors``, ``literals`` and ``options``. Only ``parse_or_exit``, for
+``main`` functions, prints and exits. It reads one file: that of ``--config``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FlagExit(NsqError):
 
 @dataclass(frozen=True)
 class Parsed(Generic[OptionsT]):
-    """``rest`` is what followed the flags; ``warnings`` are lines worth logging once a logger exists."""
+    """``rest`` has the arguments after the flags; ``warnings`` are lines to log once there is a logger."""
 
     options: OptionsT
     rest: tuple[str, ...] = ()
@@ -50,15 +50,15 @@ class Parsed(Generic[OptionsT]):
 
 @dataclass(frozen=True, kw_only=True)
 class Flag(Option):
-    """An option of a command line. The field that it stands in fills in what is left open.
+    """An option of a command line. Its dataclass field supplies the parts that are left open.
 
-    With ``bare`` the flag may stand without a value and then has that text; like a boolean, it takes one only
-    after ``=``. ``deprecated`` says what to use instead.
+    With ``bare`` the flag needs no value, and then has that text; like a boolean, it takes a value only after
+    ``=``. ``deprecated`` says what to use instead.
     """
 
     kind: Kind = TEXT
-    name: str = ""  # of the field, with dashes
-    key: str = ""  # in the config file: that of the field
+    name: str = ""  # default: the field's name, with dashes
+    key: str = ""  # in the config file; default: the field's name
     field: str = ""
     bare: str | None = None
     repeated: bool = False
@@ -75,11 +75,11 @@ def _custom(parser: Callable[[str], Any]) -> Kind:
     return Kind("", lambda value: value, parser)
 
 
-# ``details`` are what a Flag has: name, key, deprecated, low, high, choices.
+# ``details`` are fields of Flag: name, key, deprecated, low, high, choices.
 
 
 def flag(default: Any, usage: str, *, parse: Callable[[str], Any] | None = None, **details: Any) -> Any:
-    """A str, int, float or bool by the field's annotation, or whatever ``parse`` makes of the text.
+    """Declare a str, int, float or bool by the field's annotation, or the result of ``parse``.
 
     A callable ``default`` is called when options are made (a host name is not looked up at import). ``parse``
     raises ValueError to refuse.
@@ -89,12 +89,12 @@ def flag(default: Any, usage: str, *, parse: Callable[[str], Any] | None = None,
 
 
 def duration(default: Any, usage: str, **details: Any) -> Any:
-    """Seconds as a float, written as a Go duration; in a file an integer means milliseconds."""
+    """Declare seconds as a float, written as a Go duration; in a file an integer means milliseconds."""
     return declare(default, Flag(usage, kind=SECONDS, **details))
 
 
 def repeated(convert: Callable[[str], Any], usage: str, **details: Any) -> Any:
-    """A tuple that grows with every use of the flag; with ``separator`` one use may carry several values.
+    """Declare a tuple that grows with every use of the flag; ``separator`` allows several values in one use.
 
     ``convert`` is str, int, float or a parser as ``flag`` takes it.
     """
@@ -153,11 +153,11 @@ def _usage_entry(each: Flag) -> str:
 
 
 Given = list[tuple[Flag, str | None]]
-"""Flags with their texts, in the order of the command line; None for one that stands bare."""
+"""Flags with their texts, in the order of the command line; None for a flag without a value."""
 
 
 def _scan(named: Mapping[str, Flag], argv: Sequence[str]) -> tuple[Given, tuple[str, ...], str | None]:
-    """The flags, the words behind them, and what ended the scan early: a mistake, or _HELP."""
+    """Return the flags, the words after them, and what ended the scan early: an error text, or _HELP."""
     given: Given = []
     waiting = list(reversed(argv))
     while waiting and len(waiting[-1]) > 1 and waiting[-1].startswith("-"):
@@ -185,7 +185,7 @@ def _scan(named: Mapping[str, Flag], argv: Sequence[str]) -> tuple[Given, tuple[
 
 
 def _read_given(given: Given) -> dict[str, Any]:
-    """Values by flag name; ConfigError says in a line which is wrong."""
+    """Return values by flag name; ConfigError names the wrong one."""
     values: dict[str, Any] = {}
     for each, text in given:
         try:
@@ -213,7 +213,7 @@ def _from_text(each: Flag, text: str) -> Any:
 
 
 def _read_file(path: str, flags: Iterable[Flag]) -> tuple[dict[str, Any], list[str]]:
-    """Values by flag name, and warnings."""
+    """Return values by flag name, and warnings."""
     try:
         with open(path, "rb") as file:
             document = tomllib.load(file)
@@ -222,7 +222,7 @@ def _read_file(path: str, flags: Iterable[Flag]) -> tuple[dict[str, Any], list[s
     except ValueError as error:
         raise ConfigError(f"config file {path} is not valid TOML: {error}") from error
     by_key = {each.key: each for each in flags}
-    # People write a flag's name where its key is wanted.
+    # For hints: people write a flag's name instead of its key.
     spellings = {each.name.replace("-", "_"): each.key for each in by_key.values()} | {
         key: key for key in by_key
     }
@@ -268,9 +268,9 @@ def parse(
     version: str | None = None,
     config_flag: bool = True,
 ) -> Parsed[OptionsT]:
-    """The options of ``argv`` (without the program's name); FlagExit when the program should end instead.
+    """Parse ``argv`` (without the program's name); raise FlagExit when the program should exit instead.
 
-    A ``version`` adds the flag that prints it. A ConfigError from the class's ``__post_init__`` exits with 1.
+    A ``version`` adds the flag that prints it. A ConfigError from the class means status 1.
     """
     declared = _declared_flags(options_class)
     named: dict[str, Flag] = {}
@@ -278,12 +278,12 @@ def parse(
         if named.setdefault(each.name, each) is not each:
             raise TypeError(f"the flag --{each.name} is declared twice")
     given, rest, end = _scan(named, argv)
-    # The last --version decides, whatever else is wrong; nonsense behind its "=" is a mistake like any other.
+    # The last --version decides, even if other flags are wrong. An invalid value after its "=" is an error.
     asked = ["true" if text is None else text for each, text in given if each is _VERSION]
     if asked and is_true(asked[-1]):
         raise FlagExit(0, f"{version}\n", "stdout")
     try:
-        # Before what ended the scan: these stand left of it, and the leftmost mistake is the one to report.
+        # Read these before reporting what ended the scan: the leftmost error is the one to report.
         values = _read_given(given)
         if end not in (None, _HELP):
             raise ConfigError(end)
@@ -310,7 +310,7 @@ def parse_or_exit(
     prog: str,
     version: str | None = None,
 ) -> Parsed[OptionsT]:
-    """``parse`` for a ``main`` function: reads ``sys.argv`` without ``argv``, prints, raises SystemExit."""
+    """``parse`` for a ``main`` function: defaults to ``sys.argv``, prints, and raises SystemExit."""
     try:
         return parse(options_class, sys.argv[1:] if argv is None else argv, prog=prog, version=version)
     except FlagExit as end:
@@ -321,7 +321,7 @@ def parse_or_exit(
 
 
 def config_key(field: dataclasses.Field[Any]) -> str:
-    """The name that an option's field has in a config file, and under /config."""
+    """Return the name of an option's field in a config file and under /config."""
     declared: Flag = field.metadata[METADATA]
     return declared.key or field.name
 
@@ -332,7 +332,7 @@ def is_duration(field: dataclasses.Field[Any]) -> bool:
 
 
 def check(options: object) -> None:
-    """Refuse, in a ``__post_init__``, a value outside its range or choices, naming the flag."""
+    """Raise ConfigError for a value outside its range or choices. For ``__post_init__``."""
     for each in _declared_flags(type(options)):
         if math.isfinite(each.low) or each.choices:
             value = getattr(options, each.field)

@@ -148,7 +148,7 @@ class TestStat:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            ([CHANNEL], "no channel billing"),
+            ([CHANNEL], "no nsqd has channel billing"),
             ([CHANNEL, "--nsqd-http-address=127.0.0.1:1"], "127.0.0.1:1"),
             ([CHANNEL, "--lookupd-http-address=127.0.0.1:1"], "not both"),
             ([CHANNEL, "--nsqd-http-address=http://a:1"], "without a scheme"),
