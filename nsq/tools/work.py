@@ -435,7 +435,7 @@ class Supervisor:
         # Also run the program's atexit functions.
         raise SystemExit(status)
 
-    # Their lives
+    # Starting and reaping workers
 
     def _reap(self) -> None:
         while True:
@@ -515,7 +515,7 @@ class Supervisor:
         ):
             self._stop(old)
 
-    # The end
+    # Stopping
 
     def _drain(self) -> int:
         """Stop all workers at the same time, within one deadline. Another signal ends them at once."""
