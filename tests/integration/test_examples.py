@@ -1,4 +1,4 @@
-"""Every file of examples/ is run as its reader would, against real daemons; what it says is checked."""
+"""Runs every file of examples/ as a reader would, against real daemons, and checks its output."""
 
 from __future__ import annotations
 

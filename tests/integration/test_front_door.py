@@ -1,4 +1,4 @@
-"""The program ``nsq``: a cluster looked at, changed and mended from a shell."""
+"""The program ``nsq``: inspecting, changing and repairing a cluster from a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nsq_tail, nsq_stat and to_nsq against an nsqd: what they write, when they end, what is answered."""
+"""nsq_tail, nsq_stat and to_nsq against an nsqd: output, end, and answers to messages."""
 
 from __future__ import annotations
 
