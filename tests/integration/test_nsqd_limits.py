@@ -1,4 +1,4 @@
-"""Misbehaving clients over real sockets: nsqd slows or disconnects them, and other clients are not affected."""
+"""Misbehaving clients over real sockets: nsqd slows or disconnects them; other clients are not affected."""
 
 from __future__ import annotations
 
