@@ -1,13 +1,12 @@
 """Makes the repository's ``.venv`` and installs the project into it, with one of the ``EXTRAS``:
 ``environment.py dev``.
 
-``environment.py interop`` installs other people's clients, which tests/interop drives, each into an
-environment of its own below ``.venv/interop``: one of them is a module ``nsq`` too. One that cannot be
-installed stops nothing here; the line that says so is kept for its tests, which fail with it.
+``environment.py interop`` installs other clients, which tests/interop drives. Each gets an environment of its
+own below ``.venv/interop``, because the module of one is called ``nsq`` too. If one cannot be installed, the
+others still are; its tests then fail with the stored error line.
 
-Run by the Makefile, which knows when it is needed, with the Python that the environment shall have. Says one
-line when it starts and what is wrong when something is; pip's own words go to ``.venv/install.log``. Uses the
-standard library only.
+The Makefile runs this when needed, with the Python that the environment will have. It prints one line at its
+start, and errors; pip's output goes to ``.venv/install.log``. Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PYTHON = VENV / "bin" / "python"
 LOG = VENV / "install.log"
 TEMPORARY = VENV / "tmp"
 OWNER = VENV / "made-for"
-"""Holds the path the environment was made for: a copied or moved tree must not use the old tree's code."""
+"""Holds the path the environment was made for, so that a copied or moved tree does not use the old code."""
 
 EXTRAS = {
     "run": "server",
@@ -39,8 +38,8 @@ EXTRAS = {
     "browser": "dev,browser-test",
     "docs": "docs",
 }
-# The tree's directory on sys.path: Spark lists the modules there to find format("nsq"), and setuptools' usual
-# hook for imports is in no list.
+# Put the tree's directory on sys.path: Spark lists the modules there to find format("nsq"), and does not see
+# setuptools' usual import hook.
 EDITABLE = [PYTHON, "-m", "pip", "install", "--config-settings", "editable_mode=compat", "--editable"]
 INTEROP = "interop"
 CLIENTS = VENV / INTEROP
@@ -50,11 +49,11 @@ WIDTH = 200
 
 
 class SetupError(Exception):
-    """What is wrong and what to do, in a line."""
+    """Says in a line what is wrong and what to do."""
 
 
 def clean_environment() -> dict[str, str]:
-    """The caller's environment without what would send pip or Python elsewhere."""
+    """Return the caller's environment without variables that redirect pip or Python."""
     strays = {"PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT"}
     kept = {name: value for name, value in os.environ.items() if name not in strays}
     if not kept.get("HOME"):
@@ -75,7 +74,7 @@ def succeeds(command: Sequence[str | Path], output: IO[bytes] | int = subprocess
     done = subprocess.run(
         command,
         cwd=ROOT,
-        # A pip that is killed leaves its temporary files: not in everybody's directory, then.
+        # A killed pip leaves temporary files; keep them out of the shared directory.
         env=clean_environment() | {"TMPDIR": str(TEMPORARY)},
         stdin=subprocess.DEVNULL,
         stdout=output,
@@ -86,7 +85,7 @@ def succeeds(command: Sequence[str | Path], output: IO[bytes] | int = subprocess
 
 
 def log_tail() -> str:
-    # pip lists every version there is in one line.
+    # pip lists all versions in one line.
     return "\n".join(line[:WIDTH] for line in LOG.read_text(errors="replace").splitlines()[-TAIL:])
 
 
@@ -129,7 +128,7 @@ def install(extra: str) -> None:
 
 
 def install_clients() -> bool:
-    """Whether all of them could be installed; what was not is tried again the next time."""
+    """Install other clients; return whether all succeeded. A later run tries the failed ones again."""
     CLIENTS.mkdir(exist_ok=True)
     failures = [pins for pins in sorted(PINS.glob("*.txt")) if not install_client(pins)]
     return not failures
@@ -155,7 +154,7 @@ def install_client(pins: Path) -> bool:
 
 
 def make_bare(home: Path) -> bool:
-    """An environment without a pip of its own, which takes seconds to install."""
+    """Make an environment without pip, which would take seconds to install."""
     if importlib.util.find_spec("venv"):
         return logged(sys.executable, "-m", "venv", "--without-pip", home)
     return logged(sys.executable, "-m", "virtualenv", home)
@@ -164,13 +163,13 @@ def make_bare(home: Path) -> bool:
 def set_up(kind: str) -> None:
     stamp = VENV / f"installed-{kind}"
     began = time.time_ns()
-    # One at a time: `make -j` and a second make in another terminal both come by here. The lock is on this
-    # very file, so nothing is left behind, and the kernel drops it however we end.
+    # One at a time: `make -j`, or a second make in another terminal, may run this too. The lock is on this
+    # file, so it leaves nothing behind, and the kernel releases it.
     with Path(__file__).open("rb") as own:
         fcntl.flock(own, fcntl.LOCK_EX)
         whole = works()
         if whole and made_since(began, stamp):
-            return  # by the one we waited for
+            return  # the process we waited for did it
         version = ".".join(map(str, sys.version_info[:3]))
         print(f"setting up .venv for '{kind}' with Python {version}; this is done once", flush=True)
         if not whole:
@@ -190,12 +189,12 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or arguments[0] not in kinds:
         print(f"usage: environment.py {'|'.join(kinds)}", file=sys.stderr)
         return 2
-    # So that pip ends with us; Ctrl-C it gets by itself.
+    # So that pip ends with us; the terminal sends it Ctrl-C too.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         set_up(arguments[0])
     except KeyboardInterrupt:
-        print("interrupted: the next make goes on from here", file=sys.stderr)
+        print("interrupted: the next make continues from here", file=sys.stderr)
         return 130
     except SetupError as error:
         print(error, file=sys.stderr)

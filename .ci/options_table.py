@@ -1,5 +1,5 @@
-"""For MkDocs: where a page says ``<!-- options -->``, the table of what ``Config.describe()`` tells; where it
-says ``<!-- options: nsq.spark.source.options.SourceOptions -->``, that of a part of the Spark data source.
+"""MkDocs hook: replaces ``<!-- options -->`` by the table of ``Config.describe()``, and
+``<!-- options: nsq.spark.source.options.SourceOptions -->`` by that of a part of the Spark data source.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a clone of this tree would hold, copied elsewhere: ``tree.py DIRECTORY``.
+"""Copies the files that a clone of this tree would have: ``tree.py DIRECTORY``.
 
-That is what git knows or would take, as it is now; without git, all but what only tools write. Uses
-the standard library only.
+These are tracked and untracked, unignored files in their present state; without git, all files except those
+that tools write. Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ BY_PRODUCTS = {".git", ".venv", "__pycache__", "build", "dist", "htmlcov"}
 
 
 def files() -> list[str]:
-    """Paths below the root, with slashes, sorted."""
+    """Return sorted paths below the root, with slashes."""
     names = listed_by_git()
     if names is None:
         names = {path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*") if is_source(path)}
-    # What was deleted and is not committed yet is listed all the same.
+    # git also lists deleted files until the deletion is committed.
     return sorted(name for name in names if (ROOT / name).is_file())
 
 
 def listed_by_git() -> set[str] | None:
-    """None where there is no git, or where it will not say: a tree that belongs to somebody else."""
+    """Return None without git, or if git refuses, as in a tree of another owner."""
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         return None
     done = subprocess.run(LIST, cwd=ROOT, stdout=subprocess.PIPE, check=False)
@@ -40,7 +40,7 @@ def is_source(path: Path) -> bool:
 
 
 def copy_to(directory: Path) -> list[str]:
-    """What was copied."""
+    """Copy the files; return their paths."""
     names = files()
     for name in names:
         target = directory / name

@@ -1,8 +1,8 @@
-"""Side by side with others: ``python -m benchmarks`` runs everything, ``python -m benchmarks daemon -k pub
---quick`` some of it.
+"""Benchmarks against other programs: ``python -m benchmarks`` runs everything, ``python -m benchmarks daemon
+-k pub --quick`` a part.
 
-``comparison`` says what is compared and judges it, ``rounds`` runs it, ``report`` shows it and ``processes``
-starts what takes part; each suite (``daemon``) gives its comparisons. All contenders of a comparison run in
-turns, on one machine, in one run, and only their ratios are judged: figures of two runs or two machines say
-little about each other.
+``comparison`` defines and judges comparisons, ``rounds`` runs them, ``report`` shows them, and ``processes``
+starts servers and drivers. Each suite, such as ``daemon``, has its comparisons. All contenders of a
+comparison run in turns, in one run on one machine. Only their ratios are judged, because figures of two runs
+or machines cannot be compared.
 """

@@ -1,8 +1,7 @@
-"""``python -m benchmarks [suite …] [-k word] [--quick]``: one table, also as results.json beside this file,
-and of what is worth a picture results.svg.
+"""``python -m benchmarks [suite …] [-k word] [--quick]``: prints a table, and writes results.json and the
+chart results.svg beside this file.
 
-Exit status 1 when a ratio falls short of its bar by more than noise explains; else 2 when something did not
-run that should have.
+The exit status is 1 if a ratio misses its bar by more than the tolerance; else 2 if something could not run.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ QUICK_SCALE = 0.2
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     count, scale = (QUICK_ROUNDS, QUICK_SCALE) if arguments.quick else (ROUNDS, 1.0)
-    # Ended from outside, it still ends the servers it started.
+    # At SIGTERM it still stops the servers that it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began = time.monotonic()
 
@@ -77,7 +76,7 @@ def _chosen(suites: Sequence[str], words: Sequence[str]) -> dict[str, list[Compa
 
 
 def _save(suites: dict[str, list[Outcome]], scale: float) -> None:
-    """Suites that were not run keep what was measured before."""
+    """Merge the results: suites that did not run keep their former figures."""
     circumstances = {
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -93,7 +92,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="suite", help=f"of {', '.join(SUITES)}; all by default")
     parser.add_argument(
-        "-k", action="append", default=[], metavar="word", help="only what has this in its name"
+        "-k", action="append", default=[], metavar="word", help="only comparisons with this in the name"
     )
     parser.add_argument("--quick", action="store_true", help="smaller loads, fewer rounds")
     parser.add_argument("--rounds", type=int, default=0, metavar="N", help="how often each is measured")

@@ -1,4 +1,4 @@
-"""What is compared, what came out, and whether it is enough: pure."""
+"""Comparisons, their results, and whether these are good enough. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOLERANCE = 0.1
 
 
 class Spread(NamedTuple):
-    """The middle of several measurements, and how far they went."""
+    """The median, minimum and maximum of several measurements."""
 
     median: float
     low: float
@@ -25,7 +25,7 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Figure:
-    """One number that a measurement gives. An ``aim`` is printed beside it and fails nothing."""
+    """One number of a measurement. An ``aim`` is printed beside it, but missing it is no failure."""
 
     name: str
     unit: str
@@ -34,8 +34,8 @@ class Figure:
 
 @dataclass(frozen=True)
 class Bar:
-    """``column`` reaches at least ``ratio`` times what ``reference`` reaches, in the first figure;
-    ``at_most`` that where less is better.
+    """``column`` must reach at least ``ratio`` times the first figure of ``reference``, or with ``at_most``
+    at most that, if less is better.
     """
 
     column: str
@@ -44,33 +44,33 @@ class Bar:
     at_most: bool = False
 
     def reached(self, ratio: float) -> float:
-        """How much of the bar that is: 1 and more is enough."""
+        """Return the share of the bar that is reached: 1 or more passes."""
         return self.ratio / ratio if self.at_most else ratio / self.ratio
 
 
-#: One measurement of one contender: from the scale (1 for all of the load, less for a quick look) to a number
-#: for each figure.
+#: One measurement of one contender: takes the scale (1 for the full load, less for a quick run), returns a
+#: number for each figure.
 Measure = Callable[[float], Sequence[float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One load and everything that is put under it, by the name of its column."""
+    """One load, and its contenders by the name of their column."""
 
     name: str
     figures: Sequence[Figure]
     contenders: Mapping[str, Measure]
     bars: Sequence[Bar] = ()
-    rounds: int | None = None  # at most; None for as many as the run asks for
-    turns: int = 1  # times as many rounds, of what is short and depends on the moment
-    not_run: str = ""  # the reason, when it cannot be run here
-    absent: Mapping[str, str] = field(default_factory=dict)  # contenders that should be here, and why not
-    pictured: str = ""  # its title in the picture, when it is worth one
+    rounds: int | None = None  # the largest number; None for the run's number
+    turns: int = 1  # factor for the rounds of short, noisy measurements
+    not_run: str = ""  # the reason, if it cannot run here
+    absent: Mapping[str, str] = field(default_factory=dict)  # contenders that should run, and why they cannot
+    pictured: str = ""  # its title in the chart, if it is shown there
 
 
 @dataclass
 class Outcome:
-    """What a comparison measured: for each column one list of numbers a round."""
+    """The measurements of a comparison: for each column one list of numbers per round."""
 
     comparison: Comparison
     measured: dict[str, list[Sequence[float]]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Outcome:
         return Spread.of(values) if values else None
 
     def judge(self) -> list[Verdict]:
-        """Of the bars whose both sides were measured."""
+        """Return the bars whose two sides were measured."""
         measured = self.measured
         return [
             Verdict(bar, self._ratio(bar))
@@ -92,7 +92,7 @@ class Outcome:
         ]
 
     def _ratio(self, bar: Bar) -> Spread:
-        """Round by round: what slows the machine down for a while slows both."""
+        """Compare round by round, because a slow moment of the machine affects both sides."""
         pairs = zip(self.values(bar.column), self.values(bar.reference), strict=True)
         return Spread.of([own / other for own, other in pairs])
 
@@ -108,5 +108,5 @@ class Verdict:
 
     @property
     def failed(self) -> bool:
-        """Short by more than noise explains."""
+        """Whether a bar is missed by more than the tolerance."""
         return self.bar.reached(self.ratio.median) < 1 - TOLERANCE

@@ -1,4 +1,4 @@
-"""What came out, as an SVG that reads well on a light and on a dark page: pure."""
+"""The results as an SVG for light and dark pages. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from html import escape
 from benchmarks.comparison import Outcome
 
 _WIDTH = 760
-_LABELS, _NUMBERS = 110, 130  # what is left of the bars, and right of them
+_LABELS, _NUMBERS = 110, 130  # the space left and right of the bars
 _TITLE, _BAR, _GAP, _SPACE = 26, 18, 6, 16
 _FOOT = 26
 _OURS = "nsq"
 
-#: Colours that a reader's colour scheme chooses; what knows no colour schemes shows the first.
+#: Colours for the reader's colour scheme; the first ones are the default.
 _STYLE = """
   text { font: 13px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #24292f }
   .title { font-weight: 600 }
@@ -30,7 +30,7 @@ _STYLE = """
 
 
 def draw(outcomes: Sequence[Outcome]) -> str:
-    """A group of bars for each outcome, to a scale of its own, each with its median."""
+    """Draw a group of bars for each outcome, with its own scale; each bar shows its median."""
     parts: list[str] = []
     top = 8
     for outcome in outcomes:
@@ -74,7 +74,7 @@ def _group(outcome: Outcome, top: int) -> tuple[list[str], int]:
 
 
 def _rounded(value: float) -> str:
-    """To three digits: the fourth is noise."""
+    """Format with three digits: the fourth is noise."""
     whole = round(value)
     return f"{round(whole, min(0, 3 - len(str(whole)))):,}"
 

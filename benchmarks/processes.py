@@ -1,4 +1,4 @@
-"""Child processes: servers that are up while a measurement runs, drivers that print what they measured."""
+"""Child processes: servers that run during a measurement, and drivers that print their measurements."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _DRIVER_SECONDS = 300.0
 
 
 class Broken(Exception):
-    """A server or driver did not do its part; the text ends with its own last words."""
+    """A server or driver failed; the text ends with its last output."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A process that listens; where it keeps files is gone with it."""
+    """A listening process; its files are deleted at its end."""
 
     pid: int
     port: int
@@ -33,7 +33,7 @@ class Server:
 
 
 class Place(NamedTuple):
-    """Where a server shall listen and keep its files."""
+    """The port and the directory of a server."""
 
     port: int
     http_port: int
@@ -56,7 +56,7 @@ def serving(command: Command) -> Iterator[Server]:
             if process.poll() is not None:
                 raise Broken(f"{argv[0]} ended by itself: {_last(words)}")
         finally:
-            # Not asked to stop: it would save what nobody will ever read.
+            # Kill it, because a stop would save data that is not needed.
             process.kill()
             process.wait()
 

@@ -1,4 +1,4 @@
-"""What came out, as a table and as JSON: pure."""
+"""The results, as a table and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.comparison import Comparison, Figure, Outcome, Spread, Verdict
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """One line a contender, with its ratios and the mark of each behind it."""
+    """Return one line per contender, with its ratios and the mark of each."""
     lines = [("load", "", "median", "min … max", "unit", "ratio (min … max)", "bar", "")]
     for outcome in outcomes:
         lines += _lines(outcome)
@@ -42,7 +42,7 @@ def _lines(outcome: Outcome) -> Iterable[_Line]:
 
 
 def _column(outcome: Outcome, column: str, place: int, figure: Figure) -> Iterable[_Line]:
-    """A line for the figure, with the first of its bars; one for each further bar."""
+    """Return a line for the figure with its first bar, and one for each further bar."""
     spread = outcome.spread(column, place)
     if spread is None:
         return
@@ -83,7 +83,9 @@ def _number(value: float) -> str:
 
 
 def as_json(suites: Mapping[str, Sequence[Outcome]], circumstances: dict[str, Any]) -> dict[str, Any]:
-    """By suite, each with the circumstances of its run: two of them may come from two runs."""
+    """Return the results by suite, each with the conditions of its run, because suites may come from
+    different runs.
+    """
     return {
         name: {**circumstances, "comparisons": [_comparison(outcome) for outcome in outcomes]}
         for name, outcomes in suites.items()

@@ -1,4 +1,4 @@
-"""Runs comparisons: every contender once a round, in turns, so that each meets the same weather."""
+"""Runs comparisons: every contender once per round, so that all have the same conditions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def run(comparison: Comparison, rounds: int, scale: float, progress: Progress) -
     rounds = min(comparison.rounds or rounds, rounds) * comparison.turns
     columns = list(comparison.contenders)
     for turn in range(rounds):
-        # There and back again: nobody always comes first, or behind the same neighbour.
+        # Reverse every second round, so that no contender is always first or always after the same one.
         for column in columns if turn % 2 == 0 else reversed(columns):
             numbers = comparison.contenders[column](scale)
             outcome.measured.setdefault(column, []).append(numbers)

@@ -1,4 +1,4 @@
-"""What another process uses, read from Linux's /proc."""
+"""Memory and CPU time of another process, read from Linux's /proc."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def resident_memory(pid: int) -> int:
 
 
 def peak_memory(pid: int) -> int:
-    """The most it ever had, in bytes."""
+    """Return the peak memory in bytes."""
     return _status(pid, "VmHWM")
 
 

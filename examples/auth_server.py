@@ -1,4 +1,4 @@
-"""An auth server for nsqd, which asks it what a client's secret allows:
+"""An auth server, which nsqd asks what a client's secret allows:
 
     python examples/auth_server.py 127.0.0.1:4181
     nsqd --auth-http-address=127.0.0.1:4181
@@ -6,8 +6,8 @@
     nsq.Producer("127.0.0.1:4150", auth_secret="producer-secret")
     nsq.Consumer("orders", "billing", nsqd="127.0.0.1:4150", auth_secret="billing-secret")
 
-Topics and channels are regular expressions. nsqd sends the secret in the query: keep it between the two, or
-put https in front of this.
+Topics and channels are regular expressions. nsqd sends the secret in the URL: use a private network, or put
+https in front of this.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
-# Yours come from a database, and are not in the source.
+# Keep yours in a database, not in the source.
 GRANTS = {
     "producer-secret": {
         "identity": "shop",
@@ -37,8 +37,9 @@ TTL = 60  # seconds after which nsqd asks again, so that a secret can be withdra
 
 
 def authorize(secret: str) -> dict[str, object]:
-    """What nsqd is told of the secret. One that allows nothing is answered like any other: an error status
-    would mean that it could not be looked up, and that trying again may help."""
+    """Return the answer to nsqd. An unknown secret gets an answer without permissions, not an error status,
+    which would mean that the lookup failed and that another try may help.
+    """
     for known, grant in GRANTS.items():
         if hmac.compare_digest(known.encode(), secret.encode()):
             return {"ttl": TTL, "identity": grant["identity"], "authorizations": [grant]}
@@ -58,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         print(f"{query.get('remote_ip', ['?'])[0]} is {answer['identity']}", flush=True)
 
     def log_message(self, *_: object) -> None:
-        """Not the default log: its lines hold the query, and so the secret."""
+        """Write no default log lines: they contain the query with the secret."""
 
 
 def main(address: str) -> int:

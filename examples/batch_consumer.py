@@ -1,8 +1,8 @@
-"""Take messages by the hundred, where one transaction for all is much cheaper than one for each:
+"""Handle up to a hundred messages in one transaction, which is much cheaper than one for each:
 
     python examples/batch_consumer.py 127.0.0.1:4150 orders.db
 
-nsqd delivers at least once, so a message can come twice; its id keeps it from being stored twice.
+nsqd delivers at least once, so a message can come twice; the primary key prevents storing it twice.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import nsq
 
 
 class Archive:
-    """Stores messages in a table. A batch is stored whole, or requeued whole."""
+    """Stores messages in a table. A batch is stored completely, or requeued completely."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -24,19 +24,19 @@ class Archive:
 
     def store(self, messages: list[nsq.Message]) -> None:
         rows = [(message.id, message.body) for message in messages]
-        database = sqlite3.connect(self._path)  # for this thread: sqlite3 wants it so
+        database = sqlite3.connect(self._path)  # sqlite3 needs a connection per thread
         try:
             with database:
                 database.executemany("INSERT OR IGNORE INTO orders VALUES (?, ?)", rows)
         finally:
             database.close()
-        # Returning finishes all of them; an error above has left none in the table, and requeues all.
+        # Returning finishes all messages. An error above stores none, and requeues all.
         print(f"stored {len(rows)}", flush=True)
 
 
 def main(nsqd: str, path: str) -> int:
     consumer = nsq.Consumer("orders", "archive", nsqd=nsqd)
-    # Up to 100 messages, and after half a second what there is by then.
+    # Up to 100 messages; after half a second as many as have arrived.
     consumer.add_batch_handler(Archive(path).store, size=100, wait=0.5)
     return 0 if consumer.run() else 1
 

@@ -1,9 +1,9 @@
-"""A transport of your own: this one counts the bytes that go over another one.
+"""A custom transport, which counts the bytes that go through another transport.
 
     python examples/custom_transport.py 127.0.0.1:4150
 
-A transport has one method, ``connect``; a stream needs no more than what differs from the stream it wraps.
-A proxy works the same way: connect to it, ask it for ``address``, and return the stream.
+A transport has one method, ``connect``. A stream overrides only the methods that differ from the stream it
+wraps. For a proxy do the same: connect to it, ask it for ``address``, and return the stream.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nsq.wire.identify import IdentifyRequest
 
 
 class CountingTransport:
-    """Dials with ``inner``; ``totals`` holds the bytes of all its connections, by direction and address."""
+    """Dials with ``inner``. ``totals`` has the bytes of all connections, by direction and address."""
 
     def __init__(self, inner: Transport = default_transport) -> None:
         self._inner = inner
@@ -29,7 +29,7 @@ class CountingTransport:
 
 
 class CountingStream(WrappedStream):
-    """Counts in both directions; one thread reads and one writes, so no key has two writers per stream."""
+    """Counts in both directions. One thread reads and one writes, so each key has one writer per stream."""
 
     def __init__(self, stream: Stream, totals: Counter[tuple[str, str]]) -> None:
         super().__init__(stream)

@@ -1,10 +1,10 @@
-"""What becomes of messages that fail again and again:
+"""Dead letters: what to do with messages that fail repeatedly.
 
     python examples/dead_letters.py 127.0.0.1:4150
 
-After ``max_attempts`` a message is given up: published to another topic here, where it can be looked at and
-published again. ``nsq.DeadLetterFile(path)`` keeps them in a file instead; any function of a message will do.
-Only when that has worked is the message finished.
+After ``max_attempts`` the consumer gives a message up. Here it publishes the message to another topic, where
+you can inspect it and publish it again. ``nsq.DeadLetterFile(path)`` writes to a file instead; any function
+of a message works too. The message is finished only after that has succeeded.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def main(nsqd: str) -> int:
             nsqd=nsqd,
             max_attempts=3,
             give_up=nsq.DeadLetterTopic(producer, "numbers.dead"),
-            default_requeue_delay=0.1,  # 90 s unless told otherwise, and more with every attempt
-            max_backoff_duration=0.0,  # one bad message is no reason to slow down for all others
+            default_requeue_delay=0.1,  # default 90 s, times the attempts so far
+            max_backoff_duration=0.0,  # one bad message must not slow down the others
         )
         cemetery = nsq.Consumer("numbers.dead", "people", nsqd=nsqd).add_handler(look)
         with consumer.add_handler(divide), cemetery:

@@ -1,7 +1,7 @@
-"""Publishing, in all its ways:  python examples/producer.py 127.0.0.1:4150 [127.0.0.1:5150 …]
+"""All ways to publish:  python examples/producer.py 127.0.0.1:4150 [127.0.0.1:5150 …]
 
-A producer is made once and shared by all threads. With several nsqds each message goes to one of them, and to
-another when that one cannot take it.
+Create one producer and share it among all threads. With several nsqds each message goes to one of them, or to
+another if that one cannot take it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import nsq
 
 
 def publish(producer: nsq.Producer) -> None:
-    # Returns when an nsqd has stored it.
+    # Returns when an nsqd has confirmed the message.
     producer.publish("orders", b'{"order": 1}')
 
-    # Many at once, to one nsqd: much faster than one by one.
+    # Many messages at once to one nsqd: much faster than one by one.
     producer.multi_publish("orders", [b'{"order": %d}' % number for number in range(2, 102)])
 
-    # Delivered after a while; and no more than 2 seconds for the call, whatever happens.
+    # Deliver after 30 seconds. The call takes at most 2 seconds.
     producer.publish("orders", b'{"reminder": 1}', defer=30.0, timeout=2.0)
 
-    # Without waiting for each: the futures tell what became of them.
+    # Do not wait for each: the futures have the results.
     futures = [producer.publish_async("orders", b'{"order": %d}' % number) for number in range(102, 202)]
     for future in futures:
         future.result()
@@ -34,7 +34,7 @@ def main(addresses: list[str]) -> int:
         try:
             publish(producer)
         except nsq.PublishUncertain as error:
-            print(f"may be stored, and may not: {error}")
+            print(f"may be stored: {error}")
             return 2
         except nsq.PublishFailed as error:
             print(f"not stored: {error}")

@@ -1,10 +1,10 @@
-"""Publish and receive over TLS; nsqd's certificate is always checked, and ours is shown if there is one:
+"""Publish and receive over TLS. Verifies nsqd's certificate, and sends a client certificate if you give one:
 
     nsqd --tls-cert=server.pem --tls-key=server.key --tls-required
     python examples/tls_consumer.py nsqd.example.org:4150 authority.pem [client.pem client.key]
 
-Without ``tls_ca_file`` the public authorities are trusted. For anything beyond these options pass an
-``ssl.SSLContext`` as ``tls``.
+Without ``tls_ca_file`` it trusts the public authorities. For anything else pass an ``ssl.SSLContext`` as
+``tls``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import nsq
 
 
 def main(nsqd: str, authority: str, certificate: str | None = None, key: str | None = None) -> int:
-    # One Config can serve many consumers and producers; it never changes.
+    # Consumers and producers can share a Config, because it never changes.
     config = nsq.Config(
         tls=True,
         tls_ca_file=authority,

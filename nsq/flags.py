@@ -1,11 +1,11 @@
-"""Command lines and TOML config files in Go's manner, driven by one frozen dataclass.
+"""Parses command lines and TOML config files as Go does, into a frozen dataclass.
 
 A program declares its options once, as fields made by ``flag``, ``duration`` or ``repeated``; ``parse`` turns
-an argument list into an instance of that class. A flag beats the config file, the file beats the default.
-Types are checked here, and by ``check``, which the class calls, ranges and choices.
+an argument list into an instance of that class. A flag overrides the config file, and the file overrides the
+default. This module checks types; ``check``, which the class calls, checks ranges and choices.
 
-This module imports nothing of the package but ``errors``, ``literals`` and ``options``. It prints nothing and
-exits nowhere (only ``parse_or_exit`` does, for ``main`` functions), and reads one file: that of ``--config``.
+Of the package this module imports only ``errors``, ``literals`` and ``options``. Only ``parse_or_exit``, for
+``main`` functions, prints and exits. It reads one file: that of ``--config``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class FlagExit(NsqError):
 
 @dataclass(frozen=True)
 class Parsed(Generic[OptionsT]):
-    """``rest`` is what followed the flags; ``warnings`` are lines worth logging once a logger exists."""
+    """``rest`` has the arguments after the flags; ``warnings`` are lines to log once there is a logger."""
 
     options: OptionsT
     rest: tuple[str, ...] = ()
@@ -50,15 +50,15 @@ class Parsed(Generic[OptionsT]):
 
 @dataclass(frozen=True, kw_only=True)
 class Flag(Option):
-    """An option of a command line. The field that it stands in fills in what is left open.
+    """An option of a command line. Its dataclass field supplies the parts that are left open.
 
-    With ``bare`` the flag may stand without a value and then has that text; like a boolean, it takes one only
-    after ``=``. ``deprecated`` says what to use instead.
+    With ``bare`` the flag needs no value, and then has that text; like a boolean, it takes a value only after
+    ``=``. ``deprecated`` says what to use instead.
     """
 
     kind: Kind = TEXT
-    name: str = ""  # of the field, with dashes
-    key: str = ""  # in the config file: that of the field
+    name: str = ""  # default: the field's name, with dashes
+    key: str = ""  # in the config file; default: the field's name
     field: str = ""
     bare: str | None = None
     repeated: bool = False
@@ -75,11 +75,11 @@ def _custom(parser: Callable[[str], Any]) -> Kind:
     return Kind("", lambda value: value, parser)
 
 
-# ``details`` are what a Flag has: name, key, deprecated, low, high, choices.
+# ``details`` are fields of Flag: name, key, deprecated, low, high, choices.
 
 
 def flag(default: Any, usage: str, *, parse: Callable[[str], Any] | None = None, **details: Any) -> Any:
-    """A str, int, float or bool by the field's annotation, or whatever ``parse`` makes of the text.
+    """Declare a str, int, float or bool by the field's annotation, or the result of ``parse``.
 
     A callable ``default`` is called when options are made (a host name is not looked up at import). ``parse``
     raises ValueError to refuse.
@@ -89,12 +89,12 @@ def flag(default: Any, usage: str, *, parse: Callable[[str], Any] | None = None,
 
 
 def duration(default: Any, usage: str, **details: Any) -> Any:
-    """Seconds as a float, written as a Go duration; in a file an integer means milliseconds."""
+    """Declare seconds as a float, written as a Go duration; in a file an integer means milliseconds."""
     return declare(default, Flag(usage, kind=SECONDS, **details))
 
 
 def repeated(convert: Callable[[str], Any], usage: str, **details: Any) -> Any:
-    """A tuple that grows with every use of the flag; with ``separator`` one use may carry several values.
+    """Declare a tuple that grows with every use of the flag; ``separator`` allows several values in one use.
 
     ``convert`` is str, int, float or a parser as ``flag`` takes it.
     """
@@ -205,7 +205,7 @@ def _from_text(each: Flag, text: str) -> Any:
 
 
 def _read_file(path: str, flags: Iterable[Flag]) -> tuple[dict[str, Any], list[str]]:
-    """Values by flag name, and warnings."""
+    """Return values by flag name, and warnings."""
     try:
         with open(path, "rb") as file:
             document = tomllib.load(file)
@@ -214,7 +214,7 @@ def _read_file(path: str, flags: Iterable[Flag]) -> tuple[dict[str, Any], list[s
     except ValueError as error:
         raise ConfigError(f"config file {path} is not valid TOML: {error}") from error
     by_key = {each.key: each for each in flags}
-    # People write a flag's name where its key is wanted.
+    # For hints: people write a flag's name instead of its key.
     spellings = {each.name.replace("-", "_"): each.key for each in by_key.values()} | {
         key: key for key in by_key
     }
@@ -260,7 +260,7 @@ def parse(
     version: str | None = None,
     config_flag: bool = True,
 ) -> Parsed[OptionsT]:
-    """The options of ``argv`` (without the program's name); FlagExit when the program should end instead.
+    """Parse ``argv`` (without the program's name); raise FlagExit when the program should exit instead.
 
     A ``version`` adds the flag that prints it. A UsageError from the class's ``__post_init__`` exits with 1.
     """
@@ -334,7 +334,7 @@ def parse_or_exit(
     prog: str,
     version: str | None = None,
 ) -> Parsed[OptionsT]:
-    """``parse`` for a ``main`` function: reads ``sys.argv`` without ``argv``, prints, raises SystemExit."""
+    """``parse`` for a ``main`` function: defaults to ``sys.argv``, prints, and raises SystemExit."""
     try:
         return parse(options_class, sys.argv[1:] if argv is None else argv, prog=prog, version=version)
     except FlagExit as end:
@@ -345,7 +345,7 @@ def parse_or_exit(
 
 
 def config_key(field: dataclasses.Field[Any]) -> str:
-    """The name that an option's field has in a config file, and under /config."""
+    """Return the name of an option's field in a config file and under /config."""
     declared: Flag = field.metadata[METADATA]
     return declared.key or field.name
 
@@ -356,7 +356,7 @@ def is_duration(field: dataclasses.Field[Any]) -> bool:
 
 
 def check(options: object) -> None:
-    """Refuse, in a ``__post_init__``, a value outside its range or choices, naming the flag."""
+    """Raise ConfigError for a value outside its range or choices. For ``__post_init__``."""
     for each in _declared_flags(type(options)):
         if math.isfinite(each.low) or each.choices:
             value = getattr(options, each.field)

@@ -1,4 +1,4 @@
-"""What holds for every test: it leaves nothing behind."""
+"""Applies to every test: a test must leave nothing behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from nsq.testing import leaks
 
-# How long an example takes is a matter of what else the machine does: no test measures time this way.
+# The time of an example depends on the load of the machine, so no test limits it.
 hypothesis.settings.register_profile(
     "patient",
     max_examples=int(os.environ.get("NSQ_TEST_EXAMPLES", "25")),
@@ -24,10 +24,10 @@ hypothesis.settings.register_profile(
 )
 hypothesis.settings.load_profile("patient")
 
-#: Seconds for what is on its way out, on a machine that has other things to do.
+#: Seconds for threads and processes to end, on a busy machine.
 GRACE = float(os.environ.get("NSQ_TEST_LEAK_GRACE", 30.0))
 
-# Registered by the installed package; named here for a tree that is not installed.
+# The installed package registers it; name it here for a tree that is not installed.
 pytest_plugins = ["nsq.testing.plugin"]
 
 TESTS = Path(__file__).resolve().parent
@@ -41,15 +41,15 @@ def pytest_report_header() -> str:
 
 
 def pytest_configure() -> None:
-    # In the background of a shell SIGINT is ignored, also by what is started here and interrupted by tests.
+    # A shell's background jobs ignore SIGINT, and so would programs that tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if SPARK_LACKS and os.environ.get("NSQ_REQUIRE_SPARK"):
         raise pytest.UsageError(f"{spark_said()}, and NSQ_REQUIRE_SPARK is set")
 
 
-#: What a process that shares the tests is given at once: in general a file, and more where tests share what
-#: is costly: Spark's JVM, the drivers of other clients. In this order, the long ones first.
+#: How tests are distributed over processes: by file, or in larger groups if the tests share something costly,
+#: such as Spark's JVM or the drivers of other clients. In this order: long ones first.
 GROUPS = {
     "a Spark of their own": re.compile(r"tests/spark/test_(demo|kill)\.py"),
     "other clients": re.compile(r"tests/interop/"),
@@ -64,8 +64,8 @@ def group_of(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of one Spark last: its JVM lives to the end of the process, and opens and closes connections
-    to it as it likes, for which other tests would be blamed.
+    """Run the tests of the shared Spark session last: its JVM lives to the end of the process, and opens and
+    closes connections at any time, which would fail other tests.
     """
     order = list(GROUPS)
     items.sort(key=lambda item: order.index(group_of(item.nodeid)))
@@ -76,8 +76,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     class ByGroup(LoadScopeScheduling):
-        """Where there are more than two processes, the first has the Spark for all from the beginning, and
-        nothing else: otherwise it would be what all wait for in the end.
+        """With more than two processes, the first gets the shared Spark session at once, and nothing else.
+        Otherwise all others would wait for it in the end.
         """
 
         def _split_scope(self, nodeid: str) -> str:
@@ -100,22 +100,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def spark_said() -> str:
     lacks = f"NO SPARK TESTS: {' and '.join(SPARK_LACKS)} not installed (pip install 'nsq[spark]')"
-    return lacks if SPARK_LACKS else "spark: its tests are among these"
+    return lacks if SPARK_LACKS else "spark: its tests are included"
 
 
 @pytest.fixture(scope="session")
 def watched_directories(pytestconfig: pytest.Config) -> list[Path]:
-    """Where a careless daemon or test would leave files: the working directory, the repository, tests/."""
+    """Return the directories to watch for new files: the working directory, the repository, tests/."""
     below = [path for path in TESTS.rglob("*") if path.is_dir() and path.name != "__pycache__"]
     return list(dict.fromkeys([Path.cwd(), pytestconfig.rootpath, TESTS, *below]))
 
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(watched_directories: list[Path]) -> Iterator[None]:
-    """Fails a test that leaves a thread, a descriptor, a child process or a file behind, and names it.
+    """Fail a test that leaves a thread, a descriptor, a child process or a file behind, and name it.
 
-    pytest sets fixtures of wider scope up first, so what a module or a session holds counts as there before;
-    and tears this one down after the other fixtures of the test, so those have had their chance to clean up.
+    pytest sets up fixtures of wider scope first, so their resources are in the snapshot. It tears this one
+    down after the other fixtures of the test, so these have cleaned up by then.
     """
     before = leaks.snapshot(watched_directories)
     yield

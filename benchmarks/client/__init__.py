@@ -1,4 +1,4 @@
-"""Our client, other people's, and the least that Python can do, under the same loads."""
+"""Our client, other clients, and minimal Python programs, under the same loads."""
 
 from __future__ import annotations
 

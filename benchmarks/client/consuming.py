@@ -1,7 +1,7 @@
-"""Consuming as fast as it goes, over the firehose; then over nsqds, where these take their part of the time.
+"""Consuming at full speed: over the firehose, then over nsqds, which take part of the time.
 
-The counts differ, so that each takes about as long: only rates are compared. ``server`` is how busy the
-firehose was meanwhile: what stays below 100 % was not waiting for it.
+Message counts differ, so that all take about as long; only rates are compared. ``server`` is the CPU use of
+the firehose: if it is below 100 %, the client did not wait for it.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _fast() -> Comparison:
 
 
 def _sleeping() -> Comparison:
-    """A handler that blocks for a millisecond in something that no event loop can overlap."""
+    """Compare handlers that block for a millisecond in a way that no event loop can overlap."""
     contenders = {OURS: _consume(OURS, _SLEEPING, pause=0.001, threads=8)}
     contenders |= {peer: _consume(peer, _SLEEPING_PEER, pause=0.001) for peer in PEERS}
     return Comparison(
@@ -72,7 +72,7 @@ def _sleeping() -> Comparison:
 
 
 def _one_in_flight() -> Comparison:
-    """Each answer waits until a sleeping core has woken up, for all parties alike."""
+    """Compare one message at a time: for all parties each answer waits for a sleeping core to wake up."""
     peers = ("pynsq",)
     parties = (OURS, BARE, LIMIT, *peers)
     contenders = {party: _consume(party, _ONE_BY_ONE, max_in_flight=1) for party in parties}
@@ -125,7 +125,7 @@ def _consume(
 
 
 def _over_nsqds() -> Sequence[Comparison]:
-    """On free cores, as clients and nsqds have them."""
+    """Run without pinning to cores, as in normal use."""
     return [
         Comparison(
             name=f"consume, over {name}",
@@ -151,7 +151,7 @@ def _drain(party: str, command: Command, count: int) -> Measure:
 
     def load(server: Server, scale: float) -> Sequence[float]:
         messages = round(count * scale)
-        # As many again as are in flight: at the end nobody waits for the last ones.
+        # Twice the number in flight, so that the end does not wait for the last messages.
         drive("fill", server.port, WARM_UP + messages + IN_FLIGHT, SIZE, 100)
         return consume("consume", port=server.port, count=messages, max_in_flight=IN_FLIGHT)
 

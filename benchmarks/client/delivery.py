@@ -1,4 +1,4 @@
-"""How soon a published message reaches a handler, at a pace that keeps nobody busy."""
+"""The delay from a publish to its handler, at a low rate."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from benchmarks.daemon import servers
 from benchmarks.processes import Command, Server
 
 _A_SECOND = 100
-#: Of one round: how soon a core that sleeps wakes up changes from one second to the next, for everybody, so
-#: there are many, and each party's are next to the others'.
+#: Seconds of one round. The wake-up time of a sleeping core changes from second to second, so there are many
+#: rounds, and the parties take turns.
 _SECONDS, _TURNS = 1.0, 3
 _IN_FLIGHT = 100
 _ROUNDS = 3
@@ -24,7 +24,7 @@ def comparisons() -> Sequence[Comparison]:
 
 
 def _prompt(name: str, command: Command) -> Comparison:
-    """Ours against a publisher and a subscriber of bare sockets."""
+    """Compare ours with a publisher and a subscriber on bare sockets."""
     peers = present({peer: _latency(peer, command) for peer in PEERS}, missing(PEERS))
     return Comparison(
         name=f"publish to handler, over {name}",
@@ -38,7 +38,7 @@ def _prompt(name: str, command: Command) -> Comparison:
 
 
 def _held() -> Comparison:
-    """Over a server that holds back what it sends as long as it was asked to, as nsqd written in Go does."""
+    """Compare over a server that holds messages back as long as the client asks, as Go's nsqd does."""
     command = firehose("--relay", "--hold")
     contenders = {party: _latency(party, command) for party in (OURS, *PEERS)}
     return Comparison(

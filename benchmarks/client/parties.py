@@ -1,4 +1,4 @@
-"""Who takes part: our client, the others where they are installed, bare programs, and the firehose."""
+"""The parties: our client, other clients if installed, bare programs, and the firehose."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _DRIVERS = {OURS: "client", LIMIT: "bare", BARE: "bare_program"}
 
 _ENVIRONMENTS = ROOT / ".venv" / "interop"
 
-#: Runs the load of that name with these arguments, and ``port``, and returns its numbers.
+#: Runs the named load with these arguments and ``port``, and returns its numbers.
 Drive = Callable[..., Sequence[float]]
 
 
 def missing(peers: Sequence[str]) -> dict[str, str]:
-    """Those that are not installed, and what to do about it."""
+    """Return the clients that are not installed, and what to do."""
     return {
         peer: f"{peer} is not installed: run 'python .ci/environment.py interop'"
         for peer in peers
@@ -42,7 +42,7 @@ def driver_of(party: str) -> Drive:
     if party in _DRIVERS:
         argv = [sys.executable, "-m", f"benchmarks.drivers.{_DRIVERS[party]}"]
     else:
-        # Neither PYTHONPATH nor the user's own packages may bring our nsq in.
+        # PYTHONPATH and user packages must not import our nsq.
         program = ROOT / "benchmarks" / "peers" / f"{party}_peer.py"
         argv = [str(_interpreter(party)), "-E", "-s", "-B", str(program)]
 
@@ -53,12 +53,12 @@ def driver_of(party: str) -> Drive:
 
 
 def _interpreter(peer: str) -> Path:
-    """Where .ci/environment.py puts it."""
+    """Return the path where .ci/environment.py installs it."""
     return _ENVIRONMENTS / peer / "bin" / "python"
 
 
 def under(command: Command, load: Callable[[Server, float], Sequence[float]]) -> Measure:
-    """The load put on the party, with a server of its own."""
+    """Run the load with the party and a new server."""
 
     def measure(scale: float) -> Sequence[float]:
         with serving(command) as server:
@@ -85,7 +85,7 @@ class _Kept(NamedTuple):
 
 
 def _certificate() -> tuple[str, str]:
-    """Chain and key of a server on 127.0.0.1."""
+    """Return certificate chain and key of a server on 127.0.0.1."""
     return _made_certificate().files
 
 

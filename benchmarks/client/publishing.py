@@ -1,8 +1,8 @@
-"""Publishing as fast as it is confirmed, over a real nsqd, beside other clients and a bare program of our
-Producer's shape (benchmarks/drivers/bare_publisher.py).
+"""Publishing at full speed over a real nsqd, compared with other clients and a bare program with the
+structure of our Producer (benchmarks/drivers/bare_publisher.py).
 
 Each measurement starts a new nsqd, which keeps all messages in memory and is killed afterwards. Nothing is
-pinned to a core. The counts differ, so that each party takes about as long: only rates are compared.
+pinned to a core. Message counts differ, so that all parties take about as long; only rates are compared.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from benchmarks.processes import Command, Server
 
 _CALLERS = 16
 _BATCH = 200
-#: Publishes unanswered at once: the default of max_pending. pynsq's load is shorter, and as fast with fewer.
+#: Unanswered publishes at a time: the default of max_pending. pynsq's load is shorter, and as fast with
+#: fewer.
 _WINDOW, _WINDOW_PEER = 10_000, 1000
 
 _ONE_BY_ONE, _TOGETHER, _MANY = 8000, 20_000, 300_000
@@ -53,7 +54,7 @@ def _many_callers(nsqd: str, command: Command) -> Comparison:
 
 
 def _async(nsqd: str, command: Command) -> Comparison:
-    """Ours twice: one flush at the end, as in the bare program, and a callback for each message."""
+    """Measure ours twice: with one flush at the end, and with a callback per message."""
 
     def load(party: str, count: int, window: int = _WINDOW, **options: object) -> Measure:
         return _load(party, "publish_async", count, command, window=window, **options)
@@ -85,7 +86,7 @@ def _multi(nsqd: str, command: Command) -> Comparison:
 def _comparison(
     name: str, nsqd: str, contenders: Mapping[str, Measure], bars: Sequence[Bar], pictured: str = ""
 ) -> Comparison:
-    """The picture shows our own nsqd, which every run has."""
+    """Only comparisons over our own nsqd are in the chart, because every run has it."""
     absent = missing([party for party in ("gnsq", "pynsq") if party in contenders])
     return Comparison(
         name=f"{name}, over {nsqd}",

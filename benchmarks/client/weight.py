@@ -1,4 +1,4 @@
-"""What the client weighs: memory for messages in hand, and the time its import takes."""
+"""The client's memory for messages in flight, and its import time."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _import() -> Comparison:
         figures=(Figure("", "ms"),),
         contenders={
             OURS: _importing("nsq"),
-            # What the package loads when it is asked for them.
+            # The package loads these at first use.
             "nsq, both clients": _importing("nsq.consumer.consumer", "nsq.producer.producer"),
             "http.client, ssl": _importing("http.client", "ssl"),
         },

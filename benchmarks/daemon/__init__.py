@@ -1,4 +1,4 @@
-"""nsqd and nsqlookupd under the loads that decide what they are good for."""
+"""nsqd and nsqlookupd under typical loads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What many clients and many messages cost that only wait: printed only."""
+"""The cost of many idle clients and many waiting messages: only printed, not judged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.processes import Command, drive, serving
 from benchmarks.usage import MEGABYTE, peak_memory, resident_memory
 
 _CLIENTS = 2000
-_HEARTBEAT = 10  # three times as often as by default; the time measured sees each client's once
+_HEARTBEAT = 10  # three times the default rate; the measured time has one heartbeat of each client
 
 _BACKLOG = 1_000_000
 _IN_MEMORY = 10_000
@@ -44,7 +44,7 @@ def _wait(command: Command) -> Measure:
 
 
 def _allow_many_descriptors() -> None:
-    """Inherited by the processes that are started from here on."""
+    """Set a limit that processes started from here on inherit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < 2 * _CLIENTS:
         wanted = 2 * _CLIENTS if hard == resource.RLIM_INFINITY else min(2 * _CLIENTS, hard)
@@ -75,7 +75,7 @@ def _pile_up(command: Command) -> Measure:
         with serving(command) as server:
             filled = drive("fill", server.port, count, SIZE, _BATCH)
             memory = resident_memory(server.pid)
-            # The driver ends when the last message has come, and fails when one does not.
+            # The driver ends after the last message, and fails if one is missing.
             drained = drive("consume", server.port, count, SIZE, 1)
             return [memory / MEGABYTE, peak_memory(server.pid) / MEGABYTE, *filled, *drained]
 

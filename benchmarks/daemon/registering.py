@@ -1,4 +1,4 @@
-"""Registering many topics at nsqlookupd: ours against the least that it can be."""
+"""Registering many topics at nsqlookupd: ours against a minimal one."""
 
 from __future__ import annotations
 

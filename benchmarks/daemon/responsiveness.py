@@ -1,4 +1,4 @@
-"""How soon a message arrives, and how many requests a second HTTP takes: printed only."""
+"""Delivery delay, and HTTP requests per second: only printed, not judged."""
 
 from __future__ import annotations
 

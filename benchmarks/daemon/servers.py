@@ -1,4 +1,4 @@
-"""The servers that take part, as command lines."""
+"""Command lines of the servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from benchmarks.processes import ROOT, Broken, Command, Place
 
-#: More than any load publishes: where memory is not what is measured, everything stays in it.
+#: More than any load publishes, so that everything stays in memory unless the disk is measured.
 _ALL_IN_MEMORY = 10_000_000
 
 OURS = (sys.executable, "-m", "nsq.daemons.nsqd")
@@ -34,7 +34,7 @@ def nsqd(program: Sequence[str] = OURS, *options: str, mem_queue_size: int = _AL
 
 
 def nsqds(*options: str, mem_queue_size: int = _ALL_IN_MEMORY) -> dict[str, Command]:
-    """Ours, and the one in NSQ_BIN_DIR when that is set."""
+    """Return our nsqd, and the one in NSQ_BIN_DIR if set."""
     found = {"nsqd": nsqd(OURS, *options, mem_queue_size=mem_queue_size)}
     if program := _given("nsqd"):
         found["NSQ_BIN_DIR"] = nsqd([program], *options, mem_queue_size=mem_queue_size)
@@ -42,7 +42,7 @@ def nsqds(*options: str, mem_queue_size: int = _ALL_IN_MEMORY) -> dict[str, Comm
 
 
 def nsqlookupds() -> dict[str, Command]:
-    """Ours, and the one in NSQ_BIN_DIR when that is set; both log as they do by default."""
+    """Return our nsqlookupd, and the one in NSQ_BIN_DIR if set; both with default logging."""
     found = {"nsqlookupd": _nsqlookupd([sys.executable, "-m", "nsq.daemons.nsqlookupd"])}
     if program := _given("nsqlookupd"):
         found["NSQ_BIN_DIR"] = _nsqlookupd([program])
@@ -85,6 +85,6 @@ def raw(load: str, piece: int, window: int = 0, count: int = 0) -> Command:
 
 @functools.cache
 def understands(option: str) -> bool:
-    """Whether our nsqd has that option, named without its dashes."""
+    """Whether our nsqd has this option (without dashes)."""
     done = subprocess.run([*OURS, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=30)
     return re.search(rf"^\s*-+{re.escape(option)}\b", done.stdout + done.stderr, re.MULTILINE) is not None

@@ -1,7 +1,7 @@
-"""Publishing and consuming as fast as it goes: ours against the least an nsqd can be, and that against none.
+"""Publishing and consuming at full speed: ours against a minimal nsqd, and that against bare loops.
 
-``raw`` is a loop with a recv and a send for each request, ``bulk`` one that only cuts whole chunks into their
-messages. Nothing that keeps messages comes near ``bulk``, so it has no bar; it shows how far away that is.
+``raw`` is a loop with a recv and a send for each request; ``bulk`` only splits whole chunks into messages. No
+server that stores messages comes near ``bulk``, so it has no bar and only shows the distance.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SIZE = 200
 _BATCH = 200
 _PUBS_AT_ONCE = 256
 _BULK = 256 * 1024
-_RAW_SHARE = 4  # of the messages: system calls take their time
+_RAW_SHARE = 4  # fewer messages, because of the system calls
 
 _PUB = len(wire.pub("bench", bytes(SIZE)))
 _MPUB = len(wire.mpub("bench", bytes(SIZE), _BATCH))
@@ -28,7 +28,7 @@ _RATE = (Figure("", "msg/s"),)
 
 
 def _bars(share: float) -> tuple[Bar, Bar]:
-    """What ours reaches of the minimal one, and that of the loop."""
+    """The bars: our share of the minimal nsqd's rate, and its share of the loop's."""
     return Bar("nsqd", "minimal", share), Bar("minimal", "raw", 0.5)
 
 
@@ -90,7 +90,7 @@ def _consume_raw(piece: int, count: int, consumers: int) -> Measure:
 
 
 def _durable() -> Comparison:
-    """What it costs to lose nothing when the machine goes down: printed only, it is the disk's figure."""
+    """Measure durable mode: only printed, because it depends on the disk."""
     normal, durable = servers.nsqd(), servers.nsqd(servers.OURS, "--durable")
     return Comparison(
         name="durable mode, mpub",

@@ -1,4 +1,4 @@
-"""What puts a load on a server: programs of their own, so that they never share its process or its lock.
+"""Load generators. Each is a program, so that it does not share the server's process or GIL.
 
-They encode what they send beforehand and look at what they receive no closer than they must.
+They encode their input beforehand, and parse only the necessary parts of replies.
 """

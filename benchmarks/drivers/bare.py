@@ -1,8 +1,8 @@
-"""Loops over a bare socket, the limit of what a client in Python can reach: ``bare LOAD ARGUMENTS``.
+"""Loops over a bare socket, the limit for a client in Python: ``bare LOAD ARGUMENTS``.
 
-``consume`` takes every message apart, makes an object of it, calls a handler and answers it, in one thread
-and without any care. ``latency`` is a publisher and a subscriber at a steady pace, in a thread each, as
-clients have them: one thread for both would be awake for the message, as it was for the answer.
+``consume`` parses every message into an object, calls a handler and answers, in one thread and without error
+handling. ``latency`` is a publisher and a subscriber at a steady rate. Each has a thread, as clients do; a
+single thread would still be awake from the answer when the message arrives.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Message:
 
 
 class Over(Exception):
-    """Enough has been measured."""
+    """Raised when enough is measured."""
 
 
 def _end() -> None:
@@ -59,7 +59,7 @@ def _handle(data: bytes, handler: Callable[[Message], None]) -> tuple[list[bytes
         if stop > end:
             break
         if kind != 2:
-            raise wire.Refused(f"something else than messages arrived: {data[position:stop]!r}")
+            raise wire.Refused(f"received something other than messages: {data[position:stop]!r}")
         message = Message(timestamp, attempts, message_id, data[position + head : stop])
         handler(message)
         answers.append(b"FIN %s\n" % message.id)

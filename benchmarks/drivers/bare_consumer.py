@@ -1,9 +1,8 @@
-"""The bare program, of our Consumer's shape and without any care.
+"""The bare program with the structure of our Consumer.
 
-The read loop makes a message of each frame, notes it as in flight and puts it into the inbox. The handler's
-thread takes it from there, looks at its deadline, calls the handler and puts the message into the queue of
-the write loop, which joins all that waits. There are no checks, timeouts or reconnects: an error ends the
-program.
+The read loop makes a message of each frame, records it as in flight and puts it into the inbox. The handler
+thread takes it, checks its deadline, calls the handler and puts the message into the queue of the write loop,
+which joins all waiting FINs. There are no checks, timeouts or reconnects: an error ends the program.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ class Consumer:
                 if stop > end:
                     break
                 if kind != 2:
-                    raise wire.Refused(f"something else than messages arrived: {data[position:stop]!r}")
+                    raise wire.Refused(f"received something other than messages: {data[position:stop]!r}")
                 message = Message(expires_at, timestamp, attempts, message_id, data[position + head : stop])
                 self._in_flight[message_id] = message
                 self._inbox.put(message)

@@ -1,4 +1,4 @@
-"""The bare programs, of the shape of ours and without any care: ``bare_program LOAD ARGUMENTS``."""
+"""The bare programs, with the structure of ours and no error handling: ``bare_program LOAD ARGUMENTS``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The bare program, of our Producer's shape and without any care.
+"""The bare program with the structure of our Producer.
 
-Callers put into a queue. The write loop takes all that waits, joins what is for one topic into an MPUB, and
-sends. The read loop reads frames and releases the callers. There are no checks, timeouts or reconnects: an
-error ends the program.
+Callers put publishes into a queue. The write loop takes all of them, joins those for one topic into an MPUB,
+and sends it. The read loop reads frames and releases the callers. There are no checks, timeouts or
+reconnects: an error ends the program.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _JOINED_BYTES = 512 * 1024
 _CHUNK = 64 * 1024
 _HEAD = struct.Struct(">ii")
 
-#: Topic, body, and the lock on which the caller waits. ``publish_async`` has one for each message too: it is
-#: the least that a caller can be given to wait for.
+#: Topic, body, and the lock on which the caller waits. ``publish_async`` also has one for each message, as
+#: the smallest thing to wait for.
 Publish = tuple[str, bytes, _thread.LockType]
 
 
 class Publisher:
     def __init__(self, port: int) -> None:
         self.answered = 0  # publishes
-        self.news = _thread.allocate_lock()  # released when ``answered`` has grown
+        self.news = _thread.allocate_lock()  # released when ``answered`` has increased
         self._connection = wire.open_client(port)
         self._waiting: queue.SimpleQueue[Publish] = queue.SimpleQueue()
         self._sent: deque[list[Publish]] = deque()

@@ -58,7 +58,7 @@ def publish(port: int, count: int, size: int, callers: int = 1) -> Sequence[floa
 
 
 def publish_async(port: int, count: int, size: int, window: int, callbacks: bool = False) -> Sequence[float]:
-    """So many unanswered at any time: ``max_pending`` sees to that."""
+    """Publish without waiting; ``max_pending`` limits the unanswered publishes."""
     failures: list[object] = []
     producer, body = (
         nsq.Producer(f"127.0.0.1:{port}", max_pending=window, on_failed=failures.append),
@@ -105,7 +105,7 @@ def latency(port: int, count: int, a_second: int, size: int, max_in_flight: int)
 
 
 def memory(port: int, count: int) -> Sequence[float]:
-    """Bytes that it takes a consumer to hold so many messages."""
+    """Return the memory that a consumer needs for this number of messages."""
     pid = os.getpid()
     held: list[nsq.Message] = []
     over = threading.Event()

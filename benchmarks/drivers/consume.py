@@ -1,7 +1,7 @@
-"""Consumes a topic that was filled: ``consume PORT COUNT BODY CONSUMERS``; prints messages a second.
+"""Consumes a filled topic: ``consume PORT COUNT BODY CONSUMERS``; prints messages per second.
 
-All messages are of one size, so ids are found by stepping; each is answered by a FIN, those of a chunk in one
-piece.
+All messages have one size, so their ids are at fixed distances. It answers each by a FIN, those of a chunk in
+one write.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 
 from benchmarks.drivers import wire
 
-#: Of all consumers together: what is still in flight at the end was not paid for, and must stay little.
+#: For all consumers together. Messages in flight at the end are not counted, so there must be few.
 IN_FLIGHT = 2500
 
 
@@ -27,7 +27,7 @@ class Consumer:
         self._held = b""
 
     def step(self) -> int:
-        """Finish what has arrived; return how many messages that was."""
+        """Finish all received messages; return their number."""
         chunk = self.connection.recv(1024 * 1024)
         if not chunk:
             raise wire.Refused("the server hung up")

@@ -1,7 +1,6 @@
-"""Publishes at a steady pace and consumes: ``latency PORT COUNT A_SECOND BODY``.
+"""Publishes at a steady rate and consumes: ``latency PORT COUNT A_SECOND BODY``.
 
-Prints p50 and p99 in milliseconds. One process does both, so that one clock tells when a message left and
-when it came; RDY is 100.
+Prints p50 and p99 in milliseconds. One process does both, so that both times come from one clock; RDY is 100.
 """
 
 from __future__ import annotations

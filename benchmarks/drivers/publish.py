@@ -1,7 +1,7 @@
-"""Publishes: ``publish PORT pub|mpub COUNT BODY BATCH [WINDOW]``. Prints messages a second.
+"""Publishes: ``publish PORT pub|mpub COUNT BODY BATCH [WINDOW]``. Prints messages per second.
 
-BATCH messages are sent in one piece, as that many PUBs or as one MPUB. Up to WINDOW pieces may be unanswered
-while the next one is sent; with 0 each piece waits for the answers to the one before.
+Sends BATCH messages in one write, as PUBs or as one MPUB. Up to WINDOW writes may be unanswered; with 0 each
+write waits for the answers to the one before.
 """
 
 from __future__ import annotations

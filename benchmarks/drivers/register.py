@@ -1,7 +1,7 @@
 """Registers topics at an nsqlookupd: ``register PORT PID COUNT BATCH``.
 
-Prints topics a second, and the CPU time that the process PID has spent on each, in microseconds. A batch is
-what is sent before its answers are waited for: Go's nsqd has batches of 1.
+Prints topics per second, and the CPU time of process PID for each topic in microseconds. It sends a batch,
+then waits for its answers; Go's nsqd has batches of 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(port: int, pid: int, count: int, batch: int) -> tuple[float, float]:
 
 
 def _cpu(pid: int) -> float:
-    """Seconds that the process has computed. Where there is no /proc they are not known."""
+    """Return the CPU seconds of the process; 0 without /proc."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -1,5 +1,5 @@
-"""A Spark session under load: on stdin questions, one ``["load", {arguments}]`` a line; on stdout the numbers
-that answer each, in a line. Its log is stderr. Ends with its stdin.
+"""A Spark session under load. Reads requests from stdin, one ``["load", {arguments}]`` per line, and answers
+each with a line of numbers on stdout. Logs to stderr. Ends at the end of stdin.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nsq.spark.wal import new_receiver, open_wal
 from nsq.spark.wal.records import stored
 
 _PATIENCE = 110
-_APPENDED = 1250  # what a receiver appends at a time
+_APPENDED = 1250  # rows that a receiver appends at a time
 _SEGMENT_BYTES = 32 << 20
 _DIFFERENT, _AT_ONCE = 50_000, 5000
 _NOBODY = "127.0.0.1:1"
@@ -42,17 +42,17 @@ _LOOK_EVERY = 0.1
 
 
 class Loads:
-    """``folder`` is for everything that is written, and goes with the session."""
+    """``folder`` is for all files, and is deleted with the session."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self._spark = spark
         self._folder = folder
         self._numbers = itertools.count(1)
-        self._last: Path | None = None  # where what ``copy`` copies is
+        self._last: Path | None = None  # the source of ``copy``
 
     def warm_up(self) -> None:
-        """What comes first is slower than all that follows, and no load's fault."""
-        for _ in range(6):  # as long as compilers find something to do
+        """Warm up, because the first query of a session is slower than all others."""
+        for _ in range(6):  # until the JIT compilers are done
             self.read_log("nsq", 1_000_000, 250_000, 200)
             self.store_log(1_000_000, 250_000, 200)
         self.read_log("nsq_tuples", 250_000, 50_000, 200)
@@ -60,12 +60,12 @@ class Loads:
         self.copy_at_once()
 
     def read_log(self, form: str, rows: int, a_batch: int, size: int) -> Sequence[float]:
-        """The log's rows into nothing: rows a second of the batches, and of their tasks alone."""
+        """Read the log's rows into the noop sink: rows per second of batches, and of their tasks alone."""
         batches = self._drain_log(self._place(), form, "noop", rows, a_batch, size)
         return [rows / _seconds(batches, "triggerExecution"), rows / _seconds(batches, "addBatch")]
 
     def store_log(self, rows: int, a_batch: int, size: int) -> Sequence[float]:
-        """The log's rows into Parquet; see ``_rates``."""
+        """Store the log's rows in Parquet; see ``_rates``."""
         place = self._place()
         batches = self._drain_log(place, "nsq", "parquet", rows, a_batch, size)
         self._keep(place)
@@ -82,7 +82,7 @@ class Loads:
         return batches
 
     def floor(self, batches: int, a_batch: int) -> Sequence[float]:
-        """Milliseconds of small batches: the median, and what parts of it take."""
+        """Run small batches: median milliseconds, and those of its parts."""
         log = self._place()
         _fill(log / "wal", batches * a_batch, 200, a_batch)
         frame = self._stream("nsq", log, receivers=0, nsqd=_NOBODY, maxMessagesPerTrigger=a_batch)
@@ -91,7 +91,7 @@ class Loads:
         return [median(duration[part] for duration in durations) for part in parts]
 
     def from_nsqd(self, port: int, http_port: int, rows: int, size: int, a_batch: int) -> Sequence[float]:
-        """A backlog to Parquet; see ``_rates``."""
+        """Store a backlog in Parquet; see ``_rates``."""
         _publish(http_port, rows, size)
         place = self._place()
         frame = self._live(place, port, a_batch, nsqdHttp=f"127.0.0.1:{http_port}")
@@ -101,9 +101,7 @@ class Loads:
         return _rates(batches)
 
     def from_stream(self, port: int, rows: int, size: int, a_batch: int) -> Sequence[float]:
-        """At least so many rows of an endless topic to Parquet, and those of the batch they begin with; see
-        ``_rates``.
-        """
+        """Store at least this number of rows of an endless topic in Parquet; see ``_rates``."""
         place = self._place()
         query = _start(self._live(place, port, a_batch), "parquet", place, processingTime="0 seconds")
         try:
@@ -114,9 +112,7 @@ class Loads:
         return _rates(batches)
 
     def copy(self, files_a_batch: int) -> Sequence[float]:
-        """What came of the last load into Parquet, from there into Parquet again, by a query of batches too;
-        see ``_rates``.
-        """
+        """Copy the Parquet files of the last load to Parquet, by a query with batches; see ``_rates``."""
         place, source = self._place(), f"{self._last}/out"
         schema = self._spark.read.parquet(source).schema
         files = self._spark.readStream.schema(schema).option("maxFilesPerTrigger", files_a_batch)
@@ -125,7 +121,7 @@ class Loads:
         return _rates(batches)
 
     def copy_at_once(self) -> Sequence[float]:
-        """The same as one job: rows a second."""
+        """Copy them by one job: rows per second."""
         place, source = self._place(), f"{self._last}/out"
         rows = self._spark.read.parquet(source).count()
         began = time.monotonic()
@@ -135,8 +131,8 @@ class Loads:
         return [rate, rate, rate]
 
     def endure(self, port: int, http_port: int, a_second: int, seconds: float, size: int) -> Sequence[float]:
-        """Megabytes of this process, the source's and the receiver's together: the medians of the second
-        and of the last third.
+        """Measure memory of this process, the source's and the receiver's together, in megabytes: the medians
+        of the second and of the last third.
         """
         place = self._place()
         where = {"nsqd": f"127.0.0.1:{port}", "nsqdHttp": f"127.0.0.1:{http_port}"}
@@ -152,7 +148,7 @@ class Loads:
         third = len(samples) // 3
         return [median(samples[third : 2 * third]) / MEGABYTE, median(samples[2 * third :]) / MEGABYTE]
 
-    # Places and logs.
+    # Directories and logs.
 
     def _place(self) -> Path:
         made = self._folder / str(next(self._numbers))
@@ -160,7 +156,7 @@ class Loads:
         return made
 
     def _keep(self, place: Path) -> None:
-        """Instead of what was kept before."""
+        """Make a directory, and delete the former one."""
         if self._last is not None:
             shutil.rmtree(self._last)
         self._last = place
@@ -182,7 +178,7 @@ class Loads:
 
 
 def _fill(location: Path, rows: int, size: int, a_segment: int) -> None:
-    """As a receiver would have; segments of ``a_segment`` rows, or of the usual size."""
+    """Write a log as a receiver does, with segments of ``a_segment`` rows or of the usual size."""
     wal = open_wal(str(location), fsync=False)
     wal.prepare()
     body = _bodies(size)
@@ -205,7 +201,7 @@ def _fill(location: Path, rows: int, size: int, a_segment: int) -> None:
 
 
 def _bodies(size: int) -> Callable[[int], bytes]:
-    """Each another one, and half of it hard to compress."""
+    """Yield distinct bodies, half of each hard to compress."""
     chance = random.Random(0)
     digits = b"%x" % chance.getrandbits(4 << 20)
 
@@ -218,7 +214,7 @@ def _bodies(size: int) -> Callable[[int], bytes]:
 
 
 def _publish(http_port: int, rows: int, size: int) -> None:
-    """So many bodies are different that compression does not see one twice."""
+    """Return enough distinct bodies that compression does not see one twice."""
     api, body = NsqdApi(f"127.0.0.1:{http_port}", timeout=60.0), _bodies(size)
     api.create_topic(TOPIC)
     api.create_channel(TOPIC, CHANNEL)
@@ -238,7 +234,7 @@ def _start(frame: DataFrame, sink: str, place: Path, **trigger: Any) -> Streamin
 
 
 def _drained(frame: DataFrame, sink: str, place: Path) -> list[dict[str, Any]]:
-    """The progress of the batches that had rows."""
+    """Return the progress of batches with rows."""
     query = _start(frame, sink, place, availableNow=True)
     if not query.awaitTermination(_PATIENCE):
         raise SystemExit(f"not at its end: {query.status}")
@@ -246,7 +242,7 @@ def _drained(frame: DataFrame, sink: str, place: Path) -> list[dict[str, Any]]:
 
 
 def _watched(query: StreamingQuery, rows: int) -> list[dict[str, Any]]:
-    """The same of one without an end, as soon as there were so many rows."""
+    """Do the same for an endless query, until it has read this number of rows."""
     deadline = time.monotonic() + _PATIENCE
     while _rows(batches := _with_rows(query)) < rows:
         if not query.isActive or time.monotonic() > deadline:
@@ -261,8 +257,8 @@ def _with_rows(query: StreamingQuery) -> list[dict[str, Any]]:
 
 
 def _rates(batches: Sequence[dict[str, Any]]) -> Sequence[float]:
-    """Rows a second of the batches but the first; of these without the time that there were none to be had;
-    and of all.
+    """Return three rates in rows per second: of all batches but the first; of these without waiting for rows;
+    and of all batches.
     """
     warm = batches[1:]
     rows, seconds = _rows(warm), _seconds(warm, "triggerExecution")
@@ -283,7 +279,7 @@ def _seconds(batches: Sequence[dict[str, Any]], part: str) -> float:
 
 @contextlib.contextmanager
 def _trickle(http_port: int, a_second: int, size: int) -> Iterator[None]:
-    """Publish at that rate, ten times a second."""
+    """Publish at this rate, ten times a second."""
     enough = threading.Event()
     body = _bodies(size)
     api = NsqdApi(f"127.0.0.1:{http_port}", timeout=30.0)
@@ -305,14 +301,14 @@ def _sampled(seconds: float, look: Callable[[], int]) -> list[int]:
     samples: list[int] = []
     over = time.monotonic() + seconds
     while time.monotonic() < over:
-        with contextlib.suppress(OSError):  # one of them has just gone
+        with contextlib.suppress(OSError):  # one of them has just ended
             samples.append(look())
         time.sleep(_SAMPLE_EVERY)
     return samples
 
 
 def _source_processes() -> list[int]:
-    """This one, and of those it has brought forth the source's and the receiver's."""
+    """Return the pids of this process, the source's and the receiver's."""
     found = [os.getpid()]
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -330,7 +326,7 @@ def _descends(pid: int) -> bool:
 
 
 def main() -> None:
-    # Whatever else prints to stdout would garble the answers.
+    # Nothing else may print to stdout, where the answers go.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:

@@ -1,5 +1,5 @@
-"""A receiver and its log: ``spark_receive PORT COUNT IN_FLIGHT``; prints messages a second, and the seconds
-it was at it in all.
+"""A receiver and its log: ``spark_receive PORT COUNT IN_FLIGHT``; prints messages per second, and the total
+seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(port: int, count: int, in_flight: int) -> tuple[float, float]:
                 "wal": f"{folder}/wal",
                 "nsqd": f"127.0.0.1:{port}",
                 "maxInFlight": str(in_flight),
-                "walMaxBytes": "1t",  # there is nobody to empty it
+                "walMaxBytes": "1t",  # no reader empties it
             }
         )
         wal = open_wal(options.wal)
@@ -41,7 +41,7 @@ def main(port: int, count: int, in_flight: int) -> tuple[float, float]:
 
 
 def _reached(pool: ReceiverPool, count: int) -> tuple[float, int]:
-    """When so many had been received, and how many it were then."""
+    """Return the time when this number had been received, and the number then."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         received, now = pool.status().received, time.monotonic()

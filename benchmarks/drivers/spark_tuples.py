@@ -1,4 +1,4 @@
-"""Format "nsq_tuples": the same log read by the same reader, and handed to Spark row by row."""
+"""Format "nsq_tuples": reads the same log with the same reader, and gives Spark single rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The little of the protocol that drivers need, with sockets that block."""
+"""The part of the protocol that drivers need, over blocking sockets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEADLINE = 60.0
 
 
 class Refused(Exception):
-    """The server answered with something else than what was asked of it."""
+    """Raised for an unexpected answer."""
 
 
 def connect(port: int) -> socket.socket:
@@ -30,7 +30,7 @@ def connect(port: int) -> socket.socket:
 
 
 def open_client(port: int, **identity: object) -> socket.socket:
-    """Connect and introduce oneself; heartbeats are asked for as rarely as nsqd allows."""
+    """Connect and IDENTIFY, with the longest heartbeat interval that nsqd allows."""
     connection = connect(port)
     body = json.dumps({"heartbeat_interval": 60_000, **identity}).encode()
     connection.sendall(b"  V2IDENTIFY\n" + SIZE.pack(len(body)) + body)
@@ -71,7 +71,7 @@ def mpub(topic: str, body: bytes, count: int) -> bytes:
 
 
 def publish(connection: socket.socket, chunk: bytes, answers: int, chunks: int, window: int = 8) -> None:
-    """Send a chunk that is answered by so many OKs, so many times, with ``window`` of them unanswered."""
+    """Send a chunk repeatedly; each gets a number of OKs. Up to ``window`` chunks may be unanswered."""
     owed = 0
     for _ in range(chunks):
         connection.sendall(chunk)

@@ -1,5 +1,5 @@
-"""Other people's clients under the loads of benchmarks/client, each a program for an interpreter of its own.
+"""Other clients under the loads of benchmarks/client. Each is a program for its own Python environment.
 
-They run as plain files, so that this directory is on their path and ours is not: one of them is a module
-``nsq`` too. Nothing here may import anything of this package.
+They run as plain files, so that this directory is on their path and ours is not, because the module of one is
+called ``nsq`` too. They must not import this package.
 """

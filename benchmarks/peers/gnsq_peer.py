@@ -1,5 +1,5 @@
-"""gnsq under load, patched the way its users do it. It hands messages to its handler one by one, on the
-greenlet that reads them.
+"""gnsq under load, with gevent's monkey patching. It calls its handler for one message after the other, on
+the greenlet that reads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def consume(port: int, count: int, max_in_flight: int, pause: float = 0.0) -> Se
 
     def done() -> None:
         over.set()
-        gevent.sleep(1)  # it reads on without ever letting others run, as long as there is something to read
+        gevent.sleep(1)  # while there is something to read, it reads without yielding to other greenlets
 
     counter = work.Counter(count, done)
 

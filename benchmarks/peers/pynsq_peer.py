@@ -1,4 +1,4 @@
-"""pynsq under load. It hands messages to its handler one by one, on the event loop that reads them."""
+"""pynsq under load. It calls its handler for one message after the other, on the event loop that reads."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def writer(port: int) -> Any:
 
 
 async def publish_async(port: int, count: int, size: int, window: int) -> Sequence[float]:
-    """So many unanswered at any time, the next one from the callback of an earlier one."""
+    """Keep a number of publishes unanswered: each callback sends the next one."""
     publish, body = (await writer(port)).pub, b"x" * size
     over = asyncio.Event()
     counter = work.Counter(count, over.set)

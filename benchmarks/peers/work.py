@@ -1,8 +1,8 @@
-"""What every client's program is made of: loads by name, counted the same way.
+"""Common to the programs of all clients: loads by name, counted in the same way.
 
     python pynsq_peer.py consume '{"port": 4150, …}'
 
-It prints the load's numbers. Knows no client, and uses the standard library only.
+Prints the load's numbers. Imports no client, only the standard library.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 TOPIC, CHANNEL = "bench", "work"
 
-#: Messages that pass before the clock starts: connections are made, RDY has risen, code is warm.
+#: Messages before the clock starts, so that connections, RDY and caches are ready.
 WARM_UP = 200
 
-#: The same at a steady pace: the first of all takes several times as long as any other, whoever sends it.
+#: The same at a steady rate: for every client the very first message takes several times as long.
 LEAD_IN = 10
 
 _SENT = struct.Struct(">d")
@@ -35,22 +35,22 @@ def main(loads: Mapping[str, Callable[..., Sequence[float]]]) -> None:
     name, arguments = sys.argv[1:3]
     threading.excepthook = _fail
     print(*loads[name](**json.loads(arguments)), flush=True)
-    # Without a goodbye: none of them has to tidy up after its last message.
+    # Exit at once, so that no client spends time on closing.
     os._exit(0)
 
 
 def _fail(error: threading.ExceptHookArgs) -> None:
-    """A thread that failed would be waited for in vain."""
+    """End the program when a thread fails, because its result would never come."""
     traceback.print_exception(error.exc_value)
     os._exit(1)
 
 
 class Counter:
-    """``tick`` is called for every message, by any thread, and calls ``done`` at the last."""
+    """Call ``tick`` for every message, from any thread; it calls ``done`` at the last."""
 
     def __init__(self, count: int, done: Callable[[], object], clock: Clock = time.perf_counter) -> None:
         self._clock = clock
-        self._numbers = itertools.count(1)  # taken in one step, whoever asks
+        self._numbers = itertools.count(1)  # atomic for all threads
         self._last = WARM_UP + count
         self._count = count
         self._done = done
@@ -70,7 +70,7 @@ class Counter:
 
 
 class Delays:
-    """How long messages took from ``stamp`` to ``note``, in one process; the lead-in does not count."""
+    """Times of messages from ``stamp`` to ``note`` in one process, without the lead-in."""
 
     def __init__(
         self, count: int, size: int, done: Callable[[], object], clock: Clock = time.perf_counter
@@ -82,7 +82,7 @@ class Delays:
         self._done = done
 
     def stamp(self) -> bytes:
-        """A body that says when it was made."""
+        """Return a body with the present time."""
         return _SENT.pack(self._clock()).ljust(self._size, b"x")
 
     def note(self, body: bytes) -> None:
@@ -91,11 +91,11 @@ class Delays:
             self._done()
 
     def numbers(self) -> Sequence[float]:
-        """p50 and p99 in milliseconds."""
+        """Return p50 and p99 in milliseconds."""
         hundredths = statistics.quantiles(self._took[LEAD_IN:], n=100)
         return hundredths[49] * 1000, hundredths[98] * 1000
 
 
 def pauses(count: int, a_second: int) -> Sequence[float]:
-    """When each message is due, in seconds from the first: those of the lead-in, and so many more."""
+    """Yield when each message is due, in seconds from the first, including the lead-in."""
     return [number / a_second for number in range(LEAD_IN + count)]

@@ -1,6 +1,6 @@
-"""The least an nsqlookupd can be on asyncio: ``bare_nsqlookupd.py PORT``.
+"""A minimal nsqlookupd on asyncio: ``bare_nsqlookupd.py PORT``.
 
-It keeps the names of topics and answers OK. No peers, no channels, no checks, no HTTP.
+It stores the names of topics and answers OK. It has no peers, channels, checks or HTTP.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Bare(asyncio.Protocol):
         self.topics: dict[bytes, None] = {}
 
     def data_received(self, data: bytes) -> None:
-        if not self.introduced:  # the magic and IDENTIFY come in one piece
+        if not self.introduced:  # the magic and IDENTIFY arrive in one chunk
             self.introduced = True
             self.transport.write(OK)
             return

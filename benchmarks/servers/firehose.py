@@ -1,11 +1,12 @@
-"""Sends as fast as its clients take it: ``firehose PORT [--size N] [--relay] [--hold] [--certificate C K]``.
+"""Sends messages as fast as clients take them: ``firehose PORT [--size N] [--relay] [--hold] [--certificate C
+K]``.
 
-It speaks as much V2 as clients need: IDENTIFY with TLS, snappy and deflate, SUB, RDY, FIN, PUB, DPUB, MPUB
-and CLS. Whoever subscribes gets messages that were encoded beforehand, as many as its RDY leaves room for;
-FINs are counted, publishes are answered OK and forgotten. So a client is measured, and no queue.
+It implements the part of V2 that clients need: IDENTIFY with TLS, snappy and deflate, SUB, RDY, FIN, PUB,
+DPUB, MPUB and CLS. Subscribers get messages encoded beforehand, as many as RDY allows. It counts FINs, and
+answers publishes with OK and drops them. So the client is measured, and not a queue.
 
-``--relay``: what is published is what subscribers get. ``--hold``: messages wait in a buffer as nsqd written
-in Go keeps it for each client. One thread and sockets that block: clients that do not read stop it.
+``--relay``: subscribers get the published messages. ``--hold``: messages wait in a buffer per client, as in
+Go's nsqd. One thread with blocking sockets: a client that does not read stops it.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ _MAX_RDY = 2500
 
 
 class Gone(Exception):
-    """The client has hung up, or is to be hung up on."""
+    """The client has disconnected, or must be disconnected."""
 
 
 class Hose:
-    """What all clients share."""
+    """State shared by all clients."""
 
     def __init__(self, ring: Ring | None, hold: bool, context: ssl.SSLContext | None) -> None:
         self.ring = ring  # None to relay
@@ -59,7 +60,7 @@ class Hose:
         self._numbers = itertools.count(1)
 
     def relay(self, bodies: Iterable[bytes]) -> None:
-        """To the subscriber with the most room; to nobody where there is none."""
+        """Send to the subscriber with the most room; without subscribers drop it."""
         for body in bodies if self.subscribers else ():
             frame = HEAD.pack(len(body) + 30, 2, time.time_ns(), 1, b"%016x" % next(self._numbers)) + body
             client = max(self.subscribers, key=lambda client: client.room)
@@ -92,7 +93,7 @@ class Client:
     def due(self) -> float:
         return self._held.due if self._held else math.inf
 
-    # In.
+    # Reading.
 
     def receive(self) -> None:
         data = self.connection.recv(_CHUNK)
@@ -118,14 +119,14 @@ class Client:
         rest = data[finished * FIN :]
         if self._hose.ring is not None:
             rest = self._confirm(rest)
-        # A piece of what is only counted waits here, not in the parser: the next begins where it does.
+        # An incomplete FIN or publish waits here, not in the parser: the next chunk is appended to it.
         self._unread = rest if is_piece_of_fin(rest) or self._counts(rest) else b""
         if rest and not self._unread:
             self._execute(rest)
         self.push()
 
     def _confirm(self, data: bytes) -> bytes:
-        """Answer the publishes it begins with; what is behind them."""
+        """Answer the publishes at the start of the data; return the rest."""
         count, end = cut_publishes(data)
         if count:
             self._answer(_OK * count)
@@ -161,10 +162,10 @@ class Client:
             self._answer(encode_error(bytes(self._parser.error)))
             raise Gone
 
-    # Out.
+    # Writing.
 
     def push(self) -> None:
-        """Messages, as many as there is room for."""
+        """Send as many messages as there is room for."""
         room = self.room
         if room <= 0:
             return
@@ -189,7 +190,7 @@ class Client:
             self._send(self._held.flush())
 
     def _answer(self, data: bytes) -> None:
-        """Whatever is held goes out with an answer."""
+        """Send an answer, after all held messages."""
         self.flush()
         self._send(data)
 
@@ -197,7 +198,7 @@ class Client:
         if data:
             self.connection.sendall(self._stack.wrap(bytes(data)) if self._stack.layers else data)
 
-    # Getting acquainted.
+    # The handshake.
 
     def _identify(self, request: IdentifyRequest) -> None:
         self._asked = Asked.of(request.output_buffer_size, request.output_buffer_timeout)
@@ -230,7 +231,7 @@ class Client:
         self._resume()
 
     def _resume(self) -> None:
-        """Go on behind the IDENTIFY."""
+        """Continue after IDENTIFY."""
         self._take(self._parser.take_rest())
 
     def _push_layer(self, layer: Layer) -> None:
@@ -278,7 +279,7 @@ def _accepted(listener: socket.socket) -> socket.socket:
     connection = listener.accept()[0]
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
-    # Whoever stops reading is given up, not waited for; clients here are never idle for so long.
+    # Disconnect a client that stops reading; clients of the benchmarks are never idle for so long.
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
     return connection
 

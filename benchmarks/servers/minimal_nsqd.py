@@ -1,8 +1,8 @@
-"""The least that serves as an nsqd: topics in memory, PUB, MPUB, SUB, RDY and FIN. ``minimal_nsqd.py PORT``
+"""A minimal nsqd: topics in memory, PUB, MPUB, SUB, RDY and FIN. ``minimal_nsqd.py PORT``
 
-It trusts its clients, checks no name or size, keeps no time, and never delivers again. What it does it does
-fast, in plain Python: on uvloop where there is one, all commands of a chunk in one loop, one write for all
-that a chunk leads to. A topic is one queue, whatever the channel.
+It trusts its clients, checks no name or size, has no timeouts, and never delivers again. It is fast plain
+Python: on uvloop if installed, all commands of a chunk in one loop, one write for all replies to a chunk. A
+topic is one queue for all channels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Topic:
         self.consumers: deque[Client] = deque()
 
     def deliver(self) -> None:
-        """Serve the consumers in turns, each with one write for all it gets."""
+        """Serve the consumers in turns, each with one write."""
         waiting, consumers = self.waiting, self.consumers
         served: defaultdict[Client, list[bytes]] = defaultdict(list)
         busy = 0
@@ -82,7 +82,7 @@ class Client(asyncio.Protocol):
             topic.deliver()
 
     def execute(self, data: bytes, touched: set[Topic]) -> tuple[int, int]:
-        """Do what is complete; return where it ends and how many OKs it is owed."""
+        """Execute complete commands; return where they end and how many OKs to send."""
         position, answers, now, end, in_flight = 0, 0, time.time_ns(), len(data), self.in_flight
         while (newline := data.find(b"\n", position)) >= 0:
             verb, stop = data[position : position + 4], newline + 1
@@ -123,7 +123,7 @@ async def serve(port: int) -> None:
 
 
 if __name__ == "__main__":
-    gc.disable()  # nothing here makes cycles
+    gc.disable()  # this program makes no reference cycles
     loop_factory = None
     with suppress(ImportError):
         loop_factory = importlib.import_module("uvloop").new_event_loop

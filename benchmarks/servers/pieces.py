@@ -1,4 +1,4 @@
-"""What the firehose sends, and when: messages made beforehand, and a Go nsqd's buffer. Pure."""
+"""The messages of the firehose, encoded beforehand, and a model of the buffer of Go's nsqd. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _SIZE = struct.Struct(">i")
 
 
 class Ring:
-    """Messages of one size, encoded once and sent over and over; ``count`` are more than fit in flight, so
-    that ids in flight are distinct.
+    """Messages of one size, encoded once and sent repeatedly. ``count`` is more than fit in flight, so that
+    ids in flight are distinct.
     """
 
     def __init__(self, size: int, count: int = 8192) -> None:
@@ -35,7 +35,7 @@ class Ring:
         )
 
     def take(self, count: int) -> list[memoryview]:
-        """So many messages, in one or two pieces."""
+        """Return this number of messages, in one or two pieces."""
         pieces = []
         while count > 0:
             taken = min(count, self.count - self._next)
@@ -47,7 +47,7 @@ class Ring:
 
 
 def _body(number: int, size: int, chance: random.Random) -> bytes:
-    """Half digits nobody can guess, half names: compression has something to do, and something to gain."""
+    """Return a body of random digits and of repeated names, so that compression has work and gains."""
     filler = b'{"order": %d, "customer": "%x", "articles": ["' % (number, chance.getrandbits(160))
     while len(filler) < size:
         filler += b'article-%x", "' % chance.getrandbits(48)
@@ -55,8 +55,8 @@ def _body(number: int, size: int, chance: random.Random) -> bytes:
 
 
 def count_fins(data: bytes) -> int:
-    """How many FINs ``data`` begins with, when it has nothing else up to a last piece; 0 otherwise, which is
-    for a parser to look into.
+    """Count the FINs that ``data`` consists of, up to an incomplete last one; return 0 if there is anything
+    else, for the parser.
     """
     count = len(data) // FIN
     ends = data[FIN - 1 : count * FIN : FIN]
@@ -65,12 +65,12 @@ def count_fins(data: bytes) -> int:
 
 
 def is_piece_of_fin(data: bytes) -> bool:
-    """Whether it may become one with what comes next."""
+    """Whether the data may be the start of a FIN."""
     return len(data) < FIN and data[:4] == b"FIN "[: len(data)]
 
 
 def cut_publishes(data: bytes) -> tuple[int, int]:
-    """How many whole PUBs, DPUBs and MPUBs ``data`` begins with, and where they end; none is looked into."""
+    """Count the complete PUBs, DPUBs and MPUBs at the start of ``data``, and return where they end."""
     count, position = 0, 0
     while data[position : position + 4] in _PUBLISHES:
         newline = data.find(b"\n", position)
@@ -84,27 +84,27 @@ def cut_publishes(data: bytes) -> tuple[int, int]:
 
 
 def is_piece_of_publish(data: bytes) -> bool:
-    """Whether it is one that is not whole, if ``cut_publishes`` has left it over."""
+    """Whether the rest after ``cut_publishes`` is the start of a publish."""
     return any(verb.startswith(data[:4]) for verb in _PUBLISHES)
 
 
 class Asked(NamedTuple):
-    """What a client's IDENTIFY makes of the buffer."""
+    """The buffer settings of a client, from its IDENTIFY."""
 
     size: int  # 0 for none
-    interval: float | None  # seconds between two looks at what is held; None for never
+    interval: float | None  # seconds between two flushes; None for no flushes
 
     @staticmethod
     def of(size: int, timeout: int) -> Asked:
-        """From output_buffer_size and output_buffer_timeout: 0 stands for the default, -1 for none."""
+        """Read output_buffer_size and output_buffer_timeout: 0 means the default, -1 none."""
         if size == -1:
             return Asked(0, None)
         return Asked(size or 16 * 1024, None if timeout == -1 else (timeout or 250) / 1000)
 
 
 class Held:
-    """One client's buffer: what fills it goes out at once, the rest when the ticker, which runs on whether or
-    not there is something to send, comes round.
+    """One client's buffer. It sends when full; the rest is sent at the next tick. Ticks come even if there is
+    nothing to send.
     """
 
     def __init__(self, asked: Asked, began: float) -> None:
@@ -114,7 +114,7 @@ class Held:
         self.due = math.inf
 
     def add(self, data: bytes, now: float) -> bytes:
-        """What has to be sent now."""
+        """Add a message; return the bytes to send now."""
         size, interval = self._asked
         waiting = self._waiting
         waiting += data
@@ -128,7 +128,7 @@ class Held:
         return out
 
     def flush(self) -> bytes:
-        """All of it: an answer goes out, the ticker has come round, or no more fits in flight."""
+        """Return all bytes: for an answer, at a tick, or when no more messages fit in flight."""
         out = bytes(self._waiting)
         self._waiting.clear()
         self.due = math.inf

@@ -1,9 +1,9 @@
 """No nsqd, only a loop of recv and send: ``raw.py PORT pub|mpub|consume PIECE WINDOW COUNT``.
 
-It receives PIECE bytes at most, takes out each message or FIN in them, and sends what answers them in one go.
-No names, no ids, no queue, no event loop. It knows one load and answers its handshake without reading it.
-Consumers get WINDOW messages each to begin with, and COUNT in all. With a PIECE of one request it is the loop
-that one would write first; with a large one, what is left when a message is only cut out.
+It receives at most PIECE bytes, finds each message or FIN in them, and sends all answers at once. It has no
+names, ids, queue or event loop. It knows one load, and answers the handshake without reading it. Consumers
+get WINDOW messages each at first, and COUNT in total. With a PIECE of one request it is the simplest loop;
+with a large one it measures only the splitting of messages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MESSAGE = struct.Struct(">iiqH16s")
 
 
 class Client(ABC):
-    """One connection: so many openings are answered by OK, then comes the load."""
+    """Serve a connection: answer a number of opening commands with OK, then run the load."""
 
     openings = 1  # IDENTIFY
 
@@ -40,7 +40,7 @@ class Client(ABC):
 
     @abstractmethod
     def cut(self, data: bytes) -> tuple[int, bytes]:
-        """Take out what is complete; return where it ends, and the answers."""
+        """Find complete messages; return where they end, and the answers."""
 
 
 class Pub(Client):

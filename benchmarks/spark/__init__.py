@@ -1,4 +1,4 @@
-"""From nsqd to Spark: how fast, in how little time, and in how much memory."""
+"""From nsqd to Spark: throughput, latency and memory."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whether a stream that goes on and on takes more and more memory: what its Python on the driver has, the
-program, the source and the receiver together.
+"""Whether the memory of a long stream grows: that of the program, the source and the receiver together, all
+Python on the driver.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def comparisons() -> Sequence[Comparison]:
 
 
 class _Run:
-    """Both columns come of one stream, which is made for the first."""
+    """Both columns come from one stream, which the first one runs."""
 
     def __init__(self) -> None:
         self._last = 0.0

@@ -1,14 +1,12 @@
-"""What Spark makes of the log, and of what comes from nsqd, in one session that is warm.
+"""Spark's rates from the log, and from nsqd, in one warm session.
 
-Reading: the same segments into the noop sink, as Arrow batches and as tuples; ``tasks`` leaves out what Spark
-does around them.
-Storing: messages through receiver, log and Spark into Parquet, all at the same time on the same cores: out of
-the firehose, which costs little, so that it is the pipeline that is measured, and a backlog out of an nsqd,
-which takes its share. Rows that are in the log already. Against them the rows that came of it, from Parquet
-into Parquet: by a query of the same kind, which notes its batches as ours does, and by one job. The rate is
-that of the batches but the first, whose time is mostly that of processes that start; waiting for rows counts,
-and is left out of ``once there``. ``all batches`` has the first as well. What goes on before the first batch
-is in none of them.
+Reading: the same segments into the noop sink, as Arrow batches and as tuples; ``tasks`` counts only the time
+of the tasks. Storing: messages go through receiver, log and Spark into Parquet, all at the same time on the
+same cores. They come from the firehose, which uses little CPU, so that the pipeline is measured; from a
+backlog in an nsqd, which uses its share; or from the log. The reference copies the resulting rows from
+Parquet to Parquet: by a query of the same kind, with the same bookkeeping, and by one job. The rate leaves
+out the first batch, which is mostly the start of processes. It includes waiting for rows; ``once there`` does
+not. ``all batches`` includes the first batch. The time before the first batch is in none of them.
 """
 
 from __future__ import annotations
@@ -84,7 +82,7 @@ def _backlog(scale: float) -> dict[str, int]:
 
 
 def _floor() -> Comparison:
-    """Printed only. Batches one after the other, without waiting for rows."""
+    """Measure small batches, one after the other, without waiting for rows. Only printed."""
     names = ("", "finding what there is", "reading it", "noting its begin", "noting its end")
     return Comparison(
         name=f"a batch of {_SMALL} rows",

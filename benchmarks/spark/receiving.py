@@ -1,5 +1,5 @@
-"""What it costs to have every message on the disk before it is finished: a receiver against a consumer that
-does nothing, over the firehose.
+"""The cost of syncing every message to disk before it is finished: a receiver against a consumer that does
+nothing, over the firehose.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One Spark session for all that is measured with it, in a process of its own: starting one takes seconds."""
+"""One Spark session for all Spark benchmarks, in its own process, because starting one takes seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import time
 
 from benchmarks.processes import ROOT, Broken
 
-#: Of the session, hence tasks of a batch, hence files that it writes.
+#: Cores of the session, and so tasks of a batch, and files that it writes.
 CORES = 2
 
 _PATIENCE = 120.0
@@ -22,13 +22,13 @@ _FAREWELL = 20.0
 
 
 def ask(load: str, **arguments: object) -> list[float]:
-    """Have ``benchmarks.drivers.spark`` run a load; the numbers it answers."""
+    """Have ``benchmarks.drivers.spark`` run a load; return its numbers."""
     return _session().ask(load, arguments)
 
 
 @functools.cache
 def _session() -> _Session:
-    """Begins with the first question, and ends with the program."""
+    """Starts at the first request, and ends with the program."""
     made = _Session()
     atexit.register(made.end)
     return made
@@ -61,7 +61,7 @@ class _Session:
         return [float(word) for word in answer.split()]
 
     def _read_line(self, deadline: float) -> bytes:
-        """Empty when it ends, or takes too long."""
+        """Read a line; return an empty one at the end, or after the timeout."""
         assert self._process.stdout is not None
         line = b""
         while not line.endswith(b"\n"):

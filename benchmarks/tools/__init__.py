@@ -1,7 +1,7 @@
-"""The command-line tools, each beside the least that the same messages cost in a program of ours.
+"""The command-line tools, each compared with a minimal program that handles the same messages.
 
-A tool runs as a process of its own against nsqds of ours. What it does is read off nsqd's statistics, from
-the first message that is gone to the last, so that its start does not count.
+A tool runs as its own process against our nsqds. Its rate is computed from nsqd's statistics, from the first
+finished message to the last, so that its start does not count.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RATE = Figure("", "msg/s")
 
 
 class Setting(NamedTuple):
-    """Where a tool takes messages from, and where it may publish and write files."""
+    """The source of a tool's messages, and where it may publish and write files."""
 
     source: Server
     target: Server
@@ -44,7 +44,7 @@ class Setting(NamedTuple):
         return f"127.0.0.1:{self.source.port}"
 
 
-#: Makes the command line of what drains the channel.
+#: Makes the command line of the program that drains the channel.
 Tool = Callable[[Setting], Sequence[str]]
 
 _NOTHING_PROGRAM = """\
@@ -194,7 +194,7 @@ def _lines() -> Comparison:
 
 
 def _to_nsq_rate(scale: float) -> Sequence[float]:
-    """By its own word, which leaves out its start."""
+    """Return the rate that the tool itself reports, which leaves out its start."""
     count = round(_LINES * scale)
     with serving(servers.nsqd()) as server, tempfile.TemporaryFile() as lines:
         lines.write(b"".join(b"line %07d\n" % number for number in range(count)))

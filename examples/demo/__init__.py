@@ -1,5 +1,5 @@
-"""A small web shop on a whole NSQ of its own: ``make run``, or ``python -m examples.demo``.
+"""A small web shop on its own NSQ cluster: ``make run``, or ``python -m examples.demo``.
 
-Read ``shop`` to see how to publish so that nothing is lost, ``services`` to see how to consume, ``cluster``
-for daemons in a program or test of your own, and ``play`` for what happens when one of them is killed.
+``shop`` shows how to publish without losses, ``services`` how to consume, ``cluster`` how to run daemons from
+a program or test, and ``play`` what happens when one of them is killed.
 """

@@ -1,4 +1,4 @@
-"""``python -m examples.demo``: what it does is in ``program``."""
+"""``python -m examples.demo``: runs ``program``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 import sys
 
 if __name__ == "__main__":
-    # Importing takes a moment, in which nothing has been started: Ctrl-C ends it there and then.
+    # Nothing is started during the imports, so Ctrl-C ends the program at once.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from .program import main
 

@@ -12,7 +12,7 @@ CHANNELS = ("billing", "archive")
 
 
 class Cluster:
-    """Started and stopped as one; the second nsqd can be killed and comes back where it was."""
+    """Starts and stops all daemons. The second nsqd can be killed, and restarts on the same ports."""
 
     def __init__(self, *more_channels: str) -> None:
         self._channels = (*CHANNELS, *more_channels)
@@ -26,13 +26,14 @@ class Cluster:
         for node_id in (1, 2):
             nsqd = durable_nsqd(node_id, self.nsqlookupd)
             self.nsqds.append(self._running.enter_context(nsqd))
-            # A channel gets what is published after it was made, so both are made before the first order.
+            # A channel gets only messages published after its creation, so create both before the first
+            # order.
             nsqd.post(f"/topic/create?topic={TOPIC}")
             for channel in self._channels:
                 nsqd.post(f"/channel/create?topic={TOPIC}&channel={channel}")
 
     def show(self) -> str:
-        """Start nsqadmin, unless it runs; the address of its page."""
+        """Start nsqadmin unless it runs; return the address of its page."""
         if self.nsqadmin is None:
             self.nsqadmin = self._running.enter_context(Nsqadmin(process=True, lookupd=[self.nsqlookupd]))
         return f"http://{self.nsqadmin.http_address}/"
@@ -51,7 +52,7 @@ class Cluster:
         ]
 
     def kill(self) -> str:
-        """SIGKILL for the second nsqd, which has no time to say goodbye; its address."""
+        """Kill the second nsqd with SIGKILL; return its address."""
         victim = self.nsqds[-1]
         victim.kill()
         return victim.tcp_address
@@ -60,7 +61,7 @@ class Cluster:
         self.nsqds[-1].start()
 
     def is_drained(self, timeout: float) -> bool:
-        """Whether the services' channels hold no message any more within the time."""
+        """Wait until the services' channels are empty; return whether they are within the time."""
         deadline = time.monotonic() + timeout
         while held := sum(map(_held, self.nsqds)):
             if time.monotonic() > deadline:
@@ -70,11 +71,11 @@ class Cluster:
 
 
 def durable_nsqd(node_id: int, nsqlookupd: Nsqlookupd) -> Nsqd:
-    """What it has confirmed is on its disk, and a SIGKILL cannot take it away again."""
+    """A durable nsqd: a SIGKILL loses no confirmed message."""
     return Nsqd(
         process=True,
         durable=True,
-        # What was finished since it last noted so on disk is repeated after a crash: let that be little.
+        # After a crash nsqd repeats messages finished since its last sync: sync often.
         sync_timeout=0.1,
         node_id=node_id,
         lookupd=[nsqlookupd],
@@ -82,7 +83,7 @@ def durable_nsqd(node_id: int, nsqlookupd: Nsqlookupd) -> Nsqd:
 
 
 def _held(nsqd: Nsqd) -> int:
-    """Messages that wait, are being handled, or are to be tried again later."""
+    """Count messages that wait, are in flight or are deferred."""
     (topic,) = nsqd.get(f"/stats?format=json&topic={TOPIC}").json()["topics"]
     counts = ("depth", "in_flight_count", "deferred_count")
     channels = (channel for channel in topic["channels"] if channel["channel_name"] in CHANNELS)

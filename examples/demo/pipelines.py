@@ -1,5 +1,5 @@
-"""The end of the play on Spark: two channels of its own become an archive in Parquet and a picture, with the
-commands that one would type.
+"""The Spark part of the demo: two more channels become an archive in Parquet and a chart, with the commands
+that a user would type.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from .cluster import TOPIC, Cluster
 from .screen import Screen
 from .shop import STEPS
 
-#: Made before the first event, like those of the services.
+#: Created before the first event, like those of the services.
 CHANNELS = ("lake", "metrics")
 FIELDS = "event bigint, step string"
 
 
 class Pipelines:
-    """``run`` is to be called once everything is published."""
+    """Call ``run`` after everything is published."""
 
     def __init__(self, cluster: Cluster, screen: Screen, expected: int) -> None:
         self._lookupd = cluster.nsqlookupd.http_address
@@ -45,14 +45,14 @@ class Pipelines:
         self._screen.say(f"it is {to}, and the picture {chart}")
 
     def _call(self, verb: str, *words: object) -> None:
-        """What the command prints is for the reader, so it goes where ours goes."""
+        """Run a command; its output goes to ours."""
         command = [verb, TOPIC, "--lookupd", self._lookupd, *map(str, words)]
         self._screen.say(f"\n$ nsq-spark {shlex.join(command)}")
         program = subprocess.Popen([sys.executable, "-m", "nsq.spark", *command])
         try:
             status = program.wait()
         except BaseException:
-            # Interrupted: it has had the same Ctrl-C, or gets one now, and ends in order.
+            # Interrupted: the command got the same Ctrl-C, or gets one now, and ends gracefully.
             program.terminate()
             program.wait()
             raise
@@ -61,7 +61,7 @@ class Pipelines:
 
 
 def counted(archive: Path) -> tuple[int, int]:
-    """Rows, and different events: one that came twice from NSQ stands there twice."""
+    """Count rows and distinct events: an event that NSQ delivered twice has two rows."""
     import pyarrow.compute as pc
     import pyarrow.dataset as ds
 

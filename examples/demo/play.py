@@ -1,4 +1,4 @@
-"""The play: the shop publishes, the services consume, and half-way one nsqd is killed."""
+"""The demonstration: the shop publishes, the services consume, and half-way one nsqd is killed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .signals import Signals
 GONE = 1.5
 """Seconds that the killed nsqd stays away."""
 PATIENCE = 20.0
-"""Seconds without any progress, after which what is missing counts as lost."""
+"""Seconds without progress after which missing events count as lost."""
 GLANCE = 0.1
 
 
 class Play:
-    """One performance in a cluster that is running."""
+    """One demonstration in a running cluster."""
 
     def __init__(self, cluster: Cluster, screen: Screen, signals: Signals, orders: int) -> None:
         self.published_after = self.took = self.outage = 0.0
@@ -40,7 +40,7 @@ class Play:
         return sum(service.tally.lost for service in self.services)
 
     def describe(self) -> list[str]:
-        """Who takes part, for somebody who has never heard of topics and channels."""
+        """Explain the parts to readers who do not know topics and channels."""
         return [
             f"a web shop publishes {self.shop.events:,} events; each channel of the topic gets all of them:",
             *(f"{service.name:<10}  {service.work}" for service in self.services),
@@ -59,7 +59,7 @@ class Play:
                 done, since = now_done, time.monotonic()
         self.took = time.monotonic() - began
         self._bring_back()
-        # A message that came twice may still be on its way.
+        # A duplicate may still arrive.
         self._cluster.is_drained(timeout=5.0)
         self._screen.clear()
 
@@ -69,7 +69,7 @@ class Play:
             service.close()
 
     def abandon(self) -> None:
-        """Half an archive is of no use to anybody."""
+        """Close everything, and delete the incomplete archive."""
         self.close()
         self.archive.discard()
 
@@ -90,10 +90,10 @@ class Play:
             self._screen.say(f"it is back after {self.outage:.1f} s, with everything that was on its disk")
 
     def _show(self) -> int:
-        """How much is done so far: an event counts when it is published, and in each service."""
+        """Return the progress: an event counts when it is published, and once in each service."""
         handled = [service.tally.handled for service in self.services]
         counts = [self.shop.published, *handled]
-        # All as wide as they will be in the end, so that nothing moves.
+        # All as wide as in the end, so that the line does not move.
         width = len(f"{self.shop.events:,}")
         published, billed, archived = (f"{count:>{width},}" for count in counts)
         share = sum(counts) / (len(counts) * self.shop.events)

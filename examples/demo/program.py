@@ -1,4 +1,4 @@
-"""Starts everything, lets the play be performed, tells how it went, and leaves nothing but the archive."""
+"""Starts everything, runs the demonstration, prints a summary, and leaves only the archive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .summary import summarize
 
 def main() -> int:
     options = read_arguments()
-    # The log tells of every lost connection, and here they are lost on purpose.
+    # The client logs lost connections, which the demonstration causes on purpose.
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
     signals = Signals()
     signals.catch()
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace, screen: Screen, signals: Signals) -> int:
 
 
 def perform(cluster: Cluster, orders: int, screen: Screen, signals: Signals) -> int:
-    """The exit status. Only a whole archive is left behind."""
+    """Run the demonstration; return the exit status. Leaves only a complete archive behind."""
     with ExitStack() as interrupted:
         with signals.held():
             play = Play(cluster, screen, signals, orders)
@@ -108,8 +108,8 @@ def continue_on_spark(cluster: Cluster, orders: int, screen: Screen) -> int:
 
 
 def keep(cluster: Cluster, screen: Screen) -> None:
-    """Until a signal: then it has ended as it should, so that is no interruption."""
+    """Wait for a signal, which here is the normal end."""
     page = cluster.show()
-    screen.say("\n".join(["", "all of it goes on running until Ctrl-C:", *cluster.describe(), "", page]))
+    screen.say("\n".join(["", "everything runs until Ctrl-C:", *cluster.describe(), "", page]))
     with suppress(KeyboardInterrupt):
         signal.pause()

@@ -1,4 +1,4 @@
-"""What a person sees: lines, and on a terminal a bar below them; elsewhere a line at every quarter."""
+"""Output: lines, and on a terminal a progress bar below them; elsewhere a line at every quarter."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Screen:
         self._bar = ""
 
     def say(self, line: str = "") -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         self._write(f"{_CLEAR}{line}\n{self._bar}" if self._terminal else f"{line}\n")
 
     def show(self, share: float, text: str) -> None:
-        """How far things are, from 0 to 1, and in words."""
+        """Show the progress, from 0 to 1 and as text."""
         if self._terminal:
-            # What fills the last column would wrap, and could not be taken back.
+            # A full last column would wrap, and could not be erased.
             columns = shutil.get_terminal_size().columns - 1
             words = f" {share:4.0%}  {text}"
             self._bar = (bar(share, columns - len(words)) + words)[:columns]
@@ -33,7 +33,7 @@ class Screen:
             self._write(f"{share:4.0%}  {text}\n")
 
     def clear(self) -> None:
-        """Take the bar away."""
+        """Erase the bar."""
         if self._bar:
             self._bar = ""
             self._write(_CLEAR)

@@ -1,4 +1,4 @@
-"""Two services that consume: billing, which fails now and then, and the archive, which writes a file."""
+"""Two services that consume: billing, which sometimes fails, and the archive, which writes a file."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FAILING = 0.05
 
 
 class Tally:
-    """What one channel has handled: every event once at least, whatever happens."""
+    """Counts what one channel has handled: every event at least once."""
 
     def __init__(self, expected: int) -> None:
         self.expected = expected
         self.retries = 0
         self._times: Counter[int] = Counter()
-        self._lock = threading.Lock()  # several workers count here
+        self._lock = threading.Lock()  # several workers use it
 
     def count(self, event: int) -> None:
         with self._lock:
@@ -36,7 +36,7 @@ class Tally:
 
     @property
     def handled(self) -> int:
-        """Different events."""
+        """Return the number of distinct events."""
         return len(self._times)
 
     @property
@@ -50,7 +50,7 @@ class Tally:
 
 
 class Billing:
-    """Four workers; the card terminal does not answer each of them every time."""
+    """Four workers; sometimes a payment fails."""
 
     name = "billing"
     work = "4 workers; now and then a payment fails and is tried again"
@@ -72,7 +72,7 @@ class Billing:
 
 
 class Archive:
-    """One worker appends to a file, in which an event that came twice stands twice."""
+    """One worker appends to a file. A duplicate event is in it twice."""
 
     name = "archive"
     work = "1 worker, which writes a file"
@@ -98,8 +98,8 @@ class Archive:
 
 
 def consumer(channel: str, nsqlookupd: str) -> nsq.Consumer:
-    # The handlers are much faster than a round trip, so plenty may be on the way. And no event is given up
-    # (max_attempts=0), however often it has failed.
+    # The handlers are much faster than a round trip, so allow many messages in flight. max_attempts=0 gives
+    # no event up, however often it fails.
     return nsq.Consumer(
         TOPIC,
         channel,

@@ -1,4 +1,4 @@
-"""What happens in the shop: every order is placed, paid, packed and shipped, and all of it is published."""
+"""The shop: places, pays, packs and ships every order, and publishes each step as an event."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH = 25
 
 
 class Shop:
-    """Several tills share one producer; each publishes one step of some of its orders at a time."""
+    """Several tills share one producer; each publishes one step of a batch of its orders at a time."""
 
     def __init__(self, nsqds: list[str], orders: int) -> None:
         self.events = orders * len(STEPS)
@@ -36,7 +36,7 @@ class Shop:
 
     @property
     def sold_out(self) -> bool:
-        """Whether everything is published; raises what went wrong at a till."""
+        """Whether everything is published; raises the error of a till."""
         done = [till for till in self._tills if till.done()]
         for till in done:
             till.result()
@@ -53,16 +53,17 @@ class Shop:
                 return
 
     def _publish(self, bodies: list[bytes]) -> bool:
-        """Until an nsqd has them, or the shop closes."""
+        """Publish until an nsqd has confirmed the batch, or the shop closes."""
         while not self._closing.is_set():
             try:
                 self._producer.multi_publish(TOPIC, bodies)
             except nsq.PublishUncertain:
-                # Sent, not answered: stored or not. An event twice can be recognized, a lost one cannot.
+                # Sent and not answered: publish again, because a duplicate can be recognized and a lost event
+                # cannot.
                 with self._lock:
                     self.uncertain += len(bodies)
             except nsq.PublishFailed:
-                pass  # stored nowhere: no nsqd was there all the time that a publish may take
+                pass  # not stored: no nsqd was reachable within the timeout
             except nsq.Closed:
                 break
             else:
@@ -73,7 +74,7 @@ class Shop:
 
 
 def batches(orders: range, chance: random.Random) -> Iterator[list[bytes]]:
-    """The events of these orders, each order's in their sequence."""
+    """Yield the events of these orders in batches, in the order of the steps."""
     for start in range(0, len(orders), BATCH):
         baskets = [(order, chance.randrange(500, 20_000)) for order in orders[start : start + BATCH]]
         for step in STEPS:

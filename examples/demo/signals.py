@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP end the demo, at a moment when it knows of everything that it has started."""
+"""SIGINT, SIGTERM and SIGHUP end the demo, but not while it starts or closes something."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
-    """The first one raises KeyboardInterrupt in the main thread; those after it change nothing."""
+    """The first signal raises KeyboardInterrupt in the main thread; further ones are ignored."""
 
     def __init__(self) -> None:
         self.number: signal.Signals | None = None
@@ -19,13 +19,13 @@ class Signals:
 
     def catch(self) -> None:
         for number in NUMBERS:
-            # After nohup, a terminal that goes away is nothing to us.
+            # After nohup ignore the end of the terminal.
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._arrived)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What is begun here is finished first: a process that is just being started has no owner yet."""
+        """Delay signals to the end of the block: a process that is being started has no owner yet."""
         self._held = True
         try:
             yield
@@ -35,7 +35,7 @@ class Signals:
             raise KeyboardInterrupt
 
     def ignore(self) -> None:
-        """From here on everything is being closed, which must not be cut short."""
+        """Ignore further signals, because everything is being closed."""
         self._held = True
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:

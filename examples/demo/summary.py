@@ -1,4 +1,4 @@
-"""What the play came to, in a few lines."""
+"""The summary of the demonstration, in a few lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _publishing(play: Play) -> list[str]:
     ]
     if play.outage:
         lines.append(f"one nsqd was killed and away for {play.outage:.1f} s")
-        lines.append(f"{shop.uncertain:,} events were published again, as its answer never came")
+        lines.append(f"{shop.uncertain:,} events were published again, because nsqd had not answered")
     return lines
 
 
@@ -32,7 +32,7 @@ def _services(play: Play) -> list[str]:
             f"{tally.duplicates:>10,}{tally.lost:>10,}"
         )
     if any(service.tally.duplicates for service in play.services):
-        lines.append("twice: published again, or done just before the kill and not noted on disk")
+        lines.append("twice: published again, or finished just before the kill and not synced to disk")
     return lines
 
 

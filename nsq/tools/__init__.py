@@ -1,4 +1,4 @@
 """The command-line tools, one file each, with the names, flags, output and exit statuses of Go's.
 
-They are built on ``Consumer``, ``Producer`` and ``nsq.http``; ``program.py`` is what they share.
+They are built on ``Consumer``, ``Producer`` and ``nsq.http``; ``program.py`` has what they share.
 """

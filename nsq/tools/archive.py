@@ -1,7 +1,7 @@
-"""One topic's files, as ``nsq_to_file`` writes them: names, when the next one begins, how one is closed.
+"""One topic's files, as ``nsq_to_file`` writes them: names, rotation, closing.
 
-No file is opened for writing that another process writes, and none is ever replaced. A kill at any moment
-leaves whole records, but for what was not synced. Knows no consumer.
+It never opens a file that another process writes, and never replaces a file. After a kill at any moment all
+synced records are complete. It knows no consumer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nsq.tools.program import duration, flag, log
 _REV = "<REV>"
 _DIRECTIVE = re.compile(r"%(.?)", re.DOTALL)
 _DIRECTIVES = "aAbBdHIjmMpSUwWyYzZ%"
-#: An older flag: fastest, best, default.
+#: Levels of an older flag: fastest, best, default.
 _GZIP_COMPRESSION = {1: 1, 2: 9, 3: 6}
 
 
@@ -54,7 +54,7 @@ class ArchiveFlags:
             raise ConfigError(f"--gzip-compression is {self.gzip_compression}, must be 1, 2 or 3")
         for directive in _DIRECTIVE.findall(self.datetime_format):
             if not directive or directive not in _DIRECTIVES:
-                raise ConfigError(f"--datetime-format has %{directive}, which is not known")
+                raise ConfigError(f"--datetime-format has the unknown directive %{directive}")
         if self.needs_revision and _REV not in self.filename_format.replace("<GZIPREV>", _REV):
             raise ConfigError(
                 "--filename-format needs <REV> with --gzip, --rotate-size, --rotate-interval or --work-dir"
@@ -70,7 +70,7 @@ class ArchiveFlags:
 
 
 class Names:
-    """The names of a topic's files at a given time, with ``<REV>`` in the place of a revision."""
+    """The names of a topic's files at a given time, with ``<REV>`` in place of the revision."""
 
     def __init__(self, options: ArchiveFlags, topic: str) -> None:
         host = os.uname().nodename
@@ -97,7 +97,7 @@ class Names:
         return self._name
 
     def templates(self, directory: str) -> Iterator[tuple[str, int]]:
-        """The files of this topic that are there, each as a name with ``<REV>``, and its revision."""
+        """Yield the existing files of this topic, each as a name with ``<REV>`` and its revision."""
         pieces = re.split("(<REV>|<DATETIME>)", self._format)
         kinds = {_REV: r"-(\d{6,})", "<DATETIME>": ".*"}
         pattern = re.compile("".join(kinds.get(piece) or re.escape(piece) for piece in pieces))
@@ -110,10 +110,9 @@ class Names:
 
 
 class Archive:
-    """One topic's files, one of which is open. For one thread; an OSError is for its caller.
+    """One topic's files, one of which is open. For one thread; its caller handles OSError.
 
-    The open file is locked, so that a file in the work directory that is not locked is known to be left from
-    a process that was killed.
+    The open file is locked. So an unlocked file in the work directory was left by a killed process.
     """
 
     def __init__(self, options: ArchiveFlags, topic: str, clock: Callable[[], float] = time.time) -> None:
@@ -126,9 +125,9 @@ class Archive:
         self._descriptor = -1
         self._name = ""
         self._revision = 0
-        self.path = ""  # of the file that is open, or was
+        self.path = ""  # of the open file, or the last one
         self._opened_at = 0.0
-        self._size = 0  # before compression, with the lines that are not written yet
+        self._size = 0  # before compression, including lines that are not written yet
         self._synced_size = 0  # of the file
         self._lines: list[bytes] = []  # not written yet
 
@@ -138,7 +137,7 @@ class Archive:
 
     @property
     def due(self) -> bool:
-        """Whether the next record belongs into another file."""
+        """Whether the next record belongs in another file."""
         now, options = self._clock(), self._options
         return (
             not self.open
@@ -170,7 +169,7 @@ class Archive:
         """Return when every appended line is written and fsynced."""
         self.write()
         if self._lines:
-            # A whole member in one piece: a kill hardly ever finds half of one.
+            # One write for a whole member, so that a kill rarely leaves an incomplete one.
             self._put(gzip.compress(b"\n".join(self._lines) + b"\n", self._level))
             self._lines.clear()
         if self.open:
@@ -181,12 +180,12 @@ class Archive:
             self._synced_size = status.st_size
 
     def rotate(self) -> None:
-        """Close the file that is open, and open the next one."""
+        """Close the open file, and open the next one."""
         self.close()
         self._open_next(self._names.at(self._clock()))
 
     def close(self) -> None:
-        """Synced, and moved to the output directory."""
+        """Sync the open file, move it to the output directory, and close it."""
         if not self.open:
             return
         self.sync()
@@ -245,7 +244,7 @@ class Archive:
         log.info("opening %s", path)
 
     def _open(self, path: str) -> bool:
-        """Whether it was opened. It is not if another process has it open, or it is full."""
+        """Open the file; return False if another process has it open, or if it is full."""
         exclusive = self._options.gzip or self._options.rotate_interval > 0
         try:
             descriptor = os.open(
@@ -266,7 +265,7 @@ class Archive:
                 os.close(descriptor)
                 return False
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                # A process was killed in the middle of a record, which is delivered again: a line by itself.
+                # A process was killed in the middle of a record, which nsqd delivers again: end that line.
                 os.write(descriptor, b"\n")
             sync_directory(os.path.dirname(path))
         except BaseException:
@@ -279,7 +278,7 @@ class Archive:
     # After a kill
 
     def adopt(self) -> None:
-        """Hand over the files in the work directory that no process has open."""
+        """Move files that no process has open from the work directory to the output directory."""
         if not self._options.hands_over:
             return
         for template, revision in list(self._names.templates(self._work)):
@@ -296,7 +295,7 @@ class Archive:
                     hand_over(path, self._output, template, revision)
                 else:
                     os.unlink(path)
-            except FileNotFoundError:  # its process has just handed it over
+            except FileNotFoundError:  # its process has just moved it
                 pass
             finally:
                 if descriptor >= 0:
@@ -308,7 +307,7 @@ def in_directory(directory: str, name: str, revision: int) -> str:
 
 
 def locked(descriptor: int, path: str) -> bool:
-    """Lock a file; whether it is ours now, and still the one at that path."""
+    """Lock a file; return whether we hold the lock, and the path still leads to this file."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -322,9 +321,9 @@ def locked(descriptor: int, path: str) -> bool:
 
 
 def hand_over(path: str, directory: str, name: str, revision: int) -> int:
-    """Move a file to the directory, under the first revision that is free there; the revision.
+    """Move a file to the directory, under the first free revision; return that.
 
-    A link fails where there is a file already, as a rename would not.
+    Uses a link, which fails if the target exists; a rename would replace it.
     """
     while True:
         target = in_directory(directory, name, revision)
@@ -333,7 +332,7 @@ def hand_over(path: str, directory: str, name: str, revision: int) -> int:
             os.link(path, target)
             break
         except FileExistsError:
-            if os.path.samefile(path, target):  # a kill came between the two steps
+            if os.path.samefile(path, target):  # killed between link and unlink
                 break
             log.debug("output file already exists: %s", target)
             revision += 1
@@ -344,7 +343,7 @@ def hand_over(path: str, directory: str, name: str, revision: int) -> int:
 
 
 def mend(path: str) -> None:
-    """Cut off half a gzip member, unless another process has the file open."""
+    """Cut off an incomplete gzip member, unless another process has the file open."""
     with suppress(OSError), open(path, "r+b") as file:
         if locked(file.fileno(), path):
             cut_to_whole_members(file.fileno())
@@ -360,7 +359,7 @@ def cut_to_whole_members(descriptor: int) -> None:
 
 
 def end_of_members(file: BinaryIO) -> int:
-    """Find where the last whole gzip member ends."""
+    """Return where the last complete gzip member ends."""
     end = position = 0
     data = b""
     decoder = zlib.decompressobj(31)
@@ -380,7 +379,7 @@ def end_of_members(file: BinaryIO) -> int:
 
 
 def make_directory(path: str) -> None:
-    """Make it and the directories above it, and sync each."""
+    """Make the directory and its parents, and sync each."""
     if path and not os.path.isdir(path):
         above = os.path.dirname(path)
         make_directory(above)

@@ -30,7 +30,7 @@ from nsq.tools.program import (
 
 _STAMP = struct.Struct(">d")
 _CHANNEL = "bench"
-#: Times that are kept for the percentiles; of more, a random share.
+#: How many times are kept for the percentiles; if there are more, a random sample.
 _KEPT = 100_000
 
 
@@ -38,7 +38,7 @@ _KEPT = 100_000
 class BenchOptions(ClusterFlags, ConsumerOptions, ProducerFlags):
     seconds: float = duration(5.0, "time to publish", low=0.1, high=3600.0)
     size: int = flag(200, "bytes of a message", low=_STAMP.size, high=2**20)
-    batch: int = flag(100, "messages of one publish", low=1, high=10_000)
+    batch: int = flag(100, "messages per publish", low=1, high=10_000)
     publishers: int = flag(4, "threads that publish", low=1, high=1000)
     subscribers: int = flag(1, "consumers (0 only publishes)", low=0, high=100)
     max_in_flight: int = flag(2500, "of each consumer", low=1, high=2**31 - 1)
@@ -46,8 +46,8 @@ class BenchOptions(ClusterFlags, ConsumerOptions, ProducerFlags):
 
 def main(argv: Sequence[str]) -> int:
     synopsis = (
-        "\nPublishes to all nsqds for a while, through a topic that is deleted at the end, and consumes it.\n"
-        "Reports messages a second and how long a publish and a delivery take."
+        "\nPublishes to all nsqds for a while and consumes, on a topic that it deletes at the end.\n"
+        "Reports messages per second and the times of publishes and deliveries."
     )
     return run_command(BenchOptions, argv, "nsq bench", synopsis, _bench)
 
@@ -82,7 +82,7 @@ def _bench(options: BenchOptions, _: tuple[str, ...]) -> int:
 
 
 class Times:
-    """Counts how often something was done, and how long it took; for any number of threads."""
+    """Counts operations and their times, for any number of threads."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -141,7 +141,7 @@ def _publish(
 
 
 def _wait_for(count: int, delivered: Times, watch: SignalWatch) -> float:
-    """Until everything is delivered, or nothing has come for 10 s; how long that took."""
+    """Wait until everything is delivered, or nothing has arrived for 10 s; return how long that took."""
     began = last = time.monotonic()
     seen = -1
     while delivered.count < count and time.monotonic() < last + 10.0:

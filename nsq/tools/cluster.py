@@ -1,7 +1,7 @@
-"""A cluster over HTTP: which nsqds there are, what they have, and changes made on all of them.
+"""A cluster over HTTP: finds its nsqds, reads their topics and channels, and changes all of them.
 
 ``nsq topics``, ``channels``, ``create``, ``delete``, ``empty``, ``pause`` and ``unpause``. A change goes to
-the nsqlookupds first and then to each nsqd, as nsqadmin makes it; a failure on one does not stop the others.
+the nsqlookupds first and then to each nsqd, as in nsqadmin; a failure on one does not stop the others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 _DEFAULT_LOOKUPD = "127.0.0.1:4161"
 _ENVIRONMENT = "NSQ_LOOKUPD_HTTP_ADDRESS"
-#: Daemons that are asked at once.
+#: How many daemons are asked at the same time.
 _AT_ONCE = 16
 
 
@@ -43,7 +43,7 @@ class ClusterFlags(HttpFlags):
         f"else {_DEFAULT_LOOKUPD})",
     )
     nsqd_http_address: tuple[str, ...] = repeated(
-        str, "nsqd HTTP address, in place of nsqlookupds (may be given multiple times)"
+        str, "nsqd HTTP address, instead of nsqlookupds (may be given multiple times)"
     )
     http_client_tls_root_ca_file: str = flag(
         "", "authorities that may sign the certificates of HTTPS servers (default: the public ones)"
@@ -53,7 +53,7 @@ class ClusterFlags(HttpFlags):
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.http_client_tls_root_ca_file:
-            context_of(self._tls)  # refuses a file that is of no use
+            context_of(self._tls)  # refuses an invalid file
         if self.lookupd_http_address and self.nsqd_http_address:
             raise ConfigError("use --lookupd-http-address or --nsqd-http-address not both")
         if not self.lookupd_http_address and not self.nsqd_http_address:
@@ -81,7 +81,7 @@ class Outcome:
 
 
 class Cluster:
-    """The daemons that the flags name. ``problems`` lists the questions that failed."""
+    """The daemons that the flags name. ``problems`` lists the requests that failed."""
 
     def __init__(self, options: ClusterFlags) -> None:
         self._options = options
@@ -90,7 +90,7 @@ class Cluster:
 
     @cached_property
     def nsqds(self) -> dict[str, NsqdApi]:
-        """The nsqds that were named, or all that the nsqlookupds list, by HTTP address."""
+        """The nsqds that the flags name, or all that the nsqlookupds list, by HTTP address."""
         if not self.lookupds:
             return {each: self._options.nsqd_api(each) for each in self._options.nsqd_http_address}
         found = self._ask(self.lookupds, NsqlookupdApi.nodes)
@@ -150,8 +150,9 @@ class Cluster:
 
 
 def at_once(daemons: Iterable[Any], question: Callable[[Any], T]) -> list[T | NsqError]:
-    """The answers, in the daemons' order. An end of the program does not wait for them, as it would for a
-    ThreadPoolExecutor's.
+    """Ask all daemons; return the answers in their order.
+
+    Uses daemon threads, because the end of a program would wait for those of a ThreadPoolExecutor.
     """
     waiting = deque(enumerate(daemons))
     answers: dict[int, T | NsqError] = {}
@@ -198,7 +199,7 @@ def warn_of(problems: Iterable[str]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ListOptions(ClusterFlags):
-    names: bool = flag(False, "write the names alone, a line each")
+    names: bool = flag(False, "write only the names, one per line")
 
 
 def main_topics(argv: Sequence[str]) -> int:
@@ -283,13 +284,13 @@ class ChangeOptions(ClusterFlags):
 
 @dataclass(frozen=True, kw_only=True)
 class ConfirmedOptions(ClusterFlags):
-    yes: bool = flag(False, "do it without asking")
+    yes: bool = flag(False, "do not ask for confirmation")
 
 
 def main_create(argv: Sequence[str]) -> int:
     synopsis = (
-        "TOPIC[/CHANNEL]\nMakes a topic known to the nsqlookupds, and a channel there and on each nsqd that "
-        "has the topic.\nWith --nsqd-http-address it makes both on these nsqds."
+        "TOPIC[/CHANNEL]\nCreates a topic on the nsqlookupds, and a channel there and on each nsqd that "
+        "has the topic.\nWith --nsqd-http-address it creates both on these nsqds."
     )
     return run_command(ChangeOptions, argv, "nsq create", synopsis, _create)
 
@@ -356,19 +357,21 @@ def _unless_gone(delete: Callable[[], None]) -> None:
 
 
 def main_empty(argv: Sequence[str]) -> int:
-    synopsis = "TOPIC[/CHANNEL]\nThrows away what waits in a topic or a channel, on every nsqd that has it."
+    synopsis = (
+        "TOPIC[/CHANNEL]\nDeletes the waiting messages of a topic or channel on every nsqd that has it."
+    )
     return run_command(ConfirmedOptions, argv, "nsq empty", synopsis, _empty)
 
 
 def _empty(options: ConfirmedOptions, words: tuple[str, ...]) -> int:
     def ask(count: int) -> None:
-        confirm(options, f"throw away all messages that wait in {words[0]} on {count} nsqds?")
+        confirm(options, f"delete all waiting messages of {words[0]} on {count} nsqds?")
 
     return _on_nsqds(options, "empty", words[0], NsqdApi.empty_topic, NsqdApi.empty_channel, ask)
 
 
 def main_pause(argv: Sequence[str]) -> int:
-    synopsis = "TOPIC[/CHANNEL]\nHolds back the messages of a topic or a channel, on every nsqd that has it."
+    synopsis = "TOPIC[/CHANNEL]\nStops the delivery of a topic or a channel, on every nsqd that has it."
     return run_command(ChangeOptions, argv, "nsq pause", synopsis, _pause)
 
 
@@ -377,7 +380,7 @@ def _pause(options: ChangeOptions, words: tuple[str, ...]) -> int:
 
 
 def main_unpause(argv: Sequence[str]) -> int:
-    synopsis = "TOPIC[/CHANNEL]\nLets the messages of a topic or a channel go on, on every nsqd that has it."
+    synopsis = "TOPIC[/CHANNEL]\nResumes the delivery of a topic or a channel, on every nsqd that has it."
     return run_command(ChangeOptions, argv, "nsq unpause", synopsis, _unpause)
 
 
@@ -413,7 +416,7 @@ def _on_nsqds(
 
 
 def topic_and_channel(text: str, check: bool = False) -> tuple[str, str]:
-    """Split ``TOPIC/CHANNEL``. Names are not checked where something may have to be deleted."""
+    """Split ``TOPIC/CHANNEL``. Without ``check`` it accepts invalid names, so that they can be deleted."""
     topic, slash, channel = text.partition("/")
     if not topic or (slash and not channel):
         raise UsageError(f"{text!r} is not TOPIC or TOPIC/CHANNEL")
@@ -425,11 +428,11 @@ def topic_and_channel(text: str, check: bool = False) -> tuple[str, str]:
 
 
 def confirm(options: ConfirmedOptions, question: str) -> None:
-    """UsageError unless it was confirmed."""
+    """Ask for confirmation; raise UsageError without it."""
     if options.yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError("nothing was done: without a terminal to ask at, give --yes")
+        raise UsageError("nothing was done: without a terminal give --yes to confirm")
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
@@ -441,7 +444,7 @@ def _report(
 ) -> int:
     """Write the outcome of each step."""
     if not outcomes:
-        outcomes = [Outcome("nothing", f"no nsqd that was asked has {target}")]
+        outcomes = [Outcome("nothing", f"no nsqd has {target}")]
     if options.json:
         steps = [{"where": each.where, "ok": not each.error, "error": each.error} for each in outcomes]
         told = {"action": action, "target": target, "steps": steps, "problems": cluster.problems}

@@ -1,7 +1,7 @@
-"""Choice of the destination of the next message among several, and how long they take.
+"""Chooses the destination of the next message among several addresses, and reports how long they take.
 
-Round-robin, a host pool that leaves out what has failed, and one that prefers what is quick. Pure: time and
-chance are arguments. Any number of threads may share an instance; its lock guards state alone.
+Round-robin, a host pool that skips failed hosts, and one that prefers fast hosts. Pure: time and chance are
+arguments. Any number of threads may share an instance; its lock guards only state.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ROUND_ROBIN = "round-robin"
 EPSILON_GREEDY = "epsilon-greedy"
 MULTICAST = "multicast"
 
-#: Seconds for which a host that has failed is left out, at first and at most.
+#: Seconds for which a failed host is skipped, at first and at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 30.0, 900.0
-#: The share of choices that explore: at first, after each of them, at least.
+#: The share of random choices: at first, its factor after each, and its minimum.
 _EPSILON, _EPSILON_DECAY, _LEAST_EPSILON = 0.3, 0.9, 0.01
-#: Response times are remembered in so many buckets, over so many seconds.
+#: Response times are kept in this number of buckets, for this number of seconds.
 _BUCKETS, _MEMORY = 120, 300.0
 
 
@@ -47,13 +47,13 @@ class _Host:
         self.dead = False
         self._pause = _FIRST_PAUSE
         self._retry_at = 0.0
-        self._buckets: dict[int, tuple[float, int]] = {}  # by number: seconds, and how many requests
+        self._buckets: dict[int, tuple[float, int]] = {}  # by number: total seconds and number of requests
 
     def may_be_tried(self, now: float) -> bool:
         return not self.dead or now > self._retry_at
 
     def tried(self, now: float) -> None:
-        """It was chosen. One that is dead is left out for twice as long from now on."""
+        """Record a choice of this host. If it is dead, double its pause."""
         if self.dead:
             self._pause = min(self._pause * 2, _LONGEST_PAUSE)
             self._retry_at = now + self._pause
@@ -87,7 +87,7 @@ def _bucket(now: float) -> int:
 
 
 class HostPool:
-    """Round-robin over the hosts that are alive. When none is, all are tried again."""
+    """Round-robin over the hosts that are alive. If none is, all are tried again."""
 
     def __init__(self, addresses: Sequence[str], clock: Callable[[], float] = time.monotonic) -> None:
         self._hosts = [_Host(address) for address in addresses]
@@ -129,7 +129,7 @@ class HostPool:
 
 
 class EpsilonGreedy(HostPool):
-    """Prefers hosts that answer quickly, and tries the others now and then."""
+    """Prefers hosts that answer quickly, and sometimes tries the others."""
 
     def __init__(
         self,
@@ -171,7 +171,7 @@ def check_mode(mode: str, known: Sequence[str]) -> None:
 
 
 class Durations:
-    """Durations of the last requests; tells a line about them each time that many have been added."""
+    """Durations of the last requests; reports a line after every ``every`` of them."""
 
     def __init__(self, every: int, prefix: str, tell: Callable[[str], None]) -> None:
         self._every = every
@@ -182,7 +182,7 @@ class Durations:
         self._lock = threading.Lock()
 
     def add(self, seconds: float, count: int = 1) -> None:
-        """Add the time of ``count`` messages that went together."""
+        """Add the time of ``count`` messages that were sent together."""
         lines = []
         with self._lock:
             while self._every and count:

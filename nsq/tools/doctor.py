@@ -1,4 +1,4 @@
-"""``nsq doctor``: looks at every daemon of a cluster, and says what is wrong and what to do about it."""
+"""``nsq doctor``: examines every daemon of a cluster, and says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from nsq.transport.dialing import default_transport
 from nsq.wire.commands import CLS, MAGIC_V2
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
-#: Seconds; HTTP tells the time in whole ones.
+#: Seconds; HTTP gives the time in whole seconds.
 _CLOCK_TOLERANCE = 2.5
 
 
@@ -34,7 +34,7 @@ class DoctorOptions(ClusterFlags, ProducerFlags):
 
 @dataclass(frozen=True)
 class Finding:
-    """``remedy`` says what to do; empty when nothing has to be done."""
+    """``remedy`` says what to do, and is empty if nothing needs to be done."""
 
     level: str
     where: str
@@ -44,7 +44,7 @@ class Finding:
 
 def main(argv: Sequence[str]) -> int:
     synopsis = (
-        "\nLooks at every nsqlookupd and nsqd: reachable over HTTP and TCP (with TLS and AUTH as given by\n"
+        "\nChecks every nsqlookupd and nsqd: reachable over HTTP and TCP (with TLS and AUTH as given by\n"
         "--producer-opt), registered everywhere, versions, clocks, topics and channels without consumers.\n"
         "The exit status is 1 when something is broken."
     )
@@ -66,7 +66,7 @@ def examine(options: DoctorOptions) -> Iterator[Finding]:
     nodes: dict[str, list[RegisteredNode]] = {}
     for address in options.lookupd_http_address:
         yield from _lookupd(options, address, nodes)
-    addresses: dict[str, str] = {}  # TCP by HTTP
+    addresses: dict[str, str] = {}  # TCP address by HTTP address
     for registered in nodes.values():
         addresses.update({node.http_address: node.tcp_address for node in registered})
     yield from _registrations(nodes)
@@ -75,7 +75,7 @@ def examine(options: DoctorOptions) -> Iterator[Finding]:
         yield from _nsqd(options, address, addresses.get(address, ""), versions)
     if len(versions) > 1:
         told = "; ".join(f"{version}: {', '.join(which)}" for version, which in sorted(versions.items()))
-        yield Finding(WARNING, "nsqds", f"versions differ: {told}", "Bring all of them to the newest one.")
+        yield Finding(WARNING, "nsqds", f"versions differ: {told}", "Upgrade all to the newest version.")
     if not addresses and not options.nsqd_http_address and nodes:
         yield Finding(
             FAILURE,
@@ -151,14 +151,14 @@ def _http_remedy(error: NsqError, otherwise: str) -> str:
 
 
 def _handshake(options: DoctorOptions, address: str) -> Finding:
-    """TCP, IDENTIFY, and TLS and AUTH as asked for."""
+    """Check TCP, IDENTIFY, and TLS and AUTH as the flags say."""
     where = f"nsqd {address} (TCP)"
     producer, timeout = options.producer("nsq-doctor", address), options.http_client_request_timeout
     config = config_of("--producer-opt", options.producer_opt, {})
     try:
         producer.ping(address, timeout=timeout)
         if not config.tls and _insists_on_tls(address, timeout):
-            raise ConnectionFailed("it insists on TLS")
+            raise ConnectionFailed("it requires TLS")
     except NsqError as error:
         remedy = "Producers and consumers use this port: open it, or set --broadcast-tcp-port."
         text = str(error)
@@ -173,8 +173,8 @@ def _handshake(options: DoctorOptions, address: str) -> Finding:
 
 
 def _insists_on_tls(address: str, timeout: float) -> bool:
-    """Such an nsqd answers IDENTIFY without TLS, and refuses all else. It is asked for CLS, which every nsqd
-    refuses before SUB.
+    """Whether nsqd refuses commands without TLS. It answers IDENTIFY even then, so this sends CLS, which
+    every nsqd refuses before SUB: the error says why.
     """
     stream = default_transport.connect(address, timeout=timeout)
     said = b""
@@ -192,7 +192,7 @@ def _insists_on_tls(address: str, timeout: float) -> bool:
 
 def _contents(where: str, stats: NsqdStats) -> Iterator[Finding]:
     if stats["health"] != "OK":
-        yield Finding(FAILURE, where, f"is not well: {stats['health']}", "Look at its log, and at its disk.")
+        yield Finding(FAILURE, where, f"is unhealthy: {stats['health']}", "Look at its log and its disk.")
     for topic in stats["topics"]:
         name = topic["topic_name"]
         if topic["paused"]:
@@ -213,12 +213,12 @@ def _contents(where: str, stats: NsqdStats) -> Iterator[Finding]:
                     WARNING,
                     where,
                     f"channel {full_name} has no consumer, and {channel['depth']} messages wait",
-                    f"Start its consumer, or delete what is not needed: nsq delete {full_name}",
+                    f"Start its consumer, or if you do not need the channel: nsq delete {full_name}",
                 )
 
 
 def _clock(options: DoctorOptions, where: str, address: str) -> Iterator[Finding]:
-    """By the Date of an answer; many proxies and older daemons send none."""
+    """Compare clocks by the Date of a reply; many proxies and older daemons send none."""
     before = time.time()
     try:
         url = parse_url(f"http://{address}/ping" if "://" not in address else f"{address.rstrip('/')}/ping")
@@ -234,5 +234,5 @@ def _clock(options: DoctorOptions, where: str, address: str) -> Iterator[Finding
             WARNING,
             where,
             f"its clock is {abs(ahead):.0f} s {way} this host's",
-            "Synchronize the clocks: a message's age and timestamp are of no use otherwise.",
+            "Synchronize the clocks; otherwise ages and timestamps of messages are wrong.",
         )

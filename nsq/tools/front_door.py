@@ -1,10 +1,10 @@
-"""``nsq``: one program for everything that one does with NSQ at a shell, and ``python -m nsq``.
+"""``nsq``, also ``python -m nsq``: the program for everyday work with NSQ in a shell.
 
     nsq pub orders '{"id": 1}'
     nsq tail orders
     nsq topics
 
-The commands that Go's NSQ has as programs are those programs, with an address and a topic filled in.
+Commands that Go's NSQ has as programs run these programs, with an address and a topic filled in.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ COMMANDS = {
     "channels": Command("cluster", "ListOptions", "list a topic's channels", "main_channels"),
     "create": Command("cluster", "ChangeOptions", "create a topic or channel", "main_create"),
     "delete": Command("cluster", "ConfirmedOptions", "delete a topic or channel", "main_delete"),
-    "empty": Command("cluster", "ConfirmedOptions", "throw away the messages that wait", "main_empty"),
-    "pause": Command("cluster", "ChangeOptions", "hold back a topic or channel", "main_pause"),
-    "unpause": Command("cluster", "ChangeOptions", "let a topic or channel go on", "main_unpause"),
-    "peek": Command("peek", "PeekOptions", "show the messages that wait, and take none"),
+    "empty": Command("cluster", "ConfirmedOptions", "delete the waiting messages", "main_empty"),
+    "pause": Command("cluster", "ChangeOptions", "stop delivering a topic or channel", "main_pause"),
+    "unpause": Command("cluster", "ChangeOptions", "resume delivering a topic or channel", "main_unpause"),
+    "peek": Command("peek", "PeekOptions", "show waiting messages without consuming them"),
     "redrive": Command("redrive", "RedriveOptions", "move dead letters back to their topic"),
     "doctor": Command("doctor", "DoctorOptions", "find out what is wrong with a cluster, and what to do"),
     "bench": Command("bench", "BenchOptions", "measure how fast a cluster takes and delivers messages"),
@@ -69,13 +69,13 @@ Usage: nsq COMMAND [arguments and flags]
 
 {commands}
 
-`nsq COMMAND --help` says more. A topic is given as TOPIC, a channel as TOPIC/CHANNEL.
-Without an address flag the nsqlookupds of $NSQ_LOOKUPD_HTTP_ADDRESS are asked, else 127.0.0.1:4161.
+For details: nsq COMMAND --help. Write a topic as TOPIC, a channel as TOPIC/CHANNEL.
+Without an address flag, nsq asks the nsqlookupds in $NSQ_LOOKUPD_HTTP_ADDRESS, or else 127.0.0.1:4161.
 
   nsq pub orders '{{"id": 1}}'                  publish a message
   nsq tail orders                             watch the topic, in a channel of its own
-  nsq stat orders/billing                     watch how a channel gets on
-  nsq doctor                                  when something is wrong
+  nsq stat orders/billing                     watch the rates of a channel
+  nsq doctor                                  find out what is wrong
   eval "$(nsq completion bash)"               complete commands and flags
 """
 _ADDRESS = re.compile(r"--?(nsqd-tcp-address|nsqd-http-address|lookupd-http-address)(=|$)")
@@ -119,7 +119,7 @@ def help_text() -> str:
 
 
 def filled_in(command: Command, arguments: Sequence[str]) -> list[str]:
-    """The flags of a program of Go's, from those and TOPIC or TOPIC/CHANNEL, in any order."""
+    """Return the flags of a Go-style program, given flags and TOPIC or TOPIC/CHANNEL in any order."""
     bare = {"h", "help", "version"}
     bare |= {field.name.replace("_", "-") for field in _fields(command) if field.type == "bool"}
     given: list[str] = []
@@ -152,7 +152,7 @@ def main_completion(argv: Sequence[str]) -> int:
 
 
 def flags_of(command: Command) -> dict[str, Flag]:
-    """By name, without those that are deprecated."""
+    """Return the flags by name, without deprecated ones."""
     declared = {field.name.replace("_", "-"): field.metadata[METADATA] for field in _fields(command)}
     return {name: each for name, each in declared.items() if not each.deprecated}
 

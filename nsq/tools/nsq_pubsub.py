@@ -1,10 +1,10 @@
-"""``nsq_pubsub``: an HTTP face of topics, for programs that speak nothing else.
+"""``nsq_pubsub``: publishes and subscribes over HTTP, for programs that only speak HTTP.
 
     POST /pub?topic=T              publishes the body
-    GET  /sub?topic=T&channel=C    streams messages, a body a line; each is finished when it is written
+    GET  /sub?topic=T&channel=C    streams messages, one body per line; each is finished when it is written
     GET  /stats, /ping
 
-There is no authentication: any client that reaches the port may publish, and take from any channel.
+There is no authentication: any client that reaches the port may publish to any topic and consume any channel.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from nsq.transport.addresses import join
 from nsq.wire.names import check_channel, check_topic
 
 PROG = "nsq_pubsub"
-#: Bytes of a request's body.
+#: Largest body of a request, in bytes.
 _LARGEST = 5 * 2**20
 _MOST_CONNECTIONS = 1000
-#: Seconds that a client may send nothing of its request, or read nothing of our answer.
+#: Seconds after which a client that sends nothing of its request, or reads nothing of the reply, is cut off.
 _PATIENCE = 60.0
 _STOP_TIMEOUT = 5.0
-#: We shut down this half of a connection: the other half finishes writing.
+#: The half of a connection that we shut down, so that writing can finish.
 _READING = 0
 
 
@@ -46,7 +46,7 @@ class PubSubOptions(ConsumerFlags, ProducerFlags):
 
     def __post_init__(self) -> None:
         listen_address(self.http_address)
-        config_of("--consumer-opt", [*self.reader_opt, *self.consumer_opt], {})  # now, not at a request
+        config_of("--consumer-opt", [*self.reader_opt, *self.consumer_opt], {})  # check now, not at a request
         super().__post_init__()
 
 
@@ -77,7 +77,7 @@ def serve(options: PubSubOptions) -> int:
 
 class PubSubServer(HttpServer):
     daemon_threads = True
-    block_on_close = False  # a client that sends a byte a minute must not hold up the end
+    block_on_close = False  # a client that sends a byte a minute must not delay the end
     request_queue_size = 128
 
     def __init__(self, options: PubSubOptions, producer: Producer) -> None:
@@ -90,7 +90,7 @@ class PubSubServer(HttpServer):
         super().__init__(options.http_address, Handler)
 
     def end_subscriptions(self, timeout: float) -> bool:
-        """End all subscriptions; whether they finished the messages they had written within the time."""
+        """End all subscriptions; return whether they finished their written messages within the time."""
         for subscription in self.subscriptions.copy():
             subscription.end()
         with self._ended:
@@ -107,7 +107,7 @@ class PubSubServer(HttpServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._room.acquire(blocking=False):
-            log.warning("%s is turned away: there are %d connections", client_address, _MOST_CONNECTIONS)
+            log.warning("refused %s: there are %d connections", client_address, _MOST_CONNECTIONS)
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
@@ -140,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {_LARGEST} bytes")
             return
         body = self.rfile.read(int(length))
-        if len(body) < int(length):  # the client has gone: half a message is none
+        if len(body) < int(length):  # the client is gone, and the message is incomplete
             self.close_connection = True
             return
         try:
@@ -229,7 +229,7 @@ class Subscription:
         self._consumer.start()
         try:
             with suppress(OSError):
-                while poll.poll() and connection.recv(4096):  # nothing: the client has closed, or we end it
+                while poll.poll() and connection.recv(4096):  # nothing: the client has closed, or end() has
                     pass
         finally:
             self._consumer.stop(_STOP_TIMEOUT)
@@ -244,7 +244,7 @@ class Subscription:
                 self._client.wfile.write(message.body + b"\n")
                 return
             self._gone = True
-            self._consumer.pause()  # else nsqd would deliver the requeued messages again at once
+            self._consumer.pause()  # otherwise nsqd delivers the requeued messages again at once
             self.end()
         raise Requeue(0.0, backoff=False)
 

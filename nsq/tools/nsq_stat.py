@@ -1,7 +1,7 @@
-"""``nsq_stat``: a channel's incoming and outgoing rates and its depth, a line each interval.
+"""``nsq_stat``: a channel's incoming and outgoing rates and its depth, one line per interval.
 
-On a terminal a table is kept up to date, with a line for each nsqd; into a pipe or a file the lines follow
-one another in the form of Go's nsq_stat.
+On a terminal it shows a live table with a line for each nsqd; into a pipe or a file it writes lines in the
+format of Go's nsq_stat.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StatOptions(HttpFlags):
         exactly_one_kind(self, "nsqd_http_address", "lookupd_http_address")
         for address in (*self.nsqd_http_address, *self.lookupd_http_address):
             if address.startswith("http"):
-                raise ConfigError(f"{address} is a URL: an address is host:port here, without a scheme")
+                raise ConfigError(f"{address} is a URL: give host:port, without a scheme")
         if self.count is not None and self.count < 1:
             raise ConfigError(f"--count is {self.count}, must be at least 1")
         if self.pause <= 0:
@@ -69,7 +69,7 @@ class StatOptions(HttpFlags):
 
 @dataclass(frozen=True)
 class Counts:
-    """The counts of a channel, on one nsqd or added up over several."""
+    """The counts of a channel, on one nsqd or summed over several."""
 
     messages: int = 0
     depth: int = 0
@@ -148,7 +148,7 @@ def stat(options: StatOptions) -> int:
 
 
 def ask(options: StatOptions) -> Poll:
-    """ApiError when one of them cannot be asked, or has no such channel: a partial sum would mislead."""
+    """Poll all nsqds. Raise ApiError if one does not answer (a partial sum misleads), or none has it."""
     addresses = options.nsqd_http_address
     if options.lookupd_http_address:
         addresses = tuple(
@@ -166,12 +166,12 @@ def ask(options: StatOptions) -> Poll:
                 if (topic["topic_name"], channel["channel_name"]) == (options.topic, options.channel):
                     found[address] = Counts.of(channel)
     if not found:
-        raise ApiError(f"there is no channel {options.channel} of topic {options.topic} on any nsqd asked")
+        raise ApiError(f"no nsqd has channel {options.channel} of topic {options.topic}")
     return Poll(found)
 
 
 def lines(options: StatOptions, poll: Poll, before: Poll | None, number: int) -> str:
-    """Go's form. The first poll prints no row: it is there to be compared with."""
+    """Return lines in Go's format. The first poll gives no row, because a rate needs two polls."""
     header = f"{_HEADER}\n" if number % _PAGE == 0 else ""
     row = "" if before is None else f"{poll.total.row(before.total, options.pause)}\n"
     return header + row

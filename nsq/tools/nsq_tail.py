@@ -1,7 +1,7 @@
-"""``nsq_tail``: writes the messages of topics to stdout, a line each.
+"""``nsq_tail``: writes the messages of topics to stdout, one per line.
 
-A message is finished when its line is written. On a terminal JSON is laid out in lines, and control
-characters are shown instead of obeyed; into a pipe or a file the bytes go as they are.
+A message is finished when its line is written. On a terminal it formats JSON in lines and escapes control
+characters; into a pipe or a file it writes the bytes unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nsq.errors import ConfigError
 from nsq.tools.program import ConsumerFlags, SignalWatch, flag, repeated, run, run_consumers
 
 PROG = "nsq_tail"
-#: With those of two bytes in UTF-8, from U+0080 to U+009F, which a terminal obeys too.
+#: Also those from U+0080 to U+009F, two bytes in UTF-8, which control a terminal too.
 _CONTROL = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
 _CONTROL_IN_JSON = re.compile("[\x7f-\x9f]")
 
@@ -28,13 +28,13 @@ _CONTROL_IN_JSON = re.compile("[\x7f-\x9f]")
 class TailOptions(ConsumerFlags):
     topic: tuple[str, ...] = repeated(str, "NSQ topic (may be given multiple times)")
     channel: str = flag("", "NSQ channel (default tailNNNNNN#ephemeral)")
-    n: int = flag(0, "total messages to show per topic (0 shows all that come)", low=0, high=2**63 - 1)
+    n: int = flag(0, "total messages to show per topic (0 for no limit)", low=0, high=2**63 - 1)
     print_topic: bool = flag(False, "print the topic's name before each message")
     pretty: bool = flag(
         lambda: sys.stdout.isatty(),
-        "lay out JSON in lines, and show control characters (default: on a terminal)",
+        "format JSON in lines, and escape control characters (default: on a terminal)",
     )
-    meta: bool = flag(False, "print each message's id, attempts and age before it")
+    meta: bool = flag(False, "print id, attempts and age before each message")
 
     def __post_init__(self) -> None:
         if not self.topic:
@@ -67,7 +67,7 @@ def tail(options: TailOptions) -> int:
 
 
 class Printer:
-    """A handler, called by one thread. ``over`` when it has written all that it shall, or can."""
+    """A handler, called by one thread. ``over`` is set when it has written enough, or cannot write."""
 
     def __init__(self, consumer: Consumer, options: TailOptions, ended: Callable[[], None]) -> None:
         self.over = False
@@ -80,11 +80,11 @@ class Printer:
 
     def __call__(self, message: Message) -> None:
         if self.over:
-            raise Requeue(0.0, backoff=False)  # it came after the last one that was asked for
+            raise Requeue(0.0, backoff=False)  # more than was asked for
         meta = line_about(message, time.time()) if self._options.meta else b""
         body = pretty(message.body) if self._options.pretty else message.body
         try:
-            # In one piece: several topics share stdout.
+            # In one write: several topics share stdout.
             sys.stdout.buffer.write(b"".join((self._front, meta, body, b"\n")))
             sys.stdout.buffer.flush()
         except OSError as error:
@@ -97,7 +97,7 @@ class Printer:
 
     def _end(self) -> None:
         self.over = True
-        self._consumer.pause()  # else nsqd would deliver the requeued messages again at once
+        self._consumer.pause()  # otherwise nsqd delivers the requeued messages again at once
         self._ended()
 
 
@@ -107,7 +107,7 @@ def line_about(message: Message, now: float) -> bytes:
 
 
 def pretty(body: bytes) -> bytes:
-    """JSON objects and lists over several lines; control characters as escapes."""
+    """Format JSON objects and lists over several lines, and escape control characters."""
     if body[:1] in (b"{", b"["):
         try:
             text = json.dumps(json.loads(body), indent=2, ensure_ascii=False)

@@ -41,15 +41,15 @@ from nsq.tools.program import (
 )
 
 PROG = "nsq_to_file"
-#: Seconds that closing a healthy file may take.
+#: Seconds allowed for closing a healthy file.
 _AT_ONCE = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToFileOptions(ConsumerFlags, HttpFlags, ArchiveFlags, LogFlags):
     topic: tuple[str, ...] = repeated(str, "NSQ topic (may be given multiple times)")
-    topic_pattern: str = flag("", "only archive topics that match this regular expression")
-    topic_refresh: float = duration(60.0, "how often nsqlookupd is asked for new topics", low=0.001)
+    topic_pattern: str = flag("", "archive only topics that match this regular expression")
+    topic_refresh: float = duration(60.0, "how often to ask nsqlookupd for new topics", low=0.001)
     channel: str = flag("nsq_to_file", "NSQ channel")
     log_prefix: str = flag("[nsq_to_file] ", "start of every log line")
     sync_interval: float = duration(30.0, "sync file to disk every duration", low=0.001)
@@ -62,7 +62,7 @@ class ToFileOptions(ConsumerFlags, HttpFlags, ArchiveFlags, LogFlags):
             re.compile(self.topic_pattern)
         except re.error as error:
             raise ConfigError(
-                f"--topic-pattern {self.topic_pattern!r} is no regular expression: {error}"
+                f"--topic-pattern {self.topic_pattern!r} is not a regular expression: {error}"
             ) from None
         self.check_files()
 
@@ -76,22 +76,20 @@ class Writer:
     _HANG_UP, _STOP, _END = "hang up", "stop", "end"
 
     def __init__(self, options: ToFileOptions, topic: str, changed: Callable[[], None]) -> None:
-        """``changed`` is called when it has failed, and when it has ended."""
+        """``changed`` is called when the writer has failed, and when it has ended."""
         self.failure: OSError | None = None
         self.ended = False
         self.consumer = options.consumer(PROG, topic, options.channel)
         if self.consumer.config.max_attempts:
-            # Given up is finished, and nothing is finished here that is not on disk.
-            raise ConfigError(
-                "--consumer-opt: max_attempts must be 0 for nsq_to_file, which gives nothing up"
-            )
+            # Giving up finishes a message, and only messages on disk may be finished.
+            raise ConfigError("--consumer-opt: max_attempts must be 0: nsq_to_file gives no message up")
         self.consumer.add_handler(self._take)
         self._archive = Archive(options, topic)
         self._options = options
         self._changed = changed
         self._queue: queue.SimpleQueue[Message | str] = queue.SimpleQueue()
-        self._taken: deque[Message | str] = deque()  # out of the queue, and not done with
-        self._unfinished: list[Message] = []  # appended, and not known to be on disk
+        self._taken: deque[Message | str] = deque()  # taken from the queue, and not processed yet
+        self._unfinished: list[Message] = []  # appended, and not synced yet
         self._sync_by = math.inf
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=f"nsq-archive-{topic}", daemon=True)
@@ -105,7 +103,7 @@ class Writer:
         self._queue.put(self._HANG_UP)
 
     def stop(self) -> None:
-        """Sync at once from now on, as no more messages will come."""
+        """Sync at once from now on, because no more messages will come."""
         self._queue.put(self._STOP)
 
     def end(self) -> None:
@@ -133,7 +131,7 @@ class Writer:
             while self._taken:
                 item = self._taken[0]
                 if isinstance(item, Message):
-                    if item.expires_at > now:  # else nsqd delivers it again
+                    if item.expires_at > now:  # otherwise nsqd delivers it again
                         if due or self._archive.full:
                             self._sync()
                             self._archive.rotate()
@@ -156,7 +154,7 @@ class Writer:
                 self._sync()
 
     def _take_until(self, moment: float) -> None:
-        """Wait for an item in the queue, at most until the moment; take all that are there."""
+        """Wait for an item in the queue, at most until the moment; take all items."""
         with suppress(queue.Empty):
             self._taken.append(self._queue.get(timeout=max(0.0, moment - time.monotonic())))
             take, keep = self._queue.get_nowait, self._taken.append
@@ -170,7 +168,7 @@ class Writer:
         self._unfinished.append(message)
 
     def _worth_a_sync(self) -> bool:
-        """Whether nsqd sends nothing more before something is finished, or a message cannot wait longer."""
+        """Whether nsqd sends no more until some messages are finished, or a message cannot wait longer."""
         return (
             self._stopping
             or len(self._unfinished) >= self._options.max_in_flight
@@ -193,7 +191,7 @@ class Writer:
         self._sync_by = math.inf
 
     def _refuse_all(self, error: OSError) -> None:
-        """When the disk is full, say: requeue every unsynced message, and those that still arrive."""
+        """After an error such as a full disk: requeue every unsynced message, and those that still arrive."""
         topic = self.consumer.topic
         where = self._archive.path or self._options.output_dir
         log.critical("cannot archive topic %s to %s: %s; its messages are requeued", topic, where, error)
@@ -224,7 +222,7 @@ def archive(options: ToFileOptions) -> int:
         make_directory(os.path.abspath(directory or options.output_dir))
     if options.hands_over and os.stat(options.work_dir).st_dev != os.stat(options.output_dir).st_dev:
         raise ConfigError(
-            "--work-dir and --output-dir must be on one file system: files are moved by linking them"
+            "--work-dir and --output-dir must be on one file system, because files are moved by links"
         )
     if "<GZIPREV>" in options.filename_format:
         log.warning("<GZIPREV> is deprecated: write <REV> in --filename-format")
@@ -236,7 +234,7 @@ def archive(options: ToFileOptions) -> int:
 
 
 def _end(writers: list[Writer], watch: SignalWatch) -> None:
-    """Stop all within one deadline. A second signal, or messages not written in time, end it at once."""
+    """Stop all writers within one deadline. A second signal, or unwritten messages, cut it short."""
     deadline = time.monotonic() + STOP_TIMEOUT
     for writer in writers:
         writer.stop()
@@ -251,7 +249,7 @@ def _end(writers: list[Writer], watch: SignalWatch) -> None:
 
 
 def _archive_until_signal(options: ToFileOptions, writers: list[Writer], watch: SignalWatch) -> None:
-    """Or until a writer has failed. Adds the writers that it starts to ``writers``."""
+    """Run until a signal, or until a writer has failed. Adds the started writers to ``writers``."""
     wanted = re.compile(options.topic_pattern)
     seen: set[str] = set()
     refresh_at = time.monotonic()
@@ -286,7 +284,7 @@ def _listed_topics(options: ToFileOptions) -> list[str]:
 
 
 def _make_writers(topics: Sequence[str], options: ToFileOptions, watch: SignalWatch) -> list[Writer]:
-    """One topic that was found, and cannot be archived, must not keep the others from it."""
+    """Make writers. A discovered topic that cannot be archived does not stop the others."""
     made = []
     for topic in topics:
         try:
@@ -294,7 +292,7 @@ def _make_writers(topics: Sequence[str], options: ToFileOptions, watch: SignalWa
         except NsqError as error:
             if options.topic:
                 raise
-            log.error("topic %s is left out: %s", topic, error)
+            log.error("topic %s is skipped: %s", topic, error)
     return made
 
 

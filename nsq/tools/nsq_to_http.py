@@ -41,7 +41,7 @@ from nsq.tools.program import (
 PROG = "nsq_to_http"
 _DEFAULT_TYPE = "application/octet-stream"
 _MOST_REDIRECTS = 10
-#: Not for another host than the one they were meant for.
+#: Not sent to another host after a redirect.
 _CONFIDENTIAL = ("authorization", "www-authenticate", "cookie", "cookie2")
 _MODES = (HOSTPOOL, ROUND_ROBIN, EPSILON_GREEDY, MULTICAST)
 
@@ -60,9 +60,9 @@ class ToHttpOptions(ConsumerFlags, HttpFlags):
         str, "header for each request, 'Key: Value' (may be given multiple times)"
     )
     content_type: str = flag(_DEFAULT_TYPE, "the Content-Type of POST requests")
-    n: int = flag(100, "number of requests at once", low=1, high=10_000)
+    n: int = flag(100, "number of concurrent requests", low=1, high=10_000)
     mode: str = flag(
-        HOSTPOOL, f"which address gets a message: {', '.join(_MODES[:3])}, or {MULTICAST} for each"
+        HOSTPOOL, f"how to choose the address of a message: {', '.join(_MODES[:3])}, or {MULTICAST} for all"
     )
     sample: float = flag(1.0, "share of the messages to send; the others are finished", low=0.0, high=1.0)
     status_every: int = flag(250, "requests between two status lines (0 for none)", low=0, high=2**63 - 1)
@@ -119,7 +119,7 @@ def forward(options: ToHttpOptions) -> int:
 
 
 class Destination:
-    """An address as it was given, and the request that a message becomes."""
+    """An address from the command line, and the request for a message."""
 
     def __init__(self, address: str, headers: dict[str, str], method: str) -> None:
         try:
@@ -196,7 +196,7 @@ class Sender:
 
 
 def headers_of(given: Sequence[str]) -> dict[str, str]:
-    """Names are written as Go writes them, ``X-Key``: in no spelling may one be sent twice."""
+    """Parse headers. Names are spelled as in Go, ``X-Key``, so that none is sent in two spellings."""
     headers: dict[str, str] = {}
     for each in given:
         name, colon, value = each.partition(":")
@@ -212,7 +212,7 @@ def redirected(request: HttpRequest, reply: HttpReply) -> HttpRequest:
     try:
         url = parse_url(urljoin(base, reply.headers["location"]).partition("#")[0])
     except ValueError as error:
-        raise ApiError(f"{request.url} redirects to where nothing can be: {error}") from None
+        raise ApiError(f"{request.url} redirects to an invalid address: {error}") from None
     headers = dict(request.headers)
     if not _same_site(url, request.url):
         headers = {name: value for name, value in headers.items() if name.lower() not in _CONFIDENTIAL}

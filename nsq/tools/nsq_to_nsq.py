@@ -1,6 +1,6 @@
 """``nsq_to_nsq``: publishes the messages of topics to other nsqds, and finishes each when it is stored there.
 
-With the options for JSON it forwards only messages with a certain field, or only certain fields of them.
+The JSON options restrict it to messages with a certain field, or to certain fields of each message.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class NsqToNsqOptions(ConsumerFlags, ProducerFlags):
     destination_nsqd_tcp_address: tuple[str, ...] = repeated(
         str, "destination nsqd TCP address (may be given multiple times)"
     )
-    mode: str = flag(HOSTPOOL, f"which destination gets a message: {', '.join(_MODES)}")
+    mode: str = flag(HOSTPOOL, f"how to choose the destination of a message: {', '.join(_MODES)}")
     status_every: int = flag(250, "messages between two status lines (0 for none)", low=0, high=2**63 - 1)
     require_json_field: str = flag("", "forward only messages that are JSON objects with this field")
     require_json_value: str = flag(
         "", "forward only those whose field of --require-json-field has this value"
     )
     whitelist_json_field: tuple[str, ...] = repeated(
-        str, "forward this field alone of JSON objects (may be given multiple times)"
+        str, "forward only this field of JSON objects (may be given multiple times)"
     )
 
     def __post_init__(self) -> None:
@@ -102,8 +102,8 @@ def forward(options: NsqToNsqOptions) -> int:
 
 
 class Forwarder:
-    """A batch handler: messages that are there together go as one MPUB. The thread that runs the callbacks of
-    the futures answers them.
+    """A batch handler: sends messages that wait together as one MPUB. The producer's callback thread answers
+    them.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Forwarder:
     def _forwarded(
         self, messages: list[Message], filtered: Callable[[bytes], bytes | None]
     ) -> Iterator[tuple[Message, bytes]]:
-        """A message that is left out is finished at the end of the handler."""
+        """Forward the batch. Messages that are left out are finished when the handler returns."""
         for message in messages:
             try:
                 body = filtered(message.body)
@@ -166,7 +166,7 @@ class Forwarder:
             self._destinations.mark(address, took)
             self._status.add(address, took, len(batch))
         elif len(batch) > 1 and isinstance(error, (BadMessage, BadBody)):
-            for pair in batch:  # nsqd has stored none of them, and one is at fault
+            for pair in batch:  # nsqd has stored none of them, because one is bad
                 self._publish([pair], block=False)
         else:
             log.error("%d messages are requeued: %s: %s", len(batch), address, error)
@@ -188,7 +188,7 @@ def _requeue(message: Message) -> None:
 
 
 def filter_of(options: NsqToNsqOptions) -> Callable[[bytes], bytes | None] | None:
-    """A function from a body to the body to forward. None finishes the message, Requeue requeues it."""
+    """Return a function from a body to the body to forward; None finishes a message, Requeue requeues it."""
     if not options.reads_json:
         return None
     field, value, kept = options.require_json_field, options.require_json_value, options.whitelist_json_field
@@ -222,7 +222,7 @@ def _has(told: dict[str, Any], field: str, value: str, number: float) -> bool:
 
 
 def _number(text: str) -> float:
-    """NaN, which equals nothing, if the text is no number."""
+    """Parse a number; return NaN, which equals nothing, if the text is not one."""
     try:
         return parse_number(text)
     except ConfigError:
@@ -230,10 +230,10 @@ def _number(text: str) -> float:
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """Read JSON as Go does: every number is a float, and bytes that are no UTF-8 are replaced."""
+    """Read JSON as Go does: every number is a float, and invalid UTF-8 is replaced."""
 
     def refuse(text: str) -> NoReturn:
-        raise ValueError(f"{text} is no number of JSON's")
+        raise ValueError(f"{text} is not a JSON number")
 
     def number(text: str) -> float:
         value = float(text)

@@ -1,4 +1,4 @@
-"""``nsq peek``: shows the messages that wait in a topic or a channel, and takes none of them."""
+"""``nsq peek``: shows the waiting messages of a topic or a channel without consuming them."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from nsq.tools.program import flag, run_command
 
 #: What to do about a refusal, by its code.
 _REMEDIES = {
-    "NOT_FOUND": "this nsqd cannot show its messages, as Go's cannot, or it runs with --peek=off. "
-    "`nsq tail` shows what comes from now on, in a channel of its own",
-    "PEEK_FROM_THIS_MACHINE_ONLY": "it shows messages on its own machine only: run this there, "
+    "NOT_FOUND": "this nsqd cannot show its messages: it is Go's, or it runs with --peek=off. "
+    "`nsq tail` shows new messages, in a channel of its own",
+    "PEEK_FROM_THIS_MACHINE_ONLY": "it shows messages only on its own machine: run this there, "
     "or start it with --peek=all",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeekOptions(ClusterFlags):
-    n: int = flag(10, "messages of each nsqd to show at most", low=1, high=1000)
+    n: int = flag(10, "largest number of messages to show of each nsqd", low=1, high=1000)
     pretty: bool = flag(
         lambda: sys.stdout.isatty(),
-        "lay out JSON in lines, and show control characters (default: on a terminal)",
+        "format JSON in lines, and escape control characters (default: on a terminal)",
     )
 
 
 def main(argv: Sequence[str]) -> int:
     synopsis = (
-        "TOPIC[/CHANNEL]\nShows the first messages that wait, of every nsqd that has the topic or channel. "
-        "None is taken,\ncounted or moved."
+        "TOPIC[/CHANNEL]\nShows the first waiting messages of every nsqd that has the topic or channel. "
+        "It does not\nconsume, count or reorder them."
     )
     return run_command(PeekOptions, argv, "nsq peek", synopsis, _peek)
 
@@ -73,7 +73,7 @@ def _show(address: str, message: PeekedMessage, options: PeekOptions) -> None:
 
 
 def _as_json(address: str, message: PeekedMessage) -> dict[str, Any]:
-    """A body that is no UTF-8 is given as Base64, under another name."""
+    """A message as JSON; a body that is not UTF-8 is in Base64, under another key."""
     told: dict[str, Any] = {"nsqd": address, **vars(message)}
     try:
         told["body"] = message.body.decode()

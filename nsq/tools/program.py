@@ -1,8 +1,8 @@
 """Shared by all tools: reading flags, logging to stderr, making consumers and producers, ending on a signal.
 
-The only module of the tools that knows ``nsq.flags``: a tool declares its flags with what
-this one hands on. Exit statuses are those of Go's tools: 0 for an end by signal and for --help, 1 for what
-cannot be done, 2 for flags that cannot be read.
+Only this module of the tools imports ``nsq.flags``; the other tools take ``flag`` and the like from here.
+Exit statuses are those of Go's tools: 0 after a signal and for --help, 1 after an error, 2 for flags that
+cannot be parsed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = [
 
 log = logging.getLogger("nsq.tools")
 
-#: Of Go's tools, whose flags and output these have.
+#: The version of Go's tools whose flags and output these have.
 COMPATIBLE_VERSION = "1.3.0"
 VERSION = f"v{COMPATIBLE_VERSION} (nsq for Python {__version__})"
 STOP_TIMEOUT = 30.0
@@ -99,7 +99,7 @@ def run(
 
 
 def open_standard_streams() -> None:
-    """Open those that the program was started without (``2>&-``): Python has None there."""
+    """Open /dev/null for streams that are closed at the start (``2>&-``), where Python has None."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - as long as the process
@@ -132,7 +132,7 @@ def _ended(end: FlagExit) -> int:
 
 
 def exit_status(work: Callable[[], int]) -> int:
-    """That of the work, or of the error that ended it."""
+    """Return the status of the work, or of the error that ended it."""
     try:
         status = work()
         sys.stdout.flush()
@@ -146,7 +146,7 @@ def exit_status(work: Callable[[], int]) -> int:
     try:
         sys.stdout.flush()
     except OSError:
-        # Python would fail again at its exit, and end with a status of its own.
+        # Otherwise Python fails again at its exit, and exits with another status.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return status
 
@@ -159,8 +159,8 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 class _Format(logging.Formatter):
-    """``PREFIX2026/11/23 16:00:00.123456 INFO: message``, as Go's tools log. Control characters are escaped:
-    a name that a daemon tells must not command a terminal.
+    """``PREFIX2026/11/23 16:00:00.123456 INFO: message``, as Go's tools log. Control characters are escaped,
+    because a name from a daemon must not control a terminal.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -211,7 +211,7 @@ class LogFlags:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceFlags:
-    """The flags of a source of messages: nsqds, or nsqlookupds that know them."""
+    """The flags for the source of messages: nsqds, or nsqlookupds to find them."""
 
     nsqd_tcp_address: tuple[str, ...] = repeated(str, "nsqd TCP address (may be given multiple times)")
     lookupd_http_address: tuple[str, ...] = repeated(
@@ -239,8 +239,8 @@ class ConsumerOptions:
         older: Sequence[str] = (),
         **given: Any,
     ) -> Consumer:
-        """``given`` is for Consumer. Unless the flags say otherwise no message is given up: that would finish
-        what a tool has neither shown, written nor sent.
+        """Make a Consumer with the options ``given``. By default it gives no message up, because that would
+        finish a message that the tool has neither shown, written nor sent.
         """
         config = config_of("--consumer-opt", [*older, *self.consumer_opt], {"max_attempts": "0"})
         agent = _user_agent(prog)
@@ -287,7 +287,7 @@ class ProducerFlags:
     )
 
     def producer(self, prog: str, *addresses: str, nsqlookupd: Sequence[str] = ()) -> Producer:
-        """The size of a message is for nsqd to judge, which knows its own limit."""
+        """Make a Producer without a limit on message sizes: nsqd knows its own limit."""
         config = config_of("--producer-opt", self.producer_opt, {"max_msg_size": str(2**31 - 1)})
         return Producer(*addresses, nsqlookupd=nsqlookupd, config=config, user_agent=_user_agent(prog))
 
@@ -309,7 +309,7 @@ class HttpFlags:
 
 
 class _QuickTransport:
-    """Gives up connecting sooner than a whole request."""
+    """A transport with a shorter timeout for connecting than for the whole request."""
 
     def __init__(self, longest: float) -> None:
         self._longest = longest
@@ -319,7 +319,7 @@ class _QuickTransport:
 
 
 def exactly_one_kind(options: object, one: str, other: str) -> None:
-    """ConfigError unless exactly one of the two flags was given."""
+    """Raise ConfigError unless exactly one of the two flags is given."""
     flag_one, flag_other = (f"--{name.replace('_', '-')}" for name in (one, other))
     if not getattr(options, one) and not getattr(options, other):
         raise ConfigError(f"{flag_one} or {flag_other} required")
@@ -332,7 +332,7 @@ def _user_agent(prog: str) -> str:
 
 
 def config_of(flag_name: str, given: Iterable[str], defaults: Mapping[str, str]) -> Config:
-    """Read the ``key,value`` texts of a flag; ``defaults`` stand for those not given."""
+    """Read the ``key,value`` texts of a flag; ``defaults`` has the values of keys not given."""
     try:
         return Config.from_flags(given, defaults)
     except ConfigError as error:
@@ -348,9 +348,9 @@ def run_consumers(
     ended: Callable[[], object],
     producers: Iterable[Producer] = (),
 ) -> None:
-    """Start them, wait for SIGTERM, SIGINT or until ``ended`` at a ``watch.wake``, and stop them.
+    """Start the consumers, wait for SIGTERM, SIGINT or until ``ended`` after a ``watch.wake``, and stop them.
 
-    When that took all the time there was, or a second signal came, their producers are closed at once.
+    If the stop uses up its time, or a second signal comes, close their producers at once.
     """
     for consumer in consumers:
         consumer.start()
@@ -362,7 +362,7 @@ def run_consumers(
 
 
 def stop_all(consumers: Sequence[Consumer], watch: SignalWatch, timeout: float = STOP_TIMEOUT) -> bool:
-    """Stop them side by side; whether all of them stopped cleanly. A second signal ends it at once."""
+    """Stop all consumers at once; return whether all stopped cleanly. A second signal cuts it short."""
     reports: list[object] = []
 
     def stop(consumer: Consumer) -> None:
@@ -381,7 +381,7 @@ def stop_all(consumers: Sequence[Consumer], watch: SignalWatch, timeout: float =
         thread.start()
     while len(reports) < len(threads):
         if watch.wait() is not None:
-            log.warning("a second signal: ending at once")
+            log.warning("a second signal: exiting at once")
             for consumer in consumers:
                 consumer.stop(0.0)
     for thread in threads:

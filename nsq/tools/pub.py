@@ -17,13 +17,11 @@ from nsq.wire.names import check_topic
 
 @dataclass(frozen=True, kw_only=True)
 class PubOptions(ClusterFlags, ProducerFlags):
-    defer: float = duration(0.0, "have nsqd deliver the message so much later", low=0.0)
+    defer: float = duration(0.0, "delay after which nsqd delivers the message", low=0.0)
 
 
 def main(argv: Sequence[str]) -> int:
-    synopsis = (
-        "TOPIC [BODY...]\nPublishes each BODY, or without any each line of stdin, to an nsqd that answers."
-    )
+    synopsis = "TOPIC [BODY...]\nPublishes each BODY, or if there is none each line of stdin, to one nsqd."
     return run_command(PubOptions, argv, "nsq pub", synopsis, _publish)
 
 

@@ -1,7 +1,7 @@
-"""``nsq redrive``: moves messages of one topic to another, such as dead letters back to where they came from.
+"""``nsq redrive``: moves messages of one topic to another, such as dead letters back to their topic.
 
-It moves what waits at its start and ends: what fails again and returns meanwhile is left for the next time. A
-message is finished when it is stored in the other topic.
+It moves as many messages as wait at its start, then exits; messages that fail again and return meanwhile are
+left for the next run. A message is finished when it is stored in the other topic.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from nsq.tools.program import (
 from nsq.tools.to_nsq import Throttle
 from nsq.wire.names import check_channel, check_topic
 
-#: Seconds between two looks whether anything is left.
+#: Seconds between two checks whether messages are left.
 _LOOK_EVERY = 1.0
 _IN_FLIGHT = 200
 
 
 @dataclass(frozen=True, kw_only=True)
 class RedriveOptions(ClusterFlags, ConsumerOptions, ProducerFlags):
-    channel: str = flag("redrive", "channel of the first topic to take the messages from")
+    channel: str = flag("redrive", "channel of the first topic to consume from")
     rate: int = flag(0, "messages per second (0 for no limit)", low=0, high=2**31 - 1)
-    count: int = flag(0, "messages to move at most (0 for all that wait)", low=0, high=2**63 - 1)
-    dry_run: bool = flag(False, "only say what would be moved")
+    count: int = flag(0, "largest number of messages to move (0 for all that wait)", low=0, high=2**63 - 1)
+    dry_run: bool = flag(False, "only report what would be moved")
 
 
 def main(argv: Sequence[str]) -> int:
     synopsis = (
-        "FROM_TOPIC TO_TOPIC\nMoves the messages that wait in FROM_TOPIC to TO_TOPIC, through a channel of "
-        "FROM_TOPIC.\nBehind an interruption a second call moves the rest; a message may then arrive twice."
+        "FROM_TOPIC TO_TOPIC\nMoves the waiting messages of FROM_TOPIC to TO_TOPIC, through a channel of "
+        "FROM_TOPIC.\nAfter an interruption run it again for the rest; a message may then arrive twice."
     )
     return run_command(RedriveOptions, argv, "nsq redrive", synopsis, _redrive)
 
@@ -55,12 +55,12 @@ def _redrive(options: RedriveOptions, words: tuple[str, ...]) -> int:
     source, target = map(check_topic, words)
     check_channel(options.channel)
     if source == target:
-        raise UsageError(f"{source} is both topics: messages would go round in circles")
+        raise UsageError(f"{source} is both topics: messages would be moved in circles")
     cluster = Cluster(options)
     stats = cluster.stats(source)
     waiting = waiting_messages(stats, options.channel)
     for name in paused_names(stats, options.channel):
-        log.warning("%s is paused, and nothing of it moves until: nsq unpause %s", name, name)
+        log.warning("%s is paused; to move its messages: nsq unpause %s", name, name)
     total = sum(waiting.values())
     wanted = min(total, options.count or total)
     if not options.json:
@@ -87,7 +87,7 @@ def _move(options: RedriveOptions, cluster: Cluster, source: str, target: str, w
             source,
             options.channel,
             nsqd=addresses,
-            # With a rate, no more than are moved in a second: messages that wait here for long time out.
+            # With a rate, at most as many as it moves in a second: messages that wait here for long time out.
             max_in_flight=min(wanted, options.rate or _IN_FLIGHT, _IN_FLIGHT),
         )
         consumer.add_handler(mover)
@@ -105,7 +105,7 @@ def _move(options: RedriveOptions, cluster: Cluster, source: str, target: str, w
 
 
 def waiting_messages(stats: dict[str, list[TopicStats]], channel: str) -> dict[str, int]:
-    """By nsqd. Messages that have reached no channel yet will go to the first one."""
+    """Count waiting messages, by nsqd. Those that wait in the topic will go to its first channel."""
     found = {}
     for address, topics in stats.items():
         for each in topics:
@@ -127,7 +127,7 @@ def paused_names(stats: dict[str, list[TopicStats]], channel: str) -> list[str]:
 
 
 def _look(consumer: Consumer, cluster: Cluster, options: RedriveOptions, source: str, mover: Mover) -> None:
-    """End it when other consumers have taken the rest."""
+    """End the run when other consumers have taken the rest."""
     while not mover.over.wait(_LOOK_EVERY):
         try:
             left = sum(waiting_messages(cluster.stats(source), options.channel).values())
@@ -139,7 +139,7 @@ def _look(consumer: Consumer, cluster: Cluster, options: RedriveOptions, source:
 
 
 class Mover:
-    """A handler, for one thread. ``over`` when it has moved as many as were wanted."""
+    """A handler, for one thread. ``over`` is set when it has moved enough messages."""
 
     def __init__(
         self, producer: Producer, topic: str, wanted: int, rate: int, ended: Callable[[], None]

@@ -1,7 +1,6 @@
-"""``to_nsq``: publishes each record of stdin to every nsqd that is named.
+"""``to_nsq``: publishes each record of stdin to every named nsqd.
 
-Records go out as they are read, many in one MPUB, in their order; the next read waits while too much is
-unanswered.
+It sends records in order as it reads them, many in one MPUB; it stops reading while too much is unanswered.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from nsq.wire.names import check_topic
 
 PROG = "to_nsq"
 _CHUNK = 256 * 1024
-#: MPUBs that may wait for an answer at once, for each nsqd.
+#: How many MPUBs may be unanswered at a time, for each nsqd.
 _UNANSWERED = 4
 _PROGRESS_EVERY = 0.5
 
@@ -55,11 +54,11 @@ class ToNsqOptions(ProducerFlags):
 
 
 class Splitter:
-    """Cuts its input into records; leaves out empty ones."""
+    """Splits its input into records; skips empty ones."""
 
     def __init__(self, delimiter: bytes) -> None:
         self._delimiter = delimiter
-        self._begun: list[bytes] = []  # of the record that has no end yet
+        self._begun: list[bytes] = []  # the incomplete record
 
     def feed(self, data: bytes) -> list[bytes]:
         first, *records = data.split(self._delimiter)
@@ -72,13 +71,13 @@ class Splitter:
         return list(filter(None, whole))
 
     def end(self) -> list[bytes]:
-        """The last record, when no delimiter follows it."""
+        """Return the last record if no delimiter follows it."""
         last, self._begun = b"".join(self._begun), []
         return [last] if last else []
 
 
 class Throttle:
-    """So many records a second, with a second's worth at once after a pause."""
+    """Limits records per second; after a pause allows one second's number at once."""
 
     def __init__(self, rate: int, now: float) -> None:
         self._rate = rate
@@ -86,7 +85,7 @@ class Throttle:
         self._at = now
 
     def take(self, wanted: int, now: float) -> int:
-        """Return how many of the wanted may go now."""
+        """Return how many of the wanted records may be sent now."""
         if not self._rate:
             return wanted
         self._balance = min(self._balance + (now - self._at) * self._rate, float(self._rate))
@@ -96,13 +95,13 @@ class Throttle:
         return allowed
 
     def pause(self) -> float:
-        """Seconds until the next one may go."""
+        """Return the seconds until the next record may be sent."""
         return max(0.0, (1.0 - self._balance) / self._rate)
 
 
 class Publisher:
-    """Sends batches to every nsqd, and remembers which of them are unanswered. A first signal while it waits
-    for an answer sets ``signalled``, a second one ends the program.
+    """Sends batches to every nsqd, and tracks unanswered ones. A first signal during a wait for an answer
+    sets ``signalled``, a second one exits the program.
     """
 
     def __init__(self, topic: str, producers: Sequence[Producer], watch: SignalWatch) -> None:
@@ -131,7 +130,7 @@ class Publisher:
             try:
                 future.result()
             except (BadMessage, BadBody):
-                # nsqd has stored nothing of it. Up to the record that it refuses, each is published alone.
+                # nsqd has stored none of the batch: publish each record alone, up to the one that it refuses.
                 for record in batch:
                     producer.publish(self._topic, record)
         self.published += len(batch)
@@ -141,7 +140,7 @@ class Publisher:
         while not future.done():
             if self._watch.wait() is not None:
                 if self.signalled:
-                    log.warning("a second signal: ending at once")
+                    log.warning("a second signal: exiting at once")
                     for producer in self._producers:
                         producer.close(0.0)
                     raise KeyboardInterrupt
@@ -149,7 +148,7 @@ class Publisher:
 
 
 class Progress:
-    """A line on a terminal's stderr that says how far a file has been read."""
+    """A progress line on a terminal's stderr while a file is read."""
 
     def __init__(self, descriptor: int) -> None:
         status = os.fstat(descriptor)
@@ -200,7 +199,7 @@ def publish_stdin(options: ToNsqOptions) -> int:
 def publish_records(
     descriptor: int, publisher: Publisher, watch: SignalWatch, delimiter: bytes = b"\n", rate: int = 0
 ) -> None:
-    """Publish until the end of the input, or a signal. Half a record at a signal is left out."""
+    """Publish until the end of the input, or a signal. An incomplete record at a signal is not published."""
     progress = Progress(descriptor)
     try:
         _copy(descriptor, publisher, watch, Splitter(delimiter), Throttle(rate, time.monotonic()), progress)
@@ -223,7 +222,7 @@ def _copy(
             publisher.signalled = True
             return
         if not select.select([descriptor], [], [], 0.0)[0]:
-            continue  # the watch was woken for an answer
+            continue  # an answer woke the watch
         data = os.read(descriptor, _CHUNK)
         done += len(data)
         records = splitter.feed(data) if data else splitter.end()

@@ -1,6 +1,7 @@
 """``nsq top``: a screen that shows depth, rates and consumers of every topic and channel of a cluster.
 
-``Model`` adds up what nsqds say and is pure; a thread asks them; the main thread draws, and reads keys.
+``Model`` sums the answers of the nsqds and is pure. A thread polls the nsqds; the main thread draws and reads
+keys.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from nsq.tools.program import duration, run_command
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _HISTORY = 30
-#: Channels whose first message is looked at, in one look at all.
+#: How many channels are asked for the age of their first message in one poll.
 _MOST_AGES = 200
-#: Milliseconds without a key after which the screen looks for news.
+#: Milliseconds without a key after which the screen checks for new data.
 _LOOK_EVERY = 100
 _SORTS = ("name", "depth", "in_rate", "out_rate", "in_flight", "clients")
 _HEADER = (
@@ -46,18 +47,18 @@ _HEADER = (
     "T-O/S",
     "CLIENTS",
 )
-_KEYS = "q quit  s sort  r reverse  / filter  p pause or let go on  space freeze"
+_KEYS = "q quit  s sort  r reverse  / filter  p pause/unpause  space freeze"
 
 
 @dataclass(frozen=True, kw_only=True)
 class TopOptions(ClusterFlags):
-    interval: float = duration(2.0, "time between two looks at the nsqds", low=0.1, high=3600.0)
+    interval: float = duration(2.0, "time between two polls of the nsqds", low=0.1, high=3600.0)
 
 
 def main(argv: Sequence[str]) -> int:
     synopsis = (
-        "\nShows topics and channels with their depth, rates and consumers, and keeps them up to date.\n"
-        "Where stdout is no terminal it writes a table of one interval, or JSON, and ends."
+        "\nShows a live screen of topics and channels with their depth, rates and consumers.\n"
+        "If stdout is not a terminal, it writes one table, or JSON, and exits."
     )
     return run_command(TopOptions, argv, "nsq top", synopsis, _top)
 
@@ -89,7 +90,7 @@ def _top(options: TopOptions, _: tuple[str, ...]) -> int:
 
 @dataclass
 class Row:
-    """A topic, or with ``channel`` one of its channels, added up over the nsqds. Rates are for a second."""
+    """A topic, or with ``channel`` one of its channels, summed over the nsqds. Rates are per second."""
 
     topic: str
     channel: str = ""
@@ -102,7 +103,7 @@ class Row:
     timeout_rate: float = 0.0
     clients: int = 0
     paused: bool = False
-    age: float | None = None  # of the first message that waits, in seconds; None where no nsqd says
+    age: float | None = None  # age of the first waiting message, in seconds; None if no nsqd reports it
     history: list[int] = field(default_factory=list)
 
     @property
@@ -110,7 +111,7 @@ class Row:
         return f"{self.topic}/{self.channel}" if self.channel else self.topic
 
     def cells(self, bars: int = _HISTORY) -> list[str]:
-        """Return the cells of a row, with a line of so many bars for the latest depths."""
+        """Return the cells of a row, with that many bars for the latest depths."""
         rates = [self.in_rate, self.out_rate, self.requeue_rate, self.timeout_rate]
         came, left, requeued, timed_out = (f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}" for rate in rates)
         counts = [str(self.in_flight), str(self.deferred), requeued, timed_out, str(self.clients)]
@@ -127,14 +128,14 @@ class Row:
 
 
 def spark(values: Sequence[int], bars: int = _HISTORY) -> str:
-    """A bar for each of the last values, the highest of which fills the line."""
+    """Draw a bar for each of the last values; the highest value has a full bar."""
     latest = values[max(0, len(values) - bars) :]
     top = max(latest, default=0) or 1
     return "".join(_BARS[-(-value * (len(_BARS) - 1) // top)] for value in latest).rjust(bars)
 
 
 def fitted_table(rows: Sequence[Row], width: int = 1000) -> str:
-    """A table. Where it is too wide, it has fewer bars."""
+    """Draw a table, with fewer bars if it is too wide."""
     text = table(_HEADER, (row.cells() for row in rows))
     excess = max(map(len, text.splitlines())) - width
     if excess > 0:
@@ -144,7 +145,7 @@ def fitted_table(rows: Sequence[Row], width: int = 1000) -> str:
 
 
 class Model:
-    """The last two looks. A counter that goes back (its nsqd was restarted) counts as 0."""
+    """The last two polls. A counter that decreases (its nsqd was restarted) counts as 0."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str], Row] = {}
@@ -195,7 +196,7 @@ class Model:
         row.out_rate = max(0.0, came - (row.depth - before.depth) / seconds)
 
     def rows(self, sort: str, reverse: bool = False, pattern: str = "") -> list[Row]:
-        """Numbers begin with the greatest, names with the first."""
+        """Sort numbers in descending order, names in ascending order."""
         found = [row for row in self._rows.values() if pattern.lower() in row.name.lower()]
         found.sort(key=lambda row: (row.topic, row.channel))
         if sort != "name":
@@ -204,7 +205,7 @@ class Model:
 
 
 class Ages:
-    """Asks how long the first message of a channel has waited; of an nsqd that does not say, only once."""
+    """Asks for the age of a channel's first message. An nsqd that does not support it is asked only once."""
 
     def __init__(self) -> None:
         self._silent: set[str] = set()
@@ -260,7 +261,7 @@ class Screen:
         self._model = Model()
         self._news: queue.SimpleQueue[News | str] = queue.SimpleQueue()
         self._over = threading.Event()
-        self._asked = threading.Event()  # to look at once
+        self._asked = threading.Event()  # poll at once
         self._sort = 1
         self._reverse = False
         self._pattern = ""
@@ -272,7 +273,7 @@ class Screen:
         def end(*_: object) -> NoReturn:
             raise SystemExit(0)
 
-        signal.signal(signal.SIGTERM, end)  # so that the terminal is given back as it was
+        signal.signal(signal.SIGTERM, end)  # so that the terminal is restored
         poller = threading.Thread(target=self._poll, name="nsq-top", daemon=True)
         poller.start()
         try:
@@ -287,7 +288,7 @@ class Screen:
     def _poll(self) -> None:
         ages = Ages()
         while not self._over.is_set():
-            cluster = Cluster(self._options)  # new: nsqds come and go
+            cluster = Cluster(self._options)  # a new one each time, because nsqds come and go
             try:
                 stats = cluster.stats()
                 if self._over.is_set():
@@ -365,7 +366,7 @@ class Screen:
         self._asked.set()
 
     def _ask(self, window: curses.window, question: str) -> str:
-        """A line that is typed at the bottom."""
+        """Read a line at the bottom of the screen."""
         height, width = window.getmaxyx()
         window.timeout(-1)
         curses.echo()
@@ -417,5 +418,5 @@ def _pausing(row: Row) -> Callable[[NsqdApi], None]:
 
 
 def _put(window: curses.window, line: int, text: str, width: int, style: int) -> None:
-    with suppress(curses.error):  # the terminal has become smaller meanwhile
+    with suppress(curses.error):  # the terminal was made smaller meanwhile
         window.addnstr(line, 0, text, width - 1, style)

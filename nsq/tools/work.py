@@ -1,10 +1,10 @@
-"""``nsq work``: runs the consumers of a module in several processes, and looks after these.
+"""``nsq work``: runs the consumers of a module in several processes, and supervises them.
 
-    the supervisor   imports the module, forks the workers, and starts again what dies. It has no threads
+    the supervisor   imports the module, forks the workers, and restarts those that die. It has no threads
     a worker         runs the consumers until SIGTERM, or until it has reached a limit
-    the health page  a process of its own, if it was asked for; reads what each worker last said of itself
+    the health page  an optional process of its own; reads the last report of each worker
 
-A worker says how it is through memory that all of them share, a slot for each, once a second.
+Once a second each worker writes a report into its slot of shared memory.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from nsq.tools.program import (
     stop_all,
 )
 
-#: Seconds of work after which a death is bad luck, and pauses begin anew; pauses before a new start.
+#: Seconds of work after which the pauses before a restart begin anew; the first and the longest pause.
 _STEADY, _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 0.1, 30.0
 #: Seconds after its deadline at which a worker is killed.
 _GRACE = 5.0
-#: Between two looks of a worker at itself, and of the supervisor at its children and files.
+#: Seconds between two reports of a worker, and between two checks of children and files by the supervisor.
 _STEP = 1.0
-#: For a new worker to connect before the one that it replaces is stopped.
+#: Seconds for a new worker to connect before the old one is stopped.
 _CONNECT = 10.0
-#: After so many seconds of silence a worker counts as stuck.
+#: Seconds without a report after which a worker counts as stuck.
 _STALE = 15.0
 _SLOT = 16 * 1024
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1}
@@ -64,21 +64,19 @@ class WorkOptions(LogFlags):
     processes: int = flag(lambda: processors(), "number of processes", low=1, high=1000)
     threads: int = flag(
         0,
-        "threads of each handler that names no number itself (0: as it is in the program)",
+        "threads of each handler that was added without a number (0: as in the program)",
         low=0,
         high=10_000,
     )
-    timeout: float = duration(
-        30.0, "time for messages in work to be finished at the end", low=0.0, high=86400.0
-    )
+    timeout: float = duration(30.0, "time to finish messages in work at the end", low=0.0, high=86400.0)
     max_messages: int = flag(
-        0, "messages after which a process is replaced (0 for none)", low=0, high=2**63 - 1
+        0, "number of messages after which a process is replaced (0 for no limit)", low=0, high=2**63 - 1
     )
     max_memory: int = flag(
-        0, "MiB of memory above which a process is replaced (0 for none)", low=0, high=2**31
+        0, "MiB of memory above which a process is replaced (0 for no limit)", low=0, high=2**31
     )
     reload: bool = flag(False, "replace the processes when a file of the program changes (for development)")
-    health_address: str = flag("", "host:port of an HTTP page that says how all of them are")
+    health_address: str = flag("", "host:port of an HTTP page with the health of all processes")
     log_prefix: str = flag("[<PID>] ", "start of every log line")
 
     def __post_init__(self) -> None:
@@ -88,7 +86,7 @@ class WorkOptions(LogFlags):
 
 
 def processors() -> int:
-    """That this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -96,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
     synopsis = (
         "MODULE[:CONSUMER] [MORE...]\nRuns consumers in several processes. CONSUMER is a Consumer, a list of "
         "them, or a function\nthat returns either; without it, all consumers of the module run.\n"
-        "SIGTERM finishes what is in work and ends; SIGHUP loads the program again, a process at a time."
+        "SIGTERM finishes the messages in work and exits; SIGHUP reloads the program, one process at a time."
     )
     return run_command(WorkOptions, argv, "nsq work", synopsis, _work)
 
@@ -121,11 +119,11 @@ class Program:
             found = self._named(target)
             if not callable(found) or isinstance(found, Consumer):
                 _checked_consumers(target, found)
-        if logging.getLogger().handlers:  # the program has its own way to log
+        if logging.getLogger().handlers:  # the program has configured logging itself
             logging.getLogger("nsq").handlers.clear()
 
     def consumers(self) -> list[Consumer]:
-        """Return the consumers, in the process that runs them: functions are called now."""
+        """Return the consumers; call functions. For the process that runs the consumers."""
         consumers = []
         for target in self._targets:
             found = self._named(target)
@@ -191,7 +189,7 @@ def _is_users(module: ModuleType) -> bool:
 
 
 class Slots:
-    """Memory that is shared with children. Each slot is written by one process at a time."""
+    """Memory shared with children. One process at a time writes each slot."""
 
     def __init__(self, count: int) -> None:
         self._memory = mmap.mmap(-1, count * _SLOT)
@@ -207,7 +205,7 @@ class Slots:
         self._memory[slot * _SLOT : slot * _SLOT + _HEAD.size] = bytes(_HEAD.size)
 
     def read(self, slot: int) -> dict[str, Any]:
-        """Empty when nothing was written, or it is being written."""
+        """Return a report; empty if none was written, or if one is being written."""
         start = slot * _SLOT
         length, check = _HEAD.unpack_from(self._memory, start)
         data = self._memory[start + _HEAD.size : start + _HEAD.size + min(length, _SLOT)]
@@ -226,9 +224,9 @@ class Slots:
 def _run_worker(
     options: WorkOptions, consumers: list[Consumer], slots: Slots, slot: int, supervisor: int
 ) -> str:
-    """Until SIGTERM or a limit; why it ended."""
+    """Run until SIGTERM or a limit; return the reason."""
     with SignalWatch() as watch:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # again: the watch waits for it too
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # again, because the watch has set a handler for it
         for consumer in consumers:
             if options.threads:
                 consumer.set_threads(options.threads)
@@ -276,7 +274,7 @@ def _told(consumers: Sequence[Consumer]) -> dict[str, Any]:
 
 
 def memory_used() -> int:
-    """Bytes of this process that are in memory."""
+    """Return the resident memory of this process in bytes."""
     try:
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     except (OSError, ValueError, IndexError):
@@ -297,7 +295,7 @@ def _limit_reached(options: WorkOptions, told: dict[str, Any]) -> str:
 
 
 def health_of(slots: Slots, processes: int, now: float) -> tuple[bool, dict[str, Any]]:
-    """Whether all is well, and the reports of all workers."""
+    """Return whether all workers are healthy, and their reports."""
     told = [each for each in map(slots.read, range(slots.count)) if each]
     for each in told:
         each["ok"] = now - each["at"] < _STALE and all(consumer["ok"] for consumer in each["consumers"])
@@ -324,7 +322,7 @@ def _health_server(options: WorkOptions, slots: Slots) -> HttpServer:
 
     class HealthServer(HttpServer):
         def service_actions(self) -> None:
-            if os.getppid() != supervisor:  # it was killed, and another one may want the port
+            if os.getppid() != supervisor:  # the supervisor was killed, and a new one may need the port
                 os._exit(1)
 
     try:
@@ -342,8 +340,8 @@ class Worker:
     slot: int
     started_at: float
     ready: bool = False
-    kill_at: float = math.inf  # once it was told to end
-    replaced: bool = False  # another one runs, or will, in its place
+    kill_at: float = math.inf  # set when it is told to end
+    replaced: bool = False  # another one runs, or will run, in its place
 
 
 class Supervisor:
@@ -352,7 +350,7 @@ class Supervisor:
         self._program = program
         self._slots = Slots(options.processes + 1)
         self._workers: dict[int, Worker] = {}
-        self._deaths = 0  # in a row, soon after their start
+        self._deaths = 0  # consecutive deaths soon after the start
         self._start_at = 0.0
         self._stale = False  # the program on disk is newer than the one that was imported here
         self._to_replace: list[int] = []
@@ -375,7 +373,7 @@ class Supervisor:
                     self._page.server_close()
 
     def _supervise(self) -> None:
-        """Until a signal to end."""
+        """Run until SIGTERM or SIGINT."""
         while True:
             self._reap()
             if self._page is not None and not self._page_pid:
@@ -434,10 +432,10 @@ class Supervisor:
         except BaseException:
             log.exception("the worker failed")
         logging.shutdown()
-        # The program's own atexit functions belong to this process too.
+        # Also run the program's atexit functions.
         raise SystemExit(status)
 
-    # Their lives
+    # Starting and reaping workers
 
     def _reap(self) -> None:
         while True:
@@ -472,7 +470,7 @@ class Supervisor:
         for worker in self._workers.values():
             worker.ready = worker.ready or bool(self._slots.read(worker.slot))
             if now >= worker.kill_at:
-                log.error("worker %d does not end: it is killed", worker.pid)
+                log.error("worker %d does not end: killing it", worker.pid)
                 os.kill(worker.pid, signal.SIGKILL)
         wanted = self._options.processes + sum(worker.replaced for worker in self._workers.values())
         while len(self._workers) < min(wanted, self._slots.count) and now >= self._start_at:
@@ -496,12 +494,12 @@ class Supervisor:
         return True
 
     def _begin_to_replace(self) -> None:
-        log.info("loading the program again, a process at a time")
+        log.info("reloading the program, one process at a time")
         self._stale = True
         self._to_replace = [pid for pid, worker in self._workers.items() if worker.kill_at == math.inf]
 
     def _replace_the_next(self) -> None:
-        """Start one more; when it is ready, stop the one in whose place it runs. Then the next one."""
+        """Start a new worker; when it is ready, stop the old one. Then replace the next."""
         self._to_replace = [pid for pid in self._to_replace if pid in self._workers]
         if not self._to_replace:
             return
@@ -517,10 +515,10 @@ class Supervisor:
         ):
             self._stop(old)
 
-    # The end
+    # Stopping
 
     def _drain(self) -> int:
-        """All at once, within one deadline. Another signal ends them at once."""
+        """Stop all workers at the same time, within one deadline. Another signal ends them at once."""
         log.info("stopping %d workers", len(self._workers))
         for worker in self._workers.values():
             self._stop(worker)
@@ -533,7 +531,7 @@ class Supervisor:
                 if time.monotonic() >= worker.kill_at:
                     clean = False
                     log.error(
-                        "worker %d does not end: it is killed; nsqd delivers its messages again", worker.pid
+                        "worker %d does not end: killing it; nsqd will deliver its messages again", worker.pid
                     )
                     os.kill(worker.pid, signal.SIGKILL)
             self._reap()

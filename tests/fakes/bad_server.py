@@ -1,4 +1,4 @@
-"""A server that does what no nsqd should, over real sockets."""
+"""A server that misbehaves, over real sockets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Peer:
         self.socket.sendall(data)
 
     def read_command(self) -> bytes:
-        """One line, without the magic before the first."""
+        """Read one line; skip the magic before the first."""
         line = self._file.readline().removeprefix(b"  V2").rstrip()
         self.commands.append(line)
         return line
@@ -44,14 +44,14 @@ class Peer:
         self.send(encode_response(json.dumps({"max_rdy_count": 2500, "version": "bad", **granted}).encode()))
 
     def subscribe(self) -> None:
-        """As a good server, up to and including the first RDY."""
+        """Behave as a good server, up to and including the first RDY."""
         self.grant()
         assert self.read_command().startswith(b"SUB")
         self.send(encode_response(OK))
         assert self.read_command().startswith(b"RDY")
 
     def drain(self) -> None:
-        """Take whatever comes until the client leaves."""
+        """Read everything until the client leaves."""
         while self.socket.recv(65536):
             pass
 
@@ -64,13 +64,13 @@ Script = Callable[[Peer], None]
 
 
 class BadServer:
-    """Runs the script on every connection, in a thread each. Then the connection stays open until the client
+    """Runs the script on every connection, each in a thread. Then the connection stays open until the client
     leaves, unless the script has closed it."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # what is not read is soon felt
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # unread data soon blocks
         self._peers: list[Peer] = []
         self._threads = [threading.Thread(target=self._accept, name="bad-server")]
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
@@ -84,7 +84,7 @@ class BadServer:
         return list(self._peers)
 
     def _accept(self) -> None:
-        with suppress(OSError):  # closed under our feet: the end
+        with suppress(OSError):  # closed by another thread: the end
             while True:
                 peer = Peer(self._listener.accept()[0])
                 self._peers.append(peer)

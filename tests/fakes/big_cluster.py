@@ -1,4 +1,4 @@
-"""A large cluster for nsqadmin, at the price of none: what its nsqds say of themselves is made beforehand."""
+"""A large fake cluster for nsqadmin: the replies of its nsqds are made beforehand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TOPICS, CHANNELS, NODES = 500, 5, 10
 
 
 def stats(look: int, busy: range = range(TOPICS)) -> dict[str, Any]:
-    """An nsqd's /stats at the n-th look; in the busy topics messages have come since the one before."""
+    """Return an nsqd's /stats for the n-th poll; busy topics have new messages at each."""
     return {
         "version": "1.3.0",
         "health": "OK",
@@ -53,7 +53,7 @@ def _channel(name: str, depth: int) -> dict[str, Any]:
 
 
 class CannedNsqd(ThreadingHTTPServer):
-    """Answers as nsqd does what nsqadmin's pages ask for; ``with`` starts and stops it."""
+    """Answers nsqadmin's requests as nsqd does; ``with`` starts and stops it."""
 
     daemon_threads = True
 
@@ -93,4 +93,4 @@ class _Answers(BaseHTTPRequestHandler):
         self.wfile.write(body or b"")
 
     def log_message(self, *_: object) -> None:
-        """Nothing to say."""
+        """Do not log."""

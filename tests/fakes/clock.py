@@ -1,4 +1,4 @@
-"""Time as a test has it."""
+"""Clocks that a test controls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ EPOCH_NS = 1_700_000_000_000_000_000
 
 
 class Clock:
-    """Stands still until a test moves it."""
+    """A clock that stands still until a test moves it."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
@@ -31,8 +31,8 @@ class FakeTimer:
 
 
 class FakeClock:
-    """A clock with timers, as nsqd's core wants one. ``advance`` rings every timer at its moment, in order,
-    as an event loop would.
+    """A clock with timers, for nsqd's core. ``advance`` fires every timer at its time, in order, as an event
+    loop does.
     """
 
     def __init__(self, now: float = 1000.0) -> None:
@@ -41,7 +41,7 @@ class FakeClock:
         self._order = itertools.count()
         self._soon: deque[Callable[[], None]] = deque()
 
-    # What the core sees.
+    # The interface for the core.
 
     def now(self) -> float:
         return self._now
@@ -57,10 +57,10 @@ class FakeClock:
     def call_soon(self, action: Callable[[], None], /) -> None:
         self._soon.append(action)
 
-    # What tests do.
+    # The interface for tests.
 
     def settle(self) -> None:
-        """Do what was put off until the work at hand is done, and ring what is due now."""
+        """Run deferred calls, and fire timers that are due now."""
         rounds = 0
         while self.busy:
             rounds += 1
@@ -71,7 +71,7 @@ class FakeClock:
                 heapq.heappop(self._timers)[2].action()
 
     def step(self) -> None:
-        """Do one round of what was put off, not what comes of it."""
+        """Run the present deferred calls once, without those that they defer."""
         for _ in range(len(self._soon)):
             self._soon.popleft()()
 
@@ -91,12 +91,12 @@ class FakeClock:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is to be done at this very moment."""
+        """Whether a call or timer is due now."""
         return bool(self._soon) or self._due()
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is put off and no timer set."""
+        """Whether there are no deferred calls and no timers."""
         return not self._soon and self.next_timer is None
 
     def _due(self) -> bool:

@@ -1,4 +1,4 @@
-"""A connection whose delegate remembers what it is told, and the nsqd at its other end."""
+"""A connection with a recording delegate, and the nsqd at its other end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fakes.threads import PATIENCE
 
 
 class Delegate(ConnDelegate):
-    """Remembers what it is told, and lets a test wait for it."""
+    """Records its calls, and lets a test wait for them."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

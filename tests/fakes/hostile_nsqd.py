@@ -1,4 +1,4 @@
-"""An nsqd in memory that shakes hands as it should, over any layers, and then says whatever it was given."""
+"""An nsqd in memory that makes a correct handshake, over any layers, and then sends the given bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OK = struct.pack(">ii", 6, 0) + b"OK"
 
 
 class HostileNsqd:
-    """A Transport, and its own only Stream. ``granted`` is the answer to IDENTIFY, spoiled or not."""
+    """A Transport and its only Stream. ``granted`` is the answer to IDENTIFY, correct or corrupted."""
 
     peer = "hostile:4150"
 
@@ -43,7 +43,7 @@ class HostileNsqd:
         self._grant = struct.pack(">ii", 4 + len(text), 0) + text if spoil_grant is None else spoil_grant
 
     def wrap(self, data: bytes) -> bytes:
-        """As it would go over the wire now."""
+        """Return the data as it would be on the wire now."""
         return self._stack.wrap(data)
 
     def say(self, chunks: Iterable[bytes]) -> None:
@@ -64,11 +64,11 @@ class HostileNsqd:
 
     def write(self, data: bytes, timeout: float) -> None:
         if self.subscribed:
-            return  # answers to messages: it does not care
+            return  # answers to messages are ignored
         try:
             self._hear(self._stack.unwrap(data))
         except LayerError:
-            self._woken = True  # a client that was talked into something else: it hears the end
+            self._woken = True  # corrupted data misled the client: let it see the end
 
     def wake(self) -> None:
         self._woken = True

@@ -1,4 +1,4 @@
-"""What messages come from and are answered to, in place of a connection."""
+"""Fakes of the connection that messages come from and answer to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.fakes.threads import PATIENCE
 
 
 class Delegate:
-    """Notes what it is told; ``held`` says whether the message counts as in flight."""
+    """Records its calls; ``held`` says whether the message counts as in flight."""
 
     address = A
 
@@ -47,7 +47,7 @@ class Delegate:
 
 
 class Desk:
-    """Where messages come from and answers go to, and what the pool calls."""
+    """Delivers messages, records answers, and receives the pool's calls."""
 
     address = A
 
@@ -96,7 +96,7 @@ class Desk:
             raise self.trouble
 
     def wait_for(self, *notes: tuple[Any, ...]) -> None:
-        """Until these are noted, in any order."""
+        """Wait until these are recorded, in any order."""
         with self._changed:
             assert self._changed.wait_for(lambda: all(note in self.notes for note in notes), PATIENCE), (
                 self.notes

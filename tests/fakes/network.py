@@ -1,4 +1,4 @@
-"""Where packets vanish, and questions, and dials."""
+"""Fakes that lose packets, name lookups and dials."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def unreachable() -> Iterator[str]:
 
 @contextmanager
 def silent_resolver() -> Iterator[threading.Event]:
-    """No name is answered meanwhile; the event is set when one has been asked for."""
+    """Answer no name lookup in the block; set the event at the first lookup."""
     asked, over = threading.Event(), threading.Event()
 
     def hang(*_: Any, flags: int = 0, **__: Any) -> Any:
@@ -47,7 +47,7 @@ def silent_resolver() -> Iterator[threading.Event]:
 
 
 class HeldTransport(MemoryTransport):
-    """Dials of ``held`` addresses lead nowhere until ``release``."""
+    """Dials of ``held`` addresses hang until ``release``."""
 
     def __init__(self, *held: str) -> None:
         super().__init__()

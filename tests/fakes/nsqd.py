@@ -1,4 +1,4 @@
-"""nsqds in memory that say and do what the test wants, and know what they were sent."""
+"""nsqds in memory that the test controls, and that record received commands."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def touch(number: int) -> bytes:
 
 
 def message(number: int, body: bytes = b"body", *, attempts: int = 1) -> bytes:
-    """The frame of a message."""
+    """Return the frame of a message."""
     return encode_message(1_700_000_000_000_000_000 + number, attempts, id_of(number), body)
 
 
 class Connected:
-    """nsqd's end of one connection; made when IDENTIFY is answered."""
+    """nsqd's end of one connection, after the answer to IDENTIFY."""
 
     def __init__(self, peer: MemoryPeer, **granted: Any) -> None:
         self.peer = peer
@@ -74,10 +74,10 @@ class Connected:
 
 
 class PublishedTo(Connected):
-    """What a producer is connected to."""
+    """nsqd's end of a producer's connection."""
 
     def expect(self, body: bytes, topic: str = TOPIC) -> None:
-        """The next command is PUB."""
+        """Expect PUB as the next command."""
         self.peer.expect(commands.pub(topic, body))
 
     def answer(self, body: bytes) -> None:
@@ -90,10 +90,9 @@ class PublishedTo(Connected):
 
 
 class Nsqd(Connected):
-    """What a consumer is connected to, subscribed.
+    """nsqd's end of a consumer's connection, after SUB.
 
-    Commands are expected in the order of the wire, and all of them: what ``expect`` passes over, it complains
-    about.
+    The test must expect all commands in the order of the wire; ``expect`` fails on any other command.
     """
 
     def __init__(self, peer: MemoryPeer, **granted: Any) -> None:
@@ -105,11 +104,11 @@ class Nsqd(Connected):
 
     @property
     def commands(self) -> list[bytes]:
-        """All since the handshake that tell this nsqd something new."""
+        """Return the commands since the handshake, without repeated RDYs."""
         return self._news(self.peer.received)
 
     def _news(self, received: bytes) -> list[bytes]:
-        """Without an RDY that is the same as the last one: that is for servers which count it down."""
+        """Leave out an RDY that equals the last one, which is for servers that count RDY down."""
         rdy, news = b"", []
         for line in _lines(received[self._begin :]):
             if line != rdy:
@@ -119,7 +118,7 @@ class Nsqd(Connected):
         return news
 
     def expect(self, *lines: bytes) -> None:
-        """The next commands are exactly these."""
+        """Expect exactly these next commands."""
         until = self._heard + len(lines)
 
         def enough(received: bytes) -> bool:
@@ -131,25 +130,25 @@ class Nsqd(Connected):
         self._heard = until
 
     def expect_in_any_order(self, *lines: bytes) -> None:
-        """The next commands are these."""
+        """Expect these next commands."""
         until = self._heard + len(lines)
         self.peer.wait_until(lambda received: len(self._news(received)) >= until)
         assert sorted(self.commands[self._heard : until]) == sorted(lines)
         self._heard = until
 
     def expect_no_more(self) -> None:
-        """Nothing but what was expected has been heard, up to now."""
+        """Check that no unexpected command has arrived."""
         assert self.commands[self._heard :] == []
 
     def deliver(self, *numbers: int, attempts: int = 1, body: bytes = b"body") -> None:
-        """These messages, in one chunk."""
+        """Send these messages in one chunk."""
         self.peer.send(b"".join(message(number, body, attempts=attempts) for number in numbers))
 
     def close_wait(self) -> None:
         self.say(CLOSE_WAIT)
 
     def see_off(self) -> None:
-        """CLS comes next, is answered, and the connection ends."""
+        """Expect CLS, answer it, and expect the end of the connection."""
         self.expect(CLS)
         self.close_wait()
         self.peer.wait_closed()
@@ -157,23 +156,23 @@ class Nsqd(Connected):
 
 
 def accept(transport: MemoryTransport, **granted: Any) -> Nsqd:
-    """The next connection that is made."""
+    """Accept the next connection."""
     return Nsqd(transport.accept(), **granted)
 
 
 def accept_all(transport: MemoryTransport, count: int, **granted: Any) -> dict[str, Nsqd]:
-    """The next so many connections, by address."""
+    """Accept this number of connections; return them by address."""
     nsqds = [accept(transport, **granted) for _ in range(count)]
     return {nsqd.address: nsqd for nsqd in nsqds}
 
 
 def accept_publisher(transport: MemoryTransport, **granted: Any) -> PublishedTo:
-    """The next connection that a producer makes."""
+    """Accept the next connection of a producer."""
     return PublishedTo(transport.accept(), **granted)
 
 
 def hear_identify(peer: MemoryPeer) -> dict[str, Any]:
-    """What the client says of itself; nothing is answered."""
+    """Read the client's IDENTIFY without an answer."""
     received = peer.wait_until(lambda got: len(got) >= _HEAD)
     end = _HEAD + int.from_bytes(received[_HEAD - 4 : _HEAD], "big")
     received = peer.wait_until(lambda got: len(got) >= end)
@@ -184,5 +183,5 @@ def hear_identify(peer: MemoryPeer) -> dict[str, Any]:
 
 
 def _lines(received: bytes) -> list[bytes]:
-    """Whole commands; none that comes after a handshake has a body."""
+    """Split complete commands; after a handshake none has a body."""
     return received.split(b"\n")[:-1]

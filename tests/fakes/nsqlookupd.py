@@ -1,4 +1,4 @@
-"""nsqlookupds: one that never answers, one whose HTTP side never does, one that says what it is told to."""
+"""nsqlookupds: one that never answers, one whose HTTP side never answers, one with given answers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ PATIENCE = 60.0
 
 @contextlib.contextmanager
 def black_hole() -> Iterator[str]:
-    """An address that takes connections and never says a word."""
+    """Yield an address that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield _address(listener)
 
 
 class Mute:
-    """An nsqlookupd that nsqd can register with and whose HTTP port takes connections and never answers.
+    """An nsqlookupd that nsqds can register with. Its HTTP port accepts connections and never answers.
 
-    A registration is answered once ``at_once`` of them have come.
+    It answers registrations when ``at_once`` of them have arrived.
     """
 
     def __init__(self, at_once: int = 1) -> None:
@@ -43,12 +43,12 @@ class Mute:
         self.address = _address(self._tcp)
 
     def wait_until_registered(self, timeout: float) -> None:
-        """Return once an nsqd has registered something: it then knows the HTTP port."""
+        """Wait until an nsqd has registered something, and so knows the HTTP port."""
         if not self._registered.wait(timeout):
             raise TimeoutError("no nsqd registered anything")
 
     def wait_until_asked(self, timeout: float) -> None:
-        """Return once somebody has connected to the HTTP port."""
+        """Wait until a client has connected to the HTTP port."""
         self._http.settimeout(timeout)
         self._asking.append(self._http.accept()[0])
 
@@ -103,7 +103,7 @@ def _address(listener: socket.socket) -> str:
 
 
 class ScriptedLookupd:
-    """Answers every /lookup with these nsqds, once ``allowed``, and keeps what it was asked."""
+    """Answers every /lookup with these nsqds, once ``allowed``, and records the requests."""
 
     def __init__(self, *nsqds: str, tls: ssl.SSLContext | None = None) -> None:
         self.requests: list[tuple[str, str | None]] = []

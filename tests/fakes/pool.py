@@ -1,4 +1,4 @@
-"""Stands around an endpoint or a pool in tests without threads and sockets, and remembers what it is told."""
+"""Fakes around an endpoint or a pool, without threads and sockets; they record their calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.fakes.clock import Clock
 from tests.fakes.nsqd import A
 
 LOST = ConnectionLost(f"{A} closed the connection")
-QUOTA = server_error(b"E_QUOTA later")  # a code that nsqd does not have
+QUOTA = server_error(b"E_QUOTA later")  # an unknown code
 
 
 class FakeConn:
@@ -28,10 +28,10 @@ class FakeConn:
         self.waiting: deque[Any] = deque()
         self.closed = False
         self.closes: list[bool] = []
-        """Whether each was to come after writing."""
+        """For each: whether it was requested for after writing."""
         self.abandoned = False
         self.on_put: Callable[[], object] = lambda: None
-        """Called in the middle of each ``put``, when the item is in the queue."""
+        """Called in each ``put``, after the item is in the queue."""
 
     @property
     def open(self) -> bool:
@@ -49,7 +49,7 @@ class FakeConn:
 
 
 class FakePool:
-    """Stands for an endpoint's pool."""
+    """The fake pool of an endpoint."""
 
     def __init__(self) -> None:
         self.transport: Any = MemoryTransport()
@@ -57,11 +57,11 @@ class FakePool:
         self.urgent = False
         self.looks = 0
         self.ends: list[tuple[Publish, NsqError | None]] = []
-        """In the order of their ends."""
+        """Publishes and their errors, in the order of their ends."""
         self.back: list[Publish] = []
-        """What was taken back, in the order of the calls."""
+        """Publishes that were taken back, in the order of the calls."""
         self.on_settled: Callable[[], object] = lambda: None
-        """Called before a caller could be told."""
+        """Called before a caller gets its result."""
 
     @property
     def errors(self) -> list[type[object]]:
@@ -85,7 +85,7 @@ class FakePool:
 
 
 def connect(endpoint: Endpoint) -> FakeConn:
-    """Have it find itself connected."""
+    """Connect the endpoint."""
     conn: Any = FakeConn()
     endpoint.conn = conn
     endpoint.dialing = False
@@ -93,13 +93,13 @@ def connect(endpoint: Endpoint) -> FakeConn:
 
 
 def write(endpoint: Endpoint) -> bytes:
-    """One turn of its write loop."""
+    """Run its write loop once."""
     assert endpoint.conn is not None
     return endpoint._encode(endpoint.conn.waiting, endpoint._sent)
 
 
 class StillPool(Pool):
-    """Its threads do not run: the test calls what they would."""
+    """A pool without running threads: the test calls their steps."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class StillPool(Pool):
         return Endpoint(self, self._config, self._clock, self._chance)
 
     def do_jobs(self) -> None:
-        """What its thread was told to do, and nothing that follows from it."""
+        """Carry out the pending requests, without the other steps of a turn."""
         while True:
             try:
                 job = self._to_do.get_nowait()
@@ -147,7 +147,7 @@ class StillPool(Pool):
                 job()
 
     def turn(self) -> None:
-        """One turn of its thread, which does not sleep."""
+        """Run its thread's loop once, without sleeping."""
         self.do_jobs()
         self._choose()
         self._expire()
@@ -155,11 +155,11 @@ class StillPool(Pool):
             self._close_when_done()
 
     def run_callbacks(self) -> None:
-        """As the callbacks' thread does."""
+        """Run callbacks, as the callbacks' thread does."""
         self.callbacks._run_what_is_left()
 
     def make(self, *bodies: bytes, seconds: float = 10.0) -> list[Publish]:
-        """Publish these, one after the other."""
+        """Publish these messages, one after the other."""
         made = [Publish("orders", body) for body in bodies]
         for publish in made:
             self.publish(publish, seconds)
@@ -175,8 +175,8 @@ def interleaved(
     before: Iterable[Callable[[], object]] = (),
     behind: Iterable[Callable[[], object]] = (),
 ) -> Any:
-    """An empty ``kind``, a set or a deque, and what other threads do right before or right behind the first
-    calls of these methods.
+    """Return an empty ``kind``, a set or a deque, that runs other threads' actions right before or after the
+    first calls of these methods.
     """
     first, then = iter(before), iter(behind)
 
@@ -195,12 +195,12 @@ def interleaved(
 def at_claim(
     publish: Publish, *, before: Callable[[], object] = nothing, behind: Callable[[], object] = nothing
 ) -> None:
-    """What other threads do right before, or right behind, the first try to claim it."""
+    """Run other threads' actions right before or after the first attempt to claim it."""
     lock = publish.claim
 
     class Claim:
         def acquire(self, blocking: bool) -> bool:
-            publish.claim = lock  # the others find the lock alone
+            publish.claim = lock  # the other threads see only the lock
             before()
             taken = lock.acquire(blocking)
             behind()
@@ -210,7 +210,7 @@ def at_claim(
 
 
 def ready(topic: str, command: bytes, messages: int = 1) -> Publish:
-    """A publish with a command of its own."""
+    """Return a publish with its own command."""
     made = Publish(topic, b"")
     made.command, made.messages, made.size = command, messages, len(command)
     return made
@@ -232,7 +232,7 @@ def refuse(endpoint: Endpoint, error: ServerError) -> None:
 
 
 def lose(endpoint: Endpoint, cause: NsqError | None = LOST) -> None:
-    """Its connection ends."""
+    """End its connection."""
     conn: Any = endpoint.conn
     conn.closed = True
     endpoint.on_close(conn, cause)
@@ -247,7 +247,7 @@ READ_TIMEOUT = 60.0
 
 
 class Scene:
-    """An endpoint, connected, and what is around it. Joins publishes if ``coalesce``."""
+    """A connected endpoint with its surroundings. Joins publishes if ``coalesce``."""
 
     def __init__(self, *, coalesce: bool = False, **options: Any) -> None:
         self.clock = Clock()
@@ -268,7 +268,7 @@ class Scene:
         return write(self.endpoint)
 
     def send(self, *bodies: bytes) -> list[Publish]:
-        """Written together."""
+        """Write these publishes together."""
         made = self.put(*bodies)
         self.write()
         return made
@@ -283,7 +283,7 @@ class Scene:
         lose(self.endpoint, cause)
 
     def reconnect(self) -> None:
-        """As ``_dial`` begins, and a connection that is open."""
+        """Begin as ``_dial`` does, and open a connection."""
         self.pool.transport = MemoryTransport()
         self.pool.transport.refuse()
         self.endpoint._dial()
@@ -303,7 +303,7 @@ class Scene:
 
 
 class Meanwhile(Waiters):
-    """For ``Pool._room``: what happens while a thread waits for room."""
+    """Replaces ``Pool._room``: runs an action while a thread waits for room."""
 
     def __init__(self, happens: Callable[[], object] = nothing) -> None:
         super().__init__()
@@ -318,7 +318,7 @@ class Meanwhile(Waiters):
         self.wakes += 1
 
 
-#: Where a publish is when it is given up or cancelled.
+#: The place of a publish when it is given up or cancelled.
 Stage = Callable[[StillPool], Publish]
 #: How it ends.
 End = Callable[[StillPool, Publish], object]

@@ -33,7 +33,7 @@ Answer = Callable[[Grant | AuthError], None]
 
 @functools.cache
 def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Of a server and of a client that trusts it and shows a certificate of its own."""
+    """Return TLS contexts of a server, and of a client that trusts it and has a certificate."""
     authority = trustme.CA()
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority.issue_cert(HOST).configure_cert(server)
@@ -45,7 +45,7 @@ def tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 def drained(work: Generator[object, None, T]) -> T:
-    """What it returns in the end."""
+    """Run a generator; return its result."""
     while True:
         try:
             next(work)
@@ -55,7 +55,7 @@ def drained(work: Generator[object, None, T]) -> T:
 
 
 class FakeAuthority:
-    """An auth server that answers when the test says so."""
+    """An auth server that answers when the test allows it."""
 
     def __init__(self) -> None:
         self.asked: list[Credentials] = []
@@ -78,9 +78,9 @@ class FakeAuthority:
 
 
 class FakeLink:
-    """Remembers what was written and refuses what no connection could do.
+    """Records written data, and fails on impossible calls.
 
-    With a ``capacity`` it is congested from that many bytes on until the client takes them.
+    With a ``capacity`` it is congested from that number of bytes until the client reads them.
     """
 
     def __init__(self, capacity: int | None = None) -> None:
@@ -148,7 +148,7 @@ class World:
 
 
 class Client:
-    """``send`` wraps, cuts into chunks and waits while the session does not read, as a socket would."""
+    """``send`` encrypts, splits into chunks, and waits while the session does not read, as a socket does."""
 
     def __init__(
         self,
@@ -170,7 +170,7 @@ class Client:
         if magic:
             self.send(magic)
 
-    # Towards nsqd.
+    # To nsqd.
 
     def send(self, *data: bytes) -> None:
         self.send_raw(self._stack.wrap(b"".join(data)))
@@ -180,7 +180,7 @@ class Client:
         self._transmit()
 
     def overtake(self, *data: bytes) -> None:
-        """Arrive although reading is paused: what a socket had read already."""
+        """Deliver data although reading is paused, as data that a socket had already read."""
         self.session.receive(self._stack.wrap(b"".join(data)))
 
     def _transmit(self) -> None:
@@ -191,13 +191,13 @@ class Client:
             self.session.receive(piece)
 
     def drop(self) -> None:
-        """Be gone without a word."""
+        """Disconnect without a message."""
         self.session.lost()
 
     # From nsqd.
 
     def settle(self) -> None:
-        """Let both sides go on until neither has anything to do."""
+        """Run both sides until neither has anything to do."""
         while True:
             self._world.clock.settle()
             self._transmit()
@@ -222,7 +222,7 @@ class Client:
         return b"".join(plain)
 
     def frame(self) -> Frame | None:
-        """The next one, or None when nsqd has nothing more to say."""
+        """Return the next frame, or None if nsqd has sent no more."""
         self.settle()
         if len(self._plain) < 4:
             assert not self._plain
@@ -245,17 +245,17 @@ class Client:
         return found  # type: ignore[return-value]
 
     def refused(self, *data: bytes) -> bytes:
-        """Send what must be answered by one error and the end."""
+        """Send data that nsqd must answer with one error and a disconnect."""
         self.send(*data)
         (frame,) = self.frames()
         assert isinstance(frame, ErrorReply)
         assert self.link.finished
         return frame.data
 
-    # Introductions.
+    # Handshakes.
 
     def identify(self, behind: bytes = b"", **fields: Any) -> dict[str, Any]:
-        """The answer to IDENTIFY; ``behind`` travels in the same chunk, as it is."""
+        """Send IDENTIFY and return the answer; ``behind`` goes unchanged in the same chunk."""
         body = json.dumps({"feature_negotiation": True, **fields}).encode()
         self.send(commands.identify(body) + behind)
         frame = self.frame()
@@ -273,7 +273,7 @@ class Client:
             assert self.frame() == OK
 
     def push(self, layer: Layer) -> None:
-        """What came behind the answer that announced the layer is the layer's."""
+        """Move the data after the answer that announced the layer into the layer."""
         self.settle()
         rest, self._plain = self._plain, b""
         if rest:

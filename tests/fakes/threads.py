@@ -1,4 +1,4 @@
-"""Calls on threads of their own."""
+"""Calls on new threads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATIENCE = 20.0
 
 
 class Running:
-    """A call on a thread of its own; its result or its error comes out of ``result``."""
+    """A call on a new thread; ``result`` returns its result or raises its error."""
 
     def __init__(self, call: Callable[[], object]) -> None:
         self.future: Future[object] = Future()
@@ -34,12 +34,12 @@ class Running:
         return self.future.result(0)
 
     def blocked(self) -> Running:
-        """Once the thread sleeps in the kernel, where that can be seen."""
+        """Wait until the thread sleeps in the kernel, where /proc shows that."""
         state = Path(f"/proc/self/task/{self.thread.native_id}/stat")
         deadline = time.monotonic() + 3 * PATIENCE
         while _is_awake(state) and time.monotonic() < deadline:
             time.sleep(0.001)
-        time.sleep(0.02)  # a thread that waits for the GIL sleeps as well, but not for long
+        time.sleep(0.02)  # a thread that waits for the GIL also sleeps, but not for long
         assert self.thread.is_alive()
         return self
 
@@ -48,16 +48,16 @@ def _is_awake(state: Path) -> bool:
     try:
         return state.read_text().rpartition(")")[2].split()[0] != "S"
     except OSError:
-        return False  # no Linux
+        return False  # not Linux
 
 
 def in_thread(call: Callable[[], object]) -> Future[object]:
-    """As concurrent.futures would, with a thread that is gone when its call returns."""
+    """Run a call like concurrent.futures, on a thread that ends with the call."""
     return Running(call).future
 
 
 def in_threads(*calls: Callable[[], object]) -> list[Any]:
-    """What the calls return, all made at the same time."""
+    """Make all calls at the same time; return their results."""
     start = threading.Barrier(len(calls))
 
     def run(call: Callable[[], object]) -> object:
@@ -69,9 +69,9 @@ def in_threads(*calls: Callable[[], object]) -> list[Any]:
 
 
 def leave_handlers_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on a consumer that stops waits for no handler, and for its own threads as long as they need.
+    """Make stopping consumers wait for no handlers, but for their own threads without limit.
 
-    Otherwise what is left of a short timeout, milliseconds, would have to do for all of them.
+    Otherwise the few milliseconds left of a short timeout would have to suffice for all threads.
     """
     monkeypatch.setattr("nsq.consumer.engine._LEAST_TO_STOP", PATIENCE)
     monkeypatch.setattr("nsq.consumer.engine._ENDING_SHARE", 2.0)

@@ -1,4 +1,4 @@
-"""A certificate authority with what it signs, in files for nsqd and as contexts for its clients."""
+"""A certificate authority and its certificates: files for nsqd, contexts for clients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import trustme
 
 
 class Authority:
-    """Signs for the server on 127.0.0.1 and for clients by their names."""
+    """Signs certificates for the server on 127.0.0.1 and for named clients."""
 
     def __init__(self, directory: Path) -> None:
         self._ca = trustme.CA()
@@ -22,11 +22,13 @@ class Authority:
 
     @property
     def server_options(self) -> dict[str, Path]:
-        """The options that give an nsqd its certificate."""
+        """Return the options for an nsqd with a certificate."""
         return {"tls_cert": self._server[0], "tls_key": self._server[1]}
 
     def client_context(self, *, known_by: Authority | None = None, version: str = "") -> ssl.SSLContext:
-        """Trusts this authority; ``known_by`` gives a certificate of its own, ``version`` allows no other."""
+        """Return a client context that trusts this authority; ``known_by`` adds a client certificate,
+        ``version`` is the only TLS version.
+        """
         context = ssl.create_default_context()
         self._ca.configure_trust(context)
         if known_by is not None:

@@ -1,4 +1,4 @@
-"""A well-behaved client beside the others: it must not notice them. And what a daemon takes of a machine."""
+"""A well-behaved client, which other clients must not disturb; and the memory of a daemon."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Bystander:
-    """Publishes and consumes, message by message, in a thread; ``slowest`` is the longest one took."""
+    """Publishes and consumes one message after the other, in a thread; ``slowest`` is the longest time."""
 
     def __init__(self, nsqd: Nsqd) -> None:
         self.count = 0
@@ -35,7 +35,7 @@ class Bystander:
 
     def _run(self) -> None:
         try:
-            # A publisher can do without heartbeats, which would come between the answers.
+            # No heartbeats for the publisher: they would come between the answers.
             with connected(self._nsqd, heartbeat_interval=-1) as producer, connected(self._nsqd) as listener:
                 subscribe(listener, "bystander", rdy=1)
                 while not self._ended.wait(_PAUSE):
@@ -69,7 +69,7 @@ def _next_message(listener: V2Client) -> Message:
 
 @contextmanager
 def bystander(nsqd: Nsqd, within: float = 20.0) -> Iterator[Bystander]:
-    """Meanwhile every one of its messages goes through, and none takes longer than this."""
+    """Check that in the block all its messages arrive, and none takes longer than this."""
     made = Bystander(nsqd)
     try:
         yield made
@@ -80,7 +80,7 @@ def bystander(nsqd: Nsqd, within: float = 20.0) -> Iterator[Bystander]:
 
 
 def resident(nsqd: Nsqd | None = None) -> int:
-    """Bytes of physical memory of its process, or of this one."""
+    """Return the resident memory of nsqd's process, or of this one, in bytes."""
     return int(Path(f"/proc/{nsqd.pid if nsqd else 'self'}/statm").read_text().split()[1]) * _PAGE
 
 

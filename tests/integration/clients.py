@@ -1,4 +1,4 @@
-"""What most tests of nsqd do: publish, consume, and read the statistics."""
+"""Helpers of most tests of nsqd: publish, consume, and read the statistics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def publish(nsqd: Nsqd, topic: str, bodies: Iterable[bytes]) -> None:
 
 @contextmanager
 def connected(nsqd: Nsqd, **identify: object) -> Iterator[V2Client]:
-    """A client that has introduced itself, and gets heartbeats among its answers as seldom as may be."""
+    """Return a client after IDENTIFY, with the longest heartbeat interval."""
     with V2Client(nsqd.tcp_address) as client:
         client.identify(**{"heartbeat_interval": 60_000, **identify})
         yield client
@@ -28,7 +28,7 @@ def connected(nsqd: Nsqd, **identify: object) -> Iterator[V2Client]:
 def consumer(
     nsqd: Nsqd, topic: str, channel: str = "channel", rdy: int = 1, **identify: object
 ) -> Iterator[V2Client]:
-    """A client that has subscribed and is ready for ``rdy`` messages."""
+    """Return a client that has subscribed, with RDY ``rdy``."""
     with connected(nsqd, **identify) as client:
         subscribe(client, topic, channel, rdy)
         yield client
@@ -52,13 +52,13 @@ def stats(nsqd: Nsqd, query: str = "") -> dict[str, Any]:
 
 
 def topic_stats(nsqd: Nsqd, topic: str) -> dict[str, Any]:
-    """Empty when there is no such topic."""
+    """Return a topic's statistics; empty if it does not exist."""
     found: list[dict[str, Any]] | None = stats(nsqd, f"&topic={_escaped(topic)}")["topics"]
     return found[0] if found else {}
 
 
 def channel_stats(nsqd: Nsqd, topic: str, channel: str = "channel") -> dict[str, Any]:
-    """Empty when there is no such channel."""
+    """Return a channel's statistics; empty if it does not exist."""
     channels = topic_stats(nsqd, topic).get("channels", [])
     return next((each for each in channels if each["channel_name"] == channel), {})
 

@@ -1,4 +1,6 @@
-"""Daemons for integration tests: the public plugin's, by name, as only a root conftest may name plugins."""
+"""Daemons for integration tests, from the public plugin, imported by name: only a root conftest may list
+plugins.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,12 @@ from tests.integration.running_tools import tmux
 
 from .consuming import create, numbered, publish
 
-pytest.register_assert_rewrite("tests.golden.web")  # its asserts explain themselves as a test's do
+pytest.register_assert_rewrite("tests.golden.web")  # rewrites its asserts like those of tests
 
 
 @pytest.fixture(scope="module")
 def roomy_nsqd() -> Iterator[Nsqd]:
-    """A process that keeps in memory whatever a whole module publishes."""
+    """An nsqd process that keeps all messages of a module in memory."""
     with Nsqd(process=True, mem_queue_size=10_000_000) as nsqd:
         yield nsqd
 

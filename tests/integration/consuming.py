@@ -1,7 +1,7 @@
-"""What tests of the consumer share: topics with messages, handlers that remember, and nsqd's own view.
+"""Helpers for tests of the consumer: topics with messages, recording handlers, and nsqd's statistics.
 
-What a consumer claims of itself is checked against what nsqd says of it. Every wait is for a condition and
-has an end; the ends are generous, as Go's nsqd notices the timeouts of a new channel only after 5 seconds.
+The tests compare a consumer's reports with nsqd's. Every wait is for a condition and has a timeout. Timeouts
+are long, because Go's nsqd notices timeouts in a new channel only after 5 seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAP = 0.01
 
 
 def until(what: str, condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
-    """Wait until the condition holds; its value."""
+    """Wait until the condition holds; return its value."""
     deadline = time.monotonic() + timeout
     while not (value := condition()):
         assert time.monotonic() < deadline, f"{what}: not within {timeout:g} s"
@@ -33,13 +33,13 @@ def until(what: str, condition: Callable[[], Any], timeout: float = PATIENCE) ->
 
 
 def create(nsqd: Nsqd, topic: str = TOPIC, channel: str = CHANNEL) -> None:
-    """A message published before there is a channel goes to the first one only; so there is one."""
+    """Create topic and channel, because a message published before goes only to the first channel."""
     assert nsqd.post(f"/topic/create?topic={topic}").status == 200
     assert nsqd.post(f"/channel/create?topic={topic}&channel={channel}").status == 200
 
 
 def publish(nsqd: Nsqd, bodies: Iterable[bytes], topic: str = TOPIC) -> None:
-    """``bodies`` hold no line breaks."""
+    """Publish ``bodies``, which must not contain line breaks."""
     assert nsqd.post(f"/mpub?topic={topic}", b"\n".join(bodies)).status == 200
 
 
@@ -48,7 +48,7 @@ def numbered(count: int, prefix: str = "message") -> list[bytes]:
 
 
 def channel_of(nsqd: Nsqd, topic: str = TOPIC, channel: str = CHANNEL) -> dict[str, Any]:
-    """nsqd's statistics of the channel; empty while there is none."""
+    """Return nsqd's statistics of the channel; empty if it does not exist."""
     for told in nsqd.get(f"/stats?format=json&topic={topic}&channel={channel}").json()["topics"] or []:
         for found in told["channels"]:
             if found["channel_name"] == channel:
@@ -66,10 +66,10 @@ def rdys(nsqds: Sequence[Nsqd]) -> list[int]:
 
 
 def expect_drained(nsqd: Nsqd, *, requeues: int = 0, timeouts: int | None = 0) -> None:
-    """nsqd has nothing left of the channel, waiting or in flight, and counts exactly these deliveries again
-    (with None, any number of timeouts).
+    """Wait until nsqd has no message of the channel, waiting or in flight, and counts exactly these requeues
+    and timeouts (None: any number of timeouts).
 
-    Waited for, as nobody answers a FIN.
+    It must wait, because nsqd does not answer a FIN.
     """
     wanted = {"depth": 0, "in_flight_count": 0, "deferred_count": 0, "requeue_count": requeues}
     if timeouts is not None:
@@ -88,7 +88,7 @@ def expect_drained(nsqd: Nsqd, *, requeues: int = 0, timeouts: int | None = 0) -
 
 
 def drained(nsqd: Nsqd) -> Callable[[], bool]:
-    """A condition: somebody consumes the channel, and nothing is left in it."""
+    """Return a condition: the channel has a consumer and no messages."""
 
     def condition() -> bool:
         told = channel_of(nsqd)
@@ -99,7 +99,7 @@ def drained(nsqd: Nsqd) -> Callable[[], bool]:
 
 
 class Recorder:
-    """A handler that keeps what it is given, then does what the test wants."""
+    """A handler that records its messages, then calls the test's function."""
 
     def __init__(self, then: Callable[[Message], object] = lambda message: None) -> None:
         self._then = then
@@ -126,7 +126,7 @@ class Recorder:
         return [message.attempts for message in self.messages]
 
     def wait_for(self, count: int, timeout: float = PATIENCE) -> list[Message]:
-        """The messages, once there are so many."""
+        """Wait for this number of messages; return them."""
         with self._changed:
             enough = self._changed.wait_for(lambda: len(self._messages) >= count, timeout)
             assert enough, f"{len(self._messages)} of {count} messages came within {timeout:g} s"
@@ -134,7 +134,7 @@ class Recorder:
 
 
 class Gate:
-    """A handler that holds its message until the test lets it go, and knows how many were held at once."""
+    """A handler that holds its message until the test releases it; counts messages held at the same time."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -153,10 +153,10 @@ class Gate:
             self.held -= 1
             self.passed += 1
             self._changed.notify_all()
-        assert opened, "the test never let it go"
+        assert opened, "the test never released it"
 
     def let_go(self, count: float = float("inf")) -> None:
-        """As many as that; all there are, and will be, unless told."""
+        """Release this number of messages; by default all, including future ones."""
         with self._changed:
             self._passes += count
             self._changed.notify_all()
@@ -173,7 +173,7 @@ class Gate:
 
 
 def make_consumer(nsqd: Nsqd | Iterable[Nsqd] | str = (), **options: Any) -> Consumer:
-    """One of TOPIC/CHANNEL whose requeued messages come back at once, and which does not back off."""
+    """Return a consumer of TOPIC/CHANNEL without requeue delays and without backoff."""
     if isinstance(nsqd, Nsqd):
         nsqd = [nsqd]
     addresses = nsqd if isinstance(nsqd, str) else [each.tcp_address for each in nsqd]
@@ -183,7 +183,7 @@ def make_consumer(nsqd: Nsqd | Iterable[Nsqd] | str = (), **options: Any) -> Con
 
 @contextmanager
 def running(consumer: Consumer, connections: int = 1) -> Iterator[Consumer]:
-    """Started and connected; at the end it must stop without leaving anything."""
+    """Run a connected consumer in the block; check that its stop leaves nothing."""
     consumer.start()
     try:
         assert consumer.wait_until_connected(PATIENCE, connections), consumer.health()
@@ -196,7 +196,7 @@ def running(consumer: Consumer, connections: int = 1) -> Iterator[Consumer]:
 
 
 class LogRecords(logging.Handler):
-    """What ``nsq`` loggers say meanwhile: unlike caplog, from other threads too, and waited for."""
+    """Log lines of ``nsq`` in the block; unlike caplog it can wait for lines from other threads."""
 
     def __init__(self) -> None:
         super().__init__(logging.DEBUG)
@@ -206,7 +206,7 @@ class LogRecords(logging.Handler):
         self.lines.append(f"{record.levelname} {record.getMessage()}")
 
     def wait_for(self, *parts: str, timeout: float = PATIENCE) -> str:
-        """The first line that has all the parts."""
+        """Wait for a line that has all the parts; return it."""
 
         def find() -> str:
             return next((line for line in list(self.lines) if all(part in line for part in parts)), "")

@@ -1,4 +1,4 @@
-"""Reads a directory as Go's nsqd would at its start: by its rules alone, sharing no code with ours."""
+"""Reads a data directory as Go's nsqd does at its start; shares no code with ours."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 
 def topics(directory: Path) -> dict[str, list[str]]:
-    """What the list of topics says, by name."""
+    """Return the list of topics, by name."""
     found = json.loads((directory / "nsqd.dat").read_bytes())["topics"] or []
     return {topic["name"]: [channel["name"] for channel in topic["channels"] or []] for topic in found}
 
 
 def bodies(directory: Path, queue: str) -> list[bytes]:
-    """The messages of ``topic`` or ``topic:channel``; anything Go would complain about is an error."""
+    """Return the messages of ``topic`` or ``topic:channel``; fail where Go's nsqd would report an error."""
     meta = directory / f"{queue}.diskqueue.meta.dat"
     if not meta.exists():
         assert list(directory.glob(f"{queue}.diskqueue.*")) == []

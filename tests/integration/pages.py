@@ -1,4 +1,4 @@
-"""The pages people read, and the blocks of code in them."""
+"""README.md and the pages of docs/, and their blocks of code."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-#: Their Python runs where there is a Spark session: tests/spark.
+#: tests/spark runs their Python, because it needs a Spark session.
 SPARK_PAGES = sorted((ROOT / "docs").glob("spark*.md"))
-#: Stands before a block that cannot be run, with the reason.
+#: Marks the next block as one that cannot be run, with the reason.
 _NOT_RUN = re.compile(r"<!-- not run: (.+?) -->")
 _SHELL = {"sh", "shell", "bash", "console"}
 
 
 @dataclass(frozen=True)
 class Block:
-    """``language`` is empty for an indented block; ``not_run`` is the reason when there is one."""
+    """``language`` is empty for an indented block; ``not_run`` is the reason not to run it."""
 
     page: Path
     line: int
@@ -33,7 +33,7 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """Fenced blocks, and indented ones that follow an empty line."""
+    """Yield fenced blocks, and indented ones after an empty line."""
     lines = page.read_text("utf-8").splitlines()
     said, at = "", 0
     while at < len(lines):
@@ -69,7 +69,7 @@ def shell_blocks() -> list[Block]:
 
 
 def commands(code: str) -> Iterator[list[str]]:
-    """Every command of a block as its words; pipes and lists are taken apart."""
+    """Yield each command of a block as a list of words; split pipes and lists."""
     for line in code.replace("\\\n", " ").splitlines():
         command: list[str] = []
         for word in shlex.split(line.removeprefix("$ "), comments=True):
@@ -77,7 +77,7 @@ def commands(code: str) -> Iterator[list[str]]:
                 if command:
                     yield command
                 command = []
-            elif command or not re.match(r"[A-Z_]+=", word):  # settings that precede a command
+            elif command or not re.match(r"[A-Z_]+=", word):  # variables before a command
                 command.append(word)
         if command:
             yield command

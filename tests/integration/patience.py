@@ -1,4 +1,4 @@
-"""Waiting for what another process or thread does, with an end to it."""
+"""Waits with a timeout for other processes and threads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PAUSE = 0.01
 
 
 def eventually(look: Callable[[], T], holds: Callable[[T], object] = bool, within: float = PATIENCE) -> T:
-    """Look until what is seen holds, and return it; fails with what was seen last."""
+    """Poll until the check holds for the value, and return it; fail with the last value."""
     pause, deadline = threading.Event(), time.monotonic() + within
     while True:
         seen = look()

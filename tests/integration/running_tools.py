@@ -1,4 +1,4 @@
-"""Running a tool, in this process or as one of its own, and ending it by signals."""
+"""Runs a tool, in this process or in its own, and ends it by signals."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @contextmanager
 def signalled_when(condition: Callable[[], Any], number: signal.Signals = signal.SIGTERM) -> Iterator[None]:
-    """This process gets the signal once the condition holds: for a tool that runs in the main thread.
+    """Send this process the signal when the condition holds, for a tool that runs in the main thread.
 
-    A condition can hold only while the tool waits for signals: something that it does must make it true.
+    The tool itself must make the condition true, so that it already waits for signals then.
     """
 
     def wait_and_signal() -> None:
@@ -47,7 +47,7 @@ def tool_command(tool: str, *arguments: str) -> list[str]:
 
 @contextmanager
 def tool_process(tool: str, *arguments: str, **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    """Killed at the end if it still runs."""
+    """Run a process in the block; kill it at the end if it still runs."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(tool_command(tool, *arguments), env=environment, **options) as process:
         try:
@@ -58,7 +58,7 @@ def tool_process(tool: str, *arguments: str, **options: Any) -> Iterator[subproc
 
 @pytest.fixture
 def tmux(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Runs a command of tmux, whose server ends with the test; gives what it printed."""
+    """Return a function that runs a tmux command and returns its output; ends tmux after the test."""
     if shutil.which("tmux") is None:
         pytest.skip("not run: there is no tmux")
 

@@ -1,7 +1,7 @@
-"""Servers that are none, are broken, or mean harm.
+"""Servers that are not nsqds, are broken, or are malicious.
 
-Each gets a clear error with its address and the cause, costs bounded memory and time, and no other connection
-anything; in its place a good one is welcome.
+Each causes a clear error with its address and the cause, and costs bounded memory and time. Other connections
+are not affected, and a good server at the same address is used later.
 """
 
 from __future__ import annotations
@@ -420,7 +420,7 @@ def test_who_accepts_and_hangs_up_is_dialled_less_and_less_often() -> None:
 
 
 def test_handlers_keep_what_they_have_when_the_server_goes_bad() -> None:
-    """The message in a handler's hands is nobody's any more; its answer says so instead of going astray."""
+    """Answering a message whose connection is gone raises an error; it reaches no other connection."""
     go_bad = threading.Event()
 
     def script(peer: Peer) -> None:

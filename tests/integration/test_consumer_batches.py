@@ -1,4 +1,4 @@
-"""Batch handlers: what is collected, for how long, and what becomes of a batch."""
+"""Batch handlers: sizes, waiting times and outcomes of batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Over what a consumer reaches an nsqd: TLS, compression, AUTH, Unix sockets, IPv6.
+"""Connections of a consumer: TLS, compression, AUTH, Unix sockets, IPv6.
 
 What is not granted, or not proven, is refused, and says so.
 """

@@ -1,4 +1,4 @@
-"""How a consumer finds its nsqds and finds them again: restarts, late ones, dead and new nsqlookupds."""
+"""How a consumer finds its nsqds, also after restarts, late starts, and with dead or new nsqlookupds."""
 
 from __future__ import annotations
 

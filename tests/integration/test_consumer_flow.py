@@ -1,4 +1,4 @@
-"""How much comes at once: RDY over one and several nsqds, pausing, backing off."""
+"""Flow control: RDY over one and several nsqds, pausing, backoff."""
 
 from __future__ import annotations
 

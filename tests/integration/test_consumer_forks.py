@@ -1,4 +1,4 @@
-"""Consumers and processes: a child that inherits a consumer leaves it alone, and has its own if it wants one.
+"""Consumers and forks: a child does not use an inherited consumer, and can make its own.
 
 The programs run in processes of their own, as a fork copies whatever the test process has open.
 """

@@ -1,4 +1,4 @@
-"""What becomes of messages that fail too often: given up, and kept elsewhere if anybody wants them."""
+"""Messages that fail too often: the consumer gives them up, or stores them as dead letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What handlers do to messages, as nsqd sees it: finish, requeue, touch, expire."""
+"""Handlers' effects on messages, seen from nsqd: finish, requeue, touch, expire."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A consumer's calls may be interrupted by an exception out of a signal handler, and made from one.
+"""A consumer's calls may be interrupted by an exception from a signal handler, and made in a signal handler.
 
 Once at every line of ours that a user's thread comes to, by tracing, and once by real signals.
 """

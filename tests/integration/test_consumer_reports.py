@@ -1,4 +1,4 @@
-"""What a consumer tells of itself: hooks, stats, health, log records, names of threads."""
+"""A consumer's reports: hooks, stats, health, log records, names of threads."""
 
 from __future__ import annotations
 

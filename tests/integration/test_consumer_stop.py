@@ -1,4 +1,4 @@
-"""How a consumer ends: drained, cut off, from within, by a signal, or before it ever began."""
+"""Stopping a consumer: drained, cut off, from a handler, by a signal, or before its start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Discovery against real nsqlookupds and nsqds, healthy and otherwise."""
+"""Discovery against real nsqlookupds and nsqds, healthy and unhealthy."""
 
 from __future__ import annotations
 

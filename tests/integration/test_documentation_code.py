@@ -1,9 +1,9 @@
-"""Every block of code in README.md and docs/ is run as its reader would run it.
+"""Runs every block of code in README.md and docs/ as a reader would.
 
-Python runs in a process of its own, as it stands but for the addresses: those of STANDING_FOR become those of
+Python blocks run unchanged in their own process, except that the addresses in STANDING_FOR become those of
 daemons that the test starts. A block that calls ``run()`` gets a message for each of its consumers and, when
-all are finished, SIGTERM. One that defines tests is run by pytest. Of shell blocks the commands are checked:
-flags and targets exist, and what curl asks is asked.
+all are finished, SIGTERM. pytest runs blocks that define tests. Shell commands are only checked: flags and
+targets must exist; the requests of curl are sent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from tests.golden.recordings import others_are_judged
 from .consuming import channel_of, create, publish, until
 from .pages import PAGES, ROOT, Block, commands, python_blocks, shell_blocks
 
-#: What the pages write, and whom of the test's daemons it stands for.
+#: Addresses on the pages, and the addresses of the test's daemons that replace them.
 STANDING_FOR: dict[str, Callable[[Nsqlookupd, Nsqd, Nsqd], str]] = {
     "127.0.0.1:4160": lambda lookupd, first, second: lookupd.tcp_address,
     "127.0.0.1:4161": lambda lookupd, first, second: lookupd.http_address,
@@ -60,7 +60,7 @@ STANDING_FOR: dict[str, Callable[[Nsqlookupd, Nsqd, Nsqd], str]] = {
 }
 A_MESSAGE = b'{"order": 1, "amount": 20}'
 LONGEST = 120.0
-#: Of the command-line tools, by name.
+#: The options of the command-line tools, by name.
 TOOLS: dict[str, type[Any]] = {
     nsq_pubsub.PROG: nsq_pubsub.PubSubOptions,
     nsq_stat.PROG: nsq_stat.StatOptions,
@@ -70,12 +70,12 @@ TOOLS: dict[str, type[Any]] = {
     nsq_to_nsq.PROG: nsq_to_nsq.NsqToNsqOptions,
     to_nsq.PROG: to_nsq.ToNsqOptions,
 }
-#: Commands of which it is enough that the reader knows them.
+#: Commands that are not checked.
 ELSEWHERE = {"source"}
 
 
 class Place:
-    """Daemons, and a directory in which a block runs."""
+    """Daemons and a directory for a block."""
 
     def __init__(self, lookupd: Nsqlookupd, first: Nsqd, second: Nsqd, directory: Path) -> None:
         self.lookupd, self.first, self.second = lookupd, first, second
@@ -83,14 +83,14 @@ class Place:
         self.output = directory / "output"
 
     def substituted(self, text: str) -> str:
-        """In one pass: a port of a daemon may be what a page writes."""
+        """Replace addresses in one pass, because the address of a daemon may also be on a page."""
         pattern = "|".join(re.escape(address) + r"\b" for address in STANDING_FOR)
         return re.sub(
             pattern, lambda found: STANDING_FOR[found[0]](self.lookupd, self.first, self.second), text
         )
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """The pages' own daemons are ours, whoever is judged."""
+        """Start Python without NSQ_BIN_DIR: daemons in the pages' blocks are always ours."""
         environment = {name: value for name, value in os.environ.items() if name != BIN_DIR}
         with self.output.open("wb") as output:
             return subprocess.Popen(
@@ -103,7 +103,7 @@ class Place:
             )
 
     def expect_end(self, process: subprocess.Popen[bytes]) -> None:
-        """Of itself, with status 0, and nothing that went wrong unseen."""
+        """Check that it ends by itself, with status 0 and without a traceback."""
         try:
             status = process.wait(LONGEST)
         finally:
@@ -204,11 +204,11 @@ def check(command: list[str], block: Block, place: Place) -> None:
     if program in checks:
         checks[program]()
     else:
-        assert program in ELSEWHERE, f"nobody checks {' '.join(command)}"
+        assert program in ELSEWHERE, f"there is no check for {' '.join(command)}"
 
 
 def check_flags(options: type[Any], arguments: list[str]) -> None:
-    """A config file is the reader's."""
+    """Check flags, except --config, whose file does not exist here."""
     kept = [argument for argument in arguments if not argument.startswith("--config=")]
     try:
         parse(options, kept, prog="nsqd", version="nsqd")
@@ -218,7 +218,7 @@ def check_flags(options: type[Any], arguments: list[str]) -> None:
 
 
 def check_front_door(arguments: list[str]) -> None:
-    """The command exists, and has the flags."""
+    """Check that the command exists and has the flags."""
     if arguments == ["--help"]:
         return
     command = front_door.COMMANDS[arguments[0]]
@@ -231,7 +231,7 @@ def check_front_door(arguments: list[str]) -> None:
 
 
 def check_spark(arguments: list[str]) -> None:
-    # In need of no Spark, and of no Arrow: what it parses is not run.
+    # Only parses, so that it needs neither Spark nor Arrow.
     nsq_spark.parse(arguments)
 
 
@@ -247,9 +247,9 @@ def check_curl(arguments: list[str], place: Place) -> None:
             url = word
     parts = urlsplit(url)
     known = [daemon.http_address for daemon in (place.lookupd, place.first)]
-    assert parts.netloc in known, f"{url} is no daemon of the test"
+    assert parts.netloc in known, f"{url} is not a daemon of the test"
     if others_are_judged() and parts.path.startswith(("/debug/", "/topic/peek")):
-        return  # a promise of our daemons alone
+        return  # only our daemons have it
     connection = http.client.HTTPConnection(parts.netloc, timeout=LONGEST)
     try:
         connection.request(
@@ -282,7 +282,7 @@ def check_program(arguments: list[str], block: Block) -> None:
     elif name.endswith(".py"):
         assert (ROOT / name).is_file() or f"`{name}`" in block.page.read_text("utf-8"), f"there is no {name}"
     else:
-        assert name == "-c", f"nobody checks python {name}"
+        assert name == "-c", f"there is no check for python {name}"
         compile(arguments[1], block.name, "exec", dont_inherit=True)
 
 

@@ -1,4 +1,4 @@
-"""Every file of examples/ is run as its reader would, against real daemons; what it says is checked."""
+"""Runs every file of examples/ as a reader would, against real daemons, and checks its output."""
 
 from __future__ import annotations
 
@@ -261,7 +261,7 @@ def test_the_demo_interrupted_leaves_nothing(
 
 def test_the_demo_can_be_kept(example: Start, tmp_path: Path) -> None:
     script = example("demo", "--orders", "100", "--keep", TMPDIR=str(tmp_path))
-    script.wait_for("^all of it goes on running")
+    script.wait_for("^everything runs until Ctrl-C")
     addresses = script.addresses()
     until("told again", lambda: len(script.addresses()) == 2 * len(set(addresses)))
     assert [address for address in addresses if not is_listening(address)] == []

@@ -1,4 +1,4 @@
-"""nsq_to_http and nsq_to_nsq: what reaches the other side, what is answered when it does not."""
+"""nsq_to_http and nsq_to_nsq: what they deliver, and how they answer messages that they cannot deliver."""
 
 from __future__ import annotations
 

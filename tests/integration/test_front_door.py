@@ -1,4 +1,4 @@
-"""The program ``nsq``: a cluster looked at, changed and mended from a shell."""
+"""The program ``nsq``: inspecting, changing and repairing a cluster from a shell."""
 
 from __future__ import annotations
 
@@ -240,7 +240,7 @@ def test_a_peek_takes_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(NsqdApi, "peek", as_gos)
     status, _, error = cluster("peek", "orders")
     assert status == 1
-    assert "as Go's cannot" in error
+    assert "it is Go's" in error
     assert "nsq tail" in error
 
 
@@ -288,7 +288,7 @@ def test_the_doctor_finds_a_wrong_port_and_missing_tls(
     tls = ["--producer-opt=tls_v1", f"--producer-opt=tls_root_ca_file,{authority.certificate}"]
     for flags, status, said in (
         ([http], 1, "Give the authority that signed it: --http-client-tls-root-ca-file"),
-        (trusting, 1, "it insists on TLS\n         Give TLS options: --producer-opt=tls_v1"),
+        (trusting, 1, "it requires TLS\n         Give TLS options: --producer-opt=tls_v1"),
         ([*trusting, "--producer-opt=tls_v1"], 1, "Give TLS options"),
         ([*trusting, *tls], 0, "(TCP): answers"),
         ([f"--nsqd-http-address={nsqd.tcp_address}"], 1, "Give its HTTP address."),
@@ -303,7 +303,7 @@ def test_the_doctor_finds_a_wrong_port_and_missing_tls(
     [
         ([], 0, "Usage: nsq COMMAND"),
         (["--help"], 0, "doctor"),
-        (["help", "create"], 0, "Usage: nsq create TOPIC[/CHANNEL]\n\nMakes a topic"),
+        (["help", "create"], 0, "Usage: nsq create TOPIC[/CHANNEL]\n\nCreates a topic"),
         (["create", "--help"], 0, "-lookupd-http-address"),
         (["tail", "--help"], 0, "Usage of nsq_tail"),
         (["--version"], 0, "nsq v1.3.0"),

@@ -1,4 +1,4 @@
-"""An exception out of a signal handler costs the call that it hits, and nothing else.
+"""An exception from a signal handler affects only the call that it interrupts.
 
 Once by tracing, at every line of ours that a user's thread comes to, and once by real signals at random
 moments.

@@ -1,4 +1,4 @@
-"""nsq_to_file against an nsqd: nothing is finished that is not on disk, and a kill loses nothing."""
+"""nsq_to_file against an nsqd: it finishes only messages on disk, and a kill loses nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nsqadmin over our own daemons: what takes a client or a slow nsqd, and the program."""
+"""nsqadmin over our daemons: features that need a client or a slow nsqd, and the program."""
 
 from __future__ import annotations
 

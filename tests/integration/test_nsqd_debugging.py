@@ -1,4 +1,4 @@
-"""Looking into a running nsqd over HTTP."""
+"""The debug pages of a running nsqd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An nsqd that is drained: it takes nothing new, leaves, hands over what it has, and ends."""
+"""Draining an nsqd: it refuses publishes, leaves the nsqlookupds, delivers its messages, and exits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A channel that gets what has waited in its topic: hundreds of portions, and nobody has to wait for it."""
+"""A first channel that gets its topic's backlog, in hundreds of portions, without delaying other clients."""
 
 from __future__ import annotations
 

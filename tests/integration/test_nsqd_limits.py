@@ -1,4 +1,4 @@
-"""Clients that do not behave, over real sockets: they are slowed or cut off, and nobody else notices."""
+"""Misbehaving clients over real sockets: nsqd slows or disconnects them; other clients are not affected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nsqd as a program: flags, config file, exit statuses, signals, and the first minutes with it."""
+"""nsqd as a program: flags, config file, exit statuses, signals, and first steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nsqd and its nsqlookupds: what is registered, what survives which upheavals, what new topics learn."""
+"""nsqd and its nsqlookupds: registrations, also after failures, and the channels of new topics."""
 
 from __future__ import annotations
 

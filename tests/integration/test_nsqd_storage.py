@@ -1,4 +1,4 @@
-"""What nsqd keeps on disk, seen from outside: restarts, kills, full disks, and directories of Go's nsqd."""
+"""nsqd's storage, seen from outside: restarts, kills, full disks, and directories of Go's nsqd."""
 
 from __future__ import annotations
 

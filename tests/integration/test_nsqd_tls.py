@@ -1,4 +1,4 @@
-"""nsqd with certificates: TCP and HTTPS, who must use them, and what happens to those who do it wrong."""
+"""nsqd with certificates: TCP and HTTPS, required TLS, and clients that do it wrong."""
 
 from __future__ import annotations
 

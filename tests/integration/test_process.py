@@ -1,4 +1,4 @@
-"""What process.run makes of signals and failures, and what it tells systemd, seen from outside."""
+"""process.run seen from outside: signals, failures, and messages to systemd."""
 
 from __future__ import annotations
 

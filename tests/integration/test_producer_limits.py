@@ -1,4 +1,4 @@
-"""A producer's timeouts and bounds, against nsqds that are silent, slow, or refuse for good."""
+"""A producer's timeouts and limits, against nsqds that are silent, slow, or always refuse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nsq_tail, nsq_stat and to_nsq against an nsqd: what they write, when they end, what is answered."""
+"""nsq_tail, nsq_stat and to_nsq against an nsqd: output, end, and answers to messages."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class TestStat:
     @pytest.mark.parametrize(
         ("arguments", "said"),
         [
-            ([CHANNEL], "no channel billing"),
+            ([CHANNEL], "no nsqd has channel billing"),
             ([CHANNEL, "--nsqd-http-address=127.0.0.1:1"], "127.0.0.1:1"),
             ([CHANNEL, "--lookupd-http-address=127.0.0.1:1"], "not both"),
             ([CHANNEL, "--nsqd-http-address=http://a:1"], "without a scheme"),

@@ -1,4 +1,4 @@
-"""The socket transports against real sockets: what they promise about deadlines, threads, forks and ends."""
+"""The socket transports against real sockets: deadlines, threads, forks and closing."""
 
 from __future__ import annotations
 

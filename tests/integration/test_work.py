@@ -1,4 +1,4 @@
-"""``nsq work``: processes that consume, die, are replaced, and end in good order."""
+"""``nsq work``: processes that consume, die, are replaced, and stop gracefully."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking at messages: what is seen, and that nothing is taken."""
+"""Peeking at messages: what it shows, and that it consumes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receiver processes at their work: what is published is in the log, once, and gone from nsqd."""
+"""Receiver processes: each published message is in the log once, and finished in nsqd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receivers, owners and disks that fail: nothing is lost, nobody is left over, and it goes on by itself."""
+"""Receivers, owners and disks that fail: no message is lost, no process is left, and receiving continues."""
 
 from __future__ import annotations
 

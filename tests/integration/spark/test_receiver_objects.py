@@ -1,4 +1,4 @@
-"""Receiving in this process: into a log of objects, and of several topics into one that is full."""
+"""Receiving in this process: into an object store, and several topics into a full log."""
 
 from __future__ import annotations
 

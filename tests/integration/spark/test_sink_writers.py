@@ -1,4 +1,4 @@
-"""The writers as Spark uses them, without a JVM: made here, pickled, run there, told of the end."""
+"""The sink's writers as Spark uses them, without a JVM: created, pickled, run, and told of the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nsq_stats, as the reader that Spark drives makes it; there is no JVM here."""
+"""nsq_stats, read as Spark reads it, without a JVM."""
 
 from __future__ import annotations
 

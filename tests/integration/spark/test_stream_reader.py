@@ -1,4 +1,4 @@
-"""The stream reader with a real log, a real receiver and a real nsqd, asked as Spark asks, without Spark."""
+"""The stream reader with a real log, receiver and nsqd, called as Spark calls it, without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Logs between processes: what a lock means when its holder is killed, and who comes first."""
+"""A log shared by processes: locks whose holder is killed, and which process gets them."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_a_body_is_escaped_into_the_address() -> None:
 def test_an_address_that_is_none(address: str) -> None:
     with pytest.raises(UsageError):
         Destination(address, {}, "POST")
-    with pytest.raises(ApiError, match="redirects to where nothing can be"):
+    with pytest.raises(ApiError, match="redirects to an invalid address"):
         redirected(HttpRequest(parse_url("http://a:1/")), HttpReply(302, {"location": address}, b""))
 
 
