@@ -332,11 +332,13 @@ class Engine(ConnDelegate):
         """
         assert self._left is not None
         before = self._left
-        while left := join(min(by(), time.monotonic() + _STEP)):
+        step = 0.0  # first without a wait, so that ``_left`` knows
+        while left := join(min(by(), time.monotonic() + step)):
             self._left = replace(before, unfinished_threads=[*before.unfinished_threads, *left])
             carry_out(self._requests, 0.0, log)
             if time.monotonic() >= by():
                 return
+            step = _STEP
         self._left = before
 
     # The clock: the owner.

@@ -445,7 +445,7 @@ def test_a_second_signal_does_not_wait(nsqd_factory: Factory[Nsqd], program: Cal
     status, out, _ = started.end()  # whose patience is shorter than the stop's, and than the handler's
     assert status == 3
     assert "in_flight=1" in out
-    assert BUSY in out
+    assert BUSY.removesuffix("0") in out  # one of four
     until("nsqd has it again", lambda: channel_of(nsqd)["in_flight_count"] == 0)
 
 
