@@ -21,5 +21,5 @@ def comparisons() -> Sequence[Comparison]:
 def _missing() -> str:
     if importlib.util.find_spec("pyspark") is None or importlib.util.find_spec("pyarrow") is None:
         return "pip install 'nsq[spark]'"
-    found = next(doctor.check_java())
+    found = doctor.check_java()
     return f"{found.text}; {found.remedy}" if found.state == doctor.WRONG else ""
