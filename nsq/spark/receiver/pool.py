@@ -1,13 +1,13 @@
-"""The owner's side: starts receiver processes, keeps them alive, asks them to seal, knows how they are.
+"""The owner's side: starts receiver processes, restarts them, asks them to seal, and reports their status.
 
     with ReceiverPool(options, wal) as pool:    # nothing runs yet
         pool.start()
-        pool.wait(10.0)                         # something to read?
-        pool.roll(5.0)                          # then it is in segments now
+        pool.wait(10.0)                         # wait for rows
+        pool.roll(5.0)                          # seal them into segments
         wal.segments()
 
-Each process has a slot, whose thread reads what it says and starts the next one when it dies. Must not import
-pyspark or pyarrow.
+Each slot runs one process at a time. The slot's thread reads the process's events, and starts a new process
+when it dies. Must not import pyspark or pyarrow.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ from nsq.spark.wal.store import Wal
 
 log = logging.getLogger("nsq.spark.receiver")
 
-#: What is left of a stop's time for processes to die once they are killed.
+#: Seconds to wait for killed processes to end.
 _LAST_MOMENTS = 5.0
-#: Pauses before a receiver that died is started again double from the first to the longest, and begin anew
-#: after so many seconds of work: then a death is bad luck.
+#: The pause before a dead receiver is restarted doubles from the first to the longest. It starts over once a
+#: receiver has worked for ``STEADY`` seconds.
 FIRST_PAUSE, LONGEST_PAUSE, STEADY = 0.1, 5.0, 10.0
-#: So many processes in a row that ended before they said anything at all, and the next one would too.
+#: After this many processes in a row that end without sending anything, the slot gives up.
 MOST_STILLBORN = 5
-#: A wait takes that long where there is something already: who asks again at once has seen it.
+#: How long ``wait`` blocks when there is news already, so that a caller in a loop does not spin.
 _LOOK = 0.05
 
 
 @dataclass(frozen=True)
 class PoolStatus(Status):
-    """Of all receivers together. ``received`` and ``sealed`` count over all lives, the rest the present ones.
+    """The status of all receivers together. ``received`` and ``sealed`` include processes that have ended.
 
-    ``alive`` of ``wanted`` are receiving; ``deaths`` ended unasked.
+    ``alive`` of ``wanted`` processes are receiving; ``deaths`` counts those that ended on their own.
     """
 
     wanted: int = 0
@@ -78,11 +78,11 @@ class PoolStatus(Status):
 
 
 class ReceiverPool:
-    """For any thread. ``count`` processes, by default as many as ``options.receivers``. Without any,
-    receivers on other hosts write the log.
+    """Runs ``count`` receiver processes, by default ``options.receivers``; thread-safe. With 0, receivers on
+    other hosts write the log.
 
-    ``wal`` is used by ``roll`` alone, in the caller's thread: what a dead receiver left is sealed there.
-    ``command`` is what starts a receiver.
+    Only ``roll`` uses ``wal``, in the caller's thread, to seal the open files of dead receivers.
+    ``command`` starts a receiver.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class ReceiverPool:
         command: Sequence[str] | None = None,
     ) -> None:
         self._wal = wal
-        # Made here, so that settings that cannot be handed over are an error here.
+        # Encoded here, so that options which cannot be pickled raise here.
         begin = protocol.encoded(Begin(packed(options)))
         if len(begin) > LONGEST_BEGIN:
             raise ConfigError(f"options of {len(begin):,} bytes are more than a receiver can be handed")
@@ -109,12 +109,12 @@ class ReceiverPool:
 
     @property
     def fault(self) -> NsqError | None:
-        """Why there is no use in waiting: receivers cannot work with these settings, or here at all, and are
-        not started any more."""
+        """Why some receiver is not restarted any more: it cannot work with these settings, or on this
+        machine; else None."""
         return next((slot.fault for slot in self._slots if slot.fault is not None), None)
 
     def start(self) -> None:
-        """Start the processes; returns at once. A second time it does nothing."""
+        """Start the processes; returns at once. A second call does nothing."""
         with self._changed:
             if self._over:
                 raise Closed("this pool has been stopped")
@@ -123,8 +123,8 @@ class ReceiverPool:
                     slot.thread.start()
 
     def wait(self, timeout: float) -> bool:
-        """Whether there is something to read: rows that a roll would seal, or segments that were sealed
-        unasked since the last one. Returns at once when there is a ``fault``, or no pool any more.
+        """Wait for rows that a roll would seal, or segments that receivers sealed since the last roll;
+        whether there are any. Returns at once when there is a ``fault``, or the pool is stopped.
         """
         with self._changed:
             if self._news():
@@ -134,10 +134,10 @@ class ReceiverPool:
             return self._news()
 
     def roll(self, timeout: float) -> bool:
-        """Have everything sealed that is in the log now; whether that is so.
+        """Have the receivers seal all rows; whether everything is sealed.
 
-        False when a receiver did not answer within the time, died instead, or cannot seal. Raises WalError
-        when what a dead one has left cannot be looked after.
+        False when a receiver does not answer in time, or cannot seal. Recovers the logs of dead receivers;
+        raises WalError when that fails.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -145,13 +145,13 @@ class ReceiverPool:
                 slot.seen = slot.sealed
             token = next(self._tokens)
             asked = [(slot, slot.child) for slot in self._slots if slot.ready and slot.child]
-        # Without the lock: a pipe is I/O, even one that never blocks.
+        # Without the lock, because this is I/O, even if it never blocks.
         for _, child in asked:
             child.say(protocol.encoded(Roll(token)))
         with self._changed:
 
             def unanswered() -> list[Slot]:
-                # One that has died answers by what is recovered of it.
+                # A receiver that has died need not answer: _recover seals its rows.
                 return [slot for slot, child in asked if slot.child is child and slot.answered < token]
 
             self._changed.wait_for(
@@ -163,7 +163,7 @@ class ReceiverPool:
         return complete
 
     def _recover(self) -> None:
-        """Have sealed what dead receivers left, if any has died since the last time."""
+        """Recover the log if any receiver has died since the last recovery."""
         with self._changed:
             left = [slot.unrecovered for slot in self._slots]
             if not any(left):
@@ -174,7 +174,7 @@ class ReceiverPool:
                 slot.unrecovered -= lives
 
     def state(self) -> PoolStatus:
-        """The status; raises the ``fault`` that makes all waiting futile."""
+        """Return the status; raises the ``fault`` if there is one."""
         if self.fault is not None:
             raise self.fault
         return self.status()
@@ -191,9 +191,9 @@ class ReceiverPool:
             )
 
     def stop(self, timeout: float = 30.0) -> bool:
-        """Have them finish what is in flight and seal; whether all did.
+        """Have the receivers finish the messages in flight and seal; whether all did.
 
-        Those that have not ended within the time are killed: what they had finished is in the log.
+        Kills those that do not end in time: the messages that they had finished are in the log.
         """
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -221,45 +221,45 @@ class ReceiverPool:
         self.stop()
 
     def _news(self) -> bool:
-        """With the lock held."""
+        """Whether there is something to read; the caller holds the lock."""
         return any(
             slot.sealed > slot.seen or slot.unrecovered or slot.status.open_rows for slot in self._slots
         )
 
 
-# One slot: a process after the other
+# Slots: each runs one process after the other
 
 
 class Slot:
-    """Everything without an underscore is for those who hold ``changed``."""
+    """Runs one process after the other. Hold ``changed`` to use attributes without an underscore."""
 
     def __init__(self, name: str, begin: bytes, changed: threading.Condition, command: Sequence[str]) -> None:
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._begin = begin
         self._changed = changed
         self._command = command
-        self._failures = 0  # lives in a row that were not long
-        self._stillborn = 0  # lives in a row of which nothing was heard
-        self.closing = False  # no process is started any more
+        self._failures = 0  # processes in a row that did not work for STEADY seconds
+        self._stillborn = 0  # processes in a row that sent nothing
+        self.closing = False  # start no more processes
         self.child: Child | None = None
         self.ready = False
         self.receiver = ""
         self.status = Status()
-        self.answered = 0  # the token of the last roll it answered
-        self.roll_error = ""  # why that could not be done
-        self.seen = 0  # how many segments it had sealed at the last roll
-        self.unrecovered = 0  # lives whose log was not recovered yet
+        self.answered = 0  # token of the last roll that the process answered
+        self.roll_error = ""  # why that roll failed
+        self.seen = 0  # segments sealed at the last roll
+        self.unrecovered = 0  # dead processes whose log is not recovered yet
         self.deaths = 0
-        self.received_before = 0  # in earlier lives
+        self.received_before = 0  # by earlier processes
         self.sealed_before = 0
-        self.error = ""  # why there is no receiver here at the moment
-        self.fault: NsqError | None = None  # why there will not be one any more
-        self.graceful = True  # the last one ended as it should
+        self.error = ""  # why there is no receiver now
+        self.fault: NsqError | None = None  # why this slot starts no more receivers
+        self.graceful = True  # whether the last process ended gracefully
         self._last_words: Fault | Stopped | None = None
 
     @property
     def sealed(self) -> int:
-        """Segments, of all lives."""
+        """Segments sealed by all processes of this slot."""
         return self.sealed_before + self.status.sealed
 
     @property
@@ -285,7 +285,7 @@ class Slot:
                     return
 
     def _live(self, child: Child) -> str:
-        """One life; what it died of, in words."""
+        """Serve one process until it ends; return why it ended, as text."""
         with self._changed:
             self.child, self.answered, self.roll_error = child, 0, ""
             late = self.closing
@@ -312,7 +312,7 @@ class Slot:
                     self.status = event
                 case Rolled(token=token, sealed=sealed, error=error):
                     self.answered, self.roll_error = token, error
-                    if not error:  # the next status would say so, a moment later
+                    if not error:  # do not wait for the next status
                         self.status = replace(self.status, open_rows=0, open_bytes=0, sealed=sealed)
                         self.seen = self.sealed
                 case Fault():
@@ -326,10 +326,10 @@ class Slot:
             self._changed.notify_all()
 
     def _end(self, problem: str, lived: float) -> float | None:
-        """Forget the life that is over; the pause until the next one, or None when this was the last."""
+        """Reset after a process has ended; return the pause before the next one, or None for no next one."""
         was_ready, said = self.ready, self._last_words
         refused = isinstance(said, Fault) and said.settings
-        # One that was told to end before it was ready has nothing to lose.
+        # A process told to stop before it was ready has no messages to lose.
         self.graceful = isinstance(said, Stopped) or (self.closing and not was_ready)
         if was_ready and not refused and not isinstance(said, Stopped):
             self.unrecovered += 1
@@ -356,25 +356,25 @@ class Slot:
         return None
 
 
-# One process, as its owner holds it
+# The owner's end of one process
 
 
-#: An empty pipe takes so much at once; the first line has to fit.
+#: The longest first line, so that it fits into an empty pipe at once.
 LONGEST_BEGIN = 60_000
-#: No sensible line is longer.
+#: The longest line that the owner reads.
 _LONGEST_LINE = 1 << 20
-#: For a process that has closed its pipe to be gone.
+#: Seconds to wait for a process to exit after it has closed its stdout.
 _EXIT_TIMEOUT = 5.0
 
 
 def receiver_command() -> list[str]:
-    """With -P, so that files in the working directory are not taken for modules."""
+    """The command of a receiver; -P keeps Python from importing files in the working directory."""
     return [sys.executable, "-P", "-m", "nsq.spark.receiver.process"]
 
 
 class Child:
-    """Started by being made; raises OSError when that cannot be. ``events`` and ``reap`` are for one thread,
-    the rest for any."""
+    """A receiver process; the constructor starts it, or raises OSError. ``events`` and ``reap`` are for one
+    thread; the other methods are thread-safe."""
 
     def __init__(self, command: Sequence[str]) -> None:
         self._process = subprocess.Popen(
@@ -382,34 +382,34 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=_environment(os.environ),
-            # A Ctrl-C in the owner's terminal is for the owner, who then says what is to happen.
+            # A Ctrl-C in the terminal must reach only the owner, who then stops the receivers.
             start_new_session=True,
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.pid, self._stdin, self._stdout = self._process.pid, self._process.stdin, self._process.stdout
-        self._lock = threading.Lock()  # guards stdin against being closed meanwhile; writing never blocks
+        self._lock = threading.Lock()  # no write while stdin is being closed; writes never block
         os.set_blocking(self._stdin.fileno(), False)
 
     def say(self, line: bytes) -> bool:
-        """Whether that has reached its pipe."""
+        """Write a line to the process's stdin; whether it was written."""
         with self._lock:
             if self._stdin.closed:
                 return False
             try:
-                # All or nothing, as short as lines are.
+                # Atomic, because lines are short.
                 return os.write(self._stdin.fileno(), line) == len(line)
             except OSError:
                 return False
 
     def dismiss(self) -> None:
-        """Ask it to end gracefully: the end of stdin says so too, if the word is lost."""
+        """Ask the process to stop gracefully, and close its stdin, which means the same if Stop is lost."""
         self.say(protocol.encoded(Stop()))
         with self._lock, suppress(OSError):
             self._stdin.close()
 
     def events(self) -> Iterator[Event | Command | Garbled]:
-        """What it says, until its end."""
+        """Yield the process's events until it closes its stdout."""
         while line := self._stdout.readline(_LONGEST_LINE):
             yield protocol.decoded(line)
 
@@ -417,7 +417,7 @@ class Child:
         self._process.kill()
 
     def reap(self) -> int:
-        """Its exit status, after the last event."""
+        """Wait for the process to exit after the last event, or kill it; return its exit status."""
         try:
             return self._process.wait(_EXIT_TIMEOUT)
         except subprocess.TimeoutExpired:
@@ -430,8 +430,8 @@ class Child:
 
 
 def _environment(ours: Mapping[str, str]) -> dict[str, str]:
-    """Ours, in which this very package is found, wherever it was found here."""
+    """Our environment, with PYTHONPATH set so that the process imports this same package."""
     root = str(Path(nsq.__file__).resolve().parents[1])
     if root in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        return dict(ours)  # found there anyway, and behind the standard library, where it belongs
+        return dict(ours)  # it is installed: PYTHONPATH would put site-packages before the standard library
     return {**ours, "PYTHONPATH": os.pathsep.join(filter(None, [root, ours.get("PYTHONPATH")]))}

@@ -1,9 +1,9 @@
-"""A receiver's process: as an owner has it, with commands on stdin, events on stdout and its log on stderr,
-or by itself on a host that only receives (``standalone``).
+"""A receiver process: with an owner, it reads commands on stdin, writes events to stdout and logs to stderr;
+without one (``standalone``), it runs on a host that only receives.
 
-The main thread waits for commands, signals and news from the other threads, and alone writes events. The end
-of stdin is the end of the owner, and so of the receiver: gracefully, like SIGTERM.
-Start-up time counts. Must not import pyspark.
+The main thread waits for commands, signals and news from the other threads, and only it writes events. When
+the owner ends, stdin ends, and the receiver stops gracefully, as after SIGTERM.
+It must start fast, and must not import pyspark.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ log = logging.getLogger("nsq.spark.receiver")
 
 
 class SignalWakeup(SignalWatch):
-    """Wakes the main thread: for bytes to read, for another thread, at SIGTERM and SIGINT.
+    """Wakes the main thread when there are bytes to read, when another thread asks, at SIGTERM and SIGINT.
 
-    A first signal is something to find in ``signals``; a second one ends the process at once: what was
-    finished is in the log by then, and nsqd delivers the rest again.
+    The first signal only increments ``signals``; the second one exits the process at once. That loses
+    nothing: finished messages are in the log, and nsqd delivers the others again.
     """
 
     def __init__(self) -> None:
@@ -49,11 +49,11 @@ class SignalWakeup(SignalWatch):
 # With an owner
 
 
-#: Seconds between two statuses at least, and at most.
+#: The shortest and the longest time between two statuses, in seconds.
 _SOONEST, _LATEST = 0.05, 1.0
-#: What the owner does not ask for is sealed after that many seconds: other queries read the log too.
+#: Seconds after which open rows are sealed even if the owner does not ask, for other queries on the log.
 _SEAL_AFTER = 1.0
-#: For a graceful end, in seconds. The owner, if there is one, has less patience.
+#: Seconds for a graceful stop. An owner may kill the process sooner.
 _GRACE = 30.0
 _CHUNK = 1 << 16
 
@@ -61,7 +61,7 @@ ENDED, FAILED, REFUSED = 0, 1, 2
 
 
 class Servant:
-    """Between an owner and a ``Receiving``."""
+    """Serves an owner: carries out its commands on a ``Receiving``, and reports events."""
 
     def __init__(self, inlet: int, outlet: int, wakeup: SignalWakeup) -> None:
         self._inlet = inlet
@@ -69,13 +69,13 @@ class Servant:
         os.set_blocking(inlet, False)
         os.set_blocking(outlet, False)
         self._wakeup = wakeup
-        self._line = b""  # the beginning of one whose end has not come yet
+        self._line = b""  # an incomplete line
         self._commands: list[Begin | Roll] = []
-        self._over = False  # there is no owner any more, or it has said stop
+        self._over = False  # the owner is gone, or has sent Stop
         self._parent = os.getppid()
         self._told = Status()
         self._told_at = 0.0
-        self._stale = False  # something may have changed since, and it was too soon to tell
+        self._stale = False  # something may have changed, but it was too soon for another status
         self._refusal = ""
         self._rolled_at = 0.0
 
@@ -96,7 +96,7 @@ class Servant:
         return status
 
     def _first_command(self) -> Begin | None:
-        """None when nothing is wanted of this process any more."""
+        """Wait for the settings; None when the process must end before they arrive."""
         while not self._ending:
             self._listen(_LATEST)
             while self._commands:
@@ -131,7 +131,7 @@ class Servant:
         self._tell(receiving)
 
     def _seal_unasked(self, receiving: Receiving) -> None:
-        """The owner hears of it by the next status."""
+        """Seal rows that have been open for ``_SEAL_AFTER`` seconds. The next status reports it."""
         now = time.monotonic()
         if not receiving.open_rows:
             self._rolled_at = now
@@ -140,7 +140,7 @@ class Servant:
             receiving.roll(0)
 
     def _tell(self, receiving: Receiving) -> None:
-        """How it is: often while that changes."""
+        """Send a status: every ``_LATEST`` seconds, and sooner when it changes."""
         now = time.monotonic()
         self._stale = now < self._told_at + _SOONEST
         if self._stale:
@@ -159,9 +159,9 @@ class Servant:
         return self._over or self._wakeup.signals > 0
 
     def _listen(self, timeout: float) -> None:
-        """Wait for something to happen, and take in what the owner says."""
+        """Wait for news, and read the owner's commands."""
         self._wakeup.wait(max(0.0, timeout), self._inlet)
-        # A process that its owner has forked since holds on to our stdin: then only this tells.
+        # If the owner has forked a child, that child keeps our stdin open, so only the parent's id tells.
         self._over = self._over or os.getppid() != self._parent
         with suppress(BlockingIOError):
             data = os.read(self._inlet, _CHUNK)
@@ -176,14 +176,14 @@ class Servant:
                     log.warning("ignored a command: %s", said)
 
     def _changed(self) -> None:
-        """Called by any thread. Where it is about to be told anyway there is nothing to wake up for."""
+        """Wake the main thread, unless it is about to send a status anyway. Any thread may call this."""
         if not self._stale:
             self._wakeup.wake()
 
     def _say(self, event: Event) -> None:
-        """An owner that does not read holds up nothing here: it does not hear this."""
+        """Send an event; drop it when the owner does not read, so that the receiver never blocks."""
         try:
-            os.write(self._outlet, protocol.encoded(event))  # all of it or nothing, as short as events are
+            os.write(self._outlet, protocol.encoded(event))  # atomic, because events are short
         except BlockingIOError:
             log.warning("the owner does not read what it is told")
         except OSError:
@@ -194,7 +194,7 @@ def main() -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
-    # Whatever prints to stdout would garble the events: from here on it prints to stderr.
+    # Redirect stdout to stderr, so that a stray print cannot garble the events.
     events = os.dup(1)
     os.dup2(2, 1)
     calm_collector()
@@ -206,10 +206,10 @@ def main() -> int:
 
 
 def standalone(options: SourceOptions, *, progress: Callable[[str], None], interval: float = 1.0) -> Stopped:
-    """Receive until SIGTERM or SIGINT, then end gracefully; a second signal ends the process at once.
+    """Receive until SIGTERM or SIGINT, then stop gracefully; a second signal exits the process at once.
 
-    For the main thread. Every ``interval`` seconds what has come is sealed, and ``progress`` gets a line for
-    people. Raises ConfigError, WalError and whatever nsqd has to say about the settings.
+    For the main thread. Every ``interval`` seconds it seals the received rows, and passes a line of text to
+    ``progress``. Raises ConfigError, also when nsqd refuses the settings, and WalError.
     """
     wal = open_wal(options.wal, fsync=options.fsync)
     wal.prepare(Subject(options.subscription, options.channel))
@@ -248,5 +248,5 @@ def progress_line(status: Status, rate: float) -> str:
     return ", ".join(words)
 
 
-if __name__ == "__main__":  # started by a ReceiverPool; people have nsq-spark receive
+if __name__ == "__main__":  # a ReceiverPool starts this; users run nsq-spark receive
     sys.exit(main())

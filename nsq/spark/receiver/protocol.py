@@ -1,9 +1,9 @@
-"""What owner and receiver say to each other: a line of JSON each, over the receiver's stdin and stdout.
+"""The protocol between a receiver process and its owner: lines of JSON over the receiver's stdin and stdout.
 
-The owner's first line holds the settings, as a command line is no place for secrets; every other one is a
-command, and the receiver sends events. Both come from one installation. Pure: no pipe, clock or process. A
-line that cannot be read is a ``Garbled``, never an exception: a stray print must end neither side.
-Must not import pyspark or pyarrow.
+The owner's first line holds the settings, because other users can read a command line and settings may hold
+secrets. Then the owner sends commands, and the receiver events. Both run the same version. A line that cannot
+be parsed becomes a ``Garbled``, never an exception, so a stray print ends neither side. Pure: no pipe, clock
+or process. Must not import pyspark or pyarrow.
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ from nsq.errors import ConfigError
 from nsq.spark.source.options import SourceOptions
 
 _SHOWN = 80
-#: Of each text of a status: what a pipe takes at once holds the whole line then.
+#: The longest text in a status, so that a whole line fits into one atomic write to a pipe.
 _LONGEST_TEXT = 500
 
 
 @dataclass(frozen=True)
 class Garbled:
-    """A line that means nothing here."""
+    """A line that cannot be parsed."""
 
     why: str
 
 
-# What the owner says.
+# Commands: sent by the owner.
 
 
 @dataclass(frozen=True)
 class Begin:
-    """The first line. ``settings`` is what ``packed`` makes; it may hold secrets."""
+    """The owner's first line. ``settings`` is the result of ``packed``, and may hold secrets."""
 
     settings: str = dataclasses.field(repr=False)
 
 
 @dataclass(frozen=True)
 class Roll:
-    """Seal what is open; answered by ``Rolled`` with the same token."""
+    """Seal the open rows; the receiver answers ``Rolled`` with the same token."""
 
     token: int
 
 
 @dataclass(frozen=True)
 class Stop:
-    """End gracefully; answered by ``Stopped``, unless the process is killed first."""
+    """Stop gracefully; the receiver answers ``Stopped``, unless it is killed first."""
 
 
-# What the receiver says. ``sealed`` counts the segments of this life.
+# Events: sent by the receiver. ``sealed`` counts the segments that this process has sealed.
 
 
 @dataclass(frozen=True)
 class Ready:
-    """It receives. ``receiver`` is the name of this life in the log."""
+    """The receiver has started. ``receiver`` is its name in the log."""
 
     receiver: str
 
 
 @dataclass(frozen=True)
 class Rolled:
-    """The answer to a roll; with an ``error`` something cannot be sealed now."""
+    """The answer to a roll. ``error`` says why some rows could not be sealed; else it is empty."""
 
     token: int
     sealed: int = 0
@@ -74,9 +74,9 @@ class Rolled:
 
 @dataclass(frozen=True)
 class Status:
-    """How a receiver is. ``paused`` says why it takes no messages at the moment, ``error`` what is amiss.
+    """The state of a receiver. ``paused`` says why it takes no messages now, ``error`` what is wrong.
 
-    ``open_rows`` and ``open_bytes`` are durable and in no segment yet.
+    ``open_rows`` and ``open_bytes`` count rows that are durable but not sealed.
     """
 
     received: int = 0
@@ -90,7 +90,7 @@ class Status:
 
 
 def together(statuses: Iterable[Status]) -> Status:
-    """Several as one."""
+    """Combine several statuses: add the numbers, join the texts."""
     listed = list(statuses)
     found: dict[str, Any] = {}
     for field in dataclasses.fields(Status):
@@ -104,7 +104,7 @@ def together(statuses: Iterable[Status]) -> Status:
 
 @dataclass(frozen=True)
 class Fault:
-    """Why the receiver ends unasked. ``settings``: with the same ones another life would end like this."""
+    """Why the receiver ends on its own. ``settings``: a restart with the same settings would fail too."""
 
     text: str
     settings: bool = False
@@ -112,7 +112,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Stopped:
-    """Its last word after a graceful end. nsqd delivers again what was left ``in_flight``."""
+    """The last event of a graceful stop. nsqd delivers the messages left ``in_flight`` again."""
 
     sealed: int = 0
     in_flight: int = 0
@@ -125,7 +125,7 @@ _KINDS = {kind.__name__: kind for kind in (Begin, Roll, Stop, Ready, Rolled, Sta
 
 
 def encoded(said: Command | Event) -> bytes:
-    """The line, its end included."""
+    """A command or event as a line, including the newline."""
     return json.dumps([type(said).__name__, vars(said)]).encode() + b"\n"
 
 
@@ -134,13 +134,13 @@ def decoded(line: bytes) -> Command | Event | Garbled:
         word, fields = json.loads(line)
         said: Command | Event = _KINDS[word](**fields)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        # Of the settings nothing may be shown, whatever has become of them on the way.
+        # A garbled line of settings must not be shown either: it may hold secrets.
         return Garbled("a line of settings" if b"Begin" in line else f"{line[:_SHOWN]!r}: {error}")
     return said
 
 
 def packed(options: SourceOptions) -> str:
-    """A receiver's settings as they travel; raises ConfigError for what cannot be handed on."""
+    """Encode a receiver's settings for ``Begin``; raises ConfigError for options that cannot be pickled."""
     try:
         return base64.b64encode(pickle.dumps(options)).decode()
     except (TypeError, AttributeError, pickle.PicklingError) as error:

@@ -1,6 +1,6 @@
-"""One life of a receiver: consumers whose messages go to logs of their own, until these hold too much.
+"""A running receiver: for each topic a consumer that writes messages into a log, and pauses when it is full.
 
-The same in a process that an owner started and in one that a person did. Must not import pyspark.
+``ReceiverPool``'s processes and ``nsq-spark receive`` both use this. Must not import pyspark.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nsq.spark.receiver")
 
-#: How often the log is listed, in seconds.
+#: Seconds between two listings of the log.
 _LOOK_EVERY = 1.0
-#: Of the most bytes it may hold: below this receiving goes on.
+#: Receiving resumes when the log holds less than this fraction of walMaxBytes.
 _RESUME_AT = 0.9
 _FULL = "full"
-#: What is left of a stop's time for the log once the consumer has ended.
+#: Seconds of a stop's timeout that are reserved for closing the log after the consumer.
 _FOR_THE_LOG = 2.0
-#: Of what a consumer tells of its servers, the lines with one of these tell of a fault.
+#: A line of a consumer's discovery health that contains one of these reports an error.
 _TROUBLES = ("error:", " failed ", "has not answered")
-#: nsqd's word for settings that will not do, however often they are tried.
+#: nsqd's errors for settings that fail however often a client tries.
 _REFUSALS = ("E_UNAUTHORIZED", "E_AUTH_DISABLED", "requires AUTH")
 
 
 class Receiving:
-    """All topics of one receiver, each with a consumer and a log of its own. ``changed`` is called, by any
-    thread, when ``status`` is worth another look.
+    """All topics of one receiver, each with its own consumer and log. Calls ``changed``, from any thread,
+    when ``status`` may have changed.
     """
 
     def __init__(self, options: SourceOptions, wal: Wal, *, changed: Callable[[], None]) -> None:
@@ -55,15 +55,15 @@ class Receiving:
         self._changed = changed
         self._lock = threading.Lock()  # guards the topics
         self._topics: dict[str, TopicReceiver] = {}
-        self._others = 0  # bytes the log held at the last look, without what was written here until then
-        self._unlisted = ""  # why it could not be listed at the last look
+        self._others = 0  # bytes in the log at the last look, less what this receiver had written
+        self._unlisted = ""  # why the log could not be listed at the last look
         self._watching = threading.Thread(target=self._watch, name="nsq-spark-limit", daemon=True)
         self._ending = threading.Event()
         self._searching = threading.Thread(target=self._search, name="nsq-spark-topics", daemon=True)
         self._trouble = ""
         self._dead_letters: Producer | None = None
         if options.dead_letter_topic:
-            from nsq.producer.producer import Producer  # only those who want it pay for it
+            from nsq.producer.producer import Producer  # loaded only when needed
 
             self._dead_letters = Producer(*options.nsqd, nsqlookupd=options.lookupd, config=options.config)
         elif options.config.max_attempts != Config().max_attempts:
@@ -95,12 +95,12 @@ class Receiving:
 
     @property
     def _written(self) -> int:
-        """Bytes of files, by all topics of this receiver."""
+        """Bytes of files that all topics of this receiver have written."""
         return sum(each.intake.counts.written for each in self._all())
 
     def _look(self) -> None:
-        """See how full the whole log is, whichever receiver filled it, and stop or go on."""
-        # Before listing: what is appended meanwhile counts twice until the next look, rather than not at all.
+        """Measure the whole log, including other receivers' files, and pause or resume receiving."""
+        # Read this before listing: appends made meanwhile then count twice, rather than not at all.
         written = self._written
         try:
             held = sum(file.size for file in self._wal.files())
@@ -136,7 +136,7 @@ class Receiving:
                 self._changed()
 
     def _search(self) -> None:
-        """Add topics as they appear. A topic keeps its messages until its first channel, ours, is there."""
+        """Add topics as they appear. None is missed: a topic keeps messages until its first channel exists."""
         while not self._ending.is_set():
             try:
                 for topic in find_topics(self._options):
@@ -170,13 +170,13 @@ class Receiving:
         return together([Status(error=self._trouble), *(each.status() for each in self._all())])
 
     def refusal(self) -> str:
-        """Why another try with these settings is no use; empty as long as any topic may still come."""
+        """Why no topic can be received with these settings; empty while any topic may still connect."""
         found = [each.refusal() for each in self._all()]
         return "; ".join(dict.fromkeys(found)) if found and all(found) else ""
 
     def stop(self, timeout: float) -> Stopped:
-        """Take no more, finish what is in flight, seal. Raises WalError when that cannot be sealed: it is
-        then left to the next recovery of the log.
+        """Stop receiving, finish the messages in flight, and seal. Raises WalError when a log cannot be
+        sealed; the next recovery then seals it.
         """
         deadline = time.monotonic() + timeout
         self._ending.set()
@@ -190,13 +190,13 @@ class Receiving:
         finally:
             if self._dead_letters is not None:
                 self._dead_letters.close(max(0.0, deadline - time.monotonic()))
-            if self._watching.ident is not None:  # last: a log that is slow to list must not cost messages
+            if self._watching.ident is not None:  # last: it may be listing a slow log
                 self._watching.join(max(0.0, deadline - time.monotonic()))
         return Stopped(self._sealed, in_flight)
 
 
 class TopicReceiver:
-    """One topic. The log ``to`` is closed by ``stop``. ``appended`` is called by the thread that appends."""
+    """Receives one topic into the log ``to``, which ``stop`` closes. Calls ``appended`` after each append."""
 
     def __init__(
         self,
@@ -206,7 +206,7 @@ class TopicReceiver:
         dead_letters: Producer | None,
         appended: Callable[[], None],
     ) -> None:
-        from nsq.spark.wal.records import stored_messages  # takes its time to load
+        from nsq.spark.wal.records import stored_messages  # slow to load: pyarrow
 
         self.log = to
         self._ending = threading.Event()
@@ -254,7 +254,7 @@ class TopicReceiver:
         )
 
     def refusal(self) -> str:
-        """Why another try with these settings is no use, as far as every nsqd says; else empty."""
+        """The errors if every nsqd refuses these settings; else empty."""
         if self._ever_connected or self._consumer.stats().connections:
             return ""
         nsqds = [line for line in self._consumer.health().discovery if line.startswith("nsqd ")]
@@ -262,7 +262,7 @@ class TopicReceiver:
         return "; ".join(hopeless) if hopeless and len(hopeless) == len(nsqds) else ""
 
     def stop(self, timeout: float) -> int:
-        """As of all receivers; how many messages are left in flight."""
+        """Stop the consumer, then seal and close the log. Returns how many messages are left in flight."""
         self._ending.set()
         report = self._consumer.stop(max(0.0, timeout - _FOR_THE_LOG))
         self.intake.close()
@@ -271,10 +271,10 @@ class TopicReceiver:
 
 
 def consumer_config(options: SourceOptions) -> Config:
-    """What the receiver's consumer is told.
+    """The configuration of the receiver's consumer.
 
-    Without a topic for dead letters no message is ever given up: to the log a message of many attempts is as
-    good as any other, and giving it up would lose it.
+    Without deadLetterTopic the consumer never gives up a message: the log stores a message of many attempts
+    like any other, and giving it up would lose it.
     """
     attempts = options.config.max_attempts if options.dead_letter_topic else 0
     return dataclasses.replace(
@@ -282,29 +282,30 @@ def consumer_config(options: SourceOptions) -> Config:
     )
 
 
-# From nsqd into the log: what a batch of messages goes through before it is finished.
+# From nsqd into the log: how a batch of messages is stored before it is finished.
 #
-# Called by the consumer's handler thread, whose return finishes the batch: nothing is finished that is not in
-# the log. While the log cannot be written the batch is held and tried again, for as long as nsqd leaves it
-# with us; then it is requeued, and one message at a time tests the log until it takes it
+# The consumer's handler thread calls ``Intake.take``, and finishes the batch when that returns: so a message
+# is finished only when it is in the log. While the log cannot be written, the handler keeps the batch and
+# tries again until the message timeout is near. Then it requeues the batch, and the window shrinks to one
+# message, which tests the log until the log accepts it
 
 
-#: Bytes of bodies that are appended at a time; far below what one Arrow array of bytes can hold.
+#: The most bytes of bodies per append; far below the limit of an Arrow array.
 LARGEST_APPEND = 256 << 20
-#: Pauses between attempts to append, in seconds: doubling from the first to the longest.
+#: Pauses between attempts to append, in seconds: they double from the first to the longest.
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 5.0
-#: Of a message's time, kept so that its requeuing still finds it in flight.
+#: The fraction of the message timeout that is reserved, so that a requeue arrives in time.
 _RESERVE = 0.1
 _LOG, _SEAL = "log", "seal"
 
-#: Makes a batch of the log's of messages.
+#: Makes a stored batch of messages.
 Store = Callable[[list[Message]], "pa.RecordBatch"]
 
 
 class Counts(NamedTuple):
-    """One moment's numbers. ``written`` counts the bytes of files, ever. The open rows, with so many bytes of
-    bodies, are sealed by the next roll.
+    """A snapshot of an intake's counters. ``written`` is the bytes of all files. The next roll seals the
+    open rows; ``open_bytes`` is the size of their bodies.
     """
 
     received: int = 0
@@ -315,13 +316,13 @@ class Counts(NamedTuple):
 
 
 class PauseGate:
-    """For any thread."""
+    """Pauses a consumer: its window of messages in flight is 0 while any reason stands. Thread-safe."""
 
     def __init__(self, full: int, apply: Callable[[int], None]) -> None:
         self._full = full
         self._apply = apply
-        # Held while the window is applied, too: that only queues RDYs, and orders that overtake each other
-        # would leave a window that no reason asks for.
+        # Also held during ``_apply``, which only queues RDYs: otherwise two changes could be applied in the
+        # wrong order.
         self._lock = threading.Lock()
         self._reasons: dict[str, str] = {}
         self._testing = False
@@ -329,7 +330,7 @@ class PauseGate:
 
     @property
     def why(self) -> str:
-        """Why nothing may come, for people; empty when it may."""
+        """Why receiving is paused, as text; empty when it is not."""
         return "; ".join(list(self._reasons.values()))
 
     def shut(self, about: str, why: str) -> None:
@@ -338,13 +339,13 @@ class PauseGate:
             self._adjust()
 
     def open(self, about: str) -> None:
-        """That reason is gone."""
+        """Remove one reason for the pause."""
         with self._lock:
             self._reasons.pop(about, None)
             self._adjust()
 
     def test(self, testing: bool) -> None:
-        """One message at a time, until it is known that all is well again."""
+        """Allow one message at a time while ``testing``; then the full window again."""
         with self._lock:
             self._testing = testing
             self._adjust()
@@ -357,10 +358,10 @@ class PauseGate:
 
 
 class Intake:
-    """``take`` is the consumer's batch handler; every other method is for any thread.
+    """Stores messages in the log. ``take`` is the consumer's batch handler; any thread may call the others.
 
-    ``changed`` is told that ``counts`` have changed, and may not block. ``wait`` pauses for so many seconds,
-    less when the receiver is to stop, and says whether it is.
+    ``changed`` is called when ``counts`` have changed, and must not block. ``wait`` sleeps, but returns True
+    as soon as the receiver stops.
     """
 
     def __init__(
@@ -381,21 +382,19 @@ class Intake:
         self._changed = changed
         self._wait = wait
         self._clock = clock
-        # Not for state alone: the log is not for two threads, so its user holds this, for as long as one
-        # append takes.
-        self._turn = threading.Lock()
-        self.counts = Counts()  # replaced, never changed
-        self._troubles: dict[str, str] = {}  # likewise
+        self._turn = threading.Lock()  # guards the log, which is not thread-safe; held during an append
+        self.counts = Counts()  # replaced, never mutated
+        self._troubles: dict[str, str] = {}  # replaced, never mutated
 
-    # The handler.
+    # The handler thread
 
     def take(self, messages: list[Message]) -> None:
-        """Return when they are in the log; raises Requeue for what has to come again."""
+        """Store the messages: they are in the log on return. Raises Requeue for those that are not."""
         portions = list(_portions(messages))
         for portion in portions:
             self._keep(portion)
             if len(portions) > 1:
-                finish_all(portion)  # whatever becomes of the next one
+                finish_all(portion)  # now, because a later portion may fail
 
     def _keep(self, messages: list[Message]) -> None:
         pause = FIRST_PAUSE
@@ -420,7 +419,7 @@ class Intake:
             raise Requeue(0.0, backoff=False)
 
     def _fresh(self, messages: list[Message]) -> list[Message]:
-        """Without those whose time is up: nsqd has them again, and would let us finish what is nowhere."""
+        """The messages that have not timed out. The others must not be finished: nsqd delivers them again."""
         now = self._clock()
         fresh = [message for message in messages if message.expires_at > now]
         if len(fresh) < len(messages):
@@ -430,7 +429,7 @@ class Intake:
         return fresh
 
     def _append(self, messages: list[Message]) -> Exception | None:
-        """What kept them out of the log."""
+        """Append messages to the log; return the error, or None on success."""
         batch = self._store(messages)
         with self._turn:
             try:
@@ -440,13 +439,13 @@ class Intake:
                 return error
             self._count(received=self.counts.received + len(messages), written=self._log.written)
             if self._log.open_bytes >= self._segment_bytes:
-                self._seal()  # the messages are safe: if it fails, that is no reason to have them again
+                self._seal()  # the messages are durable even if this fails
         self._changed()
         return None
 
     @property
     def trouble(self) -> str:
-        """What is wrong at the moment, for people; empty when nothing is."""
+        """The current errors as text; empty when there are none."""
         return "; ".join(list(self._troubles.values()))
 
     def _complain(self, about: str, trouble: str) -> None:
@@ -461,15 +460,15 @@ class Intake:
             log.warning("%s", text)
             self._changed()
 
-    # Everybody else.
+    # Any thread
 
     def roll(self) -> str:
-        """Seal what is open; why that could not be done, empty when it was."""
+        """Seal the open rows; return the error, or an empty text on success."""
         with self._turn:
             return self._seal()
 
     def close(self) -> None:
-        """After the last batch: seal, and leave the log. Raises WalError."""
+        """Seal and close the log, after the last batch. Raises WalError."""
         with self._turn:
             segment = self._log.close()
             self._count(sealed=self.counts.sealed + (segment is not None), open_rows=0, open_bytes=0)
@@ -492,12 +491,12 @@ class Intake:
 
 
 def _latest(message: Message) -> float:
-    """When it is high time to give it back."""
+    """The latest time to requeue a message."""
     return message.expires_at - _RESERVE * (message.expires_at - message.received_at)
 
 
 def _portions(messages: list[Message], largest: int = LARGEST_APPEND) -> Iterator[list[Message]]:
-    """All of them, unless their bodies are too much for one append."""
+    """Split messages into lists whose bodies fit into one append."""
     if len(messages) > 1 and sum(len(message.body) for message in messages) > largest:
         middle = len(messages) // 2
         yield from _portions(messages[:middle], largest)

@@ -1,5 +1,5 @@
-"""How much of the topics still waits in the nsqds for one channel, when a run with trigger(availableNow=True)
-has read what was there when it began, and the thread that asks without keeping Spark waiting.
+"""Measures how many messages wait in the nsqds for a channel, decides when a run with
+trigger(availableNow=True) is over, and polls in a thread so that Spark does not wait.
 
 Imports neither pyspark nor pyarrow.
 """
@@ -30,11 +30,11 @@ _JOIN = 5.0
 
 @dataclass(frozen=True)
 class Backlog:
-    """The sum over the nsqds that answered, ``asked`` of them; ``faults`` say why others did not.
+    """A channel's messages, summed over the ``asked`` nsqds that answered; ``faults`` are the others' errors.
 
-    ``depth`` counts messages that wait, ``in_flight`` those that clients hold, ours included,
-    ``deferred`` what comes later. ``received`` is how much our own receivers had received by then. ``began``
-    is when the asking began: nothing that happened later need be in it.
+    ``depth`` counts waiting messages, ``in_flight`` those that clients hold, ours included, ``deferred``
+    those with a delay. ``received`` is what our own receivers had received before the measurement, which
+    started at ``began`` and may miss anything that happened later.
     """
 
     depth: int = 0
@@ -47,32 +47,32 @@ class Backlog:
     began: float = 0.0
 
     def unreceived(self, received: int) -> int:
-        """What is due and not received yet, now that so much is: answers of nsqds are old when they are used.
-        What was published since they were asked is not known.
+        """The messages that are due and not received yet. ``received`` corrects for what our receivers took
+        since the nsqds were asked; what was published since is unknown.
         """
         return max(0, self.depth + self.in_flight - (received - self.received))
 
     def waiting(self, with_held: bool) -> int:
-        """Messages that are to come; ``with_held``: also those that come only when others give them back."""
+        """The messages to expect; ``with_held`` also counts those in flight or deferred."""
         return self.depth + (self.in_flight + self.deferred if with_held else 0)
 
 
 def measure(options: SourceOptions, received: int) -> Backlog:
-    """What all nsqds have; never raises. ``received`` is to be counted before: what comes meanwhile must not
-    count twice.
+    """Ask all nsqds for their backlog; never raises. The caller counts ``received`` before this call, so that
+    messages which arrive meanwhile do not count twice.
     """
     began = time.monotonic()
-    having = lookups.nodes_of(options.named_topics)  # none with topicsPattern: all nsqds
+    having = lookups.nodes_of(options.named_topics)  # no names with topicsPattern: asks for all nsqds
     places, faults = lookups.ask_all(options.lookupd, options.config, having)
     addresses = dict.fromkeys([*_own_http_addresses(options), *(place.http for place in places)])
-    told = _ask_nsqds(addresses, options, options.topic, faults)  # without one, of all topics
+    told = _ask_nsqds(addresses, options, options.topic, faults)  # topic is empty unless one is given
     counted = [counts(stats, options.wants, options.channel) for stats in told]
     why_not = tuple(map(str, faults))
     return dataclasses.replace(added(counted), faults=why_not, received=received, began=began)
 
 
 def topics(options: SourceOptions) -> list[str]:
-    """All that there are and that ``topicsPattern`` chooses. Raises NsqError when no server tells."""
+    """All existing topics that ``topicsPattern`` matches. Raises NsqError when no server answers."""
     listed, faults = lookups.ask_all(options.lookupd, options.config, NsqlookupdApi.topics)
     told = _ask_nsqds(_own_http_addresses(options), options, "", faults)
     found = {*listed, *(topic["topic_name"] for stats in told for topic in stats["topics"])}
@@ -84,7 +84,7 @@ def topics(options: SourceOptions) -> list[str]:
 
 
 def _own_http_addresses(options: SourceOptions) -> list[str]:
-    """Of the nsqds that are given by name."""
+    """The HTTP addresses of the nsqds in option nsqd."""
     return list(options.nsqd_http or map(next_port, options.nsqd))
 
 
@@ -92,14 +92,14 @@ def next_port(address: str) -> str:
     """``host:4151`` for ``host:4150``."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
-        return address  # a host alone has the usual ports
+        return address  # without a port, the default ports apply
     return f"{host}:{int(port) + 1}"
 
 
 def _ask_nsqds(
     addresses: Iterable[str], options: SourceOptions, topic: str, faults: list[NsqError]
 ) -> list[NsqdStats]:
-    """One after the other; why some say nothing is added to ``faults``."""
+    """Ask the nsqds for stats, one after the other; appends the errors of the others to ``faults``."""
     told = []
     for address in addresses:
         try:
@@ -110,14 +110,14 @@ def _ask_nsqds(
 
 
 def counts(stats: NsqdStats, wants: Callable[[str], bool], channel: str) -> Backlog:
-    """What one nsqd says of the topics that are wanted."""
+    """The backlog of the wanted topics in one nsqd's stats."""
     found = [_of_topic(topic, channel) for topic in stats["topics"] if wants(topic["topic_name"])]
     return dataclasses.replace(added(found), asked=1)
 
 
 def _of_topic(topic: TopicStats, channel: str) -> Backlog:
-    # What is still in the topic will be in the channel. A topic gives what it holds to its first channel,
-    # which ours will be if it is not there, and keeps nothing for others.
+    # Messages still in the topic will go to our channel. If the channel does not exist, a topic's depth is
+    # ours too: a topic keeps messages only while it has no channel, and gives them to the first one.
     depth, paused = topic["depth"], topic["paused"]
     for each in topic["channels"]:
         if each["channel_name"] == channel:
@@ -138,9 +138,9 @@ def added(parts: Sequence[Backlog]) -> Backlog:
 
 @dataclass
 class AvailableNowTarget:
-    """What ends a run that reads what there is: so many rows, whichever they are. A queue has no end that
-    could be remembered, and gives new messages out beside old ones. A producer that goes on therefore cannot
-    keep the run from ending, and neither can messages that another client took, which never come.
+    """Decides when an AvailableNow run ends: after ``rows`` rows, old or new. A queue has no end offset, and
+    delivers new messages among old ones. So a producer that keeps publishing cannot keep the run alive, and
+    neither can messages that another client has taken.
     """
 
     rows: int | None
@@ -154,11 +154,11 @@ class AvailableNowTarget:
 
     @property
     def left(self) -> int | None:
-        """None where no nsqd told how many there are: then the run ends when nothing comes any more."""
+        """Rows still to take; None when no nsqd reported a depth: then the run ends when nothing comes."""
         return None if self.rows is None else max(0, self.rows - self.taken)
 
     def look(self, now: float, pending: int, ready: bool) -> None:
-        """``pending`` rows have come and are not taken yet. Nothing is missed before we are ``ready``."""
+        """Note how many rows have come and are ``pending``. Quiet time counts only once we are ``ready``."""
         seen = self.taken + pending
         if seen != self._seen or not ready:
             self._seen, self._quiet_since = seen, now
@@ -172,14 +172,14 @@ class AvailableNowTarget:
         if timeout and now - self.began >= timeout:
             return f"{missing} within availableNowTimeout={timeout:g}s{_where(backlog)}"
         if pending:
-            return ""  # they become a batch first
+            return ""  # make a batch of them first
         if quiet < self.options.available_now_idle or self._may_come(backlog):
             return ""
         return f"{missing}: nothing came for {quiet:.1f} s{_where(backlog)}"
 
     def _may_come(self, backlog: Backlog) -> bool:
         if backlog.asked and backlog.began < self._quiet_since:
-            return True  # that is old news; the next answer decides
+            return True  # the measurement is older than the last arrival: wait for the next one
         return not backlog.paused and backlog.waiting(self.options.wait_for_in_flight) > 0
 
 
@@ -193,8 +193,8 @@ def _where(backlog: Backlog) -> str:
 
 @dataclass(eq=False)
 class Poller(Generic[T]):
-    """Asks in a thread of its own, once per ``pause``, as long as ``look`` is called, which gives the last
-    answer. After a while without calls that is old. For one thread.
+    """Calls ``ask`` in its own thread, at most once per ``pause`` seconds, as long as ``look`` is called.
+    After a while without calls the last answer is old. For one caller's thread.
     """
 
     name: str
@@ -209,9 +209,9 @@ class Poller(Generic[T]):
         self._last: T | None = None
 
     def look(self, patience: float = 0.0) -> T | None:
-        """The last answer, or None; the first one may take so long. The first call starts the thread."""
+        """The last answer; waits up to ``patience`` s for the first one, else None. Starts the thread."""
         if self._thread is None and not self._ended.is_set():
-            # A daemon: a server that does not answer must not keep a process alive whose query is over.
+            # A daemon, so that a server which does not answer cannot keep the process alive.
             self._thread = threading.Thread(target=self._run, name=f"nsq-spark-{self.name}", daemon=True)
             self._thread.start()
         self._wanted.set()
@@ -220,7 +220,7 @@ class Poller(Generic[T]):
 
     def stop(self) -> None:
         self._ended.set()
-        self._wanted.set()  # last: the thread looks at the other one when it has seen this
+        self._wanted.set()  # after _ended: this wakes the thread, which then checks _ended
         if self._thread is not None:
             self._thread.join(_JOIN)
 

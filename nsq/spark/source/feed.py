@@ -1,7 +1,7 @@
-"""What a running query knows and does on the driver: when a batch begins, what it takes, what may be deleted.
+"""The driver's side of a running query: decides when a batch begins, what it takes and what may be deleted.
 
-Between Spark, who asks (``stream.py``), and the log, the receivers and the gauges, who are arguments. Imports
-neither pyspark nor pyarrow.
+``stream.py`` passes Spark's calls on to a ``Feed``, which gets the log, the receivers and the pollers as
+arguments. Imports neither pyspark nor pyarrow.
 """
 
 from __future__ import annotations
@@ -27,30 +27,31 @@ from nsq.spark.wal.store import Claim, Wal, shown
 
 log = logging.getLogger("nsq.spark.source")
 
-#: How long Spark is kept waiting for a batch, at the most, before it is told that there is none yet.
+# All in seconds.
+#: The longest that ``latest`` blocks Spark before it answers that there is no batch yet.
 POLL = 0.5
-#: The first time it is kept waiting until the receivers are at work, or for so long: Spark makes a batch of
-#: the first answer even if there is nothing in it. A run that is to end waits as long for their connections.
+#: The longest that the first ``latest`` waits for the receivers to be ready: Spark makes a batch of the first
+#: answer even if it is empty. An AvailableNow run waits as long for their connections before it ends.
 STARTING = 5.0
-#: The log is listed that often at least: receivers elsewhere do not report when they seal a segment.
+#: The longest between two listings of the log: receivers on other hosts do not report their new segments.
 LISTING = 1.0
-#: A receiver that does not seal in that time is not waited for; what it has comes with a later batch.
+#: The longest that a batch waits for receivers to seal; rows that are not sealed go into a later batch.
 ROLLING = 5.0
-#: For all nsqds to tell how much they have, before a run that is to read that much and end.
+#: The longest that an AvailableNow run waits, before it begins, for the nsqds to report their depths.
 MEASURING = 60.0
-#: Between two looks at receivers that have a lot to tell.
+#: The shortest wait for news of the receivers.
 _PAUSE = 0.05
-#: Between two attempts to have something sealed.
+#: The pause before another attempt to make a batch of pending rows.
 _AGAIN = 0.2
 _STILL_WAITING = 10.0
 
 
 @dataclass(eq=False)
 class Feed:
-    """Of one run of one query; used by one thread, except for ``leaving``.
+    """One run of one query; used by one thread, except for ``leaving``.
 
-    ``newest`` tells when nsqd took a segment's newest message, in nanoseconds since 1970, and ``oldest`` when
-    it took the first one of a slice, in seconds; None for what cannot be read.
+    ``newest`` returns the time of a segment's newest message, in nanoseconds since 1970; ``oldest`` that of a
+    slice's first message, in seconds; both return None when the segment cannot be read.
     """
 
     options: SourceOptions
@@ -67,14 +68,14 @@ class Feed:
         self._parent = os.getppid()
         self._state = self.wal.readers().get(self.options.reader, ReaderState())
         self._beginning: Offset | None = None
-        self._compared = False  # the checkpoint with that state
-        self._foreign = False  # it was told that the checkpoint is that of another log
+        self._compared = False  # whether _compare has compared the checkpoint with _state
+        self._foreign = False  # whether we have warned that the checkpoint belongs to another log
         self._segments: list[Segment] = []
         self._present: frozenset[str] = frozenset()  # receivers
         self._listed = float("-inf")
-        self._sealed = -1  # how many segments the receivers had sealed by then
+        self._sealed = -1  # how many segments the receivers had sealed at the last listing
         self._starting = True
-        self._since: float | None = None  # that long something is pending
+        self._since: float | None = None  # since when rows are pending
         self._read = Offset(self.identity)
         self._turned = float("-inf")
         self._once = False
@@ -82,19 +83,19 @@ class Feed:
         self._target: AvailableNowTarget | None = None
         self._aimed = self._told = float("-inf")
 
-    # What Spark asks for
+    # What Spark calls
 
     def initial(self) -> dict[str, Any]:
-        """Always the same: Spark asks again until the first batch is done."""
+        """The start of a new checkpoint. Always the same: Spark calls this until the first batch is done."""
         return Offset(self.identity).to_json()
 
     def aim(self) -> None:
-        """This run is to read what there is now, and end."""
-        self.backlog.pause = POLL  # it ends when nsqd has no more
+        """Prepare an AvailableNow run, which reads what there is now and then ends."""
+        self.backlog.pause = POLL  # poll often: the run ends when nsqd has no more
         self._list()
         until = time.monotonic() + MEASURING
         while (measured := self.backlog.look(LISTING)) is None and time.monotonic() < until:
-            self._stay()  # nothing may be received before
+            self._stay()  # receivers must not start before the backlog is measured
         backlog = measured or Backlog()
         faults = "; ".join(backlog.faults)
         if not backlog.asked:
@@ -107,13 +108,13 @@ class Feed:
         self._before = (self._segments, backlog, time.monotonic())
 
     def latest(self, start: Mapping[str, Any], limits: Limits, *, once: bool = False) -> Mapping[str, Any]:
-        """Where the next batch ends; ``start`` itself when there is none yet or, once aimed, no more.
+        """Where the next batch ends; ``start`` itself when there is no batch yet, or no more after ``aim``.
 
-        ``once``: it is the only batch of this run, and takes all that there was when the run began.
+        ``once``: this is the only batch of the run, and takes all that there was when the run began.
         """
         told = self._checked(start)
         self._read = self._begun(told)
-        # Spark makes a batch of the first answer even if there is nothing in it. Its offset has to tell that
+        # Spark makes a batch of the first answer even if it is empty. The offset of that batch must say that
         # the checkpoint has begun.
         nothing = start if told.begun else self._end(told, dataclasses.replace(self._read, turn=1))
         if once and not self._once:
@@ -149,9 +150,9 @@ class Feed:
         first, last = self._checked(start), self._checked(end)
         self._compare(last, first)
         if not last.foreign and not self._state.begun:
-            # From now on an offset that has not begun can only be that of another checkpoint.
+            # Saved, so that we can recognize a new checkpoint: its offset has not begun.
             self._save(self._state.at, begun=True)
-        self._read = last  # also when it was promised before a restart
+        self._read = last  # Spark may have got this offset before a restart
         slices, lost = between(first, last, self._segments)
         if lost:
             files = ", ".join(f"{receiver}/{names.sealed_pattern(number)}" for receiver, number in lost)
@@ -162,15 +163,15 @@ class Feed:
         return tasks(slices, self.options.target_partition_bytes, self.options.min_partitions)
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Spark will never ask for anything up to there again."""
+        """Note that Spark is done with everything up to ``end``, and delete what retention does not keep."""
         committed = self._checked(end)
         if committed.at:
             self._note_committed(committed)
         self._delete_committed()
 
     def report(self) -> dict[str, Any]:
-        """The log's figures are those of what is in no batch yet. ``lag`` is everything that is in none: also
-        what waits in nsqd, or is in flight there, less what has come since nsqd was asked.
+        """The figures for Spark's progress report, about messages that are in no batch yet. ``lag`` counts
+        those in the log, and those waiting or in flight in nsqd, less what we received since nsqd was asked.
         """
         state = self.receivers.state()
         waiting = self._pending(state)
@@ -192,19 +193,19 @@ class Feed:
         }
 
     def _stay(self) -> None:
-        """End the wait when the JVM that asks is gone, which a waiting process does not notice otherwise."""
+        """Raise Closed when the JVM is gone: a process that waits does not notice that otherwise."""
         if os.getppid() != self._parent:
             raise Closed("the query that asked for a batch has ended")
 
     # The end
 
     def leaving(self) -> None:
-        """For any moment, even in the middle of everything else: a signal's handler calls it."""
+        """Announce that this query is leaving. A signal handler calls this, so at any moment."""
         with suppress(OSError, NsqError):
             self.claim.leaving()
 
     def close(self) -> None:
-        """What was received stays for the next run, and nothing else does: all is sealed and finished."""
+        """Stop the receivers and release the reader's name. Received rows are sealed for the next run."""
         self.leaving()
         try:
             self.receivers.stop()
@@ -216,7 +217,7 @@ class Feed:
     # Batches
 
     def _next(self, limits: Limits) -> tuple[Offset | None, float | None]:
-        """The end of a batch; or None, and in how many seconds there will be one if nothing more comes."""
+        """The end of a batch; or None, and in how many seconds to try again (None: when something comes)."""
         options, target = self.options, self._target
         state, now = self.receivers.state(), time.monotonic()
         if state.sealed != self._sealed or now - self._listed >= LISTING:
@@ -228,7 +229,7 @@ class Feed:
             limits = limits.tightened(target.left)
             target.look(now, pending.rows, state.ready)
             if self._once and not state.paused:
-                # The only batch of this run begins when nothing more of its target will come.
+                # The only batch of this run waits until no more rows of the target will come.
                 arrived = target.left is not None and pending.rows >= target.left
                 if not arrived and not target.verdict(now, 0, self.backlog.look() or Backlog()):
                     return None, _AGAIN
@@ -236,14 +237,14 @@ class Feed:
             full = state.paused and not self._once and now - self._turned >= LISTING
             if not full or not self._awaits_commit():
                 return None, None
-            # Spark commits a batch when it makes the next one: without rows, for the log is full of what it
-            # has to commit first.
+            # The log is full of rows that Spark has read but not committed. Spark commits a batch when it
+            # makes the next one, so make one without rows.
             self._turned = now
             return dataclasses.replace(self._read, origins={}, turn=self._read.turn + 1), None
         if limits.rows == 0:
             return None, None
         if not limits.reached(pending):
-            # Neither a run that is to end nor a log that is full gets more rows by waiting for them.
+            # A wait brings no more rows in an AvailableNow run, nor while the log is full.
             few = target is None and not state.paused and pending.rows < options.min_messages_per_trigger
             due = (options.max_trigger_delay if few else options.linger) - (now - self._since)
             if due > 0:
@@ -260,7 +261,7 @@ class Feed:
         return end, None
 
     def _pending(self, state: PoolStatus) -> Amount:
-        """What is in the log, sealed or not, and not read."""
+        """Unread rows in the log, sealed or not."""
         sealed = amount(unread(self._read, self._segments))
         return Amount(sealed.rows + state.open_rows, sealed.bytes + state.open_bytes)
 
@@ -274,7 +275,7 @@ class Feed:
             *(in_log, backlog.depth, backlog.in_flight, backlog.deferred),
             "waited for" if with_held else "not waited for",
         )
-        # What others have in flight comes only if they give it back, but then it was there when we began.
+        # Messages in flight at other clients come only if these requeue them, but they existed at the start.
         rows = in_log + backlog.waiting(with_held) if backlog.asked else None
         self._target = AvailableNowTarget(rows, began, self.options)
         self._before = None
@@ -288,13 +289,13 @@ class Feed:
             return False
         if reason:
             silence = "" if measured.asked else "; ".join(measured.faults)
-            connected = state.connections or not state.wanted  # as far as that is known here
+            connected = state.connections or not state.wanted  # unknown with receivers on other hosts
             if target.rows is None and silence and not target.taken and not connected:
-                # No nsqd that answers does not mean that there is nothing to read.
+                # When no nsqd answers, there may still be messages to read.
                 raise ConnectionFailed(f"no nsqd can be reached, so nothing was read: {silence}")
             log.info("done: %s", reason)
-            # Spark asks for more only when everything up to here is committed; there will be no next batch
-            # in this run with which to say so.
+            # Spark asks for more only when it has committed everything up to here. It reports a commit with
+            # the next batch, of which there is none in this run, so note it now.
             if self._state.begun and self._read.at:
                 self._note_committed(self._read)
             self._delete_committed()
@@ -306,7 +307,7 @@ class Feed:
         return False
 
     def _subscribed(self, state: PoolStatus, measured: Backlog) -> bool:
-        """Whether the channel should be there: a run that ends before leaves out what is published next."""
+        """Whether all connections exist, and so the channel: before that, new messages would miss it."""
         wanted = max(1, measured.asked) * max(1, len(self.options.named_topics))
         return not state.wanted or state.connections >= wanted
 
@@ -323,13 +324,13 @@ class Feed:
         self._listed = time.monotonic()
 
     def _delete_committed(self) -> None:
-        """Of what every reader has committed, the segments that retention does not keep."""
+        """Delete the segments that every reader has committed and that retention does not keep."""
         options = self.options
         deleted: list[Segment] = []
         try:
             deleted = deletable(
                 self.wal.files(),
-                # Our own also when it could not be noted.
+                # Our own state from memory: saving it may have failed.
                 (self.wal.readers() | {options.reader: self._state}).values(),
                 now=time.time(),
                 retention=options.retention,
@@ -338,7 +339,7 @@ class Feed:
             self.wal.delete(deleted)
             self.wal.discard_empty()
         except WalError as error:
-            # They only take room; the next commit tries again.
+            # They only take space; the next commit tries again.
             log.warning("segments that were committed cannot be deleted: %s", error)
         self._segments = sorted(set(self._segments) - set(deleted))
 
@@ -362,7 +363,7 @@ class Feed:
     # Where this reader begins
 
     def _begun(self, read: Offset) -> Offset:
-        """``read`` itself, or where a checkpoint without offsets begins."""
+        """Return ``read`` itself, or the chosen beginning if the checkpoint has no offsets."""
         if read.begun:
             self._compare(read, read)
             return read
@@ -408,16 +409,16 @@ class Feed:
         return Offset(self.identity, at)
 
     def _end(self, start: Offset, end: Offset) -> dict[str, Any]:
-        """``end`` as Spark gets it. After the start of a new checkpoint, which does not tell the chosen
-        beginning, the end does.
+        """``end`` as JSON for Spark. The start of a new checkpoint does not contain the chosen beginning, so
+        the first end does, as its origins.
         """
         chosen = self._beginning.at if self._beginning is not None and not start.begun else {}
         missing = {name: at for name, at in chosen.items() if name in end.at and name not in end.origins}
         return dataclasses.replace(end, origins={**end.origins, **missing}).to_json()
 
     def _compare(self, reached: Offset, committed: Offset) -> None:
-        """Refuse a checkpoint that has not ``reached`` what this reader has committed: it is not the one that
-        it committed with.
+        """Raise WalForeign when the checkpoint has not ``reached`` what this reader has committed: then the
+        reader committed with another checkpoint.
         """
         state = self._state
         if self._compared or reached.foreign:
@@ -443,17 +444,17 @@ class Feed:
         try:
             self._save(committed.at, begun=True)
         except WalError as error:
-            # Spark knows it, and what is deleted now may make the room that is missing.
+            # Spark's checkpoint has the position, and the next deletion may free the space that is missing.
             log.warning("the position of reader %s cannot be noted: %s", self.options.reader, error)
 
     def _awaits_commit(self) -> bool:
-        """Whether the log holds a segment that was read whole and that Spark has not committed."""
+        """Whether the log holds a segment that Spark has read completely but not committed."""
         done, committed = ReaderState(self._read.at).has_committed, self._state.has_committed
         return any(done(segment) and not committed(segment) for segment in self._segments)
 
     def _oldest_age(self) -> float | None:
-        """Of the oldest row that is sealed and not read; None when there is none."""
-        # Backwards, so that the first one of each receiver stays.
+        """The age in seconds of the oldest sealed, unread row; None when there is none."""
+        # Reversed, so that the dict keeps the first slice of each receiver.
         firsts = {piece.segment.receiver: piece for piece in reversed(unread(self._read, self._segments))}
         times = [since for piece in firsts.values() if (since := self.oldest(piece)) is not None]
         return round(max(0.0, time.time() - min(times)), 3) if times else None

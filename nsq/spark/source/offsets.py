@@ -1,14 +1,14 @@
-"""How far a query has read, what a batch takes of what is there, and how it is cut into tasks.
+"""Offsets: how far a query has read, which rows a batch takes, and how the batch is cut into tasks.
 
 An offset is a position for every receiver, as Spark writes it into its checkpoint:
 
     {"wal": "8c1f…", "at": {"host-1a2b": 7, "host-3c4d": [2, 1500]}, "from": {"host-3c4d": 3}}
 
-The first receiver has been read through segment 7, the second through 2 and 1,500 rows of the one after it.
-``from`` is there in the offset that reads a receiver for the first time: the segment it began with, or
-``[3, 20]``, the segment and the rows of it that were left out. So a batch can be planned again from the two
-offsets alone, and misses a segment that has vanished. ``turn`` counts batches without rows: one lets Spark
-commit, and the first batch of a checkpoint can be one. Pure: time is an argument.
+The query has read the first receiver through segment 7, and the second one through segment 2 plus 1,500 rows
+of segment 3. The first offset with a receiver says in ``from`` where it began: a segment, or ``[3, 20]``, a
+segment and the number of rows skipped in it. So two offsets suffice to plan a batch again, and to detect a
+lost segment. ``turn`` counts batches without rows: such a batch lets Spark commit, or is the first one of a
+checkpoint. Pure: no I/O, no clock.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Offset:
     at: Mapping[str, Position] = field(default_factory=dict)
     origins: Mapping[str, Position] = field(default_factory=dict)
     turn: int = 0
-    foreign: bool = field(default=False, compare=False)  # it stands for an offset of another log
+    foreign: bool = field(default=False, compare=False)  # replaces an offset of another log
 
     def to_json(self) -> dict[str, Any]:
-        """The same text for the same offset, whatever order it was made in."""
+        """The offset as JSON; equal offsets give equal JSON."""
         at = {name: _packed(position) for name, position in sorted(self.at.items())}
         told: dict[str, Any] = {"wal": self.wal, "at": at}
         if self.origins:
-            # Told as the segment that is read first, and the rows of it that are left out.
+            # In JSON: the first segment that is read, and the number of rows skipped in it.
             origins = sorted(self.origins.items())
             told["from"] = {name: _packed(Position(last + 1, rows)) for name, (last, rows) in origins}
         if self.turn:
@@ -61,7 +61,7 @@ class Offset:
 
     @classmethod
     def of_json(cls, told: Any) -> Offset:
-        """Raises WalForeign for what no query of this source has written."""
+        """Parse an offset; raises WalForeign for one that this source has not written."""
         match told:
             case {"wal": str(wal), "at": dict(at)} if isinstance(told.get("from", {}), dict):
                 positions = {str(name): _unpacked(value) for name, value in at.items()}
@@ -72,7 +72,7 @@ class Offset:
 
     @property
     def begun(self) -> bool:
-        """Whether it is the end of a batch, and not the start of a new checkpoint."""
+        """Whether this offset is the end of a batch, not the start of a new checkpoint."""
         return bool(self.at or self.turn)
 
     def position(self, receiver: str) -> Position:
@@ -93,7 +93,7 @@ def _unpacked(value: Any) -> Position:
 
 
 def unread(start: Offset, segments: Iterable[Segment]) -> list[Slice]:
-    """What the log holds beyond ``start``, in the order of ``segments``."""
+    """The slices of ``segments`` beyond ``start``, in their order."""
     slices = []
     for segment in segments:
         read = start.position(segment.receiver)
@@ -106,8 +106,8 @@ def unread(start: Offset, segments: Iterable[Segment]) -> list[Slice]:
 def between(
     start: Offset, end: Offset, segments: Iterable[Segment]
 ) -> tuple[list[Slice], list[tuple[str, int]]]:
-    """What a batch consists of, always the same for the same two offsets, and which segments of it are
-    missing: their receivers and numbers.
+    """The slices of the batch between two offsets, always the same ones, and the receivers and numbers of
+    segments that are missing.
     """
     listed = {(segment.receiver, segment.number): segment for segment in segments}
     slices: list[Slice] = []
@@ -130,7 +130,7 @@ def between(
 
 
 class Limits(NamedTuple):
-    """None is no limit. Rows are kept to exactly; bytes up to what single rows differ from their average."""
+    """Limits of a batch; None means no limit. Rows are exact; bytes are estimated by a segment's average."""
 
     rows: int | None = None
     bytes: int | None = None
@@ -158,11 +158,11 @@ def amount(slices: Iterable[Slice]) -> Amount:
 def admitted(
     start: Offset, segments: Sequence[Segment], present: Collection[str], limits: Limits
 ) -> tuple[Offset, Amount]:
-    """Where a batch from ``start`` ends, and how much that is: a row at least, if there is one.
+    """Where a batch from ``start`` ends, and its size: at least one row, if there is one.
 
     Receivers share the limits evenly, so that none is starved; those with less than their share leave the
-    rest to the others. A receiver that is not ``present`` in the log any more, whose segments have all been
-    deleted then, is forgotten on this occasion: an offset may only change together with new data.
+    rest to the others. The new offset drops receivers that are no longer ``present`` in the log, whose
+    segments have all been deleted. That happens here because an offset may change only with new data.
     """
     pieces: dict[str, list[Slice]] = {}
     for piece in unread(start, segments):
@@ -174,7 +174,7 @@ def admitted(
     taken: list[Slice] = []
     for receiver, own in pieces.items():
         taken += _taken(own, by_rows[receiver], by_bytes[receiver])
-    if not taken:  # a limit below the weight of any single row
+    if not taken:  # the limit is smaller than a single row
         piece = next(iter(pieces.values()))[0]
         taken = [piece._replace(end=piece.first + 1)]
     known = set(present) | {segment.receiver for segment in segments}
@@ -191,7 +191,7 @@ def admitted(
 def _shares(
     pieces: dict[str, list[Slice]], limit: int | None, weight: Callable[[Slice], int]
 ) -> dict[str, int | None]:
-    """How much each receiver may contribute; the lightest come first, and what they leave is shared anew."""
+    """Each receiver's share of a limit. Small receivers come first; the others divide what they leave."""
     if limit is None:
         return dict.fromkeys(pieces)
     held = {receiver: sum(map(weight, own)) for receiver, own in pieces.items()}
@@ -225,8 +225,8 @@ def _taken(pieces: Iterable[Slice], rows: int | None, size: int | None) -> list[
 # The tasks of a batch
 
 
-#: A cut this close to an end of a segment, as a share of it, moves there: a task has to find a crumb
-#: of a segment before it reads it.
+#: A cut this close to the start or end of a segment (a fraction of it) moves there: a tiny slice costs more
+#: than it is worth, because a task must skip all rows before its slice.
 _CRUMB = 0.1
 
 
@@ -261,5 +261,5 @@ def _row(piece: Slice, share: float, crumb: float) -> int:
 
 
 def _weight(piece: Slice) -> int:
-    """Rows of empty bodies are work too."""
+    """The work of a slice; rows count too, because bodies may be empty."""
     return piece.bytes + piece.rows

@@ -1,4 +1,4 @@
-"""What ``spark.readStream.format("nsq")`` can be told. Imports neither pyspark nor pyarrow."""
+"""The options of ``spark.readStream.format("nsq")``. Imports neither pyspark nor pyarrow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _pattern(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SourceOptions(Nsqds):
-    """Durations are seconds here, sizes bytes."""
+    """The options of a stream. As fields, durations are in seconds and sizes in bytes."""
 
     instead_of_kafka: ClassVar[Mapping[str, str]] = {
         "kafka.bootstrap.servers": "nsqd or lookupd",
@@ -153,7 +153,7 @@ class SourceOptions(Nsqds):
 
     @property
     def named_topics(self) -> tuple[str, ...]:
-        """Empty when a pattern chooses them."""
+        """The topics of topic or topics; empty with topicsPattern."""
         return (self.topic,) if self.topic else self.topics
 
     @property
@@ -168,5 +168,5 @@ class SourceOptions(Nsqds):
 
     @property
     def starting(self) -> str:
-        """The option that says where to begin, as text; empty when neither is given."""
+        """startingPosition or startingTimestamp as text; empty when neither is given."""
         return self.starting_position if self.starting_timestamp is None else str(self.starting_timestamp)

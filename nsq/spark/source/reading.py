@@ -1,5 +1,5 @@
-"""What a task does, wherever it runs: read its slices of the log. Knows where that is, and nothing else of
-the query. Imports pyarrow, never pyspark.
+"""The work of a task: read its slices of the log. A task gets the log's location, and nothing else of the
+query. Imports pyarrow, never pyspark.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Portion(NamedTuple):
 
 
 def read(portion: Portion, columns: Sequence[Field]) -> Iterator[pa.RecordBatch]:
-    """Spark's rows, with those columns in that order."""
+    """Yield Spark's rows of a portion, with these columns in this order."""
     names = [column.name for column in columns]
-    # Spark compares the schema that it gets with the one it wants, to the last flag.
+    # Spark requires exactly the schema that it asked for, including nullability.
     schema = pa.schema([records.ROW.field(column.name).with_nullable(column.nullable) for column in columns])
     wal = open_wal(portion.location)
     for piece in portion.slices:
@@ -41,7 +41,7 @@ def read(portion: Portion, columns: Sequence[Field]) -> Iterator[pa.RecordBatch]
         except SegmentLost as error:
             if portion.fail_on_data_loss:
                 raise SegmentLost(f"{error}; failOnDataLoss=false goes on without it") from None
-            log.warning("%s; going on without the rest of it", str(error))  # not what it holds on to
+            log.warning("%s; going on without the rest of it", str(error))  # an error keeps objects alive
 
 
 def _cut(wal: Wal, piece: Slice) -> Iterator[pa.RecordBatch]:
@@ -56,7 +56,7 @@ def _cut(wal: Wal, piece: Slice) -> Iterator[pa.RecordBatch]:
 
 
 def newest(wal: Wal, segment: Segment) -> int | None:
-    """When nsqd took a segment's newest message, in nanoseconds since 1970; None if that cannot be read."""
+    """The time of a segment's newest message, in nanoseconds since 1970; None if it cannot be read."""
     try:
         return max(int(pc.max(batch.column("timestamp_ns")).as_py()) for batch in wal.read(segment))
     except SegmentLost:
@@ -64,9 +64,7 @@ def newest(wal: Wal, segment: Segment) -> int | None:
 
 
 def published(wal: Wal, piece: Slice) -> float | None:
-    """When nsqd took the first message of a slice, in seconds since 1970; None if that cannot be read any
-    more.
-    """
+    """The time of a slice's first message, in seconds since 1970; None if it cannot be read any more."""
     try:
         first = next(_cut(wal, piece), None)
     except SegmentLost:

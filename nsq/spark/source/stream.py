@@ -1,10 +1,9 @@
-"""Format "nsq", and its stream reader, as Spark drives them.
+"""The classes that Spark calls: format "nsq" and its stream reader.
 
-Spark makes an ``NsqDataSource`` for every step of planning, in processes that come and go: it says what there
-is, and no more. One stream reader lives on the driver, in a process of its own, as long as the query runs: it
-holds the reader's name and starts receivers, at the first question that needs them. Copies that were never
-asked anything are sent to the tasks, and only ``read``. So making one does nothing, and every method begins
-what it needs.
+Spark makes an ``NsqDataSource`` for every step of planning, in short-lived processes, so it holds no state.
+One stream reader lives on the driver, in its own process, as long as the query runs. It takes the reader's
+name and starts the receivers at the first call that needs them. Spark also sends unused copies of it to the
+tasks, which only call ``read``. So the constructor does nothing, and every method starts what it needs.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Seconds for the reader's last query to say that it is leaving; from then on it has half a minute.
+#: Seconds to wait until the reader's previous owner announces that it is leaving; then it gets 30 s to leave.
 PATIENCE = 5.0
 _BACKLOG_EVERY = 3.0
-#: The option that tells a batch read, which looks without taking anything, from a stream.
+#: The option that only a batch read has, which peeks at messages.
 MODE = "mode"
 
 
@@ -65,7 +64,7 @@ class NsqDataSource(DataSource):
         return "nsq"
 
     def schema(self) -> str:
-        """Only called for reading, and where the error of a wrong option can still be that of ``load()``."""
+        """The default schema. Checks the options of a stream here, so that ``load()`` reports wrong ones."""
         if MODE not in self.options:
             try:
                 SourceOptions.of(self.options)
@@ -76,7 +75,7 @@ class NsqDataSource(DataSource):
         return rows.SCHEMA
 
     def streamReader(self, schema: StructType) -> NsqStreamReader:
-        # An error here would be buried below one of Spark's own: it is raised by the first question.
+        # Spark would hide an error raised here below one of its own, so the reader's first call raises it.
         return NsqStreamReader(self.options, rows.fields(schema))
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -96,7 +95,7 @@ class NsqDataSource(DataSource):
 
 
 def _plainly(method: Callable[P, R]) -> Callable[P, R]:
-    """Spark shows the user the whole traceback; of what our errors say, none of it is part."""
+    """Remove the traceback from our errors: Spark would show all of it to the user."""
 
     @functools.wraps(method)
     def plain(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -125,8 +124,8 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @_plainly
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Spark hands it back to ``latestOffset``, where our own limits hold beside it. Not ReadAllAvailable:
-        Spark asks for that with trigger(once=True) alone.
+        """The limit that Spark passes to ``latestOffset``, which adds our own limits. Not ReadAllAvailable,
+        which Spark passes only with trigger(once=True).
         """
         self._run()
         return ReadMaxRows(sys.maxsize)
@@ -181,7 +180,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def start_feed(options: SourceOptions) -> Feed:
-    """Take the reader's name; nothing is received yet."""
+    """Take the reader's name, and make the feed; receivers start later."""
     from nsq.spark.source.reading import newest, published
     from nsq.spark.wal import Subject, open_wal
 
@@ -208,7 +207,7 @@ def start_feed(options: SourceOptions) -> Feed:
 
 
 def limits(options: SourceOptions, asked_for: ReadLimit) -> Limits:
-    """Spark's and ours beside it, unless the trigger wants everything at once."""
+    """Spark's limit combined with ours; none if Spark wants everything at once."""
     if isinstance(asked_for, ReadAllAvailable):
         return Limits()
     ours = Limits(options.max_messages_per_trigger, options.max_bytes_per_trigger)
@@ -216,7 +215,7 @@ def limits(options: SourceOptions, asked_for: ReadLimit) -> Limits:
 
 
 def _speak() -> None:
-    """Log to stderr, which Spark passes on, unless logging is set up already."""
+    """Log to stderr, which Spark passes on, unless logging is already configured."""
     ours = logging.getLogger("nsq")
     if logging.getLogger().handlers or ours.handlers:
         return
@@ -226,16 +225,16 @@ def _speak() -> None:
     logging.getLogger("nsq.spark").setLevel(logging.INFO)
 
 
-#: What a shell reports for a process that SIGTERM has ended.
+#: The exit status that a shell reports for a process ended by SIGTERM.
 _STATUS = 128 + signal.SIGTERM
 
 
 class Termination:
-    """From now on, SIGTERM calls ``leave``, then the handler that was there before, and then exits as
-    ``sys.exit`` does, so that ``finally`` blocks run. Spark stops the process of a stream reader by SIGTERM:
-    without a handler it would end on the spot, and what is in flight would come again.
+    """A SIGTERM handler that calls ``leave``, then the previous handler, and then ``sys.exit``, so that
+    ``finally`` blocks run. Spark stops a stream reader's process by SIGTERM: without this handler the process
+    would end at once, and nsqd would deliver the messages in flight again.
 
-    Only the main thread of a process may say what a signal does; elsewhere nothing happens.
+    Only the main thread can install a signal handler; in other threads this does nothing.
     """
 
     def __init__(self, leave: Callable[[], None]) -> None:
@@ -248,7 +247,7 @@ class Termination:
 
     @contextlib.contextmanager
     def ignored(self) -> Iterator[None]:
-        """What is on its way out must not be cut short. Afterwards the handler is the former one."""
+        """Ignore SIGTERM inside the block, so that a close is not interrupted; then restore the handler."""
         self._leaving = True
         try:
             yield
@@ -257,7 +256,7 @@ class Termination:
                 signal.signal(signal.SIGTERM, self._previous)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        ours = os.getpid() == self._owner  # and not a child that was forked from it
+        ours = os.getpid() == self._owner  # false in a forked child
         if ours and self._leaving:
             return
         self._leaving = True

@@ -1,6 +1,6 @@
-"""The write-ahead log between nsqd and Spark: ``open_wal("/data/wal")``. See ``directory.py``.
+"""The write-ahead log between nsqd and Spark: ``open_wal("/data/wal")``. See ``store.py``, ``directory.py``.
 
-Importing this loads no pyarrow; opening a log does.
+Importing this package does not load pyarrow; opening a log does.
 """
 
 from __future__ import annotations

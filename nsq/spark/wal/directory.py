@@ -1,13 +1,13 @@
-"""A write-ahead log in a directory: local, or NFS for a cluster (see ``ownership`` for what that takes).
-Beside what ``store`` tells there are
+"""A write-ahead log in a directory: local, or on NFS for a cluster (``ownership`` lists the requirements).
+Besides the files that ``store`` describes, it holds
 
-    <wal>/<receiver>/lock                        locked by the receiver, all its life
-    <wal>/<receiver>/000001-1250-250000.arrow    sealed
-    <wal>/<receiver>/000002.open                 being written
+    <wal>/<receiver>/lock                        locked by the receiver as long as its process lives
+    <wal>/<receiver>/000001-1250-250000.arrow    a sealed segment
+    <wal>/<receiver>/000002.open                 the file being written
 
-Bodies may be confidential: a directory made here is for its user alone. One that is there already is taken as
-permission: users who may enter, read or write it may do so with everything inside (less the umask). To share
-a log with the users of a cluster, make its directory first, with the group and mode that are wanted.
+Bodies may be confidential, so a new directory gets mode 0700. Everything inside a directory that exists
+already gets that directory's mode (less the umask). To share a log with other users of a cluster, create its
+directory first, with the group and mode that they need.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ _logger = logging.getLogger("nsq.spark.wal")
 
 _PRIVATE = 0o700
 _HIDDEN = "."
-_BORN = ".new-"  # a receiver's folder until it is locked
+_BORN = ".new-"  # prefix of a receiver's folder until the receiver has locked it
 _ATTEMPTS = 5
 
 
 @contextlib.contextmanager
 def named(path: Path, what: str) -> Iterator[None]:
-    """What the system refuses becomes a WalError that says where."""
+    """Turn an OSError into a WalError that names the path."""
     try:
         yield
     except OSError as error:
         raise WalError(f"{path} {what}: {error.strerror or error}") from error
 
 
-# The system calls that can fail, one method each; tests put a failing disk in its place
+# The system calls that can fail, one method each; tests replace them by a failing disk
 
 
 class Disk:
-    """``fsync=False`` leaves it to the operating system when bytes reach the disk."""
+    """Writes files. With ``fsync=False`` the operating system decides when bytes reach the disk."""
 
     def __init__(self, fsync: bool = True) -> None:
         self._fsync = fsync
 
     def create(self, path: Path, mode: int) -> int:
-        """A descriptor to write to; the file must not be there. Programs this one starts do not get it."""
+        """Create a new file and return its descriptor, which child processes do not inherit."""
         return os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, mode)
 
     def write(self, descriptor: int, data: memoryview, position: int) -> int:
-        """All of it, at that position; where it ends."""
+        """Write all of ``data`` at ``position``; return the position behind it."""
         rest = data.cast("B")
         while rest:
             written = os.pwrite(descriptor, rest, position)
@@ -80,7 +80,7 @@ class Disk:
         os.ftruncate(descriptor, size)
 
     def close(self, descriptor: int) -> None:
-        """What it reports is late news about bytes that ``sync`` has answered for."""
+        """Close the descriptor. Errors are ignored: ``sync`` has reported those that matter."""
         with contextlib.suppress(OSError):
             os.close(descriptor)
 
@@ -88,12 +88,12 @@ class Disk:
         os.rename(old, new)
 
     def remove(self, path: Path) -> None:
-        """One that is gone already is fine."""
+        """Delete a file; a missing file is no error."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
     def sync_folder(self, path: Path) -> None:
-        """Makes creations and renames in it last."""
+        """Fsync a folder, which makes creations and renames in it durable."""
         if not self._fsync:
             return
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -104,7 +104,7 @@ class Disk:
 
 
 class Directory:
-    """The small files of a log, by their names below its ``root``."""
+    """The small files of a log, named by their paths below ``root``."""
 
     def __init__(self, root: Path, disk: Disk) -> None:
         self._root = root
@@ -114,7 +114,7 @@ class Directory:
         return self._root / name
 
     def mode(self) -> int:
-        """The rights that folders in it get; files get the same, but for executing."""
+        """The mode of new folders in the log; new files get it without the execute bits."""
         return self._root.stat().st_mode & 0o777
 
     def make_folder(self, name: str) -> None:
@@ -128,20 +128,20 @@ class Directory:
                 self._disk.sync_folder(self._root)
 
     def names(self, folder: str) -> list[str]:
-        """What lies directly in a folder."""
+        """The sorted names directly in a folder."""
         with named(self._root / folder, "cannot be listed"), contextlib.suppress(FileNotFoundError):
             return sorted(os.listdir(self._root / folder))
         return []
 
     def get(self, name: str) -> bytes | None:
-        """None when it is not there."""
+        """The content of a file; None when the file is missing."""
         with named(self._root / name, "cannot be read"), contextlib.suppress(FileNotFoundError):
             return (self._root / name).read_bytes()
         return None
 
     def put(self, name: str, data: bytes, *, once: bool = False) -> None:
-        """In one step, and durable on return. ``once``: of several processes one makes it, and all of them
-        can read which.
+        """Write a file atomically; it is durable on return. ``once`` keeps a file that exists, so of several
+        concurrent writers the first one wins.
         """
         path = self._root / name
         with named(path, "cannot be written"):
@@ -161,7 +161,7 @@ class Directory:
             self._disk.sync_folder(path.parent)
 
     def delete(self, name: str) -> None:
-        """One that is gone already is fine."""
+        """Delete a file; a missing file is no error."""
         with named(self._root / name, "cannot be deleted"):
             self._disk.remove(self._root / name)
 
@@ -170,9 +170,9 @@ class Directory:
 
 
 class DirectoryWal(BaseWal):
-    """Any number of processes may use one at a time; only one of them may read under one name.
+    """A log that many processes may use at once; each reader name belongs to one process at a time.
 
-    ``fsync=False`` leaves it to the operating system when bytes reach the disk."""
+    With ``fsync=False`` the operating system decides when bytes reach the disk."""
 
     def __init__(
         self,
@@ -191,9 +191,9 @@ class DirectoryWal(BaseWal):
         self._nap = nap
 
     def own(self, reader: str, description: str, patience: float) -> FileLock:
-        """Become the one who reads under this name. Raises WalOwned, with the other's description, when that
-        one does not leave within ``patience`` seconds (half a minute when it has said that it is leaving).
-        Where one cannot tell at once whether the other is alive, with leases, it takes as long as that takes.
+        """Lock a reader's name. Raises WalOwned, with the owner's description, when the owner does not leave
+        within ``patience`` seconds (30 s when the owner has announced that it is leaving). With leases, on an
+        object store, it may first take 30 s to find out whether the owner is alive.
         """
         path = self._root / readers.lock_of(check_reader(reader))
         self._place.make_folder(readers.FOLDER)
@@ -202,19 +202,19 @@ class DirectoryWal(BaseWal):
             return ownership.claim(path, description, patience, mode, self._clock, self._nap)
 
     def owner(self, reader: str) -> ownership.Owner | None:
-        """Who reads under this name now."""
+        """The process that holds this reader's name now; None when the name is free."""
         with named(self._root, "cannot be read"):
             return ownership.holder(self._root / readers.lock_of(reader))
 
     def log(self, receiver: str) -> DirectoryLog:
-        """Begin a receiver's log; its name must be new: ``names.new_receiver``."""
+        """Create a receiver's log. The name must be new: ``names.new_receiver`` makes one."""
         self._check_new(receiver)
         folder = self._root / receiver
         with named(folder, "cannot be made"):
             return DirectoryLog(folder, self._enter(folder), self._disk, self._place.mode() & 0o666)
 
     def segments(self) -> list[Segment]:
-        """All that are sealed, in order."""
+        """All sealed segments, ordered by receiver and number."""
         found = []
         for receiver in self._receivers():
             for name in self._place.names(receiver):
@@ -224,7 +224,7 @@ class DirectoryWal(BaseWal):
         return sorted(found)
 
     def files(self) -> list[SegmentFile]:
-        """The same with the sizes and times of their files."""
+        """All sealed segments, with the sizes and modification times of their files."""
         found = []
         for segment in self.segments():
             with contextlib.suppress(FileNotFoundError):  # another reader has deleted it
@@ -247,7 +247,7 @@ class DirectoryWal(BaseWal):
         return found
 
     def recover(self) -> list[Segment]:
-        """Seal whatever complete batches dead receivers left unsealed; what was sealed by this call."""
+        """Seal the complete batches in the open files of dead receivers; return the new segments."""
         sealed = []
         for receiver in self._receivers():
             with self._if_dead(receiver) as dead:
@@ -255,15 +255,15 @@ class DirectoryWal(BaseWal):
                     number, path = names.read_open(name), self._root / receiver / name
                     if number is None:
                         continue
-                    # A file that is missing was sealed by another process, which was faster.
+                    # When the file is missing, another process has just sealed it.
                     with named(path, "cannot be recovered"), contextlib.suppress(FileNotFoundError):
                         sealed.append(_seal_leftover(path, number, self._disk))
         return sorted(filter(None, sealed))
 
     def read(self, segment: Segment) -> Iterator[pa.RecordBatch]:
-        """Its batches, as they were appended. Raises SegmentLost, naming the file.
+        """The batches of a segment, as they were appended. Raises SegmentLost, which names the file.
 
-        They lie in mapped memory, which stays valid when the file is deleted.
+        The batches are memory-mapped, and stay valid when the file is deleted.
         """
         path = str(self.path(segment))
         try:
@@ -275,7 +275,7 @@ class DirectoryWal(BaseWal):
         return records.decode(source, segment.rows, path)
 
     def discard_empty(self) -> None:
-        """Remove the folders of dead receivers that hold nothing any more."""
+        """Remove the empty folders of dead receivers."""
         for name in self._listing():
             if name.startswith(_BORN):
                 self._discard(name)
@@ -287,7 +287,7 @@ class DirectoryWal(BaseWal):
         return self._root / names.path_of(segment)
 
     def _enter(self, folder: Path) -> FileLock:
-        """A new folder that is locked before anybody can see it under its name."""
+        """Create a receiver's folder: lock it under a temporary name, then rename it."""
         for _ in range(_ATTEMPTS):
             born = folder.with_name(f"{_BORN}{uuid.uuid4().hex}")
             born.mkdir(mode=self._place.mode())
@@ -301,7 +301,7 @@ class DirectoryWal(BaseWal):
             except BaseException as error:
                 if lock is not None:
                     lock.release()
-                # A missing one was taken for a dead receiver's by discard_empty of another process.
+                # When the folder is missing, discard_empty of another process has removed it.
                 if not isinstance(error, FileNotFoundError):
                     self._discard(born.name)
                     raise
@@ -323,7 +323,7 @@ class DirectoryWal(BaseWal):
             yield free
 
     def _discard(self, name: str) -> None:
-        """An empty folder, unless its receiver lives. Names are never used twice: a dead one stays dead."""
+        """Remove an empty folder unless its receiver lives. A dead one stays dead: names are not reused."""
         with self._if_dead(name) as dead:
             if dead:
                 with contextlib.suppress(FileNotFoundError):
@@ -331,9 +331,9 @@ class DirectoryWal(BaseWal):
                     os.rmdir(self._root / name)
 
 
-# What a dead receiver left unsealed becomes a segment. Any number of processes may do this at once: all of
-# them find the same valid beginning of the file and give it the same name, and one of them renames it. The
-# torn tail stays in the file: its name says how far it is valid
+# Recovery: a dead receiver's open file becomes a segment. Any number of processes may recover at once: all of
+# them find the same valid rows and compute the same name, and one of them renames the file. The torn tail
+# stays in the file; readers stop at the row count in its name
 
 
 def _seal_leftover(path: Path, number: int, disk: Disk) -> Segment | None:
@@ -345,7 +345,7 @@ def _seal_leftover(path: Path, number: int, disk: Disk) -> Segment | None:
         _logger.info("%s held no complete batch (%d bytes), and is removed", path, size)
         return None
     segment = Segment(path.parent.name, number, rows, bodies)
-    # The last batch may have been written without an fsync; a segment must not change its mind.
+    # The last batch may not be fsynced yet, but a segment must never change.
     descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         disk.sync(descriptor)
@@ -357,16 +357,15 @@ def _seal_leftover(path: Path, number: int, disk: Disk) -> Segment | None:
     return segment
 
 
-# One receiver's log: append, make durable, seal, and what to do when the disk refuses. The file that is being
-# written is valid up to ``_Open.end``, and everything is written behind that. After a failed fsync the kernel
-# may call pages clean that never reached the disk, so nothing is ever written behind a failure: the file is
-# *tainted*, and sealed as far as it was durable before; its name says how far. As long as not even that
-# succeeds, nothing is appended
+# One receiver's log: append, fsync, seal, and recover from disk errors. The open file is valid up to
+# ``_Open.end``, and the next batch is written there. After a failed fsync the kernel may mark pages clean
+# that never reached the disk, so this log never writes to that file again: the file is *tainted*, and is
+# sealed with the rows that were durable before, as its name says. Until that seal succeeds, appends fail
 
 
 @dataclass
 class _Open:
-    """The file that is being written. ``end``, ``rows`` and ``bytes`` count what is durable."""
+    """The file being written. ``end``, ``rows`` and ``bytes`` cover only durable batches."""
 
     descriptor: int
     path: Path
@@ -377,7 +376,7 @@ class _Open:
 
 
 class DirectoryLog:
-    """Not for two threads at once. ``folder`` is there, empty but for the lock, which this log then owns."""
+    """One receiver's log; not thread-safe. ``folder`` holds only the lock, which this log takes over."""
 
     def __init__(self, folder: Path, lock: FileLock, disk: Disk, mode: int) -> None:
         self.receiver = folder.name
@@ -387,35 +386,35 @@ class DirectoryLog:
         self._mode = mode
         self._open: _Open | None = None
         self._next = 1
-        self._written = 0  # bytes of the files that are sealed
-        self._unsynced = False  # a seal is in the folder, but the folder perhaps not on the disk
-        self._sealed: Segment | None = None  # by the last roll or after a failure; no roll has returned it
+        self._written = 0  # bytes of the sealed files
+        self._unsynced = False  # a file was renamed, but the folder is not fsynced yet
+        self._sealed: Segment | None = None  # the last sealed segment, until roll returns it
         self._closed = False
 
     @property
     def open_rows(self) -> int:
-        """Rows that are durable, but in no segment yet."""
+        """Rows that are durable but not sealed yet."""
         return self._open.rows if self._open else 0
 
     @property
     def open_bytes(self) -> int:
-        """Of bodies."""
+        """Bytes of the bodies of these rows."""
         return self._open.bytes if self._open else 0
 
     @property
     def written(self) -> int:
-        """Bytes of all files that this log has written so far, sealed or not."""
+        """Bytes of all files that this log has written, sealed or open."""
         return self._written + (self._open.end if self._open else 0)
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Durable on return. Raises WalError, and then holds what it held before."""
+        """Append a batch; it is durable on return. When this raises WalError, the log is unchanged."""
         if self._closed:
             raise WalError(f"{self._folder}: this log has been closed")
         if batch.num_rows == 0:
             return
         data = records.encode(batch)
         if self._open is None or self._open.tainted:
-            self._seal()  # what a failure has left undone
+            self._seal()  # finish a seal that failed before
         current = self._open or self._begin()
         start = records.begin(batch.schema) if current.end == 0 else b""
         current.tainted = True
@@ -432,13 +431,13 @@ class DirectoryLog:
         current.bytes += records.body_bytes(batch)
 
     def roll(self) -> Segment | None:
-        """Seal what was appended since the last time; None when that is nothing."""
+        """Seal the open file; return the segment, or None when nothing was appended since the last roll."""
         self._seal()
         sealed, self._sealed = self._sealed, None
         return sealed
 
     def close(self) -> Segment | None:
-        """Roll, and give up the lock even if that fails: what is durable is then sealed by ``recover``."""
+        """Roll, then release the lock. If the roll fails, ``recover`` seals the durable rows later."""
         if self._closed:
             return None
         self._closed = True
@@ -463,7 +462,7 @@ class DirectoryLog:
         return self._open
 
     def _seal(self) -> None:
-        """Give the open file its final name, if it holds anything. Until then nothing more is appended."""
+        """Rename the open file to a segment, or remove it when empty. Until this succeeds, appends fail."""
         current = self._open
         if current is not None and current.rows == 0:
             with named(current.path, "cannot be removed"):
@@ -472,9 +471,9 @@ class DirectoryLog:
             self._open = None
         elif current is not None:
             if current.tainted:
-                with contextlib.suppress(OSError):  # tidy, not needed: the name says how far it is valid
+                with contextlib.suppress(OSError):  # optional: readers stop at the row count in the name
                     self._disk.truncate(current.descriptor, current.end)
-            current.tainted = True  # a rename that fails may have happened
+            current.tainted = True  # a rename may happen although it reports an error
             segment = Segment(self.receiver, self._next, current.rows, current.bytes)
             with named(current.path, "cannot be sealed"):
                 self._disk.rename(current.path, self._folder / names.sealed_file(segment))

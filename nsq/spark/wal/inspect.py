@@ -1,6 +1,6 @@
-"""Looking at a log, and tidying it: what ``nsq-spark wal ls``, ``verify`` and ``gc`` show.
+"""Inspects and cleans logs, for ``nsq-spark readers`` and ``nsq-spark wal ls``, ``verify`` and ``gc``.
 
-Returns data, prints nothing. None of it disturbs a query that is running.
+These functions return data and print nothing. None of them disturbs a running query.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ class ReceiverLine(NamedTuple):
     rows: int
     bytes: int
     open_bytes: int
-    oldest_seconds: float | None  # since nsqd got the oldest message of its first segment; None without one
+    oldest_seconds: float | None  # age of the oldest message in its first segment; None without segments
 
 
 class ReaderLine(NamedTuple):
-    """A line of ``readers``. ``rows`` wait for it; nothing is deleted before it has committed them."""
+    """A line of ``readers``. ``rows`` counts the rows that the reader has not committed; they are kept."""
 
     reader: str
     owner: str | None
     rows: int
-    idle_seconds: float  # since it has committed
+    idle_seconds: float  # since its last commit
 
 
 class Overview(NamedTuple):
     location: str
     identity: str
-    subject: str | None  # topic/channel; None when no query or receiver has said yet
+    subject: str | None  # topic/channel; None until a query or receiver uses the log
     readers: list[ReaderLine]
     receivers: list[ReceiverLine]
 
 
 class Verified(NamedTuple):
-    """What could be read, and what was wrong with the rest."""
+    """The number of sound segments and their rows, and a line for each problem."""
 
     segments: int
     rows: int
@@ -63,7 +63,7 @@ class Tidied(NamedTuple):
 
 
 def ls(location: str, now: float | None = None) -> Overview:
-    """Reads the first segment of each receiver, for the age."""
+    """Describe a log. Reads the first segment of each receiver to compute the age."""
     wal, identity = _existing(location)
     segments = wal.segments()
     moment = time.time() if now is None else now
@@ -85,7 +85,7 @@ def ls(location: str, now: float | None = None) -> Overview:
 
 
 def readers(location: str, now: float | None = None) -> list[ReaderLine]:
-    """All readers of a log, by name."""
+    """All readers of a log, sorted by name."""
     wal, _ = _existing(location)
     moment, segments = time.time() if now is None else now, wal.segments()
     return [
@@ -100,7 +100,7 @@ def readers(location: str, now: float | None = None) -> list[ReaderLine]:
 
 
 def remove_reader(location: str, reader: str) -> None:
-    """Forget a reader that does not come back, so that it holds up no deletion. WalOwned while it reads."""
+    """Forget a reader, so that its unread segments can be deleted. Raises WalOwned while the reader runs."""
     wal, _ = _existing(location)
     if reader not in wal.readers():
         there = ", ".join(sorted(wal.readers())) or "none"
@@ -113,9 +113,7 @@ def remove_reader(location: str, reader: str) -> None:
 
 
 def verify(location: str) -> Verified:
-    """Reads everything that is sealed, with its checksums. Segments that a query deletes meanwhile do not
-    count.
-    """
+    """Read all sealed segments and check their checksums. Skips segments that a query deletes meanwhile."""
     wal, _ = _existing(location)
     listed = wal.segments()
     problems = _holes(listed)
@@ -137,8 +135,8 @@ def verify(location: str) -> Verified:
 
 
 def gc(location: str, force: bool = False) -> Tidied:
-    """Seal what dead receivers left, remove their empty folders. ``force`` deletes every segment of dead
-    receivers, read or not, and wants the log for itself: WalOwned while a query runs.
+    """Seal the open files of dead receivers, and remove their empty folders. ``force`` also deletes all
+    segments of dead receivers, read or not; it raises WalOwned while a query runs.
     """
     wal, _ = _existing(location)
     recovered = wal.recover()
@@ -160,7 +158,7 @@ def gc(location: str, force: bool = False) -> Tidied:
 
 
 def _existing(location: str) -> tuple[Wal, str]:
-    """Open a log without making one."""
+    """Open a log; raise WalError when there is none."""
     wal = open_wal(location)
     identity = wal.identity()
     if identity is None:
@@ -175,13 +173,13 @@ def _told(one: object | None) -> str | None:
 def _age(wal: Wal, segment: Segment, now: float) -> float | None:
     try:
         oldest = min(int(pc.min(batch.column("timestamp_ns")).as_py()) for batch in wal.read(segment))
-    except SegmentLost:  # deleted meanwhile, or damaged: verify tells
+    except SegmentLost:  # deleted meanwhile, or damaged, which verify reports
         return None
     return max(0.0, now - oldest / 1e9)
 
 
 def _holes(segments: Iterable[Segment]) -> list[str]:
-    """A receiver's segments are deleted from the front, so what is left has no gaps."""
+    """Report gaps: segments are deleted from the front, so the remaining numbers must be consecutive."""
     found = []
     for receiver, own in itertools.groupby(segments, key=lambda segment: segment.receiver):
         for one, two in itertools.pairwise(own):

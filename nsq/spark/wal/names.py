@@ -1,13 +1,13 @@
-"""How things are called inside a write-ahead log, and the files that say which log it is and what for.
+"""File names inside a write-ahead log, and the content of its identity and subject files.
 Text only: no I/O, no pyarrow.
 
-    000007.open                  being written: segment 7 of its receiver
+    000007.open                  open: segment 7 of its receiver is being written
     000007-1250-250000.arrow     sealed: 1250 rows, 250000 bytes of bodies
     identity.json                {"format": 1, "identity": "5f0c…", "created": "2025-01-31T12:00:00Z"}
     subject.json                 {"format": 1, "topic": "orders", "channel": "spark"}
 
-A listing alone says how much there is to read. Names that begin with a dot are not finished yet, and only
-their maker's business. A log that is older than ``subject.json`` gets one from its first user.
+Listing a log is enough to know how many rows it holds. Names that begin with a dot are temporary: only the
+process that creates them uses them. An old log without ``subject.json`` gets one from its next user.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from nsq.errors import WalForeign
 
 
 class Position(NamedTuple):
-    """All segments of a receiver through ``segment``, and the first ``rows`` of the one after it."""
+    """All segments of a receiver through number ``segment``, plus the first ``rows`` rows of the next one."""
 
     segment: int = 0
     rows: int = 0
 
 
 class Segment(NamedTuple):
-    """A sealed file. Ordered by receiver and number. ``bytes`` counts bodies, not the file."""
+    """A sealed file; sorts by receiver and number. ``bytes`` is the size of all bodies, not of the file."""
 
     receiver: str
     number: int
@@ -40,7 +40,7 @@ class Segment(NamedTuple):
 
 
 class SegmentFile(NamedTuple):
-    """A sealed file as the disk or the store has it. ``modified`` is in seconds since 1970."""
+    """A segment with the size and modification time of its file, in seconds since 1970."""
 
     segment: Segment
     size: int
@@ -48,11 +48,11 @@ class SegmentFile(NamedTuple):
 
 
 class ReceiverFolder(NamedTuple):
-    """What one receiver has left behind, or is still writing."""
+    """The folder of one receiver, dead or alive."""
 
     receiver: str
-    alive: bool  # its lock is held
-    open_bytes: int  # of the file that is not sealed yet
+    alive: bool  # the receiver holds its lock
+    open_bytes: int  # size of the file that is not sealed yet
     segments: int
 
 
@@ -69,9 +69,9 @@ _RESERVED = {IDENTITY, SUBJECT, "owner", "owner.json", "readers"}
 def new_receiver(
     host: str | None = None, pid: int | None = None, now: float | None = None, chance: str | None = None
 ) -> str:
-    """A name that no receiver had before; it sorts by time and says where to look for the process.
+    """Make a unique receiver name from the time, host and process id; names sort by time.
 
-    What is not given comes from the system.
+    Arguments that are None are taken from the system.
     """
     spelt = re.sub(r"[^A-Za-z0-9.]+", "-", os.uname().nodename if host is None else host).strip("-.")[:80]
     moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime(time.time() if now is None else now))
@@ -80,7 +80,7 @@ def new_receiver(
 
 
 def is_receiver(name: str) -> bool:
-    """Whether a folder of that name is a receiver's."""
+    """Whether this can be the name of a receiver's folder."""
     return _RECEIVER.fullmatch(name) is not None and name not in _RESERVED
 
 
@@ -93,28 +93,28 @@ def sealed_file(segment: Segment) -> str:
 
 
 def path_of(segment: Segment) -> str:
-    """Below the root of the log."""
+    """The path of a segment's file, relative to the root of the log."""
     return f"{segment.receiver}/{sealed_file(segment)}"
 
 
 def sealed_pattern(number: int) -> str:
-    """For a file that is gone, so that its rows and bytes are not known."""
+    """A glob for the file of a lost segment, whose rows and bytes are unknown."""
     return f"{number:06d}-*.arrow"
 
 
 def read_open(name: str) -> int | None:
-    """The number in the name of a file that is being written; None for any other name."""
+    """The segment number in the name of an open file; None for any other name."""
     found = _OPEN.fullmatch(name)
     return int(found[1]) if found else None
 
 
 def read_sealed(receiver: str, name: str) -> Segment | None:
-    """The segment that a file is; None for any other name."""
+    """The segment that the name of a sealed file describes; None for any other name."""
     found = _SEALED.fullmatch(name)
     return Segment(receiver, int(found[1]), int(found[2]), int(found[3])) if found else None
 
 
-# What the files of a log say: JSON with the number of its format
+# The content of a log's small files: JSON with a format number
 
 
 FORMAT = 1
@@ -126,7 +126,7 @@ def encode(told: Mapping[str, object]) -> bytes:
 
 
 def decode(text: bytes, path: str, what: str, read: Callable[[dict[str, Any]], T]) -> T:
-    """What a file says, as ``read`` takes it; raises WalForeign for what this version cannot read."""
+    """Parse a file and pass its fields to ``read``. Raises WalForeign when this version cannot read it."""
     try:
         found = json.loads(text)
         version = found["format"]
@@ -156,11 +156,11 @@ def decode_identity(text: bytes, path: str) -> str:
     return decode(text, path, "is not the identity of a log", lambda found: _text(found["identity"]))
 
 
-# What a log is for: topics, read through one channel
+# The subject of a log: its topics and its channel
 
 
 class Subject(NamedTuple):
-    """``topic`` is one, or several separated by commas, or ``~`` and a pattern."""
+    """What a log is for. ``topic`` is one topic, several separated by commas, or ``~`` and a pattern."""
 
     topic: str
     channel: str
@@ -175,7 +175,7 @@ class Subject(NamedTuple):
         return set(found.topic.split(",")) < set(self.topic.split(","))
 
     def check(self, found: Subject | None, location: str) -> None:
-        """Raises WalForeign when the log at ``location`` is for something else than this."""
+        """Raise WalForeign when the log at ``location`` has another subject, ``found``."""
         if found is not None and found != self and not self.extends(found):
             raise WalForeign(
                 f"{location} is the log of {found}, and this is to read {self}: every topic and channel "

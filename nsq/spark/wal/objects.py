@@ -1,18 +1,18 @@
-"""A write-ahead log in an object store, or anything else that pyarrow.fs reaches. A reader's lock is a lease
-here, and beside what ``store`` tells there are
+"""A write-ahead log in an object store, or any other file system of pyarrow.fs. A reader's lock is a lease
+here. Besides the files that ``store`` describes, the log holds
 
-    <wal>/<receiver>/lease.json                  the receiver's
+    <wal>/<receiver>/lease.json                  the receiver's lease
     <wal>/<receiver>/000001-1250-250000.arrow    a segment
 
-Nothing can be appended to an object, so every append puts a segment: it is durable, sealed and listed when
-the call returns, nothing is ever left to recover, and rolling only reports. Throughput follows: one append
-at a time, so a receiver takes (messages per append) / (seconds per put), where an append is at most half the
-window in flight. 1250 messages and 50 ms make 25 000 messages a second; a larger ``maxInFlight`` and a longer
-``commitInterval`` make more, and fewer and larger objects.
+Objects cannot be appended to, so every append puts a segment, which is durable, sealed and listed when the
+call returns: there is nothing to recover, and ``roll`` only reports. A receiver appends one batch at a time,
+of at most half the messages in flight, so its throughput is (messages per append) / (seconds per put): 1250
+messages and 50 ms give 25 000 messages a second. A larger ``maxInFlight`` and a longer ``commitInterval``
+raise it, and make fewer and larger objects.
 
-A put that fails may have happened. Then the object is looked for, at once and again before the next one; if
-it is there, it counts. Messages whose append has failed can therefore turn up twice, as NSQ allows, but none
-is lost, and a number is not used for two of them unless the store finishes a put even later than that.
+A put that reports an error may still have succeeded. So the log looks for the object at once, and again
+before the next put, and counts it if it exists. Messages of a failed append can therefore appear twice, as
+NSQ allows, but none is lost; a number is used twice only if the store completes a put even later than that.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from nsq.spark.wal.store import BaseWal
 
 _logger = logging.getLogger("nsq.spark.wal")
 
-# Whole objects put, got, listed and deleted below one root. Errors name the path but never the URI, for that
-# may hold credentials. A segment must appear whole or not at all: object stores promise that; elsewhere
-# (HDFS, a local directory) it is written under a hidden name and moved
+# Puts, gets, lists and deletes whole objects below one root. Errors name the path but never the URI, which
+# may hold credentials. A segment must appear atomically: object stores guarantee that; elsewhere (HDFS, a
+# local directory) the bucket writes a hidden file and renames it
 
 
 _APPEAR_WHOLE = {"s3", "gcs", "abfs"}
@@ -49,7 +49,7 @@ _HIDDEN = "."
 
 
 class Bucket:
-    """Paths are relative to ``root``. Any number of threads may use it."""
+    """The objects of a log, named by their paths below ``root``. Thread-safe."""
 
     def __init__(self, filesystem: fs.FileSystem, root: str) -> None:
         self._files = filesystem
@@ -64,7 +64,7 @@ class Bucket:
             self._files.create_dir(self.path(name), recursive=True)
 
     def put(self, name: str, data: bytes | pa.Buffer, *, once: bool = False) -> None:
-        """When this raises, it may be there all the same. ``once`` changes nothing: see the leases."""
+        """Write an object, which may exist even if this raises. ``once`` is ignored: see ``_settle``."""
         folder, _, last = name.rpartition("/")
         draft = name if self._appear_whole else f"{folder}/{_HIDDEN}{last}-{uuid.uuid4().hex[:8]}".lstrip("/")
         with _named(self.path(name), "cannot be written"):
@@ -74,13 +74,13 @@ class Bucket:
                 self._files.move(self.path(draft), self.path(name))
 
     def rewrite(self, name: str, data: bytes) -> None:
-        """A small object that may be there already; on what is no object store it is short for an instant."""
+        """Write or overwrite a small object. On a file system, readers may briefly see it truncated."""
         path = self.path(name)
         with _named(path, "cannot be written"), self._files.open_output_stream(path) as out:
             out.write(data)
 
     def get(self, name: str) -> pa.Buffer | None:
-        """None when it is not there."""
+        """The content of an object; None when it is missing."""
         with _named(self.path(name), "cannot be read"):
             try:
                 with self._files.open_input_file(self.path(name)) as source:
@@ -93,21 +93,21 @@ class Bucket:
             return bool(self._files.get_file_info(self.path(name)).is_file)
 
     def delete(self, name: str) -> None:
-        """One that is gone already is fine."""
+        """Delete an object; a missing object is no error."""
         with _named(self.path(name), "cannot be deleted"), contextlib.suppress(FileNotFoundError):
             self._files.delete_file(self.path(name))
 
     def delete_folder(self, name: str) -> None:
-        """With everything in it."""
+        """Delete a folder with everything in it."""
         with _named(self.path(name), "cannot be deleted"), contextlib.suppress(FileNotFoundError):
             self._files.delete_dir(self.path(name))
 
     def names(self, folder: str) -> list[str]:
-        """What lies directly in a folder, folders too."""
+        """The sorted names directly in a folder, including folders."""
         return sorted(info.base_name for info in self.list(folder))
 
     def list(self, folder: str = "", *, recursive: bool = False) -> list[fs.FileInfo]:
-        """What is not hidden; also folders, as far as the store knows them. One request per thousand."""
+        """List what is not hidden, including folders if the store has any. One request per 1000 entries."""
         selector = fs.FileSelector(self.path(folder), allow_not_found=True, recursive=recursive)
         with _named(self.path(folder), "cannot be listed"):
             infos = self._files.get_file_info(selector)
@@ -128,19 +128,18 @@ def _named(path: str, what: str) -> Iterator[None]:
         raise WalError(f"{path} {what}: {error}") from error
 
 
-# Who is alive, where there are no locks: an object that its holder writes again every ten seconds.
+# Leases stand in for locks: a lease is an object that its holder rewrites every ten seconds.
 #
-# No message tells that a lease has ended; it is over when it is gone, or half a minute old. Ages compare the
-# holder's clock with the reader's, so clocks may differ by fifteen seconds; and a process that wants a lease
-# waits at most until it has itself seen a lease unchanged for half a minute. Until then the holder may be
-# dead, as it is when a query starts again after a crash: only a sign of life of the holder is a reason
-# to give up.
+# A lease expires when its object is deleted, or 30 s after its last refresh. Its age is computed from two
+# hosts' clocks, so 15 s are added for clock skew. A process that wants a lease takes it at the latest when it
+# has seen the object unchanged for 30 s. Until then the holder may be dead, as after a crash, so the process
+# gives up (WalOwned) only after it has seen the holder refresh the lease.
 #
-# pyarrow cannot put an object on condition that it is not there. So two who want the same lease in the same
-# second can both write it, and each believes it was free. Both then wait, and read it again: the last who
-# wrote has it, and the other sees so. Only one that is stopped between reading and writing for longer than
-# that wait can still take a lease from its holder, and a holder that is silent for half a minute loses it. It
-# finds out at its next refresh; who holds one asks with ``check`` before doing what only a holder may
+# pyarrow cannot put an object only if it is missing. So two processes that want the same lease in the same
+# second can both write it. Both then wait and read it again: the last writer has the lease, and the other one
+# sees that. Two cases remain: a process that is suspended between reading and writing for longer than that
+# wait can take a lease from its holder, and a holder that does not refresh for 30 s loses its lease. The
+# holder notices at its next refresh, so it calls ``check`` before anything that only the holder may do
 
 
 REFRESH = 10.0
@@ -152,7 +151,7 @@ _JOIN = 30.0
 
 
 class Lease(NamedTuple):
-    """What stands in the object. ``token`` tells holders apart, ``beat`` counts refreshments."""
+    """The content of a lease object. ``token`` identifies the holder, ``beat`` counts refreshes."""
 
     token: str
     beat: int
@@ -164,7 +163,7 @@ class Lease(NamedTuple):
 
 
 class Timing(NamedTuple):
-    """The clocks that leases go by; tests bring their own."""
+    """The clocks of leases; tests pass their own."""
 
     now: Callable[[], float]  # since the epoch
     clock: Callable[[], float]  # monotonic
@@ -172,7 +171,7 @@ class Timing(NamedTuple):
 
 
 def read_lease(bucket: Bucket, name: str) -> Lease | None:
-    """None when it is gone. One that cannot be read may be half written: it has a holder, and no age."""
+    """Read a lease; None when it is missing. A half-written one, which cannot be parsed, counts as live."""
     text = bucket.get(name)
     if text is None:
         return None
@@ -190,7 +189,7 @@ def write_lease(bucket: Bucket, name: str, lease: Lease) -> None:
 
 
 class HeldLease:
-    """Refreshed by a thread of its own until it is released."""
+    """A lease of this process, refreshed by its own thread until it is released."""
 
     def __init__(self, bucket: Bucket, name: str, lease: Lease, now: Callable[[], float]) -> None:
         self.lost = False
@@ -198,7 +197,7 @@ class HeldLease:
         self._name = name
         self._lease = lease
         self._now = now
-        self._guard = threading.RLock()  # of _lease; reentrant, for a signal's handler
+        self._guard = threading.RLock()  # guards _lease; reentrant, because a signal handler calls leaving
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"nsq-wal-lease-{name}", daemon=True)
         self._thread.start()
@@ -209,9 +208,9 @@ class HeldLease:
         self.refresh()
 
     def check(self) -> None:
-        """Raises WalOwned when it has been taken from us."""
+        """Raise WalOwned when another process has taken the lease."""
         if self._now() - self._lease.refreshed > LIFETIME:
-            self.refresh()  # this process may just have woken up, before the thread that refreshes
+            self.refresh()  # this process may have been suspended, and the refreshing thread not run yet
         if self.lost:
             raise WalOwned(
                 f"{self._bucket.path('')} has been taken by another process, which had heard nothing of this "
@@ -219,7 +218,7 @@ class HeldLease:
             )
 
     def release(self) -> None:
-        """Twice does no harm. A lease that cannot be deleted ends by itself."""
+        """Release the lease; safe to call twice. If the object cannot be deleted, the lease expires."""
         if self._over.is_set():
             return
         self._over.set()
@@ -240,13 +239,13 @@ class HeldLease:
             with self._guard:
                 self._lease = lease = self._lease._replace(beat=self._lease.beat + 1, refreshed=self._now())
             write_lease(self._bucket, self._name, lease)
-            if self._lease.owner != lease.owner:  # a signal's handler has told that we leave, and we undid it
+            if self._lease.owner != lease.owner:  # we overwrote what a signal handler's leaving() wrote
                 write_lease(self._bucket, self._name, self._lease)
         except WalError as error:
             _logger.warning("a lease cannot be refreshed: %s", error)
 
     def _is_ours(self) -> bool:
-        """One that is gone is ours to write again."""
+        """Whether the lease is still ours; a missing object counts as ours."""
         found = read_lease(self._bucket, self._name)
         return found is None or found.token == self._lease.token
 
@@ -256,20 +255,20 @@ class HeldLease:
 
 
 def hold(bucket: Bucket, name: str, description: str, timing: Timing) -> HeldLease:
-    """A lease that no other process wants: a receiver's."""
+    """Take a lease that no other process wants, such as a receiver's."""
     lease = _new(description, timing)
     write_lease(bucket, name, lease)
     return HeldLease(bucket, name, lease, timing.now)
 
 
 def contend(bucket: Bucket, name: str, description: str, patience: float, timing: Timing) -> HeldLease:
-    """Raises WalOwned when its holder does not leave in time, at a sign of life; without any ``patience`` its
-    lease alone will do.
+    """Take a lease that others may hold. Raises WalOwned when the holder has refreshed the lease and does not
+    leave in time; with ``patience`` 0, as soon as a live lease exists.
     """
     started = timing.clock()
     seen, since = read_lease(bucket, name), started
     alive = not patience
-    if seen is not None and seen.live(timing.now()):  # it may take half a minute
+    if seen is not None and seen.live(timing.now()):  # say why this may take half a minute
         _logger.warning(
             "%s is owned by %s; if that is dead, this begins when nothing was heard of it for %d s",
             *(bucket.path(""), seen.owner, LIFETIME),
@@ -305,7 +304,7 @@ _LEASE = "lease.json"
 
 
 class ObjectWal(BaseWal):
-    """``path`` is the log's folder in that file system: ``bucket/folder``."""
+    """A log in ``filesystem``. ``path`` is its folder there: ``bucket/folder``."""
 
     def __init__(
         self,
@@ -323,17 +322,17 @@ class ObjectWal(BaseWal):
 
     @classmethod
     def at(cls, uri: str) -> Self:
-        """From a URI such as ``s3://bucket/folder``."""
+        """Open the log at a URI such as ``s3://bucket/folder``."""
         try:
             filesystem, path = fs.FileSystem.from_uri(uri)
         except (OSError, pa.ArrowException) as error:
             scheme = uri.partition(":")[0]
-            reason = "" if "@" in uri or "?" in uri else f": {error}"  # what is cited may hold credentials
+            reason = "" if "@" in uri or "?" in uri else f": {error}"  # pyarrow's error quotes the URI
             raise ConfigError(f"wal cannot be opened: pyarrow.fs refuses its {scheme} URI{reason}") from None
         return cls(filesystem, path, location=uri)
 
     def _settle(self) -> None:
-        """No put has a condition: the last one counts for all."""
+        """Wait: puts are unconditional, so of several concurrent writers the last one wins."""
         self._timing.nap(SETTLE)
 
     def own(self, reader: str, description: str, patience: float) -> HeldLease:
@@ -373,7 +372,7 @@ class ObjectWal(BaseWal):
         ]
 
     def recover(self) -> list[Segment]:
-        """Nothing: what is durable is sealed."""
+        """Return no segments: every append has sealed its rows."""
         return []
 
     def read(self, segment: Segment) -> Iterator[pa.RecordBatch]:
@@ -394,7 +393,7 @@ class ObjectWal(BaseWal):
 
 
 class ObjectLog:
-    """Not for two threads at once."""
+    """One receiver's log; not thread-safe."""
 
     open_rows = 0
     open_bytes = 0
@@ -405,8 +404,8 @@ class ObjectLog:
         self._lease = lease
         self._next = 1
         self.written = 0
-        self._sealed: Segment | None = None  # the last one, until roll reports it
-        self._doubtful: Segment | None = None  # its put has failed, or seemed to
+        self._sealed: Segment | None = None  # the last segment, until roll returns it
+        self._doubtful: Segment | None = None  # its put reported an error, but may have succeeded
         self._closed = False
 
     def append(self, batch: pa.RecordBatch) -> None:
@@ -428,7 +427,7 @@ class ObjectLog:
         self._count(segment)
 
     def roll(self) -> Segment | None:
-        """The last segment since the last call."""
+        """Return the last segment put since the last call; None when there is none."""
         sealed, self._sealed = self._sealed, None
         return sealed
 

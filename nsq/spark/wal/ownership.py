@@ -1,14 +1,14 @@
-"""Locks that end with their process, whichever way it ends, and who reads a directory log under a name: the
-process that has locked ``readers/<name>.lock``, which says who it is and whether it is about to leave.
+"""File locks, which the kernel releases when their process ends, and the owners of reader names. A process
+owns a reader's name while it holds ``readers/<name>.lock``, whose text names it and says if it is leaving.
 
-``flock`` holds on local file systems, and between hosts on NFS with Linux 2.6.12 or later, which turns it
-into byte-range locks. Those belong to a process, not to a descriptor: opening and closing a file in the
-process that has locked it would unlock it. So this process remembers what it holds and never looks at
-that again. A child made by fork, not by exec, holds its parent's locks too.
+``flock`` works on local file systems, and between hosts on NFS with Linux 2.6.12 or later, which turns it
+into byte-range locks. Those belong to a process, not to a descriptor: if a process opens and closes a file
+that it has locked, the lock is gone. So this module remembers the files that this process has locked, and
+never opens them again. A forked child holds its parent's locks until it calls exec.
 
-Waiting for a lock has no deadline in POSIX, so ``claim`` asks again ten times a second. Looking at the lock,
-as ``nsq-spark wal ls`` does, holds it for an instant: even without patience it is tried for a quarter second.
-Imports neither pyarrow nor anything about logs.
+POSIX has no timeout for locking, so ``claim`` polls ten times a second. Inspecting a lock, as ``nsq-spark wal
+ls`` does, holds it for an instant, so ``claim`` tries for at least a quarter of a second.
+Imports neither pyarrow nor other modules of the log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nsq.errors import WalOwned
 
 
 class Owner(NamedTuple):
-    """What an owner says of itself."""
+    """The process that owns a lock or lease, as described in the lock's file."""
 
     description: str
     leaving: bool
@@ -42,7 +42,7 @@ UNKNOWN_OWNER = Owner("an unknown process", False, "?", 0)
 
 
 def decode(found: Any) -> Owner:
-    """From what stood in JSON. Raises KeyError or TypeError for anything else."""
+    """Make an Owner from parsed JSON. Raises KeyError or TypeError when fields are missing."""
     return Owner(*(found[name] for name in Owner._fields))
 
 
@@ -58,7 +58,7 @@ _GUARD = threading.Lock()
 
 
 class FileLock:
-    """Held until ``release``. Who holds it may write into the file who that is."""
+    """A lock held until ``release``. ``tell`` writes a description of its owner into the file."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -68,7 +68,7 @@ class FileLock:
             _HELD.add(self._key)
 
     def release(self) -> None:
-        """Twice does no harm."""
+        """Release the lock; safe to call twice."""
         if self.descriptor >= 0:
             with _GUARD:
                 _HELD.discard(self._key)
@@ -76,7 +76,7 @@ class FileLock:
             self.descriptor = -1
 
     def tell(self, owner: Owner) -> None:
-        """A courtesy, which a full disk may refuse: it is the lock that counts."""
+        """Write who owns the lock. Errors, such as a full disk, are ignored: the text is only informative."""
         self._owner = owner
         if self.descriptor >= 0:
             text = json.dumps(owner._asdict()).encode() + b"\n"
@@ -85,15 +85,15 @@ class FileLock:
                 os.ftruncate(self.descriptor, len(text))
 
     def leaving(self) -> None:
-        """Announce that it is about to be free: a restart then waits instead of failing."""
+        """Announce that the lock will be free soon, so that a restarted query waits for it."""
         self.tell(self._owner._replace(leaving=True))
 
     def check(self) -> None:
-        """It is ours as long as this process lives."""
+        """Do nothing: a file lock cannot be lost while this process lives."""
 
 
 def acquire(path: Path, mode: int = 0o666) -> FileLock | None:
-    """Make the file if need be, and lock it; None while another process has it."""
+    """Create the file if it is missing, and lock it; None when another process holds the lock."""
     if _held_here(path):
         return None
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
@@ -110,8 +110,8 @@ def acquire(path: Path, mode: int = 0o666) -> FileLock | None:
 
 @contextlib.contextmanager
 def looked_at(path: Path) -> Iterator[bool]:
-    """True when it is free, and then no process can take it inside the block. A missing file is free. Any
-    number of processes may look at once, but ``acquire`` can fail because of one that does.
+    """Yield whether the lock is free; while True, no process can take it inside the block. A missing file is
+    free. Many processes may look at once, but ``acquire`` fails while one of them does.
     """
     if _held_here(path):
         yield False
@@ -154,7 +154,7 @@ _NAP = 0.1
 
 
 def told(reader: str, location: str, owner: Owner, waited: float) -> str:
-    """Why a reader's name cannot be had, and what to do."""
+    """The message of WalOwned: who owns the reader's name, and what to do."""
     return (
         f"{location} is owned by {owner}; waited {waited:.1f} s for it to leave. It reads as {reader!r}: a "
         "second query on one log, or the other side of a self-join, needs a name of its own, option reader"
@@ -162,7 +162,7 @@ def told(reader: str, location: str, owner: Owner, waited: float) -> str:
 
 
 def holder(path: Path) -> Owner | None:
-    """Who has it now; None when it is free."""
+    """The owner of the lock; None when it is free."""
     with looked_at(path) as free:
         return None if free else _read(path)
 
@@ -175,7 +175,7 @@ def claim(
     clock: Callable[[], float],
     nap: Callable[[float], None],
 ) -> FileLock:
-    """Raises WalOwned when the owner does not leave in time, and OSError when the file cannot be locked."""
+    """Wait for the lock and take it. Raises WalOwned on timeout, OSError when the file cannot be locked."""
     started = clock()
     patience = max(patience, _LEAST_PATIENCE)
     while True:

@@ -1,8 +1,7 @@
-"""Who reads a log, how far each reader has committed, and what may be deleted.
+"""The readers of a log, how far each one has committed, and which segments may be deleted.
 
-A log can have several readers: queries, or the two sides of a join, each under a name of its own. A segment
-is deleted only when every reader has committed it, and then it stays for ``retention``. Text and decisions
-only; no I/O.
+A log can have several readers: queries, or the two sides of a join, each under its own name. A segment stays
+until every reader has committed it, and then for ``retention``. Pure: no I/O.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 class ReaderState(NamedTuple):
-    """``at`` is what Spark has committed. ``begun``: a batch was planned, so a checkpoint holds an offset.
-    ``starting`` is the option that chose where to begin; ``updated`` is in seconds since 1970.
+    """How far a reader is. ``at`` is what Spark has committed. ``begun``: a batch was planned, so a
+    checkpoint holds an offset. ``starting`` is the option that chose the start; ``updated`` is Unix time.
     """
 
     at: Mapping[str, Position] = {}
@@ -32,12 +31,12 @@ class ReaderState(NamedTuple):
     updated: float = 0.0
 
     def has_committed(self, segment: Segment) -> bool:
-        """All of it."""
+        """Whether the reader has committed all rows of a segment."""
         return segment.number <= self.at.get(segment.receiver, Position()).segment
 
 
 def check_reader(name: str) -> str:
-    """The name of a reader; raises ConfigError for what cannot be one."""
+    """Return a valid reader name; raises ConfigError for others."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"reader is {name!r}, but must be at most 100 letters, digits, '.', '_' or '-', beginning with a "
@@ -55,7 +54,7 @@ def lock_of(name: str) -> str:
 
 
 def name_of(file: str) -> str | None:
-    """The reader whose state a file below ``readers`` holds; None for any other file."""
+    """The reader whose state this file holds; None for other files below ``readers``."""
     name = file.removesuffix(".json")
     return name if name != file and _NAME.fullmatch(name) else None
 
@@ -83,13 +82,13 @@ def deletable(
     retention: float,
     retention_bytes: int,
 ) -> list[Segment]:
-    """The segments that every reader has committed and that are older than ``retention`` seconds, or beyond
-    the newest ``retention_bytes`` of such segments. Without any reader nothing may be deleted.
+    """The segments that every reader has committed, except those that retention keeps: younger than
+    ``retention`` seconds and within the newest ``retention_bytes``. Without readers nothing may be deleted.
     """
     states = list(readers)
     done = [file for file in files if states and all(one.has_committed(file.segment) for one in states)]
-    last: dict[str, int] = {}  # of each receiver, whose segments go in their order, whatever their times say
-    kept = 0  # of the newest, which come first
+    last: dict[str, int] = {}  # highest number to delete per receiver: its segments are deleted in order
+    kept = 0  # bytes of the newest segments, which come first
     for file in sorted(done, key=lambda one: (one.modified, one.segment), reverse=True):
         kept += file.size
         if last or kept > retention_bytes or retention <= 0 or now - file.modified >= retention:

@@ -1,15 +1,15 @@
-"""What a write-ahead log can do, wherever it is kept: a directory (``directory.py``) or an object store
-(``objects.py``).
+"""The common part of all write-ahead logs, in a directory (``directory.py``) or an object store
+(``objects.py``), and ``open_wal``.
 
-    <wal>/identity.json             which log this is; a checkpoint remembers it
-    <wal>/subject.json              which topic and channel it is for
+    <wal>/identity.json             the log's unique id, which Spark's checkpoint remembers
+    <wal>/subject.json              the log's topics and channel
     <wal>/readers/<name>.json       how far a query has committed; see ``readers``
-    <wal>/readers/<name>.lock       held by the query that reads under this name
-    <wal>/<receiver>/…              one folder per life of a receiver, which alone writes there
+    <wal>/readers/<name>.lock       locked by the query that reads under this name
+    <wal>/<receiver>/…              one folder per receiver and topic, new after each restart; one writer
 
-Messages become durable batch by batch in a receiver's ``Log``. Every now and then the log is *rolled*: what
-it holds is sealed into a segment, which never changes again and is read until it is deleted. Segments of one
-receiver are numbered from 1, without holes, so "everything up to segment 7 of that receiver" is a position.
+A receiver appends batches to its ``Log``, and fsyncs each one. From time to time it *rolls* the log: it seals
+the rows into a segment, which never changes and which queries read until it is deleted. A receiver's segments
+are numbered from 1 without gaps, so "everything up to segment 7 of that receiver" is a position.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-#: What else a log can do is told in ``directory.py``; an object store's does the same.
+#: A write-ahead log. ``directory.py`` documents the methods that ``BaseWal`` lacks; ObjectWal has them too.
 Wal: TypeAlias = "DirectoryWal | ObjectWal"
-#: Where one receiver writes. Not for two threads at once.
+#: One receiver's part of a log; not thread-safe.
 Log: TypeAlias = "DirectoryLog | ObjectLog"
-#: A lock that ends with its process.
+#: A reader's lock or lease, which ends with its process.
 Claim: TypeAlias = "FileLock | HeldLease"
 
 
 class BaseWal:
-    """What logs do alike wherever they are kept: say which log it is, what for, and who reads it."""
+    """The methods that directories and object stores share: identity, subject, readers, deletion."""
 
     def __init__(self, place: Directory | Bucket, location: str) -> None:
         self.location = location
         self._place = place
 
     def prepare(self, subject: Subject | None = None) -> str:
-        """Make it where it is not there yet; its identity. Raises WalForeign when it is for another
-        ``subject``; a log that does not say is for this one from now on.
+        """Create the log if it does not exist; return its identity. Raises WalForeign when the log has
+        another ``subject``; a log without a subject gets this one.
         """
         place = self._place
         place.make_folder("")
         new = self.identity() is None
         if new:
-            # Where there was none, and something else is, another process may just have prepared it.
+            # If the folder is not empty, another process may just have created the log: look again.
             used = any(not name.startswith(".") for name in place.names(""))
             if used and self.identity() is None:
                 raise WalForeign(f"{place.path('')} is no log, and not empty: give it a folder of its own")
@@ -76,14 +76,14 @@ class BaseWal:
         return self.identity() or ""
 
     def _settle(self) -> None:
-        """Wait until it is certain whose files count, of several processes that prepare the log at once."""
+        """Wait until it is certain which of several processes that prepare the log at once has won."""
 
     def identity(self) -> str | None:
-        """None when it has not been prepared."""
+        """The log's identity; None when there is no log yet."""
         return self._read(names.IDENTITY, names.decode_identity)
 
     def subject(self) -> Subject | None:
-        """None in a log that no query or receiver has used yet."""
+        """The log's subject; None until a query or receiver has used the log."""
         return self._read(names.SUBJECT, names.decode_subject)
 
     def _read(self, name: str, decode: Callable[[bytes, str], T]) -> T | None:
@@ -91,7 +91,7 @@ class BaseWal:
         return None if text is None else decode(bytes(text), str(self._place.path(name)))
 
     def readers(self) -> dict[str, ReaderState]:
-        """All that have ever read, and were not removed."""
+        """The states of all readers, past and present, that were not removed."""
         found = {}
         for file in self._place.names(readers.FOLDER):
             if name := readers.name_of(file):
@@ -101,21 +101,21 @@ class BaseWal:
         return found
 
     def save_reader(self, reader: str, state: ReaderState) -> None:
-        """Durable on return, in one step where the place allows it."""
+        """Save a reader's state; durable on return, and atomic where the storage allows it."""
         self._place.make_folder(readers.FOLDER)
         self._place.put(readers.file_of(reader), readers.encode(state))
 
     def remove_reader(self, reader: str) -> None:
-        """Forget how far it has read: it holds up no deletion any more."""
+        """Forget a reader, so that it no longer prevents the deletion of segments."""
         self._place.delete(readers.file_of(reader))
 
     def delete(self, segments: Iterable[Segment]) -> None:
-        """Those that are gone already are left out."""
+        """Delete segments; missing ones are no error."""
         for segment in segments:
             self._place.delete(names.path_of(segment))
 
     def _check_new(self, receiver: str) -> None:
-        """Raises WalError for what cannot be the name of a new receiver, or where there is no log."""
+        """Raise WalError when the name is invalid or taken, or when there is no log."""
         if not names.is_receiver(receiver):
             raise WalError(f"{receiver!r} is no name for a receiver: take one from names.new_receiver()")
         if self.identity() is None:
@@ -124,7 +124,7 @@ class BaseWal:
             raise WalError(f"{self._place.path(receiver)} is there already: a receiver's name must be new")
 
 
-# From the option ``wal`` to a log: a path or file:// is a directory, every other URI an object store
+# Opening the log that option ``wal`` names: a path or file:// is a directory, other URIs are object stores
 
 
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
@@ -144,7 +144,7 @@ def directory_of(location: str) -> Path | None:
 
 
 def shown(location: str) -> str:
-    """For people and log files: without what a URI may hold of credentials."""
+    """The location without credentials, for messages and log files."""
     if directory_of(location) is not None:
         return location
     scheme, _, rest = location.partition(":")
@@ -152,7 +152,8 @@ def shown(location: str) -> str:
 
 
 def open_wal(location: str, *, fsync: bool = True) -> Wal:
-    """The log at that place; ``prepare`` makes it. ``fsync`` concerns directories only."""
+    """Return the log at a location, which need not exist yet: ``prepare`` creates it. Only directories use
+    ``fsync``."""
     if not location.strip():
         raise ConfigError("wal is empty, but must be a directory or a URI of pyarrow.fs")
     directory = directory_of(location)
