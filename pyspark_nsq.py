@@ -1,8 +1,8 @@
-"""How Spark finds ``format("nsq")`` by itself: in every importable module called ``pyspark_*`` it looks for a
-``DefaultSource``. It imports this one for any format that it does not know, so this loads next to nothing.
+"""Lets Spark find ``format("nsq")`` by itself: Spark imports every module called ``pyspark_*`` and looks for
+its ``DefaultSource``. It does so for any format that it does not know, so this module loads almost nothing.
 
-Spark gives up the whole search when one such module fails. So nothing of ours may: where something is
-missing, ``DefaultSource`` is a format that says what is missing.
+If one such module raises, Spark gives up the whole search. So this one never raises: if a package is missing,
+``DefaultSource`` is a format that says which one.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         from nsq.spark.source.stream import NsqDataSource
-    except Exception as error:  # whatever it is, other formats must not suffer
+    except Exception as error:  # an error here would break other formats too
         return unusable("nsq", error)
     return NsqDataSource
 
 
 def unusable(format_name: str, fault: Exception) -> type[DataSource]:
-    """A format that can only say why it does not work, in a line.
+    """Make a format that raises one line saying why it does not work.
 
-    Made here and not in the package, which may be what is missing, and made in a function, so that its pickle
-    is complete: the process that loads it may lack the same.
+    It is defined here, because the package itself may be missing, and inside a function, so that Spark
+    pickles the class by value: the process that loads it may lack the same packages.
     """
     from pyspark.sql.datasource import DataSource
 

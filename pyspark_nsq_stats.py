@@ -1,4 +1,4 @@
-"""Like ``pyspark_nsq``, for ``format("nsq_stats")``: Spark takes one format from each such module."""
+"""Lets Spark find ``format("nsq_stats")``, as ``pyspark_nsq`` does for "nsq": each module has one format."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         from nsq.spark.batch import NsqStatsDataSource
-    except Exception as error:  # whatever it is, other formats must not suffer
+    except Exception as error:  # an error here would break other formats too
         from pyspark_nsq import unusable
 
         return unusable("nsq_stats", error)

@@ -1,11 +1,11 @@
-"""NSQ and Spark: a source that loses nothing, a sink, and ready pipelines. ``pip install 'nsq[spark]'``
+"""NSQ for Spark: a source that loses no message, a sink, and ready pipelines. ``pip install 'nsq[spark]'``
 
     stream = (spark.readStream.format("nsq")
         .option("lookupd", "10.0.0.7:4161").option("topic", "orders").option("channel", "spark")
         .option("wal", "/data/orders-wal").load())
 
-Spark finds the format by itself where this package is installed; elsewhere it takes ``register(spark)``.
-Here are the public names and nothing else: importing this loads neither pyspark nor pyarrow.
+Spark finds the format by itself where this package is installed; otherwise call ``register(spark)``.
+This module holds only the public names; importing it loads neither pyspark nor pyarrow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``python -m nsq.spark …`` is ``nsq-spark …``; spark-submit is given this very file."""
+"""Runs ``nsq-spark`` as ``python -m nsq.spark …``; also the file that spark-submit gets."""
 
 from __future__ import annotations
 

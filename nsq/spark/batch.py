@@ -1,6 +1,6 @@
-"""Reading with ``spark.read``: ``format("nsq")`` looks at messages, ``format("nsq_stats")`` at queues.
+"""Batch reads with ``spark.read``: ``format("nsq")`` peeks at messages, ``format("nsq_stats")`` reads depths.
 
-Loaded only when something is read, as this imports pyspark.
+Imports pyspark, so it is loaded only when something is read.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
     from nsq.message import Message
 
-# A look at messages, over a temporary channel, where that takes nothing from other channels.
+# Peeking: reads messages through a temporary channel, and refuses where that would take them from others.
 #
-# A channel gets a copy of every message, so a temporary one of our own takes nothing away: as long as there
-# is another channel. A topic without any keeps its messages for the first one there is: if that were ours,
-# they would be gone with it. Ephemeral channels do not count, as they may leave at any moment.
+# Every channel gets a copy of each message, so our temporary channel takes nothing away, as long as the topic
+# has another channel. A topic without channels keeps its messages for the first one: if that were ours, they
+# would be lost with it. Ephemeral channels do not count, because they may vanish at any moment.
 #
-# Another client may still delete the last lasting channel between the question and the look. So it is asked
-# again when the look has begun, which then ends at once: what was published in those moments can be lost, and
+# Another client may delete the last lasting channel between that check and the peek. So we check again after
+# connecting, and stop at once if the channel is gone: messages published in those moments can be lost, and
 # the error says so.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PeekOptions(Nsqds):
-    """Durations are seconds here."""
+    """The options of a peek. As fields, durations are in seconds."""
 
     mode: str = option("peek, which looks at messages and takes none.", choices=("peek",))
     topic: str = option("The topic to look at.", check_topic)
@@ -63,13 +63,13 @@ class PeekOptions(Nsqds):
             raise ConfigError("nsqdHttp must have as many addresses as nsqd")
 
 
-#: Messages of a batch of rows.
+#: Rows per Arrow batch.
 _CHUNK = 1000
 
 
 class PeekReader(DataSourceReader):
-    """Each action looks anew, and sees what comes while it looks. Raises ConfigError, in one line, unless a
-    look is what was asked for.
+    """Reads with mode=peek. Each action peeks anew, and sees the messages that come meanwhile. Raises
+    ConfigError without that mode.
     """
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
@@ -82,9 +82,9 @@ class PeekReader(DataSourceReader):
         self._columns = [field.name for field in checked(fields(schema))]
 
     def partitions(self) -> list[InputPartition]:
-        """Also says, before anything is run, why there is nothing to see or it must not be looked at."""
+        """One partition with all nsqds. Raises UsageError when there is no topic, or a peek is not safe."""
         options = self._options
-        # All nsqds at once: one task keeps the limit.
+        # One task, so that the limit holds for all nsqds together.
         return [InputPartition(safe_places(places(options), options))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -97,12 +97,12 @@ class PeekReader(DataSourceReader):
             yield records.rows(batch, topic, self._columns)
 
 
-#: Longer than any look: an nsqd that was lost is not dialed again, as its channels were not checked then.
+#: Longer than any peek, so that a lost nsqd is not dialed again: its channels may have changed.
 _NEVER = 3600.0
 
 
 def peek(options: PeekOptions, found: Sequence[Place]) -> list[Message]:
-    """Messages that come within the time, copies of what other channels get."""
+    """Receive copies of the messages that come within the timeout."""
     from nsq.consumer.consumer import Consumer
 
     safe = safe_places(found, options)
@@ -143,7 +143,7 @@ def peek(options: PeekOptions, found: Sequence[Place]) -> list[Message]:
 
 
 def places(options: PeekOptions) -> list[Place]:
-    """All nsqds in question. Raises ConfigError for one whose HTTP address has to be given."""
+    """The nsqds to peek at. Raises ConfigError when the HTTP address of one must be given."""
     if options.nsqd_http:
         found = list(map(Place, options.nsqd, options.nsqd_http))
     else:
@@ -154,7 +154,7 @@ def places(options: PeekOptions) -> list[Place]:
 
 
 def _beside(tcp: str, config: Config) -> Place:
-    """The HTTP address as nsqd has it by default, if it is one of the same nsqd."""
+    """The nsqd at ``tcp``, with HTTP on the next port. Raises ConfigError if another nsqd answers there."""
     wanted = f"give the address of {tcp}'s HTTP API, where it is asked for its channels: option nsqdHttp"
     if addresses.is_unix(tcp):
         raise ConfigError(wanted)
@@ -170,9 +170,9 @@ def _beside(tcp: str, config: Config) -> Place:
 
 
 def safe_places(found: Iterable[Place], options: PeekOptions) -> list[Place]:
-    """Those that have the topic; the others are left out, as looking would create it there.
+    """The nsqds that have the topic; a peek would create it on the others.
 
-    Raises UsageError when looking would take messages, and when no nsqd has the topic.
+    Raises UsageError when a peek would take messages, and when no nsqd has the topic.
     """
     topic, safe = options.topic, []
     for place in found:
@@ -189,12 +189,11 @@ def safe_places(found: Iterable[Place], options: PeekOptions) -> list[Place]:
     return safe
 
 
-# What waits where, one row for each channel of each nsqd. ``nsqd`` is the HTTP address that was asked;
-# latencies are seconds, and there if nsqd measures them. An nsqd that does not answer is a row with an
-# ``error``.
+# Stats: one row for each channel of each nsqd. ``nsqd`` is the HTTP address that was asked; latencies are in
+# seconds, and null unless nsqd measures them. An nsqd that does not answer is a row with an ``error``.
 
 
-#: Names, Spark's types, and what nsqd calls those that it tells of each channel.
+#: Name, Spark's type, and the key in nsqd's stats of a channel.
 _COLUMNS = (
     ("nsqd", "string", ""),
     ("topic", "string", ""),
@@ -218,8 +217,8 @@ COLUMNS = tuple(name for name, _, _ in _COLUMNS)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StatsOptions(Nsqds):
-    """Durations are seconds here. ``nsqd`` and ``lookupd`` are HTTP addresses or URLs; of the nsqlookupds all
-    nsqds are asked that they list.
+    """The options of format "nsq_stats". ``nsqd`` and ``lookupd`` are HTTP addresses or URLs; all nsqds that
+    the nsqlookupds list are asked. As fields, durations are in seconds.
     """
 
     topic: str = option("Only this topic.", check_topic, default="")
@@ -238,7 +237,7 @@ class StatsOptions(Nsqds):
 
 
 class NsqStatsDataSource(DataSource):
-    """Register it with ``spark.dataSource.register``, or ``nsq.spark.register``."""
+    """Format "nsq_stats". Register it with ``spark.dataSource.register``, or ``nsq.spark.register``."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -256,7 +255,7 @@ class NsqStatsDataSource(DataSource):
 
 
 class StatsReader(DataSourceReader):
-    """Each action asks anew. Raises ConfigError for a column that there is not."""
+    """Reads stats; each action asks anew. Raises ConfigError for an unknown column."""
 
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
         for name in schema.fieldNames():
@@ -269,7 +268,7 @@ class StatsReader(DataSourceReader):
         options = self._options
         listed = lookups.found_by_any(options.lookupd, options.config, lookups.nodes_of())
         nsqds = [*options.nsqd, *(place.http for place in listed)]
-        # Spark wants a partition even where there is no nsqd.
+        # Spark needs a partition even if there is no nsqd.
         return [InputPartition(nsqd) for nsqd in dict.fromkeys(nsqds)] or [InputPartition("")]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
@@ -288,11 +287,11 @@ class StatsReader(DataSourceReader):
 
 
 def stats_rows(nsqd: str, stats: NsqdStats, channel: str = "") -> Iterator[dict[str, Any]]:
-    """A topic that has no channel yet is a row without one, unless a certain channel is wanted."""
+    """Yield a row per channel. A topic without channels gets one row, unless ``channel`` is given."""
     for topic in stats["topics"]:
         alone: list[Any] = [topic] if not topic["channels"] and not channel else []
         for each in [*topic["channels"], *alone]:
-            # None unless nsqd was told to measure it.
+            # None unless nsqd is configured to measure it.
             percentiles = (each.get("e2e_processing_latency") or {}).get("percentiles") or []
             latency = {f"p{one['quantile'] * 100:g}": one["value"] * 1e-9 for one in percentiles}
             yield {

@@ -1,5 +1,5 @@
-"""``nsq-spark``: its commands, the flags of each, what each does and what it shows. Only commands that need
-Spark, Java or pyarrow load them: ``--help`` must come at once.
+"""``nsq-spark``: its commands and their flags. Only commands that need Spark, Java or pyarrow load them, so
+that ``--help`` is fast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# What several commands have
+# The base classes of commands
 
 
 def pair(text: str) -> tuple[str, str]:
@@ -46,8 +46,8 @@ def pair(text: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A command: its fields are its flags, its docstring says what it does. ``takes`` is what the one that is
-    no flag is called, and ``argument`` its value; ``needs`` are flags that must be given.
+    """A command: its fields are its flags, its docstring is its help text. ``takes`` names the positional
+    argument, whose value is ``argument``; ``needs`` lists the required flags.
     """
 
     takes: ClassVar[str] = "PLACE"
@@ -58,7 +58,7 @@ class Command:
     argv: tuple[str, ...] = ()
 
     def run(self) -> int | None:
-        """Return the exit status; None is 0."""
+        """Run the command; return the exit status, where None means 0."""
         raise NotImplementedError
 
 
@@ -76,7 +76,7 @@ class NsqCommand(Command):
 
     @property
     def config(self) -> Config:
-        """Where nothing is read, only options of connections count."""
+        """The connection settings among the options."""
         return Options.of(self.options).config
 
 
@@ -90,7 +90,7 @@ class SparkCommand(NsqCommand):
 
     @contextlib.contextmanager
     def done(self, pipeline: Callable[..., T]) -> Iterator[T]:
-        """With a session: what the pipeline has done. It gets those of our flags that it has as arguments."""
+        """Run a pipeline in a session and yield its result. Flags named like its arguments are passed on."""
         from nsq.spark.session import local_session
 
         with contextlib.closing(Meter(sys.stderr, quiet=self.quiet)) as meter:
@@ -116,7 +116,7 @@ class SparkCommand(NsqCommand):
                 spark.stop()
 
     def submit_line(self) -> str:
-        """The package has to be installed on all workers."""
+        """The spark-submit command line for a cluster, whose workers all need this package installed."""
         words = ["spark-submit", "--master", self.master or "spark://HOST:7077"]
         for name, value in self.conf:
             words += ["--conf", f"{name}={value}"]
@@ -143,14 +143,14 @@ class StreamCommand(SparkCommand):
 
     @contextlib.contextmanager
     def done(self, pipeline: Callable[..., T]) -> Iterator[T]:
-        source_options(self, self.wal or "by default")  # a mistake is told before Spark starts
+        source_options(self, self.wal or "by default")  # report mistakes before Spark starts
         with super().done(pipeline) as done:
             yield done
 
     def tell(self, done: Totals, what: str) -> None:
         print(f"{_moved(done)}, {what}")
         if not done.rows:
-            # A new channel surprises: it gets nothing of what was published before.
+            # Explain: a new channel gets no message that was published before it was created.
             print(
                 f"nothing was in channel {self.channel!r} of topic {self.argument!r}. A channel gets what is "
                 "published after it was made: if it is new, it is there from now on; --channel names another"
@@ -400,19 +400,19 @@ NSQ and Spark: archive a topic, count it, replay it.
 
 `nsq-spark COMMAND --help` says more. PLACE is a directory, or a URI of pyarrow.fs.
 """
-#: Other spellings of flags: short ones, and those of the other tools.
+#: Aliases of flags: short ones, and the names that other NSQ tools use.
 _SPELLINGS = {
     "-o": "--option",
     "-q": "--quiet",
     "--nsqd-tcp-address": "--nsqd",
     "--lookupd-http-address": "--lookupd",
 }
-#: What Python writes below a traceback, which Spark tells whole.
+#: The last line of a Python traceback with one of our errors, inside an error of Spark's.
 _OURS = re.compile(r"^nsq\.errors\.\w+: (.+)$", re.MULTILINE)
 
 
 def parse(argv: Sequence[str]) -> Command:
-    """A command with its flags. Raises FlagExit for --help, --version and mistakes."""
+    """Parse a command and its flags. Raises FlagExit for --help, --version and mistakes."""
     words = list(argv)
     if words[:1] == ["--debug"]:
         words = words[1:] + words[:1]
@@ -455,7 +455,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted; what was finished is kept, and the next run goes on from there", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # `nsq-spark wal ls … | head`: the reader is gone, and Python must not complain about it at exit.
+        # `nsq-spark wal ls … | head` has closed the pipe: keep Python from reporting that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:
@@ -467,7 +467,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def in_a_line(fault: Exception) -> str:
-    """An error of ours, also where it is the reason of Spark's; of others the kind and the first line."""
+    """An error in one line: our own message, even inside an error of Spark's; else type and first line."""
     first = str(fault).strip().split("\n", 1)[0]
     if isinstance(fault, NsqError):
         return str(fault)
@@ -483,7 +483,7 @@ def in_a_line(fault: Exception) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes in a unit one can read: ``1.5 MiB``."""
+    """A number of bytes as text: ``1.5 MiB``."""
     units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while count >= 1024 and len(units) > 1:
         count, units = count / 1024, units[1:]
@@ -491,16 +491,16 @@ def size(count: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """Seconds as text: ``0.4 s``, ``12 s``, ``3 min 20 s``, ``2 h 5 min``."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-# How far it is: one line, written over and over on a terminal; a line now and then in a log file
+# Progress: one line that is overwritten on a terminal; in a file, a line every few seconds
 
-#: Seconds between lines where they are kept.
+#: Seconds between lines in a file.
 _SELDOM = 4.0
 
 
@@ -514,7 +514,7 @@ def line(progress: Progress) -> str:
 
 @dataclasses.dataclass(eq=False)
 class Meter:
-    """Takes what a pipeline reports, from whichever thread."""
+    """Shows the progress of a pipeline; thread-safe."""
 
     stream: TextIO
     quiet: bool = False
@@ -525,7 +525,7 @@ class Meter:
         self._lock = threading.Lock()  # lines must not mix
 
     def say(self, text: str) -> None:
-        """How it goes just now; the next such line takes its place."""
+        """Show the current progress; the next call overwrites it."""
         with self._lock:
             if self.quiet:
                 return
@@ -536,12 +536,12 @@ class Meter:
                 self._write(f"{text}\n", "")
 
     def note(self, text: str) -> None:
-        """What is to stay, above the line that changes."""
+        """Write a lasting line above the progress line."""
         with self._lock:
             self._write(f"{text}\n", self._shown)
 
     def close(self) -> None:
-        """Make room for the result."""
+        """Erase the progress line."""
         with self._lock:
             self._write("", "")
 
@@ -552,10 +552,10 @@ class Meter:
         self._shown = changes
 
 
-# Java's chatter. The JVM, and the Python processes it starts, write where our stderr pointed when it was
-# started: to a pipe whose reader passes on what is worth telling
+# Filtering Spark's output. The JVM and its Python processes inherit our stderr when the JVM starts. At that
+# time it is a pipe, whose reader passes on all lines but the noise
 
-#: What every start of Spark says, what our own processes say for a log file, and where Java failed.
+#: Noise: the usual lines of a Spark start, INFO lines of our own processes, and Java's stack traces.
 CHATTER = re.compile(
     r"WARNING: Using incubator modules|Using Spark's default log4j|Setting default log level"
     r"|To adjust logging level|Warning: Java versions > Java 11 can only"
@@ -566,8 +566,8 @@ CHATTER = re.compile(
 
 @contextlib.contextmanager
 def filtered(tell: Callable[[str], None]) -> Iterator[None]:
-    """What programs started inside the block write to stderr goes to ``tell``, line by line, as long as they
-    run. What this process writes goes where it always went, except inside the block.
+    """Pass the stderr of programs that are started inside the block to ``tell``, line by line, as long as
+    they run. This process's own stderr is affected only inside the block.
     """
     reading, writing = os.pipe()
 

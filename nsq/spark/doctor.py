@@ -1,7 +1,7 @@
-"""``examine()``: whether this machine can run the pipelines, asked before Spark takes a quarter of a minute
-to answer in a stack trace. Every check looks at the real thing, and says in a line what to do about it.
+"""``examine()`` checks whether this machine can run the pipelines, faster than Spark, which needs 15 seconds
+to fail with a stack trace. Each check tries the real thing, and says in one line what to do.
 
-Imports neither pyspark nor pyarrow into this process, except to look at an object store.
+Imports neither pyspark nor pyarrow into this process, except to check an object store.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from nsq.transport.tls import context_of
 
 OK, WARNING, WRONG = "ok", "warning", "wrong"
 JAVA = 17
-#: Versions, from and below.
+#: The lowest version of each package, and the first that is too new.
 PACKAGES = {"pyspark": ("4.2", "5.0"), "pyarrow": ("18", ""), "pandas": ("2.2", "")}
-#: Seconds for another program to say its version: a JVM on a busy machine needs some of them.
+#: Seconds to wait for another program's version: a JVM on a busy machine is slow.
 PATIENCE = 30.0
 LITTLE_SPACE = 1 << 30
 INSTALL = "pip install 'nsq[spark]'"
@@ -41,7 +41,7 @@ _CHOOSE = f"export PYSPARK_PYTHON={sys.executable}"
 
 
 class Finding(NamedTuple):
-    """``remedy`` is empty when all is well."""
+    """The result of a check. ``remedy`` is empty when all is well."""
 
     what: str
     state: str
@@ -52,7 +52,7 @@ class Finding(NamedTuple):
 def examine(
     *, nsqd: Iterable[str], lookupd: Iterable[str], wal: str | None, config: Config
 ) -> Iterator[Finding]:
-    """The findings, one after the other, as each check ends."""
+    """Run all checks; yields each finding as soon as its check ends."""
     yield check_java()
     yield from check_packages()
     yield check_workers()
@@ -70,7 +70,7 @@ def examine(
 
 
 def check_java() -> Finding:
-    # The one that Spark's own scripts would start.
+    # The Java that Spark's own scripts would start.
     home = os.environ.get("JAVA_HOME")
     java = os.path.join(home, "bin", "java") if home else shutil.which("java")
     remedy = (
@@ -112,7 +112,7 @@ def _number(version: str) -> list[int]:
 
 
 def check_workers() -> Finding:
-    """Spark starts Python anew for its workers; ``nsq-spark`` says which, unless PYSPARK_PYTHON is set."""
+    """Check the Python of Spark's workers: nsq-spark uses its own, unless PYSPARK_PYTHON is set."""
     python = os.environ.get("PYSPARK_PYTHON")
     if python in (None, sys.executable):
         return Finding("workers", OK, f"nsq-spark starts them with {sys.executable}")
@@ -122,7 +122,7 @@ def check_workers() -> Finding:
 
 
 def check_default_python() -> Iterator[Finding]:
-    """Programs that do not say which Python they want get whatever ``python3`` is on PATH."""
+    """Check ``python3`` on PATH: Spark's workers use it in programs that choose no Python."""
     if os.environ.get("PYSPARK_PYTHON"):
         return
     python = shutil.which("python3")
@@ -133,8 +133,8 @@ def check_default_python() -> Iterator[Finding]:
 
 
 def worker_fault(python: str) -> str:
-    """What is wrong with it, as the end of a sentence that begins with its name; empty if it will do."""
-    # All that workers need but pyspark, which Spark itself shows them.
+    """What is wrong with a Python, as the end of a sentence that begins with its name; empty if it works."""
+    # Everything that workers need except pyspark, which Spark puts on their path.
     probe = "import sys, pyarrow, nsq.spark.receiver.receiving; print(*sys.version_info[:2], sep='.')"
     status, said = _ask([python, "-c", probe])
     own = ".".join(map(str, sys.version_info[:2]))
@@ -144,8 +144,8 @@ def worker_fault(python: str) -> str:
 
 
 def check_formats() -> Finding:
-    """Whether Spark finds format("nsq") by itself, asked as Spark asks, from another directory: it lists the
-    modules called ``pyspark_*``, which an editable install can hide.
+    """Check whether Spark finds format("nsq") by itself. Like Spark, this lists the modules called
+    ``pyspark_*``, from another directory; an editable install can hide them.
     """
     python = os.environ.get("PYSPARK_PYTHON") or sys.executable
     probe = "import pkgutil; print(*(one.name for one in pkgutil.iter_modules()))"
@@ -166,7 +166,7 @@ def check_formats() -> Finding:
 
 
 def check_wal(location: str) -> Finding:
-    """Write, fsync, lock, rename and delete a file there, and leave nothing behind."""
+    """Check the log's directory: write, fsync, lock, rename and delete a file there."""
     try:
         directory = directory_of(location)
     except ConfigError as error:
@@ -174,7 +174,7 @@ def check_wal(location: str) -> Finding:
     if directory is None:
         return check_object_wal(location)
     place = directory.absolute()
-    # It is made when a stream starts; until then its parent shows whether that will succeed.
+    # A stream creates the directory; until then, test the nearest parent that exists.
     there = next(path for path in (place, *place.parents) if os.path.exists(path))
     try:
         with tempfile.TemporaryDirectory(prefix=".nsq-doctor-", dir=there) as trial:
@@ -215,7 +215,7 @@ def check_object_wal(location: str) -> Finding:
         seconds = time.monotonic() - began
         store.delete_file(probe)
     except Exception as error:
-        # Every file system there has errors of its own.
+        # Each file system of pyarrow raises errors of its own.
         remedy = "check the URI and the credentials that pyarrow.fs finds"
         remedy = INSTALL if isinstance(error, ImportError) else remedy
         reason = _lines(str(error))[0].replace(location, place)
@@ -261,7 +261,7 @@ def check_lookupd(address: str, config: Config) -> Finding:
 
 
 def _ask(command: Sequence[str], directory: str | None = None) -> tuple[int, str]:
-    """How it ended and what it said, on both streams."""
+    """Run a command; return its exit status and its output on both streams, or -1 and an error."""
     try:
         done = subprocess.run(
             command,

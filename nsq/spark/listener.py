@@ -1,7 +1,7 @@
-"""``Listener``: what streams that read from NSQ are doing, for a log and for Prometheus.
+"""``Listener`` reports the progress of streams that read from NSQ, to a log and to Prometheus.
 
-The source puts its own figures into ``sources[].latestOffset`` of every progress report; ``figures`` takes
-them out again, and is pure. The file is replaced in one step after each report: who reads it sees it whole.
+The source puts its own figures into ``sources[].latestOffset`` of every progress report; ``figures``, which
+is pure, extracts them. The listener replaces the file for Prometheus atomically after each report.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nsq.spark")
 
-#: Name, name for Prometheus, help, and what several sources of a query make together.
+#: Name, Prometheus name, help text, and the function that combines several sources of a query.
 _FIGURES: tuple[tuple[str, str, str, Callable[[Iterable[float]], float]], ...] = (
     ("rows", "batch_rows", "Rows of the last batch.", sum),
     ("batchSeconds", "batch_seconds", "How long the last batch took.", sum),
@@ -40,12 +40,12 @@ _FIGURES: tuple[tuple[str, str, str, Callable[[Iterable[float]], float]], ...] =
 
 
 def figures(progress: Mapping[str, Any]) -> dict[str, float]:
-    """Of a progress report as JSON, by name; empty when none of its sources is ours."""
+    """The figures in a progress report (parsed JSON), by name; empty when it has no source of ours."""
     own: list[Mapping[str, Any]] = []
     for source in progress.get("sources", ()):
         offset = source.get("latestOffset")
         if isinstance(offset, Mapping) and "walRows" in offset:
-            # It says why; here it is a yes or a no.
+            # The source gives the reason as text; here 1 or 0.
             own.append({**offset, "paused": int(bool(offset.get("paused")))})
     if not own:
         return {}
@@ -54,7 +54,7 @@ def figures(progress: Mapping[str, Any]) -> dict[str, float]:
         "batchSeconds": progress.get("durationMs", {}).get("triggerExecution", 0) / 1000,
     }
     for name in ("inputRowsPerSecond", "processedRowsPerSecond"):
-        # The first report has no previous one to compare with: NaN there, which is no JSON.
+        # NaN in the first report, which has no previous one to compare with.
         rate = progress.get(name)
         batch[name] = rate if isinstance(rate, (int, float)) and rate == rate else 0.0
     values: dict[str, float] = {}
@@ -65,7 +65,7 @@ def figures(progress: Mapping[str, Any]) -> dict[str, float]:
 
 
 def exposition(queries: Collection[tuple[str, Mapping[str, float]]]) -> str:
-    """In Prometheus' text format: the figures of each query, with its name."""
+    """The figures of all queries in Prometheus' text format, labelled with the query's name."""
     lines = []
     escapes = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
     for name, metric, text, _ in _FIGURES:
@@ -89,8 +89,8 @@ class Listener(StreamingQueryListener):
 
     def __init__(self, prometheus: str | os.PathLike[str] | None = None) -> None:
         self._file = None if prometheus is None else Path(prometheus)
-        self._lock = threading.Lock()  # queries report from threads of their own
-        self._latest: dict[str, tuple[str, Mapping[str, float]]] = {}  # by the id of the query
+        self._lock = threading.Lock()  # each query reports from its own thread
+        self._latest: dict[str, tuple[str, Mapping[str, float]]] = {}  # key: the query's id
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         log.info("%s started", event.name or event.id)
@@ -117,7 +117,7 @@ class Listener(StreamingQueryListener):
                 self._latest[query] = found
             if self._file is None:
                 return
-            # One name per process: two queries report one after the other, under the lock.
+            # The process id suffices: within a process, the lock serializes the queries.
             new = self._file.with_name(f".{self._file.name}.{os.getpid()}")
             try:
                 new.write_text(exposition(self._latest.values()))

@@ -1,5 +1,5 @@
-"""Which nsqds and topics there are, as nsqlookupds tell, and what an nsqd tells of itself. Imports neither
-pyspark nor pyarrow.
+"""Queries to nsqlookupds, for nsqds and topics, and to nsqds, for stats. Imports neither pyspark nor
+pyarrow.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 def stats_of(
     nsqd: str, config: Config, topic: str = "", channel: str = "", timeout: float = DEFAULT_TIMEOUT
 ) -> NsqdStats:
-    """What an nsqd tells of all topics, of one, or of one channel. ``nsqd`` is where it answers HTTP."""
+    """An nsqd's stats for all topics, one topic, or one channel. ``nsqd`` is its HTTP address."""
     api = NsqdApi(nsqd, timeout=timeout, tls=context_of(config))
     return api.stats(topic, channel, include_clients=False)
 
@@ -38,7 +38,7 @@ def stats_of(
 def ask_all(
     lookupds: Iterable[str], config: Config, question: Callable[[NsqlookupdApi], Iterable[T]]
 ) -> tuple[list[T], list[NsqError]]:
-    """What they say, together and without repetitions, and why some said nothing."""
+    """Ask all nsqlookupds; return their distinct answers, and the errors of those that failed."""
     found: dict[T, None] = {}
     faults: list[NsqError] = []
     for address in lookupds:
@@ -52,7 +52,7 @@ def ask_all(
 def found_by_any(
     lookupds: tuple[str, ...], config: Config, question: Callable[[NsqlookupdApi], Iterable[T]]
 ) -> list[T]:
-    """The same for those who need an answer: faults are logged, and raised when no nsqlookupd answers."""
+    """Like ``ask_all``, but logs the errors, and raises the first one when no nsqlookupd answers."""
     found, faults = ask_all(lookupds, config, question)
     for fault in faults:
         log.warning("%s", fault)
@@ -62,7 +62,7 @@ def found_by_any(
 
 
 def nodes_of(topics: Collection[str] = ()) -> Callable[[NsqlookupdApi], list[Place]]:
-    """Asks for the nsqds that have one of the topics; without topics, for all."""
+    """A question for the nsqds that have any of the topics; without topics, for all nsqds."""
 
     def ask(api: NsqlookupdApi) -> list[Place]:
         found = [node for topic in topics for node in api.nodes_of(topic)] if topics else api.nodes()

@@ -1,8 +1,8 @@
-"""Options as Spark hands them over: text, under names whose case does not count.
+"""Options as Spark passes them: strings, with case-insensitive names.
 
-A part declares what it takes as a frozen dataclass with ``option(…)`` fields; ``maxBytesPerTrigger`` is the
-field ``max_bytes_per_trigger``. Everything that ``nsq.Config`` knows may be given beside them, spelt the same
-way: ``tlsCaFile``, ``authSecret``, ``msgTimeout``. An unknown name is an error, with what it probably meant.
+A source or sink declares its options as a frozen dataclass with ``option(…)`` fields: ``maxBytesPerTrigger``
+is the field ``max_bytes_per_trigger``. All fields of ``nsq.Config`` are options too, spelt the same way:
+``tlsCaFile``, ``authSecret``, ``msgTimeout``. An unknown name is an error, which suggests the nearest name.
 Imports neither pyspark nor pyarrow.
 """
 
@@ -29,7 +29,7 @@ _FACTORS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def size(text: str) -> int:
-    """Bytes: ``33554432``, ``32MiB``, ``32m``. Multiples of 1024, as everywhere in Spark."""
+    """Parse a number of bytes: ``33554432``, ``32MiB``, ``32m``. Units are powers of 1024, as in Spark."""
     found = _SIZE.fullmatch(text.strip())
     if found is None:
         raise ConfigError(f"invalid size {text!r} (want a number of bytes such as 33554432, 32MiB or 1g)")
@@ -37,19 +37,19 @@ def size(text: str) -> int:
 
 
 def names(text: str) -> tuple[str, ...]:
-    """A list separated by commas, without repetitions."""
+    """Parse a list separated by commas; drops duplicates."""
     return tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
 def lasting(text: str) -> float:
-    """Seconds of a duration that may be in days: ``7d``, ``36h``."""
+    """Parse a duration, which may be in days, to seconds: ``7d``, ``36h``."""
     found = _DAYS.fullmatch(text.strip())
     return int(found[1]) * 86_400.0 if found else parse_duration(text)
 
 
 def moment(given: str | datetime.datetime) -> int:
-    """Nanoseconds since 1970 of ``2026-03-01``, ``2026-03-01T07:30`` (UTC), of milliseconds since 1970, or of
-    a datetime with a time zone.
+    """Convert to nanoseconds since 1970: from ``2026-03-01`` or ``2026-03-01T07:30`` (UTC), from milliseconds
+    since 1970, or from a datetime with a time zone.
     """
     if isinstance(given, str):
         if given.strip().isdecimal():
@@ -66,7 +66,7 @@ def moment(given: str | datetime.datetime) -> int:
 
 
 def _shown_size(count: int) -> str:
-    """As one would write it: ``32MiB``."""
+    """Format a size as an option's value: ``32MiB``."""
     for unit in ("g", "m"):
         if count and not count % _FACTORS[unit]:
             return f"{count // _FACTORS[unit]}{unit.upper()}iB"
@@ -86,7 +86,7 @@ def option(
     low: float = -math.inf,
     choices: tuple[str, ...] = (),
 ) -> Any:
-    """A field; without a default it has to be given. ``low`` is the least a number may be."""
+    """Declare an option; required unless it has a default. ``low`` is the minimum of a number."""
     kind = read if isinstance(read, Kind) else Kind("", lambda value: value, read)
     return declare(default, Option(text, kind, low, choices=choices))
 
@@ -109,9 +109,9 @@ def switch(default: bool, text: str) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What all parts share: how to connect. Its repr shows no secret, for Config's does not."""
+    """The connection options that sources and sinks share. The repr shows no secrets, like Config's."""
 
-    #: Names of Kafka's options, in small letters, and what to use here.
+    #: Names of Kafka's options, in lower case, and what to use instead.
     instead_of_kafka: ClassVar[Mapping[str, str]] = {
         "kafka.bootstrap.servers": "nsqd or lookupd",
         "includeheaders": "not there: a message of NSQ has no headers",
@@ -121,7 +121,7 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, str], *, ignored: Iterable[str] = ()) -> Self:
-        """Read and check them; ``ignored`` are those that Spark itself puts there."""
+        """Parse and check options; ``ignored`` names those that Spark itself adds."""
         skipped = {plain_name(name) for name in ignored}
         own, of_config = cls._fields(), _config_names()
         values: dict[str, Any] = {}
@@ -160,7 +160,7 @@ class Options:
 
     @classmethod
     def _instead(cls, plain: str) -> str:
-        """What to write; ``plain`` may be the name of an option of Spark's Kafka source or sink."""
+        """The end of the error for an unknown option: what to use instead, also of Kafka's options."""
         ours = cls.instead_of_kafka.get(plain)
         if ours is not None:
             return f": that is one of Kafka's; here it is {ours}"
@@ -173,7 +173,7 @@ class Options:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Nsqds(Options):
-    """What all parts share that connect to nsqds: where these are."""
+    """The options for the addresses of nsqds and nsqlookupds."""
 
     nsqd: tuple[str, ...] = option("nsqds, host:port, separated by commas.", names, default=())
     lookupd: tuple[str, ...] = option("nsqlookupds, host:port, separated by commas.", names, default=())
@@ -188,7 +188,7 @@ class Nsqds(Options):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SinkOptions(Nsqds):
-    """Durations are seconds here, sizes bytes."""
+    """The options of the sink. As fields, durations are in seconds and sizes in bytes."""
 
     topic: str = option("The topic to publish to; without it, each row's column topic.", default="")
     mpub_messages: int = count(500, "The most messages published at once.")
@@ -215,7 +215,7 @@ def _config_names() -> dict[str, str]:
 
 
 def plain_name(name: str) -> str:
-    """As names are compared: neither case nor separators count."""
+    """A name without case and separators, for comparing names."""
     return name.replace("_", "").replace("-", "").lower()
 
 

@@ -1,5 +1,5 @@
-"""What a row of format "nsq" is, and what is usually done with it next. Imports pyspark and pyarrow when they
-are needed.
+"""The rows of format "nsq", their deduplication, and bodies of JSON. Imports pyspark and pyarrow only when
+needed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TYPES = {
     "body": "binary",
 }
 SCHEMA = ", ".join(f"{name} {kind}" for name, kind in TYPES.items())
-"""``timestamp`` is when nsqd took the message; ``timestamp_ns`` the same, exactly."""
+"""The schema. ``timestamp`` is when nsqd took the message; ``timestamp_ns`` is the same, exactly."""
 
 
 def require_arrow() -> None:
-    """Raises UsageError, in a line, in a Python that has none."""
+    """Raise UsageError when this Python has no pyarrow."""
     if importlib.util.find_spec("pyarrow") is None:
         raise UsageError(
             f"pyarrow is missing in {sys.executable}: pip install 'nsq[spark]' there, or set "
@@ -40,7 +40,7 @@ def require_arrow() -> None:
 
 
 class Field(NamedTuple):
-    """A column of the schema that was asked for."""
+    """A column of the requested schema."""
 
     name: str
     kind: str
@@ -52,7 +52,7 @@ def fields(schema: StructType) -> list[Field]:
 
 
 def checked(wanted: Sequence[Field]) -> list[Field]:
-    """Any of our columns in any order, but as we have them; otherwise ConfigError."""
+    """Check a requested schema: any of our columns in any order, with our types. Raises ConfigError."""
     for field in wanted:
         kind = TYPES.get(field.name)
         if kind is None:
@@ -66,32 +66,32 @@ def checked(wanted: Sequence[Field]) -> list[Field]:
 
 
 def dedup(df: DataFrame, delay: str = "10 minutes") -> DataFrame:
-    """Without messages that came twice within ``delay``, which Spark has to remember for that long.
+    """Drop messages that came twice within ``delay``. Spark keeps their ids for that long.
 
-    nsqd delivers again what was not answered in time, under the same id, which is unique to each nsqd. A
-    message published twice has two ids.
+    nsqd delivers a message again, under the same id, when it was not finished in time. Ids are unique within
+    one nsqd. A message published twice has two ids.
     """
     return df.withWatermark("timestamp", delay).dropDuplicatesWithinWatermark(["nsqd", "id"])
 
 
-# Bodies of JSON, read by a schema, of which nothing is dropped unseen.
+# Bodies of JSON, read by a schema without dropping anything silently.
 #
-# Spark's ``from_json`` makes the columns. It ignores what the schema does not name, keeps one of several
-# values under one name, and takes some texts for JSON that are none. So every body is read again in Python:
-# ``read_again`` says whether it is one JSON object, and what ``from_json`` leaves out of it.
+# Spark's ``from_json`` makes the columns. It ignores fields that the schema does not name, keeps one of
+# several values with the same name, and accepts some invalid JSON. So we parse every body again in Python:
+# ``read_again`` says whether it is one JSON object, and which parts ``from_json`` drops.
 
 
 CORRUPT, RESCUED = "_corrupt", "_rescued"
 
 
 def json(df: DataFrame, schema: StructType | str) -> DataFrame:
-    """The rows with their bodies read as JSON: ``schema``, ``_rescued`` and ``_corrupt`` instead of ``body``.
+    """Parse bodies as JSON: replaces ``body`` by the columns of ``schema``, ``_rescued`` and ``_corrupt``.
 
-    What the schema does not name stands in ``_rescued`` as JSON: other fields, those in another case, and all
-    but the last value of a name that comes twice. A body that is not one JSON object of that schema, and
-    nothing else, stands in ``_corrupt`` as text, in hexadecimal (``0xFF00``) where it is no UTF-8. Both are
-    null where there is nothing to tell. A column of the schema takes the place of ours of the same
-    name, so rename that before where both are wanted.
+    ``_rescued`` holds, as JSON, what the schema does not name: other fields, fields in another case, and all
+    but the last value of a repeated name. ``_corrupt`` holds the whole body if it is not exactly one JSON
+    object of that schema: as text, or in hexadecimal (``0xFF00``) if it is not UTF-8. Each is null when there
+    is nothing to hold. A column of the schema replaces a column of ``df`` with the same name: rename that one
+    first to keep both.
     """
     from pyspark.sql import functions as f
 
@@ -104,7 +104,7 @@ def json(df: DataFrame, schema: StructType | str) -> DataFrame:
 
 
 def _struct(schema: StructType | str) -> StructType:
-    """Without the columns that are always there."""
+    """The schema without ``_corrupt`` and ``_rescued``, which are always added."""
     from pyspark.sql.types import StructType
 
     wanted = StructType.fromDDL(schema) if isinstance(schema, str) else schema
@@ -114,8 +114,8 @@ def _struct(schema: StructType | str) -> StructType:
 
 
 def read_json(body: Column, schema: StructType | str) -> Column:
-    """A struct of ``value``, by the schema, or null where the body does not fit; ``corrupt``, which is then
-    the body as text, in hexadecimal (``0xFF00``) where it is no UTF-8; and ``rescued``.
+    """Parse a body into a struct of ``value``, ``corrupt`` and ``rescued``. If the body does not fit the
+    schema, ``value`` is null and ``corrupt`` the body, as text or in hexadecimal (``0xFF00``); see ``json``.
     """
     import pyarrow as pa
     from pyspark.sql import functions as f
@@ -132,7 +132,7 @@ def read_json(body: Column, schema: StructType | str) -> Column:
 
     text = body.cast("string")
     is_text = f.is_valid_utf8(text)
-    # Other bytes would fail the query.
+    # from_json fails the query on invalid UTF-8.
     first = f.from_json(
         f.make_valid_utf8(text), StructType([*own.fields]).add(CORRUPT, StringType()), _STRICT
     )
@@ -148,7 +148,7 @@ def read_json(body: Column, schema: StructType | str) -> Column:
 
 
 def restore_json(value: Column, rescued: Column, corrupt: Column) -> Column:
-    """The bodies that ``read_json`` has read: the same values, in an order and spelling that may differ."""
+    """Rebuild bodies that ``read_json`` has parsed: the same values; order and spelling may differ."""
     import pyarrow as pa
     from pyspark.sql import functions as f
 
@@ -159,7 +159,7 @@ def restore_json(value: Column, rescued: Column, corrupt: Column) -> Column:
 
 
 def _arrow_udf(function: Any, kind: str) -> Any:
-    """Spark reads the annotations, and not as text."""
+    """Make an Arrow UDF. Spark reads the annotations of the function, and not as strings."""
     import pyarrow as pa
     from pyspark.sql.pandas.functions import arrow_udf
 
@@ -169,7 +169,7 @@ def _arrow_udf(function: Any, kind: str) -> Any:
 
 
 def shape_of(kind: DataType) -> Shape:
-    """What a Spark type names."""
+    """The names in a Spark type, as a ``Shape``."""
     from pyspark.sql.types import ArrayType, MapType, StructType
 
     if isinstance(kind, StructType):
@@ -182,24 +182,24 @@ def shape_of(kind: DataType) -> Shape:
 _STRICT = {"mode": "PERMISSIVE", "allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
 _STRICT |= {"columnNameOfCorruptRecord": CORRUPT}
 
-#: What a schema names: a dict of the fields of a struct, a list with the kind of an array's elements, a tuple
-#: with the kind of a map's values, or None for a plain value.
+#: The names in a schema: a dict for a struct's fields, a list of one shape for an array's elements, a tuple
+#: of one shape for a map's values, or None for a plain value.
 Shape = dict[str, Any] | list[Any] | tuple[Any] | None
 
 
 class _Object(list[tuple[str, Any]]):
-    """All names and values of a JSON object, in their order."""
+    """A JSON object as a list of names and values, in order and with duplicates."""
 
 
 class _Number(str):
-    """As it is written."""
+    """A JSON number, spelled as in the body."""
 
     __slots__ = ()
 
 
 def read_again(body: bytes | None, shape: Shape) -> tuple[bool, str | None]:
-    """Whether it is a JSON object, and of one the parts that the schema does not name, as JSON; None when it
-    names all.
+    """Return whether a body is a JSON object, and the parts that the schema does not name, as JSON; None
+    when there are no such parts.
     """
     try:
         read = _parsed((body or b"").decode())
@@ -220,7 +220,7 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _left(value: Any, shape: Shape) -> Any:
-    """What is left of a value without the parts that are named; None when nothing is."""
+    """The parts of a value that ``shape`` does not name; None when there are none."""
     if isinstance(value, _Object) and isinstance(shape, (dict, tuple)):
         last = {name: place for place, (name, _) in enumerate(value)}
         left = _Object()
@@ -240,7 +240,7 @@ def _left(value: Any, shape: Shape) -> Any:
 
 
 def restored(read: str | None, left: str | None) -> str | None:
-    """A body again, of the part that a schema named and what it ``left``: JSON texts."""
+    """Join the part of a body that the schema named and the part it ``left``, both JSON."""
     if read is None or left is None:
         return read
     return _text(_joined(_parsed(read), _parsed(left)))
@@ -253,7 +253,7 @@ def _joined(read: Any, left: Any) -> Any:
         return [_joined(*pair) for pair in zip(read, left, strict=True)]
     rest = dict(left)
     inside = {name for name, value in read if _belong_together(value, rest.get(name))}
-    # In front: of several values under one name the last one counts, and that is the one that was read.
+    # In front: of several values with one name the last one counts, which is in ``read``.
     outside = [(name, value) for name, value in left if name not in inside]
     return _Object(
         [*outside, *((name, _joined(value, rest[name]) if name in inside else value) for name, value in read)]
@@ -261,7 +261,7 @@ def _joined(read: Any, left: Any) -> Any:
 
 
 def _belong_together(read: Any, left: Any) -> bool:
-    """Whether they are parts of one object or array."""
+    """Whether both are parts of the same object or array."""
     if not isinstance(read, list) or type(read) is not type(left):
         return False
     return isinstance(read, _Object) or len(read) == len(left)

@@ -1,5 +1,5 @@
-"""A Spark session for one machine, for those who bring none; and our formats made known to a session that has
-not found them itself. Loads pyspark only then.
+"""Creates a Spark session for one machine, and registers our formats with a session that did not find them.
+Imports pyspark only when called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nsq.spark import doctor
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# spark-submit has started the JVM already, and has decided where things run.
+# Set below spark-submit, which has started the JVM and chosen the master.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
 
@@ -28,21 +28,21 @@ def local_session(
     conf: Mapping[str, str] | None = None,
     log_level: str = "ERROR",
 ) -> SparkSession:
-    """The session there is, or a new one: all cores of this machine, no web interface, UTC, few shuffle
-    partitions, quiet.
+    """Return the active session, or a new one: all cores of this machine, no web UI, UTC, few shuffle
+    partitions, little logging.
 
         spark = local_session(conf={"spark.driver.memory": "4g"})
 
-    ``master`` and ``conf`` overrule that. Below spark-submit, its own master and settings hold. Raises
-    ConfigError, in a line, where Java or a package is missing: Spark's own words are many.
+    ``master`` and ``conf`` override these settings. Below spark-submit, its own master and settings apply.
+    Raises ConfigError, in one line, when Java or a package is missing.
     """
     session_class = _session_class()
     if session_class.getActiveSession() is None:
         refuse_obstacles(master)
-    # Spark would start `python3` of the PATH, which may be another one, without this package.
+    # Spark would start `python3` from PATH, which may lack this package.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if _is_local(master):
-        # A laptop's host name often leads to an address it does not have just now.
+        # A laptop's host name often resolves to an address that it does not have now.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = session_class.builder.appName(app).config(map={**settings(master), **(conf or {})})
     spark: SparkSession = builder.getOrCreate()
@@ -52,7 +52,7 @@ def local_session(
 
 @contextlib.contextmanager
 def session_or_own(spark: SparkSession | None) -> Iterator[SparkSession]:
-    """``spark`` itself, or the active one, or one that lives as long as the block."""
+    """Yield ``spark`` itself, the active session, or a new one that is stopped after the block."""
     existing = spark or _session_class().getActiveSession()
     session = existing or local_session()
     try:
@@ -63,7 +63,7 @@ def session_or_own(spark: SparkSession | None) -> Iterator[SparkSession]:
 
 
 def settings(master: str | None) -> dict[str, str]:
-    """The configuration of the session, where nothing else is said."""
+    """The default configuration of a session."""
     chosen = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -77,11 +77,11 @@ def settings(master: str | None) -> dict[str, str]:
 
 
 def refuse_obstacles(master: str | None) -> None:
-    """A quick look at what would keep Spark from starting here, and its workers from working."""
+    """Raise ConfigError if a quick check finds that Spark cannot start here, or its workers cannot run."""
     if _SUBMITTED in os.environ:
         return  # Java runs already
     looked_at = [*doctor.check_packages(), doctor.check_java()]
-    # Workers of a cluster have a Python of their own, under a name that may mean nothing here.
+    # A cluster's workers have their own Python, whose path may not exist here.
     looked_at += [doctor.check_workers()] if _is_local(master) else []
     for found in looked_at:
         if found.state == doctor.WRONG:
@@ -103,16 +103,16 @@ def _session_class() -> type[SparkSession]:
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats "nsq" and "nsq_stats" known to this session; changes nothing else.
+    """Register the formats "nsq" and "nsq_stats" with this session.
 
-    Raises UsageError when Spark's workers would start with a Python that lacks what they need.
+    Raises UsageError when the Python of Spark's workers lacks a package that they need.
     """
     from nsq.spark.batch import NsqStatsDataSource
     from nsq.spark.source.stream import NsqDataSource
 
     try:
         python = shutil.which(spark.sparkContext.pythonExec)
-    except Exception:  # Spark Connect has no context, and says so in its own way: it is decided elsewhere
+    except Exception:  # Spark Connect has no context: its server chooses the Python
         python = None
     another = python if python and os.path.abspath(python) != os.path.abspath(sys.executable) else None
     if another and (fault := doctor.worker_fault(another)):

@@ -1,7 +1,7 @@
-"""``df.write.format("nsq")`` and ``writeStream``: publishing from Spark, every row's ``body`` a message.
+"""The sink: ``df.write.format("nsq")`` and ``writeStream`` publish the ``body`` of every row as a message.
 
-A task reads its rows, packs them into MPUBs, and keeps several under way. Loaded only when something is
-written, as this imports pyspark; pyarrow comes with the first rows.
+A task packs its rows into MPUBs, and keeps several of them in flight. This module imports pyspark, so it is
+loaded only when something is written; the first rows load pyarrow.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nsq.spark")
 
-# What Spark drives
+# The classes that Spark calls
 
 
-#: What the tasks of a write have said; None for one that did not come to its end.
+#: The reports of a write's tasks; None for a task that failed.
 Messages = list[WriterCommitMessage | None]
 
 
 @dataclasses.dataclass(frozen=True)
 class TaskReport(WriterCommitMessage):
-    """What one task has published."""
+    """The number of messages and bytes that a task has published."""
 
     messages: int
     bytes: int
 
 
 class _Writer:
-    """Publishes every row. Raises ConfigError, in one line, for what cannot be published as asked."""
+    """Publishes every row. Raises ConfigError, in one line, for a schema or options that it cannot use."""
 
     append = '.mode("append")'
     ignored: tuple[str, ...] = ()
@@ -89,11 +89,11 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     ignored = ("checkpointLocation", "queryName")
 
 
-# What a task does
+# The work of a task
 
 
 def publish_rows(options: SinkOptions, columns: Columns, given: Iterable[pa.RecordBatch]) -> TaskReport:
-    """``columns`` were checked before."""
+    """Publish a task's rows. ``columns`` come from ``Columns.of``, which has checked them."""
     producer = Producer(*options.nsqd, nsqlookupd=options.lookupd, config=options.config)
     room = options.pipeline * options.mpub_messages
     pipeline = Pipeline(producer, room=room, retries=options.retries, timeout=options.timeout)
@@ -113,7 +113,7 @@ def publish_rows(options: SinkOptions, columns: Columns, given: Iterable[pa.Reco
         log.warning("a task failed when at least %d of its messages were published", pipeline.messages)
         raise
     finally:
-        producer.close(1.0)  # for connections to end in good order: no publish waits
+        producer.close(1.0)  # a short timeout will do: no publish is pending
     return TaskReport(pipeline.messages, pipeline.bytes)
 
 
@@ -122,7 +122,7 @@ def publish_rows(options: SinkOptions, columns: Columns, given: Iterable[pa.Reco
 
 _TEXTS = ("string", "char", "varchar")
 _DEFER = "deferMs"
-#: Spark's types of each, and how they are called.
+#: The allowed Spark types of each column, and how error messages call them.
 _TYPES = {
     "body": (("binary", *_TEXTS), "binary or string; for example to_json(struct(*)) AS body"),
     "topic": (_TEXTS, "string"),
@@ -131,7 +131,7 @@ _TYPES = {
 
 
 class Columns(NamedTuple):
-    """Their places; None for one that is not there, or not needed."""
+    """The indexes of the columns to publish; None for a column that is missing or not needed."""
 
     body: int
     topic: int | None
@@ -139,9 +139,9 @@ class Columns(NamedTuple):
 
     @classmethod
     def of(cls, fields: Sequence[tuple[str, str]], topic: str) -> Columns:
-        """``fields`` are the names and types, as Spark calls them; ``topic`` is the option, or empty.
+        """Find and check the columns. ``fields`` are Spark's names and types; ``topic`` is the option, or "".
 
-        Columns by other names are left alone: rows as the source makes them can be published as they are.
+        Other columns are ignored, so rows of the source can be published as they are.
         """
         body, defer = _place(fields, "body"), _place(fields, _DEFER)
         place = None if topic else _place(fields, "topic")
@@ -151,7 +151,7 @@ class Columns(NamedTuple):
         if not topic and place is None:
             hint = f".option('topic', …), or a column of that name{there}"
             raise ConfigError(f"there is no column topic and no option topic: {hint}")
-        # A delay that is left alone would not be noticed for long.
+        # Refuse a misspelled deferMs, which would otherwise be ignored silently.
         plain = {plain_name(name): name for name, _ in fields}
         close = closest(_DEFER, plain, 0.75)
         if defer is None and close:
@@ -172,11 +172,11 @@ def _place(fields: Sequence[tuple[str, str]], name: str) -> int | None:
     return found[0]
 
 
-# From Arrow to bodies by topic, all of them checked first
+# From an Arrow batch to bodies by topic, after checking all rows
 
 
 class Rows(NamedTuple):
-    """What goes to one topic. ``delays`` are seconds, one for each body; None when none is deferred."""
+    """The bodies for one topic. ``delays`` holds seconds for each body; None when no body is deferred."""
 
     topic: str
     bodies: list[bytes]
@@ -184,12 +184,12 @@ class Rows(NamedTuple):
 
 
 def read(batch: pa.RecordBatch, columns: Columns, options: SinkOptions) -> Iterator[Rows]:
-    """Raises InvalidMessage or InvalidName for the first row that nsqd would refuse, before it yields."""
+    """Split a batch by topic. Checks all rows first: raises InvalidMessage or InvalidName for a bad one."""
     import pyarrow as pa
 
     if not batch.num_rows:
         return
-    # Offsets of 64 bits, whatever Spark is set to send; of a short one nothing is copied.
+    # 64-bit offsets, whichever width Spark sends; the cast does not copy the bodies.
     array = batch.column(columns.body).cast(pa.large_binary())
     topics = None if columns.topic is None else batch.column(columns.topic)
     delays = None if columns.defer is None else _delays(batch.column(columns.defer), options.config)
@@ -228,7 +228,7 @@ def _check_sizes(bodies: pa.Array, topics: Any, most: int) -> None:
 
 
 def _delays(column: Any, config: Config) -> list[float] | None:
-    """In seconds; None when all are null or 0."""
+    """The delays in seconds; None when all are null or 0."""
     import pyarrow.compute as pc
 
     limit = config.max_defer * 1000
@@ -243,7 +243,7 @@ def _delays(column: Any, config: Config) -> list[float] | None:
 
 
 def _values(array: pa.Array) -> list[bytes]:
-    """What ``to_pylist`` gives when nothing is null, in a fraction of its time."""
+    """The values as a list, like ``to_pylist`` for an array without nulls, but much faster."""
     _, offsets, data = array.buffers()
     first = array.offset
     ends = memoryview(offsets).cast("q")[first : first + len(array) + 1].tolist()
@@ -252,12 +252,12 @@ def _values(array: pa.Array) -> list[bytes]:
     return [content[begin - start : end - start] for begin, end in itertools.pairwise(ends)]
 
 
-# Publishes under way: so many at once, each tried anew as often as it may be, none forgotten
+# Publishes in flight: a limited number at once, each with a limited number of retries
 
 
 class Pipeline:
-    """``room`` counts messages, so that one which is deferred, and has to travel alone, takes the room of
-    one. ``messages`` and ``bytes`` count what nsqds have stored. For a single thread.
+    """Keeps publishes in flight, at most ``room`` messages in all, and retries those that fail. ``messages``
+    and ``bytes`` count what nsqds have stored. For a single thread.
     """
 
     def __init__(self, publisher: Producer, *, room: int, retries: int, timeout: float) -> None:
@@ -268,11 +268,11 @@ class Pipeline:
         self.messages = 0
         self.bytes = 0
         self._inside = 0
-        #: What becomes of each, the bodies, how to publish them once more, and how often that may still be.
+        #: For each publish: its future, the bodies, a function that publishes again, and the retries left.
         self._attempts: deque[tuple[Future[None], Sequence[bytes], Callable[[], Future[None]], int]] = deque()
 
     def publish(self, topic: str, bodies: Sequence[bytes], delay: float = 0.0) -> None:
-        """A message with a delay goes alone."""
+        """Publish bodies, after waiting for room. With a ``delay`` there must be only one body."""
 
         def send() -> Future[None]:
             if delay:
@@ -285,15 +285,15 @@ class Pipeline:
         self._attempts.append((send(), bodies, send, self._retries))
 
     def drain(self) -> None:
-        """Wait for all of them; raises for the first that came to nothing."""
+        """Wait for all publishes; raises the error of the first one that failed for good."""
         while self._attempts:
             self._settle()
 
     def _settle(self) -> None:
-        """The oldest: wait for what becomes of it."""
+        """Wait for the oldest publish; retry it or count it."""
         future, bodies, send, retries = self._attempts.popleft()
         try:
-            future.result()  # has a deadline of its own
+            future.result()  # the publish has its own deadline
         except NsqError as error:
             if not error.retry or not retries:
                 raise

@@ -1,5 +1,5 @@
-"""``archive``: a topic as Parquet files by date and hour, or as a Delta table. Loads pyspark only when a
-frame is at hand, and deltalake when a table is written.
+"""``archive`` stores a topic as Parquet files by date and hour, or as a Delta table. Imports pyspark and
+deltalake only when called.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PARTITIONS = ("date", "hour")
 _HOUR = 3_600_000_000_000
 _DELTA = "delta:"
 
-#: The archive is what is kept, so the log keeps nothing; and a task writes a file of this size per hour.
+#: The archive is the copy to keep, so the log keeps nothing. A task writes a file of this size per hour.
 _DEFAULTS = {"retention": "0", "targetpartitionbytes": "128m"}
 #: The rows of a batch for a table pass through the driver's memory.
 _TABLE_DEFAULTS = _DEFAULTS | {"maxbytespertrigger": "256m"}
@@ -34,7 +34,7 @@ _TABLE_DEFAULTS = _DEFAULTS | {"maxbytespertrigger": "256m"}
 
 @dataclasses.dataclass(frozen=True)
 class ArchiveResult(Totals):
-    """``bytes`` are those of the bodies, ``files`` those that readers of ``path`` find in addition."""
+    """The result of ``archive``. ``bytes`` is the size of the bodies; ``files`` were added below ``path``."""
 
     path: str = ""
 
@@ -63,17 +63,17 @@ def archive(
         nsq.spark.archive("orders", to="/data/orders", nsqd="127.0.0.1:4150")
         spark.read.parquet("/data/orders").where("date = '2026-03-01'")
 
-    It ends when all is stored that was in the channel at its beginning; ``follow=True`` goes on, a batch
-    ``every`` so many seconds, until ``stop`` is set, or Ctrl-C. Call it again, and it continues. A batch
-    makes a file for each hour, and another for each 128 MiB: a longer ``every`` makes fewer and larger files.
+    It returns when everything that was in the channel at the start is stored. ``follow=True`` goes on with a
+    batch every ``every`` seconds until ``stop`` is set, or Ctrl-C. The next call continues where this one
+    ended. A batch makes a file per hour, and one per 128 MiB: a longer ``every`` makes fewer, larger files.
 
-    Date and hour are those of the message's timestamp, in UTC. ``body="string"`` stores text, with � for what
-    is no UTF-8; ``body="json"`` a struct by ``schema``, null where that does not fit, and then the text in
+    Date and hour come from the message's timestamp, in UTC. ``body="string"`` stores text, with � for invalid
+    UTF-8. ``body="json"`` stores a struct by ``schema``; a body that does not fit is null, with its text in
     ``_corrupt``. ``options`` are those of ``format("nsq")``, such as ``{"maxInFlight": 5000}``.
 
-    From the log ``wal`` every message reaches the files exactly once, whatever crashes on the way. It and
-    ``checkpoint`` are ``<to>/_wal`` and ``<to>/_checkpoint`` by default, which Spark, pyarrow and pandas do
-    not take for data; for a glob, use ``<to>/date=*/hour=*/*.parquet``.
+    From the log ``wal`` on, every message reaches the files exactly once, whatever crashes. ``wal`` and
+    ``checkpoint`` default to ``<to>/_wal`` and ``<to>/_checkpoint``, folders that Spark, pyarrow and pandas
+    ignore when they read ``to``; for a glob, use ``<to>/date=*/hour=*/*.parquet``.
     """
     if body not in KINDS:
         raise ConfigError(f"body is {body!r}, but must be one of: {', '.join(KINDS)}")
@@ -83,7 +83,7 @@ def archive(
         raise ConfigError(f"schema is for body='json'; body is {body!r}")
     table = os.fspath(to).startswith(_DELTA)
     path = os.fspath(to).removeprefix(_DELTA)
-    # A table keeps to itself: the log and the checkpoint lie beside it.
+    # The log and the checkpoint of a table are beside it, not inside.
     root = below(f"{path}.nsq" if table else path)
     if table:
         try:
@@ -98,7 +98,7 @@ def archive(
 
 
 def store_rows(rows: DataFrame, path: str, running: Running, *, table: bool = False) -> ArchiveResult:
-    """Run the query that ``archived`` has made."""
+    """Run the query that ``archived`` returns."""
     files = None if table else open_files(path, rows.sparkSession)
 
     def handle(part: DataFrame, batch: Batch) -> Written:
@@ -110,22 +110,22 @@ def store_rows(rows: DataFrame, path: str, running: Running, *, table: bool = Fa
 
 
 def archived(frame: DataFrame, body: str, schema: StructType | str | None = None) -> DataFrame:
-    """Rows as they are stored, of any frame with the columns of the source: these, the body as it is wanted,
-    and where they belong.
+    """The rows to store, of any frame with the source's columns: these columns, the body as chosen, its size,
+    and the partition columns date and hour.
     """
     from pyspark.sql import functions as f
 
     raw = f.col("body")
     if body == "json":
-        # Either the body and what the schema leaves out of it, or, where it does not fit, its text.
+        # Either body and _rescued are set, or, where the body does not fit, _corrupt.
         read = read_json(raw, schema or "")
         parts = {"value": "body", "rescued": RESCUED, "corrupt": CORRUPT}
         stored = [read[name].alias(column) for name, column in parts.items()]
     else:
-        # Parquet's text is UTF-8, and other readers insist on it.
+        # Text in Parquet must be UTF-8; other readers fail otherwise.
         text = f.make_valid_utf8(raw.cast("string")).alias("body")
         stored = [raw if body == "binary" else text]
-    # From the number, as dates from timestamps depend on the session's time zone; `div` keeps it whole.
+    # From timestamp_ns, because date functions depend on the session's time zone; `div` divides integers.
     day = f.expr(f"date_from_unix_date(cast(timestamp_ns div {24 * _HOUR} as int))")
     hour = f.expr(f"format_string('%02d', pmod(timestamp_ns div {_HOUR}, 24))")
     columns = [name for name in TYPES if name != "body"]
@@ -134,13 +134,13 @@ def archived(frame: DataFrame, body: str, schema: StructType | str | None = None
 
 
 def write_parquet(frame: DataFrame, uri: str, *, partitions: tuple[str, ...] = ()) -> Written:
-    """Rows, and bytes of their bodies, counted on their way: the frame must have a column ``_bytes``, which
-    is not written.
+    """Write a frame as Parquet, and count its rows and bytes while writing. The bytes come from a column
+    ``_bytes``, which is not written.
     """
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
-    # Spark's default, INT96, is read back in strange ways by others. A batch's session is the query's own.
+    # Other readers misread Spark's default, INT96. This changes only the query's own session.
     frame.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     seen = Observation()
     counted = frame.observe(seen, f.count(f.lit(1)).alias("rows"), f.sum(BYTES).alias("bytes"))
@@ -150,8 +150,8 @@ def write_parquet(frame: DataFrame, uri: str, *, partitions: tuple[str, ...] = (
 
 
 def write_delta(frame: DataFrame, table: str, batch: Batch) -> Written:
-    """A batch of an archive as one commit, exactly once: the commit carries the query's id and the batch's
-    number, and a number that the table has already is left out.
+    """Write a batch as one commit, exactly once: the commit carries the query's id and the batch's number, so
+    a batch that the table already has is skipped.
     """
     import pyarrow.compute as pc
     from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake

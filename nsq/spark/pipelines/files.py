@@ -1,17 +1,17 @@
-"""The files of a batch, put into a folder exactly once, however often the batch is run.
+"""Puts the files of a batch into a folder exactly once, however often Spark runs the batch.
 
-    <root>/_staging/<query>/<batch>/…        what Spark wrote; readers do not look there
-    <root>/_batches/<query>/<batch>.json     the decision: which of those files goes where
-    <root>/date=…/hour=…/part-….parquet      where readers look
+    <root>/_staging/<query>/<batch>/…        the files that Spark wrote; readers ignore them
+    <root>/_batches/<query>/<batch>.json     the decision: the list of files and where to move them
+    <root>/date=…/hour=…/part-….parquet      the files that readers see
 
-Spark runs a batch again unless it has noted its end, so whatever is done by a batch happens once or twice.
-Here it is the decision that counts, one small file that is there or not: without it, whatever was staged is
-thrown away and written anew, perhaps cut into other files; with it, nothing is written again, and the moves
-that are still missing are made up for. A file is moved in one step and under a name of its own, so readers
-find it whole or not at all, and never twice. The files of one batch do appear one after the other.
+Spark runs a batch again unless it has recorded its end, so every step of a batch can happen twice. The
+decision, one small file that is written atomically, is the commit. Without it, a new run discards the staged
+files and writes them again, perhaps divided differently. With it, a new run writes nothing, and only makes
+the moves that are missing. Each file is moved atomically to a unique name, so readers see it completely or
+not at all, and never twice. The files of one batch do appear one after the other.
 
-Paths are relative to a root, with / between names, on a local file system or on whatever Hadoop knows. Must
-import neither pyspark nor pyarrow: ``HadoopFiles`` is handed a session.
+Paths are relative to a root, with / between names, on a local file system or any that Hadoop supports. Must
+not import pyspark or pyarrow: ``HadoopFiles`` gets a session as an argument.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def local_path(location: str | os.PathLike[str]) -> str | None:
     if not _SCHEME.match(text):
         return os.path.abspath(text)
     scheme, _, path = text.partition(":")
-    # Like Hadoop, which takes what follows as it is: file:///a%20b is a folder of that name.
+    # Like Hadoop, which does not decode the path: file:///a%20b is a folder called a%20b.
     return os.path.abspath("/" + path.lstrip("/")) if scheme.lower() == "file" else None
 
 
 def below(location: str | os.PathLike[str], *names: str) -> str:
-    """``below("s3a://bucket/orders", "_checkpoint")``, and the same for local paths."""
+    """Join names to a location: ``below("s3a://bucket/orders", "_checkpoint")``, or a local path."""
     local = local_path(location)
     if local is not None:
         return os.path.join(local, *names)
@@ -55,17 +55,17 @@ def open_files(location: str | os.PathLike[str], spark: SparkSession) -> Files:
 
 
 class LocalFiles:
-    """What is written or moved survives a power cut: Spark itself leaves that to chance."""
+    """A local folder. It fsyncs what it writes and moves, which Spark itself does not do."""
 
     def __init__(self, root: str) -> None:
         self.root = Path(root)
 
     def uri(self, path: str) -> str:
-        """What Spark calls it."""
+        """The URI of a path, for Spark."""
         return f"file://{self.root / path}"
 
     def walk(self, folder: str) -> list[str]:
-        """The paths of all files below, sorted; none when there is no such folder."""
+        """The sorted paths of all files below a folder; empty when it does not exist."""
         return sorted(
             Path(place, name).relative_to(self.root).as_posix()
             for place, _, names in os.walk(self.root / folder)
@@ -73,17 +73,17 @@ class LocalFiles:
         )
 
     def read(self, path: str) -> str | None:
-        """None when it is not there."""
+        """The content of a file; None when it is missing."""
         try:
             return (self.root / path).read_text(encoding="utf-8")
         except FileNotFoundError:
             return None
 
     def write(self, path: str, text: str) -> None:
-        """All of it or nothing."""
+        """Write a file atomically."""
         target = self.root / path
         changed = _make_folder(target.parent)
-        # Hidden from readers of the folder, should it be left behind.
+        # A hidden name, which readers ignore if a crash leaves the file behind.
         temporary = target.with_name(f".{target.name}.new")
         temporary.write_text(text, encoding="utf-8")
         sync(temporary)
@@ -92,12 +92,12 @@ class LocalFiles:
             sync(folder)
 
     def persist(self, paths: Iterable[str]) -> None:
-        """Make what another process wrote there durable."""
+        """Fsync files that another process wrote."""
         for path in paths:
             sync(self.root / path)
 
     def move(self, moves: Iterable[Move]) -> None:
-        """Each in one step; a source that is not there has been moved before."""
+        """Move each file atomically; skip a missing source, which was moved before."""
         changed: set[Path] = set()
         for source, target in moves:
             place = self.root / target
@@ -108,7 +108,7 @@ class LocalFiles:
             sync(folder)
 
     def delete(self, path: str) -> None:
-        """A file, or a folder with all it holds; nothing when it is not there."""
+        """Delete a file, or a folder with its content; a missing one is no error."""
         place = self.root / path
         if place.is_dir() and not place.is_symlink():
             shutil.rmtree(place)
@@ -117,14 +117,14 @@ class LocalFiles:
 
 
 def _make_folder(folder: Path) -> set[Path]:
-    """The folder itself, and those above that have a new entry by it: all have to be synced."""
+    """Create a folder. Returns the folders to fsync: this one, and those that got a new entry."""
     missing = [place for place in (folder, *folder.parents) if not place.is_dir()]
     folder.mkdir(parents=True, exist_ok=True)
     return {folder, *(place.parent for place in missing)}
 
 
 def sync(path: Path) -> None:
-    """fsync of a file or a folder."""
+    """Fsync a file or a folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -133,7 +133,7 @@ def sync(path: Path) -> None:
 
 
 class HadoopFiles:
-    """The same on a file system of Hadoop's. For the usual object stores, closed is durable."""
+    """Like ``LocalFiles``, on a file system of Hadoop. The usual object stores make closed files durable."""
 
     def __init__(self, root: str, spark: SparkSession) -> None:
         self._root = root.rstrip("/")
@@ -148,7 +148,7 @@ class HadoopFiles:
         place = self._path(folder)
         if not self._files.exists(place):
             return []
-        # The file system completes the root by what it takes for granted: scheme, host, user.
+        # Listed paths are qualified: the file system adds its default scheme, host and user.
         start = len(self._files.makeQualified(self._path("")).toString().rstrip("/")) + 1
         found, listing = [], self._files.listFiles(place, True)
         while listing.hasNext():
@@ -179,8 +179,8 @@ class HadoopFiles:
                 self._replace(source, target)
 
     def _replace(self, source: str, target: str) -> None:
-        # Not all renames replace: a crash in between leaves nothing, which is "not written". And where
-        # renaming is copying, there may be a copy that was complete before its source could be deleted.
+        # Delete first, because some renames do not replace; a crash in between means "not written". Where a
+        # rename copies, the target may be a complete copy whose source was not deleted yet.
         self._files.delete(self._path(target), False)
         if not self._files.rename(self._path(source), self._path(target)):
             raise OSError(f"{self.uri(source)} cannot be renamed to {self.uri(target)}")
@@ -193,19 +193,20 @@ class HadoopFiles:
 
 
 Files = LocalFiles | HadoopFiles
-#: From and to.
+#: The source and target of a move.
 Move = tuple[str, str]
 
 
 class Batch(NamedTuple):
-    """``query`` is the id that a checkpoint keeps: a new checkpoint counts from 0 under another id."""
+    """A batch of a query. ``query`` is the id in the checkpoint: a new checkpoint has a new id, and counts
+    from 0."""
 
     query: str
     number: int
 
 
 class Written(NamedTuple):
-    """What went into a batch: rows, bytes of their bodies, and the files that they became."""
+    """The rows of a batch, the bytes of their bodies, and the number of files."""
 
     rows: int
     bytes: int
@@ -213,17 +214,17 @@ class Written(NamedTuple):
 
 
 def publish(files: Files, batch: Batch, write: Callable[[str], Written]) -> Written:
-    """``write(uri)`` puts the batch's Parquet files there; they are moved to the same folders below the root,
-    under names that say which batch they came from.
+    """Publish a batch: ``write(uri)`` writes its Parquet files to a staging folder, and this moves them to
+    the same folders below the root, under names that contain the batch.
     """
     decisions, name = f"_batches/{batch.query}", f"{batch.number:09d}"
     staging = f"_staging/{batch.query}/{name}"
     text = files.read(f"{decisions}/{name}.json")
     if text is None:
-        # Earlier decisions: once there is a later batch, Spark does not ask for them again.
+        # Delete earlier decisions: Spark never repeats a batch after it has started a later one.
         for path in files.walk(decisions):
             files.delete(path)
-        files.delete(staging)  # of an earlier try, which came to no decision
+        files.delete(staging)  # of an earlier run that wrote no decision
         written = write(files.uri(staging))
         staged = [path for path in files.walk(staging) if path.endswith(".parquet")]
         files.persist(staged)

@@ -1,4 +1,4 @@
-"""``metrics``: what passes through a topic, window by window; and charts of that, and of archives. Loads
+"""``metrics`` counts a topic's messages by window of time; also draws charts of metrics and archives. Imports
 matplotlib only when a chart is drawn.
 """
 
@@ -23,7 +23,7 @@ from nsq.spark.pipelines.streaming import Addresses, OnProgress, Running, Totals
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
 
-# The last windows of a stream that never ends; more are forgotten by the result, not by ``to``.
+# The most windows in a result: an endless stream drops the oldest ones. ``to`` keeps all.
 _REMEMBERED = 10_000
 
 _QUANTILES = {"latency_p50": 0.5, "latency_p95": 0.95, "latency_p99": 0.99}
@@ -31,9 +31,9 @@ _QUANTILES = {"latency_p50": 0.5, "latency_p95": 0.95, "latency_p99": 0.99}
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """The messages whose timestamps lie in ``[start, end)``. Latencies are seconds from then to the batch
-    that counted them; ``redelivered`` had been tried before; ``top`` are the most frequent keys, and about
-    how often each occurred.
+    """The messages with timestamps in ``[start, end)``. Latencies are seconds from the timestamp to the batch
+    that counted the message. ``redelivered`` counts messages with more than one attempt. ``top`` holds the
+    most frequent keys with approximate counts.
     """
 
     start: datetime.datetime
@@ -52,7 +52,7 @@ class Window:
 
 @dataclasses.dataclass(frozen=True)
 class MetricsResult(Totals):
-    """``windows`` in order of time, each as it was last heard of; ``rows`` are messages."""
+    """The result of ``metrics``: ``windows`` by time, with their last values; ``rows`` counts messages."""
 
     windows: tuple[Window, ...] = ()
 
@@ -83,25 +83,25 @@ def metrics(
         result = nsq.spark.metrics("orders", nsqd="127.0.0.1:4150", window="10 seconds", key="$.country")
         nsq.spark.metrics_chart(result.windows, "orders.png")
 
-    It takes messages off the channel: give it one of its own. ``key`` is a path into JSON bodies, ``$.a.b``,
-    or an SQL expression of the columns, with ``text`` for the body as text: ``nsqd``, ``left(text, 3)``.
-    ``on_windows`` is told of windows that have changed, after each batch. ``follow`` and ``every`` are those
-    of ``archive``.
+    It consumes the channel's messages, so it needs its own channel. ``key`` is a path into JSON bodies,
+    ``$.a.b``, or an SQL expression of the columns and ``text``, the body as text, such as ``left(text, 3)``.
+    After each batch, ``on_windows`` gets the windows that have changed. ``follow`` and ``every`` work as in
+    ``archive``.
 
-    Without ``to``, every window is reported as far as it is known, and all is forgotten in the end. With
-    ``to``, windows are reported and written there as Parquet, exactly once, when they are closed, which is
-    ``watermark`` after their end by the messages' own time; the last ones follow with the next call. Messages
-    later than that are left out.
+    Without ``to``, windows are reported while they are incomplete, and nothing is kept after the call. With
+    ``to``, a window is reported, and written there as Parquet exactly once, when it closes: when a message
+    comes whose timestamp is ``watermark`` after its end. The last windows follow in the next call. Messages
+    that come after their window has closed are not counted.
     """
     if top < 1:
         raise UsageError(f"top is {top}, but must be at least 1")
     with contextlib.ExitStack() as stack:
-        # The query's last threads may still be at files that are deleted.
+        # Ignore errors: the query's last threads may still use the files.
         forgotten = tempfile.TemporaryDirectory(prefix="nsq-metrics-", ignore_cleanup_errors=True)
         root = stack.enter_context(forgotten) if to is None else below(to)
         chosen: dict[str, Any] = {"retention": "0"}
         if to is None and checkpoint is None:
-            chosen["startingposition"] = "committed"  # each call has a checkpoint of its own
+            chosen["startingposition"] = "committed"  # each call has its own checkpoint
         chosen |= options or {}
         reading = streaming.stream_options(root, topic, channel, nsqd, lookupd, wal, chosen)
         mode = "append" if to is not None else "update"
@@ -117,12 +117,12 @@ def collect_windows(
     running: Running,
     on_windows: Callable[[Sequence[Window]], None] | None = None,
 ) -> MetricsResult:
-    """Run the query that ``measured`` has made."""
+    """Run the query that ``measured`` returns."""
     files = open_files(to, rows.sparkSession) if to is not None else None
     known: dict[datetime.datetime, Window] = {}
 
     def handle(part: DataFrame, batch: Batch) -> Written:
-        part.persist()  # windows are few, and making them means going through the batch
+        part.persist()  # windows are few, and computing them again would read the whole batch
         write = partial(write_parquet, part.coalesce(1).withColumn(BYTES, part["bytes"]))
         try:
             changed = sorted(map(window_of, part.collect()), key=lambda each: each.start)
@@ -146,11 +146,11 @@ def collect_windows(
 
 
 def measured(stream: DataFrame, window: str, watermark: str, key: str | None, top: int) -> DataFrame:
-    """A row for each window, as it is stored, of any stream with the columns of the source."""
+    """A frame with one row per window, of any stream with the source's columns."""
     from pyspark.sql import functions as f
 
-    # A batch's time is in the checkpoint: run again, it comes to the same figures. An aggregate of Spark's
-    # does not accept it directly.
+    # current_timestamp is the batch's time, which the checkpoint stores, so a repeated batch gives the same
+    # result. A column of its own, because Spark does not accept current_timestamp inside an aggregate.
     late = (f.unix_micros(f.current_timestamp()) - f.unix_micros("timestamp")) / 1e6
     rows = stream.withWatermark("timestamp", watermark).withColumn("_late", late)
     quantiles = f.percentile_approx("_late", list(_QUANTILES.values()), 1000)
@@ -175,7 +175,7 @@ def measured(stream: DataFrame, window: str, watermark: str, key: str | None, to
 def window_of(row: Row) -> Window:
     values = row.asDict()
     top = tuple((each["item"], each["count"]) for each in values.pop("top", None) or ())
-    # Spark hands out local time without saying so.
+    # Spark returns naive datetimes in local time.
     start, end = (values.pop(name).astimezone(datetime.UTC) for name in ("start", "end"))
     return Window(start, end, **values, top=top)
 
@@ -200,7 +200,7 @@ def metrics_chart(
     title: str = "",
     size: tuple[float, float] = (10, 6),
 ) -> str:
-    """Messages per second above, their latency below, as an image of the kind that ``path`` ends in.
+    """Draw messages per second above and their latency below. The image's format is the suffix of ``path``.
 
         nsq.spark.metrics_chart(result.windows, "orders.png", title="orders")
 
@@ -219,7 +219,7 @@ def metrics_chart(
         values = [getattr(each, name) for each in windows]
         below.plot(middles, values, label=label, color=colour, marker="o", markersize=3)
     below.set_ylabel("latency in seconds")
-    # Room for the legend.
+    # Space for the legend.
     below.set_ylim(0, 1.25 * max(each.latency_p99 for each in windows) or 1)
     below.legend(loc="upper left", frameon=False, ncols=len(_LINES))
     below.set_xlabel("UTC")
@@ -232,7 +232,7 @@ def metrics_chart(
 def archive_chart(
     path: str, image: str | os.PathLike[str], *, title: str = "", spark: SparkSession | None = None
 ) -> str:
-    """Messages per second of an archive, by their timestamps, as an image. Returns its path."""
+    """Draw an archive's messages per second, by their timestamps, as an image. Returns its path."""
     from nsq.spark.pipelines.replay import read_archive
     from nsq.spark.session import session_or_own
 
@@ -243,7 +243,7 @@ def archive_chart(
         least, last = frame.agg(f.min("timestamp_ns"), f.max("timestamp_ns")).collect()[0]
         if least is None:
             raise UsageError(f"there is nothing to draw: the archive {path} is empty")
-        # Whole seconds, of which there are not too many.
+        # The width of a bar: whole seconds, so that there are at most about 200 bars.
         span = max(1, (last - least) // _SECOND // _BARS_AT_MOST + 1)
         start = f.expr(f"(timestamp_ns div {span * _SECOND}) * {span}").alias("start")
         counted = frame.groupBy(start).count().orderBy("start").collect()
@@ -259,12 +259,12 @@ def archive_chart(
 def _rates(
     bars: Sequence[tuple[datetime.datetime, datetime.timedelta, int]], size: tuple[float, float], rows: int
 ) -> Any:
-    """A figure with so many rows, and its axes; the first of them shows the bars: start, length, messages."""
+    """Make a figure with ``rows`` axes, of which the first shows the bars: start, length, messages."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ConfigError(f"a chart needs matplotlib ({error}): pip install 'nsq[chart]'") from error
-    # Not by pyplot, which keeps what it has drawn, and wants a display.
+    # Not with pyplot, which keeps all figures and needs a display.
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(rows, 1, sharex=True, squeeze=False)[:, 0]
     for each in axes:

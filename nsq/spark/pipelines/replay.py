@@ -1,4 +1,4 @@
-"""``replay``: an archive, or a span of it, goes into a topic again, and goes on where it was interrupted."""
+"""``replay`` publishes an archive, or a part of it, to a topic, and resumes after an interruption."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ArchivePosition(NamedTuple):
-    """Where a message stands in the order of an archive; one that was delivered twice stands there twice."""
+    """A message's place in the order of an archive; a message delivered twice is there twice."""
 
     timestamp_ns: int
     nsqd: str
@@ -40,7 +40,8 @@ class ArchivePosition(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Mark:
-    """After ``at``, of whose messages ``repeated`` are done; ``rows`` and ``bytes`` so far."""
+    """How far a replay is: everything before ``at`` is published, and ``repeated`` messages at that position;
+    ``rows`` and ``bytes`` count all published messages."""
 
     at: ArchivePosition | None = None
     repeated: int = 0
@@ -53,7 +54,7 @@ class Mark:
 
 
 def load_mark(path: Path, job: dict[str, object]) -> Mark:
-    """How far a replay has come. ``job`` says what is replayed, and where to: a file is of one job."""
+    """Read the state of a replay. Raises UsageError when the file belongs to another ``job``."""
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
         owner, at = read["job"], read["at"]
@@ -79,7 +80,7 @@ class Entry(NamedTuple):
 
 
 def remaining(entries: Iterable[Entry], place: Mark) -> Iterator[Entry]:
-    """Without what is done already; ``entries`` in order."""
+    """The entries that are not published yet; ``entries`` must be in order."""
     done = place.repeated
     for entry in entries:
         if entry.position == place.at and done:
@@ -96,14 +97,14 @@ Moment = datetime.datetime | str
 
 _NEEDED = ("date", "hour", *ArchivePosition._fields)
 _REPORT_EVERY = 1.0
-#: Of one publish; nsqd's limit is 5 MiB by default.
+#: The most bytes of one publish; nsqd's default limit is 5 MiB.
 _MOST_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplayResult(Totals):
-    """``rows`` and ``bytes`` are of this call (with ``dry_run``: would be), ``before`` the rows of calls that
-    were interrupted. ``complete``: there is nothing left. ``state`` is the file that it goes on from.
+    """The result of ``replay``. ``rows`` and ``bytes`` count this call (with ``dry_run``: what it would do),
+    ``before`` the rows of interrupted calls. ``complete``: nothing is left. ``state`` is the state file.
     """
 
     before: int = 0
@@ -132,22 +133,22 @@ def replay(
     stop: threading.Event | None = None,
     progress: OnProgress | None = None,
 ) -> ReplayResult:
-    """Publish what ``archive`` has stored to a topic, in the order of its timestamps.
+    """Publish the messages of an archive to a topic, in the order of their timestamps.
 
         nsq.spark.replay("/data/orders", "orders_again", nsqd="127.0.0.1:4150",
                          since="2026-03-01", until="2026-03-02", rate=1000)
 
-    ``where`` is an SQL condition, such as ``attempts > 1``; ``body`` an SQL expression that makes the body: a
-    row of which it makes null is left out. By default the body is as it was archived; JSON has all its values
-    again, in an order and spelling that may differ. ``rate`` is messages per second. ``dry_run`` only counts.
+    ``where`` is an SQL condition, such as ``attempts > 1``; ``body`` is an SQL expression for the body, and
+    rows for which it is null are skipped. By default the body is as archived; JSON has the same values, but
+    order and spelling may differ. ``rate`` is messages per second. ``dry_run`` only counts.
 
-    Interrupted (``stop``, Ctrl-C, an error, a crash), it goes on where it was when it is called again with
-    the same arguments: that is noted in ``state``, by default a file below ``<path>/_replay``, after every
-    publish of up to ``chunk`` messages, and removed at the end. At least once: an interruption repeats one
-    publish at most, and so does every answer of nsqd's that got lost.
+    After an interruption (``stop``, Ctrl-C, an error, a crash), a call with the same arguments resumes.
+    ``state``, by default a file below ``<path>/_replay``, is updated after every publish of up to ``chunk``
+    messages, and removed at the end. Delivery is at least once: an interruption repeats at most one publish,
+    and so does each lost reply of nsqd's.
 
-    One producer publishes all of it, as order and rate can only be had from one place. To have a topic filled
-    by many at once, in any order, write ``spark.read.parquet(path)`` to ``format("nsq")``.
+    One producer publishes everything, to keep order and rate. To publish from many tasks at once, in any
+    order, write ``spark.read.parquet(path)`` to ``format("nsq")``.
     """
     check_topic(topic)
     if chunk < 1 or (rate is not None and not rate > 0):
@@ -160,7 +161,7 @@ def replay(
         if local_path(path) is None:
             raise ConfigError(f"state is missing: {os.fspath(path)} is elsewhere; give a local file")
         digest = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:10]
-        # A topic of its own: #ephemeral is no part of a good file name.
+        # Without #ephemeral, which does not belong in a file name.
         state = below(path, "_replay", f"{topic.partition('#')[0]}-{digest}.json")
     file = Path(state)
     place = load_mark(file, job)
@@ -183,12 +184,12 @@ def replay(
                 progress=progress,
             )
             if result.complete:
-                file.unlink(missing_ok=True)  # the next one begins anew
+                file.unlink(missing_ok=True)  # the next replay starts from the beginning
     return dataclasses.replace(result, state=str(file), seconds=time.monotonic() - start)
 
 
 def _producer(nsqd: Addresses, lookupd: Addresses, config: Config | None) -> Producer:
-    # A lost answer may repeat a publish, rather than end a replay of hours.
+    # After a lost reply, repeat the publish instead of ending a replay of hours.
     wanted = dataclasses.replace(config or Config(), retry_uncertain=True)
     known = options.names(addresses(lookupd))
     return Producer(*options.names(addresses(nsqd)), nsqlookupd=known, config=wanted)
@@ -203,8 +204,8 @@ def selected(
     where: str | None = None,
     body: str = "body",
 ) -> DataFrame:
-    """Its rows in ``[since, until)``, which are nanoseconds: date and hour, position, body. Those without a
-    body are left out: nsqd takes none.
+    """The rows of an archive in ``[since, until)``, in nanoseconds: date and hour, position, body. Skips rows
+    with an empty body, which nsqd refuses.
     """
     from pyspark.sql import functions as f
 
@@ -229,7 +230,7 @@ def selected(
 
 
 def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame:
-    """Raises UsageError where nothing has been archived."""
+    """Read an archive; raises UsageError when it holds no files."""
     from pyspark.errors import AnalysisException
 
     try:
@@ -241,17 +242,17 @@ def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame
 
 
 def _since(frame: DataFrame, nanos: int) -> DataFrame:
-    """The date beside it spares Spark the folders of other days."""
+    """Keep rows from a time on. The condition on the date lets Spark skip the folders of other days."""
     from pyspark.sql import functions as f
 
     return frame.where((f.col("date") >= str(_moment(nanos).date())) & (f.col("timestamp_ns") >= nanos))
 
 
 def entries(frame: DataFrame, place: Mark) -> Iterator[Entry]:
-    """In order, hour by hour: Spark sorts one hour at a time, on disk if need be."""
+    """Yield the entries in order, hour by hour: Spark sorts one hour at a time, on disk if necessary."""
     from pyspark.sql import functions as f
 
-    # The position itself may still be due, if it is that of several; the sender counts them.
+    # Include the position itself, which several messages can have; ``remaining`` skips those already sent.
     rest = frame if place.at is None else _since(frame, place.at.timestamp_ns)
     for date, hour in sorted((row[0], row[1]) for row in rest.select("date", "hour").distinct().collect()):
         part = rest.where((f.col("date") == f.lit(date)) & (f.col("hour") == f.lit(hour)))
@@ -261,7 +262,7 @@ def entries(frame: DataFrame, place: Mark) -> Iterator[Entry]:
 
 
 def _counted(frame: DataFrame, begin: Mark) -> ReplayResult:
-    """What a dry run tells."""
+    """The result of a dry run."""
     from pyspark.sql import functions as f
 
     if begin.at is not None:
@@ -298,9 +299,9 @@ def send(
     chunk: int = 500,
     progress: OnProgress | None = None,
 ) -> ReplayResult:
-    """Publish and note one part of the ``entries`` after the other, ``rate`` messages per second on average.
+    """Publish the ``entries`` in chunks, ``rate`` messages per second on average, and save after each chunk.
 
-    What was published and not noted yet when this ends is published again the next time: one part at most.
+    If this ends between a publish and its save, the next call publishes that chunk again.
     """
     called = time.monotonic()
     told, start, first = (called, 0), 0.0, None
@@ -315,7 +316,7 @@ def send(
             speed = (rows - before) / (now - since) if now > since else 0.0
             progress(Progress(rows, place.bytes - begin.bytes, seconds=now - called, rate=speed))
 
-    # That a slow rate comes evenly: ten publishes a second.
+    # Ten publishes a second, so that a low rate is even.
     most = chunk if rate is None else max(1, min(chunk, int(rate / 10)))
     for part in batches(remaining(entries, begin), lambda entry: len(entry.body), most, _MOST_BYTES):
         if first is None:

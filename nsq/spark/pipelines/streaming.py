@@ -1,5 +1,5 @@
-"""What every pipeline on a stream has in common: reading a channel, running until it is drained or told to
-stop, counting, and telling how it goes.
+"""The common part of pipelines on a stream: read a channel, run until it is drained or stopped, count, and
+report progress.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from nsq.spark.source.options import SourceOptions
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-#: An address, or several: ``"10.0.0.2:4150"``, ``["a:4150", "b:4150"]``.
+#: One address or several: ``"10.0.0.2:4150"``, ``["a:4150", "b:4150"]``.
 Addresses = str | Iterable[str]
 
 #: Stores or counts a batch.
 Handle = Callable[["DataFrame", Batch], Written]
 
-# How often a query is looked at: Java's end of a query and Python's event cannot be waited for together.
+# Seconds between checks of a query: one cannot wait for the JVM's query and a Python event together.
 _TICK = 1
 
-# How long a query that is to stop may go on with its batch; cut off, it is done again the next time.
+# Seconds that a stopping query gets to end its batch. If it is cut off, the next run repeats the batch.
 _PATIENCE = 30.0
 
 
@@ -44,9 +44,9 @@ class Totals:
 
 @dataclasses.dataclass(frozen=True)
 class Progress(Totals):
-    """How a running pipeline is doing. ``rate`` is rows a second since the last report. ``lag`` is how many
-    messages, in nsqd and in the log, were in no batch yet when the last one began, ``lag_seconds`` how old
-    the oldest in the log was; None as long as that is not known.
+    """The progress of a running pipeline. ``rate`` is rows per second since the last report. ``lag`` counts
+    the messages, in nsqd and in the log, that were in no batch when the last batch began; ``lag_seconds`` is
+    the age of the oldest one in the log. Both are None while unknown.
     """
 
     rate: float = 0.0
@@ -70,10 +70,10 @@ def stream_options(
     wal: str | None,
     options: Mapping[str, Any],
 ) -> dict[str, str]:
-    """Those of format("nsq"), checked: ConfigError at once instead of an error of Spark's minutes later. Of
-    ``options`` in two spellings the later one counts.
+    """The options of format("nsq"). Checks them, so that ConfigError comes at once, not from Spark later. If
+    ``options`` holds a name in two spellings, the later one counts.
 
-    By default the log lies below the output, under a name that begins with _: Spark looks for no data there.
+    By default the log is below the output, in ``_wal``: Spark ignores folders that begin with _.
     """
     if not wal and local_path(root) is None:
         raise ConfigError(
@@ -97,8 +97,8 @@ def open_stream(spark: SparkSession | None, options: Mapping[str, str]) -> Itera
 
 @dataclasses.dataclass(frozen=True)
 class Running:
-    """How to run a query. ``follow``: until ``stop`` is set, or Ctrl-C; otherwise until all is through that
-    was there at the beginning.
+    """How to run a query. With ``follow`` it runs until ``stop`` is set, or Ctrl-C; otherwise until it has
+    processed everything that was there at the start.
     """
 
     checkpoint: str
@@ -114,7 +114,7 @@ class Running:
 
 
 def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
-    """Give each batch to ``handle``, and add up what it returns."""
+    """Run a query: call ``handle`` with each batch, and add up the results."""
     from nsq.spark.listener import figures
 
     stop = running.stop or threading.Event()
@@ -138,7 +138,7 @@ def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
     except Exception as error:
         if batches.fault is None:
             raise
-        # Our own error says more than the Java one around its text.
+        # Raise our own error, not Java's error that wraps its text.
         raise batches.fault from error
     finally:
         batches.close(_PATIENCE)
@@ -147,12 +147,12 @@ def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
 
 
 class Batches:
-    """What Spark calls with each batch, on a thread of its own, and what has come of them so far."""
+    """The function that Spark calls with each batch, on its own thread, and the totals so far."""
 
     def __init__(self, handle: Handle) -> None:
         self._handle = handle
         self._start = time.monotonic()
-        self._totals = Totals()  # replaced, never changed
+        self._totals = Totals()  # replaced, never mutated
         self._last = (self._start, 0)
         self._busy = threading.Lock()
         self._closed = False
@@ -163,7 +163,7 @@ class Batches:
             if self._closed:
                 raise UsageError("no more batches: the query is being stopped")
             try:
-                # The id that the query's checkpoint keeps.
+                # The id that the query's checkpoint stores.
                 query = part.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
                 if not query:
                     raise UsageError("Spark does not tell which query this batch belongs to")
@@ -183,7 +183,7 @@ class Batches:
         return dataclasses.replace(self._totals, seconds=time.monotonic() - self._start)
 
     def progress(self, figures: Mapping[str, float]) -> Progress:
-        """``figures`` are those of the source."""
+        """The progress so far. ``figures`` are the source's."""
         totals, now = self.totals(), time.monotonic()
         then, rows = self._last
         self._last = (now, totals.rows)
@@ -192,7 +192,7 @@ class Batches:
         return Progress(**vars(totals), rate=rate, lag=lag, lag_seconds=figures.get("oldestSeconds"))
 
     def close(self, patience: float) -> None:
-        """Let the batch at hand come to its end, if it does so in time: stopping a query cuts it off."""
+        """Wait for the current batch, but not longer than ``patience``: stopping a query cuts it off."""
         in_time = self._busy.acquire(timeout=patience)
         self._closed = True
         if in_time:

@@ -136,7 +136,7 @@ class Receiving:
                 self._changed()
 
     def _search(self) -> None:
-        """Add topics as they appear. None is missed: a topic keeps messages until its first channel exists."""
+        """Add topics as they appear. A new topic keeps its messages until its first channel exists."""
         while not self._ending.is_set():
             try:
                 for topic in find_topics(self._options):
