@@ -88,7 +88,7 @@ def check_java() -> Finding:
 
 
 def java_version(said: str) -> int | None:
-    """17 for ``openjdk version "17.0.15" …``, and 8 for ``"1.8.0_292"``."""
+    """The major version: 17 for ``openjdk version "17.0.15" …``, and 8 for ``"1.8.0_292"``."""
     found = re.search(r'version "(?:1\.)?([0-9]+)', said)
     return int(found[1]) if found else None
 

@@ -160,7 +160,7 @@ class Options:
 
     @classmethod
     def _instead(cls, plain: str) -> str:
-        """The end of the error for an unknown option: what to use instead, also of Kafka's options."""
+        """The end of the error about an unknown option: what to use instead, also for options of Kafka."""
         ours = cls.instead_of_kafka.get(plain)
         if ours is not None:
             return f": that is one of Kafka's; here it is {ours}"

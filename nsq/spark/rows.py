@@ -159,7 +159,7 @@ def restore_json(value: Column, rescued: Column, corrupt: Column) -> Column:
 
 
 def _arrow_udf(function: Any, kind: str) -> Any:
-    """Make an Arrow UDF. Spark reads the annotations of the function, and not as strings."""
+    """Make an Arrow UDF. Spark needs annotations that are types, not strings."""
     import pyarrow as pa
     from pyspark.sql.pandas.functions import arrow_udf
 

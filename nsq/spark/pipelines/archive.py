@@ -34,7 +34,7 @@ _TABLE_DEFAULTS = _DEFAULTS | {"maxbytespertrigger": "256m"}
 
 @dataclasses.dataclass(frozen=True)
 class ArchiveResult(Totals):
-    """The result of ``archive``. ``bytes`` is the size of the bodies; ``files`` were added below ``path``."""
+    """The result of ``archive``: ``bytes`` is the size of the bodies, ``files`` counts the new files."""
 
     path: str = ""
 

@@ -145,7 +145,7 @@ def replay(
     After an interruption (``stop``, Ctrl-C, an error, a crash), a call with the same arguments resumes.
     ``state``, by default a file below ``<path>/_replay``, is updated after every publish of up to ``chunk``
     messages, and removed at the end. Delivery is at least once: an interruption repeats at most one publish,
-    and so does each lost reply of nsqd's.
+    and so does each lost reply from nsqd.
 
     One producer publishes everything, to keep order and rate. To publish from many tasks at once, in any
     order, write ``spark.read.parquet(path)`` to ``format("nsq")``.

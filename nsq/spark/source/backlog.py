@@ -89,7 +89,7 @@ def _own_http_addresses(options: SourceOptions) -> list[str]:
 
 
 def next_port(address: str) -> str:
-    """``host:4151`` for ``host:4150``."""
+    """The address with the next port: ``host:4151`` for ``host:4150``."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         return address  # without a port, the default ports apply
@@ -99,7 +99,7 @@ def next_port(address: str) -> str:
 def _ask_nsqds(
     addresses: Iterable[str], options: SourceOptions, topic: str, faults: list[NsqError]
 ) -> list[NsqdStats]:
-    """Ask the nsqds for stats, one after the other; appends the errors of the others to ``faults``."""
+    """Ask the nsqds for stats, one after the other; appends errors to ``faults``."""
     told = []
     for address in addresses:
         try:

@@ -200,7 +200,7 @@ class Feed:
     # The end
 
     def leaving(self) -> None:
-        """Announce that this query is leaving. A signal handler calls this, so at any moment."""
+        """Announce that this query is leaving; safe at any moment, because a signal handler calls it."""
         with suppress(OSError, NsqError):
             self.claim.leaving()
 
@@ -307,7 +307,7 @@ class Feed:
         return False
 
     def _subscribed(self, state: PoolStatus, measured: Backlog) -> bool:
-        """Whether all connections exist, and so the channel: before that, new messages would miss it."""
+        """Whether all connections exist, and so the channel; a run that ends earlier misses new messages."""
         wanted = max(1, measured.asked) * max(1, len(self.options.named_topics))
         return not state.wanted or state.connections >= wanted
 

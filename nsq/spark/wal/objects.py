@@ -135,11 +135,11 @@ def _named(path: str, what: str) -> Iterator[None]:
 # has seen the object unchanged for 30 s. Until then the holder may be dead, as after a crash, so the process
 # gives up (WalOwned) only after it has seen the holder refresh the lease.
 #
-# pyarrow cannot put an object only if it is missing. So two processes that want the same lease in the same
-# second can both write it. Both then wait and read it again: the last writer has the lease, and the other one
-# sees that. Two cases remain: a process that is suspended between reading and writing for longer than that
-# wait can take a lease from its holder, and a holder that does not refresh for 30 s loses its lease. The
-# holder notices at its next refresh, so it calls ``check`` before anything that only the holder may do
+# pyarrow has no conditional put. So two processes that want the same lease in the same second can both write
+# it. Both then wait and read it again: the last writer has the lease, and the other one sees that. Two cases
+# remain: a process that is suspended between reading and writing for longer than that wait can take a lease
+# from its holder, and a holder that does not refresh for 30 s loses its lease. The holder notices at its next
+# refresh, so it calls ``check`` before anything that only the holder may do
 
 
 REFRESH = 10.0

@@ -1,5 +1,5 @@
 """File locks, which the kernel releases when their process ends, and the owners of reader names. A process
-owns a reader's name while it holds ``readers/<name>.lock``, whose text names it and says if it is leaving.
+owns a name while it locks ``readers/<name>.lock``. The file says which process that is, and if it is leaving.
 
 ``flock`` works on local file systems, and between hosts on NFS with Linux 2.6.12 or later, which turns it
 into byte-range locks. Those belong to a process, not to a descriptor: if a process opens and closes a file
