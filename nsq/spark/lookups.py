@@ -62,7 +62,7 @@ def found_by_any(
 
 
 def nodes_of(topics: Collection[str] = ()) -> Callable[[NsqlookupdApi], list[Place]]:
-    """Make a question for ``ask_all``: which nsqds have any of these topics, or, without topics, all nsqds."""
+    """Make a question for ``ask_all``: which nsqds have any of these topics; without topics, all nsqds."""
 
     def ask(api: NsqlookupdApi) -> list[Place]:
         found = [node for topic in topics for node in api.nodes_of(topic)] if topics else api.nodes()
