@@ -44,8 +44,6 @@ def test_everything_is_in_the_log_once_and_gone_from_nsqd(nsqd: Nsqd, tmp_path: 
     with working(options_of(tmp_path / "wal", nsqd)) as pool:
         received(pool, 5000)
         assert pool.wait(PATIENCE)
-        assert pool.status().open_rows == 5000
-        assert wal.segments() == []
         assert pool.roll(PATIENCE)
         assert sorted(bodies_of(wal)) == sorted(numbered(5000))
         drained(nsqd)

@@ -66,13 +66,15 @@ class Asking:
         ]
 
     def batch(self, limit: ReadLimit | None = None) -> list[bytes]:
-        """The rows of the next one, which is committed."""
-        end = eventually(
-            lambda: self.latest(limit or ReadMaxRows(sys.maxsize)), lambda end: end != self.read, PATIENCE
-        )
-        rows = self.rows(end)
-        self.reader.commit(end)
-        self.read = end
+        """The rows of the next batch that has any. The first batch of a checkpoint may have none."""
+        rows: list[bytes] = []
+        while not rows:
+            end = eventually(
+                lambda: self.latest(limit or ReadMaxRows(sys.maxsize)), lambda end: end != self.read, PATIENCE
+            )
+            rows = self.rows(end)
+            self.reader.commit(end)
+            self.read = end
         return rows
 
 
