@@ -110,6 +110,6 @@ def continue_on_spark(cluster: Cluster, orders: int, screen: Screen) -> int:
 def keep(cluster: Cluster, screen: Screen) -> None:
     """Wait for a signal, which here is the normal end."""
     page = cluster.show()
-    screen.say("\n".join(["", "everything runs until Ctrl-C:", *cluster.describe(), "", page]))
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):  # a signal may come as soon as this is on the screen
+        screen.say("\n".join(["", "everything runs until Ctrl-C:", *cluster.describe(), "", page]))
         signal.pause()
