@@ -38,7 +38,7 @@ class FlagExit(NsqError):
 
 @dataclass(frozen=True)
 class Parsed(Generic[OptionsT]):
-    """The result of ``parse``: ``rest`` are the arguments after the flags, ``warnings`` lines to log later."""
+    """The result of ``parse``: ``rest`` has the arguments after the flags, ``warnings`` lines to log."""
 
     options: OptionsT
     rest: tuple[str, ...] = ()

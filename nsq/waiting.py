@@ -32,8 +32,8 @@ class Waiters:
     """Threads that wait until a condition holds. After making the condition true, call ``wake``.
 
     No wakeup is lost: the waiter adds its lock to the list, then looks at the condition; the other thread
-    changes the condition, then looks at the list. Both use the list under the list's own lock (the GIL, or
-    the lock that a free-threaded Python has for each list), so one of the two sees the other.
+    changes the condition, then looks at the list. The list's own lock (the GIL, or in a free-threaded Python
+    the lock of each list) guards both steps, so one of the two sees the other.
     """
 
     __slots__ = ("_locks",)
@@ -42,8 +42,8 @@ class Waiters:
         self._locks: list[_thread.LockType] = []
 
     def wait_for(self, condition: Callable[[], object], deadline: float = math.inf) -> bool:
-        """Wait until the condition holds or ``deadline`` (monotonic) has passed; return whether it holds. Does
-        not wait while the interpreter is finalizing: no thread that could make it true runs then.
+        """Wait until the condition holds or ``deadline`` (monotonic) has passed; return whether it holds.
+        Does not wait while the interpreter is finalizing: no thread that could make it true runs then.
         """
         while not condition():
             left = deadline - time.monotonic()
