@@ -55,7 +55,7 @@ class NotNsqd(FrameError):
 
 
 class LayerError(WireError):
-    """TLS, deflate or snappy data that cannot be decoded, or would explode."""
+    """TLS, deflate or snappy data that cannot be decoded, or would expand too far."""
 
 
 class ConnectionFailed(NsqError):
@@ -128,7 +128,7 @@ class PubFailed(ServerError):
 
 
 class MpubFailed(ServerError):
-    """E_MPUB_FAILED: nsqd could not store the messages; some of them may be."""
+    """E_MPUB_FAILED: nsqd could not store all messages; some of them may be stored."""
 
     code = "E_MPUB_FAILED"
     retry = True

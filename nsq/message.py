@@ -40,7 +40,7 @@ class MessageDelegate(Protocol):
 class Message:
     """A message: ``id`` and ``body`` are bytes, ``timestamp`` is in nanoseconds since the epoch.
 
-    ``attempts`` counts from 1. Any thread may answer a message, once. By default the end of its handler does.
+    ``attempts`` counts from 1. Any thread may answer a message, once; by default its handler's end does so.
     """
 
     __slots__ = (

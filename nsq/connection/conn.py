@@ -305,7 +305,7 @@ class Conn:
     # The read loop.
 
     def read_loop(self) -> None:
-        """Read until the connection ends, then release it and tell the delegate."""
+        """Read until the connection ends, then release everything and tell the delegate."""
         cause: NsqError | None = None
         self._reading = True
         try:
@@ -438,7 +438,7 @@ class Conn:
                 self._bell.put(None)
 
     def finish_all(self, messages: list[Message]) -> None:
-        """Finish the messages that still need an answer; pass over the others."""
+        """Finish the messages that still need an answer; skip the others."""
         now = time.monotonic()
         if self.closed or self._delegate.wants_answers() or any(one.expires_at <= now for one in messages):
             for message in messages:

@@ -104,7 +104,7 @@ def shake_hands(
     if reply.auth_required:
         if not config.auth_secret:
             raise AuthFirst("this nsqd requires AUTH: give auth_secret")
-        nsqd.ask(commands.auth(config.auth_secret.encode()))  # a refusal is an error
+        nsqd.ask(commands.auth(config.auth_secret.encode()))  # raises if nsqd refuses
     if topic:
         _expect_ok(nsqd.ask(commands.sub(topic, channel)), "SUB")
     return reply

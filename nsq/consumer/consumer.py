@@ -33,7 +33,7 @@ T = TypeVar("T")
 _IN_FLIGHT_PER_THREAD = 2
 #: Seconds; beyond this a message times out before its batch is full.
 _LONGEST_WAIT = 3600.0
-#: Seconds; threads cannot be asked to wait very much longer.
+#: Seconds of the longest timeout: threads cannot wait very much longer.
 _FOR_EVER = 10.0**9
 
 
@@ -141,8 +141,8 @@ class Consumer:
         """Add a function that is called as ``handler(messages)`` with up to ``size`` messages, collected for
         up to ``wait`` seconds.
 
-        The handler gets a smaller batch early if no more messages can come until it answers some. When it
-        returns or raises, this answers every message that the handler has not answered itself.
+        The handler gets a smaller batch early if no more messages can come until it answers some. Its return
+        or exception answers every message that it has not answered itself.
         """
         size, threads = checked_whole("size", size), checked_whole("threads", threads)
         if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= _LONGEST_WAIT:

@@ -116,11 +116,11 @@ class Engine(ConnDelegate):
         self._ticked_at = 0.0
         self._shrunk = False  # the log has a warning about the handlers' limit
         # The owner's beginning and end.
-        self._boot = threading.Lock()  # taken by the owner, for good
+        self._boot = threading.Lock()  # the owner takes it and keeps it
         self._owner: threading.Thread | None = None
         self._up = False  # all threads run
         self._failed: Exception | None = None  # why it could not start
-        self._inherited = False  # from the parent process
+        self._inherited = False  # by a forked child, from the parent process
         self._unwanted = False  # a stop was asked for
         self._closing: list[Conn] | None = None  # during a stop: the connections that got CLS
         self._left: StopReport | None = None  # for a ``stop`` whose time is up before the threads have ended

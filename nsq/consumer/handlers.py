@@ -72,7 +72,7 @@ class HandlerPool:
         self._groups: list[tuple[Callable[[], None], int | None, int]] = []
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self._running: dict[int, Message | list[Message] | None] = {}  # by thread: what it took last
+        self._running: dict[int, Message | list[Message] | None] = {}  # by thread: last message or batch
 
     def __len__(self) -> int:
         """Count the threads that run, or will run after the start."""

@@ -31,7 +31,7 @@ def exponential(multiplier: float, chance: Callable[[], float] = lambda: 1.0) ->
 
 
 class Outcome(Enum):
-    """What a handled message tells about the service behind the handler."""
+    """The hint that a handled message gives about the service behind the handler."""
 
     SUCCESS = 1
     FAILURE = 2

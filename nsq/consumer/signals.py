@@ -25,7 +25,7 @@ from nsq.waiting import Signal
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 _WOKEN = b"\0"
-#: Seconds; poll cannot be asked to wait for much longer at once.
+#: Seconds of the longest single poll, which counts milliseconds in 32 bits.
 _LONGEST = 3600.0
 
 

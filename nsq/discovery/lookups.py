@@ -43,7 +43,7 @@ _RESPITE = 1.0
 
 
 class Host(Protocol):
-    """The consumer. All but ``dial`` are called on the discovery thread and must not block."""
+    """The consumer. The discovery thread calls all methods but ``dial``; they must not block."""
 
     def dial(self, address: str) -> None:
         """Return when the nsqd is connected, or raise NsqError. Called on a thread of its own."""
@@ -208,7 +208,7 @@ class Discovery:
     # The user's addresses: any thread, signal handlers too. An exception may interrupt these anywhere.
 
     def add_nsqd(self, address: str) -> None:
-        """Connect to an nsqd, and again whenever the connection is lost. Adding it twice does nothing."""
+        """Connect to an nsqd, and again whenever the connection is lost. Does nothing if added before."""
         checked_nsqds([address])
         self._nsqds.setdefault(address, address)
         self._events.put(None)
@@ -218,7 +218,7 @@ class Discovery:
         self._remove(self._nsqds, address, address, f"nsqd {address}")
 
     def add_nsqlookupd(self, address: str) -> None:
-        """Ask this nsqlookupd too, from now on. Adding it twice does nothing."""
+        """Ask this nsqlookupd too, and at once. Does nothing if added before."""
         self._nsqlookupds.setdefault(nsqlookupd_address(address), address)
         self._events.put(None)
 

@@ -119,7 +119,7 @@ class Endpoint(ConnDelegate):
     def __repr__(self) -> str:
         return f"<Endpoint {self.address}, {self.pending} pending>"
 
-    # Its two threads. The methods down to the next heading are called by the pool's thread.
+    # The two threads. The pool's thread calls the public methods of this section.
 
     def start(self) -> None:
         """Start both threads. Raises RuntimeError when no thread can be started."""
@@ -292,7 +292,7 @@ class Endpoint(ConnDelegate):
         verdicts = refused(batch, error, self.address, self._config.retry_uncertain)
         if isinstance(error, MpubFailed):
             self._largest = 0  # no joining: nsqd can refuse each publish, which then goes elsewhere
-        if error.fatal:  # nsqd closes too, and executes nothing more
+        if error.fatal:  # nsqd closes too, and executes no more commands
             self._halted, self._mistake = True, bool(batch) and not error.retry
             self._break(error)
         self.failed += sum(not (each.again and each.publish.alone) for each in verdicts)

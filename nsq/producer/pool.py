@@ -109,11 +109,11 @@ class Pool:
         self._wakes_at = math.inf  # when the pool's thread looks at deadlines next
         # The pool's thread.
         self._to_do: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._boot = _thread.allocate_lock()  # taken by the pool's thread, for good
+        self._boot = _thread.allocate_lock()  # the pool's thread takes it and keeps it
         self._thread: threading.Thread | None = None
         self._up = False  # all threads run
         self._unstarted: Exception | None = None  # why the threads could not start
-        self._changed = Waiters()  # for the two above and ``report``
+        self._changed = Waiters()  # for ``_up``, ``_unstarted`` and ``report``
         self._close_by = self._join_by = math.inf
         self._gone = False  # the pool's thread has ended
         self._rung = False  # endpoints know that a publish waits
@@ -252,7 +252,7 @@ class Pool:
         self._to_do.put(partial(self._take_back, left))
 
     def look(self) -> None:
-        """Wake the pool's thread, so that it sees what has changed."""
+        """Wake the pool's thread, so that it sees a change."""
         self._to_do.put(None)
 
     # Beginning.
@@ -285,7 +285,7 @@ class Pool:
         self.discovery.start()
         _flush_at_exit(self)
         self._note_own_threads()
-        self._to_do.put(self._note_own_threads)  # again: discovery's too, by then
+        self._to_do.put(self._note_own_threads)  # once more later, for discovery's threads
 
     def _not_started(self, error: Exception) -> None:
         self._unstarted = error

@@ -89,7 +89,7 @@ class Publish(Waiters):
         # The pool sets these before another thread sees the publish.
         self.started: float
         self.deadline: float
-        self.endpoint: Endpoint | None  # where it waits or was sent
+        self.endpoint: Endpoint | None  # the nsqd where it waits or was sent
         self.handed_over: bool  # its caller has put it into a queue
         self.sent: bool  # a connection has tried to claim it
 
@@ -422,7 +422,7 @@ class PublishFuture(Publish, Future[None]):
 
 
 class Callback:
-    """Stored with the waiters' locks; ``release`` queues it for the thread that runs callbacks."""
+    """A future's callback, stored with the waiters' locks; ``release`` queues it for the callback thread."""
 
     def __init__(self, future: PublishFuture, fn: Callable[[Future[None]], object]) -> None:
         self.fn = fn

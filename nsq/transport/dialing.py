@@ -12,7 +12,7 @@ ones go on: a dead address in front (usually IPv6 without a route) costs that mo
 
 **Interrupting.** A close must not wait for a dead address. This takes no lock, as a child forked in the
 middle of a dial dials on. ``interrupt`` shuts down a duplicate of each socket, and only the thread that has
-popped the duplicate may touch it: no thread shuts down a descriptor that the process has used again.
+popped the duplicate may touch it: no thread shuts down a descriptor that the process has reused.
 
 Every OSError of a dial becomes DialFailed here; SocketStream handles those of a connection.
 """
@@ -340,7 +340,7 @@ class SocketTransport:
 def _keep_alive(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
-        option = getattr(socket, name, None)  # systems differ in what they have
+        option = getattr(socket, name, None)  # not every system has each option
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 

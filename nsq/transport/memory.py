@@ -1,7 +1,7 @@
 """A transport in memory that records every byte: for our tests and yours.
 
     transport = MemoryTransport()
-    conn = connect_over(transport, "nsqd-a:4150")  # what is under test
+    conn = connect_over(transport, "nsqd-a:4150")  # the code under test
     nsqd = transport.accept()                      # the other end, driven by the test
     nsqd.expect(b"  V2")
     nsqd.send(frame)
@@ -119,7 +119,7 @@ class MemoryPeer:
         self._room: int | None = None  # bytes that we still take; None: any number
         self._finished = False
         self._failure: Exception | None = None
-        #: What the client has done with its end.
+        #: Whether the client has woken, closed or abandoned its end.
         self.woken = self.closed = self.abandoned = False
 
     # Actions of the peer

@@ -301,7 +301,7 @@ class CommandParser:
         if len(params) < 2:
             raise _Rejected(b"E_INVALID", b"DPUB insufficient number of parameters")
         _require_topic(b"DPUB", params[0])
-        # No digit at all is 0, as nsqd reads its numbers.
+        # An empty number is 0, as in Go's nsqd.
         delay, limit = params[1] or b"0", self._limits.max_req_timeout_ms
         if not delay.isdigit():
             raise _Rejected(b"E_INVALID", b"DPUB could not parse timeout " + delay)

@@ -17,7 +17,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class BadJson(WireError):
-    """A body that is not the JSON object it should be."""
+    """A body that is not the expected JSON object."""
 
 
 @dataclass(frozen=True, kw_only=True)
