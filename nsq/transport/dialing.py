@@ -10,9 +10,9 @@ same thread, so there is at most one per name. Addresses in digits need no looku
 **The race.** The next address is tried as soon as one fails or has been silent for a moment, and the earlier
 ones go on: a dead address in front (usually IPv6 without a route) costs that moment, not the whole timeout.
 
-**Interrupting.** A close must not wait for a dead address. This takes no lock, as a child forked in the
-middle of a dial dials on. ``interrupt`` shuts down a duplicate of each socket, and only the thread that has
-popped the duplicate may touch it: no thread shuts down a descriptor that the process has reused.
+**Interrupting.** A close must not wait for a dead address. This takes no lock: one that is held at a fork
+would block the child's dials. ``interrupt`` shuts down a duplicate of each socket, and only the thread that
+has popped the duplicate may touch it: no thread shuts down a descriptor that the process has reused.
 
 Every OSError of a dial becomes DialFailed here; SocketStream handles those of a connection.
 """
