@@ -7,8 +7,8 @@
     with nsq.Producer("127.0.0.1:4150") as producer:
         producer.publish("orders", b"hello")
 
-Here are the public names and nothing else: the client, what it reports, and every error it raises. All but
-the errors are loaded when they are first used, so that importing the package costs next to nothing.
+This module has only the public names: the client, its reports, and every error it raises. All but the errors
+are loaded at first use, so that importing the package is cheap.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
 
 _ERRORS = [name for name, value in globals().items() if isinstance(value, type)]
 
-#: Where the others are.
+#: The modules of the names that are loaded at first use.
 _HOME = {
     "Config": "nsq.config",
     "Consumer": "nsq.consumer.consumer",
@@ -107,14 +107,14 @@ def __getattr__(name: str) -> object:
 
 
 def _unknown(name: str) -> Exception:
-    """The error for an attribute that does not exist; for one of another client's module it names ours."""
+    """Return the error for an unknown attribute; for a name of another client's module it names ours."""
     import sys
 
     from nsq.other_clients import NAMES
 
     here = NAMES.get(name)
     text = f"module 'nsq' has no attribute {name!r}" + (f": {here}" if here else "")
-    # For ``from nsq import Reader`` importlib asks, and replaces an AttributeError by an error of its own.
+    # ``from nsq import Reader`` asks through importlib, which replaces an AttributeError by its own error.
     asker = sys._getframe(2).f_globals.get("__name__")
     importing = asker in ("importlib._bootstrap", "_frozen_importlib")
     return ImportError(text, name="nsq") if here and importing else AttributeError(text)

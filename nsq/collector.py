@@ -6,12 +6,12 @@ import gc
 
 
 def calm_collector() -> None:
-    """Look less often: a message makes no cycle, yet every one that waits is looked at.
+    """Make the collector run less often: messages make no cycles, yet it visits every waiting message.
 
-    With the usual thresholds that took 45 % of nsqd's time under a pipelined MPUB, and 12 % of what a Spark
-    receiver computes. Only a program does this: in another program's process the collector is that program's.
+    With the default thresholds that took 45 % of nsqd's time under a pipelined MPUB, and 12 % of a Spark
+    receiver's. Only our programs call this: a library must not change its host's collector.
 
-    The first two numbers multiplied are the objects that it looks at without a break: 400,000 take 20 ms.
+    The product of the first two numbers is how many objects one collection visits: 400,000 take 20 ms.
     """
     gc.freeze()
     gc.set_threshold(20_000, 20, 250)

@@ -1,11 +1,11 @@
-"""Config: every option of a consumer or a producer, frozen and checked once, when it is made.
+"""Config: every option of a consumer or a producer, checked when the Config is made, then immutable.
 
     Config(max_in_flight=200, msg_timeout=90.0)                      # times are seconds
     Config.from_strings({"max-in-flight": "200", "msg-timeout": "1m30s"})
     Config.from_environ()                                            # NSQ_MAX_IN_FLIGHT=200; only when asked
 
-Names and meanings are those of go-nsq; what differs says so in ``describe()``. Must import nothing heavy: ssl
-and certifi are loaded only by those who use TLS.
+Names and meanings are those of go-nsq; ``describe()`` tells the differences. Must import nothing heavy: ssl
+and certifi are loaded only when TLS is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nsq.other_clients import option_here
 if TYPE_CHECKING:
     import ssl
 
-#: Seconds to wait at the n-th step of backing off, n counting from 1.
+#: Maps the step of backing off, from 1 up, to the seconds to wait.
 BackoffStrategy = Callable[[int], float]
 
 EXPONENTIAL = "exponential"
@@ -45,7 +45,7 @@ def _short_host_name() -> str:
 
 
 def _user_agent() -> str:
-    # The package itself imports this module; by the time a Config is made it has been imported whole.
+    # Imported here: the package imports this module, and is complete only when a Config is made.
     from nsq import __version__
 
     return f"nsq-python/{__version__}"
@@ -58,8 +58,8 @@ def _user_agent() -> str:
 class Config:
     """The options of a consumer or producer; ``Config.describe()`` explains each of them.
 
-    Immutable: ``dataclasses.replace`` makes a changed copy, and checks it. Can be pickled unless it holds an
-    ``ssl.SSLContext``. Its repr shows what differs from the defaults, and no secret.
+    Immutable: ``dataclasses.replace`` makes and checks a changed copy. Can be pickled unless it holds an
+    ``ssl.SSLContext``. Its repr shows the options that differ from the defaults, and no secret.
     """
 
     # The connection to an nsqd
@@ -97,7 +97,7 @@ class Config:
         "Bytes of the largest frame accepted from an nsqd; more ends the connection.",
     )
 
-    # What a client says of itself
+    # How a client identifies itself
     client_id: str = options.text(
         _short_host_name, "Name of this client in nsqd's statistics.", shown="short host name"
     )
@@ -106,7 +106,7 @@ class Config:
     topology_region: str = options.text("", "Region this client runs in.")
     topology_zone: str = options.text("", "Zone this client runs in.")
 
-    # What it asks of nsqd
+    # Requests to nsqd
     msg_timeout: float = options.seconds(
         0.0, 1.0, math.inf, "Time nsqd waits for a message's answer; 0 is nsqd's own default.", also=(0.0,)
     )
@@ -235,7 +235,7 @@ class Config:
     )
 
     def __new__(cls, *_: object, **options: object) -> Self:
-        # Before __init__, whose TypeError would suggest nothing.
+        # Before __init__, whose TypeError would give no hint.
         cls._refuse_unknown(options)
         return super().__new__(cls)
 
@@ -281,11 +281,11 @@ class Config:
                 f"{in_context[0]} has no effect beside an ssl.SSLContext: set it up in the context"
             )
 
-    # Making one
+    # Making a Config
 
     @classmethod
     def of(cls, config: Config | None, options: Mapping[str, Any]) -> Config:
-        """``config`` (or the defaults) with these options changed."""
+        """Return ``config`` (or the defaults) with these options changed."""
         if config is None:
             return cls(**options)
         if not isinstance(config, Config):
@@ -297,7 +297,7 @@ class Config:
     def from_strings(cls, texts: Mapping[str, str]) -> Config:
         """Read text in Go's spelling: ``{"max-in-flight": "200", "msg_timeout": "1m30s", "tls": "true"}``.
 
-        A duration needs its unit: where go-nsq takes a bare number for milliseconds, we would mean seconds.
+        A duration needs a unit: a bare number would mean milliseconds to go-nsq, but seconds to us.
         """
         values: dict[str, Any] = {}
         for given, text in texts.items():
@@ -314,8 +314,8 @@ class Config:
     def from_environ(cls, prefix: str = "NSQ_", environ: Mapping[str, str] | None = None) -> Config:
         """Read environment variables such as NSQ_MAX_IN_FLIGHT=200.
 
-        Variables that resemble no option are left alone: Kubernetes puts NSQ_SERVICE_HOST and others there
-        for a service called nsq. One that looks like a misspelt option is an error.
+        Variables that resemble no option are ignored: Kubernetes sets NSQ_SERVICE_HOST and others for a
+        service called nsq. A variable that looks like a misspelt option is an error.
         """
         variables = os.environ if environ is None else environ
         texts = {
@@ -334,9 +334,9 @@ class Config:
 
     @classmethod
     def from_flags(cls, given: Iterable[str], defaults: Mapping[str, str] | None = None) -> Config:
-        """Read ``key,value`` texts as Go's tools take them, in go-nsq's names and spellings or in ours.
+        """Read ``key,value`` texts as Go's tools take them, with go-nsq's names and spellings or ours.
 
-        A key alone means true. ``defaults`` are as for ``from_strings``.
+        A key alone means true. ``defaults`` has the form that ``from_strings`` takes.
         """
         texts = dict(defaults or {})
         for each in given:
@@ -345,11 +345,11 @@ class Config:
             texts[name] = text
         return cls.from_strings(texts)
 
-    # What there is to know
+    # Describing options
 
     @classmethod
     def describe(cls) -> list[OptionHelp]:
-        """Every option with its default, its range and what it is for."""
+        """Return every option with its default, its range and its purpose."""
         return [
             OptionHelp(
                 name, option.default or option.show(_default_of(name)) or '""', option.range, option.help
@@ -392,9 +392,9 @@ _GO_NAMES = {
     "tls_cert": "tls_cert_file",
     "tls_key": "tls_key_file",
 }
-#: TLS below 1.2 is not spoken any more.
+#: We do not support TLS below 1.2.
 _GO_TLS_VERSIONS = dict.fromkeys(("ssl3.0", "tls1.0", "tls1.1", "tls1.2"), "TLSv1.2") | {"tls1.3": "TLSv1.3"}
-#: Options where 0 means no limit or nsqd's default in go-nsq, and is out of range here: our value for it.
+#: Our values for options whose 0 means no limit or nsqd's default in go-nsq, and is out of range here.
 _GO_ZEROS = {
     "dial_timeout": "5m",
     "heartbeat_interval": "30s",
@@ -405,7 +405,7 @@ _GO_ZEROS = {
 
 
 def _from_go(name: str, value: str) -> tuple[str, str]:
-    """The name and the value in our words."""
+    """Translate go-nsq's name and value to ours."""
     name = _GO_NAMES.get(name, name)
     if name == "tls_insecure_skip_verify":
         return "tls_verify", "false" if parse_boolean(value) else "true"
@@ -416,6 +416,6 @@ def _from_go(name: str, value: str) -> tuple[str, str]:
     if name in _GO_ZEROS and re.fullmatch("0[a-z]*", value):
         return name, _GO_ZEROS[name]
     if name in _OPTIONS and _OPTIONS[name].kind is options.SECONDS and re.fullmatch("-?[0-9]+", value):
-        # A bare number is milliseconds; -1 switches a thing off.
+        # A bare number means milliseconds; -1 switches a feature off.
         return name, f"{value}s" if value == "-1" else f"{value}ms"
     return name, value

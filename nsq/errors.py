@@ -12,22 +12,22 @@
     ├── ApiError                  ApiRefused
     └── WalError                  WalOwned, WalForeign, SegmentLost
 
-``retry`` says whether the same call can succeed later, ``maybe_stored`` whether a publish that raised this
-may have been stored all the same. This module imports nothing of the package.
+``retry`` tells whether the same call can succeed later, ``maybe_stored`` whether a publish that raised the
+error may be stored nevertheless. This module imports nothing of the package.
 """
 
 from __future__ import annotations
 
 
 class NsqError(Exception):
-    """The root: ``except nsq.NsqError`` catches everything of ours and nothing else."""
+    """The root: ``except nsq.NsqError`` catches all errors of this package and no others."""
 
     retry = False
     maybe_stored = False
 
 
 class UsageError(NsqError, ValueError):
-    """The call was wrong; nothing was sent and repeating it unchanged cannot help."""
+    """The call was wrong: nothing was sent, and repeating the call unchanged cannot help."""
 
 
 class ConfigError(UsageError):
@@ -55,7 +55,7 @@ class NotNsqd(FrameError):
 
 
 class LayerError(WireError):
-    """TLS, deflate or snappy data that cannot be decoded, or would explode."""
+    """TLS, deflate or snappy data that cannot be decoded, or would expand too far."""
 
 
 class ConnectionFailed(NsqError):
@@ -69,14 +69,13 @@ class DialFailed(ConnectionFailed):
 
 
 class HandshakeFailed(ConnectionFailed):
-    """An nsqd was reached, but not on the terms that were asked for: TLS, IDENTIFY or AUTH. Waiting does not
-    change that."""
+    """An nsqd was reached, but TLS, IDENTIFY or AUTH failed with these options. Waiting does not help."""
 
     retry = False
 
 
 class ConnectionLost(ConnectionFailed):
-    """The connection was there and is gone."""
+    """An established connection has ended."""
 
 
 class Unanswered(ConnectionFailed):
@@ -87,18 +86,18 @@ class ServerError(NsqError):
     """nsqd refused a command. ``code`` is its E_ code, ``text`` its explanation."""
 
     code = ""
-    fatal = True  # nsqd closes the connection behind it
+    fatal = True  # nsqd closes the connection after it
 
     def __init__(self, text: str, code: str = "") -> None:
         super().__init__(text)
         self.text = text
         self.code = code or type(self).code
         if type(self) is ServerError:
-            self.fatal = False  # a code of another server's, which may go on
+            self.fatal = False  # an unknown code, of a server that may go on
 
 
 class InvalidCommand(ServerError):
-    """E_INVALID: a command nsqd does not know, or not in this state."""
+    """E_INVALID: a command that nsqd does not know, or does not accept in this state."""
 
     code = "E_INVALID"
 
@@ -116,7 +115,7 @@ class BadChannel(ServerError):
 
 
 class BadMessage(ServerError):
-    """E_BAD_MESSAGE: larger than this nsqd accepts, usually."""
+    """E_BAD_MESSAGE: usually a message larger than this nsqd accepts."""
 
     code = "E_BAD_MESSAGE"
 
@@ -129,7 +128,7 @@ class PubFailed(ServerError):
 
 
 class MpubFailed(ServerError):
-    """E_MPUB_FAILED: nsqd could not store the messages; some of them may be."""
+    """E_MPUB_FAILED: nsqd could not store all messages; some of them may be stored."""
 
     code = "E_MPUB_FAILED"
     retry = True
@@ -142,7 +141,7 @@ class DpubFailed(ServerError):
 
 
 class SubFailed(ServerError):
-    """E_SUB_FAILED: the channel has as many consumers as it may have, usually."""
+    """E_SUB_FAILED: usually the channel already has the most consumers that nsqd allows."""
 
     code = "E_SUB_FAILED"
     retry = True
@@ -153,7 +152,7 @@ class IdentifyFailed(ServerError):
 
 
 class AuthFirst(ServerError):
-    """E_AUTH_FIRST: this nsqd wants AUTH, and no secret was given."""
+    """E_AUTH_FIRST: this nsqd requires AUTH, and no secret was given."""
 
     code = "E_AUTH_FIRST"
 
@@ -181,7 +180,7 @@ class Unauthorized(ServerError):
 
 
 class FinFailed(ServerError):
-    """E_FIN_FAILED, and the next two: the message had timed out; another consumer has it, or had."""
+    """E_FIN_FAILED, as the next two: the message had timed out, and nsqd delivers it to another consumer."""
 
     code = "E_FIN_FAILED"
     fatal = False
@@ -198,7 +197,7 @@ class TouchFailed(ServerError):
 
 
 def server_error(data: bytes) -> ServerError:
-    """The error of an error frame, of its code's class; ServerError itself for a code we do not know."""
+    """Return the error for an error frame, of its code's class, or ServerError for an unknown code."""
     text = data.decode("utf-8", "replace")
     code = text.partition(" ")[0]
     return _BY_CODE.get(code, ServerError)(text, code)
@@ -208,7 +207,7 @@ _BY_CODE = {cls.code: cls for cls in ServerError.__subclasses__()}
 
 
 class PublishFailed(NsqError):
-    """No nsqd took the message within the deadline. It is stored nowhere: publishing it again is safe."""
+    """No nsqd took the message within the deadline. None has stored it: publishing it again is safe."""
 
     retry = True
 
@@ -218,23 +217,23 @@ class QueueFull(PublishFailed):
 
 
 class PublishUncertain(NsqError):
-    """The message was sent and the answer never came: it may be stored. Publishing again may duplicate it."""
+    """The message was sent and not answered: it may be stored. Publishing it again may duplicate it."""
 
     retry = True
     maybe_stored = True
 
 
 class AlreadyResponded(NsqError):
-    """The message was finished or requeued already, or is not in flight any more: it timed out, or its
+    """The message was finished or requeued already, or is no longer in flight: it timed out, or its
     connection is gone."""
 
 
 class Closed(NsqError):
-    """It has been closed and cannot be used again."""
+    """The object has been closed and cannot be used again."""
 
 
 class Forked(Closed):
-    """It was made in the parent process, whose connections this process must not touch."""
+    """The object was made in the parent process, whose connections this process must not touch."""
 
 
 class ApiError(NsqError):
@@ -249,7 +248,7 @@ class ApiRefused(ApiError):
 
     retry = False
 
-    # With defaults, as pickle calls it with the text alone and sets the others afterwards.
+    # Defaults, because pickle passes only the text and sets the other attributes afterwards.
     def __init__(self, text: str, status: int = 0, code: str = "") -> None:
         super().__init__(text)
         self.status = status
@@ -261,12 +260,12 @@ class WalError(NsqError):
 
 
 class WalOwned(WalError):
-    """Another query owns this log. Two queries need two logs, and a channel each to see every message."""
+    """Another query owns this log. Each query needs its own log, and its own channel to see every message."""
 
 
 class WalForeign(WalError):
-    """The log is not the one that the checkpoint refers to, or the place holds something else."""
+    """The log is not the one that the checkpoint refers to, or the location holds other files."""
 
 
 class SegmentLost(WalError):
-    """A sealed segment that a batch was promised is not there, or cannot be read to its end."""
+    """A sealed segment that a batch needs is missing, or cannot be read to its end."""

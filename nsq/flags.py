@@ -27,7 +27,7 @@ OptionsT = TypeVar("OptionsT")
 
 
 class FlagExit(NsqError):
-    """The program should print ``text`` and exit with ``status``: help, version, a mistake."""
+    """Raised when the program should print ``text`` and exit with ``status``: help, version, a mistake."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -38,7 +38,7 @@ class FlagExit(NsqError):
 
 @dataclass(frozen=True)
 class Parsed(Generic[OptionsT]):
-    """``rest`` has the arguments after the flags; ``warnings`` are lines to log once there is a logger."""
+    """The result of ``parse``: ``rest`` has the arguments after the flags, ``warnings`` lines to log."""
 
     options: OptionsT
     rest: tuple[str, ...] = ()
@@ -50,10 +50,10 @@ class Parsed(Generic[OptionsT]):
 
 @dataclass(frozen=True, kw_only=True)
 class Flag(Option):
-    """An option of a command line. Its dataclass field supplies the parts that are left open.
+    """An option of a command line. Its dataclass field supplies missing details.
 
-    With ``bare`` the flag needs no value, and then has that text; like a boolean, it takes a value only after
-    ``=``. ``deprecated`` says what to use instead.
+    With ``bare`` the flag needs no value, and without one has that text; like a boolean, it takes a value
+    only after ``=``. ``deprecated`` names the replacement.
     """
 
     kind: Kind = TEXT
@@ -155,7 +155,7 @@ def _usage_entry(each: Flag) -> str:
 def _read_arguments(
     named: Mapping[str, Flag], argv: Sequence[str]
 ) -> tuple[dict[str, Any], tuple[str, ...], str]:
-    """Values by flag name, the words behind the flags, and the leftmost mistake; _HELP is one of them."""
+    """Return values by flag name, the words after the flags, and the leftmost mistake, which may be _HELP."""
     values: dict[str, Any] = {}
     mistake = ""
     waiting = list(reversed(argv))
@@ -190,7 +190,7 @@ def _read_arguments(
                     else f"invalid boolean flag {name}"
                 )
             mistake = mistake or f"{said}: {error}"
-            values.pop(name, None)  # the last use of a flag counts
+            values.pop(name, None)  # the last use of a flag counts, also a bad one
     return values, tuple(reversed(waiting)), mistake
 
 
@@ -214,7 +214,7 @@ def _read_file(path: str, flags: Iterable[Flag]) -> tuple[dict[str, Any], list[s
     except ValueError as error:
         raise ConfigError(f"config file {path} is not valid TOML: {error}") from error
     by_key = {each.key: each for each in flags}
-    # For hints: people write a flag's name instead of its key.
+    # For hints: people may write a flag's name instead of its key.
     spellings = {each.name.replace("-", "_"): each.key for each in by_key.values()} | {
         key: key for key in by_key
     }
@@ -244,7 +244,7 @@ def _from_file(each: Flag, value: Any) -> Any:
     return tuple(each.kind.read_toml(item) for item in (value if isinstance(value, list) else [value]))
 
 
-# The whole
+# Parsing both
 
 
 _HELP = "help"
@@ -270,7 +270,7 @@ def parse(
         if named.setdefault(each.name, each) is not each:
             raise TypeError(f"the flag --{each.name} is declared twice")
     values, rest, mistake = _read_arguments(named, argv)
-    # The last --version decides, whatever else is wrong; nonsense behind its "=" is a mistake like any other.
+    # The last --version decides, whatever else is wrong; a bad value after its "=" is an ordinary mistake.
     if version is not None and values.pop(_VERSION.name, False):
         raise FlagExit(0, f"{version}\n")
     if mistake == _HELP:
@@ -293,10 +293,10 @@ def parse(
 def parse_command(
     options_class: type[OptionsT], argv: Sequence[str], *, prog: str, synopsis: str
 ) -> tuple[OptionsT, tuple[str, ...]]:
-    """The options and the arguments of a command, which may stand before, between and behind its flags.
+    """Return the options and the arguments of a command; arguments may stand anywhere among its flags.
 
-    ``synopsis`` is ``TOPIC [BODY...]`` and the like, and a line feed, and what the command does. The last
-    argument may be missing if it is in brackets, and repeated if it ends in dots.
+    ``synopsis`` is a line such as ``TOPIC [BODY...]``, then a description. The last argument may be missing
+    if it is in brackets, and repeated if it ends in dots.
     """
     line, _, about = synopsis.partition("\n")
     try:
@@ -317,7 +317,9 @@ def parse_command(
 def _parse_mixed(
     options_class: type[OptionsT], argv: list[str], prog: str
 ) -> tuple[OptionsT, tuple[str, ...]]:
-    """Go's grammar ends at the first argument that is no flag: take it out, and begin again."""
+    """Parse flags and arguments in any order. Go's grammar ends at the first argument that is no flag: take
+    it out, and parse again.
+    """
     words: list[str] = []
     while True:
         parsed = parse(options_class, argv, prog=prog, config_flag=False)
@@ -334,7 +336,7 @@ def parse_or_exit(
     prog: str,
     version: str | None = None,
 ) -> Parsed[OptionsT]:
-    """``parse`` for a ``main`` function: defaults to ``sys.argv``, prints, and raises SystemExit."""
+    """Do ``parse`` for a ``main`` function: default to ``sys.argv``, print, and raise SystemExit."""
     try:
         return parse(options_class, sys.argv[1:] if argv is None else argv, prog=prog, version=version)
     except FlagExit as end:

@@ -1,4 +1,4 @@
-"""Durations, numbers and booleans in Go's spelling: what command lines, config files and option strings hold.
+"""Durations, numbers and booleans in Go's spelling, for command lines, config files and option strings.
 
 Pure; imports nothing of the package but errors.
 """
@@ -33,7 +33,7 @@ A_DURATION = "a duration such as 100ms, 2s or 1m30s"
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a Go duration: ``parse_duration("1m30s") == 90.0``."""
+    """Return the seconds of a Go duration: ``parse_duration("1m30s") == 90.0``."""
     size = _nanoseconds(text[1:] if text[:1] in ("-", "+") else text)
     signed = -size if size is not None and text.startswith("-") else size
     if signed is None or signed not in _INT64:
@@ -42,14 +42,14 @@ def parse_duration(text: str) -> float:
 
 
 def _nanoseconds(text: str) -> int | None:
-    """Read a duration without a sign; None if ``text`` is none."""
+    """Parse a duration without a sign; None if ``text`` is not a duration."""
     if text == "0":
         return 0
     total = 0
     position = 0
     while position < len(text):
         part = _DURATION_PART.match(text, position)
-        # Beyond some thousand digits int() raises an error of its own; no duration needs hundreds.
+        # int() raises an error of its own beyond some thousand digits; no duration needs hundreds.
         if part is None or not (part[1] or part[2]) or len(part[0]) > 300:
             return None
         fraction = part[2] or ""
@@ -60,8 +60,8 @@ def _nanoseconds(text: str) -> int | None:
 
 
 def format_duration(seconds: float) -> str:
-    """The text Go gives a duration, rounded to nanoseconds: ``format_duration(90.0) == "1m30s"``."""
-    # A float times 1e9 rounds twice; a Fraction keeps every nanosecond a float of this size can tell apart.
+    """Format a duration as Go does, rounded to nanoseconds: ``format_duration(90.0) == "1m30s"``."""
+    # A float times 1e9 rounds twice; a Fraction keeps every nanosecond that a float of this size can hold.
     nanoseconds = round(Fraction(seconds) * SECOND_NS)
     sign = "-" if nanoseconds < 0 else ""
     size = abs(nanoseconds)
@@ -83,7 +83,7 @@ def _decimal(size: int, unit: int) -> str:
 
 
 def parse_integer(text: str) -> int:
-    """Python's ``int`` alone would take spaces and other scripts' digits, and refuse the octal ``010``."""
+    """Parse an integer. ``int`` would take spaces and other scripts' digits, and refuse octal ``010``."""
     if not _INTEGER.fullmatch(text):
         raise ConfigError("parse error (want an integer)")
     return check_int64(int(text, 8 if _OLD_OCTAL.fullmatch(text) else 0))

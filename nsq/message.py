@@ -1,7 +1,7 @@
 """A message as a handler gets it.
 
-It answers through a delegate, the connection it came over, which alone knows whether it is still in flight.
-Must not import anything that knows a connection.
+A message passes answers to its delegate, the connection it came over, which alone knows whether it is still
+in flight. Must not import anything that knows a connection.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from nsq.errors import AlreadyResponded
 
 
 class MessageDelegate(Protocol):
-    """Carries a message's answers to its nsqd. Each raises AlreadyResponded when it is not in flight
-    any more.
+    """Carries a message's answers to its nsqd. A method raises AlreadyResponded when the message is no longer
+    in flight.
     """
 
     @property
@@ -34,13 +34,13 @@ class MessageDelegate(Protocol):
     def touch(self, message: Message) -> None: ...
 
     def holds(self, message: Message) -> bool:
-        """Whether it is in flight: neither answered nor, as far as known here, timed out."""
+        """Whether the message is in flight: neither answered nor, as far as we know, timed out."""
 
 
 class Message:
-    """``id`` and ``body`` are bytes; ``timestamp`` counts nanoseconds since the epoch, ``attempts`` from 1.
+    """A message: ``id`` and ``body`` are bytes, ``timestamp`` is in nanoseconds since the epoch.
 
-    Any thread may answer it, once. A handler's return answers for it unless it has been told not to.
+    ``attempts`` counts from 1. Any thread may answer a message, once; by default its handler's end does so.
     """
 
     __slots__ = (
@@ -65,8 +65,8 @@ class Message:
         body: bytes,
     ) -> None:
         self._delegate = delegate
-        self.received_at = received_at  # on the monotonic clock, as is
-        self.expires_at = expires_at  # when nsqd gives it to another consumer
+        self.received_at = received_at  # on the monotonic clock, as is ``expires_at``
+        self.expires_at = expires_at  # when nsqd gives the message to another consumer
         self.timestamp = timestamp
         self.attempts = attempts
         self.id = message_id
@@ -81,42 +81,42 @@ class Message:
 
     @property
     def nsqd_address(self) -> str:
-        """host:port of the nsqd it came from."""
+        """The host:port of the nsqd that sent the message."""
         return self._delegate.address
 
     @property
     def responded(self) -> bool:
-        """Whether it needs no answer any more: it has one, or it has expired, or its connection is gone."""
+        """Whether the message needs no more answer: it has one, it has expired, or its connection is gone."""
         return not self._delegate.holds(self)
 
     @property
     def expired(self) -> bool:
-        """Whether its time is up: nsqd has given it to another consumer, or will."""
+        """Whether the message's time is up: nsqd has given it to another consumer, or will."""
         return time.monotonic() >= self.expires_at
 
     @property
     def time_left(self) -> float:
-        """Seconds until then."""
+        """Seconds until the message expires."""
         return max(0.0, self.expires_at - time.monotonic())
 
     def finish(self) -> None:
-        """It is done. Raises AlreadyResponded when it was answered before, or timed out meanwhile."""
+        """Tell nsqd that the message is done. Raises AlreadyResponded if it was answered or has timed out."""
         self._delegate.finish(self)
 
     def requeue(self, delay: float | None = None, *, backoff: bool = True) -> None:
-        """Deliver it again, after so many seconds; by default after ``default_requeue_delay`` for each
-        attempt.
+        """Have nsqd deliver the message again after ``delay`` seconds; by default ``default_requeue_delay``
+        for each attempt.
 
-        Tells the consumer to back off, unless ``backoff`` is false.
+        The consumer backs off, unless ``backoff`` is false.
         """
         self._delegate.requeue(self, delay, backoff)
 
     def touch(self) -> None:
-        """Give it its whole time again, from now on."""
+        """Restart the message's timeout from now."""
         self._delegate.touch(self)
 
     def disable_auto_response(self) -> None:
-        """Leave the answer to other code, which runs later or in another thread."""
+        """Do not answer at the handler's end: other code answers, later or in another thread."""
         self.auto_response = False
 
     def enable_auto_response(self) -> None:
@@ -126,7 +126,7 @@ class Message:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        """Finish it, or requeue it when the block raised; nothing if it was answered inside."""
+        """Finish the message, or requeue it if the block raised. Does nothing if the block answered it."""
         if not self._delegate.holds(self):
             return
         with suppress(AlreadyResponded):  # it expired between the look and the answer
@@ -137,6 +137,6 @@ class Message:
 
 
 def finish_all(messages: Iterable[Message]) -> None:
-    """Finish the messages that still need an answer; pass over the others."""
+    """Finish the messages that still need an answer; skip the others."""
     for delegate, own in groupby(messages, attrgetter("_delegate")):
         delegate.finish_all(list(own))

@@ -1,8 +1,8 @@
-"""Declaring options: what kind of value each takes, in which range, and how it is read from text.
+"""Declares options: the kind of value, its range, and how to read it from text.
 
     max_in_flight: int = options.count(1, 0, 1000, "How many messages may be here at once.")
 
-A field so declared carries an ``Option``, which checks values and reads them from text. Three readers use it:
+A field declared like this carries an ``Option``, which checks values and parses text. Three modules use it:
 ``Config`` (keywords and strings), ``flags`` (Go's command lines and TOML) and Spark's options. Must import
 nothing heavy: ssl is loaded only when a value may be an SSLContext.
 """
@@ -41,10 +41,10 @@ METADATA = "nsq.option"
 
 
 class Kind(NamedTuple):
-    """One type of value: how it is checked, read from text and from TOML, named and shown in a usage.
+    """One type of value: how to check it, read it from text and TOML, name it, and show it in a usage.
 
-    ``keep`` gives the value as it is stored or raises TypeError; ``parse`` reads it from text. In a TOML file
-    it may be text, which is read in the same way, or a value of the types ``in_toml``.
+    ``keep`` returns the value to store or raises TypeError; ``parse`` reads it from text. A TOML file may
+    hold text, which ``parse`` reads too, or a value of the types ``in_toml``.
     """
 
     wanted: str
@@ -59,14 +59,16 @@ class Kind(NamedTuple):
         if not isinstance(value, str) and type(value) not in self.in_toml:
             raise ConfigError(f"want {self.wanted_in_toml}")
         text = format_plain(value)
-        # A bare integer, quoted or not, is milliseconds: existing nsqd.cfg files are written so.
+        # A bare integer, quoted or not, means milliseconds, as in existing nsqd.cfg files.
         if self is SECONDS and re.fullmatch("-?[0-9]+", text):
             return check_int64(int(text) * MILLISECOND_NS) / SECOND_NS
         return self.parse(text)
 
 
 def _kept_as(make: Callable[[Any], Any], *types: type) -> Callable[[object], Any]:
-    """Keep values of these types, as ``make`` makes them. A boolean is no number."""
+    """Return a function that accepts values of these types and converts them by ``make``. A boolean is no
+    number.
+    """
 
     def keep(value: object) -> Any:
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
@@ -117,7 +119,7 @@ STRATEGY = Kind("a name or a function", _keep_strategy, str)
 
 
 class OptionHelp(NamedTuple):
-    """One line of a table of options; ``range`` is empty when any value of the type will do."""
+    """One line of a table of options; ``range`` is empty when any value of the type is allowed."""
 
     name: str
     default: str
@@ -127,7 +129,7 @@ class OptionHelp(NamedTuple):
 
 @dataclass(frozen=True)
 class Option:
-    """The declaration of one option. ``also`` are values outside the range that have a meaning."""
+    """The declaration of one option. ``also`` lists allowed values outside the range."""
 
     help: str
     kind: Kind
@@ -140,7 +142,7 @@ class Option:
 
     @property
     def range(self) -> str:
-        """The range in words; empty when any value of the type will do."""
+        """The range in words; empty when any value of the type is allowed."""
         words = ", ".join(choice or "empty" for choice in self.choices)
         if math.isfinite(self.low):
             bounded = math.isfinite(self.high)
@@ -157,7 +159,7 @@ class Option:
         return f"{value:g}" if isinstance(value, float) else str(value)
 
     def checked(self, name: str, value: Any) -> Any:
-        """The value as it is stored; ConfigError for one of the wrong type or out of range."""
+        """Return the value to store; ConfigError if it is of the wrong type or out of range."""
         if value is None and None in self.also:
             return None
         try:
@@ -187,7 +189,7 @@ class Option:
 
 
 def closest(name: str, known: Iterable[str], cutoff: float) -> str:
-    """The one of these that was probably meant; empty when none comes near."""
+    """Return the known name that was probably meant; empty when none is close."""
     return next(iter(difflib.get_close_matches(name.lower(), known, n=1, cutoff=cutoff)), "")
 
 

@@ -1,13 +1,13 @@
-"""The names that other NSQ clients use, and what they are called here: read only to explain an error.
+"""Names that other NSQ clients use, with ours for them. Used only to explain errors.
 
-Covers go-nsq, pynsq, gnsq, nsq-py, ansq and nsqjs. A name that means the same here is not listed.
+Covers go-nsq, pynsq, gnsq, nsq-py, ansq and nsqjs. Omits names that mean the same here.
 """
 
 from __future__ import annotations
 
 
 def _by_name(table: str) -> dict[str, str]:
-    """Each line has names, a colon, and the hint for all of them."""
+    """Parse a table: each line has names, a colon, and the hint for all of them."""
     rows = (line.strip().partition(": ") for line in table.strip().splitlines())
     return {name: text for names, _, text in rows for name in names.split()}
 
@@ -39,7 +39,7 @@ NAMES = _by_name("""
     Lookupd LookupdClient: it is NsqlookupdApi of nsq.http.nsqlookupd here
 """)
 
-#: Options of other clients that are options here under another name.
+#: Options of other clients that have another name here.
 OPTIONS = _by_name("""
     local_addr: it is called local_address here
     tls_v1: it is called tls=True here
@@ -63,7 +63,7 @@ OPTIONS = _by_name("""
     max_concurrency concurrency: it is called max_in_flight here, and threads, an argument of Consumer
 """)
 
-#: What other clients take as options and this one does not, and arguments of ours where options are expected.
+#: Options of other clients that are not options here, and our arguments where an option is expected.
 ARGUMENTS = _by_name("""
     nsqd_tcp_addresses nsqd_addresses nsqds addresses address: it is nsqd= of Consumer and Producer here
     lookupd_http_addresses nsqlookupd_addresses: it is nsqlookupd= of Consumer and Producer here
@@ -89,14 +89,14 @@ ARGUMENTS = _by_name("""
 
 
 def _plain(name: str) -> str:
-    """``lookupdPollInterval`` and ``lookupd-poll-interval`` are one name."""
+    """Normalize a name: ``lookupdPollInterval`` and ``lookupd-poll-interval`` become the same."""
     return name.replace("-", "").replace("_", "").lower()
 
 
 def option_here(name: str, *, arguments: bool = True) -> str:
-    """Name our option for one of another client; empty when that is unknown.
+    """Return the hint for another client's option; empty when the option is unknown.
 
-    Without ``arguments`` only those that are options here too are known.
+    Without ``arguments`` only options that are options here too are known.
     """
     known = {**ARGUMENTS, **OPTIONS} if arguments else OPTIONS
     return next((text for each, text in known.items() if _plain(each) == _plain(name)), "")

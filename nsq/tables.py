@@ -1,16 +1,16 @@
-"""Tables of text, as the command-line programs show them."""
+"""Text tables for the command-line programs."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
 
-#: Also with a unit, or none at all.
+#: A number, perhaps with a unit, or "-" for a missing one.
 _NUMBER = re.compile(r"-|[0-9.,]+( .*|[a-z])?")
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Columns as wide as they must be: names to the left, numbers to the right."""
+    """Format a table with columns as narrow as possible: text aligned left, numbers right."""
     lines = [[*heads], *([_cell(value) for value in row] for row in rows)]
     columns = []
     for column in zip(*lines, strict=True):
@@ -29,5 +29,5 @@ def _cell(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    """Replace control characters, which a terminal would obey: an nsqd may say anything."""
+    """Replace control characters, which a terminal would obey: text from an nsqd may hold any."""
     return "".join(each if each.isprintable() else "?" for each in text)

@@ -1,5 +1,5 @@
-"""Between a user's code and our threads: how a user's thread waits for one of ours, starts one and joins
-one, and the thread that calls the user's functions.
+"""Connects a user's threads with ours: waits for our threads, starts and joins them, and runs the thread
+that calls the user's functions.
 
 An exception out of a signal handler (Ctrl-C, a soft time limit) can hit the main thread at any bytecode.
 Inside a Condition, an Event or a Semaphore it leaks a lock, and the next thread to take that lock blocks for
@@ -22,18 +22,18 @@ from functools import partial
 
 from nsq.errors import ConfigError
 
-#: Seconds; threads cannot be asked to wait for longer at once.
+#: Seconds of the longest single wait: locks and queues refuse infinite timeouts.
 _LONGEST = 3600.0
-#: Events that may wait for a slow hook.
+#: The most events that may wait for a slow hook.
 _MAX_EVENTS = 100_000
 
 
 class Waiters:
     """Threads that wait until a condition holds. After making the condition true, call ``wake``.
 
-    Nothing is lost between the two: the waiter leaves its lock, then looks at the condition; the other side
-    changes the condition, then looks at the locks. Both look under the list's own lock (the GIL, or the lock
-    that a free-threaded Python has for each list), so one of the two sees the other.
+    No wakeup is lost: the waiter adds its lock to the list, then looks at the condition; the other thread
+    changes the condition, then looks at the list. The list's own lock (the GIL, or in a free-threaded Python
+    the lock of each list) guards both steps, so one of the two sees the other.
     """
 
     __slots__ = ("_locks",)
@@ -42,8 +42,8 @@ class Waiters:
         self._locks: list[_thread.LockType] = []
 
     def wait_for(self, condition: Callable[[], object], deadline: float = math.inf) -> bool:
-        """Return whether the condition holds, by ``deadline`` (monotonic) at the latest. At once while the
-        interpreter is finalizing: no thread that could make it true runs any more.
+        """Wait until the condition holds or ``deadline`` (monotonic) has passed; return whether it holds.
+        Does not wait while the interpreter is finalizing: no thread that could make it true runs then.
         """
         while not condition():
             left = deadline - time.monotonic()
@@ -56,23 +56,23 @@ class Waiters:
                 if not condition():
                     lock.acquire(True, min(left, _LONGEST))
             finally:
-                if lock in self._locks:  # else the thread that woke us has taken it out
+                if lock in self._locks:  # else the thread that woke us has removed it
                     with suppress(ValueError):
                         self._locks.remove(lock)
         return True
 
     def wake(self) -> None:
-        """Have every waiter look at its condition again. Any thread may call it, a signal handler too."""
+        """Have every waiter look at its condition again. Any thread may call this, a signal handler too."""
         for lock in self._locks.copy():
             try:
                 lock.release()
-            except RuntimeError:  # released before; its waiter is about to take it out, or was interrupted
+            except RuntimeError:  # released before; its waiter will remove it, or was interrupted
                 with suppress(ValueError):
                     self._locks.remove(lock)
 
 
 class Signal(Waiters):
-    """An Event that an interrupted thread cannot break."""
+    """An Event that an interrupted wait cannot break."""
 
     __slots__ = ("_set",)
 
@@ -95,7 +95,7 @@ class Signal(Waiters):
 
 
 def refuse_eventlet() -> None:
-    """ConfigError when eventlet has replaced the threads: its locks know no deadlines that hold."""
+    """Raise ConfigError if eventlet has replaced threads or sockets: its locks do not keep deadlines."""
     if "eventlet" not in sys.modules:
         return
     from eventlet import patcher  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -108,10 +108,10 @@ def refuse_eventlet() -> None:
 
 
 def start_thread(target: Callable[[], None], name: str, failed: Callable[[RuntimeError], None]) -> None:
-    """Start a daemon thread from a user's thread; ``failed`` is called, on some thread, when there is none.
+    """Start a daemon thread from a user's thread; if that is impossible, call ``failed`` on some thread.
 
-    Thread.start takes locks of the threading module: a signal handler that starts a thread while the code it
-    interrupts does so too would wait for ever. So a bare thread calls it, and no thread of the user's does.
+    Thread.start takes locks of the threading module: a signal handler that starts a thread while the
+    interrupted code does so too would wait for ever. So a bare thread calls Thread.start, not the user's.
     """
 
     def start() -> None:
@@ -132,8 +132,8 @@ def start_thread(target: Callable[[], None], name: str, failed: Callable[[Runtim
 def carry_out(
     requests: queue.SimpleQueue[Callable[[], object] | None], seconds: float, log: logging.Logger
 ) -> None:
-    """Sleep until there is a request, for so long at most, then carry out all that there are, in order. None
-    only wakes. What a request raises is logged.
+    """Sleep until there is a request, for ``seconds`` at most, then carry out all waiting requests in order.
+    None only wakes. Exceptions of a request are logged.
     """
     with suppress(queue.Empty):
         request = requests.get(timeout=min(max(seconds, 0.0), _LONGEST))
@@ -141,16 +141,16 @@ def carry_out(
             try:
                 if request is not None:
                     request()
-            except BaseException:  # SystemExit too, of a user's backoff_strategy
+            except BaseException:  # SystemExit too, from a user's backoff_strategy
                 log.exception("a request failed, which is a bug of ours")
             if left:
                 request = requests.get_nowait()
 
 
 def join_threads(threads: Iterable[threading.Thread], deadline: float) -> list[str]:
-    """Wait for these to end; return the names of those that have not by ``deadline`` (monotonic). One that
-    was never started counts as ended, and so does the calling one. While the interpreter is finalizing, none
-    ends any more, and there is no waiting.
+    """Wait for threads; return the names of those that have not ended by ``deadline`` (monotonic). A thread
+    that was never started counts as ended, and so does the calling one. Does not wait while the interpreter
+    is finalizing, as no thread ends then.
     """
     current = threading.current_thread()
     started = [thread for thread in threads if thread.ident is not None and thread is not current]
@@ -164,7 +164,7 @@ class Callbacks:
     """The thread that calls users' hooks, and the callbacks of futures, one after the other, in the order of
     events. A slow one delays the others, never a message or an answer.
 
-    What comes behind the end of the thread is called by the thread that it comes from.
+    After the end of this thread, ``put`` calls callbacks on the calling thread.
     """
 
     def __init__(self, name: str, log: logging.Logger) -> None:
@@ -176,18 +176,18 @@ class Callbacks:
         self.thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Unless it has been started before. RuntimeError when no thread can be had."""
+        """Start the thread, unless it was started before. Raises RuntimeError when that is impossible."""
         if self.thread is None or self.thread.ident is None:
             self.thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self.thread.start()
 
     def put(self, callback: Callable[[], object]) -> None:
         self._queue.put(callback)
-        if self._ended:  # the thread has seen what was put, or we do
+        if self._ended:  # after ``put``: either the thread has seen the callback, or we do
             self._run_what_is_left()
 
     def tell(self, hook: Callable[..., object], *args: object) -> None:
-        """Like ``put``, but drop events when the hooks are too slow: better no metrics than no memory."""
+        """Queue a hook like ``put``, but drop events when hooks are too slow, so that memory is bounded."""
         if self._queue.qsize() < _MAX_EVENTS:
             self.put(partial(hook, *args))
             return
@@ -196,7 +196,7 @@ class Callbacks:
             self._log.warning("the hooks are too slow: %d events were dropped so far", self._lost)
 
     def wait_until_run(self, deadline: float) -> bool:
-        """Whether all that is queued now has run by then."""
+        """Return whether all callbacks that are queued now have run by ``deadline``."""
         run = Signal()
         self.put(run.set)
         return run.wait_for(run.is_set, deadline)
@@ -205,8 +205,8 @@ class Callbacks:
         return threading.current_thread() is self.thread
 
     def stop(self, deadline: float) -> list[str]:
-        """End behind what is queued; the name of the thread if it has not ended by then. May be called
-        again.
+        """End the thread after the queued callbacks; return its name if it has not ended by ``deadline``. May
+        be called again.
         """
         self._queue.put(None)
         return [] if self.thread is None else join_threads([self.thread], deadline)
@@ -227,6 +227,6 @@ class Callbacks:
     def _call(self, callback: Callable[[], object]) -> None:
         try:
             callback()
-        except BaseException:  # SystemExit too: all others rely on the thread
+        except BaseException:  # SystemExit too: all other callbacks rely on the thread
             hook = getattr(callback, "func", callback)
             self._log.exception("the hook %s failed", getattr(hook, "__qualname__", hook))

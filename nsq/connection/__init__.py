@@ -1,3 +1,3 @@
-"""One connection to one nsqd: ``Conn`` has the two loops, ``session`` what is in flight, ``handshake`` its
-beginning, ``forks`` what becomes of it in a child process.
+"""One connection to one nsqd: ``Conn`` has the two loops, ``session`` the messages in flight, ``handshake``
+opens the connection, ``forks`` drops it in a forked child.
 """

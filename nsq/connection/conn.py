@@ -1,12 +1,12 @@
-"""One connection to one nsqd: a thread that writes and a thread that reads. No other touches the socket.
+"""One connection to one nsqd: one thread writes, one thread reads, and no other touches the socket.
 
     any thread    put(item) -> waiting
     write loop    waiting -> encode -> stream.write
     read loop     stream.read -> frames -> the delegate
 
-A thread in ``put`` may be interrupted at any bytecode: the connection does not notice. The two sides share
-no lock; ``put`` is one append, and a ring when the write loop sleeps. What the delegate is told, it is told
-by the loops: it must neither block nor raise.
+A signal handler may interrupt a thread in ``put`` at any bytecode without harm to the connection. Callers and
+loops share no lock: ``put`` is one append, and a wakeup when the write loop sleeps. The loops call the
+delegate, which must neither block nor raise.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from nsq.wire.layers import TlsContext
 
 log = logging.getLogger("nsq.connection")
 
-#: Seconds for the write loop to leave by itself, when the connection ends, and for the layers to say goodbye.
+#: Seconds, when the connection ends, for the write loop to finish and for the layers to say goodbye.
 _WRITER_GRACE = 1.0
-#: Bytes of one write at most, so that write_timeout asks for progress and not for a fast link.
+#: The most bytes of one write: write_timeout then demands progress, not a fast link.
 _PIECE = 1024 * 1024
-#: Milliseconds that a requeue asks for at most, 292 years: Go's nsqd counts nanoseconds in 64 bits, and ours
-#: cuts off a client that asks for more digits. Both make it --max-req-timeout.
+#: The longest delay of a requeue in milliseconds, 292 years: Go's nsqd counts nanoseconds in 64 bits, and
+#: ours disconnects a client that sends more digits. Both reduce this delay to --max-req-timeout.
 _LONGEST_DELAY = 9_223_372_036_854
 
-#: Takes what it wants to send now from the deque, and returns it as bytes; nothing when there is nothing.
+#: Takes items from the deque and returns them as bytes to send now; empty when there is nothing to send.
 Encoder = Callable[[deque[Any]], bytes]
 
 
@@ -63,30 +63,30 @@ class ConnDelegate:
     """
 
     def on_messages(self, conn: Conn, messages: list[Message]) -> None:
-        """They are in flight now."""
+        """Receive messages, which are in flight from now on."""
 
     def on_ok(self, conn: Conn, count: int) -> None:
-        """nsqd said OK that many times."""
+        """Receive ``count`` OKs."""
         log.debug("nsqd %s says OK", conn.address)
 
     def on_response(self, conn: Conn, data: bytes) -> None:
-        """Any other answer but a heartbeat or CLOSE_WAIT."""
+        """Receive a response other than OK, a heartbeat or CLOSE_WAIT."""
         log.debug("nsqd %s says %r", conn.address, data)
 
     def on_error(self, conn: Conn, error: ServerError) -> None:
-        """An error frame. A fatal one is followed by ``on_close``."""
+        """Receive an error frame. After a fatal error, ``on_close`` follows."""
 
     def on_heartbeat(self, conn: Conn) -> None: ...
 
     def on_close(self, conn: Conn, cause: NsqError | None) -> None:
-        """Once, at the end of the read loop; None when it was closed as asked. Nothing more is written."""
+        """Called once, as the read loop ends; no write follows. ``cause`` is None if we asked for the end."""
 
     def wants_answers(self) -> bool:
-        """Whether ``on_finished`` has to be called for each of many that are finished together."""
+        """Whether ``on_finished`` must be called for each message of a batch that is finished together."""
         return True
 
     def on_finished(self, conn: Conn, message: Message) -> bool:
-        """By the thread that answers, when the message is out of flight. True: the delegate puts it later."""
+        """Called by the answering thread, which has claimed the message. True: the delegate puts it later."""
         return False
 
     def on_requeued(self, conn: Conn, message: Message, delay_ms: int, backoff: bool) -> bool:
@@ -94,20 +94,20 @@ class ConnDelegate:
         return False
 
     def on_timed_out(self, conn: Conn, message: Message) -> None:
-        """By the thread that has seen that it is too late to answer: the message is let go of."""
+        """Called by the thread that found the message timed out and has dropped it."""
 
     def requeue_delay(self, attempts: int) -> float:
-        """Seconds until a message is delivered again, unless its REQ says otherwise."""
+        """Return the delay in seconds of a requeue for which the caller gave none."""
         return 0.0
 
 
 class Conn:
-    """``connect`` blocks until the connection is ready, ``start`` starts its loops. Also the delegate of its
-    messages.
+    """A connection, and the delegate of its messages. ``connect`` blocks until the connection is ready,
+    ``start`` starts its loops.
 
-    ``name`` begins the names of the threads. ``encode`` turns what was ``put`` into bytes, on the write loop;
-    without one it is commands and answers to messages. A delegate that keeps threads of its own calls
-    ``write_loop`` and ``read_loop`` there instead of ``start``.
+    The names of the threads begin with ``name``. The write loop calls ``encode`` to turn the items given to
+    ``put`` into bytes; by default these are commands and answers to messages. A delegate with threads of its
+    own calls ``write_loop`` and ``read_loop`` there instead of ``start``.
     """
 
     def __init__(
@@ -127,9 +127,9 @@ class Conn:
         self.connected_at = 0.0
         self.last_message_at = 0.0
         self.waiting: deque[Any] = deque()
-        """What was put and is not written yet. The delegate drains it when the connection has ended."""
+        """Items given to ``put`` and not written yet. The delegate drains it after the connection ended."""
         self.closed = False
-        """Nothing is written any more."""
+        """Whether writing has ended."""
         self.session = Session(IdentifyReply())
         self._config = config
         self._delegate = delegate
@@ -140,13 +140,13 @@ class Conn:
         self._encode = encode or self._encode_answers
         self._name = name
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._asleep = False  # the write loop waits for the bell
+        self._asleep = False  # the write loop waits on ``_bell``
         self._asked_to_close = False
-        self._closing = False  # the write loop ends when nothing waits
-        self._causes: list[NsqError | None] = []  # of its end; the first one counts
+        self._closing = False  # the write loop ends once ``waiting`` is empty
+        self._causes: list[NsqError | None] = []  # why the connection ended; the first counts
         self._refusal: ServerError | None = None
         self._reading = False
-        self._layered: LayeredStream | None = None  # from its first byte
+        self._layered: LayeredStream | None = None  # set before the first byte
         self._writer_left = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -156,7 +156,7 @@ class Conn:
     # Opening.
 
     def connect(self, deadline: float) -> None:
-        """Be ready by then (monotonic), or raise why not."""
+        """Dial and shake hands by ``deadline`` (monotonic), or raise the reason for the failure."""
         ready = dial(
             self.address,
             self._config,
@@ -168,10 +168,10 @@ class Conn:
             opened=self._adopt,
         )
         ready.stream.on_pending = self._ring
-        # Without a layer the stream inside does as well, for one call less.
+        # Without layers use the inner stream directly: it saves a call.
         self._layers = ready.stream if ready.stream.stack.layers else None
         self._stream: Stream = self._layers or ready.stream.stream
-        silent = self._config.heartbeat_interval < 0  # then no silence is too long
+        silent = self._config.heartbeat_interval < 0  # then any silence is allowed
         self._stream.read_timeout = None if silent else self._config.read_timeout
         self.session = Session(ready.reply)
         self._parser: FrameParser[Message] = FrameParser(
@@ -182,11 +182,11 @@ class Conn:
 
     def _adopt(self, stream: LayeredStream) -> None:
         self._layered = stream
-        if self.closed:  # looked at behind the line above: ``close`` sees the stream, or we see it here
+        if self.closed:  # checked after the line above: ``close`` sees the stream, or we see ``closed``
             stream.close()
 
     def start(self) -> None:
-        """Start the loops: from here on the delegate is called. ConnectionLost when no thread can be had."""
+        """Start the loops, which call the delegate. Raises ConnectionLost when no thread can be started."""
         try:
             for loop, job in ((self.write_loop, "write"), (self.read_loop, "read")):
                 name = f"{self._name}-{job}-{self.address}"
@@ -203,38 +203,38 @@ class Conn:
 
     @property
     def open(self) -> bool:
-        """Whether what is put will be written."""
+        """Whether items given to ``put`` will be written."""
         return not (self.closed or self._closing)
 
-    # What may be put.
+    # Queueing items for the write loop.
 
     def put(self, item: Any) -> None:
-        """Have it written. Look at ``closed`` afterwards: items put after closing are never written."""
+        """Queue an item. Look at ``closed`` afterwards: items put after closing are never written."""
         self.waiting.append(item)
         if self._asleep and self._bell.empty():
             self._bell.put(None)
 
     def send_rdy(self, count: int) -> None:
-        """Does nothing on a connection that is about to end."""
+        """Send RDY, unless the connection is about to end."""
         if not self.session.closing and self.open:
             self.session.set_rdy(count)
             self.put(commands.rdy(count))
 
     def send_cls(self) -> None:
-        """Ask nsqd to send nothing more; the connection ends by itself when the last message is answered."""
+        """Ask nsqd to send no more messages; the connection ends once the last one is answered."""
         self.session.closing = True
         self.session.rdy = 0
         self.put(commands.CLS)
 
     def _ring(self) -> None:
-        """Have the write loop look again; it does so anyway while it is awake, or about to be."""
+        """Wake the write loop if it sleeps; awake, it looks again anyway."""
         if self._asleep and self._bell.empty():
             self._bell.put(None)
 
     # The write loop.
 
     def write_loop(self) -> None:
-        """Write what waits, all of it together, until the connection ends."""
+        """Write the waiting items, all of them together each time, until the connection ends."""
         try:
             while self._write_what_waits():
                 pass
@@ -245,24 +245,24 @@ class Conn:
             self._fail(ConnectionLost(f"{self.address}: {error!r}"))
         try:
             assert self._layered is not None
-            # A goodbye only where nothing was cut off.
+            # Say goodbye only if the connection was not cut off.
             self._layered.close(farewell=None if self.closed else _WRITER_GRACE)
-        except Exception as error:  # of a user's transport
+        except Exception as error:  # from a user's transport
             log.exception("closing the connection to %s failed", self.address)
             self._fail(ConnectionLost(f"{self.address}: {error!r}"))
         finally:
             self._writer_left.set()
 
     def _write_what_waits(self) -> bool:
-        """Sleep when there is nothing; False when the connection ends."""
+        """Write the waiting items, or sleep when there are none; return False when the connection ends."""
         if self.closed:
             return False
         data = self._encode(self.waiting)
         if not data:
-            # Asleep first, then look again: what another thread puts is seen here, or that thread sees that
-            # it must ring.
+            # Set the flag first, then look again: either we see the item that another thread puts, or that
+            # thread sees the flag and wakes us.
             self._asleep = True
-            if self.session.close_wait and self.session.drained:  # the first for one call less
+            if self.session.close_wait and self.session.drained:  # close_wait first: it saves a call
                 self._asked_to_close = self._closing = True
             data = self._encode(self.waiting)
             if not data and self._closing:
@@ -277,11 +277,11 @@ class Conn:
         return True
 
     def _encode_answers(self, waiting: deque[Any]) -> bytes:
-        """Commands as they are, answers to messages; FINs in a row are one piece."""
+        """Encode commands, as they are, and answers to messages; FINs in a row become one piece."""
         parts: list[bytes] = []
         answered: list[Message] = []
         session = self.session
-        popleft = waiting.popleft  # no other thread takes out of it
+        popleft = waiting.popleft  # no other thread removes items
         for kind, row in groupby([popleft() for _ in range(len(waiting))], type):
             if kind is Message:
                 done: list[Message] = list(row)
@@ -298,14 +298,14 @@ class Conn:
         session.written(answered)
         rdy = session.rdy_again(bool(answered))
         if rdy:
-            # Behind the answers, which make room for what it brings.
+            # After the answers, which make room for the messages that this RDY brings.
             parts.append(commands.rdy(rdy))
         return b"".join(parts)
 
     # The read loop.
 
     def read_loop(self) -> None:
-        """Read until the connection ends, then release it and tell the delegate."""
+        """Read until the connection ends, then release everything and tell the delegate."""
         cause: NsqError | None = None
         self._reading = True
         try:
@@ -342,7 +342,7 @@ class Conn:
         messages = [frame for frame in frames if type(frame) is Message]
         if messages:
             self._on_messages(messages, now)
-        # Behind the messages: a CLOSE_WAIT must find those in flight that came with it.
+        # Replies after messages: a CLOSE_WAIT must find the messages of the same chunk in flight.
         oks = frames.count(OKAY)
         if oks + len(messages) == len(frames):
             self._delegate.on_ok(self, oks)
@@ -376,7 +376,7 @@ class Conn:
     # The end.
 
     def close(self, *, after_writing: bool = False) -> None:
-        """End it, now or when all that waits is written. Does not wait: ``join`` does."""
+        """End the connection, now or when all waiting items are written. Does not wait: ``join`` does."""
         self._asked_to_close = True
         if after_writing:
             self._closing = True
@@ -385,7 +385,7 @@ class Conn:
             self._fail(None)
 
     def _fail(self, cause: NsqError | None) -> None:
-        """The first to come says why. The read loop is woken to release the connection."""
+        """End the connection; the first cause counts. Wakes the read loop, which releases the connection."""
         self._causes.append(cause)
         self.closed = True
         self._bell.put(None)
@@ -393,24 +393,24 @@ class Conn:
             if self._reading:
                 self._layered.wake()
             else:
-                self._layered.close()  # no loop will do it
+                self._layered.close()  # no read loop will do it
 
     def _end(self, cause: NsqError | None) -> None:
-        """The read loop's last act."""
+        """Release everything and tell the delegate, at the end of the read loop."""
         self._reading = False
         self._fail(cause)
         self._release_messages()
-        # Behind the write loop, which may be in the middle of a write: closing the stream has ended that.
+        # Wait for the write loop: closing the stream has ended a write that it was blocked in.
         self._writer_left.wait(_WRITER_GRACE + self._config.write_timeout)
-        # What nsqd has said against us tells more than how the connection broke.
+        # A fatal error of nsqd's tells more than how the connection broke.
         self._delegate.on_close(self, None if self._asked_to_close else self._refusal or self._causes[0])
 
     def join(self, deadline: float) -> bool:
-        """Wait for both loops to end; whether they have."""
+        """Wait for both loops to end; return whether they have."""
         return not join_threads(self._threads, deadline)
 
     def abandon(self) -> None:
-        """Forget the connection in a forked child: it is the parent's. Takes no lock."""
+        """Forget the connection in a forked child: it belongs to the parent. Takes no lock."""
         self.closed = True
         self.waiting = deque()
         self._bell = queue.SimpleQueue()
@@ -420,7 +420,7 @@ class Conn:
             self._layered.abandon()
 
     def _release_messages(self) -> None:
-        """nsqd has them again: answers are refused, and no handler needs to begin with one."""
+        """Drop all messages, which nsqd has again: answers are refused, and no handler begins one."""
         for message in self.session.release_all():
             message.expires_at = GONE
 
@@ -433,12 +433,12 @@ class Conn:
         if self.closed or message.expires_at <= time.monotonic() or not self.session.take(message):
             self._refuse(message)
         if not self._delegate.on_finished(self, message):
-            self.waiting.append(message)  # as ``put``, without a call: the hot path
+            self.waiting.append(message)  # ``put``, inlined on the hot path
             if self._asleep and self._bell.empty():
                 self._bell.put(None)
 
     def finish_all(self, messages: list[Message]) -> None:
-        """Finish the messages that still need an answer; pass over the others."""
+        """Finish the messages that still need an answer; skip the others."""
         now = time.monotonic()
         if self.closed or self._delegate.wants_answers() or any(one.expires_at <= now for one in messages):
             for message in messages:
@@ -463,7 +463,7 @@ class Conn:
         self.put(commands.touch(message.id))
 
     def touch_expiring(self, now: float, working: Container[Message]) -> None:
-        """Touch what has used up half of its time, unless its handler has left it to be answered later."""
+        """Touch messages past half of their time, but not those whose handler left the answer for later."""
         for message in self.session.expiring(now):
             if message.auto_response or message in working:
                 with suppress(AlreadyResponded):
@@ -483,18 +483,18 @@ class Conn:
         )
 
     def time_out(self, message: Message) -> bool:
-        """Let go of a message without an answer, because nsqd has it again; whether it was in flight.
+        """Drop a message without an answer, because nsqd has it again; return whether it was in flight.
 
-        Any thread may call it.
+        Any thread may call this.
         """
         dropped = self.session.drop(message)
-        self._ring()  # it may have been the last
+        self._ring()  # it may have been the last in flight
         if dropped:
             self._delegate.on_timed_out(self, message)
         return dropped
 
     def expire(self, now: float) -> list[Message]:
-        """Let go of all whose time is up."""
+        """Drop the messages whose time is up, and return them."""
         expired = self.session.expire(now)
         self._ring()
         return expired
@@ -503,7 +503,7 @@ class Conn:
 def _milliseconds(delay: float) -> int:
     """Convert seconds to what REQ takes. Raises InvalidMessage if the delay is not a number."""
     try:
-        # In this order, as NaN is smaller than nothing: round refuses it.
+        # ``delay`` first: max then keeps a NaN, which round refuses.
         return min(round(max(delay, 0.0) * 1000), _LONGEST_DELAY)
     except (TypeError, ValueError, OverflowError):
         raise InvalidMessage(f"a requeue delay of {delay!r}; it must be a number of seconds") from None

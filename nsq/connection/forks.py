@@ -1,8 +1,8 @@
-"""Forked children: what uses connections is told that they are the parent's.
+"""Forked children: tells the owners of connections that these belong to the parent.
 
-gunicorn, Celery and multiprocessing fork processes that hold connections. In the child the threads are gone
-and every inherited descriptor still leads to the parent's nsqd; a byte or a shutdown from there would break
-the parent's stream.
+gunicorn, Celery and multiprocessing fork processes that hold connections. In the child the threads are gone,
+and every inherited descriptor is still the parent's connection to nsqd: a byte or a shutdown from the child
+would break the parent's stream.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Protocol
 
 class Inherited(Protocol):
     def abandon(self) -> None:
-        """Let go of everything in the child, without a word to any peer. No lock of the parent's may be
-        taken: the thread that held it does not exist here. May be called twice.
+        """Drop everything in the child, and send nothing to any peer. Must not take a lock of the parent's:
+        the thread that held it does not exist here. May be called twice.
         """
 
 
@@ -27,12 +27,12 @@ _registered = False
 
 
 def abandon_in_children(owner: Inherited) -> None:
-    """Have ``owner.abandon()`` called in every child forked from now on, as long as it lives."""
+    """Have ``owner.abandon()`` called in every child forked from now on, as long as ``owner`` lives."""
     global _registered
     _everyone.add(owner)
     if not _registered:
-        # At first use: an import must not change how a program forks. Two threads may come here at once: then
-        # owners are told twice.
+        # At first use: an import must not change how a program forks. If two threads come here at once,
+        # children call every ``abandon`` twice.
         os.register_at_fork(after_in_child=_in_child)
         _registered = True
 
@@ -42,5 +42,5 @@ def _in_child() -> None:
         try:
             owner.abandon()
         except Exception:
-            # The others are inherited all the same.
+            # Go on: the child has inherited the other owners too.
             log.exception("%r of the parent process could not be let go of", owner)

@@ -1,7 +1,7 @@
-"""How a connection begins: dial, IDENTIFY, a layer for each upgrade that was granted, AUTH, SUB.
+"""Opens a connection: dial, IDENTIFY, a layer for each upgrade that nsqd granted, AUTH, SUB.
 
-Every step waits for its answer, so that whatever is wrong is known before the first message, and AUTH travels
-only inside the TLS that was asked for.
+Every step waits for its answer, so that every error shows before the first message, and AUTH travels only
+inside the TLS that the options ask for.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nsq.wire.layers import Deflate, Layer, Snappy, Tls, TlsContext
 class Ready:
     """A stream that is ready for commands, and nsqd's answer to IDENTIFY.
 
-    ``rest`` are bytes that nsqd has sent already.
+    ``rest`` holds the bytes that nsqd has sent after its last reply.
     """
 
     stream: LayeredStream
@@ -53,9 +53,9 @@ def dial(
     deadline: float,
     opened: Callable[[LayeredStream], None] = lambda _: None,
 ) -> Ready:
-    """Return a ready connection by ``deadline`` (monotonic), or raise why there is none.
+    """Return a ready connection by ``deadline`` (monotonic), or raise the reason for the failure.
 
-    ``opened`` gets the stream before the first byte: closing the stream ends the dial early.
+    ``opened`` is called with the stream before the first byte is sent: closing it ends the dial early.
     """
 
     def attempt(config: Config) -> Ready:
@@ -79,17 +79,17 @@ def dial(
     except BadBody:
         if config.low_latency or config.output_buffer_timeout <= 0:
             raise
-        # Its --min-output-buffer-timeout is above what we ask for, most likely: take its own default.
+        # Most likely nsqd's --min-output-buffer-timeout is above our value: take nsqd's default.
         return attempt(replace(config, output_buffer_timeout=0.0))
 
 
 def shake_hands(
     nsqd: ReplyStream, config: Config, context: TlsContext | None, topic: str, channel: str
 ) -> IdentifyReply:
-    """Return what was negotiated, or raise what went wrong. Without a topic it does not subscribe."""
+    """Return nsqd's answer to IDENTIFY, or raise the error. Does not subscribe without a topic."""
     data = nsqd.ask(commands.MAGIC_V2 + commands.identify(identify_request(config).encode()))
     try:
-        # An nsqd too old to negotiate says OK: it grants nothing and does not say its limits.
+        # An nsqd too old to negotiate says OK: it grants nothing and does not tell its limits.
         reply = IdentifyReply() if data == OK else IdentifyReply.decode(data)
     except BadJson as error:
         raise HandshakeFailed(f"the answer to IDENTIFY cannot be read: {error}") from error
@@ -104,19 +104,19 @@ def shake_hands(
     if reply.auth_required:
         if not config.auth_secret:
             raise AuthFirst("this nsqd requires AUTH: give auth_secret")
-        nsqd.ask(commands.auth(config.auth_secret.encode()))  # a refusal is an error
+        nsqd.ask(commands.auth(config.auth_secret.encode()))  # raises if nsqd refuses
     if topic:
         _expect_ok(nsqd.ask(commands.sub(topic, channel)), "SUB")
     return reply
 
 
 def _milliseconds(seconds: float) -> int:
-    """-1 switches the thing off, in Config as in IDENTIFY."""
+    """Convert seconds; -1 switches a feature off, in Config as in IDENTIFY."""
     return -1 if seconds < 0 else round(seconds * 1000)
 
 
 def identify_request(config: Config) -> IdentifyRequest:
-    """IDENTIFY as the config wants it."""
+    """Return the IDENTIFY request for these options."""
     size, timeout = config.output_buffer_size, _milliseconds(config.output_buffer_timeout)
     if config.low_latency:
         size, timeout = -1, 0
@@ -157,7 +157,7 @@ def _tls(address: str, config: Config, context: TlsContext | None) -> Tls:
 
 
 class ReplyStream:
-    """A stream read reply by reply. ``rest`` is what has come and is not read yet."""
+    """A stream read reply by reply. ``rest`` holds bytes that were received and are not parsed yet."""
 
     def __init__(self, address: str, stream: LayeredStream, deadline: float) -> None:
         self.address = address
@@ -166,16 +166,16 @@ class ReplyStream:
         self._deadline = deadline
 
     def ask(self, command: bytes) -> bytes:
-        """Return nsqd's reply; raise it when it is an error."""
+        """Send a command and return nsqd's reply; raise the reply if it is an error."""
         self._stream.write(command, _time_left(self.address, self._deadline))
         return self._reply()
 
     def put_on(self, layer: Layer) -> bytes:
-        """Put a layer on, and return the first reply that comes through it."""
+        """Push a layer onto the stream, and return the first reply that comes through it."""
         if self.rest and isinstance(layer, Tls):
-            # A server says nothing before the client's hello: a third party in between has put it there.
+            # A server sends nothing before the client's hello: a third party has injected these bytes.
             raise HandshakeFailed(f"{self.address} sent {len(self.rest)} bytes of plain text before TLS")
-        # The server may speak through the layer at once: what has come already is the layer's.
+        # The server may use the layer at once: bytes that we have already belong to the layer.
         rest, self.rest = self.rest, b""
         self._stream.push(layer, rest)
         if isinstance(layer, Tls):
@@ -210,6 +210,6 @@ def _too_late(address: str) -> Unanswered:
 
 
 def describe(address: str, error: NsqError) -> str:
-    """The error in one line that names the address once."""
+    """Return the error as one line that names the address once."""
     text = str(error)
     return text if address in text else f"{address}: {text}"

@@ -1,8 +1,8 @@
-"""The messages of one connection that are in flight, and its RDY. Pure: time is an argument.
+"""The messages in flight on one connection, and its RDY. Pure: time is an argument.
 
-Two tables, shared without a lock: every step on them is one operation of a dict or a set. ``in_flight`` holds
-what has no answer yet; the thread that pops a message from it answers it. ``answering`` holds what is popped
-and whose answer is not written yet.
+Threads share two tables without a lock: every step is one operation of a dict or a set. ``_in_flight`` holds
+the messages without an answer; the thread that pops a message answers it. ``_unsettled`` holds these and the
+messages that a thread has popped and whose answer the write loop has not written yet.
 """
 
 from __future__ import annotations
@@ -14,27 +14,29 @@ from nsq.errors import WireError
 from nsq.message import Message
 from nsq.wire.identify import IdentifyReply
 
-#: For an nsqd that negotiates nothing and so does not say.
+#: For an nsqd that does not negotiate and so does not tell its own values.
 _DEFAULT_MSG_TIMEOUT = 60.0
 _DEFAULT_MAX_MSG_TIMEOUT = 900.0
 
-#: What a message's ``expires_at`` becomes when its connection has ended.
+#: ``expires_at`` of a message whose connection has ended.
 GONE = -math.inf
 
-#: A server may lag behind our RDY; one that sends more than this many times the highest RDY is broken.
+#: A server may lag behind our RDY. If it sends more than this many times the highest RDY, it is broken.
 _EXCESS = 2
 
 
 class Session:
-    """``admit`` belongs to the read loop, ``written`` to the write loop; the rest is for any thread."""
+    """The messages and RDY. Only the read loop calls ``admit``, only the write loop ``written``; any thread
+    calls the rest.
+    """
 
     def __init__(self, reply: IdentifyReply) -> None:
         self.msg_timeout = reply.msg_timeout / 1000 or _DEFAULT_MSG_TIMEOUT
         self.max_msg_timeout = reply.max_msg_timeout / 1000 or _DEFAULT_MAX_MSG_TIMEOUT
         self.max_rdy = reply.max_rdy_count
         self.rdy = 0
-        self.closing = False  # CLS is sent
-        self.close_wait = False  # nsqd has answered it: no new message comes
+        self.closing = False  # we have sent CLS
+        self.close_wait = False  # nsqd has answered CLS: no new message comes
         self.received = 0
         self.finished = 0
         self.requeued = 0
@@ -42,21 +44,21 @@ class Session:
         self._unsettled: set[Message] = set()  # until the answer is written, or the time is up
         self._overtaken: deque[Message] = deque()  # delivered again before their time was up here
         self._timed_out = 0
-        self._dropped: deque[Message] = deque()  # timed out too, to be counted by ``expire``
+        self._dropped: deque[Message] = deque()  # timed out too; ``expire`` will count them
         self._highest_rdy = 0
-        self._left = 0  # of the RDY that was sent last, for a server that counts it down
+        self._left = 0  # of the last RDY sent, if the server counts it down
 
     # The read loop.
 
     def admit(self, messages: list[Message], now: float) -> None:
-        """Take them in flight; raise WireError when the server sends far beyond any RDY it was given."""
+        """Note new messages; raise WireError when the server sends far beyond any RDY it was given."""
         in_flight = self._in_flight
         self._unsettled.update(messages)
         for message in messages:
             overtaken = in_flight.get(message.id)
             in_flight[message.id] = message
             if overtaken is not None:
-                # nsqd has sent it again: by nsqd's clock its time was up.
+                # nsqd has sent the message again: by nsqd's clock its time was up.
                 overtaken.expires_at = 0.0
                 self._unsettled.discard(overtaken)
                 self._overtaken.append(overtaken)
@@ -79,20 +81,20 @@ class Session:
         return self._in_flight.get(message.id) is message
 
     def take(self, message: Message) -> bool:
-        """Claim the one answer of a message; whether the caller has it now."""
+        """Claim the right to answer a message; return whether the caller has got it."""
         taken = self._in_flight.pop(message.id, None)
         if taken is message:
             return True
         if taken is not None:
-            self._in_flight.setdefault(message.id, taken)  # another delivery of it has just come
+            self._in_flight.setdefault(message.id, taken)  # another delivery has just come
         return False
 
     def written(self, messages: list[Message]) -> None:
-        """Note that the answers to these messages go out now."""
+        """Note that the write loop is about to write the answers to these messages."""
         self._unsettled.difference_update(messages)
 
     def drop(self, message: Message) -> bool:
-        """Let go of a message without an answer, because nsqd has it again; whether it was in flight."""
+        """Drop a message without an answer, because nsqd has it again; return whether it was in flight."""
         released = self.take(message)
         if released:
             self._unsettled.discard(message)
@@ -100,13 +102,13 @@ class Session:
         return released
 
     def expire(self, now: float) -> list[Message]:
-        """Let go of the messages whose time is up: nsqd has them again, and an answer would be an error."""
+        """Drop and return the messages whose time is up: nsqd has them again, and would refuse an answer."""
         expired = []
         for message in self._unsettled.copy():
             if message.expires_at <= now:
                 if self.take(message):
                     expired.append(message)
-                # Else its answer waits to be written, or the thread that gave it was interrupted.
+                # Else its answer waits to be written, or the answering thread was interrupted.
                 self._unsettled.discard(message)
         while self._overtaken:
             expired.append(self._overtaken.popleft())
@@ -125,21 +127,21 @@ class Session:
         return self.received, self.finished, self.requeued, self.timed_out
 
     def release_all(self) -> list[Message]:
-        """The connection is gone: nsqd has all of them again."""
+        """Drop and return all messages: the connection is gone, and nsqd has them again."""
         messages = list(self._in_flight.copy().values())
         self._in_flight.clear()
         self._unsettled.clear()
         return messages
 
     def touch(self, message: Message, now: float) -> bool:
-        """Start its time again, up to the most that nsqd allows for one delivery; whether it is in flight."""
+        """Restart a message's time, within nsqd's limit for one delivery; return whether it is in flight."""
         if not self.holds(message):
             return False
         message.expires_at = min(now + self.msg_timeout, message.received_at + self.max_msg_timeout)
         return True
 
     def expiring(self, now: float) -> list[Message]:
-        """Return the messages that have used up half of their time and can get more."""
+        """Return the messages that have used half of their time and can get more."""
         soon = now + self.msg_timeout / 2
         return [
             message
@@ -149,12 +151,12 @@ class Session:
         ]
 
     def oldest(self, now: float) -> float:
-        """The age of the message that has been in flight for longest, in seconds."""
+        """Return the age in seconds of the oldest message in flight."""
         return now - min((message.received_at for message in self._in_flight.copy().values()), default=now)
 
     @property
     def drained(self) -> bool:
-        """Whether the connection may end: no message comes any more, and every answer is written."""
+        """Whether the connection may end: no more messages come, and every answer is written."""
         return self.close_wait and not self._unsettled
 
     # RDY.
@@ -164,10 +166,10 @@ class Session:
         self._highest_rdy = max(self._highest_rdy, count)
 
     def rdy_again(self, answered: bool) -> int:
-        """The RDY that must be sent again, 0 for none; for the write loop, which has ``answered`` something.
+        """Return the RDY that the write loop must send again, or 0. ``answered``: it just sent answers.
 
-        nsqd takes RDY as a window and needs it once. The guides for clients describe servers that count it
-        down with every message: those send nothing more when it is used up.
+        nsqd takes RDY as a window and needs it once. The guides for clients describe servers that count RDY
+        down with every message, and send nothing more at zero.
         """
         rdy, left, in_flight = self.rdy, self._left, len(self._in_flight)
         if left >= rdy or (left > 1 and left >= rdy / 4):

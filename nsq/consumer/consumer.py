@@ -1,4 +1,4 @@
-"""``Consumer``: what one creates, gives a handler, and runs."""
+"""``Consumer``, the public class: add a handler, then run it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ log = logging.getLogger("nsq.consumer")
 
 T = TypeVar("T")
 
-#: What one handler thread needs to stay busy: a message in work and the next one at hand. More would only age
-#: in the inbox, where its time runs just the same.
+#: Messages that keep one handler thread busy: one in work and the next one at hand. More would only wait in
+#: the inbox, while their timeout runs.
 _IN_FLIGHT_PER_THREAD = 2
 #: Seconds; beyond this a message times out before its batch is full.
 _LONGEST_WAIT = 3600.0
-#: Seconds; threads cannot be asked to wait very much longer.
+#: Seconds of the longest timeout: threads cannot wait very much longer.
 _FOR_EVER = 10.0**9
 
 
@@ -45,10 +45,10 @@ class Consumer:
         consumer.run()
 
     Give ``nsqd`` or ``nsqlookupd`` addresses, or both. Options are those of ``Config``, by keyword or in a
-    ``config``. ``threads`` is how many handler threads ``add_handler`` starts unless it is told otherwise.
-    ``max_in_flight``, unless given, is twice the number of handler threads, or what fills every batch handler
-    twice. ``give_up`` is called with a message that has failed more than ``max_attempts`` times, before it is
-    finished; without one such a message is logged and finished.
+    ``config``. ``threads`` is the number of threads for each handler that is added without a number. The
+    default of ``max_in_flight`` is twice the number of handler threads, or enough to fill every batch handler
+    twice. ``give_up`` is called with a message after more than ``max_attempts`` attempts, before the consumer
+    finishes it; without ``give_up`` the message is logged and finished.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Consumer:
             checked_callable("give_up", give_up),
         )
         self._engine.pool.threads = checked_whole("threads", threads)
-        self._engine.discovery = Discovery(  # made here, so that a wrong address is an error here
+        self._engine.discovery = Discovery(  # made here, so that a wrong address raises here
             self.topic,
             self.config,
             self._engine,
@@ -118,7 +118,7 @@ class Consumer:
         threads: int | None = None,
         no_backoff: tuple[type[BaseException], ...] = (),
     ) -> Self:
-        """Have ``handler(message)`` called for messages, in that many threads of its own.
+        """Add a function that is called as ``handler(message)``, in ``threads`` threads of its own.
 
         Returning finishes the message; raising, or returning False, requeues it and makes the consumer back
         off, unless the exception is one of ``no_backoff``. Several handlers share the messages.
@@ -138,11 +138,11 @@ class Consumer:
         threads: int = 1,
         no_backoff: tuple[type[BaseException], ...] = (),
     ) -> Self:
-        """Have ``handler(messages)`` called with up to ``size`` of them, collected for up to ``wait``
-        seconds.
+        """Add a function that is called as ``handler(messages)`` with up to ``size`` messages, collected for
+        up to ``wait`` seconds.
 
-        A batch is handed over early when nothing more can come until some of it is answered. The handler's
-        end answers for every message it has not answered itself.
+        The handler gets a smaller batch early if no more messages can come until it answers some. Its return
+        or exception answers every message that it has not answered itself.
         """
         size, threads = checked_whole("size", size), checked_whole("threads", threads)
         if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= _LONGEST_WAIT:
@@ -152,7 +152,7 @@ class Consumer:
         return self
 
     def set_threads(self, threads: int) -> None:
-        """Before the start: how many threads each handler gets that was added without a number of its own."""
+        """Set the threads of each handler that was added without a number. Call it before the start."""
         engine = self._own_engine
         checked_whole("threads", threads)
         self._refuse_started("set_threads")
@@ -165,7 +165,7 @@ class Consumer:
     # Lifecycle.
 
     def start(self) -> Self:
-        """Connect and handle, in the background."""
+        """Connect and handle messages in the background."""
         engine = self._own_engine
         self._refuse_started("start")
         if self._follow_handlers:
@@ -175,7 +175,7 @@ class Consumer:
         return self
 
     def _warn_of_idleness(self) -> None:
-        """Warn of settings that are probably a mistake, and would show as slowness only."""
+        """Warn of settings that are probably a mistake and would only show as slowness."""
         allowed, wanted = self._engine.windows.max_in_flight, self._engine.pool.at_once
         if not wanted:
             log.warning("%r has no handler: add one before it starts", self)
@@ -198,25 +198,25 @@ class Consumer:
             )
 
     def stop(self, timeout: float = 30.0) -> StopReport:
-        """Take no more messages, let handlers finish what they have, then disconnect.
+        """Take no more messages, let handlers finish theirs, then disconnect.
 
-        Blocks for up to ``timeout`` seconds and says what was left. Within a handler or a hook it only asks
-        for the stop, and returns at once. A stop that was interrupted goes on; another call waits for it, and
-        makes it more urgent if its timeout ends sooner.
+        Blocks for up to ``timeout`` seconds and reports unfinished work. In a handler or a hook it only asks
+        for the stop and returns at once. An interrupted stop goes on in the background; another call waits
+        for it, and shortens it if that call's timeout ends sooner.
         """
         return self._own_engine.stop(time.monotonic() + checked_seconds(timeout))
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has stopped; whether it has, within the time."""
+        """Wait until the consumer has stopped; return whether it has within ``timeout``."""
         engine = self._own_engine
         deadline = math.inf if timeout is None else time.monotonic() + checked_seconds(timeout)
         return engine.changed.wait_for(lambda: engine.state == "stopped", deadline)
 
     def run(self, timeout: float = 30.0) -> StopReport:
-        """Start, and stop at SIGTERM or SIGINT, within ``timeout``; a second signal ends it at once.
+        """Start, and stop at SIGTERM or SIGINT, within ``timeout``; a second signal ends the stop at once.
 
-        Raises what nsqd said if no nsqd lets it subscribe, such as Unauthorized. In another thread than the
-        main one signals are left alone: there it ends when ``stop`` is called.
+        If every nsqd refuses the subscription, raises the nsqd's error, such as Unauthorized. In threads
+        other than the main one it handles no signals: there it ends when ``stop`` is called.
         """
         engine = self._own_engine
         timeout = checked_seconds(timeout)
@@ -233,7 +233,7 @@ class Consumer:
         return engine.stop(time.monotonic())
 
     def _run_until_stopped(self, watch: SignalWatch, timeout: float) -> bool:
-        """Return whether a signal came. A second one ends the wait for what the first one asked for."""
+        """Return whether a signal came. A second signal ends the wait for the stop."""
         engine = self._engine
         signalled = False
         try:
@@ -252,7 +252,7 @@ class Consumer:
         return signalled
 
     def _tell_of(self, number: signal.Signals) -> None:
-        """One line at once, which a program without any logging shows to the person at the keyboard."""
+        """Log one line at once; for SIGINT a warning, which is visible without any logging set up."""
         busy = self._engine.pool.busy
         text = f"waiting for {busy} handler{'s'[: busy != 1]}" if busy else "stopping"
         if number is signal.SIGINT:
@@ -269,14 +269,14 @@ class Consumer:
         if self._pid == os.getpid():
             self.stop()
 
-    # While it runs.
+    # While the consumer runs.
 
     def wait_until_connected(self, timeout: float = 10.0, connections: int = 1) -> bool:
-        """Whether that many nsqds are connected within the time."""
+        """Return whether that many nsqds are connected within ``timeout``."""
         return self._own_engine.wait_until_connected(connections, time.monotonic() + checked_seconds(timeout))
 
     def set_max_in_flight(self, max_in_flight: int) -> None:
-        """Change how many messages may be here at once. What is here already stays."""
+        """Change how many messages may be here at once. Messages that are here already stay."""
         engine = self._own_engine
         checked_whole("max_in_flight", max_in_flight, least=0)
         self._follow_handlers = False
@@ -298,7 +298,7 @@ class Consumer:
 
     @property
     def is_starved(self) -> bool:
-        """Whether some connection can hardly bring more before messages that are here are answered."""
+        """Whether some nsqd can hardly send more before messages that are here are answered."""
         return self._engine.starved
 
     def add_nsqd(self, address: str) -> None:
@@ -323,16 +323,16 @@ class Consumer:
         return self._engine.stats()
 
     def health(self) -> ConsumerHealth:
-        """Tell how the consumer is, and for every connection why it has its RDY."""
+        """Return the consumer's health, and for every connection the reason for its RDY."""
         return self._engine.health()
 
     # Forks.
 
     @property
     def _own_engine(self) -> Engine:
-        """Return the engine of this process. Raises Forked in a child of the process that made it."""
+        """Return the engine. Raises Forked in a child of the process that started the consumer."""
         if os.getpid() != self._pid and self._state == "new":
-            self._pid = os.getpid()  # made before a fork, and run behind it
+            self._pid = os.getpid()  # made before a fork, started after it
         if os.getpid() != self._pid:
             raise Forked(
                 f"{self!r} belongs to process {self._pid}; process {os.getpid()} needs a consumer of its own"
@@ -340,7 +340,7 @@ class Consumer:
         return self._engine
 
 
-# What users hand over beside the options, checked where they hand it over.
+# Checks of arguments other than options.
 
 
 def checked_whole(name: str, value: int, least: int = 1) -> int:
@@ -350,14 +350,14 @@ def checked_whole(name: str, value: int, least: int = 1) -> int:
 
 
 def checked_callable(name: str, value: T) -> T:
-    """Refuse what cannot be called. None means not given."""
+    """Refuse a value that cannot be called. None means not given."""
     if value is not None and not callable(value):
         raise ConfigError(f"{name} is {value!r}; it must be a function")
     return value
 
 
 def checked_seconds(timeout: float) -> float:
-    """Check the timeout of a wait; infinity will do."""
+    """Check the timeout of a wait; infinity is allowed."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or math.isnan(timeout):
         raise UsageError(f"timeout is {timeout!r}; it must be a number of seconds")
     return min(float(timeout), _FOR_EVER)

@@ -1,13 +1,13 @@
 """The engine of a consumer: one thread that decides about RDY, and starts and stops the others.
 
-    a user's thread   start, stop, pause …: a request, and a wait for it
-    read loops        messages into the inbox; a connection's end is a request
-    handler threads   answers; one that says something about backing off is a request, sent on by the owner
+    a user's thread   makes a request for start, stop, pause …, and waits until it is carried out
+    read loops        put messages into the inbox; a connection's end is a request
+    handler threads   answer; an answer that changes the backoff is a request, and the owner sends it
     discovery         dials on threads of its own; a new connection is a request
     the owner         (NAME-rdy) carries out the requests, one after the other, and looks at the clock
 
-Connections, windows and the stop belong to the owner alone, so they need no lock, and a user's thread may be
-interrupted at any bytecode. Others read ``_table``, which is replaced and never changed.
+Connections, windows and the stop belong to the owner alone, so they need no lock, and a signal may interrupt
+a user's thread at any bytecode. Other threads read ``_table``, which is replaced and never changed.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ from nsq.waiting import Callbacks, Waiters, carry_out, join_threads, start_threa
 
 log = logging.getLogger("nsq.consumer")
 
-#: Of a stop's time, what handlers and nsqds cannot use up, as it is for threads to end: this share, and at
-#: most so many seconds.
+#: The part of a stop's time that is reserved for threads to end, which handlers and nsqds cannot use up: this
+#: share, and at most so many seconds.
 _ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
-#: What a stop allows its own threads even when it was given no time at all.
+#: Seconds that a stop allows its own threads even when its timeout is zero.
 _LEAST_TO_STOP = 0.1
-#: In a stop, seconds between two looks whether it has become more urgent.
+#: During a stop, seconds between two checks whether it has become more urgent.
 _STEP = 0.05
-#: In flight, of RDY, from which on hardly more can come.
+#: The share of RDY in flight from which on hardly more messages can come.
 _STARVED_AT = 0.85
-#: After a bug of ours, so as not to fail as fast as the machine can.
+#: Seconds to pause after a bug of ours, so that it does not repeat as fast as the machine can.
 _RESPITE = 0.1
-#: For the owner to carry out a request such as ``pause``, in seconds.
+#: Seconds that a caller waits for the owner to carry out a request such as ``pause``.
 _PATIENCE = 5.0
 
 
 class Engine(ConnDelegate):
-    """Also discovery's host. ``discovery`` is set before the start."""
+    """The owner and its state; also discovery's host. ``discovery`` is set before the start."""
 
     def __init__(
         self,
@@ -85,11 +85,11 @@ class Engine(ConnDelegate):
             config.low_rdy_timeout,
         )
         self.changed = Waiters()
-        """Woken when anything has changed that a user may wait for."""
-        self.report: StopReport | None = None  # once it has stopped
+        """Woken after every change that a user may wait for."""
+        self.report: StopReport | None = None  # set when the consumer has stopped
         self.refusal: ServerError | None = None
-        """The reason why no nsqd will ever let us subscribe."""
-        self.watch: SignalWatch | None = None  # while ``run`` waits for one of these two
+        """The error of an nsqd, if every nsqd refuses the subscription."""
+        self.watch: SignalWatch | None = None  # set while ``run`` waits for ``report`` or ``refusal``
         self.pool = HandlerPool(
             self.name,
             max_attempts=config.max_attempts,
@@ -102,27 +102,27 @@ class Engine(ConnDelegate):
         self._transport = transport or self._own_transport
         self._context = context_of(config)
         self._hooks = hooks or ConsumerHooks()
-        self._hooked = hooks is not None  # without hooks they cost nothing
+        self._hooked = hooks is not None  # without hooks, events cost nothing
         self._callbacks = Callbacks(f"{self.name}-hooks", log)
         self._keep = give_up
         self._requests: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._look = False  # the windows may have to change
-        # The connections by address, and what those that have ended received, finished, requeued, timed out.
+        # The connections by address, and the totals of ended ones: received, finished, requeued, timed out.
         self._table: tuple[dict[str, Conn], list[int]] = {}, [0, 0, 0, 0]
         self._dialing: set[Conn] = set()
         self._refusals: dict[str, ServerError] = {}  # by address
         self._given_up = 0
         self._counting = threading.Lock()  # guards the line above; taken by handler threads alone
         self._ticked_at = 0.0
-        self._shrunk = False  # the handlers' limit has been warned about
+        self._shrunk = False  # the log has a warning about the handlers' limit
         # The owner's beginning and end.
-        self._boot = threading.Lock()  # taken by the owner, for good
+        self._boot = threading.Lock()  # the owner takes it and keeps it
         self._owner: threading.Thread | None = None
         self._up = False  # all threads run
         self._failed: Exception | None = None  # why it could not start
-        self._inherited = False  # from the parent process
+        self._inherited = False  # by a forked child, from the parent process
         self._unwanted = False  # a stop was asked for
-        self._closing: list[Conn] | None = None  # the connections that were told so, once it stops
+        self._closing: list[Conn] | None = None  # during a stop: the connections that got CLS
         self._left: StopReport | None = None  # for a ``stop`` whose time is up before the threads have ended
         self._stop_by = self._handlers_by = self._join_by = math.inf
 
@@ -132,13 +132,13 @@ class Engine(ConnDelegate):
         self._requests.put(request)
 
     def look(self) -> None:
-        """Have the owner see whether windows change."""
+        """Have the owner check soon whether windows change."""
         if not self._look:
             self._look = True
             self._requests.put(None)
 
     def _do(self, action: Callable[[], None], deadline: float) -> None:
-        """Have the owner do it, and wait for that, unless it stops; raise what it raised."""
+        """Have the owner run ``action``, and wait for that unless it stops; raise the action's error."""
         outcome: list[BaseException | None] = []
 
         def request() -> None:
@@ -155,8 +155,8 @@ class Engine(ConnDelegate):
             raise outcome[0]
 
     def decide_soon(self) -> None:
-        """Have the owner decide about RDY by what was set, and wait for that."""
-        if threading.current_thread() is self._owner or not self._up:  # a backoff_strategy of the user's
+        """Have the owner decide about RDY with the new settings, and wait for that."""
+        if threading.current_thread() is self._owner or not self._up:  # a user's backoff_strategy
             self.look()
         else:
             self._do(self._decide, time.monotonic() + _PATIENCE)
@@ -174,7 +174,7 @@ class Engine(ConnDelegate):
         return "running" if self._up else "new"
 
     def start(self) -> None:
-        """Return when all threads run; NsqError when they cannot be had."""
+        """Start all threads, and return when they run. Raises NsqError when threads cannot be started."""
         abandon_in_children(self)
         self._failed = None
         start_thread(self._run, f"{self.name}-rdy", self._not_started)
@@ -187,7 +187,7 @@ class Engine(ConnDelegate):
         self.changed.wake()
 
     def ask_to_stop(self, deadline: float) -> None:
-        """Does not wait."""
+        """Request a stop. Does not wait."""
         self._ask(partial(self._begin_to_stop, deadline))
         self._unwanted = True
         self.changed.wake()
@@ -199,9 +199,9 @@ class Engine(ConnDelegate):
             watch.wake()
 
     def stop(self, deadline: float) -> StopReport:
-        """Take no more messages, wait for those in flight, cut off what is left."""
+        """Take no more messages, wait for those in flight, cut off the connections that are left."""
         self.ask_to_stop(deadline)
-        # Behind the line above: an owner that begins now sees that it is unwanted.
+        # After the line above: an owner that begins now sees ``_unwanted``.
         if not self._boot.locked():
             return StopReport(clean=True)
         if not self.owns_current_thread():
@@ -209,19 +209,19 @@ class Engine(ConnDelegate):
             self.changed.wait_for(lambda: self.report is not None, hard)
             if self._owner is not None:
                 join_threads([self._owner], hard)
-        for report in (self.report, self._left):  # in a report that is false there is much to read
+        for report in (self.report, self._left):  # not ``or``: an unclean report is false
             if report is not None:
                 return report
         return StopReport(clean=False, in_flight=sum(self._in_flight().values()))
 
     def owns_current_thread(self) -> bool:
-        """Whether this is a thread of ours that runs user code, and so cannot wait for the end of all."""
+        """Whether this is a thread of ours that runs user code: it cannot wait for its own end."""
         current = threading.current_thread()
         owners = (self.pool, self._callbacks, self.discovery)
         return current is self._owner or any(owner.owns_current_thread() for owner in owners)
 
     def abandon(self) -> None:
-        """Forget everything in a forked child: it is the parent's."""
+        """Forget everything in a forked child: it belongs to the parent."""
         self._requests = queue.SimpleQueue()
         self.changed = Waiters()
         self.discovery.abandon()
@@ -275,14 +275,14 @@ class Engine(ConnDelegate):
     # The stop: the owner.
 
     def _begin_to_stop(self, deadline: float) -> None:
-        """Also for a stop that is more urgent than the one under way."""
+        """Begin to stop, or make the stop under way more urgent."""
         self._unwanted = True
         now = time.monotonic()
         hard = max(deadline, now + _LEAST_TO_STOP)
         keep = min(_ENDING_SECONDS, _ENDING_SHARE * (hard - now))
         self._stop_by = min(self._stop_by, max(deadline - keep, now))
         self._handlers_by = min(self._handlers_by, hard - keep * 0.6)
-        self._join_by = min(self._join_by, hard - keep * 0.2)  # the rest is for the report to be taken
+        self._join_by = min(self._join_by, hard - keep * 0.2)  # the rest is for ``stop`` to take the report
         if self._closing is not None:
             return
         self._closing = conns = list(self._conns.values())
@@ -291,7 +291,7 @@ class Engine(ConnDelegate):
         self._own_transport.interrupt()
         for conn in self._dialing.copy():
             conn.close()
-        # All of them first: what one gives up must not be handed to another that is about to close.
+        # Close all before deciding: one's RDY must not go to another that is about to close.
         for conn in conns:
             conn.send_cls()
             self.windows.closing(conn)
@@ -308,7 +308,7 @@ class Engine(ConnDelegate):
         )
         for conn in left:
             conn.close()
-        # Those as well that have ended by themselves: their loops have something to tell until the end.
+        # Join also those that have ended by themselves: their loops report events until their end.
         conns = {*told, *left}
         self._join(
             lambda by: [] if all(conn.join(by) for conn in conns) else ["connections"], lambda: self._join_by
@@ -316,7 +316,7 @@ class Engine(ConnDelegate):
         self._join(self.pool.stop, lambda: self._handlers_by)
         self._join(self.discovery.join, lambda: self._join_by)
         carry_out(self._requests, 0.0, log)
-        for conn in list(self._conns.values()):  # cut off, and its threads have not ended yet
+        for conn in list(self._conns.values()):  # cut off, but its threads have not ended yet
             self._forget(conn, None)
         self._join(self._callbacks.stop, lambda: self._join_by)
         report = self._left
@@ -327,12 +327,12 @@ class Engine(ConnDelegate):
         self.report = report
 
     def _join(self, join: Callable[[float], list[str]], by: Callable[[], float]) -> None:
-        """Wait for threads, in steps: a more urgent stop may come meanwhile, and changes ``by``. What has not
-        ended is in ``_left``.
+        """Wait for threads, in steps: a more urgent stop may come meanwhile, and changes ``by``. ``_left``
+        names the threads that have not ended.
         """
         assert self._left is not None
         before = self._left
-        step = 0.0  # first without a wait, so that ``_left`` knows
+        step = 0.0  # the first join does not wait: it fills in ``_left``
         while left := join(min(by(), time.monotonic() + step)):
             self._left = replace(before, unfinished_threads=[*before.unfinished_threads, *left])
             carry_out(self._requests, 0.0, log)
@@ -381,13 +381,13 @@ class Engine(ConnDelegate):
         self._decide()
 
     def _handling_time(self) -> float:
-        """Seconds within which a message must be begun."""
+        """Return the seconds within which a handler must begin with a message."""
         if not self._config.auto_touch:
             return self._shortest_timeout()
         return min((conn.session.max_msg_timeout for conn in self._conns.values()), default=900.0)
 
     def _handlers_are_late(self) -> None:
-        """A message has timed out before its handler was done."""
+        """Lower the handlers' limit: a message has timed out before its handler was done."""
         now, timeout, most = time.monotonic(), self._handling_time(), self.windows.max_in_flight
         if self.windows.handling.expired(now, timeout, most, len(self.pool)):
             limit = self.windows.allowed
@@ -413,7 +413,7 @@ class Engine(ConnDelegate):
         was_short = self.windows.short
         self._send_rdy()
         if self.windows.short and not was_short:
-            # An answer that was given meanwhile did not know that we wait for room.
+            # Again: an answer given meanwhile did not see ``short``, and so did not call ``look``.
             self._send_rdy()
 
     def _send_rdy(self) -> None:
@@ -422,12 +422,12 @@ class Engine(ConnDelegate):
             conn.send_rdy(rdy)
 
     def expect(self, connections: int) -> None:
-        """Discovery: so many connections there will be shortly."""
+        """Note how many connections there will be shortly. Called by discovery."""
         self.windows.expected = connections
         self.look()
 
     def _outcome(self, outcome: Outcome, conn: Conn, answer: Message | tuple[Message, int]) -> None:
-        """RDY first: the answer makes room for another message."""
+        """Note an outcome, and send the answer after the RDY: the answer makes room for another message."""
         backoff = self.windows.backoff
         before = backoff.level, backoff.until
         try:
@@ -451,7 +451,7 @@ class Engine(ConnDelegate):
         return self._table[0]
 
     def dial(self, address: str) -> None:
-        """On a thread of discovery's."""
+        """Dial an nsqd, on a thread of discovery."""
         conn = Conn(
             address,
             self._config,
@@ -464,7 +464,7 @@ class Engine(ConnDelegate):
         )
         self._dialing.add(conn)
         try:
-            if self._unwanted:  # behind the line above: ``_begin_to_stop`` sees the connection, or we see it
+            if self._unwanted:  # after ``add``: ``_begin_to_stop`` sees the connection, or we see that
                 raise Closed("the consumer is stopping")
             conn.connect(time.monotonic() + self._config.handshake_timeout)
             self._do(partial(self._adopt, conn), math.inf)
@@ -479,8 +479,8 @@ class Engine(ConnDelegate):
         self._refusals.pop(conn.address, None)
         conns, gone = self._table
         self._table = {**conns, conn.address: conn}, gone
-        self._dialing.discard(conn)  # here: a stop that follows must not cut it off
-        # Before the loops run: the end of a connection must not be reported before its beginning.
+        self._dialing.discard(conn)  # here: a stop from now on must not cut it off
+        # Before the loops run: hooks must hear of a connection's beginning before its end.
         self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
         self._decide()
         self._tell(self._hooks.connected, conn.address)
@@ -506,7 +506,7 @@ class Engine(ConnDelegate):
         self._tell(self._hooks.disconnected, conn.address, cause)
 
     def drop(self, address: str) -> None:
-        """Discovery: the connection is not wanted any more."""
+        """Close a connection that is not wanted any more. Called by discovery."""
         self._ask(partial(self._drop, address))
 
     def _drop(self, address: str) -> None:
@@ -517,25 +517,25 @@ class Engine(ConnDelegate):
             self._decide()
 
     def refused(self, address: str, error: NsqError) -> None:
-        """Discovery: a dial has failed."""
+        """Note that a dial has failed. Called by discovery."""
         self._ask(partial(self._refused, address, error))
 
     def _refused(self, address: str, error: NsqError) -> None:
         if not isinstance(error, ServerError) or error.retry:
-            self._refusals.pop(address, None)  # it does not refuse us for good any more
+            self._refusals.pop(address, None)  # the nsqd no longer refuses us for good
             return
         if str(self._refusals.get(address)) != str(error):
             self._tell(self._hooks.server_error, address, error)
         self._refusals[address] = error
 
     def _see_whether_all_refuse(self) -> None:
-        """``run`` ends when every nsqd that is known has refused, and none is connected."""
+        """End ``run`` if every known nsqd has refused the subscription and none is connected."""
         known = {nsqd.address for nsqd in self.discovery.state.nsqds}
         if self.refusal is None and not self._conns and known and known <= self._refusals.keys():
             self.refusal = next(iter(self._refusals.values()))
             self._wake_run()
 
-    # The connections' delegate: their loops, and threads that answer.
+    # The connections' delegate, called by their loops and by threads that answer.
 
     def on_messages(self, conn: Conn, messages: list[Message]) -> None:
         now = conn.last_message_at
@@ -544,7 +544,7 @@ class Engine(ConnDelegate):
             silent = now - nsqd.last_message_at
             nsqd.last_message_at = nsqd.has_sent_at = now
             if silent >= self._config.low_rdy_idle_timeout:
-                self.look()  # its share grows again
+                self.look()  # this nsqd's share grows again
         self._tell(self._hooks.received, messages)
         self.pool.put(messages)
 
@@ -567,7 +567,7 @@ class Engine(ConnDelegate):
         if self._hooked:
             self._tell(self._hooks.finished, message)
         windows = self.windows
-        if windows.backoff.level:  # its answer goes behind the RDY that follows from it
+        if windows.backoff.level:  # the RDY that follows from this answer goes out before it
             self._ask(partial(self._outcome, Outcome.SUCCESS, conn, message))
             return True
         if windows.short:
@@ -590,7 +590,7 @@ class Engine(ConnDelegate):
     def on_timed_out(self, conn: Conn, message: Message) -> None:
         log.warning("%r from %s timed out here", message, conn.address)
         self._tell(self._hooks.timed_out, message)
-        if message.auto_response:  # in the inbox, or under a handler that began it too late
+        if message.auto_response:  # it was in the inbox, or its handler began it too late
             self._ask(self._handlers_are_late)
         if self.windows.short:
             self.look()
@@ -611,12 +611,12 @@ class Engine(ConnDelegate):
         self._tell(self._hooks.given_up, message)
 
     def _expired(self, message: Message) -> None:
-        """Before a handler began it."""
+        """Time out a message that no handler has begun."""
         conn = self._conns.get(message.nsqd_address)
         if conn is not None:
             conn.time_out(message)
 
-    # What it is like: any thread.
+    # State and reports: any thread.
 
     def wait_until_connected(self, connections: int, deadline: float) -> bool:
         self.changed.wait_for(lambda: self._started >= connections or self._unwanted, deadline)
@@ -686,7 +686,7 @@ class Engine(ConnDelegate):
 
 
 def _added(gone: list[int], conns: Iterable[Conn]) -> list[int]:
-    """Messages received, finished, requeued, timed out: with those of these connections."""
+    """Add the connections' totals (received, finished, requeued, timed out) to those of ended ones."""
     return [sum(each) for each in zip(gone, *[conn.session.totals for conn in conns], strict=True)]
 
 
@@ -699,10 +699,10 @@ def _strategy(config: Config) -> Strategy:
         return fallback
 
     def wait(level: int) -> float:
-        """What the user's function raises must not come up where a message is answered."""
+        """Call the user's function; its exceptions must not reach the code that answers messages."""
         try:
             return float(strategy(level))
-        except BaseException:  # SystemExit too: the thread of ours that asks goes on
+        except BaseException:  # SystemExit too: the calling thread of ours must go on
             log.exception("backoff_strategy %r failed at level %d: exponential this time", strategy, level)
             return fallback(level)
 

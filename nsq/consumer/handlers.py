@@ -1,11 +1,11 @@
-"""The handler threads: they take messages from the inbox, run the user's code, and answer for it.
+"""The handler threads: they take messages from the inbox, call the user's handler, and send the answer.
 
     read loops       put -> inbox
     handler threads  inbox.get -> the user's handler -> finish or requeue
 
-A message whose time ran out in the inbox is dropped, not handled: nsqd delivers it again. Nothing a handler
-raises ends its thread. Below: what a handler's end means for its messages, and where messages go that have
-failed too often.
+A message that times out in the inbox is dropped, not handled: nsqd delivers it again. No exception of a
+handler ends its thread. Below: how a handler's result becomes an answer, and dead letters for messages that
+have failed too often.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ Handler = Callable[[Message], Any]
 BatchHandler = Callable[[list[Message]], Any]
 Exceptions = tuple[type[BaseException], ...]
 
-#: Messages of which it is remembered how often they timed out before a handler saw them.
+#: The most messages for which we count how often they timed out before a handler saw them.
 _MAX_UNSEEN = 10_000
 
 
 class HandlerPool:
     """Threads in groups, one group for each handler; all of them take from one inbox.
 
-    ``give_up`` is called with a message that has failed too often: its return finishes the message, an
-    exception requeues it. ``expired`` is called with one whose time ran out before it was handled, and
+    ``give_up`` is called with a message that has failed too often: the message is finished if it returns,
+    requeued if it raises. ``expired`` is called with a message that timed out before it was handled, and
     ``starved`` says whether nsqds send nothing more until a message here is answered.
     """
 
@@ -57,25 +57,25 @@ class HandlerPool:
         starved: Callable[[], bool],
     ) -> None:
         self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None ends one thread
-        # By nsqd and id: deliveries that ended before a handler saw them. nsqd counts them as attempts; here
-        # they do not count towards ``max_attempts``.
+        # By nsqd and id: deliveries that timed out before a handler saw them. nsqd counts them as attempts;
+        # we do not count them towards ``max_attempts``.
         self.unseen: dict[tuple[str, bytes], int] = {}
-        self._counting = threading.Lock()  # guards it; taken by our own threads, which no signal interrupts
+        self._counting = threading.Lock()  # guards ``unseen``; no signal interrupts the threads that take it
         self._name = name
         self._max_attempts = max_attempts or float("inf")
         self._give_up = give_up
         self._expired = expired
         self._starved = starved
         self.threads = 1
-        """How many a handler gets that is added without a number of its own."""
-        # What each handler's threads run, their number, and how many messages one works on at once.
+        """The number of threads of a handler that is added without one."""
+        # For each handler: the function its threads run, their number, the messages one works on at once.
         self._groups: list[tuple[Callable[[], None], int | None, int]] = []
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self._running: dict[int, Message | list[Message] | None] = {}  # by thread: what it took last
+        self._running: dict[int, Message | list[Message] | None] = {}  # by thread: last message or batch
 
     def __len__(self) -> int:
-        """Count the threads there are, or will be."""
+        """Count the threads that run, or will run after the start."""
         return sum(threads or self.threads for _, threads, _ in self._groups)
 
     @property
@@ -94,8 +94,8 @@ class HandlerPool:
         self._groups.append((lambda: self._handle_batches(handler, no_backoff, size, wait), threads, size))
 
     def start(self) -> None:
-        """RuntimeError when no thread can be had."""
-        # Made here: a Thread that was made before a fork counts as ended in the child.
+        """Start the threads. Raises RuntimeError when one cannot be started."""
+        # Made here: a Thread object made before a fork counts as ended in the child.
         runs = [run for run, threads, _ in self._groups for _ in range(threads or self.threads)]
         self._threads = [
             threading.Thread(target=run, name=f"{self._name}-handler-{number}", daemon=True)
@@ -105,7 +105,7 @@ class HandlerPool:
             thread.start()
 
     def stop(self, deadline: float) -> list[str]:
-        """End the threads once the inbox is empty; the names of those still busy at the deadline.
+        """End the threads once the inbox is empty; return the names of those still busy at the deadline.
 
         May be called again.
         """
@@ -119,14 +119,14 @@ class HandlerPool:
         return threading.current_thread() in self._threads
 
     def put(self, messages: list[Message]) -> None:
-        """Each by itself: a hop of 0.1 µs."""
+        """Put each message into the inbox by itself: that takes 0.1 µs."""
         put = self.inbox.put
         for message in messages:
             put(message)
 
     def in_work(self) -> list[Message]:
-        """Return the messages that the threads took last. Some may be answered already; a thread that waits
-        has none.
+        """Return the messages that the threads took last. Some may be answered already; a waiting thread has
+        none.
         """
         messages: list[Message] = []
         for taken in list(self._running.values()):
@@ -138,11 +138,11 @@ class HandlerPool:
 
     @property
     def busy(self) -> int:
-        """Threads that are at work."""
+        """Count the threads that are at work."""
         return sum([bool(messages) for messages in list(self._running.values())])
 
     def sweep(self, now: float) -> None:
-        """Drop what has expired: when handlers are stuck, it must not pile up behind them."""
+        """Drop expired messages from the inbox: they must not pile up there while handlers are stuck."""
         with suppress(queue.Empty):
             for _ in range(self.inbox.qsize()):
                 message = self.inbox.get_nowait()
@@ -152,23 +152,23 @@ class HandlerPool:
                     self.expire(message)
 
     def expire(self, message: Message) -> None:
-        """Note a message whose time ran out before a handler saw it."""
+        """Note a message that timed out before a handler saw it."""
         key = message.nsqd_address, message.id
         with self._counting:
-            self.unseen[key] = self.unseen.pop(key, 0) + 1  # the latest last
+            self.unseen[key] = self.unseen.pop(key, 0) + 1  # popped, so that the latest comes last
             if len(self.unseen) > _MAX_UNSEEN:
                 del self.unseen[next(iter(self.unseen))]
         self._expired(message)
 
     def _forget(self, message: Message) -> None:
-        """It is finished."""
+        """Remove the count of a finished message."""
         with self._counting:
             self.unseen.pop((message.nsqd_address, message.id), None)
 
     # One message.
 
     def _handle_each(self, handler: Handler, no_backoff: Exceptions) -> None:
-        # The hot path: what is needed for every message is at hand.
+        # The hot path: local names for everything that each message needs.
         me, monotonic, running = threading.get_ident(), time.monotonic, self._running
         get, unseen, max_attempts = self.inbox.get, self.unseen, self._max_attempts
         while True:
@@ -199,7 +199,7 @@ class HandlerPool:
                 elif again is not None and message.auto_response:
                     message.requeue(again[0], backoff=again[1])
             except AlreadyResponded:
-                # Answered by the handler, or too late: nsqd has it again.
+                # The handler has answered it, or it timed out and nsqd has it again.
                 log.debug("%r needs no answer any more", message)
             except BaseException:
                 log.exception("handling %r failed, which is a bug of ours; nsqd delivers it again", message)
@@ -229,7 +229,7 @@ class HandlerPool:
             self._running[me] = None
 
     def _collect(self, size: int, wait: float) -> tuple[bool, list[Message]]:
-        """Up to ``size`` messages, for up to ``wait`` seconds; and whether this was the end."""
+        """Collect up to ``size`` messages within ``wait`` seconds; return whether to end, and the batch."""
         get = self.inbox.get
         message = get()
         if message is None:
@@ -240,7 +240,7 @@ class HandlerPool:
             try:
                 message = get(False)
             except queue.Empty:
-                # With nothing in the inbox and no room for more, waiting only costs time.
+                # With an empty inbox and no room for more messages, waiting is useless.
                 patience = 0.0 if self._starved() else max(0.0, deadline - time.monotonic())
                 try:
                     message = get(timeout=patience)
@@ -252,7 +252,7 @@ class HandlerPool:
         return False, batch
 
     def _fit(self, message: Message) -> bool:
-        """Whether a handler gets it; if not, it is dropped or given up."""
+        """Whether a handler should get the message; if not, this has dropped it or given it up."""
         if message.expires_at <= time.monotonic():
             self.expire(message)
             return False
@@ -306,15 +306,15 @@ def _check_handler(handler: object, no_backoff: object) -> None:
         raise ConfigError(f"no_backoff is {no_backoff!r}; it must be a tuple of exception classes")
 
 
-# What a handler's end means for its messages.
+# Answers from a handler's result.
 
 
 class Requeue(NsqError):
-    """Raise it in a handler to have the message delivered again: after ``delay`` seconds, with or without
+    """Raised by a handler to have the message delivered again, after ``delay`` seconds, with or without
     backing off. Not an error, so nothing is logged."""
 
     def __init__(self, delay: float | None = None, *, backoff: bool = True) -> None:
-        super().__init__()  # no arguments: pickle hands them back
+        super().__init__()  # no arguments: unpickling would pass them to __init__
         if delay is not None and not (isinstance(delay, (int, float)) and math.isfinite(delay)):
             raise InvalidMessage(f"a requeue delay of {delay!r}; it must be a number of seconds")
         self.delay = delay
@@ -329,7 +329,7 @@ Again = tuple[float | None, bool]
 
 
 def of_result(result: object) -> Again | None:
-    """False asks for another try, as pynsq's handlers do; anything else is a success, None above all."""
+    """Return how to requeue: a result of False asks for it, as in pynsq; any other result is a success."""
     if inspect.iscoroutine(result):
         result.close()
         raise UsageError("the handler returned a coroutine: handlers run in threads, without await")
@@ -343,23 +343,23 @@ def of_exception(error: BaseException, no_backoff: Exceptions) -> Again:
 
 
 def requeue_delay(attempts: int, config: Config, chance: float) -> float:
-    """Return how long a requeued message waits by default: longer with every attempt."""
+    """Return the default delay of a requeued message, which grows with every attempt."""
     delay = min(config.default_requeue_delay * attempts, config.max_requeue_delay)
     return min(delay * (1 + config.requeue_jitter * chance), config.max_requeue_delay)
 
 
-# Dead letters: values for a consumer's ``give_up``. Each keeps the message before it returns, or raises; the
-# consumer finishes the message only when it is kept.
+# Dead letters: values for a consumer's ``give_up``. Each stores the message before it returns, or raises; the
+# consumer finishes the message only after it is stored.
 
 
 class Publisher(Protocol):
-    """A ``Producer``, or anything that publishes like one."""
+    """A ``Producer``, or another object with its ``publish``."""
 
     def publish(self, topic: str, body: bytes) -> object: ...
 
 
 class DeadLetterTopic:
-    """Publishes the message, as it is, to another topic."""
+    """Publishes the unchanged body of a message to another topic."""
 
     def __init__(self, producer: Publisher, topic: str) -> None:
         self._producer = producer
@@ -370,7 +370,7 @@ class DeadLetterTopic:
 
 
 class DeadLetterFile:
-    """Appends a line of JSON: id, attempts, timestamp, nsqd and the body, as text or else as base64."""
+    """Appends a line of JSON to a file: id, attempts, timestamp, nsqd, and the body as text or base64."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = os.fspath(path)
@@ -378,8 +378,8 @@ class DeadLetterFile:
 
     def __call__(self, message: Message) -> None:
         line = json.dumps(_record(message), ensure_ascii=False).encode() + b"\n"
-        # Opened every time: the file may be rotated away, and dead letters are rare. One write, so that lines
-        # of several processes do not mix; on disk before nsqd is told to forget the message.
+        # Open the file every time: it may be rotated away, and dead letters are rare. One write, so that
+        # lines of several processes do not mix; fsync before the consumer finishes the message.
         with self._lock, open(self._path, "ab", buffering=0) as file:
             if file.write(line) != len(line):
                 raise OSError(f"{self._path} took only a part of the dead letter: is its disk full?")

@@ -1,13 +1,12 @@
-"""RDY: how many messages each nsqd may have under way to a consumer. Pure: facts in, orders out.
+"""RDY: how many messages each nsqd may have in flight to a consumer. Pure: facts in, orders out.
 
-nsqd takes RDY as a window on what may be in flight, so an order is given only where the window changes. What
-can arrive is bounded at every moment: the sum of max(rdy, in flight) never exceeds ``max_in_flight``, except
-for what was in flight already when that was lowered. Windows shrink before others grow, and grow only into
-what is free.
+nsqd takes RDY as a window on the messages in flight, so an order is needed only when a window changes. At
+every moment the sum of max(rdy, in flight) is at most ``max_in_flight``, except for messages that were in
+flight already when it was lowered. Some windows shrink before others grow, and they grow only into free room.
 
-Three things make it less than a share of ``max_in_flight``: backing off after failures, handlers that do not
-manage that much in time, and the user's pause. Must not import anything that knows a socket, a thread or a
-clock: ``now`` and chance are arguments.
+Three things make a window smaller than its share of ``max_in_flight``: backing off after failures, handlers
+that are too slow for that many messages, and the user's pause. Must not import anything that knows a socket,
+a thread or a clock: ``now`` and chance are arguments.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from typing import NamedTuple
 
 # Backing off.
 
-#: Seconds to wait at a level from 1 up; ``chance`` gives a float in [0, 1).
+#: Maps a level, from 1 up, to the seconds to wait.
 Strategy = Callable[[int], float]
 
 
 def exponential(multiplier: float, chance: Callable[[], float] = lambda: 1.0) -> Strategy:
-    """multiplier, doubled at every level: 2, 4, 8 … seconds for a multiplier of 1. With ``chance`` anything
-    from 0 to that, so that many consumers do not return at once.
+    """Return a strategy that doubles at every level: 2, 4, 8 … seconds for a multiplier of 1. ``chance``, a
+    float in [0, 1), scales that, so that many consumers do not resume at once.
     """
     return lambda level: chance() * multiplier * 2.0 ** min(level, 62)
 
@@ -40,9 +39,7 @@ class Outcome(Enum):
 
 
 class Backoff:
-    """``waiting`` while nothing may be delivered, ``testing`` while one message may; neither in
-    normal times.
-    """
+    """Backing off: ``waiting`` while no message may be delivered, ``testing`` while one may, else neither."""
 
     def __init__(self, strategy: Strategy, longest: float) -> None:
         self._strategy = strategy
@@ -59,7 +56,7 @@ class Backoff:
         return self.level > 0 and self.until is None
 
     def outcome(self, outcome: Outcome, now: float) -> bool:
-        """Take note of a message's outcome; whether anything changed by it."""
+        """Note a message's outcome; return whether that changes anything."""
         if self.waiting or self._longest <= 0:
             return False
         if outcome is Outcome.FAILURE:
@@ -72,39 +69,39 @@ class Backoff:
         return True
 
     def _rise(self) -> None:
-        # The first failure counts whatever the strategy says; later ones only up to the longest wait.
+        # The first failure always raises the level; later ones only up to the longest wait.
         if self.level == 0 or self._strategy(self.level + 1) <= self._longest:
             self.level += 1
 
     def expire(self, now: float) -> bool:
-        """Whether the wait is over by now; from here on one message may test the waters."""
+        """End the wait if it is over, so that one message may test the service; return whether it ended."""
         if self.until is None or now < self.until:
             return False
         self.until = None
         return True
 
 
-# What the handlers manage.
+# The speed of the handlers.
 
 
 class HandlingLimit:
-    """The number of messages that may wait and be worked on here: as many as the handlers manage within the
-    time that nsqd gives a message. Halved when one has waited longer, and raised again while all are quick.
+    """The most messages that may wait or be in work here: as many as the handlers manage within nsqd's
+    message timeout. Halved when a message has waited longer, and raised again while all are quick.
     """
 
     def __init__(self) -> None:
         self.limit: float = math.inf
         self._changed_at = -math.inf
-        self._oldest, self._since = 0.0, -math.inf  # the oldest message seen since then
+        self._oldest, self._since = 0.0, -math.inf  # the age of the oldest message since ``_since``
 
     @property
     def active(self) -> bool:
         return self.limit < math.inf
 
     def expired(self, now: float, timeout: float, max_in_flight: int, least: int) -> bool:
-        """A message was not begun within its ``timeout``; whether the limit is lower now.
+        """Lower the limit, as no handler began a message within its ``timeout``; return whether it is lower.
 
-        Messages time out together, so that one step down must have had its effect before the next one.
+        Messages time out together, so one step down must take effect before the next one.
         """
         if now - self._changed_at < timeout:
             return False
@@ -117,7 +114,7 @@ class HandlingLimit:
         return True
 
     def relax(self, now: float, timeout: float, max_in_flight: int, oldest: float) -> bool:
-        """``oldest``: the age of the oldest message here; whether the limit is higher now."""
+        """Raise the limit if ``oldest``, the oldest message's age, stays low; return whether it is higher."""
         self._oldest = max(self._oldest, oldest)
         if not self.active or now - self._since < timeout:
             return False
@@ -134,7 +131,7 @@ class HandlingLimit:
 
 
 class Order(NamedTuple):
-    """Give the connection this RDY."""
+    """An order to send a connection this RDY."""
 
     key: Hashable
     rdy: int
@@ -142,15 +139,15 @@ class Order(NamedTuple):
 
 @dataclass
 class Nsqd:
-    """The state of one connection. Times are when the thing last happened; those of messages are written
-    by the connection's read loop, the rest by the owner.
+    """The state of one connection. Each time is that of the latest such event. The connection's read loop
+    sets the times of messages, the owner sets the rest.
     """
 
     key: Hashable
     max_rdy: int
     rdy: int = 0
     granted_at: float = 0.0
-    last_message_at: float = 0.0  # or when it connected
+    last_message_at: float = 0.0  # at first the time of connecting
     has_sent_at: float = 0.0
     closing: bool = False
     target: int = 0
@@ -159,10 +156,10 @@ class Nsqd:
 
 @dataclass
 class RdyWindows:
-    """Tell it the facts, then have it ``decide``.
+    """The windows of all connections: report facts to it, then call ``decide``.
 
-    ``in_flight`` maps connections to how many messages they have in flight at the moment; a missing one has
-    none. ``pick`` chooses one of several keys.
+    ``in_flight`` maps connections to the messages they have in flight now; a missing one has none. ``pick``
+    chooses one of several keys.
     """
 
     max_in_flight: int
@@ -174,16 +171,16 @@ class RdyWindows:
     def __post_init__(self) -> None:
         self.nsqds: dict[Hashable, Nsqd] = {}
         self.expected = 0
-        """Connections that there will be shortly: shares are cut for all of them, not for the first ones."""
-        self._turns: list[Hashable] = []  # who may have a message, while there are too few for all
+        """Connections that there will be shortly: each gets a share, not only the first ones."""
+        self._turns: list[Hashable] = []  # the connections with RDY 1, while not all can have it
         self.paused = False
         self.handling = HandlingLimit()
         self.short = False
-        """Some window is smaller than it should be, for want of room: decide again when a message is done."""
+        """Whether a window is too small for want of room: decide again when a message is done."""
 
     @property
     def allowed(self) -> int:
-        """The number of messages that may be here: ``max_in_flight``, or less if the handlers manage less."""
+        """The most messages that may be here: ``max_in_flight``, or fewer if the handlers are slow."""
         return int(min(self.max_in_flight, self.handling.limit))
 
     # Facts.
@@ -192,7 +189,7 @@ class RdyWindows:
         self.nsqds[key] = Nsqd(key, max_rdy, last_message_at=now)
 
     def closing(self, key: Hashable) -> None:
-        """It takes no more messages, and its answers still count."""
+        """Note that a connection gets no more messages; those in flight still count."""
         if key in self.nsqds:
             self.nsqds[key].closing = True
             self.nsqds[key].rdy = 0  # nsqd stops by itself after CLS
@@ -201,21 +198,21 @@ class RdyWindows:
         self.nsqds.pop(key, None)
 
     def outcome(self, outcome: Outcome, now: float) -> bool:
-        """Return whether that changes anything."""
+        """Note a message's outcome; return whether that changes anything."""
         changed = self.backoff.outcome(outcome, now)
         if changed:
             self._turns.clear()
         return changed
 
     def tick(self, now: float, in_flight: Mapping[Hashable, int]) -> None:
-        """Time has passed: end waits, and take windows from those who do not use them."""
+        """End waits that are over, and take windows from connections that do not use them."""
         self.backoff.expire(now)
         self._rotate(now, in_flight)
 
-    # What follows.
+    # Decisions.
 
     def reason(self, key: Hashable) -> str:
-        """Explain to people why the connection has its RDY."""
+        """Explain, for people, why the connection has its RDY."""
         nsqd = self.nsqds.get(key)
         if nsqd is None:
             return "not connected"
@@ -224,7 +221,7 @@ class RdyWindows:
         return nsqd.reason
 
     def decide(self, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
-        """Shrink what is too large, then grow what is too small into what is free; the orders for that."""
+        """Shrink windows that are too large, then grow others into the free room; return the orders."""
         nsqds = [nsqd for nsqd in self.nsqds.values() if not nsqd.closing]
         self._aim(nsqds, now, in_flight)
         windows = {nsqd.key: min(nsqd.rdy, nsqd.target) for nsqd in nsqds}
@@ -282,19 +279,19 @@ class RdyWindows:
         return ""
 
     def _give_turns(self, nsqds: list[Nsqd], few: int) -> None:
-        """So many connections may have one message each, and lose it to others in ``_rotate``."""
+        """Let ``few`` connections have one message each; ``_rotate`` passes that on to others."""
         present = {nsqd.key for nsqd in nsqds}
         self._turns = [key for key in self._turns if key in present][:few]
         waiting = [nsqd for nsqd in nsqds if nsqd.key not in self._turns]
         while waiting and len(self._turns) < few:
             if self.backoff.testing:
-                # An nsqd without messages would keep the test, and the consumer with it, waiting for one.
-                # Looked at once: its read loop may write the time of another message meanwhile.
+                # Prefer the nsqd that sent last: one without messages would delay the test, and the consumer.
+                # Read each time once: a read loop may change it meanwhile.
                 sent_at = {nsqd.key: nsqd.has_sent_at for nsqd in waiting}
                 latest = max(sent_at.values())
                 chosen = self.pick([key for key in sent_at if sent_at[key] == latest])
             else:
-                # A connection that may send already goes on: moving its turn would cost two orders.
+                # Prefer a connection that has RDY already: moving it would cost two orders.
                 chosen = self._next_of([nsqd for nsqd in waiting if nsqd.rdy] or waiting)
             waiting.remove(self.nsqds[chosen])
             self._turns.append(chosen)
@@ -303,8 +300,8 @@ class RdyWindows:
         return [self.nsqds[key] for key in self._turns]
 
     def _aim_at_shares(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
-        """Equal shares for those who have messages; one for each of the others, so that they can show
-        some.
+        """Give connections with messages equal shares, and idle ones a window of one, so that they can show
+        that they have messages.
         """
         since = now - self.low_rdy_idle_timeout
         idle = [nsqd for nsqd in nsqds if nsqd.last_message_at <= since and not in_flight.get(nsqd.key, 0)]
@@ -321,7 +318,7 @@ class RdyWindows:
                 nsqd.reason = f"its share of {self.allowed}, which the handlers manage in time"
 
     def _rotate(self, now: float, in_flight: Mapping[Hashable, int]) -> None:
-        """Take the turn, or the test of the waters, from connections that have had it and do not need it."""
+        """Pass RDY 1 from connections that have had it long enough, or are idle, to waiting ones."""
         waiting = [each for each in self.nsqds.values() if not each.closing and each.key not in self._turns]
         for place, key in enumerate(self._turns):
             nsqd = self.nsqds.get(key)
@@ -330,7 +327,7 @@ class RdyWindows:
                 waiting.remove(self.nsqds[chosen])
 
     def _next_of(self, waiting: list[Nsqd]) -> Hashable:
-        """Pick the connection that has waited longest: each gets its turn. Chance decides among equals."""
+        """Pick the connection that has waited longest. Chance decides among equals."""
         longest = min(nsqd.granted_at for nsqd in waiting)
         return self.pick([nsqd.key for nsqd in waiting if nsqd.granted_at == longest])
 
@@ -348,16 +345,16 @@ def _set_all(nsqds: Iterable[Nsqd], target: int, reason: str) -> None:
 
 
 def _give_back(key: Hashable, windows: dict[Hashable, int], held: int, owed: int) -> int:
-    """Shrink the window by what is owed, as far as it is not in flight already; what that frees."""
+    """Shrink the window by ``owed``, but not below ``held``, the messages in flight; return the room."""
     freed = min(owed, max(0, windows[key] - held))
     windows[key] -= freed
     return freed
 
 
 def _grow(nsqd: Nsqd, windows: dict[Hashable, int], held: int, free: int) -> int:
-    """Grow the window towards its target into what is free; what that takes.
+    """Grow the window towards its target, into ``free`` room; return the room taken.
 
-    A window up to what is in flight anyway takes nothing and admits nothing new.
+    A window no larger than ``held``, the messages in flight, takes no room and admits no new message.
     """
     used = max(windows[nsqd.key], held)
     windows[nsqd.key] = max(windows[nsqd.key], min(nsqd.target, used + max(0, free)))

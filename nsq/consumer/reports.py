@@ -10,7 +10,7 @@ from nsq.message import Message
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerStats:
-    """Totals since the start, over connections that are gone as well."""
+    """Totals since the start, also over connections that are gone."""
 
     received: int
     finished: int
@@ -24,7 +24,7 @@ class ConsumerStats:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionHealth:
-    """One nsqd: its RDY and why it has that one."""
+    """One nsqd: its RDY and the reason for it."""
 
     nsqd_address: str
     rdy: int
@@ -36,7 +36,7 @@ class ConnectionHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class ConsumerHealth:
-    """``ok`` says whether messages can arrive; ``summary`` says it in a sentence."""
+    """A consumer's health: ``ok`` tells whether messages can arrive; ``summary`` puts it in a sentence."""
 
     ok: bool
     summary: str
@@ -51,10 +51,10 @@ class ConsumerHealth:
 
 @dataclass(frozen=True, kw_only=True)
 class StopReport:
-    """The result of a stop. ``clean`` when nothing was left: else nsqd delivers ``in_flight`` messages again.
+    """The result of a stop. ``clean`` if nothing was left; else nsqd delivers ``in_flight`` messages again.
 
-    ``cut_off`` are the nsqds that did not end the connection in time: the last answers sent to them may not
-    have arrived.
+    ``cut_off`` lists the nsqds that did not end the connection in time: they may not have received our last
+    answers.
     """
 
     clean: bool
@@ -70,19 +70,19 @@ class StopReport:
 
 
 class ConsumerHooks:
-    """Override what is of interest; everything here does nothing.
+    """Base class for hooks: override the methods that you need; all of them do nothing.
 
-    Hooks run on a thread of their own, in the order of events: a slow one delays other hooks, never a
+    Hooks run on a thread of their own, in the order of events: a slow hook delays other hooks, never a
     message.
     """
 
     def connected(self, nsqd_address: str) -> None: ...
 
     def disconnected(self, nsqd_address: str, cause: NsqError | None) -> None:
-        """``cause`` is None when it was meant to end."""
+        """Called at a connection's end; ``cause`` is None if the end was intended."""
 
     def heartbeat(self, nsqd_address: str) -> None:
-        """nsqd has asked for a sign of life, and gets it."""
+        """Called when nsqd has sent a heartbeat, which the client answers."""
 
     def received(self, messages: list[Message]) -> None: ...
 
@@ -91,14 +91,14 @@ class ConsumerHooks:
     def requeued(self, message: Message) -> None: ...
 
     def timed_out(self, message: Message) -> None:
-        """A message's time was up before it was answered: nsqd delivers it again."""
+        """Called when a message's time was up before it was answered: nsqd delivers it again."""
 
     def given_up(self, message: Message) -> None: ...
 
     def server_error(self, nsqd_address: str, error: ServerError) -> None:
-        """An error frame, such as E_FIN_FAILED; also one that refuses the subscription, such as
-        E_UNAUTHORIZED.
+        """Called for an error frame, such as E_FIN_FAILED; also for one that refuses the subscription, such
+        as E_UNAUTHORIZED.
         """
 
     def backing_off(self, level: int) -> None:
-        """Delivery stops for a while; 0 when it is back to normal."""
+        """Called when delivery stops for a while; ``level`` is 0 when it is back to normal."""

@@ -1,8 +1,7 @@
-"""SIGTERM and SIGINT as something to wait for, in whatever thread ``run`` is called.
+"""Waiting for SIGTERM and SIGINT, in any thread that calls ``run``.
 
-Python runs a handler only between two steps of the main thread, and a signal that comes just before a wait
-begins would be noticed when the wait is over. So the C handler itself writes to a pipe, and the wait is for
-that.
+Python runs a handler only between two bytecodes of the main thread, so a signal just before a wait would be
+noticed only after the wait. Therefore the C handler writes to a pipe, and the wait polls the pipe.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from nsq.waiting import Signal
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 _WOKEN = b"\0"
-#: Seconds; poll cannot be asked to wait for much longer at once.
+#: Seconds of the longest single poll, which counts milliseconds in 32 bits.
 _LONGEST = 3600.0
 
 
 class _Pipe:
-    """Closed when the last reference to it is gone: no thread writes to a descriptor that is another's.
+    """A pipe, closed when the last reference to it is gone: no thread writes to a reused descriptor.
 
-    An exception out of a signal handler must not lose its descriptors. It could come between making and
-    noting them, so a thread of ours does that. It could come inside a ``__del__`` written in Python, so this
-    one is a call that never comes back to Python before both are closed.
+    An exception out of a signal handler must not leak the descriptors. It could come between making and
+    storing them, so a thread of ours does both. It could come inside a ``__del__`` written in Python, so this
+    ``__del__`` is one C call, which closes both before any Python code runs.
     """
 
-    reader = writer = -1  # until it is made
+    reader = writer = -1  # until the pipe is made
     _close: Callable[[], object] = tuple  # nothing to close yet
     __del__ = property(attrgetter("_close"))
 
@@ -52,7 +51,7 @@ class _Pipe:
 
     def _make(self) -> None:
         try:
-            self.reader, self.writer = ends = os.pipe()  # not inherited by programs that are started
+            self.reader, self.writer = ends = os.pipe()  # child programs do not inherit it
             self._close = partial(deque, map(os.close, ends), 0)
             os.set_blocking(self.reader, False)
             os.set_blocking(self.writer, False)
@@ -62,18 +61,18 @@ class _Pipe:
 
 
 class SignalWatch:
-    """Between ``__enter__`` and ``__exit__`` the signals are ours, if that is in the main thread.
+    """A context manager that takes the signals over, if it is entered in the main thread.
 
-    ``also`` are signals that are waited for beside SIGTERM and SIGINT. Where a signal handler of the user's
-    may raise, it must be entered twice, ``with SignalWatch() as watch, watch``: if the first exit is
-    interrupted before it has done anything, the second one gives the signals back.
+    It takes SIGTERM, SIGINT and those in ``also``. Where a user's signal handler may raise, enter it twice,
+    ``with SignalWatch() as watch, watch``: if an exception interrupts the first exit before it has done
+    anything, the second one restores the signals.
     """
 
     def __init__(self, *also: signal.Signals) -> None:
         self._numbers = (*_NUMBERS, *also)
         self._pipe: _Pipe | None = None
         self._previous: dict[signal.Signals, Any] = {}
-        self._previous_fd: int | None = None  # set while signals are ours
+        self._previous_fd: int | None = None  # set while we handle the signals
 
     def __enter__(self) -> Self:
         if self._pipe is not None:
@@ -81,7 +80,7 @@ class SignalWatch:
         try:
             self._pipe = pipe = _Pipe()
             if threading.current_thread() is threading.main_thread():
-                self._previous_fd = -1  # before the call: an exception right behind it loses what it returns
+                self._previous_fd = -1  # before the call: an exception right after it loses its result
                 self._previous_fd = signal.set_wakeup_fd(pipe.writer, warn_on_full_buffer=False)
                 for number in self._numbers:
                     self._previous[number] = signal.getsignal(number)
@@ -95,7 +94,7 @@ class SignalWatch:
         try:
             self._restore(self._previous_fd)
         finally:
-            self._restore(self._previous_fd)  # again, if another signal's handler has raised in there
+            self._restore(self._previous_fd)  # again, in case another signal's handler has raised in it
             self._pipe = None
 
     def _restore(self, descriptor: int | None) -> None:
@@ -103,12 +102,12 @@ class SignalWatch:
             signal.set_wakeup_fd(descriptor)
             self._previous_fd = None
         for number, previous in list(self._previous.items()):
-            # None is a handler that was not set from Python; it cannot be set from here either.
+            # None means a handler that was not set from Python; Python cannot restore it.
             signal.signal(number, signal.SIG_DFL if previous is None else previous)
             self._previous.pop(number, None)
 
     def wait(self, timeout: float | None = None, descriptor: int = -1) -> signal.Signals | None:
-        """The next signal. None when ``wake`` was called, the time is up, or ``descriptor`` can be read."""
+        """Return the next signal, or None after ``wake`` or ``timeout``, or if ``descriptor`` is readable."""
         assert self._pipe is not None
         reader = self._pipe.reader
         poll = select.poll()
@@ -130,18 +129,18 @@ class SignalWatch:
                     return None
 
     def wake(self) -> None:
-        """Any thread may call it, a signal handler too."""
+        """End the wait. Any thread may call this, a signal handler too."""
         pipe = self._pipe
         if pipe is not None:
-            with suppress(BlockingIOError):  # it is full: the wait ends anyway
+            with suppress(BlockingIOError):  # the pipe is full: the wait ends anyway
                 os.write(pipe.writer, _WOKEN)
 
     def abandon(self) -> None:
-        """Restore the signals in a forked child: the pipe is the parent's, and a byte from here would stop
-        the parent.
+        """Restore the signals in a forked child: the pipe belongs to the parent, which a byte from the child
+        would stop.
         """
         self._restore(None if self._previous_fd is None else -1)
         self._pipe = None
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
-        """The pipe has told already. Nothing is raised: it could hit any step of the main thread."""
+        """Do nothing: the pipe has the signal already, and raising could hit the main thread anywhere."""

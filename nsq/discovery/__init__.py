@@ -1,1 +1,1 @@
-"""Finds nsqds through nsqlookupd, for consumers and producers alike."""
+"""Finds nsqds through nsqlookupd, for consumers and producers."""

@@ -1,8 +1,8 @@
-"""Decide which nsqds to be connected to, when to dial each, and when to ask each nsqlookupd. Pure.
+"""Decides which nsqds to connect to, when to dial each, and when to ask each nsqlookupd. Pure.
 
-An nsqd is wanted because the user named it (direct) or because an nsqlookupd lists it; one that is both
-counts once. A direct one is dialed again for ever. A listed one is dialed while it is listed, and while that
-is uncertain: a failed lookup removes nothing.
+An nsqd is wanted because the user named it (direct) or because an nsqlookupd lists it; if both, it counts
+once. A direct nsqd is dialed again for ever. A listed nsqd is dialed while it is listed, and while that is
+uncertain: a failed lookup removes no nsqd.
 
 Must not import anything that knows a socket, a thread or a clock: ``now`` and chance are arguments.
 """
@@ -15,17 +15,17 @@ from copy import copy
 from dataclasses import dataclass, field
 from enum import Enum
 
-#: A connection that has lived at least so long, and longer than the longest pause due before the next dial,
+#: Seconds. If a connection lived at least so long, and longer than the longest pause before the next dial, it
 #: was a good one: pauses begin anew. An nsqd that accepts and then hangs up never gets there.
 STEADY = 10.0
 
 #: Complete rounds in a row that must miss a connected nsqd before it is pruned.
 ROUNDS_TO_PRUNE = 3
 
-#: A requested question is asked at least this many seconds after the one before.
+#: A requested lookup begins at least this many seconds after the one before.
 SPACING = 1.0
 
-#: What one nsqlookupd said: the nsqds it lists, or None when that is not known.
+#: One nsqlookupd's answer: the nsqds it lists, or None when that is not known.
 Answer = frozenset[str] | None
 
 
@@ -38,15 +38,15 @@ class Pauses:
     chance: Callable[[], float]
 
     def ceiling(self, failures: int) -> float:
-        # Beyond 2**62 a doubling would only overflow.
+        # Doubling beyond 2**62 would only overflow.
         return min(self.longest, self.initial * 2.0 ** min(failures, 62))
 
     def draw(self, failures: int) -> float:
-        """Full jitter: anything from 0 to the ceiling."""
+        """Return a pause with full jitter: from 0 to the ceiling."""
         return self.chance() * self.ceiling(failures)
 
     def draw_late(self, failures: int) -> float:
-        """Anything from half the ceiling to the ceiling: never at once."""
+        """Return a pause from half the ceiling to the ceiling, never zero."""
         return self.ceiling(failures) - self.draw(failures) / 2.0
 
 
@@ -57,7 +57,7 @@ class Status(Enum):
     WAITING = "waiting"
     DIALING = "dialing"
     CONNECTED = "connected"
-    LEAVING = "leaving"  # to be closed, and not closed yet
+    LEAVING = "leaving"  # ordered to close, and not closed yet
 
 
 @dataclass
@@ -71,7 +71,7 @@ class Nsqd:
     dial_at: float = -math.inf  # while waiting
     failures: int = 0  # in a row; the pause grows with them
     error: str = ""
-    lost: tuple[float, str] | None = None  # how long it lived, and why it ended, if before the dial returned
+    lost: tuple[float, str] | None = None  # lifetime and error, if it ended before the dial returned
     missed: int = 0  # complete rounds in a row that did not list it
     missed_since: float = math.inf
     unwanted: bool = False  # removed or pruned: its connection must be closed
@@ -86,10 +86,10 @@ class Nsqd:
 
 
 class Directory:
-    """All nsqds that are known.
+    """All known nsqds.
 
-    ``poll_interval`` is how often nsqlookupds are asked. ``prune`` allows connected nsqds to be dropped that
-    no complete round lists any more.
+    ``poll_interval`` is the time between two questions to an nsqlookupd. With ``prune``, connected nsqds that
+    complete rounds no longer list are dropped.
     """
 
     def __init__(self, pauses: Pauses, poll_interval: float, *, prune: bool = False) -> None:
@@ -98,13 +98,13 @@ class Directory:
         self._prune = prune
         self._nsqds: dict[str, Nsqd] = {}
         self._polled = False  # there are nsqlookupds to ask
-        self._certain = False  # the last round was complete: an nsqd that it did not list is not there
+        self._certain = False  # the last round was complete: an nsqd that it did not list is gone
         self._wants_round = False
 
-    # Facts: what is wanted.
+    # Facts: the wanted nsqds.
 
     def add(self, address: str, now: float) -> None:
-        """The user names it."""
+        """Add an nsqd that the user names."""
         nsqd = self._nsqd(address)
         if not nsqd.direct:
             nsqd.dial_at = min(nsqd.dial_at, now)
@@ -112,7 +112,7 @@ class Directory:
         nsqd.unwanted = False
 
     def remove(self, address: str) -> None:
-        """The user takes it back. It stays while an nsqlookupd lists it."""
+        """Remove an nsqd that the user named. It stays while an nsqlookupd lists it."""
         nsqd = self._nsqds.get(address)
         if nsqd is None or not nsqd.direct:
             return
@@ -125,7 +125,7 @@ class Directory:
             nsqd.unwanted = True
 
     def heard(self, addresses: Iterable[str]) -> None:
-        """One nsqlookupd lists these: new ones are due at once, before the others have answered."""
+        """Note the nsqds that one nsqlookupd lists: dial new ones before other nsqlookupds have answered."""
         self._polled = True
         for address in addresses:
             nsqd = self._nsqd(address)
@@ -135,7 +135,7 @@ class Directory:
             nsqd.missed_since = math.inf
 
     def round_ended(self, answers: Collection[Answer], now: float) -> None:
-        """Each nsqlookupd has answered, or failed (None). No answers: there is no nsqlookupd any more."""
+        """Note a round: each nsqlookupd has answered or failed (None). Empty: the last one was removed."""
         known = [answer for answer in answers if answer is not None]
         listed = frozenset().union(*known)
         self.heard(listed)
@@ -147,7 +147,7 @@ class Directory:
 
     def _not_listed(self, nsqd: Nsqd, now: float) -> None:
         if not self._certain:
-            # The nsqlookupd that failed may list it: the rounds counted so far were not in a row.
+            # The nsqlookupd that failed may list it: count the rounds in a row anew.
             nsqd.missed = 0
             nsqd.missed_since = math.inf
             return
@@ -159,9 +159,9 @@ class Directory:
         self._forget_if_gone(nsqd, now)
 
     def _is_stale(self, nsqd: Nsqd, now: float) -> bool:
-        # Time counts as well, as lost connections make rounds follow each other in a second: an nsqlookupd
-        # that has just started lists next to nothing until the nsqds have found it. Jitter can halve the two
-        # intervals between three rounds.
+        # Require time as well as rounds: lost connections make rounds follow each other within a second, and
+        # an nsqlookupd that has just started lists few nsqds until these have found it. One interval, as
+        # jitter can halve the two intervals between three rounds.
         return (
             self._prune
             and nsqd.status is Status.CONNECTED
@@ -171,8 +171,8 @@ class Directory:
         )
 
     def _forget_if_gone(self, nsqd: Nsqd, now: float) -> None:
-        # Not at the first round that misses it: an nsqd that restarts is off the lists for some seconds, and
-        # must be found again sooner than by the next regular round.
+        # Not at the first round that misses it: a restarting nsqd is unlisted for some seconds, and we must
+        # find it again before the next regular round.
         searched = not self._polled or now - nsqd.missed_since >= self._poll_interval
         if nsqd.status is Status.WAITING and not nsqd.direct and not nsqd.listed and searched:
             del self._nsqds[nsqd.address]
@@ -180,11 +180,11 @@ class Directory:
     def _nsqd(self, address: str) -> Nsqd:
         return self._nsqds.setdefault(address, Nsqd(address))
 
-    # Facts: what became of dials and connections.
+    # Facts: the ends of dials and connections.
 
     def dialed(self, address: str, error: str | None, now: float) -> bool:
-        """A dial that ``due`` ordered is over, with a connection or with an error; return whether that is an
-        error, and not the last one once more.
+        """Note the end of a dial that ``due`` ordered: a connection, or an error. Return whether this is an
+        error that differs from the one before.
         """
         nsqd = self._nsqds.get(address)
         if nsqd is None or nsqd.status is not Status.DIALING:
@@ -201,15 +201,15 @@ class Directory:
         return False
 
     def lost(self, address: str, lived: float, error: str, now: float) -> None:
-        """A connection has ended, for whatever reason, after ``lived`` seconds."""
+        """Note that a connection has ended, for any reason, after ``lived`` seconds."""
         nsqd = self._nsqds.get(address)
         if nsqd is None:
             return
         if nsqd.status is Status.DIALING:
-            # The connection's read loop was faster than the thread that dialed.
+            # The connection's read loop has reported before the thread that dialed.
             nsqd.lost = (lived, error)
         elif nsqd.status is Status.LEAVING:
-            # Closed as ordered; meanwhile it may be wanted again.
+            # Closed as ordered; the nsqd may be wanted again meanwhile.
             nsqd.status = Status.WAITING
             nsqd.dial_at = now
             if nsqd.unwanted or not (nsqd.direct or nsqd.listed):
@@ -226,14 +226,14 @@ class Directory:
         nsqd.dial_at = now + self._pauses.draw(nsqd.failures)
         nsqd.failures += 1
         if nsqd.unwanted:
-            del self._nsqds[nsqd.address]  # removed by the user while it was dialed
+            del self._nsqds[nsqd.address]  # the user removed it during the dial
         else:
             self._forget_if_gone(nsqd, now)
 
     # Decisions.
 
     def due(self, now: float) -> list[str]:
-        """The addresses to dial now. ``dialed`` must be told of each before it can be due again."""
+        """Return the addresses to dial now. Each must be reported to ``dialed`` before it is due again."""
         addresses = []
         for nsqd in self._nsqds.values():
             if nsqd.status is not Status.WAITING or nsqd.dial_at > now:
@@ -242,7 +242,7 @@ class Directory:
                 nsqd.status = Status.DIALING
                 addresses.append(nsqd.address)
             else:
-                # No nsqlookupd lists it: ask them again instead of dialing, less and less often.
+                # No nsqlookupd lists it: instead of dialing ask them again, less and less often.
                 self._wants_round = True
                 nsqd.dial_at = now + self._pauses.draw_late(nsqd.failures)
                 nsqd.failures += 1
@@ -252,12 +252,12 @@ class Directory:
         return nsqd.direct or nsqd.listed or not self._certain
 
     def next_due(self) -> float:
-        """When ``due`` must be called again unless something happens before."""
+        """Return when to call ``due`` again unless an event comes before."""
         waiting = (nsqd.dial_at for nsqd in self._nsqds.values() if nsqd.status is Status.WAITING)
         return min(waiting, default=math.inf)
 
     def to_drop(self) -> list[str]:
-        """The connections to close, each named once: removed ones and pruned ones."""
+        """Return the connections to close, removed and pruned ones, each only once."""
         nsqds = self._nsqds.values()
         leaving = [nsqd for nsqd in nsqds if nsqd.unwanted and nsqd.status is Status.CONNECTED]
         for nsqd in leaving:
@@ -265,14 +265,14 @@ class Directory:
         return [nsqd.address for nsqd in leaving]
 
     def wants_round(self) -> bool:
-        """Whether the nsqlookupds should be asked before it is time; says so once."""
+        """Whether to ask the nsqlookupds ahead of time; true once per reason."""
         wanted, self._wants_round = self._wants_round, False
         return wanted and self._polled
 
     def expected(self, now: float) -> int:
-        """Count the connections that are there or will be shortly: dialed, or due, for the first time.
+        """Count the connections, including those whose first dial is under way or due.
 
-        An nsqd that was refused or lost may stay away for hours: it gets its share when it is there.
+        An nsqd that refused or was lost may stay away for hours: it gets its share when it is back.
         """
         return sum(
             nsqd.status is Status.CONNECTED or (not nsqd.failures and self._is_dialed(nsqd, now))
@@ -286,7 +286,7 @@ class Directory:
         return due or nsqd.status is Status.DIALING
 
     def nsqds(self) -> tuple[Nsqd, ...]:
-        """Copies of all, sorted by address."""
+        """Return copies of all nsqds, sorted by address."""
         return tuple(copy(nsqd) for _, nsqd in sorted(self._nsqds.items()))
 
 
@@ -295,19 +295,19 @@ class Directory:
 
 @dataclass(eq=False)
 class Lookupd:
-    """One nsqlookupd: what it said, and when it is asked. One that is removed and added again is another."""
+    """One nsqlookupd: its answers, and when to ask it. Removed and added again, it is a new object."""
 
     text: str = field(repr=False)  # its address as the user gave it; the query may hold a secret
     address: str  # without the query
     answered_at: float | None = None
     listed: frozenset[str] = frozenset()  # by its last answer
-    failed_at: float | None = None  # unless it has answered since
+    failed_at: float | None = None  # None once it has answered again
     error: str = ""
     failures: int = 0  # in a row
     ask_at: float = -math.inf
     asked_at: float = -math.inf
     busy: bool = False  # a question is under way
-    deadline: float = math.inf  # of the question; it has failed by then
+    deadline: float = math.inf  # the question counts as failed after it
     heard: bool = False  # it has answered or failed in this round
     answer: Answer = None  # the newest one of this round
 
@@ -321,28 +321,28 @@ class Lookupd:
 
 
 class LookupSchedule:
-    """When each nsqlookupd is asked, and when all of them have been heard.
+    """Decides when to ask each nsqlookupd, and when a round of answers is complete.
 
-    Each is asked at its own pace, so that one which hangs delays no other: once per ``interval``, of which
-    chance decides the share ``jitter``; sooner after a failure (``retries``), and when it is requested. A
-    round ends when each has answered or failed since the round before.
+    Each is asked at its own pace, so that one that hangs delays no other: once per ``interval``, of which a
+    share ``jitter`` is random; sooner after a failure (``retries``) and on request. A round ends when each
+    has answered or failed since the round before.
     """
 
     def __init__(self, interval: float, jitter: float, timeout: float, retries: Pauses) -> None:
         self.lookupds: dict[Hashable, Lookupd] = {}
-        """Those that are asked. A new one is due at once."""
+        """The nsqlookupds to ask. A new one is due at once."""
         self._interval = interval
         self._jitter = jitter
         self._timeout = timeout
         self._retries = retries
 
     def request(self, now: float) -> None:
-        """Ask each before it is time, but not more than once in a second. Several requests are one."""
+        """Ask each ahead of time, but at most once a second. Several requests count as one."""
         for lookupd in self.lookupds.values():
             lookupd.ask_at = min(lookupd.ask_at, max(now, lookupd.asked_at + SPACING))
 
     def due(self, now: float) -> list[Lookupd]:
-        """The nsqlookupds to ask now; ``answered`` or ``failed`` must be told of each."""
+        """Return the nsqlookupds to ask now; report each result to ``answered`` or ``failed``."""
         due = [each for each in self.lookupds.values() if not each.busy and each.ask_at <= now]
         for lookupd in due:
             lookupd.busy = True
@@ -352,13 +352,13 @@ class LookupSchedule:
         return due
 
     def overdue(self, now: float) -> list[Lookupd]:
-        """The nsqlookupds whose time is up: ``failed`` must be told of each, and that it is still busy. It is
-        not asked again until it answers.
+        """Return the nsqlookupds past their deadline: report each to ``failed`` as still busy. It is not
+        asked again until it answers.
         """
         return [each for each in self.lookupds.values() if each.deadline <= now]
 
     def answered(self, lookupd: Lookupd, listed: frozenset[str], answer: Answer, now: float) -> None:
-        """A late answer is as good as any. ``answer`` is what counts of the nsqds that it listed."""
+        """Note an answer, even a late one. ``answer`` holds those of the listed nsqds that count."""
         if lookupd.deadline == math.inf:  # late: there is no need to ask again soon
             lookupd.ask_at = max(lookupd.ask_at, lookupd.asked_at + self._interval)
         lookupd.busy = False
@@ -368,10 +368,10 @@ class LookupSchedule:
         lookupd.heard, lookupd.answer = True, answer
 
     def failed(self, lookupd: Lookupd, error: str, now: float, *, still_busy: bool = False) -> bool:
-        """Return whether this is news: not the failure before it once more."""
+        """Note a failure; return whether it differs from the failure before."""
         lookupd.busy = still_busy
         if lookupd.deadline == math.inf:
-            return False  # it was overdue
+            return False  # its deadline has passed: noted already
         news = error != lookupd.error
         lookupd.deadline = math.inf
         lookupd.ask_at = now + self._retries.draw_late(lookupd.failures)
@@ -381,12 +381,12 @@ class LookupSchedule:
         return news
 
     def next_due(self) -> float:
-        """When ``due`` or ``overdue`` must be called again unless something happens before."""
+        """Return when to call ``due`` or ``overdue`` again unless an event comes before."""
         lookupds = self.lookupds.values()
         return min((each.deadline if each.busy else each.ask_at for each in lookupds), default=math.inf)
 
     def round_over(self) -> bool:
-        """Whether each has been heard, with its newest ``answer``; says so once per round."""
+        """Whether every nsqlookupd has answered or failed in this round; true once per round."""
         lookupds = self.lookupds.values()
         over = bool(lookupds) and all(each.heard for each in lookupds)
         if over:

@@ -1,8 +1,8 @@
-"""Discovery of nsqds for a client: one thread that has nsqlookupds asked and nsqds dialed.
+"""Discovery of nsqds for a client: one thread that orders questions to nsqlookupds and dials of nsqds.
 
 ``Directory`` and ``LookupSchedule`` decide what to do and when. They belong to that thread alone. Other
-threads change a dict and put something into the thread's queue, and take no lock: they may be interrupted at
-any bytecode by a signal handler, which may call the same method. Must not import socket.
+threads change a dict, put an event into the thread's queue, and take no lock: a signal handler may interrupt
+them at any bytecode and call the same method. Must not import socket.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ log = logging.getLogger("nsq.discovery")
 
 T = TypeVar("T")
 
-#: The address to dial for the one that an nsqd advertises.
+#: Maps the address that an nsqd advertises to the address to dial.
 Rewrite = Callable[[str], str]
-#: Those of these addresses that this consumer connects to.
+#: Returns those of the addresses to which this consumer connects.
 Accept = Callable[[list[str]], Iterable[str]]
 
-#: A question ends by itself when its time is over, and says why. If it does not, it has failed so much later.
+#: A question ends by itself at its deadline, with a reason. If not, it has failed so many seconds later.
 _MARGIN = 0.25
-#: Pause after a bug of ours, so that it does not repeat as fast as the machine can.
+#: Seconds to pause after a bug of ours, so that it does not repeat as fast as the machine can.
 _RESPITE = 1.0
 
 
 class Host(Protocol):
-    """The consumer. All but ``dial`` are called on the discovery thread and must not block."""
+    """The consumer. The discovery thread calls all methods but ``dial``; they must not block."""
 
     def dial(self, address: str) -> None:
-        """Return when there is a connection, NsqError when there is none. Has a thread of its own."""
+        """Return when the nsqd is connected, or raise NsqError. Called on a thread of its own."""
 
     def refused(self, address: str, error: NsqError) -> None:
-        """A dial has failed."""
+        """Note that a dial has failed."""
 
     def drop(self, address: str) -> None:
-        """Begin to close the connection. Like any other, its end is told to ``Discovery.lost``."""
+        """Begin to close the connection. Report its end, like any other, to ``Discovery.lost``."""
 
     def expect(self, connections: int) -> None:
-        """So many connections there will be shortly, including those that are there."""
+        """Note how many connections there will be shortly, including the present ones."""
 
 
 class Asker:
-    """Asks one nsqlookupd for nsqds: those that have the topic, or without a topic all. From any thread."""
+    """Asks an nsqlookupd for the nsqds that have the topic, or for all without a topic. For any thread."""
 
     def __init__(self, topic: str | None, config: Config) -> None:
         self._topic = topic
@@ -67,17 +67,17 @@ class Asker:
         self._transport = SocketTransport(interrupt_streams=True)
 
     def ask(self, lookupd: str) -> frozenset[str]:
-        """Return addresses; block no longer than ``lookupd_poll_timeout``, raise NsqError."""
+        """Return addresses, or raise NsqError; block no longer than ``lookupd_poll_timeout``."""
         api = NsqlookupdApi.of(lookupd, self._config, self._transport)
         nodes: Sequence[NsqdNode] = api.nodes() if self._topic is None else api.nodes_of(self._topic)
         return frozenset(node.tcp_address for node in nodes)
 
     def cancel(self) -> None:
-        """Have every ``ask`` end early, those to come as well."""
+        """End every ``ask`` early, also later ones."""
         self._transport.interrupt()
 
     def abandon(self) -> None:
-        """Let go, in a forked child, of what is under way: it is the parent's."""
+        """Drop the questions under way in a forked child: they belong to the parent."""
         self._transport.abandon()
 
 
@@ -90,21 +90,21 @@ def _text(address: object) -> str:
 
 @dataclass(frozen=True)
 class DiscoveryState:
-    """A snapshot: copies."""
+    """A snapshot of copies."""
 
     nsqlookupds: tuple[Lookupd, ...] = ()
     nsqds: tuple[Nsqd, ...] = ()
 
 
 class Discovery:
-    """Finds nsqds. For a consumer (``host``) it has those dialed that have the topic or were named; for a
-    producer (``found``, and no topic) it tells all addresses at each answer: those that were named, and what
-    each nsqlookupd said last.
+    """Finds nsqds. For a consumer (``host``) it orders dials of the nsqds that have the topic or that the
+    user named. For a producer (``found``, and no topic) it reports all addresses at each answer: those that
+    the user named, and those in the latest answer of each nsqlookupd.
 
     Its threads are NAME-lookupd and, each for a short while, NAME-ask-LOOKUPD and NAME-dial-NSQD.
-    ``rewrite`` and ``accept`` are the user's: ``rewrite`` is called with each address of an answer, then
-    ``accept`` with their sorted list. They run on the discovery thread, so a slow one delays the finding of
-    nsqds and nothing else. ``found`` runs there too and must not block.
+    ``rewrite`` and ``accept`` are the user's functions: ``rewrite`` is called with each address of an answer,
+    then ``accept`` with their sorted list. They run on the discovery thread, so a slow one delays discovery
+    and nothing else. ``found`` runs there too and must not block.
     """
 
     def __init__(
@@ -124,26 +124,26 @@ class Discovery:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.absence = "none is discovered yet"
-        """The reason why no nsqd is known, as the nsqlookupd heard last told it."""
+        """The reason why no nsqd is known, from the latest answer or failure of an nsqlookupd."""
         self._topic = topic
         self._host = host
         self._found = found
         self._name = name
         self._clock = clock
         self._asker = asker or Asker(topic, config)
-        # What the user wants. Any thread changes these two, one dict method at a time; the discovery thread
-        # compares them with what it knows.
+        # The user's addresses. Any thread changes these dicts, one method call at a time; the discovery
+        # thread compares them with its own state.
         self._nsqds = {address: address for address in checked_nsqds(nsqds)}
         self._nsqlookupds = {nsqlookupd_address(text): text for text in checked("nsqlookupd", nsqlookupds)}
-        # Reports, each called on the discovery thread; None only wakes it.
+        # Events, each called on the discovery thread; None only wakes it.
         self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        # From here on everything belongs to the discovery thread; tuples and snapshot are replaced, never
-        # changed.
+        # All attributes below belong to the discovery thread; it replaces the tuple and the snapshot, and
+        # never changes them.
         self._tasks: tuple[threading.Thread, ...] = ()
         self._rewrite, self._accept = rewrite, accept
-        self._said: dict[str, str] = {}  # by function of the user's: the failure that was logged last
+        self._said: dict[str, str] = {}  # by user's function: the failure logged last
         pauses = Pauses(config.reconnect_initial, config.reconnect_max, chance)
         self._directory = Directory(pauses, config.lookupd_poll_interval, prune=config.prune)
         self._poll_timeout = config.lookupd_poll_timeout
@@ -156,7 +156,7 @@ class Discovery:
         self._direct: frozenset[str] = frozenset()  # the nsqds that the directory was told to dial
         self._lookupds = self._schedule.lookupds
         self._expected = 0
-        self._topic_doubtful = True  # it may be misspelt: neither listed yet nor warned about
+        self._topic_doubtful = True  # perhaps misspelt: not listed yet, and no warning given
         self._follow_user(clock())
         self.state = self._look()
 
@@ -173,8 +173,8 @@ class Discovery:
         return self._tasks if self._thread is None else (self._thread, *self._tasks)
 
     def start(self) -> None:
-        """Start its thread, unless it has one or has nothing to do. After a RuntimeError, which says that no
-        thread can be had, it can be called again.
+        """Start the discovery thread, unless it exists or has nothing to do. Raises RuntimeError when no
+        thread can be started; may be called again then.
         """
         if self._thread is not None or self._stopping or (self._host is None and not self.asks):
             return
@@ -187,43 +187,43 @@ class Discovery:
             raise
 
     def stop(self) -> None:
-        """Ask and dial no more, and cut short what is asked. Does not wait. Dials are the host's to end."""
+        """Begin no more questions and dials, and cut questions short; the host ends dials. Does not wait."""
         self._stopping = True
         self._events.put(None)
 
     def join(self, deadline: float) -> list[str]:
-        """After ``stop``, wait for all threads; return the names of those that have not ended by then."""
+        """Wait for all threads after ``stop``; return the names of those that have not ended in time."""
         # The tasks last: until its end the discovery thread starts more of them.
         own = [] if self._thread is None else [self._thread]
         return join_threads(own, deadline) or join_threads(self._tasks, deadline)
 
     def abandon(self) -> None:
-        """Let go of everything in a forked child, where none of these threads exist."""
+        """Drop everything in a forked child, where none of these threads exists."""
         self._asker.abandon()
 
     def owns_current_thread(self) -> bool:
-        """Whether this is where ``rewrite`` and ``accept`` run."""
+        """Whether this is the discovery thread, on which ``rewrite`` and ``accept`` run."""
         return threading.current_thread() is self._thread
 
-    # What the user wants: any thread, signal handlers too. An exception may interrupt these at any bytecode.
+    # The user's addresses: any thread, signal handlers too. An exception may interrupt these anywhere.
 
     def add_nsqd(self, address: str) -> None:
-        """Connect to it, and again whenever it is lost. Does nothing for one that was added before."""
+        """Connect to an nsqd, and again whenever the connection is lost. Does nothing if added before."""
         checked_nsqds([address])
         self._nsqds.setdefault(address, address)
         self._events.put(None)
 
     def remove_nsqd(self, address: str) -> None:
-        """Disconnect from it, unless an nsqlookupd lists it."""
+        """Disconnect from an nsqd, unless an nsqlookupd lists it."""
         self._remove(self._nsqds, address, address, f"nsqd {address}")
 
     def add_nsqlookupd(self, address: str) -> None:
-        """Ask it too, and at once. Does nothing for one that was added before."""
+        """Ask this nsqlookupd too, and at once. Does nothing if added before."""
         self._nsqlookupds.setdefault(nsqlookupd_address(address), address)
         self._events.put(None)
 
     def remove_nsqlookupd(self, address: str) -> None:
-        """Ask it no more. Connections to what it listed stay as long as they last."""
+        """Ask this nsqlookupd no more. Connections to the nsqds that it listed stay until they end."""
         url = nsqlookupd_address(address)
         self._remove(self._nsqlookupds, url, address, f"nsqlookupd {url}")
 
@@ -243,16 +243,16 @@ class Discovery:
         )
 
     def lost(self, address: str, lived: float, cause: NsqError | None) -> None:
-        """A connection has ended, as ordered or not, after ``lived`` seconds. Once for each that ``dial``
-        made, also when ``dial`` has not returned yet.
+        """Note that a connection has ended, as ordered or not, after ``lived`` seconds. Called once for each
+        that ``dial`` made, perhaps before ``dial`` returns.
         """
         error = "" if cause is None else describe(address, cause)
         self._events.put(lambda: self._directory.lost(address, lived, error, self._clock()))
 
-    # What there is to know.
+    # State and reports.
 
     def health(self) -> list[str]:
-        """A line for each nsqlookupd and for each nsqd, for people."""
+        """Return a line of text for each nsqlookupd and each nsqd."""
         now, state = self._clock(), self.state
         return [each.words(now) for each in state.nsqlookupds] + [each.words(now) for each in state.nsqds]
 
@@ -267,7 +267,7 @@ class Discovery:
             try:
                 self._act()
             except Exception:
-                # Without this thread the client would be left with the connections it has.
+                # Go on: without this thread the client would get no new connections.
                 log.exception("%s-lookupd failed, which is a bug of ours; it goes on", self._name)
                 respite = _RESPITE
             self.state = self._look()
@@ -276,7 +276,7 @@ class Discovery:
         self._asker.cancel()
 
     def _act(self) -> None:
-        """Do what is due."""
+        """Do everything that is due."""
         now = self._clock()
         self._follow_user(now)
         for lookupd in self._schedule.overdue(now):
@@ -293,7 +293,7 @@ class Discovery:
             self._start_task(f"ask-{lookupd.address}", ask, over)
 
     def _follow_user(self, now: float) -> None:
-        """Take in which nsqds and nsqlookupds the user has added and removed."""
+        """Adopt the nsqds and nsqlookupds that the user has added and removed."""
         direct = frozenset(self._nsqds.copy()) if self._host is not None else frozenset()
         for address in sorted(direct - self._direct):
             self._directory.add(address, now)
@@ -310,7 +310,7 @@ class Discovery:
                 self._lookupds[url] = Lookupd(text, str(url))
 
     def _start_task(self, job: str, work: Callable[[], T], over: Callable[[T | NsqError], None]) -> None:
-        """Have a thread do the work, which blocks; ``over`` is called here in any case."""
+        """Start a thread for ``work``, which blocks; the discovery thread calls ``over`` in any case."""
 
         def task() -> None:
             result: T | NsqError
@@ -335,7 +335,7 @@ class Discovery:
 
     def _asked(self, lookupd: Lookupd, listed: frozenset[str] | NsqError) -> None:
         if lookupd not in self._lookupds.values():
-            return  # it was removed meanwhile
+            return  # the user has removed it meanwhile
         if isinstance(listed, NsqError):
             self._note_failure(lookupd, str(listed))
             return
@@ -373,10 +373,10 @@ class Discovery:
                 extra={"nsq_topic": self._topic},
             )
 
-    # The user's functions. What they raise is logged and costs no connection.
+    # The user's functions. Their exceptions are logged and end no connection.
 
     def _accepted(self, listed: frozenset[str]) -> Answer:
-        """When ``accept`` fails the answer is unknown: its addresses are not dialed, none is given up."""
+        """Return the accepted addresses. If ``accept`` fails, None: dial none of them, and give up none."""
         rewritten = frozenset(map(self._rewritten, listed))
         if self._accept is None:
             return rewritten
@@ -401,7 +401,7 @@ class Discovery:
             return address
 
     def _log_once(self, what: str, consequence: str, error: BaseException) -> None:
-        """Once, and again when it changes or comes back."""
+        """Log an error once, and again when it changes or comes back."""
         if self._said.get(what) != repr(error):
             self._said[what] = repr(error)
             log.error("%s failed; %s", what, consequence, exc_info=error)
@@ -410,7 +410,7 @@ class Discovery:
 
     def _connect(self, host: Host, now: float) -> None:
         drops = self._directory.to_drop()
-        # Before the dials: shares are then cut for all connections that come, not for the first ones.
+        # Before the dials, so that RDY is shared among all connections to come, not among the first.
         expected = self._directory.expected(now)
         if expected != self._expected:
             self._expected = expected
@@ -426,6 +426,6 @@ class Discovery:
         news = self._directory.dialed(address, reason, self._clock())
         if error is not None:
             host.refused(address, error)
-        # Closed: the consumer stops, or has this connection already.
+        # Closed means that the consumer stops, or has this connection already.
         if news and not isinstance(error, Closed):
             log.warning("no connection to an nsqd, trying again: %s", reason, extra={"nsqd_address": address})

@@ -1,5 +1,5 @@
-"""Shared by the clients of both HTTP APIs: ``Api``, which blocks; a ``Call``, which is a request and how to
-read its answer; and the reading: errors, JSON, and the types that an answer must have.
+"""Common code of both HTTP APIs' clients: ``Api``, which blocks; ``Call``, a request and the parser of its
+answer; and functions that read answers: errors, JSON, and the types that an answer must have.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nsq.transport.base import Transport
 
 T = TypeVar("T")
 
-#: nsqd and nsqlookupd from before 1.0 put their answers into an envelope unless asked not to.
+#: nsqd and nsqlookupd before 1.0 put their answers into an envelope unless a request has this header.
 ACCEPT = {"Accept": "application/vnd.nsq; version=1.0"}
 
 _MAX_REASON = 200
@@ -34,7 +34,7 @@ class Call(Generic[T]):
     parse: Callable[[HttpReply], T]
 
     def answer(self, reply: HttpReply) -> T:
-        """Read the reply. Raises ApiRefused for an error status, ApiError for what cannot be read."""
+        """Parse the reply. Raises ApiRefused for an error status, ApiError for an unreadable reply."""
         url = self.request.url
         try:
             if not 200 <= reply.status < 300:
@@ -47,10 +47,10 @@ class Call(Generic[T]):
 
 
 class Api:
-    """An HTTP client of one daemon. A subclass has a method for each verb."""
+    """An HTTP client of one daemon. A subclass has a method for each endpoint."""
 
     _default_port = 80
-    _upgrade = False  # asks again with TLS if the daemon insists on it
+    _upgrade = False  # whether to repeat a request with TLS if the daemon insists on it
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Api:
         transport: Transport | None = None,
     ) -> None:
         self._url = parse_url(address, self._default_port)
-        self._base = self._url  # what the paths are below
+        self._base = self._url  # the parent of all paths
         self._timeout = timeout
         self._tls = tls
         self._transport = transport
@@ -95,9 +95,9 @@ class Api:
 
 
 def endpoint(base: Url, path: str, args: Mapping[str, str]) -> Url:
-    """``path`` below the base address, whose query is kept; the base itself without one."""
+    """Return the URL of ``path`` below the base, or of the base if empty; keeps the base's query."""
     prefix, _, query = base.target.partition("?")
-    # quote_via: nsqd reads "+" as a space, but proxies on the way need not.
+    # quote, not quote_plus: nsqd reads "+" as a space, but a proxy in between may not.
     added = urlencode(args, quote_via=quote, safe="", errors="surrogateescape")
     joined = "&".join(filter(None, [query, added]))
     target = (prefix.rstrip("/") + path if path else prefix) + (f"?{joined}" if joined else "")
@@ -113,7 +113,7 @@ def ok(reply: HttpReply) -> None:
 
 
 def json_value(reply: HttpReply) -> Any:
-    """The JSON of the body, out of the envelope of old versions."""
+    """Parse the JSON of the body, and unpack the envelope of old versions."""
     try:
         value = json.loads(reply.body)
     except (ValueError, RecursionError):
@@ -129,7 +129,7 @@ def json_value(reply: HttpReply) -> Any:
 def _refusal(reply: HttpReply) -> ApiRefused:
     if 300 <= reply.status < 400:
         return ApiRefused(f"{reply.status}: a redirect, which is not followed", reply.status, "")
-    # Such as TOPIC_NOT_FOUND. Any other body is no error of nsqd's or nsqlookupd's.
+    # A code such as TOPIC_NOT_FOUND. A body without one does not come from nsqd or nsqlookupd.
     told = fields_of(reply.body)
     code = told.get("message", told.get("status_txt"))
     code = code[:_MAX_REASON] if isinstance(code, str) else ""
@@ -137,7 +137,7 @@ def _refusal(reply: HttpReply) -> ApiRefused:
 
 
 def _excerpt(reply: HttpReply) -> str:
-    """The beginning of a body, for a message. Not of error pages: they repeat the query, and its secrets."""
+    """Return the beginning of a body, for a message. Omits error pages, which repeat the query's secrets."""
     kind = reply.headers.get("content-type", "").partition(";")[0] or "text/plain"
     if not reply.body.strip():
         return "an empty body"
@@ -147,21 +147,21 @@ def _excerpt(reply: HttpReply) -> str:
     return repr(text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}…")
 
 
-# Their shape
+# The shape of answers
 
 
 class Misshapen(ApiError):
-    """An answer without something it must have, or with something else in its place; says where."""
+    """An answer that lacks a required part, or has one of another type; names the place."""
 
 
 def read(reply: HttpReply, shape: type[T]) -> T:
-    """The JSON of the body, which must have this shape."""
+    """Parse the JSON of the body, which must have this shape."""
     value: T = conform(json_value(reply), shape)
     return value
 
 
 def read_key(reply: HttpReply, key: str, shape: type[T]) -> T:
-    """The one key of the JSON object that is of interest."""
+    """Return the value of one key of the JSON object, which must have this shape."""
     entries: dict[str, Any] = read(reply, dict[str, Any])
     if key not in entries:
         raise Misshapen(f"{key} is missing")
@@ -170,12 +170,12 @@ def read_key(reply: HttpReply, key: str, shape: type[T]) -> T:
 
 
 def conform(value: Any, shape: Any, where: str = "") -> Any:
-    """``value`` if it has this shape: a TypedDict, a dataclass (which is made of it), ``list[…]``,
-    ``tuple[…, ...]``, ``dict[str, …]``, a plain type, or such a type ``| None``. Otherwise Misshapen names
-    the first place that differs.
+    """Return ``value`` if it has this shape: a TypedDict, a dataclass (which is made from it), ``list[…]``,
+    ``tuple[…, ...]``, ``dict[str, …]``, a plain type, or such a type ``| None``. Otherwise raise Misshapen,
+    which names the first place that differs.
 
-    A list that is null is an empty one, as Go writes those. Undeclared keys are a newer version's: a
-    TypedDict keeps them.
+    A null list counts as empty, as Go writes it. Undeclared keys come from newer versions: a TypedDict keeps
+    them, a dataclass drops them.
     """
     origin = typing.get_origin(shape)
     if origin is types.UnionType:
@@ -209,11 +209,11 @@ def _conform_keys(value: dict[str, Any], shape: Any, where: str) -> Any:
 
 @cache
 def _keys(shape: Any) -> tuple[dict[str, Any], list[str]]:
-    """The keys with their types, and those of them that must be there."""
+    """Return the keys with their types, and the required keys."""
     if dataclasses.is_dataclass(shape):
         required = [each.name for each in dataclasses.fields(shape) if each.default is dataclasses.MISSING]
     else:
-        # Not __required_keys__: it knows nothing of annotations that are text, as in these modules.
+        # Not __required_keys__: it ignores annotations that are text, as they are in these modules.
         hints = typing.get_type_hints(shape, include_extras=True)
         silent = Required if shape.__total__ else NotRequired
         required = [key for key, hint in hints.items() if (typing.get_origin(hint) or silent) is Required]
@@ -221,7 +221,7 @@ def _keys(shape: Any) -> tuple[dict[str, Any], list[str]]:
 
 
 def _of_type(value: Any, wanted: type, where: str) -> Any:
-    # A bool is an int to isinstance, and JSON has no other numbers for a float than both.
+    # isinstance would take a bool for an int. A float may be written as an int in JSON.
     fits = type(value) in (int, float) if wanted is float else type(value) is wanted
     if not fits:
         name = "null" if value is None else type(value).__name__

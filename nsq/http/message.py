@@ -1,6 +1,6 @@
-"""HTTP/1.1 requests and replies as bytes: what a small client needs of it, and bounds on all of it.
+"""HTTP/1.1 requests and replies as bytes: the parts that a small client needs, all with size limits.
 
-Pure: the blocking sender and the daemons' asyncio sender both drive it.
+Pure: the blocking sender and the daemons' asyncio sender both use it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from nsq.errors import ApiError, UsageError
 from nsq.transport.addresses import is_unix, join, unix_path
 
-#: Head and body of a reply may be this large; the largest real ones are the /stats of big clusters.
+#: The largest head and body of a reply; the largest real bodies are the /stats of big clusters.
 MAX_HEAD = 64 * 1024
 DEFAULT_MAX_BODY = 64 * 1024 * 1024
 _MAX_CHUNK_LINE = 1024
@@ -23,8 +23,8 @@ _VERSION = b"HTTP/1."
 
 @dataclass(frozen=True)
 class Url:
-    """The address of a request. ``target`` is path and query, and in no repr: queries hold secrets. With
-    ``socket_path`` it goes to that Unix socket, whatever host and port say.
+    """The address of a request. ``target`` is path and query, and not in the repr: queries hold secrets. With
+    ``socket_path`` the request goes to that Unix socket, not to host and port.
     """
 
     scheme: str
@@ -50,10 +50,10 @@ _DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def parse_url(text: str, default_port: int = 80) -> Url:
-    """``http://host:port/path?query``; ``host:port/path``, which means http; or a Unix socket, ``unix:/path``
-    or ``/path``.
+    """Parse ``http://host:port/path?query``, ``host:port/path``, which means http, or a Unix socket,
+    ``unix:/path`` or ``/path``.
 
-    ``default_port`` is for an address without scheme and port; with a scheme it is the scheme's.
+    An address with neither scheme nor port gets ``default_port``; with a scheme it gets the scheme's port.
     """
     if not isinstance(text, str):
         raise UsageError(f"address {text!r} must be text")
@@ -79,14 +79,14 @@ def parse_url(text: str, default_port: int = 80) -> Url:
 
 
 def _shown(text: str) -> str:
-    """An address for an error message: a query or a user part may be secret."""
+    """Format an address for an error message, without query and user part, which may be secret."""
     scheme, separator, rest = text.rpartition("://")
     return repr(scheme + separator + rest.partition("?")[0].rpartition("@")[2])
 
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """``headers`` and ``body`` are in no repr: they hold secrets and messages."""
+    """A request. ``headers`` and ``body`` are not in the repr: they hold secrets and messages."""
 
     url: Url
     method: str = "GET"
@@ -94,7 +94,7 @@ class HttpRequest:
     body: bytes = field(default=b"", repr=False)
 
     def encode(self) -> bytes:
-        """The whole request, for a connection used once."""
+        """Encode the whole request, by default for a connection that is used once."""
         headers = {"Host": self.url.authority, "Connection": "close", "Accept-Encoding": "identity"}
         if self.body or self.method != "GET":
             headers["Content-Length"] = str(len(self.body))
@@ -109,7 +109,7 @@ class HttpRequest:
 
 @dataclass(frozen=True)
 class HttpReply:
-    """``headers`` have lower-case names."""
+    """A reply. The names in ``headers`` are lower-case."""
 
     status: int
     headers: Mapping[str, str]
@@ -117,8 +117,8 @@ class HttpReply:
 
 
 class ReplyParser:
-    """Collects one reply: ``feed`` what comes, ``end`` when the peer closes; ``reply`` is there when
-    it is whole.
+    """Parses one reply: call ``feed`` with received bytes, and ``end`` when the peer closes. ``reply`` is set
+    when the reply is complete.
     """
 
     def __init__(self, *, max_body: int = DEFAULT_MAX_BODY) -> None:
@@ -133,7 +133,7 @@ class ReplyParser:
 
     @property
     def another_may_follow(self) -> bool:
-        """Whether the reply ended by itself, exactly where what was fed ended."""
+        """Whether the reply told its own end, and this was also the end of the bytes fed."""
         end = b"\r\n" if self._chunked else b""
         return self.reply is not None and (self._chunked or self._left is not None) and self._buffer == end
 
@@ -147,19 +147,19 @@ class ReplyParser:
             self._take_body()
 
     def end(self) -> None:
-        """The peer closed: complete only when nothing told the body's length."""
+        """Note that the peer has closed: this completes only a reply without a length."""
         if self.reply is None and self._headers is not None and self._left is None and not self._chunked:
             self._complete()
         if self.reply is None:
             raise ApiError("the connection was closed in the middle of the reply")
 
     def _take_head(self) -> bool:
-        """Whether a whole head was there. Those of 1xx are only announcements: another one follows."""
+        """Parse a head; return whether it was complete. A 1xx head is not final: another one follows."""
         end = self._buffer.find(b"\r\n\r\n")
         if end > MAX_HEAD or (end < 0 and len(self._buffer) > MAX_HEAD):
             raise ApiError(f"the reply's head is larger than {MAX_HEAD} bytes")
         if end < 0:
-            # A peer that speaks something else need never send the end of a head.
+            # A peer that speaks another protocol may never send the end of a head.
             if not self._buffer.startswith(_VERSION[: len(self._buffer)]):
                 raise _not_http(self._buffer)
             return False
@@ -178,7 +178,7 @@ class ReplyParser:
         if self._status in (204, 304):
             self._left = 0
         elif not self._chunked and length is not None:
-            # int refuses thousands of digits with an error of its own; no size needs twenty.
+            # int() raises an error of its own for thousands of digits; no size needs twenty.
             if not (length.isascii() and length.isdigit() and len(length) < 20):
                 raise ApiError(f"the reply's Content-Length is {length[:80]!r}")
             self._left = int(length)
@@ -208,7 +208,7 @@ class ReplyParser:
                 self._check_size(len(self._body) + self._left)
                 del self._buffer[: end + 2]
             if self._left == 0:
-                self._complete()  # trailers, if any, say nothing we need
+                self._complete()  # we need no trailers
                 return
             if len(self._buffer) < self._left + 2:
                 return
@@ -261,7 +261,7 @@ def _chunk_size(line: bytes) -> int:
 
 
 def fields_of(body: bytes) -> dict[str, Any]:
-    """Return the fields of a JSON object, which bodies of errors are; none of any other body."""
+    """Return the fields of a JSON object, such as an error's body; none for any other body."""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
@@ -270,7 +270,7 @@ def fields_of(body: bytes) -> dict[str, Any]:
 
 
 def tls_port(reply: HttpReply) -> int | None:
-    """The port at which an nsqd that refuses plain HTTP takes the same request with TLS."""
+    """Return the HTTPS port that an nsqd names when it refuses plain HTTP; None for other replies."""
     told = fields_of(reply.body)
     if reply.status != 403 or told.get("message") != "TLS_REQUIRED":
         return None

@@ -1,6 +1,6 @@
 """nsqd's HTTP API: ``NsqdApi``, which blocks, and the types of its answers.
 
-Seconds come in and go out; nsqd's milliseconds and nanoseconds exist only in here.
+Times in arguments and in NsqdInfo are seconds; other answers keep nsqd's units, as they say.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from nsq.wire.names import check_channel, check_topic
 class NsqdApi(Api):
     """The HTTP API of one nsqd: ``NsqdApi("10.0.0.7:4151").stats(topic="orders")``.
 
-    ``address`` is ``host:port``, ``http://…``, ``https://…`` or ``unix:/path``; a host alone has nsqd's port
-    4151. A method takes no longer than ``timeout`` seconds and raises ApiError when nsqd cannot be asked,
-    ApiRefused when it says no. An nsqd that insists on TLS is asked again with TLS. Every call has a
-    connection of its own, so one NsqdApi serves any number of threads, and there is nothing to close.
+    ``address`` is ``host:port``, ``http://…``, ``https://…`` or ``unix:/path``; a host alone gets nsqd's port
+    4151. A method takes no longer than ``timeout`` seconds. It raises ApiRefused when nsqd answers with an
+    error, ApiError when there is no usable answer. If nsqd insists on TLS, it repeats the call with TLS. Each
+    call opens its own connection: any number of threads may share one NsqdApi, which needs no closing.
     """
 
     _default_port = 4151
     _upgrade = True
 
-    # Looking
+    # Reading
 
     def ping(self) -> None:
-        """Return when nsqd is well; ApiRefused says what ails it."""
+        """Return if nsqd is healthy; else raise ApiRefused with the reason."""
         return self._get("/ping", {}, ok)
 
     def info(self) -> NsqdInfo:
@@ -45,15 +45,15 @@ class NsqdApi(Api):
     def stats(
         self, topic: str = "", channel: str = "", *, include_clients: bool = True, include_mem: bool = False
     ) -> NsqdStats:
-        """Return the figures of everything, of one topic, or of one channel; empty for unknown names."""
+        """Return statistics of all topics, of one topic, or of one channel; empty for unknown names."""
         args = {"format": "json"} | _named(topic, channel)
         args |= {"include_clients": _boolean(include_clients), "include_mem": _boolean(include_mem)}
         return self._get("/stats", args, lambda reply: read(reply, NsqdStats))
 
     def peek(self, topic: str, channel: str = "", *, n: int = 10) -> list[PeekedMessage]:
-        """The first ``n`` messages, 100 at most, that wait in the topic or in its channel.
+        """Return the first ``n`` messages, 100 at most, that wait in the topic or in its channel.
 
-        Nothing is consumed, counted or reordered. Of our nsqd alone, whose --peek says who may ask.
+        This consumes, counts and reorders nothing. Only our nsqd has it; its --peek sets who may call it.
         """
         path = "/channel/peek" if channel else "/topic/peek"
         return self._get(path, {**_named(topic, channel), "n": str(n)}, _parse_peeked)
@@ -61,14 +61,14 @@ class NsqdApi(Api):
     # Publishing
 
     def publish(self, topic: str, body: bytes, *, defer: float = 0.0) -> None:
-        """Publish a message. ``defer`` holds it back for so many seconds."""
+        """Publish a message, which nsqd delivers after ``defer`` seconds."""
         args = {"topic": check_topic(topic)}
         if defer:
             args["defer"] = str(_milliseconds(defer))
         return self._post("/pub", args, ok, _checked(body))
 
     def multi_publish(self, topic: str, bodies: Iterable[bytes]) -> None:
-        """Many messages in one request; they may hold any bytes."""
+        """Publish many messages in one request; they may hold any bytes."""
         checked = [_checked(body) for body in bodies]
         if not checked:
             raise InvalidMessage("there is no message to publish")
@@ -88,14 +88,14 @@ class NsqdApi(Api):
         return self._post("/topic/empty", _named(topic))
 
     def pause_topic(self, topic: str) -> None:
-        """Messages stay in the topic and reach no channel."""
+        """Pause a topic: its messages stay in it and reach no channel."""
         return self._post("/topic/pause", _named(topic))
 
     def unpause_topic(self, topic: str) -> None:
         return self._post("/topic/unpause", _named(topic))
 
     def create_channel(self, topic: str, channel: str) -> None:
-        """The topic must be there."""
+        """Create a channel of an existing topic."""
         return self._post("/channel/create", _named(check_topic(topic), check_channel(channel)))
 
     def delete_channel(self, topic: str, channel: str) -> None:
@@ -106,7 +106,7 @@ class NsqdApi(Api):
         return self._post("/channel/empty", _named(topic, channel))
 
     def pause_channel(self, topic: str, channel: str) -> None:
-        """Messages stay in the channel and reach no consumer."""
+        """Pause a channel: its messages stay in it and reach no consumer."""
         return self._post("/channel/pause", _named(topic, channel))
 
     def unpause_channel(self, topic: str, channel: str) -> None:
@@ -115,16 +115,16 @@ class NsqdApi(Api):
     # Settings
 
     def get_config(self, option: str) -> Any:
-        """One of nsqd's options as it tells it: text, number, boolean or list; a time is in nanoseconds."""
+        """Return an option of nsqd as nsqd tells it: text, number, boolean or list; times in nanoseconds."""
         return self._get(_setting(option), {}, _parse_setting)
 
     def set_config(self, option: str, value: object) -> Any:
-        """Change ``log_level`` (text) or ``nsqlookupd_tcp_addresses`` (a list); gives the new value."""
+        """Set ``log_level`` (text) or ``nsqlookupd_tcp_addresses`` (a list); return the new value."""
         body = value.encode() if isinstance(value, str) else json.dumps(value).encode()
         return self._ask("PUT", endpoint(self._base, _setting(option), {}), _parse_setting, body)
 
 
-# What is asked
+# Requests
 
 
 def _checked(body: object) -> bytes:
@@ -142,7 +142,7 @@ def _milliseconds(seconds: float) -> int:
 
 
 def _named(topic: str, channel: str = "") -> dict[str, str]:
-    # Not checked where names are only looked up: what has a wrong name must be deletable.
+    # Unchecked names, unless a call creates them: one must be able to delete a topic with a bad name.
     return ({"topic": topic} if topic else {}) | ({"channel": channel} if channel else {})
 
 
@@ -154,12 +154,12 @@ def _setting(option: str) -> str:
     return f"/config/{quote(option, safe='')}"
 
 
-# What is answered
+# Answers
 
 
 @dataclass(frozen=True, kw_only=True)
 class NsqdInfo:
-    """The answer of /info. Times are seconds, ``start_time`` since 1970. Old nsqds leave out what is None."""
+    """The answer of /info. Times are seconds, ``start_time`` since 1970. Old nsqds leave fields None."""
 
     version: str
     broadcast_address: str
@@ -183,7 +183,7 @@ def parse_info(reply: HttpReply) -> NsqdInfo:
 
 
 def _parse_setting(reply: HttpReply) -> Any:
-    # Text comes as it is, anything else as JSON, and only the Content-Type tells "5" from 5.
+    # nsqd sends text as it is and other values as JSON; only the Content-Type tells "5" from 5.
     if reply.headers.get("content-type", "").startswith("application/json"):
         return json_value(reply)
     try:
@@ -194,7 +194,7 @@ def _parse_setting(reply: HttpReply) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class PeekedMessage:
-    """A message that waits. ``size`` is that of its whole body, of which ``body`` may be the beginning."""
+    """A waiting message. ``size`` is that of the whole body; ``body`` may be only its beginning."""
 
     id: str
     timestamp: int  # nanoseconds since 1970
@@ -242,19 +242,19 @@ def _unpacked(text: str) -> bytes:
         raise ApiError("a body that is not Base64") from None
 
 
-# /stats: only what makes sense of a topic, channel or client is required; the rest came with one version or
-# another. Counts are since nsqd started.
+# /stats: only the essential fields of a topic, channel or client are required; versions differ in the others.
+# Counts are since nsqd started.
 
 
 class Percentile(TypedDict):
-    """``value`` is in nanoseconds."""
+    """A percentile. ``value`` is in nanoseconds."""
 
     quantile: float
     value: float
 
 
 class Latency(TypedDict, total=False):
-    """Processing time from end to end; without percentiles unless nsqd was told which."""
+    """Processing time from end to end; has percentiles only if nsqd's options name some."""
 
     count: int
     percentiles: list[Percentile]
@@ -297,7 +297,7 @@ class ClientStats(TypedDict, total=False):
 
 
 class ChannelStats(TypedDict):
-    """``clients`` is empty when they were not asked for; ``client_count`` says how many there are."""
+    """A channel. ``clients`` is empty if the request left them out; ``client_count`` is their number."""
 
     channel_name: str
     depth: int
@@ -338,8 +338,8 @@ class MemoryStats(TypedDict, total=False):
 
 
 class NsqdStats(TypedDict):
-    """``start_time`` is in seconds since 1970. ``memory`` is there when it was asked for, ``producers`` with
-    the clients.
+    """The answer of /stats. ``start_time`` is in seconds since 1970. ``memory`` and ``producers`` are present
+    if the request included memory and clients.
     """
 
     version: str

@@ -23,15 +23,15 @@ _LOOKUP = "/lookup"
 
 
 def nsqlookupd_address(text: str) -> Url:
-    """``host:port``, ``http://…``, ``https://…`` or ``unix:/path``; a host alone has nsqlookupd's port 4161.
+    """Parse ``host:port``, ``http://…``, ``https://…`` or ``unix:/path``; a host alone gets port 4161.
 
-    A path is that of /lookup, wherever a proxy may have it; a query goes with every request.
+    A path is that of /lookup, wherever a proxy has it; every request carries the address's query.
     """
     return parse_url(text, DEFAULT_PORT)
 
 
 def beside_lookup(lookupd: Url) -> Url:
-    """Return the URL of the other endpoints: they lie below what stands before /lookup."""
+    """Return the parent URL of the other endpoints: the part of the path before /lookup."""
     path, mark, query = lookupd.target.partition("?")
     prefix = path.rstrip("/").removesuffix(_LOOKUP)
     return dataclasses.replace(lookupd, target=f"{prefix}/{mark}{query}")
@@ -41,7 +41,7 @@ class NsqlookupdApi(Api):
     """The HTTP API of one nsqlookupd: ``NsqlookupdApi("10.0.0.7:4161").lookup("orders").producers``.
 
     ``address`` is ``host:port``, ``http://…``, ``https://…`` or ``unix:/path``; its path may be that of
-    /lookup behind a proxy, and its query goes with every request. ``authorization`` is a secret sent as a
+    /lookup behind a proxy, and every request carries its query. ``authorization`` is a secret sent as a
     Bearer header, over https only unless ``authorize`` is ``"always"``. Otherwise like NsqdApi.
     """
 
@@ -65,10 +65,10 @@ class NsqlookupdApi(Api):
 
     @classmethod
     def of(cls, address: str, config: Config, transport: Transport | None = None) -> Self:
-        """As a client with these options asks it.
+        """Return the API client for a consumer or producer with these options.
 
-        Over https with the ``tls`` settings made for nsqds, or, without such, verified with the public
-        authorities. The ``auth_secret`` goes along where ``lookupd_authorization`` allows it.
+        It uses https with the ``tls`` settings for nsqds or, without any, verifies with the public
+        authorities. It sends the ``auth_secret`` where ``lookupd_authorization`` allows it.
         """
         from nsq.transport.tls import context_of
 
@@ -86,19 +86,19 @@ class NsqlookupdApi(Api):
         return self._get("/ping", {}, ok)
 
     def info(self) -> str:
-        """Return its version."""
+        """Return the version of nsqlookupd."""
         return self._get("/info", {}, lambda reply: read_key(reply, "version", str))
 
     def topics(self) -> list[str]:
         return self._get("/topics", {}, lambda reply: sorted(read_key(reply, "topics", list[str])))
 
     def channels(self, topic: str) -> list[str]:
-        """Empty for a topic it does not know."""
+        """Return a topic's channels; empty for an unknown topic."""
         args = {"topic": topic}
         return self._get("/channels", args, lambda reply: sorted(read_key(reply, "channels", list[str])))
 
     def lookup(self, topic: str) -> Lookup:
-        """ApiRefused with the code TOPIC_NOT_FOUND for a topic it does not know."""
+        """Look a topic up. Raises ApiRefused with the code TOPIC_NOT_FOUND for an unknown topic."""
         path = _LOOKUP if self._url.target.partition("?")[0] == "/" else ""
         return self._ask("GET", endpoint(self._url, path, {"topic": check_topic(topic)}), parse_lookup)
 
@@ -106,7 +106,7 @@ class NsqlookupdApi(Api):
         return self._get("/nodes", {}, parse_nodes)
 
     def nodes_of(self, topic: str) -> tuple[NsqdNode, ...]:
-        """The nsqds that have the topic; empty for a topic it does not know: none was published to it yet."""
+        """Return the topic's nsqds; empty for an unknown topic, to which nothing has been published yet."""
         try:
             return self.lookup(topic).producers
         except ApiRefused as refusal:
@@ -115,18 +115,18 @@ class NsqlookupdApi(Api):
             raise
 
     def debug(self) -> dict[str, list[DebugEntry]]:
-        """All registrations, under ``category:topic:channel``."""
+        """Return all registrations, with keys ``category:topic:channel``."""
         return self._get("/debug", {}, lambda reply: read(reply, dict[str, list[DebugEntry]]))
 
     def create_topic(self, topic: str) -> None:
         return self._post("/topic/create", {"topic": check_topic(topic)})
 
     def delete_topic(self, topic: str) -> None:
-        """Forget it; the nsqds that have it keep it, and register it again when they reconnect."""
+        """Remove a topic here; nsqds that have it keep it, and register it again when they reconnect."""
         return self._post("/topic/delete", {"topic": topic})
 
     def create_channel(self, topic: str, channel: str) -> None:
-        """And the topic."""
+        """Create a channel, and its topic."""
         args = {"topic": check_topic(topic), "channel": check_channel(channel)}
         return self._post("/channel/create", args)
 
@@ -134,16 +134,16 @@ class NsqlookupdApi(Api):
         return self._post("/channel/delete", {"topic": topic, "channel": channel})
 
     def tombstone(self, topic: str, node: str) -> None:
-        """Send no more consumers of the topic to an nsqd, named by its ``http_address``, for a while."""
+        """Hide an nsqd, named by its ``http_address``, from the topic's consumers for a while."""
         return self._post("/topic/tombstone", {"topic": topic, "node": node})
 
 
-# What is answered
+# Answers
 
 
 @dataclass(frozen=True, kw_only=True)
 class NsqdNode:
-    """An nsqd as nsqlookupd knows it: where it says it can be reached."""
+    """An nsqd in nsqlookupd, with the addresses that it has registered."""
 
     broadcast_address: str
     tcp_port: int
@@ -165,10 +165,10 @@ class NsqdNode:
 
 @dataclass(frozen=True, kw_only=True)
 class RegisteredNode(NsqdNode):
-    """And the topics it has; consumers are not sent to it for those that are ``tombstoned``."""
+    """An nsqd and its topics; for ``tombstoned`` topics, nsqlookupd hides it from consumers."""
 
     topics: tuple[str, ...] = ()
-    tombstones: tuple[bool, ...] = ()  # of these topics, in their order; an old nsqlookupd tells none
+    tombstones: tuple[bool, ...] = ()  # one per topic, in order; empty from an old nsqlookupd
 
     @property
     def tombstoned(self) -> frozenset[str]:

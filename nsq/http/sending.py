@@ -1,4 +1,4 @@
-"""The blocking sender of HTTP requests: one deadline for everything that a request takes.
+"""The blocking sender of HTTP requests: one deadline covers the whole request.
 
 It dials through a Transport, as connections to nsqds do.
 """
@@ -31,11 +31,11 @@ def send(
     transport: Transport | None = None,
     upgrade: bool = False,
 ) -> HttpReply:
-    """Send and return the reply, whatever its status; ApiError says why there is none.
+    """Send a request and return the reply, whatever its status; raise ApiError if there is none.
 
     ``timeout`` covers everything: finding the host, connecting, TLS, sending, and the last byte of the reply.
-    Without ``tls``, https is verified with certifi's authorities. ``upgrade`` sends the request again with
-    TLS when an nsqd insists on it, to the port it names, within the same timeout. Redirects are not followed.
+    Without ``tls``, certifi's authorities verify https. ``upgrade`` repeats the request with TLS if an nsqd
+    insists on it, at the port that nsqd names, within the same timeout. Does not follow redirects.
     """
     deadline = time.monotonic() + timeout
 
@@ -58,7 +58,7 @@ def send(
 class KeptConnections:
     """Sends requests over connections that stay open between them; any number of threads may share it.
 
-    A request takes a connection that is idle, or makes one: there are as many as there are requests at once.
+    A request takes an idle connection or opens one, so each request under way has its own.
     """
 
     def __init__(self, *, connect_timeout: float, transport: Transport | None = None) -> None:
@@ -68,7 +68,7 @@ class KeptConnections:
         self._closed = False
 
     def send(self, request: HttpRequest, *, timeout: float) -> HttpReply:
-        """Like ``send``. A server may close an idle connection at any moment: then a new one is used."""
+        """Do as ``send`` does. If the server has closed an idle connection, use a new one."""
         deadline, url = time.monotonic() + timeout, request.url
         data = dataclasses.replace(request, headers={"Connection": "keep-alive", **request.headers}).encode()
         idle = self._idle.setdefault((url.scheme, url.host, url.port, url.socket_path), [])
@@ -81,7 +81,7 @@ class KeptConnections:
             return self._exchanged(stream, data, deadline, idle)
 
     def close(self) -> None:
-        """Close what is idle; a request that is under way closes its connection itself."""
+        """Close idle connections; a request that is under way closes its own."""
         self._closed = True
         for idle in list(self._idle.values()):
             while (stream := _taken(idle)) is not None:
@@ -100,7 +100,7 @@ class KeptConnections:
                 idle.append(stream)
             else:
                 stream.close()
-            if self._closed:  # behind the line above: ``close`` sees the connection there, or we see this
+            if self._closed:  # after ``append``: ``close`` sees the connection, or we see the flag
                 self.close()
 
 
@@ -112,7 +112,7 @@ def _taken(idle: list[LayeredStream]) -> LayeredStream | None:
 
 
 def _left(deadline: float) -> float:
-    """Seconds, more than none; Unanswered afterwards."""
+    """Return the seconds left, or raise Unanswered if there are none."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise Unanswered("the time is up")
@@ -121,7 +121,7 @@ def _left(deadline: float) -> float:
 
 @contextmanager
 def _errors_named(url: Url, timeout: float, deadline: float) -> Iterator[None]:
-    """Every error becomes an ApiError that names the URL."""
+    """Turn every error into an ApiError that names the URL."""
     try:
         yield
     except ApiError as error:
@@ -159,7 +159,7 @@ def _opened(
 
 
 def _exchanged(stream: LayeredStream, data: bytes, deadline: float) -> tuple[HttpReply, bool]:
-    """The reply, and whether another request may follow it; ConnectionLost when nothing was answered."""
+    """Return the reply, and whether another request may follow; ConnectionLost if no reply has begun."""
     refused: ConnectionLost | None = None
     try:
         stream.write(data, _left(deadline))

@@ -1,1 +1,1 @@
-"""Publishing: ``Producer``, and what it reports."""
+"""Publishing: ``Producer`` and its reports."""

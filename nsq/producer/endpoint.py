@@ -1,8 +1,8 @@
-"""One nsqd of a producer's: it is dialed, published over, lost and dialed again, by two threads of its own.
+"""One nsqd of a producer, with two threads that dial it, publish over the connection, and dial it again.
 
-The read thread dials and then runs the connection's read loop, the write thread its write loop. Both live as
-long as the producer: at the end of a program, when Python starts no thread any more, none needs to be
-started. The read thread writes all attributes, except where noted; other threads read them.
+The read thread dials and then runs the connection's read loop; the write thread runs its write loop. Both
+live as long as the producer: at the end of a program Python starts no more threads, and none is needed. The
+read thread writes all attributes, except where noted; other threads read them.
 """
 
 from __future__ import annotations
@@ -40,25 +40,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nsq.producer")
 
-#: Bytes that one turn of the write loop takes; what is not taken yet can go elsewhere or be cancelled.
+#: Bytes that the write loop takes at a time: publishes it has not taken can be cancelled or sent elsewhere.
 _CHUNK = 512 * 1024
 #: The longest pause, in seconds, when a publish waits and no nsqd is connected.
 _URGENT_PAUSE = 1.0
 
 
 class Backoff:
-    """The pause before the next dial, and why it is made."""
+    """The pause before the next dial, and the reason for it."""
 
     def __init__(self, pauses: Pauses) -> None:
         self._pauses = pauses
-        self.failures = 0  # since it last answered a publish
+        self.failures = 0  # since nsqd last answered a publish
         self.failed_at = -math.inf
         self.pause = 0.0
         self.reason: NsqError | None = None
-        self.final = False  # waiting does not change the reason: a wrong secret, no TLS, another protocol
+        self.final = False  # waiting does not help: a wrong secret, no TLS, another protocol
 
     def failed(self, reason: NsqError, now: float, *, final: bool = False) -> None:
-        """It could not be dialed, or it hung up before it answered anything, or cannot store."""
+        """Note that a dial failed, or that nsqd hung up before it answered anything, or cannot store."""
         self.failed_at = now
         self.reason = reason
         self.final = final
@@ -66,7 +66,7 @@ class Backoff:
         self.failures += 1
 
     def lost(self, reason: NsqError | None, now: float) -> None:
-        """A connection that worked is gone. It may be back at once: nsqds restart, idle ones are cut."""
+        """Note that a working connection is gone. Dial at once: nsqds restart, idle connections are cut."""
         self.failed_at = now
         self.reason = reason
         self.pause = 0.0
@@ -79,12 +79,12 @@ class Backoff:
         self.final = False
 
     def due_at(self, *, urgent: bool) -> float:
-        """When it may be dialed; ``urgent``: a publish waits, and no other nsqd is connected."""
+        """Return when to dial next. ``urgent``: a publish waits, and no other nsqd is connected."""
         return self.failed_at + (min(self.pause, _URGENT_PAUSE) if urgent else self.pause)
 
 
 class Endpoint(ConnDelegate):
-    """It dials as soon as it is given an ``address``, by ``assign``."""
+    """One nsqd, its connection and two threads. The read thread dials once ``assign`` sets ``address``."""
 
     def __init__(
         self, pool: Pool, config: Config, clock: Callable[[], float], chance: Callable[[], float]
@@ -93,7 +93,7 @@ class Endpoint(ConnDelegate):
         self.conn: Conn | None = None  # the latest, which may still be dialed
         self.dialing = False
         self.overdue = False
-        """A publish waited in vain for its answer. Set by the pool's thread; others are preferred meanwhile.
+        """Whether a publish waited in vain for its answer: other nsqds come first. Set by the pool's thread.
         """
         self.wanted = True
         """Whether nsqlookupd lists it. Set by the pool's thread."""
@@ -105,12 +105,12 @@ class Endpoint(ConnDelegate):
         self._clock = clock
         self._sent: deque[list[Publish]] = deque()  # batches without an answer, in the order of the wire
         self._asked_at = 0.0  # when the oldest of ``_sent`` was sent, or later
-        self._proven = False  # this connection has stored something
+        self._proven = False  # nsqd has stored something over this connection
         self._error: NsqError | None = None  # why we closed this connection
-        self._halted = False  # nsqd executes nothing more on this connection
-        self._mistake = False  # of a caller's: nsqd closes the connection, and nothing is wrong with it
-        self._again: deque[Publish] = deque()  # goes elsewhere when the connection has ended
-        self._largest = config.max_body_size if config.coalesce else 0  # bytes of what is joined
+        self._halted = False  # nsqd executes no more commands on this connection
+        self._mistake = False  # a caller's mistake made nsqd close the connection; nsqd is well
+        self._again: deque[Publish] = deque()  # publishes to send elsewhere after the connection's end
+        self._largest = config.max_body_size if config.coalesce else 0  # bytes of a joined MPUB
         self._stopped = False
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._to_write: queue.SimpleQueue[Conn | None] = queue.SimpleQueue()
@@ -119,10 +119,10 @@ class Endpoint(ConnDelegate):
     def __repr__(self) -> str:
         return f"<Endpoint {self.address}, {self.pending} pending>"
 
-    # Its two threads. The methods down to the next heading are called by the pool's thread.
+    # The two threads. The pool's thread calls the public methods of this section.
 
     def start(self) -> None:
-        """RuntimeError when no thread can be had."""
+        """Start both threads. Raises RuntimeError when no thread can be started."""
         try:
             for run, name in ((self._write, "nsq-producer-write"), (self._run, "nsq-producer-read")):
                 thread = threading.Thread(target=run, name=name, daemon=True)
@@ -140,11 +140,11 @@ class Endpoint(ConnDelegate):
         self.ring()
 
     def ring(self) -> None:
-        """Have it look again whether it should dial."""
+        """Wake the read thread, so that it looks again whether to dial."""
         self._bell.put(None)
 
     def stop(self) -> None:
-        """End the dial, or the connection once all is written, and both threads. Does not wait."""
+        """End the dial, or the connection once everything is written, then both threads. Does not wait."""
         self._stopped = True
         self.ring()
         if self.conn is not None:
@@ -186,9 +186,9 @@ class Endpoint(ConnDelegate):
                 self._bell.get(timeout=min(left, 3600.0))
 
     def _dial(self) -> None:
-        """Dial once, and see the connection through to its end."""
+        """Dial once, and run the connection's read loop to its end."""
         self.dialing = True
-        # New ones: a write loop that ends late must not touch those of the next connection.
+        # New deques: a write loop that ends late must not touch those of the next connection.
         self._sent, self._again = deque(), deque()
         self._error, self._proven, self._halted, self._mistake = None, False, False, False
         self.overdue = False
@@ -201,13 +201,13 @@ class Endpoint(ConnDelegate):
             encode=partial(self._encode, sent=self._sent),
         )
         try:
-            # Behind the lines above: either ``stop`` sees the connection, or this sees that it was called.
+            # After the lines above: either ``stop`` sees the connection, or we see ``_stopped`` here.
             if self._stopped:
                 conn.close()
             conn.connect(self._clock() + self._config.handshake_timeout)
         except NsqError as error:
             self._dial_failed(error)
-        except Exception as error:  # a user's transport
+        except Exception as error:  # from a user's transport
             log.exception("dialing %s failed", self.address, extra=self._fields())
             self._dial_failed(DialFailed(f"{self.address}: {error!r}"))
         else:
@@ -218,7 +218,7 @@ class Endpoint(ConnDelegate):
             conn.read_loop()
 
     def _dial_failed(self, error: NsqError) -> None:
-        self.cut_off()  # what is not closed passes for open
+        self.cut_off()  # an unclosed connection would count as open
         self.backoff.failed(error, self._clock(), final=not error.retry)
         self.dialing = False
         if not self._stopped:
@@ -231,10 +231,10 @@ class Endpoint(ConnDelegate):
                 extra=self._fields(),
             )
 
-    # What is sent: the write thread.
+    # Sending: the write thread.
 
     def _encode(self, waiting: deque[Any], sent: deque[list[Publish]]) -> bytes:
-        """Take what waits, join it to commands, and note in which order they must be answered."""
+        """Take waiting publishes, join them to commands, and note the order in which nsqd must answer."""
         taken: list[Publish] = []
         parts: list[bytes] = []
         size = 0
@@ -244,7 +244,7 @@ class Endpoint(ConnDelegate):
                 if type(item) is bytes:  # the answer to a heartbeat
                     parts.append(item)
                     continue
-                item.sent = True  # before the claim: where it is unset, the publish was surely not sent
+                item.sent = True  # before the claim: while it is False, the publish was surely not sent
                 if item.claim.acquire(False):
                     taken.append(item)
                     size += item.size
@@ -258,7 +258,7 @@ class Endpoint(ConnDelegate):
             parts.extend(map(command_of, batches))
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
-    # What is answered: the read thread, by the connection's read loop.
+    # Answers: the read thread, in the connection's read loop.
 
     def on_ok(self, conn: Conn, count: int) -> None:
         if isinstance(self._error, WireError):
@@ -271,7 +271,7 @@ class Endpoint(ConnDelegate):
             self._break_over("an OK to nothing")
         if not answered:
             return
-        self._halted = False  # it goes on after an error: a server that we do not know
+        self._halted = False  # a foreign server, which goes on after a fatal error
         self._asked_at = self._clock()
         for publish in answered:
             self.published += publish.messages
@@ -291,8 +291,8 @@ class Endpoint(ConnDelegate):
         batch = self._sent.popleft() if self._sent else []
         verdicts = refused(batch, error, self.address, self._config.retry_uncertain)
         if isinstance(error, MpubFailed):
-            self._largest = 0  # alone each of them can be refused, and go elsewhere
-        if error.fatal:  # nsqd closes too, and executes nothing more
+            self._largest = 0  # no joining: nsqd can refuse each publish, which then goes elsewhere
+        if error.fatal:  # nsqd closes too, and executes no more commands
             self._halted, self._mistake = True, bool(batch) and not error.retry
             self._break(error)
         self.failed += sum(not (each.again and each.publish.alone) for each in verdicts)
@@ -326,13 +326,13 @@ class Endpoint(ConnDelegate):
             )
         self.failed += 0 if self._halted else len(verdicts)
         self._carry_out(verdicts)
-        # Together, so that it stays in order: what was refused, what was sent behind it, what was not.
+        # In one call, to keep the order: refused publishes, those sent after them, those not sent.
         self._pool.take_back(self._again, conn.waiting)
         if not self._stopped:
             log.warning("the connection to %s is lost: %s", self.address, cause, extra=self._fields())
 
     def _judge(self, cause: NsqError) -> None:
-        """Whether to dial again at once."""
+        """Set the pause before the next dial: none if the connection worked."""
         now = self._clock()
         if self._mistake:
             self.backoff.lost(None, now)
@@ -356,7 +356,7 @@ class Endpoint(ConnDelegate):
         self._error = self._error or error
         self.cut_off()
 
-    # What there is to know.
+    # State and reports.
 
     @property
     def open(self) -> Conn | None:
@@ -366,12 +366,12 @@ class Endpoint(ConnDelegate):
 
     @property
     def pending(self) -> int:
-        """Publishes that wait here or are not answered; also those whose caller has given up."""
+        """Count the publishes that wait here or have no answer, also those whose caller has given up."""
         waiting = len(self.conn.waiting) if self.conn is not None else 0
         return waiting + sum(map(len, self._sent.copy()))
 
     def hopeless(self, since: float) -> bool:
-        """Whether what it last said, after ``since`` or a moment ago, does not change by waiting."""
+        """Whether the last dial, made after ``since`` or a moment ago, failed for a reason that stays."""
         backoff = self.backoff
         if not backoff.final:
             return False
@@ -410,6 +410,6 @@ class Endpoint(ConnDelegate):
         return {"nsqd_address": self.address}
 
     def abandon(self) -> None:
-        """Let go of the connection in a forked child: it is the parent's."""
+        """Drop the connection in a forked child: it belongs to the parent."""
         if self.conn is not None:
             self.conn.abandon()

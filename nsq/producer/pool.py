@@ -1,14 +1,14 @@
 """The connections of a producer, keyed by the address of their nsqd, and the publishes sent over them.
 
-    a user's thread   pending.add, put: into the queue of an open connection, or into ``waiting``
-    endpoints' loops  send and answer; ``settled`` tells what became of a publish
-    the pool's thread hands ``waiting`` out when a connection opens, takes back what a closed one left,
-                      ends what has reached its deadline, and closes
-    callbacks' thread futures' callbacks and hooks
+    a user's thread   adds a publish to ``pending``, and to the queue of an open connection or to ``waiting``
+    endpoints' loops  send, read answers, and report each publish's end to ``settled``
+    the pool's thread hands ``waiting`` out when a connection opens, takes back the publishes that a closed
+                      one left, ends publishes at their deadline, and closes
+    callbacks' thread runs futures' callbacks and hooks
 
-Between a user's thread and the others stand ``pending`` (a set), ``waiting`` (a deque), the queue of a
-connection, ``usable`` (a tuple that is swapped), and the pool's own queue of things to do. No lock: a publish
-may be interrupted at any bytecode, or come from a signal handler that has interrupted another publish.
+A user's thread shares with the others ``pending`` (a set), ``waiting`` (a deque), the queue of a connection,
+``usable`` (a tuple that is replaced), and the queue of the pool's thread. No lock: a publish may be
+interrupted at any bytecode, or come from a signal handler that has interrupted another publish.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ log = logging.getLogger("nsq.producer")
 
 NAME = "nsq-producer"
 
-#: Of close's time, what is kept for threads to end: this share, and at most so many seconds.
+#: The part of close's time that is reserved for threads to end: this share, and at most so many seconds.
 _ENDING_SHARE, _ENDING_SECONDS = 0.1, 0.25
-#: For connections to say goodbye, half of this, before they are cut off.
+#: Seconds; connections get half of this to say goodbye before they are cut off.
 _FAREWELL_SECONDS = 2.0
-#: What close allows its own threads even when it was given no time at all.
+#: Seconds that close allows its own threads even when its timeout is zero.
 _LEAST_TO_CLOSE = 0.1
-#: Seconds that the end of a program is held up at most, for each producer.
+#: The most seconds by which each producer delays the end of the program.
 _EXIT_TIMEOUT = 5.0
 
 Hook = Callable[[Any], None] | None
@@ -87,16 +87,16 @@ class Pool:
         self.transport = transport or self._own_transport
         self.context = context
         self.pending: set[Publish] = set()
-        """Publishes that have not ended, and those that have while their connection still owes an answer."""
-        self.waiting: deque[Publish] = deque()  # for a connection
+        """Publishes that have not ended, and ended ones whose connection still owes an answer."""
+        self.waiting: deque[Publish] = deque()  # publishes for which no connection is open
         self.usable: tuple[tuple[Endpoint, Conn], ...] = ()
         self.closed = False
-        """Nothing new is taken."""
+        """Whether new publishes are refused."""
         self.exiting = False
-        """The program ends: no background work outlives the caller."""
+        """Whether the program ends: every publish is then waited for, as background work may not go on."""
         self.report: CloseReport | None = None  # once it is closed
         self.callbacks = Callbacks(f"{NAME}-callbacks", log)
-        self.own_threads: dict[int, threading.Thread] = {}  # by ident; callbacks' is not among them
+        self.own_threads: dict[int, threading.Thread] = {}  # by ident, without the callbacks' thread
         self.discovery = Discovery(
             None, config, found=self.set_addresses, name=NAME, nsqds=addresses, nsqlookupds=lookupds
         )
@@ -109,23 +109,23 @@ class Pool:
         self._wakes_at = math.inf  # when the pool's thread looks at deadlines next
         # The pool's thread.
         self._to_do: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._boot = _thread.allocate_lock()  # taken by the pool's thread, for good
+        self._boot = _thread.allocate_lock()  # the pool's thread takes it and keeps it
         self._thread: threading.Thread | None = None
         self._up = False  # all threads run
-        self._unstarted: Exception | None = None  # why there are no threads
-        self._changed = Waiters()  # for the two above and ``report``
+        self._unstarted: Exception | None = None  # why the threads could not start
+        self._changed = Waiters()  # for ``_up``, ``_unstarted`` and ``report``
         self._close_by = self._join_by = math.inf
         self._gone = False  # the pool's thread has ended
-        self._rung = False  # endpoints have been told that a publish waits
+        self._rung = False  # endpoints know that a publish waits
         self._endpoints: tuple[Endpoint, ...] = ()
         self._counts_gone = [0, 0]  # published and failed, of endpoints that are gone
-        # Its threads run already: for an nsqd that is discovered when no thread can be started any more.
+        # Its threads run already, for an nsqd that discovery finds when no more threads can be started.
         self._spare: Endpoint | None = None
 
-    # Publishing: any thread of the user's.
+    # Publishing: any of the user's threads.
 
     def publish(self, publish: Publish, timeout: float | None, block: bool = True) -> None:
-        """Have it sent. It ends by itself. A caller that is interrupted behind this calls ``cancel``."""
+        """Queue a publish, which ends by itself. A caller interrupted after this must call ``cancel``."""
         seconds = self._config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
         publish.started = started = self._clock()
         publish.deadline = deadline = started + seconds
@@ -144,7 +144,7 @@ class Pool:
             if usable and not self.waiting:
                 publish.endpoint, conn = usable[next(self._turn) % len(usable)]
                 conn.put(publish)
-                if conn.closed:  # meanwhile; what it left was taken back before, or is now
+                if conn.closed:  # closed meanwhile: take the publish back, if the endpoint has not
                     self.take_back(conn.waiting)
             else:
                 self.waiting.append(publish)
@@ -173,8 +173,8 @@ class Pool:
             raise QueueFull(f"{full}, and none was answered in time")
 
     def _has_room(self) -> bool:
-        """Counting bytes takes a look at each: done only when those that were left have been used up. Two
-        threads that take some at once may count one publish; the next look corrects that.
+        """Whether the limits allow another publish. Summing the bytes visits every publish: do it only when
+        the last result is used up. Two threads at once may subtract only one; the next sum corrects that.
         """
         if len(self.pending) >= self._config.max_pending:
             return False
@@ -184,7 +184,7 @@ class Pool:
         return self._bytes_left > 0
 
     def cancel(self, publish: Publish) -> None:
-        """Cancel a publish whose caller was interrupted, unless it is too late for that."""
+        """Cancel a publish whose caller was interrupted, unless a connection has claimed it."""
         if publish.claim.acquire(False):
             self.pending.discard(publish)
             publish.end(unsent(publish, "the call was interrupted"))
@@ -193,18 +193,18 @@ class Pool:
                 self.look()
 
     def give_up(self, publish: Publish, reason: str = "") -> None:
-        """End a publish whose time, or whose producer's, is up. For its caller or the pool's thread."""
+        """End a publish at its deadline or at the producer's close. For its caller and the pool's thread."""
         endpoint = publish.endpoint
         if not reason and sys.is_finalizing():
             reason = "the interpreter is finalizing, and other threads no longer run"
-        # Neither claimed nor sent: another thread gives it up too. Asked in this order: see ``_encode``.
+        # Neither claimed by us nor sent: another thread gives it up too. For this order see ``_encode``.
         if publish.claim.acquire(False) or not publish.sent:
             if not reason and endpoint is not None:
                 reason = f"{endpoint.address} did not take it in time"
             self.settled([publish], unsent(publish, reason or self._reasons()))
-            publish.body, publish.command = b"", None  # it may lie among others that wait, for long
+            publish.body, publish.command = b"", None  # it may stay queued for long
         else:
-            # Its place on the connection is kept for the answer, which would be taken for that of the next.
+            # It keeps its place on the connection: its answer must not be taken for that of the next.
             address = "an nsqd" if endpoint is None else endpoint.address
             error = unanswered(publish, address, reason or "no answer in time")
             if publish.end(error):
@@ -213,7 +213,7 @@ class Pool:
                 self._to_do.put(partial(self._suspect, endpoint))
 
     def refuse_own_thread(self, what: str) -> None:
-        """UsageError on a thread that it would wait for. The ident of one that has ended may be another's."""
+        """Raise UsageError on one of our threads: it would wait for itself. Idents of ended threads recur."""
         current = threading.current_thread()
         if self.own_threads.get(_thread.get_ident()) is current:
             raise UsageError(
@@ -221,10 +221,10 @@ class Pool:
                 "that it would have to wait for: use publish_async, or another thread"
             )
 
-    # What became of publishes: the endpoints' loops, and threads that give up.
+    # Ends of publishes: the endpoints' loops, and threads that give up.
 
     def settled(self, publishes: list[Publish], error: NsqError | None) -> None:
-        """They are off their connection, stored or not."""
+        """End publishes that have left their connection: with ``error``, or stored."""
         hook = self._hooks[error is not None]
         for publish in publishes:
             if publish.end(error) and hook is not None:
@@ -235,7 +235,7 @@ class Pool:
             self.look()
 
     def _tell(self, publish: Publish, error: NsqError | None) -> None:
-        """Have the hook called, if there is one, on the callbacks' thread."""
+        """Have the callbacks' thread call the hook, if there is one."""
         hook = self._hooks[error is not None]
         if hook is None:
             return
@@ -248,17 +248,17 @@ class Pool:
             self.callbacks.tell(hook, Acknowledged(topic, messages, size, address, latency))
 
     def take_back(self, *left: deque[Any]) -> None:
-        """Queue what a closed connection has not sent for another one, in front of the others."""
+        """Queue the publishes that a closed connection has not sent, in front of all that wait."""
         self._to_do.put(partial(self._take_back, left))
 
     def look(self) -> None:
-        """Have the pool's thread see what has changed."""
+        """Wake the pool's thread, so that it sees a change."""
         self._to_do.put(None)
 
     # Beginning.
 
     def _start(self, deadline: float) -> None:
-        """Return when all threads run that are needed to the end of the program."""
+        """Start all threads that the producer will ever need, and return when they run."""
         if self.closed:
             raise Closed("the producer is closed")
         self._unstarted = None
@@ -274,10 +274,10 @@ class Pool:
             raise PublishFailed("the producer's threads did not start in time")
 
     def _start_threads(self) -> None:
-        """All others, on the pool's thread."""
+        """Start all other threads. Runs on the pool's thread."""
         if self.closed:
             raise Closed("the producer is closed")
-        # What an earlier attempt has started is there still.
+        # Threads that an earlier attempt has started still run.
         self.callbacks.start()
         for address in self._addresses[len(self._endpoints) :]:
             self._add_endpoint(self._started(), address)
@@ -285,7 +285,7 @@ class Pool:
         self.discovery.start()
         _flush_at_exit(self)
         self._note_own_threads()
-        self._to_do.put(self._note_own_threads)  # discovery's too, by then
+        self._to_do.put(self._note_own_threads)  # once more later, for discovery's threads
 
     def _not_started(self, error: Exception) -> None:
         self._unstarted = error
@@ -301,7 +301,7 @@ class Pool:
         self._endpoints += (endpoint,)
 
     def _keep_spare(self) -> None:
-        """Keep a thread for the next nsqd that is discovered, if one can be had."""
+        """Start an endpoint for the next nsqd that discovery finds, if threads can be started."""
         if self.discovery.asks and self._spare is None:
             with suppress(RuntimeError):
                 self._spare = self._started()
@@ -339,7 +339,7 @@ class Pool:
                 log.exception("the producer's own thread failed, which is a bug of ours")
 
     def _choose(self) -> None:
-        """Choose the connections to use from now on. Publishes that wait for one go first."""
+        """Choose the connections to use from now on. Waiting publishes go first."""
         unwanted = [
             each for each in self._endpoints if not each.wanted and not each.open and not each.dialing
         ]
@@ -350,14 +350,14 @@ class Pool:
                 self._counts_gone[0] += endpoint.published
                 self._counts_gone[1] += endpoint.failed
             self._note_own_threads()
-        # With its connection: an endpoint's next one is used once the rest of this one is taken back.
+        # Pairs: an endpoint's next connection is used only after this one's rest has been taken back.
         takers = [(each, conn) for each in self._endpoints if (conn := each.open) is not None]
         usable = tuple(each for each in takers if not each[0].overdue) or tuple(takers)
         if usable:
             self._rung = False
             self._hand_out(usable)
             self.usable = usable
-            if self.waiting:  # came between the two lines above
+            if self.waiting:  # a publish came between the two lines above
                 self._hand_out(usable)
             return
         self.usable = ()
@@ -386,18 +386,18 @@ class Pool:
                 conn.put(publish)
                 if conn.closed:
                     self.take_back(conn.waiting)
-            self.waiting.popleft()  # not before: an empty ``waiting`` lets others go ahead
+            self.waiting.popleft()  # last: while ``waiting`` is empty, newer publishes overtake
 
     def _forget(self, publish: Publish) -> None:
-        """It ended while it waited to be sent again."""
+        """Forget a publish that ended while it waited to be sent again."""
         self.pending.discard(publish)
         self._room.wake()
 
     def _forget_ended(self) -> None:
-        """Forget waiting publishes that have ended: they must not pile up while no nsqd can be reached."""
+        """Forget ended publishes in ``waiting``: they must not pile up while no nsqd can be reached."""
         while self.waiting and self.waiting[0].done():
             self._forget(self.waiting.popleft())
-        if len(self.waiting) > 2 * len(self.pending):  # most have ended, behind one with a long timeout
+        if len(self.waiting) > 2 * len(self.pending):  # most have ended, after one with a long timeout
             for publish in self.waiting.copy():
                 if publish.done():
                     self._forget(publish)
@@ -412,7 +412,7 @@ class Pool:
                 if type(item) is not bytes:
                     item.endpoint = None
                     publishes.append(item)
-        # In front of those that came later, which is all but what was taken back a moment ago.
+        # In front of newer publishes: all of them, except some that were taken back a moment ago.
         older = []
         while publishes and self.waiting and self.waiting[0].started < publishes[0].started:
             older.append(self.waiting.popleft())
@@ -439,11 +439,11 @@ class Pool:
         self._wakes_at = -math.inf
 
     def _expire(self) -> None:
-        """End what has reached its deadline, and see when to look again."""
+        """End the publishes that have reached their deadline, and set the time of the next look."""
         now = self._clock()
         if now < self._wakes_at:
             return
-        # First: a publish from here on either is seen below, or finds ``_wakes_at`` and has us look again.
+        # First: a publish added from now on is either seen below, or sees ``_wakes_at`` and wakes us.
         self._wakes_at = earliest = math.inf
         for publish in self.pending.copy():
             if publish.done():
@@ -457,16 +457,16 @@ class Pool:
         self._wakes_at = earliest
 
     def _suspect(self, endpoint: Endpoint) -> None:
-        """A publish waited in vain for its answer: others come first until it answers."""
-        # First: its answer may come in this moment, and the read thread must see it as overdue to undo that.
+        """Mark an nsqd that left a publish unanswered: other nsqds come first until it answers."""
+        # First: the answer may come this moment, and the read thread clears only an ``overdue`` that it sees.
         endpoint.overdue = True
         if not endpoint.pending:
             endpoint.overdue = False
 
-    # Addresses that come and go: discovery's thread.
+    # Addresses from discovery: its thread.
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
-        """Discovered anew. One that is not among them is kept as long as its connection lasts."""
+        """Replace the discovered addresses. An nsqd no longer listed is kept while its connection lasts."""
         self._to_do.put(partial(self._set_addresses, set(addresses)))
 
     def _set_addresses(self, wanted: set[str]) -> None:
@@ -488,7 +488,7 @@ class Pool:
     # The end.
 
     def flush(self, deadline: float) -> FlushReport:
-        """Wait for all that is pending now, and for its callbacks and hooks."""
+        """Wait for all publishes that are pending now, and for their callbacks and hooks."""
         self._refuse_callback("flush")
         publishes = self._unended()
         left = sum([not publish.wait_for(publish.done, deadline) for publish in publishes])
@@ -496,11 +496,11 @@ class Pool:
         return FlushReport(clean=told and not left, unanswered=left)
 
     def _unended(self) -> list[Publish]:
-        """Not those that are just being published: we may be a signal handler that has interrupted that."""
+        """Omit publishes not handed over yet: we may be a signal handler that has interrupted ``publish``."""
         return [each for each in self.pending.copy() if each.handed_over and not each.done()]
 
     def close(self, seconds: float) -> CloseReport:
-        """Ask for the end, and wait for it."""
+        """Ask the pool's thread to close, and wait for it."""
         self._refuse_callback("close")
         deadline = self._clock() + seconds
         self.ask_to_close(deadline)
@@ -515,26 +515,26 @@ class Pool:
         return self.report
 
     def _close_unstarted(self) -> None:
-        """No thread of the pool's runs, and none is being started."""
+        """Close a pool of which no thread runs or is being started."""
         self._stop_all()
         self.callbacks.stop(-math.inf)
         self.report = CloseReport(clean=True)
         self._changed.wake()
 
     def ask_to_close(self, deadline: float) -> None:
-        """Take nothing new. Does not wait."""
+        """Refuse new publishes and begin to close. Does not wait."""
         self._to_do.put(partial(self._begin_close, deadline))
         self.closed = True
         self._room.wake()
 
     def _begin_close(self, deadline: float) -> None:
-        self.closed = True  # its caller may have been interrupted before
+        self.closed = True  # ``ask_to_close`` may have been interrupted
         keep = min(_ENDING_SECONDS, _ENDING_SHARE * max(0.0, deadline - self._clock()))
         self._close_by = min(self._close_by, deadline - keep)
         self._join_by = min(self._join_by, max(deadline, self._clock() + _LEAST_TO_CLOSE))
 
     def _close_when_done(self) -> None:
-        """On the pool's thread: end what is left when the time is up, then all threads."""
+        """End the publishes left when the time is up, then all threads. Runs on the pool's thread."""
         left = self._unended()
         if left and self._clock() < self._close_by:
             return
@@ -542,14 +542,14 @@ class Pool:
             self.give_up(publish, "the producer was closed")
         self._stop_all()
         threads = [thread for endpoint in self._endpoints for thread in endpoint.threads]
-        if not self.pending:  # else a connection still owes an answer: it is cut off
+        if not self.pending:  # else a connection still owes an answer: cut it off
             join_threads(threads, min(self._join_by - self._clock(), _FAREWELL_SECONDS) / 2 + self._clock())
         for endpoint in self._endpoints:
             endpoint.cut_off()
         unfinished = join_threads(threads, self._join_by)
         unfinished += self.discovery.join(self._join_by)
         self._gone = True
-        for publish in self.pending.copy():  # came while we closed; later ones look at ``_gone``
+        for publish in self.pending.copy():  # added while we closed; later ones look at ``_gone``
             self.give_up(publish, "the producer was closed")
         unfinished += self.callbacks.stop(self._join_by)
         _running.discard(self)
@@ -578,7 +578,7 @@ class Pool:
             )
 
     def abandon(self) -> None:
-        """Let go of everything in a forked child: the parent sees to what is under way."""
+        """Drop everything in a forked child: the parent completes its publishes."""
         self.closed = self._gone = True
         _running.discard(self)
         self.discovery.abandon()
@@ -588,7 +588,7 @@ class Pool:
         for publish in self.pending.copy():
             publish.end(Forked("it was published by the parent process, which sees to it"))
 
-    # What there is to know.
+    # State and reports.
 
     @property
     def unended(self) -> int:
@@ -610,28 +610,28 @@ class Pool:
         )
 
     def _reasons(self) -> str:
-        """Tell for each address why no nsqd could be reached."""
+        """Return for each address why its nsqd could not be reached."""
         if not self._endpoints:
             return f"no nsqd is known: {self.discovery.absence}"
         reasons = (endpoint.reason for endpoint in self._endpoints)
         return f"no nsqd could be reached in time: {'; '.join(reasons)}"
 
 
-# A program that ends without closing its producers sends what it has published without waiting.
+# At the end of a program, producers that were not closed send the publishes that are pending.
 
-# Not weak: a producer that is forgotten has publishes under way all the same.
+# Not weak: the publishes of a garbage-collected producer must be sent too.
 _running: set[Pool] = set()
 _registered_in = 0  # the process
 
 
 def _flush_at_exit(pool: Pool) -> None:
-    """Unless it is closed before. By a thread of the pool's own."""
+    """Have the pool flushed at exit, unless it is closed before. Runs on the pool's thread."""
     global _registered_in
     _running.add(pool)
     if _registered_in != os.getpid():
         _registered_in = os.getpid()
         atexit.register(_flush_all)
-        # A process that multiprocessing has forked ends without that, and goes through a list of its own.
+        # A process forked by multiprocessing skips atexit and runs the finalizers of that module instead.
         multiprocessing = sys.modules.get("multiprocessing.util")
         if multiprocessing is not None:
             multiprocessing.Finalize(None, _flush_all, exitpriority=0)
@@ -640,8 +640,8 @@ def _flush_at_exit(pool: Pool) -> None:
 def _flush_all() -> None:
     for pool in _running.copy():
         if pool.pid != os.getpid():
-            continue  # the parent's
-        # Flushed, not closed: functions that atexit calls later may still publish, and wait for that.
+            continue  # belongs to the parent
+        # Flush, do not close: functions that atexit calls later may still publish, and wait for that.
         pool.exiting = True
         left = pool.flush(time.monotonic() + _EXIT_TIMEOUT).unanswered
         if left:

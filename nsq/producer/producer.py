@@ -1,4 +1,4 @@
-"""Producer: publishes to one nsqd, or to whichever of several answers."""
+"""Producer: publishes to one nsqd, or to any of several."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ from nsq.waiting import Waiters, refuse_eventlet, start_thread
 class Producer:
     """``Producer("10.0.0.2:4150", "10.0.0.3:4150")``, or ``Producer(nsqlookupd="10.0.0.7:4161")``.
 
-    One for the whole program: any number of threads may share it, signal handlers too, and a process forked
-    from this one goes on with connections of its own. Options are those of Config. Connections are made when
-    they are first needed.
+    Make one for the whole program: any number of threads may share it, signal handlers too, and a forked
+    child goes on with connections of its own. Options are those of Config. The producer connects when it is
+    first needed.
 
     Every publish ends in one of these ways:
 
     - it returns: an nsqd has stored the message;
-    - PublishFailed (QueueFull): it is stored nowhere; publish it again when you like;
-    - PublishUncertain: it was sent and not answered, it may be stored. ``retry_uncertain=True`` tries the
+    - PublishFailed (QueueFull): no nsqd has stored the message; it is safe to publish it again;
+    - PublishUncertain: it was sent and not answered, so it may be stored. ``retry_uncertain=True`` tries the
       next nsqd instead, at the price of duplicates;
     - a ServerError such as BadTopic, BadMessage, Unauthorized: nsqd refused it, and would again;
     - UsageError (InvalidName, InvalidMessage): nothing was sent.
 
-    As long as it is sure that nothing was stored, other nsqds are tried, or the same one again, until
-    ``timeout``. A publish that an exception out of a signal handler interrupts may be stored or not.
+    While it is sure that nothing was stored, the producer tries other nsqds, or the same one again, until
+    ``timeout``. If an exception out of a signal handler interrupts a publish, the message may be stored.
     """
 
     def __init__(
@@ -69,8 +69,8 @@ class Producer:
         on_failed: Callable[[Failed], None] | None = None,
         **options: Any,
     ) -> None:
-        """``nsqd`` and ``nsqlookupd`` are an address, or several. The hooks are told of all that was stored,
-        and of all that was not, by the thread that runs the callbacks of futures.
+        """``nsqd`` and ``nsqlookupd`` take one address or several. ``on_acknowledged`` is called for every
+        publish that was stored, ``on_failed`` for every other, on the thread that runs futures' callbacks.
         """
         refuse_eventlet()
         self._config = Config.of(config, options)
@@ -80,7 +80,7 @@ class Producer:
         if not self._addresses and not self._lookupds:
             raise ConfigError("a producer needs nsqd or nsqlookupd addresses, or both")
         self._transport = transport
-        # Not the pool's, whose dials end when it closes; one, as lookups of the same name share a thread.
+        # Not the pool's: closing that ends its dials. One for all pings: lookups of a name share a thread.
         self._pings = transport or SocketTransport(self._config.local_address)
         self._context = context_of(self._config)
         for name, hook in (("on_acknowledged", on_acknowledged), ("on_failed", on_failed)):
@@ -110,13 +110,13 @@ class Producer:
     ) -> None:
         """Return when an nsqd has stored the message.
 
-        ``defer``: nsqd delivers it after so many seconds. ``timeout`` covers everything: room among the
-        pending, connecting, sending, the answer, and other attempts; publish_timeout by default.
+        nsqd delivers it after ``defer`` seconds. ``timeout`` (default: publish_timeout) covers everything:
+        waiting for room among the pending publishes, connecting, sending, nsqd's answer, further attempts.
         """
         self._publish_and_wait(new_publish(Publish, topic, body, defer, self._config), timeout)
 
     def multi_publish(self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None) -> None:
-        """All of them at once, to one nsqd, which stores all or, unless it fails midway, none."""
+        """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none."""
         self._publish_and_wait(new_multi_publish(Publish, topic, bodies, self._config), timeout)
 
     def publish_async(
@@ -128,13 +128,12 @@ class Producer:
         timeout: float | None = None,
         block: bool = True,
     ) -> Future[None]:
-        """Return at once; the future tells what became of it, as ``publish`` would, after ``timeout`` at the
-        latest.
+        """Return at once with a future, which ends as ``publish`` would, after ``timeout`` at the latest.
 
-        Waits only while max_pending publishes, or max_pending_bytes of them, are unanswered; with
+        Blocks only while max_pending publishes, or max_pending_bytes of them, are unanswered; with
         ``block=False`` it raises QueueFull instead. The future cannot be cancelled. Its callbacks run on a
-        thread of the producer's, one after the other: they should be quick, and must not flush, close, or
-        wait for other futures.
+        thread of the producer, one after the other: they should be quick, and must not flush, close, or wait
+        for other futures.
         """
         pool = self._pool
         publish = new_publish(PublishFuture, topic, body, defer, self._config)
@@ -145,8 +144,8 @@ class Producer:
     def multi_publish_async(
         self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None, block: bool = True
     ) -> Future[None]:
-        """``multi_publish`` that returns at once, as ``publish_async`` does: several batches under way at a
-        time keep nsqd busy while the next one is made.
+        """Do ``multi_publish``, but return a future at once, as ``publish_async`` does: several batches under
+        way at a time keep nsqd busy while you make the next one.
         """
         pool = self._pool
         publish = new_multi_publish(PublishFuture, topic, bodies, self._config)
@@ -170,7 +169,7 @@ class Producer:
             raise error
 
     def _current(self) -> Pool:
-        # A belt: a child made behind Python's back has run no fork hook.
+        # A child that C code has forked runs no fork hook of Python's.
         if self._pool.pid != os.getpid():
             self.abandon()
         return self._pool
@@ -178,17 +177,17 @@ class Producer:
     # Lifetime.
 
     def flush(self, timeout: float | None = None) -> FlushReport:
-        """Wait until all that was published so far is answered, for publish_timeout by default. The report is
-        true when nothing is left.
+        """Wait until nsqd has answered all publishes so far, for publish_timeout by default. The report is
+        true when none is left.
         """
         return self._current().flush(time.monotonic() + self._patience(timeout))
 
     def close(self, timeout: float | None = None) -> CloseReport:
-        """Take nothing new, wait for what is pending, close the connections, within ``timeout``:
-        publish_timeout by default. The report is true when nothing was left.
+        """Refuse new publishes, wait for pending ones, close the connections, within ``timeout``:
+        publish_timeout by default. The report is true when no publish was left.
 
-        Publishes that are left end with PublishUncertain, or PublishFailed if they were never sent. A close
-        that was interrupted goes on; another call waits for it.
+        Publishes that are left end with PublishUncertain, or PublishFailed if they were never sent. An
+        interrupted close goes on in the background; another call waits for it.
         """
         return self._current().close(self._patience(timeout))
 
@@ -207,7 +206,7 @@ class Producer:
         pool = getattr(self, "_pool", None)
         if pool is None or pool.closed or pool.pid != os.getpid():
             return
-        # What is under way is still sent; then the threads end, which hold the pool and not this object.
+        # Pending publishes are still sent; then the threads end, which refer to the pool, not to this object.
         pool.ask_to_close(time.monotonic() + self._config.publish_timeout)
         if pool.usable:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
@@ -216,19 +215,18 @@ class Producer:
         raise TypeError("a Producer cannot be pickled, as its connections cannot: make one in each process")
 
     def abandon(self) -> None:
-        """Begin anew in a forked child, and leave the parent's things alone. A fork calls this by itself."""
+        """Begin anew in a forked child, and leave the parent's connections alone. Runs at each fork."""
         inherited, self._pool = self._pool, self._new_pool()
         self._pool.closed = inherited.closed
         inherited.abandon()
 
-    # What there is to know.
+    # State and reports.
 
     def ping(self, nsqd: str | None = None, *, timeout: float | None = None) -> None:
         """Raise unless this nsqd, by default each known one, answers.
 
-        The protocol has no question for that beside its first: so this dials a connection of its own, waits
-        for the answers to IDENTIFY, TLS and AUTH, and closes it. It proves that nsqd is there and takes our
-        credentials.
+        The protocol has no ping, so this dials a connection of its own, waits for the answers to IDENTIFY,
+        TLS and AUTH, and closes it. It proves that nsqd runs and accepts our credentials.
         """
         deadline = time.monotonic() + checked_timeout(timeout, self._config.publish_timeout)
         pool = self._current()
@@ -245,7 +243,7 @@ class Producer:
             raise ConnectionFailed(f"{len(errors)} of {len(addresses)} nsqds do not answer: {reasons}")
 
     def _ping(self, addresses: tuple[str, ...], deadline: float) -> dict[str, NsqError]:
-        """Tell why those do not answer that do not. On a thread: no user's thread touches a socket."""
+        """Return the errors of the nsqds that do not answer. Dials on a thread of ours, not on the user's."""
         answers: dict[str, NsqError | None] = {}
         changed = Waiters()
 
@@ -268,18 +266,18 @@ class Producer:
             changed.wake()
 
         start_thread(ask, "nsq-producer-ping", not_asked)
-        # The dials have the same deadline, and say more about it.
+        # A second more: the dials end at the same deadline, and their errors say more.
         changed.wait_for(lambda: len(answers) == len(addresses), deadline + 1.0)
         for address in addresses:
             answers.setdefault(address, Unanswered(f"{address} was not asked, or did not answer, in time"))
         return {address: error for address, error in answers.copy().items() if error is not None}
 
     def stats(self) -> ProducerStats:
-        """Counters and states as they are now."""
+        """Return the current counters and states."""
         return self._current().stats()
 
     def health(self) -> ProducerHealth:
-        """Healthy is a producer with an open connection, or one that has not needed a connection yet."""
+        """Return the health: good with an open connection, or if none has been needed yet."""
         connections = self.stats().connections
         problems = {
             each.address: each.reason or each.state

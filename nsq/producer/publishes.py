@@ -1,11 +1,11 @@
-"""The life of one publish: made of what a user gave, joined with others, sent, answered, ended.
+"""The life of one publish: made from a user's arguments, joined with others, sent, answered, ended.
 
     claim    sending and cancelling race for one lock: a cancelled publish was surely not sent
     end      the first end counts: nsqd's answer, its deadline, or the end of its connection or producer
 
 A message is *surely not stored* before it is sent, when nsqd said so, and when nsqd refused an earlier
-command of the same connection for good: it executes commands in order, and none behind that one. Whatever was
-sent and not answered *may be stored*. No socket and no thread here.
+command of the same connection with a fatal error: nsqd executes commands in order, and none after that one. A
+message that was sent and not answered *may be stored*. No socket and no thread here.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("nsq.producer")
 
-#: Messages and bytes of one MPUB that publishes are joined to, at most.
+#: The most messages and bytes of one MPUB made of joined publishes.
 _JOINED_MESSAGES = 1000
 _JOINED_BYTES = 512 * 1024
 
 #: How a publish ended: with an error, or None when nsqd has stored it.
 End = tuple[NsqError | None]
 _STORED: End = (None,)
-#: The longest timeout in seconds; threads can be asked to wait for longer than this.
+#: The longest timeout in seconds; a thread can wait for longer.
 MAX_TIMEOUT = 10.0**9
 
 
 class Publish(Waiters):
-    """One call of the user's, from then until it has ended and its place on a connection is free.
+    """One publish, from the user's call until it has ended and its place on a connection is free.
 
-    ``command`` is ready to be sent; without one it is a message that may be joined with others. Its ends lie
-    in front of the locks of those who wait for one: a list less for every message, which is a list less for
-    the garbage collector.
+    ``command`` is ready to be sent; None means a message that may be joined with others. Its ends are kept in
+    ``_locks``, in front of the waiting threads' locks: this saves a list for every message, and the garbage
+    collector a visit.
     """
 
-    # What most publishes do not need has its value here, and lies in a dict of its own for those that do.
+    # Attributes that few publishes need have class defaults; a publish that sets one gets a ``__dict__``.
     __slots__ = (
         "__dict__",
         "body",
@@ -77,20 +77,20 @@ class Publish(Waiters):
     )
     command: bytes | None = None
     messages = 1
-    alone = False  # nsqd refused it together with others: not to be joined again
+    alone = False  # nsqd refused it together with others: do not join it again
     doubts: tuple[str, ...] = ()  # the nsqds that may have stored it
 
     def __init__(self, topic: str, body: bytes) -> None:
-        self._locks: list[Any] = []  # of Waiters: not by its __init__, as this is done for every publish
+        self._locks: list[Any] = []  # instead of Waiters.__init__: a call less per publish
         self.topic = topic
         self.body = body
         self.size = len(body)
         self.claim = _thread.allocate_lock()
-        # Written by the pool before another thread sees it.
+        # The pool sets these before another thread sees the publish.
         self.started: float
         self.deadline: float
-        self.endpoint: Endpoint | None  # where it waits or was sent
-        self.handed_over: bool  # its caller has put it where it is sent from
+        self.endpoint: Endpoint | None  # the nsqd where it waits or was sent
+        self.handed_over: bool  # its caller has put it into a queue
         self.sent: bool  # a connection has tried to claim it
 
     def __repr__(self) -> str:
@@ -108,7 +108,7 @@ class Publish(Waiters):
         return self._first_end()[0]
 
     def end(self, error: NsqError | None) -> bool:
-        """End the publish, unless it has ended; return whether this did it."""
+        """End the publish, unless it has ended; return whether this call ended it."""
         end = _STORED if error is None else (error,)
         locks = self._locks
         locks.insert(0, end)
@@ -118,7 +118,7 @@ class Publish(Waiters):
         return len(locks) == 1 or self._first_end() is end
 
     def _first_end(self) -> End:
-        """The last in the row: each end goes before the others."""
+        """Return the first end, which is the last in the list: ``end`` inserts at the front."""
         first = _STORED
         for each in self._locks.copy():
             if type(each) is not tuple:
@@ -129,7 +129,7 @@ class Publish(Waiters):
     def wake(self) -> None:
         for each in self._locks.copy():
             if type(each) is not tuple:
-                with suppress(RuntimeError, ValueError):  # released before: its waiter takes it out
+                with suppress(RuntimeError, ValueError):  # released before: its waiter removes it
                     each.release()
                     self._locks.remove(each)
 
@@ -141,13 +141,13 @@ class Publish(Waiters):
 
 P = TypeVar("P", bound=Publish)
 
-# Made of what a user gave.
+# Making a publish from a user's arguments.
 
 
 def new_publish(make: type[P], topic: str, body: object, defer: float | None, config: Config) -> P:
-    """PUB, or DPUB for a message that nsqd delivers after ``defer`` seconds."""
+    """Make a PUB, or a DPUB for a message that nsqd delivers after ``defer`` seconds."""
     name = _checked_topic(topic) if type(topic) is str else check_topic(topic)
-    # The usual case first: this is done for every message.
+    # The usual case first: this runs for every message.
     if type(body) is not bytes or not 0 < len(body) <= config.max_msg_size:
         body = _checked_body(body, config, "the message")
     if defer is None:
@@ -160,7 +160,7 @@ def new_publish(make: type[P], topic: str, body: object, defer: float | None, co
 
 
 def new_multi_publish(make: type[P], topic: str, bodies: Iterable[object], config: Config) -> P:
-    """MPUB."""
+    """Make an MPUB."""
     name = check_topic(topic)
     if isinstance(bodies, (bytes, bytearray, memoryview, str)):
         raise UsageError(
@@ -172,7 +172,7 @@ def new_multi_publish(make: type[P], topic: str, bodies: Iterable[object], confi
     if not checked:
         raise UsageError("bodies is empty, must hold at least one message")
     size = sum(map(len, checked))
-    # An nsqd that was given a larger --max-msg-size has been given a larger --max-body-size with it.
+    # If an nsqd runs with a larger --max-msg-size, it runs with a larger --max-body-size too.
     limit = max(config.max_body_size, config.max_msg_size + 8)
     packed = 4 + 4 * len(checked) + size
     if packed > limit:
@@ -186,7 +186,7 @@ def new_multi_publish(make: type[P], topic: str, bodies: Iterable[object], confi
 
 
 def checked_timeout(timeout: float | None, default: float, *, may_be_zero: bool = False) -> float:
-    """Return the timeout in seconds; the default when none is given. Zero is for calls that need not wait."""
+    """Return the timeout in seconds, or the default. Zero is allowed for calls that need not wait."""
     if timeout is None:
         return default
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
@@ -202,7 +202,7 @@ _checked_topic = lru_cache(maxsize=1024)(check_topic)
 
 
 def _checked_bodies(bodies: list[object], config: Config) -> list[bytes]:
-    """The usual case, all of it bytes, at once: one by one takes ten times as long."""
+    """Check the usual case, bytes only, in one go: one by one takes ten times as long."""
     if set(map(type, bodies)) == {bytes}:
         checked = cast("list[bytes]", bodies)
         if min(map(len, checked)) > 0 and max(map(len, checked)) <= config.max_msg_size:
@@ -237,19 +237,19 @@ def _checked_delay(defer: float, longest: float) -> int:
     return round(defer * 1000)
 
 
-# Joined.
+# Joining.
 
 
 def join(publishes: list[Publish], largest: int) -> list[list[Publish]]:
-    """Batches that go out as one command each, in an order that keeps that of every topic.
+    """Return batches that are sent as one command each; they keep the order within every topic.
 
-    Messages for one topic that wait together become one MPUB, of ``largest`` bytes at most (0: none is
-    joined); larger ones go alone, and so does what has a command of its own.
+    Messages for one topic that wait together become one MPUB of at most ``largest`` bytes (0: no joining).
+    Larger messages go alone, as do publishes with a command of their own.
     """
     largest = min(largest, _JOINED_BYTES)
     batches: list[list[Publish]] = []
-    growing: dict[str, tuple[list[Publish], int]] = {}  # by topic: what more may join, and its bytes
-    topic, batch, used = "", list[Publish](), largest  # of the last one, which the next one usually joins
+    growing: dict[str, tuple[list[Publish], int]] = {}  # by topic: the last batch, and its bytes
+    topic, batch, used = "", list[Publish](), largest  # the latest; the next publish usually joins it
     for publish in publishes:
         size = 4 + publish.size
         if publish.topic != topic:
@@ -264,7 +264,7 @@ def join(publishes: list[Publish], largest: int) -> list[list[Publish]]:
         batch, used = [publish], 4 + size  # 4: the count of the messages
         batches.append(batch)
         if alone or used > largest:
-            used = largest  # what comes behind it must not go before it
+            used = largest  # full: later publishes begin a new batch after this one
     return batches
 
 
@@ -277,7 +277,7 @@ def command_of(batch: list[Publish]) -> bytes:
     return commands.mpub(first.topic, [publish.body for publish in batch])
 
 
-# Refused, or not answered.
+# Refused and unanswered publishes.
 
 
 class Verdict(NamedTuple):
@@ -289,9 +289,9 @@ class Verdict(NamedTuple):
 
 
 def refused(batch: list[Publish], error: ServerError, address: str, retry_uncertain: bool) -> list[Verdict]:
-    """nsqd said no to this batch."""
+    """Decide about the publishes of a batch that nsqd refused."""
     if len(batch) > 1 and isinstance(error, (BadMessage, BadBody)):
-        # Nothing of it is stored. One of them is at fault: each goes alone now.
+        # No message of the batch is stored. One publish is at fault: send each alone now.
         for publish in batch:
             publish.alone = True
         return [Verdict(publish, error, again=True) for publish in batch]
@@ -303,14 +303,14 @@ def refused(batch: list[Publish], error: ServerError, address: str, retry_uncert
                 Verdict(each, unanswered(each, address, str(error), error), retry_uncertain) for each in batch
             ]
     again = error.retry and (retry_uncertain or not error.maybe_stored)
-    # A copy for each: callers must not share a traceback.
+    # A copy of the error for each: callers must not share a traceback.
     return [Verdict(publish, copy.copy(error) if len(batch) > 1 else error, again) for publish in batch]
 
 
 def lost(
     batch: list[Publish], cause: NsqError, address: str, *, executed: bool, retry_uncertain: bool
 ) -> list[Verdict]:
-    """The connection ended before the answer came. ``executed`` is false when nsqd had stopped before."""
+    """Decide about a batch that the connection's end left unanswered. ``executed``: it may be stored."""
     if not executed:
         return [Verdict(publish, cause, again=True) for publish in batch]
     verdicts = []
@@ -332,7 +332,7 @@ def unanswered(
 
 
 def unsent(publish: Publish, reason: str) -> NsqError:
-    """Return the error for a publish that was not sent, or not again."""
+    """Return the error for a publish that was not sent, or not sent again."""
     if publish.doubts:
         return unanswered(publish, " and ".join(publish.doubts), f"then: {reason}")
     return PublishFailed(f"publishing to {publish.topic!r}: {reason}")
@@ -342,21 +342,21 @@ def unsent(publish: Publish, reason: str) -> NsqError:
 
 
 class PublishFuture(Publish, Future[None]):
-    """The result of ``publish_async``: a future as any other of concurrent.futures, without its Condition.
+    """The result of ``publish_async``: a concurrent.futures.Future without its Condition.
 
-    A signal handler that raises inside a Condition leaks its lock. Here a thread that waits brings its own
-    lock, and a callback lies among these: releasing it hands it to the thread that runs callbacks.
+    A signal handler that raises inside a Condition leaks its lock. Here a waiting thread brings its own lock.
+    Callbacks are kept among these locks: ``release`` hands a callback to the thread that runs callbacks.
     """
 
     __slots__ = ("callbacks",)
 
     callbacks: Callbacks
-    """Runs the callbacks. Given before anything is sent."""
+    """Runs the callbacks. Set before the publish is sent."""
 
     __repr__ = Publish.__repr__
 
     def cancel(self) -> bool:
-        """A publish cannot be called back; it ends by its timeout at the latest."""
+        """Return False: a publish cannot be cancelled. It ends at its timeout at the latest."""
         return False
 
     def cancelled(self) -> bool:
@@ -389,17 +389,17 @@ class PublishFuture(Publish, Future[None]):
             )
 
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
-        """Call ``fn`` with the future when it ends, on a thread of the producer's; at once if it has."""
+        """Call ``fn`` with the future when it ends, on a thread of the producer; at once if it has ended."""
         callback = Callback(self, fn)
         self._locks.append(callback)
-        if self.done():  # the end has met the callback, or has not: one of the two runs it
+        if self.done():  # ``end`` may have missed the callback; only one of us runs it
             callback.run(Exception)
 
     def _get_snapshot(self) -> tuple[bool, bool, None, NsqError | None]:
-        """Asked for by the asyncio of newer Pythons: done, cancelled, result, exception."""
+        """Return done, cancelled, result and exception, for the asyncio of newer Pythons."""
         return (True, False, None, self.error) if self.done() else (False, False, None, None)
 
-    # What concurrent.futures.wait and as_completed look at.
+    # Internals that concurrent.futures.wait and as_completed use.
 
     @property
     def _state(self) -> str:  # type: ignore[override]
@@ -408,7 +408,7 @@ class PublishFuture(Publish, Future[None]):
 
     @property
     def _frozen(self) -> dict[int, str]:
-        """By thread: the state that it found when it "locked" the future, until it "unlocks" it."""
+        """By thread: the state it saw when it "locked" the future, kept until it "unlocks" it."""
         frozen: dict[int, str] = self.__dict__.setdefault("_states", {})
         return frozen
 
@@ -422,7 +422,7 @@ class PublishFuture(Publish, Future[None]):
 
 
 class Callback:
-    """Stored with the waiters' locks; ``release`` queues it for the thread that runs callbacks."""
+    """A future's callback, stored with the waiters' locks; ``release`` queues it for the callback thread."""
 
     def __init__(self, future: PublishFuture, fn: Callable[[Future[None]], object]) -> None:
         self.fn = fn
@@ -433,7 +433,7 @@ class Callback:
         self._future.callbacks.put(self.run)
 
     def run(self, kept_here: type[BaseException] = BaseException) -> None:
-        """On the callbacks' thread not even SystemExit gets further: it runs the others too."""
+        """Call ``fn`` once. On the callbacks' thread catch even SystemExit: that thread must go on."""
         try:
             self._left.pop()
         except IndexError:
@@ -445,8 +445,8 @@ class Callback:
 
 
 class _Watched:
-    """Stands for a future's ``_condition`` and ``_waiters``: no lock, but the thread sees one state
-    throughout.
+    """Stands in for a future's ``_condition`` and ``_waiters``. Takes no lock; a thread that "holds" it sees
+    one state throughout.
     """
 
     def __init__(self, future: PublishFuture) -> None:
@@ -466,7 +466,7 @@ class _Watched:
             return
         self._future._refuse_in_callback()
         if not isinstance(waiter.event, Signal):
-            waiter.event = Signal()  # an Event would leak its lock when its waiter is interrupted
+            waiter.event = Signal()  # interrupting a wait on an Event leaks its lock
         self._future.add_done_callback(_Told(waiter))
 
     def remove(self, waiter: Any) -> None:
@@ -478,7 +478,7 @@ class _Watched:
 
 @dataclass(frozen=True)
 class _Told:
-    """The callback by which concurrent.futures' waiter learns of the end."""
+    """The callback that tells a waiter of concurrent.futures about the end."""
 
     waiter: Any
 

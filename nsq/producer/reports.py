@@ -7,14 +7,14 @@ from typing import Literal
 
 from nsq.errors import NsqError
 
-#: idle: not dialed yet. paused: it failed, and is left alone for a while. overdue: connected, and a publish
-#: has waited in vain for its answer; others are preferred.
+#: idle: not dialed yet. paused: failed, the next dial comes later. overdue: connected, but a publish has
+#: waited in vain for its answer; other nsqds are preferred.
 ConnectionState = Literal["idle", "dialing", "open", "overdue", "paused"]
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """nsqd has stored these messages. ``latency`` are the seconds from the call to the answer."""
+    """A publish that nsqd has stored. ``latency`` counts the seconds from the call to the answer."""
 
     topic: str
     messages: int
@@ -25,7 +25,7 @@ class Acknowledged:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """These messages came to nothing, or may have: ``error`` is what the publish raised."""
+    """A publish that is not stored, or not surely: ``error`` is the exception that the publish raised."""
 
     topic: str
     messages: int
@@ -36,8 +36,8 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True)
 class FlushReport:
-    """The result of a flush. ``clean``, and true, when nothing was left: else ``unanswered`` publishes have
-    not ended, or callbacks and hooks of others have not run.
+    """The result of a flush. ``clean``, and true, when all is done: else ``unanswered`` publishes have not
+    ended, or some callbacks and hooks have not run.
     """
 
     clean: bool
@@ -58,8 +58,8 @@ class CloseReport(FlushReport):
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionStats:
-    """One nsqd. ``published`` and ``failed`` count messages that it stored, and publishes that came to
-    nothing on it, tried again elsewhere or not; ``pending`` counts publishes it has not answered.
+    """One nsqd. ``published`` counts the messages that it stored, ``failed`` the publishes that failed on it,
+    tried again elsewhere or not, and ``pending`` the publishes that it has not answered.
     """
 
     address: str
@@ -72,8 +72,8 @@ class ConnectionStats:
 
 @dataclass(frozen=True, kw_only=True)
 class ProducerStats:
-    """``pending`` counts publishes that have not ended, wherever they are. ``published`` and ``failed`` are
-    totals since the start, with those of nsqds that have left.
+    """A producer's counters. ``pending`` counts all publishes that have not ended. ``published`` and
+    ``failed`` are totals since the start, also over nsqds that are gone.
     """
 
     pending: int
@@ -84,7 +84,7 @@ class ProducerStats:
 
 @dataclass(frozen=True, kw_only=True)
 class ProducerHealth:
-    """Whether a publish would find an open connection, and for each nsqd that has none or is overdue, why."""
+    """Whether a publish would find an open connection, and the problem of each nsqd that has one."""
 
     healthy: bool
     problems: dict[str, str]

@@ -1,6 +1,6 @@
-"""Moving bytes to and from an nsqd, and the place to plug in another way of doing it.
+"""Moves bytes to and from an nsqd; here you plug in another way of doing it.
 
-A Transport has one method, ``connect``, and what it returns is a Stream; ``base`` says what these promise.
+A Transport has one method, ``connect``, which returns a Stream; ``base`` defines their contract.
 ``default_transport``, a SocketTransport, is TCP for ``host:port`` and a Unix socket for ``unix:/path``. Wrap
 it, subclass WrappedStream, or write both from scratch; test with MemoryTransport.
 """

@@ -1,6 +1,6 @@
 """Addresses as text: ``host:port``, ``[::1]:4150``, ``unix:/path`` and ``/path``.
 
-Pure; must not import socket, as no name is looked up here.
+Pure; looks no names up, and must not import socket.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _UNIX = "unix:"
 
 
 def checked(name: str, given: Addresses) -> tuple[str, ...]:
-    """Check what a user gave as ``name``, one address or several: each must be text, of any form."""
+    """Check the user's argument ``name``, one address or several: each must be text, of any form."""
     several = [given] if isinstance(given, str) else given
     if not isinstance(several, Iterable):
         raise ConfigError(f"{name} is {given!r}, must be an address, or several of them")
@@ -27,7 +27,7 @@ def checked(name: str, given: Addresses) -> tuple[str, ...]:
 
 
 def checked_nsqds(given: Addresses) -> tuple[str, ...]:
-    """The same, each ``host:port`` or a Unix socket."""
+    """Check addresses of nsqds: each must be ``host:port`` or a Unix socket."""
     found = checked("nsqd", given)
     for address in found:
         if is_unix(address):
@@ -42,7 +42,7 @@ def is_unix(address: str) -> bool:
 
 
 def unix_path(address: str) -> str:
-    """``/run/nsqd.sock`` of ``unix:/run/nsqd.sock`` or of itself; ConfigError when there is no path."""
+    """Return the path of ``unix:/run/nsqd.sock`` or ``/run/nsqd.sock``; ConfigError if there is none."""
     path = address.removeprefix(_UNIX)
     if not path or "\0" in path:
         raise ConfigError(f"address {address!r} names no Unix socket; write unix:/path/to/socket")
@@ -50,7 +50,7 @@ def unix_path(address: str) -> str:
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``, an IPv6 address without its brackets; ConfigError for anything else."""
+    """Split ``host:port``, and take brackets off an IPv6 address; ConfigError for any other text."""
     if "://" in address:
         raise ConfigError(f"address {address!r} is a URL; nsqd's TCP address is host:port, without a scheme")
     if "," in address:
@@ -72,7 +72,7 @@ def split(address: str) -> tuple[str, int]:
 
 
 def split_local(address: str) -> tuple[str, int]:
-    """Host and port of an address to connect from; without a port, or with port 0, any is meant."""
+    """Split an address to connect from into host and port; no port, or port 0, means any port."""
     text = address
     if text.startswith("["):
         host, _, port = text[1:].partition("]")
@@ -90,11 +90,11 @@ def split_local(address: str) -> tuple[str, int]:
 
 
 def join(host: str, port: int) -> str:
-    """``host:port``, with brackets around an IPv6 address; the inverse of ``split``."""
+    """Return ``host:port``, with brackets around an IPv6 address; the inverse of ``split``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _port(text: str) -> int | None:
-    """Read a port; None when it is none. int() alone would take signs, spaces and digits of any script."""
+    """Parse a port, or return None. int() alone would take signs, spaces and digits of any script."""
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else -1
     return number if 0 <= number <= 65535 else None

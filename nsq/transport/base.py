@@ -1,11 +1,11 @@
-"""The interface to whatever carries the client's bytes: a Transport makes Streams.
+"""The interface to the network: a Transport makes Streams.
 
-Anybody may write one: a proxy, a tunnel, a meter. Nothing above this folder knows sockets or catches OSError,
-so an implementation raises what is said here and no other error. Imports nothing of the package.
+You may write your own: a proxy, a tunnel, a meter. Code outside this folder knows no sockets and catches no
+OSError, so an implementation must raise only the errors named here. Imports nothing of the package.
 
-Threads: one thread reads and one writes, at the same time; which thread writes may change, but never two at
-once. ``wake``, ``close`` and setting ``read_timeout`` come from any thread at any moment. After any error of
-``read`` except Unanswered, and after any of ``write`` (part of the data may have left), close the stream.
+Threads: one thread reads while one writes; another thread may take over writing, but two never write at once.
+Any thread may call ``wake`` and ``close`` and set ``read_timeout`` at any moment. After any error of ``read``
+except Unanswered, and after any of ``write`` (part of the data may have left), close the stream.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Protocol, runtime_checkable
 
 CHUNK = 65536
-"""The most that a read takes, unless told otherwise."""
+"""The default limit of one read, in bytes."""
 
 
 @runtime_checkable
@@ -25,57 +25,57 @@ class Stream(Protocol):
 
     @property
     def read_timeout(self) -> float | None:
-        """Seconds after which a read that has got nothing raises Unanswered; None waits for ever.
+        """Seconds after which a read without any data raises Unanswered; None waits for ever.
 
-        Setting it takes effect with the next read, not with one that is blocked already.
+        A new value takes effect with the next read, not with one that is blocked already.
         """
 
     @read_timeout.setter
     def read_timeout(self, seconds: float | None) -> None: ...
 
     def read(self, limit: int = CHUNK) -> bytes:
-        """The bytes that are there, at least one, else those that come next; empty at the end of the stream.
+        """Return available bytes, or wait for some; empty at the end of the stream.
 
-        Unanswered when nothing came within ``read_timeout`` (reading on is allowed), ConnectionLost when the
+        Raises Unanswered when none came within ``read_timeout`` (you may read on), ConnectionLost when the
         connection is broken. Always empty after ``wake`` or ``close``.
         """
 
     def write(self, data: bytes, timeout: float) -> None:
-        """Hand over all of ``data`` within ``timeout`` seconds, else Unanswered; ConnectionLost when
-        broken.
+        """Write all of ``data`` within ``timeout`` seconds, or raise Unanswered; ConnectionLost when the
+        connection is broken.
         """
 
     def wake(self) -> None:
-        """End a blocked read at once and every later one: they return nothing. Writing goes on."""
+        """End a blocked read and all later ones at once: they return no bytes. Writing goes on."""
 
     def close(self) -> None:
-        """End the connection, and with it whatever read or write is blocked. Any thread, any number of times.
+        """End the connection, and with it a blocked read or write. Any thread, any number of times.
 
-        It does not wait for these. What a stream holds (a descriptor) is given back when the last thread has
-        left it, so that no thread ever works on a descriptor which by then is somebody else's.
+        Does not wait for blocked threads. The stream's descriptor is closed when the last thread has left the
+        stream, so that no thread ever uses a descriptor that the process has given to another file.
         """
 
     def abandon(self) -> None:
-        """Give back this process's descriptor in a forked child, without a word to the peer.
+        """Close the descriptor in a forked child, without sending anything to the peer.
 
-        The parent still talks over the connection; a shutdown or a farewell would end it for the parent too.
-        Takes no lock, as the thread that held it at the fork does not exist in the child.
+        The parent still uses the connection; a shutdown or a farewell would end it for the parent too. Takes
+        no lock, as a thread that held one at the fork does not exist in the child.
         """
 
 
 @runtime_checkable
 class Transport(Protocol):
-    """Makes streams: the one place to plug in another way to reach an nsqd."""
+    """Makes streams: implement it to reach an nsqd in another way."""
 
     def connect(self, address: str, *, timeout: float) -> Stream:
-        """A stream to ``address`` within ``timeout`` seconds, names looked up and all.
+        """Return a stream to ``address`` within ``timeout`` seconds, including name lookups.
 
-        DialFailed, and nothing else, when there is none: it names the address and the reason.
+        Raises DialFailed on failure, and no other error: it names the address and the reason.
         """
 
 
 class WrappedStream:
-    """A Stream that leaves everything to the one inside, to build on: override what should be different.
+    """A Stream that passes every call to an inner stream. Subclass it and override methods:
 
     class Counting(WrappedStream):
         def write(self, data: bytes, timeout: float) -> None:

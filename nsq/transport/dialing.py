@@ -1,20 +1,20 @@
-"""From an address to a connected stream: resolve a name, race its addresses, and end all that at a word.
+"""Turns an address into a connected stream: resolves the name, races its addresses, can be interrupted.
 
     host:port   resolver.resolve -> race -> SocketStream
     unix:/path  one connect -> SocketStream
 
 **Names.** The C library's lookup can take half a minute and cannot be interrupted, so it runs in a thread of
-its own. A caller whose time is up leaves it there; another caller that asks for the same name waits for the
-same thread, so there is never more than one for a name. Addresses in digits need no lookup and no thread.
+its own. A caller whose time is up leaves that thread running; another caller with the same name waits for the
+same thread, so there is at most one per name. Addresses in digits need no lookup and no thread.
 
 **The race.** The next address is tried as soon as one fails or has been silent for a moment, and the earlier
-ones stay in: a black hole in front (IPv6 that leads nowhere, usually) costs that moment and not all the time.
+ones go on: a dead address in front (usually IPv6 without a route) costs that moment, not the whole timeout.
 
-**Interrupting.** A close must not wait for a black hole. This takes no lock, as a child forked in the
-middle of a dial dials on. What is dropped by one thread and shut down by another is a duplicate, and only who
-has popped it may touch it: no descriptor is shut down that by then is somebody else's.
+**Interrupting.** A close must not wait for a dead address. This takes no lock: one that is held at a fork
+would block the child's dials. ``interrupt`` shuts down a duplicate of each socket, and only the thread that
+has popped the duplicate may touch it: no thread shuts down a descriptor that the process has reused.
 
-Every OSError of a dial becomes DialFailed here; those of a connection are SocketStream's.
+Every OSError of a dial becomes DialFailed here; SocketStream handles those of a connection.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .sockets import SocketStream, poll_milliseconds, timeval
 
 
 class Target(NamedTuple):
-    """One socket address a name stands for."""
+    """One socket address of a name."""
 
     family: int
     protocol: int
@@ -57,14 +57,14 @@ _INTERRUPTED = "interrupted, as this client is closed"
 
 
 def look_up(host: str, port: int, flags: int = 0) -> list[Target]:
-    """Blocks as long as the C library likes; OSError or UnicodeError when the name is none."""
+    """Resolve a name; blocks as long as the C library does. OSError or UnicodeError for a bad name."""
     found = socket.getaddrinfo(codecless(host), port, type=socket.SOCK_STREAM, flags=flags)
     targets = (Target(family, protocol, address) for family, _, protocol, _, address in found)
     return list(dict.fromkeys(targets))
 
 
 def literal(host: str, port: int) -> list[Target]:
-    """The one target of an address in digits, none for a name; never asks anybody."""
+    """Return the one target of an address in digits, none for a name; never sends a query."""
     try:
         return look_up(host, port, socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
@@ -86,17 +86,17 @@ class Resolver:
     def __init__(self, lookup: Lookup = look_up) -> None:
         self._lookup = lookup
         self._interrupted = False
-        # By name, port and process: the thread of a lookup that was under way at a fork is not in the child.
+        # By name, port and process: a lookup under way at a fork has no thread in the child.
         self._under_way: dict[tuple[str, int, int], _Asked] = {}
 
     def resolve(self, host: str, port: int, timeout: float) -> list[Target]:
-        """At least one target; OSError (TimeoutError, too) or UnicodeError otherwise."""
+        """Return at least one target, or raise OSError (also TimeoutError) or UnicodeError."""
         targets = literal(host, port)
         if targets:
             return targets
         key = (host, port, os.getpid())
         fresh = _Asked()
-        # Atomic, and no lock that a fork could leave held.
+        # Atomic, without a lock that a fork could leave held.
         asked = self._under_way.setdefault(key, fresh)
         if asked is fresh:
             self._start(key, fresh)
@@ -109,15 +109,14 @@ class Resolver:
         return asked.targets
 
     def interrupt(self) -> None:
-        """End every wait, and refuse those to come. The threads end when the C library lets them."""
+        """End every wait, and refuse later ones. The threads end when the C library returns."""
         self._interrupted = True
         for asked in list(self._under_way.values()):
             asked.failure = OSError(_INTERRUPTED)
             asked.done.set()
 
     def _start(self, key: tuple[str, int, int], asked: _Asked) -> None:
-        # A daemon thread, the only one there is: it can neither be told to stop nor be waited for, and must
-        # not keep a program from ending.
+        # A daemon thread: it can neither be stopped nor joined, and must not keep a program from ending.
         thread = threading.Thread(
             target=self._ask, args=(key, asked), name=f"nsq-resolve-{key[0]}", daemon=True
         )
@@ -134,7 +133,7 @@ class Resolver:
         except (OSError, UnicodeError) as error:
             asked.failure = error
         finally:
-            # Forgotten first: who comes after this asks anew, and who came before has the object.
+            # Remove it first: later callers look the name up anew, earlier ones hold ``asked``.
             self._under_way.pop(key, None)
             asked.done.set()
 
@@ -143,12 +142,12 @@ class Resolver:
 
 MOMENT = 0.25
 Opened = Callable[[Target], socket.socket]
-"""Makes a socket for a target, with its options set and bound if it should be; it is not connected yet."""
+"""Makes an unconnected socket for a target, with its options set, and bound if need be."""
 
 
 def race(targets: Sequence[Target], opened: Opened, timeout: float) -> socket.socket:
-    """The connected, blocking socket of the winner. OSError when there is none in time: its text says why for
-    each address, ``__cause__`` is the last refusal.
+    """Return the winner's socket, connected and blocking. Raises OSError when none connects in time: its text
+    has the reason for each address, its ``__cause__`` is the last refusal.
     """
     deadline = time.monotonic() + timeout
     moment = min(MOMENT, timeout / len(targets))
@@ -170,7 +169,7 @@ def race(targets: Sequence[Target], opened: Opened, timeout: float) -> socket.so
 
 
 class _Runners:
-    """The sockets that are connecting, and what became of the others."""
+    """The sockets that are connecting, and the failures of the others."""
 
     def __init__(self, opened: Opened) -> None:
         self._opened = opened
@@ -200,7 +199,7 @@ class _Runners:
         self._poll.register(sock, select.POLLOUT)
 
     def first(self, until: float) -> socket.socket | None:
-        """The first to connect; None as soon as one has failed, or nothing has happened until then."""
+        """Return the first socket to connect, or None as soon as one fails or the time is ``until``."""
         milliseconds = poll_milliseconds(until - time.monotonic())
         for descriptor, _ in self._poll.poll(milliseconds) if self.running else ():
             sock, target = self.running.pop(descriptor)
@@ -221,18 +220,18 @@ class _Runners:
 
 
 def _met_itself(sock: socket.socket) -> bool:
-    """Dialing a port of our own machine that has no listener can pick that very port as the source: TCP
-    then connects the socket to itself."""
+    """Whether the socket is connected to itself: TCP does that if a dial of a local port without a listener
+    happens to pick that very port as its source."""
     try:
         return bool(sock.getsockname() == sock.getpeername())
     except OSError:
-        return False  # reset already; the first read says so
+        return False  # reset already; the first read will raise
 
 
 # The transport
 
-# A connection on which nothing moves is asked for a sign of life after a minute and given up a minute
-# later. It keeps NATs from forgetting it, and finds dead peers where heartbeats are switched off.
+# TCP probes an idle connection after a minute and gives it up a minute later. That keeps NATs from forgetting
+# the connection, and finds dead peers where heartbeats are switched off.
 _KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPALIVE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 
 
@@ -266,12 +265,12 @@ class SocketTransport:
             else:
                 sock = self._dialed(*addresses.split(address), timeout, handles)
             stream = SocketStream(sock, address, self._streams)
-            if self._interrupted:  # behind its entry in the set: ``interrupt`` sees it there, or we see this
+            if self._interrupted:  # after listing the stream: ``interrupt`` sees it, or we see the flag
                 stream.close()
                 raise OSError(_INTERRUPTED)
         except (OSError, UnicodeError, ConfigError) as error:
             reason = str((error.strerror if isinstance(error, OSError) else None) or error)
-            # A race names each address it tried; for one in digits that is the address we begin with anyway.
+            # A race names each address it tried; an address in digits would appear twice.
             reason = reason.removeprefix(f"{address}: ")
             raise DialFailed(f"cannot connect to {address}: {reason}") from error
         finally:
@@ -281,7 +280,7 @@ class SocketTransport:
         return stream
 
     def interrupt(self) -> None:
-        """End all dials that are under way, and refuse those to come. Does not wait."""
+        """End all dials that are under way, and refuse later ones. Does not wait."""
         self._interrupted = True
         self._resolver.interrupt()
         for handle in list(self._connecting):
@@ -293,7 +292,7 @@ class SocketTransport:
             stream.close()
 
     def abandon(self) -> None:
-        """Let go of what is the parent's in a forked child. Dials to come are not affected."""
+        """Drop the parent's sockets in a forked child. Later dials are not affected."""
         for handle in list(self._connecting):
             if self._connecting.pop(handle, False):
                 handle.close()
@@ -319,7 +318,7 @@ class SocketTransport:
             handle = sock.dup()
             handles.append(handle)
             self._connecting[handle] = True
-            if self._interrupted:  # only now: ``interrupt`` either finds the handle or is seen here
+            if self._interrupted:  # only now: ``interrupt`` finds the handle, or we see the flag
                 raise OSError(_INTERRUPTED)
         except BaseException:
             sock.close()
@@ -328,7 +327,7 @@ class SocketTransport:
 
     def _bind(self, sock: socket.socket, local: Target) -> None:
         if local.address[1]:
-            # A port that is asked for may still be cooling down from the connection before.
+            # A given port may still be in TIME_WAIT from the connection before.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind(local.address)
@@ -341,14 +340,14 @@ class SocketTransport:
 def _keep_alive(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
-        option = getattr(socket, name, None)  # systems differ in what they have
+        option = getattr(socket, name, None)  # not every system has each option
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def _connected(path: str, timeout: float) -> socket.socket:
-    """A listener whose backlog is full makes connect wait, which SO_SNDTIMEO bounds. There is nothing to poll
-    for: on a socket that does not block, connect fails at once."""
+    """Connect to a Unix socket. A listener with a full backlog makes connect block; SO_SNDTIMEO bounds that.
+    Polling is impossible: on a non-blocking socket connect fails at once."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(max(timeout, 1e-6)))

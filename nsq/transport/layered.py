@@ -1,10 +1,10 @@
-"""A stream under layers: TLS, deflate, snappy. Without a layer it is the stream inside and one call more.
+"""A stream with layers: TLS, deflate, snappy. Without layers it passes calls to the inner stream.
 
-The contract of ``nsq.wire.layers`` decides who may do what. The reader calls ``read`` and nothing else. The
-one current writer calls ``write``, ``flush_pending`` and ``close`` with a farewell: wrapping and sending
-belong together, or records overtake each other. ``push`` and ``handshake`` come before there are two
-threads, or while both stand still. ``wake``, ``abandon`` and a plain ``close`` touch no layer and come from
-anywhere.
+The contract of ``nsq.wire.layers`` assigns the calls to threads. The reader calls ``read`` only. The one
+current writer calls ``write``, ``flush_pending`` and ``close`` with a farewell: if wrapping and sending were
+separate, records could overtake each other. ``push`` and ``handshake`` are called before there are two
+threads, or while both are idle. ``wake``, ``abandon`` and a plain ``close`` touch no layer; any thread may
+call them.
 """
 
 from __future__ import annotations
@@ -20,23 +20,25 @@ from .base import CHUNK, Stream, WrappedStream
 
 
 class LayeredStream(WrappedStream):
-    """``stack`` is empty at first and grows by ``push``; no other code may unwrap or wrap with it."""
+    """A stream with a ``stack`` of layers, empty at first, to which ``push`` adds. No other code may unwrap
+    or wrap with the stack.
+    """
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
         self.stack = Stack()
         self.on_pending: Callable[[], None] | None = None
-        """Called by the reader when a layer wants something sent, before it blocks again. It is to wake the
-        writer for ``flush_pending``, and must not write itself."""
+        """The reader calls it when a layer has bytes to send, before it blocks again. It must wake the writer
+        for ``flush_pending``, and must not write itself."""
         self.truncated = False
-        """Whether the peer's end came without TLS saying goodbye: an attacker may have cut the rest off."""
+        """Whether the stream ended without TLS's closing message: an attacker may have cut the rest off."""
         self._plain = b""  # unwrapped before the first read
-        self._over = False  # there is nothing more to read
+        self._over = False  # nothing more can be read
         self._closed = False
-        self._intact = True  # whatever was wrapped has been sent, whole
+        self._intact = True  # everything wrapped so far has been sent completely
 
     def read(self, limit: int = CHUNK) -> bytes:
-        """Read as a Stream does. ``limit`` bounds what the inner stream gives; it may unwrap to more."""
+        """Read as a Stream does. ``limit`` bounds the inner stream's bytes; they may unwrap to more."""
         stack = self.stack
         if not stack.layers:
             return self.stream.read(limit)
@@ -52,7 +54,7 @@ class LayeredStream(WrappedStream):
         return b""
 
     def _more(self, limit: int) -> bytes:
-        """Take one step and return its bytes; none when a unit of some layer is incomplete, or at the end."""
+        """Read once and return the unwrapped bytes; none when a layer's unit is incomplete, or at the end."""
         if self.stack.more:
             return self.stack.unwrap(b"")
         if not self.stack.peer_closed:
@@ -65,7 +67,7 @@ class LayeredStream(WrappedStream):
         return b""
 
     def write(self, data: bytes, timeout: float) -> None:
-        """Wraps and sends ``data``, behind what the layers had pending themselves."""
+        """Wrap and send ``data``, after the layers' own pending bytes."""
         if self.stack.layers:
             self._send(self.stack.wrap(data), timeout)
         else:
@@ -73,35 +75,35 @@ class LayeredStream(WrappedStream):
 
     @property
     def has_pending(self) -> bool:
-        """Whether a layer wants something sent of its own."""
+        """Whether a layer has bytes of its own to send."""
         return self.stack.has_pending
 
     def flush_pending(self, timeout: float) -> None:
-        """Sends what the layers want sent of their own; nothing when there is nothing."""
+        """Send the layers' own pending bytes, if there are any."""
         data = self.stack.pending()
         if data:
             self._send(data, timeout)
 
     def _send(self, data: bytes, timeout: float) -> None:
-        self._intact = False  # until it is through: half a record can never be completed
+        self._intact = False  # until all is sent: half a record can never be completed
         self.stream.write(data, timeout)
         self._intact = True
 
     def push(self, layer: Layer, received: bytes = b"") -> None:
-        """Puts a layer on the plain side.
+        """Add a layer on the plain side.
 
-        ``received`` is what has come out of this stream behind the answer that announced the layer: it
-        belongs to the layer already, and the next ``read`` begins with what it unwraps to.
+        ``received`` are bytes read from this stream after the answer that announced the layer: they belong to
+        the layer already, and the next ``read`` begins with what they unwrap to.
         """
         if received:
-            self._plain += layer.unwrap(received)  # what it withholds, reading asks it for
+            self._plain += layer.unwrap(received)  # ``read`` fetches what the layer holds back
         self.stack.push(layer)
 
     def handshake(self, timeout: float) -> None:
-        """Carries the TLS handshake of the layer pushed last; the calling thread is reader and writer.
+        """Do the TLS handshake of the layer pushed last; the calling thread is reader and writer.
 
-        LayerError when it comes to nothing (the peer has been told why, if it still listens), Unanswered when
-        the time is up.
+        Raises LayerError when it fails (after telling the peer why, if it still listens), Unanswered when the
+        time is up.
         """
         deadline = time.monotonic() + timeout
         before = self.read_timeout
@@ -115,7 +117,7 @@ class LayeredStream(WrappedStream):
                 wire = self.stream.read()
                 if not wire:
                     raise ConnectionLost(f"{self.peer}: the connection ended during the TLS handshake")
-                # A server that is done may speak at once, in the same chunk.
+                # When the server is done, it may send data at once, in the same chunk.
                 self._plain += self.stack.unwrap(wire)
             self.flush_pending(max(deadline - time.monotonic(), 0.0))
         except LayerError:
@@ -130,10 +132,10 @@ class LayeredStream(WrappedStream):
         super().wake()
 
     def close(self, *, farewell: float | None = None) -> None:
-        """Ends the connection. With ``farewell`` (seconds) the layers may say goodbye first.
+        """End the connection. With ``farewell`` (seconds) the layers may say goodbye first.
 
-        Only the current writer may ask for a farewell. It is not sent behind a write that failed half-way,
-        and a peer that does not take it in time goes without.
+        Only the current writer may ask for a farewell. None is sent after a write that failed half-way, and a
+        peer that does not take it in time gets none.
         """
         if farewell is not None and self._intact and not self._closed:
             with suppress(ConnectionFailed, LayerError):

@@ -1,15 +1,15 @@
-"""A transport in memory that remembers every byte: for tests, ours and yours.
+"""A transport in memory that records every byte: for our tests and yours.
 
     transport = MemoryTransport()
-    conn = connect_over(transport, "nsqd-a:4150")  # what is under test
+    conn = connect_over(transport, "nsqd-a:4150")  # the code under test
     nsqd = transport.accept()                      # the other end, driven by the test
     nsqd.expect(b"  V2")
     nsqd.send(frame)
     nsqd.end()
 
-Where the peer only has to answer, a script does it: ``MemoryTransport((b"  V2", b""), (b"PING",
-b"PONG"))``. Every wait is a condition with a deadline, nothing polls. What a test waited for in vain raises
-AssertionError. Must not import socket.
+If the peer only has to answer, write a script: ``MemoryTransport((b"  V2", b""), (b"PING", b"PONG"))``. Every
+wait is on a condition and has a deadline; no code polls. A test's wait that fails raises AssertionError. Must
+not import socket.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from nsq.errors import ConnectionLost, DialFailed, Unanswered
 from .base import CHUNK
 
 PATIENCE = 20.0
-"""Seconds a test's own waits last, unless told otherwise."""
+"""The default timeout of a test's waits, in seconds."""
 
-#: Seconds; no thread waits for anything while it holds a connection's lock.
+#: Seconds; a thread that holds a connection's lock waits for nothing, and releases it well within this time.
 _LONGEST_HELD = 1.0
 
 
 class MemoryTransport:
     """Connects to any address, and hands the other end of each connection to the test.
 
-    ``script`` is played by every connection: when the client has written the first of a pair, behind what
-    earlier pairs took, the second is sent to it. Anything else from it breaks the connection and says so;
-    after the last pair anything goes. ``chunk_size`` bounds what one read returns.
+    Every connection plays ``script``: when the client has written the first of a pair, after the bytes of
+    earlier pairs, it is sent the second. If it writes other bytes, the connection breaks with an error that
+    names them; after the last pair it may write any. ``chunk_size`` bounds the result of one read.
     """
 
     def __init__(self, *script: tuple[bytes, bytes], chunk_size: int | None = None) -> None:
@@ -59,7 +59,7 @@ class MemoryTransport:
         return MemoryStream(peer)
 
     def accept(self, timeout: float = PATIENCE) -> MemoryPeer:
-        """The other end of the next connection, in the order of their making."""
+        """Wait for the next connection, in the order of dials, and return its other end."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._peers) > self._accepted, timeout):
                 raise AssertionError(
@@ -74,7 +74,7 @@ class MemoryTransport:
             self._refusals[address] = reason
 
     def admit(self, address: str | None = None) -> None:
-        """Takes a refusal back; without an address, all of them."""
+        """Undo ``refuse`` for this address, or for all."""
         with self._changed:
             if address is None:
                 self._refusals.clear()
@@ -82,47 +82,47 @@ class MemoryTransport:
 
     @property
     def dials(self) -> list[str]:
-        """Every address that was asked for, refused ones too."""
+        """Every address that was dialed, refused ones too."""
         with self._changed:
             return list(self._dials)
 
     @property
     def peers(self) -> list[MemoryPeer]:
-        """The other end of every connection that was made, accepted by the test or not."""
+        """The other end of every connection, accepted by the test or not."""
         with self._changed:
             return list(self._peers)
 
     def wait_for_dials(self, count: int, timeout: float = PATIENCE) -> None:
-        """Until so many dials were made, refused ones too."""
+        """Wait until there were ``count`` dials, refused ones too."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._dials) >= count, timeout):
                 raise AssertionError(f"not {count} dials within {timeout:g} s but {self._dials}")
 
 
 class MemoryPeer:
-    """The server's end of one connection: what the test, or the script, makes it do."""
+    """The server's end of one connection, driven by the test or the script."""
 
     def __init__(
         self, address: str, script: tuple[tuple[bytes, bytes], ...] = (), chunk_size: int | None = None
     ) -> None:
         self.address = address
         self.chunk_size = chunk_size
-        """The most that one read of the client returns; may be changed at any time."""
-        # Guards everything below, of both ends, and announces every change to it.
+        """The most bytes that one read of the client returns; may be changed at any time."""
+        # Guards everything below, for both ends, and announces every change.
         self._changed = threading.Condition()
         self._sent = bytearray()  # on its way to the client
         self._writes: list[bytes] = []
         self._received = bytearray()
-        self._expected = 0  # bytes of it that expect() has seen
+        self._expected = 0  # bytes of ``_received`` that expect() has seen
         self._script = deque(script)
-        self._played = 0  # bytes of it that the script has seen
-        self._room: int | None = None  # bytes that are still taken; None: any number
+        self._played = 0  # bytes of ``_received`` that the script has seen
+        self._room: int | None = None  # bytes that we still take; None: any number
         self._finished = False
         self._failure: Exception | None = None
-        #: What the client has done with its end.
+        #: Whether the client has woken, closed or abandoned its end.
         self.woken = self.closed = self.abandoned = False
 
-    # What the peer does
+    # Actions of the peer
 
     def send(self, data: bytes) -> None:
         with self._changed:
@@ -130,30 +130,30 @@ class MemoryPeer:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """The client reads what was sent before, and then the end; it may still write."""
+        """End the stream: the client reads earlier bytes, then the end; it may still write."""
         with self._changed:
             self._finished = True
             self._changed.notify_all()
 
     def fail(self, error: Exception) -> None:
-        """Reads raise this error once everything sent before has been read, writes at once."""
+        """Break the connection: writes raise this error at once, reads after all earlier bytes."""
         with self._changed:
             self._failure = error
             self._changed.notify_all()
 
     def stall(self, after: int = 0) -> None:
-        """Takes ``after`` more bytes and then no more: writes wait for their deadline."""
+        """Take ``after`` more bytes and then no more: writes wait for their deadline."""
         with self._changed:
             self._room = after
             self._changed.notify_all()
 
     def resume(self) -> None:
-        """Takes bytes again."""
+        """Take bytes again."""
         with self._changed:
             self._room = None
             self._changed.notify_all()
 
-    # What the peer has seen
+    # Observations of the peer
 
     @property
     def received(self) -> bytes:
@@ -163,18 +163,18 @@ class MemoryPeer:
 
     @property
     def writes(self) -> list[bytes]:
-        """The same, write by write."""
+        """The bytes of each write of the client so far."""
         with self._changed:
             return list(self._writes)
 
     @property
     def unread(self) -> bytes:
-        """The bytes that were sent and the client has not read yet."""
+        """The bytes that we have sent and the client has not read yet."""
         with self._changed:
             return bytes(self._sent)
 
     def expect(self, data: bytes, timeout: float = PATIENCE) -> None:
-        """Waits until the next bytes, behind those expected before, are these; AssertionError otherwise."""
+        """Wait until the next bytes, after those expected before, are these; else AssertionError."""
         with self._changed:
             start, end = self._expected, self._expected + len(data)
             self._changed.wait_for(
@@ -188,7 +188,7 @@ class MemoryPeer:
             self._expected = end
 
     def wait_until(self, satisfied: Callable[[bytes], bool], timeout: float = PATIENCE) -> bytes:
-        """Waits until ``satisfied(received)``, and returns what was received by then."""
+        """Wait until ``satisfied(received)`` is true, and return the bytes received by then."""
         with self._changed:
             if not self._changed.wait_for(lambda: satisfied(bytes(self._received)), timeout):
                 got = bytes(self._received)
@@ -196,12 +196,12 @@ class MemoryPeer:
             return bytes(self._received)
 
     def wait_closed(self, timeout: float = PATIENCE) -> None:
-        """Waits until the client has closed or abandoned its end."""
+        """Wait until the client has closed or abandoned its end."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.closed, timeout):
                 raise AssertionError(f"the client did not close {self.address} within {timeout:g} s")
 
-    # The client's end; MemoryStream's side of it
+    # The client's end, for MemoryStream
 
     def _read(self, limit: int, timeout: float | None) -> bytes:
         with self._changed:
@@ -273,7 +273,7 @@ class MemoryPeer:
 
 
 class MemoryStream:
-    """The client's end: a Stream."""
+    """The client's end of a connection: a Stream."""
 
     def __init__(self, peer: MemoryPeer) -> None:
         self.peer = peer.address

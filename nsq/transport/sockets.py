@@ -1,19 +1,17 @@
 """A Stream over a connected socket, TCP or Unix.
 
-Reading is one blocking ``recv`` with SO_RCVTIMEO, writing a ``send`` that does not wait, and ``poll`` only
-when the peer is slow: one system call for each. ``socket.settimeout`` would ask ``poll`` before every call,
-and belongs to the socket, not to a direction. Only sockets that gevent has patched need it, to which
-SO_RCVTIMEO means nothing: for those the two directions have a socket object each on the one connection, made
-by ``dup``.
+A read is one blocking ``recv`` with SO_RCVTIMEO, a write one non-blocking ``send``, plus ``poll`` only when
+the peer is slow: one system call for each. ``socket.settimeout`` would call ``poll`` before every call, and
+applies to the socket, not to a direction. Only sockets that gevent has patched need it, as these ignore
+SO_RCVTIMEO: there each direction has a socket object of its own on the one connection, made by ``dup``.
 
-Who closes the descriptor: the last thread out. ``close`` shuts the connection, which ends whatever recv or
-send is blocked in it; then the last one to leave (the reader, the writer or the closer itself) closes.
-Closing earlier would free the number while a thread is about to use it, and the next file or connection of
-this process gets that number.
+The last thread to leave closes the descriptor. ``close`` shuts the connection down, which ends a blocked recv
+or send; then the last thread (the reader, the writer or the closer itself) closes. Closing earlier would free
+the number while a thread is about to use it, and the next file or connection of this process would get it.
 
-The one reader and the one writer say that they are inside by a flag of their own, without a lock, as they
-come for every chunk: each sets its flag before it looks whether the stream is closed, and the closer sets
-that before it looks at the flags, so that one of the two always sees the other.
+The one reader and the one writer each have a flag for being inside, instead of a lock, as they come for every
+chunk: each sets its flag before it looks whether the stream is closed, and the closer sets ``_closed`` before
+it looks at the flags, so that one of the two always sees the other.
 """
 
 from __future__ import annotations
@@ -32,15 +30,15 @@ from nsq.errors import ConfigError, ConnectionLost, Unanswered
 from .base import CHUNK
 
 _TIMEVAL = struct.Struct("@ll")
-_LONGEST = 10**9  # seconds; the kernel takes it for "for ever" or nearly so
+_LONGEST = 10**9  # seconds; for the kernel this means for ever, or nearly so
 _LONGEST_TIMEOUT = 10**6  # seconds; poll counts milliseconds in 32 bits
 _LONGEST_POLL = 2**31 - 1  # milliseconds
-# A peer that is gone must raise an error, not a signal, even where a program has restored SIGPIPE.
+# Sending to a closed peer must raise an error, not a signal, even if a program has restored SIGPIPE.
 _AT_ONCE = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 
 
 class SocketStream:
-    """Adopts ``sock``, which must be connected, and closes it in the end. Is ``listed`` until then."""
+    """A Stream over ``sock``, which must be connected and which it closes. ``listed`` holds it until then."""
 
     def __init__(self, sock: socket.socket, peer: str, listed: set[SocketStream] | None = None) -> None:
         self.peer = peer
@@ -54,7 +52,7 @@ class SocketStream:
             sock.setblocking(True)
         self._read_timeout: float | None = None
         self._reading = self._writing = False
-        self._lock = threading.Lock()  # guards the next; never held during a call that can block
+        self._lock = threading.Lock()  # guards ``_inside``; never held during a call that can block
         self._inside = 0  # other threads that may be using the descriptors
         self._woken = False
         self._closed = False
@@ -93,7 +91,7 @@ class SocketStream:
             if self._woken:
                 return b""
             if isinstance(error, (TimeoutError, BlockingIOError)) and error.errno != errno.ETIMEDOUT:
-                waited = self._read_timeout  # or what another thread has just replaced it with
+                waited = self._read_timeout  # or the value that another thread has just set
                 words = "its read timeout" if waited is None else f"{waited:.3g} s"
                 raise Unanswered(f"{self.peer}: nothing was received within {words}") from error
             raise self._lost(error) from error
@@ -126,7 +124,7 @@ class SocketStream:
         poll.register(self._out, select.POLLOUT)
         while sent < len(data):
             left = deadline - time.monotonic()
-            # Also true when the connection is shut or broken: the next send says so.
+            # poll also returns when the connection is shut or broken: the next send raises then.
             if left <= 0 or not poll.poll(poll_milliseconds(left)):
                 missing = f"{len(data) - sent} of {len(data)} bytes"
                 raise Unanswered(f"{self.peer}: {missing} were not taken within {timeout:.3g} s")
@@ -136,8 +134,8 @@ class SocketStream:
     def wake(self) -> None:
         if not self._enter():
             return
-        # Set before the shutdown: Linux still hands out what arrives after SHUT_RD, and a peer that never
-        # stops sending would keep the reader.
+        # Set before the shutdown: Linux still returns data that arrives after SHUT_RD, and a peer that never
+        # stops sending would keep the reader busy.
         self._woken = True
         try:
             self._shut(socket.SHUT_RD)
@@ -158,13 +156,13 @@ class SocketStream:
     def abandon(self) -> None:
         self._lock = threading.Lock()
         self._closed = self._woken = True
-        # Threads that were inside at the fork exist in the parent only.
+        # Threads that were inside at the fork exist only in the parent.
         self._inside = 0
         self._reading = self._writing = False
         self._close_both()
 
     def _shut(self, how: int) -> None:
-        with suppress(OSError):  # not connected any more: no thread is blocked in it then
+        with suppress(OSError):  # not connected any more, so no thread is blocked
             self._in.shutdown(how)
 
     def _enter(self) -> bool:
@@ -198,16 +196,16 @@ class SocketStream:
 
 
 def timeval(seconds: float | None) -> bytes:
-    """Encode a timeout for SO_RCVTIMEO and SO_SNDTIMEO. Zero means for ever there; None does here."""
+    """Encode a timeout for SO_RCVTIMEO and SO_SNDTIMEO. None means for ever, which is zero there."""
     if seconds is None:
         return _TIMEVAL.pack(0, 0)
     fraction, whole = math.modf(min(seconds, _LONGEST))
-    # Rounded up, so that a tiny timeout does not become none; 999,999.5 µs must not become a million.
+    # Round up, so that a tiny timeout does not become zero; 999,999.5 µs must not become a million.
     return _TIMEVAL.pack(int(whole), min(math.ceil(fraction * 1_000_000), 999_999))
 
 
 def poll_milliseconds(seconds: float) -> int:
-    """Convert to milliseconds for ``poll``, rounded up: rounding down would spin through the last one."""
+    """Convert to milliseconds for ``poll``, rounded up: rounding down would spin during the last one."""
     return math.ceil(min(max(seconds, 0.0) * 1000, _LONGEST_POLL))
 
 

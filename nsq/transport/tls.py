@@ -1,8 +1,6 @@
-"""The TLS context of a client, from options. A ready ``ssl.SSLContext`` does as well wherever one is asked
-for.
+"""Makes a client's TLS context from its options, unless these hold a ready ``ssl.SSLContext``.
 
-The handshake itself is ``nsq.wire.layers.Tls``, carried by a LayeredStream. Must not import certifi before
-it is needed.
+``nsq.wire.layers.Tls`` does the handshake over a LayeredStream. Must not import certifi before it is needed.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_
 
 
 def context_of(config: Config) -> ssl.SSLContext | None:
-    """The context that a client's options ask for, made anew at each call; None without TLS.
+    """Return the context for a client's options, made anew at each call; None without TLS.
 
-    ConfigError names the option and the path of a file that is of no use.
+    If a file cannot be used, raises ConfigError with its option and path.
     """
     if not isinstance(config.tls, bool):
         return config.tls
@@ -30,7 +28,7 @@ def context_of(config: Config) -> ssl.SSLContext | None:
 
 @cache
 def public_authorities() -> ssl.SSLContext:
-    """The context for servers that certifi's authorities vouch for."""
+    """Return the context for servers whose certificates certifi's authorities have signed."""
     return _made_for(Config(tls=True))
 
 
@@ -77,7 +75,7 @@ def _introduce(context: ssl.SSLContext, cert_file: str, key_file: str | None) ->
 
 
 def _check_readable(option: str, path: str) -> None:
-    """Apart, because OpenSSL does not say which file it could not read."""
+    """Check that a file can be read: OpenSSL would not name the file that it could not read."""
     try:
         with open(path, "rb"):
             return

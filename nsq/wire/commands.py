@@ -1,4 +1,4 @@
-"""The commands of the V2 protocol: an encoder for each, and the parser nsqd uses.
+"""The commands of the V2 protocol: an encoder for each, and nsqd's parser.
 
 Encoders trust their arguments: the code that takes names and sizes from a user checks them. The parser
 trusts nothing. Pure bytes; imports only errors and names.
@@ -24,10 +24,10 @@ CLS = b"CLS\n"
 #: nsqd reads a command line through a buffer of this size and hangs up on longer ones.
 MAX_LINE = 16 * 1024
 
-#: Ids as every nsqd makes them. A line with other bytes may be more than it seems: it is split.
+#: FINs with ids as every nsqd makes them. Lines with other bytes are split in the general way.
 _FINS = re.compile(rb"(?:FIN [0-9A-Za-z]{16}\n)+")
 _SIZE = struct.Struct(">i")
-#: What Python takes for a bytes object, and its place in a list, beyond the four bytes of its size.
+#: Memory of a bytes object and its place in a list, in addition to its data and the four bytes of its size.
 _BODY_OVERHEAD = 40
 
 
@@ -83,7 +83,7 @@ def mpub(topic: str, bodies: Iterable[bytes]) -> bytes:
 
 
 def pack_bodies(bodies: Iterable[bytes]) -> bytes:
-    """Many messages as MPUB and HTTP's binary /mpub carry them: their count, then each with its size."""
+    """Encode messages as the body of MPUB or HTTP's binary /mpub: a count, then each with its size."""
     bodies = list(bodies)
     parts = [_SIZE.pack(len(bodies))] * (2 * len(bodies) + 1)
     parts[1::2] = map(_SIZE.pack, map(len, bodies))
@@ -94,8 +94,8 @@ def pack_bodies(bodies: Iterable[bytes]) -> bytes:
 def batches(
     items: Iterable[T], size_of: Callable[[T], int], most: int = 10_000, most_bytes: int = 512 * 1024
 ) -> Iterator[list[T]]:
-    """Yield the items in their order, as many together as one MPUB should carry. One that alone has more
-    bytes than ``most_bytes`` goes alone.
+    """Yield the items in order, in lists of as many as one MPUB should carry. An item larger than
+    ``most_bytes`` goes alone.
     """
     batch: list[T] = []
     total = _SIZE.size
@@ -120,13 +120,13 @@ class Limits:
 
     @property
     def max_batch(self) -> int:
-        """The most messages that a body can hold: each takes a size and at least one byte."""
+        """The most messages in a body: each takes a size and at least one byte."""
         return (self.max_body_size - 4) // 5
 
 
 @dataclass(frozen=True)
 class BadCommand:
-    """The fault of a command: the code and text of the error frame that answers it."""
+    """The fault of a command: the code and text of the error frame in answer to it."""
 
     code: bytes
     text: bytes
@@ -155,20 +155,20 @@ class _Incomplete(Exception):
 
 
 class CommandParser:
-    """Cuts a client's byte stream into commands: ``feed`` returns what has become complete.
+    """Cuts a client's byte stream into commands: ``feed`` returns the commands that are now complete.
 
-    PUBs to one topic share their list of parameters, so that a run of them can be told by identity.
+    PUBs to one topic share their list of parameters, so that callers recognize a run of them by identity.
 
-    Parsing stops at an IDENTIFY, because what follows it may be encrypted or compressed. ``stopped`` is true
-    then: ``feed(b"")`` goes on, ``take_rest()`` hands the bytes to a new layer instead. The first malformed
-    command ends the stream: ``error`` then says why, and applies after the commands returned with it.
+    Parsing stops at an IDENTIFY, because the bytes after it may be encrypted or compressed. ``stopped`` is
+    true then: ``feed(b"")`` goes on, or ``take_rest()`` returns the bytes for a new layer. The first
+    malformed command ends the stream: ``error`` has the reason, and applies after the returned commands.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._held = bytearray()  # the beginning of an unfinished command
-        self._needed = 0  # bytes that are held before it is worth looking again
-        self._rest = b""  # what has come with an IDENTIFY, and where it goes on behind it
+        self._needed = 0  # do not parse again with fewer bytes than this
+        self._rest = b""  # the chunk that held an IDENTIFY; the bytes after it begin at ``_start``
         self._start = 0
         self._mpub: _PartialMpub | None = None
         self._pub_line = b""
@@ -195,7 +195,7 @@ class CommandParser:
         commands: list[Command] = []
         used = self._cut(data, start, commands)
         if self.stopped:
-            # The rest is not cut off: in a chunk full of IDENTIFYs each would copy all that follow it.
+            # Do not cut the rest off: in a chunk full of IDENTIFYs each would copy all bytes after it.
             self._rest, self._start = data, used
         elif used < len(data) and self.error is None:
             self._held += data[used:] if used else data
@@ -246,16 +246,16 @@ class CommandParser:
                     return position
         except _Incomplete as more:
             self._needed = more.total
-            # An MPUB keeps what it has read of itself: its held bytes start at its next message.
+            # A partial MPUB keeps the messages it has read: we hold the bytes from its next message on.
             return self._mpub.position if self._mpub is not None else position
         except _Rejected as rejected:
             self.error = rejected.reason
             return len(data)
 
     def _cut_runs(self, data: bytes, position: int, commands: list[Command]) -> int:
-        """Cut what nearly all traffic consists of: FINs, and PUBs to the topic of the last one.
+        """Cut FINs, and PUBs to the topic of the last one, which are nearly all traffic.
 
-        Whatever is unusual about a command is left to the general way, which takes three times as long.
+        Leaves unusual commands to the general way, which takes three times as long.
         """
         if data.startswith(b"FIN ", position):
             run = _FINS.match(data, position)
@@ -267,7 +267,7 @@ class CommandParser:
         line = self._pub_line
         if not line or not data.startswith(line, position):
             return position
-        # The line was split and its topic checked the first time.
+        # The first PUB with this line has split it and checked the topic.
         params, limit, end = self._pub_params, self._limits.max_msg_size, len(data)
         unpack, append, head = _SIZE.unpack_from, commands.append, len(line) + 4
         while (start := position + head) <= end and data.startswith(line, position):
@@ -301,7 +301,7 @@ class CommandParser:
         if len(params) < 2:
             raise _Rejected(b"E_INVALID", b"DPUB insufficient number of parameters")
         _require_topic(b"DPUB", params[0])
-        # No digit at all is 0, as nsqd reads its numbers.
+        # An empty number is 0, as in Go's nsqd.
         delay, limit = params[1] or b"0", self._limits.max_req_timeout_ms
         if not delay.isdigit():
             raise _Rejected(b"E_INVALID", b"DPUB could not parse timeout " + delay)
@@ -313,7 +313,7 @@ class CommandParser:
     def _mpub_body(self, params: list[bytes], data: bytes, start: int, position: int) -> tuple[Command, int]:
         if not params:
             raise _Rejected(b"E_INVALID", b"MPUB insufficient number of parameters")
-        # The code stands twice in this one answer of nsqd; clients may compare the whole text.
+        # This one answer of nsqd has the code twice; clients may compare the whole text.
         _require_topic(b"E_BAD_TOPIC MPUB", params[0])
         limit = self._limits.max_body_size
         if len(data) < position + 4:
@@ -334,7 +334,7 @@ class CommandParser:
     def _sized(
         self, verb: bytes, data: bytes, start: int, position: int, *, message: bool = False
     ) -> tuple[bytes, int]:
-        """The body, or the message, whose size is at ``position``, and where it ends."""
+        """Return the body, or the message, whose size is at ``position``, and the position of its end."""
         if len(data) < position + 4:
             raise _Incomplete(position + 4 - start)
         (size,) = _SIZE.unpack_from(data, position)
@@ -356,7 +356,7 @@ def _bad_size(verb: bytes, size: int, limit: int, *, message: bool) -> _Rejected
 
 
 class _PartialMpub:
-    """An MPUB, read message by message as nsqd does: a bad size is answered before the rest arrives."""
+    """An MPUB, parsed message by message as nsqd does: a bad size is an error before the rest arrives."""
 
     def __init__(self, params: list[bytes], count: int, budget: int, max_msg_size: int) -> None:
         self.position = 0
@@ -377,7 +377,7 @@ class _PartialMpub:
         most = min(last, len(data))
         needed = 4
         try:
-            # As few steps as can be: this loop is most of what a message of an MPUB costs here.
+            # As few steps as possible: this loop is most of the cost of a message in an MPUB.
             for _ in range(self._count - len(bodies)):
                 (size,) = unpack(data, position)
                 start = position + 4
@@ -392,7 +392,7 @@ class _PartialMpub:
             else:
                 return (b"MPUB", self._params, bodies), position
         except struct.error:
-            pass  # not even the size has come in full
+            pass  # the size is incomplete
         self.position, self._budget = position, last - position
         raise _Incomplete(needed)
 
@@ -402,7 +402,7 @@ class _PartialMpub:
             return _Rejected(b"E_BAD_MESSAGE", text)
         if size > self._max_msg_size:
             return _bad_size(b"MPUB", size, self._max_msg_size, message=True)
-        # nsqd waits for ever here; messages beyond the declared body would grow without a bound.
+        # Go's nsqd waits for ever here; messages beyond the declared body would take unbounded memory.
         return _Rejected(b"E_BAD_BODY", b"MPUB messages exceed the declared body size")
 
 
@@ -421,8 +421,8 @@ def _require_topic(verb: bytes, topic: bytes) -> None:
 
 
 def unpack_bodies(data: bytes, limits: Limits) -> list[bytes]:
-    """The messages of HTTP's binary /mpub, whose body is MPUB's. Raises ``BadBodies`` with the code
-    nsqd answers.
+    """Return the messages of HTTP's binary /mpub, whose body is that of MPUB. Raises ``BadBodies`` with the
+    code that nsqd answers.
     """
     if len(data) < 4:
         raise BadBodies("BAD_BODY")
@@ -438,7 +438,7 @@ def unpack_bodies(data: bytes, limits: Limits) -> list[bytes]:
 
 
 class BadBodies(ValueError):
-    """A binary batch that does not decode; ``code`` is nsqd's name for it."""
+    """A binary batch that cannot be decoded; ``code`` is nsqd's error code."""
 
     def __init__(self, code: str) -> None:
         super().__init__(code)

@@ -1,6 +1,6 @@
-"""Frames, which nsqd sends: length-prefixed, of three types.
+"""The frames that nsqd sends: length-prefixed, of three types.
 
-Used from both ends: the daemon encodes, the client parses. Pure bytes; imports only errors.
+Both ends use this: the daemon encodes, the client parses. Pure bytes; imports only errors.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ HEARTBEAT = b"_heartbeat_"
 OK = b"OK"
 CLOSE_WAIT = b"CLOSE_WAIT"
 
-#: A frame holds a message of at most nsqd's --max-msg-size, 1 MiB unless raised; this leaves room for raised
-#: ones.
+#: A frame holds a message of at most nsqd's --max-msg-size, 1 MiB by default; this leaves room for more.
 DEFAULT_MAX_FRAME = 64 * 1024 * 1024
 
 _HEAD = struct.Struct(">ii")
@@ -30,7 +29,7 @@ _HEAD_SIZE = _HEAD.size
 _MESSAGE_HEAD_SIZE = _MESSAGE_HEAD.size
 _MESSAGE_OVERHEAD = _MESSAGE_HEAD_SIZE - 4
 
-#: Where nsqd has the type of a frame nsqlookupd, not understanding "  V2", has the begin of E_BAD_PROTOCOL.
+#: nsqlookupd answers "  V2" with E_BAD_PROTOCOL, whose beginning stands where a frame has its type.
 _NSQLOOKUPD = int.from_bytes(b"E_BA", "big")
 
 M = TypeVar("M")
@@ -49,7 +48,7 @@ class ErrorReply(NamedTuple):
 
 
 class RawMessage(NamedTuple):
-    """A message as the wire holds it: time in nanoseconds since the epoch, deliveries so far, id, body."""
+    """A message on the wire: time in nanoseconds since the epoch, deliveries so far, id, body."""
 
     timestamp: int
     attempts: int
@@ -79,7 +78,7 @@ class Encodable(Protocol):
 
 
 def encode_messages(messages: Iterable[Encodable]) -> list[bytes]:
-    """A frame for each; one call for many, because a call for each takes a third as long again."""
+    """Encode a frame for each message; calling ``encode_message`` for each takes a third longer."""
     pack = _MESSAGE_HEAD.pack
     return [
         pack(len(body := message.body) + 30, FRAME_MESSAGE, message.timestamp, message.attempts, message.id)
@@ -88,10 +87,10 @@ def encode_messages(messages: Iterable[Encodable]) -> list[bytes]:
     ]
 
 
-#: Responses are few and alike: answering with one shared object spares a producer an allocation a publish.
+#: Shared objects for the few usual responses: they save a producer an allocation per publish.
 _COMMON = {data: Response(data) for data in (OK, HEARTBEAT, CLOSE_WAIT)}
 
-#: Publishes that travel together are answered together: their OKs are taken in one piece.
+#: nsqd answers publishes that were sent together with OKs in a row, which the parser takes in one piece.
 OK_FRAME = encode_response(OK)
 _OKS = re.compile(b"(?:%s)+" % re.escape(OK_FRAME))
 _OK_SIZE = len(OK_FRAME)
@@ -99,11 +98,10 @@ OKAY = _COMMON[OK]
 
 
 class FrameParser(Generic[M]):
-    """Cuts a byte stream into frames: ``feed`` returns what has become complete.
+    """Cuts a byte stream into frames: ``feed`` returns the frames that are now complete.
 
-    ``message`` builds the object handed out for a message frame, so that a reader can have its own class
-    built in one step. A frame that cannot be one raises; everything complete before it has then been lost
-    with the connection, which has no future anyway.
+    ``message`` builds the object for a message frame, so that a caller gets its own class in one step. An
+    impossible frame raises; the complete frames before it in the chunk are lost, as is the connection.
     """
 
     def __init__(
@@ -116,11 +114,11 @@ class FrameParser(Generic[M]):
         self._held_size = 0
         self._needed = 0
         self.replies = 0
-        """How many of all frames so far were no messages: a chunk that adds none has only these."""
+        """The number of frames so far other than messages. If a chunk adds none, it had only messages."""
 
     def feed(self, data: bytes) -> list[M | Response | ErrorReply]:
         if self.held:
-            # Joined only when a whole frame is there: a large one arriving in small chunks is copied once.
+            # Join only when a whole frame is there: a large one that arrives in small chunks is copied once.
             self.held.append(data)
             self._held_size += len(data)
             if self._held_size < self._needed:
@@ -154,7 +152,7 @@ class FrameParser(Generic[M]):
         return position
 
     def _cut_messages(self, data: bytes, position: int, frames: list[M | Response | ErrorReply]) -> int:
-        """The message here and all that follow it in a row: each is unpacked in one step."""
+        """Cut the message at ``position`` and those that follow it in a row, each in one step."""
         end, limit = len(data), self._max_frame
         make, append, unpack = self.message, frames.append, _MESSAGE_HEAD.unpack_from
         while end - position >= _MESSAGE_HEAD_SIZE:
@@ -169,7 +167,7 @@ class FrameParser(Generic[M]):
     def _cut_replies(
         self, data: bytes, position: int, stop: int, kind: int, frames: list[M | Response | ErrorReply]
     ) -> int:
-        """The reply that ends at ``stop``; of OKs, all in a row."""
+        """Cut the reply that ends at ``stop``; if it is an OK, also the OKs that follow it in a row."""
         oks = _OKS.match(data, position) if stop - position == _OK_SIZE and stop < len(data) else None
         if oks is None:
             frames.append(_reply(kind, data[position + 8 : stop]))
@@ -204,9 +202,9 @@ def _reply(kind: int, data: bytes) -> Response | ErrorReply:
 
 
 def split_reply(data: bytes) -> tuple[Response | ErrorReply, bytes] | None:
-    """The first frame and the bytes behind it; None while it is incomplete.
+    """Return the first frame and the bytes after it; None while the frame is incomplete.
 
-    For a conversation in which an answer decides how to read the bytes behind it.
+    For the handshake, in which an answer decides how to read the bytes after it.
     """
     if len(data) < 4:
         return None

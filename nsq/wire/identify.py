@@ -1,8 +1,8 @@
 """The JSON bodies of IDENTIFY and AUTH and of their replies.
 
-Times are milliseconds here, as on the wire: outside this package they are seconds. Decoding is as strict as
-nsqd's: a field of the wrong type spoils the whole body, an unknown one is ignored, a missing one has its
-zero. Pure bytes; imports only errors.
+Times are milliseconds here, as on the wire; outside this package they are seconds. Decoding is as strict as
+nsqd's: a field of the wrong type makes the whole body invalid, an unknown field is ignored, a missing one has
+its default. Pure bytes; imports only errors.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _INT64 = range(-(2**63), 2**63)
 
 
 class BadJson(WireError):
-    """A body that is not the JSON object it should be."""
+    """A body that is not the expected JSON object."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class JsonBody:
 
 def _json_object(body: bytes) -> dict[str, Any]:
     try:
-        # Text that is no UTF-8 may be an odd host name, and is no reason to turn a client away.
+        # Text that is not UTF-8 may be an odd host name, which is no reason to refuse a client.
         values = json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise BadJson(f"not JSON: {error}") from None
@@ -58,12 +58,12 @@ def _refuse_constant(name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class IdentifyRequest(JsonBody):
-    """A client's introduction and wishes. 0 asks for nsqd's default, -1 turns the thing off."""
+    """A client's identity and requests. 0 asks for nsqd's default, -1 turns a feature off."""
 
     client_id: str = ""
     hostname: str = ""
-    short_id: str = ""  # what older clients call client_id
-    long_id: str = ""  # and hostname
+    short_id: str = ""  # older clients' name for client_id
+    long_id: str = ""  # older clients' name for hostname
     user_agent: str = ""
     feature_negotiation: bool = False
     heartbeat_interval: int = 0
@@ -81,7 +81,7 @@ class IdentifyRequest(JsonBody):
 
 @dataclass(frozen=True, kw_only=True)
 class IdentifyReply(JsonBody):
-    """The grants of nsqd, sent when the client asked for feature negotiation."""
+    """nsqd's answer to a client that asks for feature negotiation."""
 
     max_rdy_count: int = 2500
     version: str = ""
@@ -102,7 +102,7 @@ class IdentifyReply(JsonBody):
 
 @dataclass(frozen=True, kw_only=True)
 class AuthReply(JsonBody):
-    """The client's identity, as nsqd's auth server tells it, and the number of its rules."""
+    """The client's identity according to nsqd's auth server, and the number of its permissions."""
 
     identity: str = ""
     identity_url: str = ""

@@ -1,8 +1,8 @@
 """The V1 protocol between nsqd and nsqlookupd, both sides: bytes in, commands or replies out.
 
-A client sends the magic, then commands: a line of words, that of IDENTIFY followed by a sized JSON body. Each
-is answered with a sized reply which, unlike a frame of V2, carries no type.
-Pure bytes; imports only errors and its neighbours.
+A client sends the magic, then commands: lines of words. IDENTIFY's line is followed by a sized JSON body. The
+answer to each is a sized reply, which unlike a frame of V2 has no type.
+Pure bytes; imports only errors and modules of this folder.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ MAX_REPLY = 64 * 1024
 _SIZE = struct.Struct(">i")
 
 
-# How the two introduce themselves
+# Peer information in IDENTIFY and its reply
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeerInfo(JsonBody):
-    """The introduction of an nsqd in IDENTIFY, and of an nsqlookupd in its reply."""
+    """Peer information: an nsqd's in IDENTIFY, an nsqlookupd's in its reply."""
 
     # Sorted, as Go writes a map.
     broadcast_address: str = ""
@@ -44,12 +44,12 @@ class PeerInfo(JsonBody):
 
     @property
     def complete(self) -> bool:
-        """Whether nothing is missing that an nsqlookupd insists on."""
+        """Whether all fields are set that an nsqlookupd requires."""
         return bool(self.broadcast_address and self.http_port and self.tcp_port and self.version)
 
 
 def parse_peer_info(body: bytes) -> PeerInfo:
-    """Missing fields and nulls stay empty, unknown ones are skipped; WireError says what is wrong."""
+    """Parse peer information; raises WireError. Missing and null fields stay empty, unknown are ignored."""
     if body.strip() == b"null":
         return PeerInfo()
     try:
@@ -59,7 +59,7 @@ def parse_peer_info(body: bytes) -> PeerInfo:
 
 
 def identify_reply(info: PeerInfo) -> bytes:
-    """The body in which an nsqlookupd answers IDENTIFY; it does not tell where it stands."""
+    """Return the body of nsqlookupd's answer to IDENTIFY, which omits region and zone."""
     told = asdict(info)
     del told["topology_region"], told["topology_zone"]
     return json.dumps(told, separators=(",", ":")).encode()
@@ -92,14 +92,14 @@ def _about(command: str, topic: str, channel: str | None) -> bytes:
 
 
 class ReplyParser:
-    """Turns what an nsqlookupd sends into the bodies of its replies. An error is a body beginning ``E_``."""
+    """Cuts nsqlookupd's bytes into the bodies of its replies. The body of an error begins with ``E_``."""
 
     def __init__(self, max_size: int = MAX_REPLY) -> None:
         self._max_size = max_size
         self._pending = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Raises FrameError for an impossible size; the connection is then of no more use."""
+        """Return the complete bodies. Raises FrameError for an impossible size: close the connection then."""
         data = self._pending + data
         replies = []
         at = 0
@@ -121,7 +121,7 @@ class ReplyParser:
 
 
 class Command(NamedTuple):
-    """A line's words: ``Command(b"REGISTER", (b"orders", b"archive"))``. After IDENTIFY a Body follows."""
+    """The words of a line: ``Command(b"REGISTER", (b"orders", b"archive"))``. A Body follows IDENTIFY."""
 
     name: bytes
     params: tuple[bytes, ...] = ()
@@ -134,7 +134,7 @@ class Body(NamedTuple):
 
 
 class Violation(NamedTuple):
-    """Bytes no command can begin with. ``reply`` is the answer; after it the connection is closed."""
+    """An invalid command. Send ``reply``, then close the connection."""
 
     reply: bytes
 
@@ -143,7 +143,7 @@ Event = Command | Body | Violation
 
 
 class LookupCommandParser:
-    """Turns what an nsqd sends into events. A Violation is the last one there is."""
+    """Turns an nsqd's bytes into events. A Violation is the last event."""
 
     def __init__(self, max_line: int = MAX_LINE, max_body: int = MAX_BODY) -> None:
         self._max_line = max_line
@@ -168,8 +168,8 @@ class LookupCommandParser:
         self._pending = self._pending[at:]
         return events
 
-    # Each state looks at what is pending from ``at`` on, and gives an event, if there is one, and how many
-    # bytes it took. Neither: more are needed.
+    # Each state parses the pending bytes from ``at`` on, and returns an event, if it is complete, and the
+    # number of bytes it took. No event and no bytes: it needs more.
 
     def _magic(self, at: int) -> tuple[Event | None, int]:
         if len(self._pending) - at < len(MAGIC):
@@ -210,5 +210,5 @@ class LookupCommandParser:
 
 
 def reply(body: bytes) -> bytes:
-    """A sized body: how an nsqlookupd answers, and how IDENTIFY carries its JSON."""
+    """Encode a sized body, as in nsqlookupd's replies and after IDENTIFY."""
     return _SIZE.pack(len(body)) + body

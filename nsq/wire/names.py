@@ -1,4 +1,4 @@
-"""Topic and channel names: the one rule both ends of the wire agree on.
+"""Topic and channel names: the rule that both ends of the wire apply.
 
 Imports nothing of the package but its errors.
 """
@@ -13,7 +13,7 @@ from nsq.errors import InvalidName
 RULE = "1 to 64 characters of a-z A-Z 0-9 . _ - with at most one suffix #ephemeral"
 EPHEMERAL = "#ephemeral"
 
-# Two alternatives instead of a length check: the limit of 64 counts the suffix. fullmatch: "$" lets "\n" by.
+# Two alternatives instead of a length check: the limit of 64 includes the suffix. fullmatch: "$" allows "\n".
 _PATTERN = r"[.a-zA-Z0-9_-]{1,64}|[.a-zA-Z0-9_-]{1,54}#ephemeral"
 _text_match = re.compile(_PATTERN).fullmatch
 _bytes_match = re.compile(_PATTERN.encode()).fullmatch
@@ -22,7 +22,7 @@ _ESCAPES |= {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\v": "\\v"}
 
 
 def valid_topic(name: str | bytes) -> bool:
-    """Whether an nsqd accepts this as the name of a topic, or of a channel: the rule is the same."""
+    """Whether an nsqd accepts this name for a topic or a channel: the rule is the same."""
     if isinstance(name, str):
         return _text_match(name) is not None
     return _bytes_match(name) is not None
@@ -32,14 +32,14 @@ valid_channel = valid_topic
 
 
 def is_ephemeral(name: str | bytes) -> bool:
-    """Whether the topic or channel goes away with its last user and is never written to disk."""
+    """Whether nsqd deletes the topic or channel after its last user and never writes it to disk."""
     if isinstance(name, str):
         return name.endswith(EPHEMERAL)
     return name.endswith(b"#ephemeral")
 
 
 def quoted(name: bytes) -> str:
-    """Quote a name as nsqd shows one that it refuses: one line of text, whatever the bytes are."""
+    """Quote a name as nsqd does in its errors: one line of text, whatever the bytes are."""
     return '"' + "".join(map(_escaped, name.decode("utf-8", "surrogateescape"))) + '"'
 
 
@@ -49,7 +49,7 @@ def _escaped(char: str) -> str:
         return _ESCAPES[char]
     if char.isprintable():
         return char
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
     if code < 0x80:
         return f"\\x{code:02x}"
@@ -57,18 +57,18 @@ def _escaped(char: str) -> str:
 
 
 def check_topic(name: str | bytes) -> str:
-    """The name as text, or InvalidName saying what is wrong with it."""
+    """Return the name as text, or raise InvalidName, which tells the fault."""
     return _check_topic(name) if type(name) is str else _check("topic", name)
 
 
 @functools.lru_cache(maxsize=1024)
 def _check_topic(name: str) -> str:
-    """Check the topic of every single publish, with a cache of valid names."""
+    """Check a topic with a cache of valid names: this runs for every publish."""
     return _check("topic", name)
 
 
 def check_channel(name: str | bytes) -> str:
-    """The name as text, or InvalidName saying what is wrong with it."""
+    """Return the name as text, or raise InvalidName, which tells the fault."""
     return _check("channel", name)
 
 
