@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,32 @@ def pytest_report_header() -> str:
     return spark_said()
 
 
-def pytest_configure() -> None:
+#: A copy of stderr that shows at once what is written: pytest takes the other one while a test runs.
+STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[STDERR] = os.dup(2)
     # A shell's background jobs ignore SIGINT, and so would programs that tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if SPARK_LACKS and os.environ.get("NSQ_REQUIRE_SPARK"):
         raise pytest.UsageError(f"{spark_said()}, and NSQ_REQUIRE_SPARK is set")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """End the process of a test that hangs although pytest-timeout should end it; show where its threads are.
+
+    pytest-timeout raises an exception out of SIGALRM: a test may use that signal too, or swallow it.
+    """
+    marker = item.get_closest_marker("timeout")
+    limit = float(marker.args[0] if marker else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(limit + 2 * GRACE, exit=True, file=item.config.stash[STDERR])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 #: How tests are distributed over processes: by file, or in larger groups if the tests share something costly,
