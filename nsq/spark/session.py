@@ -17,6 +17,9 @@ from nsq.spark import doctor
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+#: The longest that ``query.stop()`` waits for a query that does not react; Spark's default is forever.
+STOP_TIMEOUT = "60s"
+
 # Set below spark-submit, which has started the JVM and chosen the master.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 
@@ -68,6 +71,7 @@ def settings(master: str | None) -> dict[str, str]:
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
+        "spark.sql.streaming.stopTimeout": STOP_TIMEOUT,
     }
     if _is_local(master):
         chosen["spark.sql.shuffle.partitions"] = str(os.cpu_count() or 1)

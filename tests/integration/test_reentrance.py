@@ -48,10 +48,12 @@ class Ticking:
     def __init__(self, handle: Callable[[], Any]) -> None:
         self.results: list[Any] = []
         self._handle = handle
+        self._over = False
 
     def _tick(self, number: int, frame: FrameType | None) -> None:
         self.results.append(self._handle())
-        self._arm()  # not before: handlers would interrupt each other without an end
+        if not self._over:
+            self._arm()  # not before: handlers would interrupt each other without an end
 
     def __enter__(self) -> Ticking:
         self._before = signal.signal(signal.SIGALRM, self._tick)
@@ -62,6 +64,7 @@ class Ticking:
         signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, 1e-3))
 
     def __exit__(self, *_: object) -> None:
+        self._over = True
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self._before)
 

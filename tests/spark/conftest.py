@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nsq.spark import doctor
+from nsq.spark.session import STOP_TIMEOUT
 from nsq.testing import leaks
 from nsq.testing.plugin import nsqd, nsqd_factory, nsqlookupd, nsqlookupd_factory
 
@@ -79,6 +80,7 @@ def _session(where: Path) -> SparkSession:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "1")
         .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.streaming.stopTimeout", STOP_TIMEOUT)
         .config("spark.sql.warehouse.dir", str(where / "warehouse"))
         .config("spark.local.dir", str(where / "local"))
         .config("spark.driver.memory", "512m")

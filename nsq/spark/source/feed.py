@@ -255,7 +255,7 @@ class Feed:
         end, taken = admitted(self._read, self._segments, self._present, limits)
         if not taken.rows:
             return None, _AGAIN
-        self._since = None
+        self._since = now  # what comes while Spark works on this batch waits from here on
         if target is not None:
             target.taken += taken.rows
         return end, None

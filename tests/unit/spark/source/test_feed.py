@@ -255,6 +255,19 @@ def test_lingering_goes_on_in_the_next_call() -> None:
     assert [answer is START for answer in answers] == [True] * 5 + [False]
 
 
+@pytest.mark.parametrize(("worked", "lingered"), [(0.0, 0.25), (0.1, 0.15), (2.0, 0.0)])
+def test_what_came_while_spark_was_at_work_has_lingered_then(
+    scene: Scene, worked: float, lingered: float
+) -> None:
+    scene.receivers.receive(5)
+    first = scene.latest()
+    scene.receivers.receive(7)
+    scene.clock.now += worked
+    began = scene.clock.now
+    assert scene.latest(first)["at"] == {"own": 2}
+    assert scene.clock.now - began == pytest.approx(lingered)
+
+
 def test_a_full_batch_does_not_linger_and_seals_no_more_than_it_needs(scene: Scene) -> None:
     scene.log.seal("far", 100, 1000)
     scene.receivers.receive(50)
