@@ -63,6 +63,21 @@ def parse_address(text: str, default_port: int | None = None) -> Address:
     return TcpAddress(host, int(port))
 
 
+def address_of(flag: str, text: str) -> Address:
+    """Parse a flag's address; ConfigError names the flag."""
+    try:
+        return parse_address(text)
+    except ConfigError as error:
+        raise ConfigError(f"{flag}: {error}") from None
+
+
+def tcp_address_of(flag: str, text: str) -> TcpAddress:
+    address = address_of(flag, text)
+    if isinstance(address, UnixAddress) or not address.host:
+        raise ConfigError(f"{flag} {text!r} is not <addr>:<port>")
+    return address
+
+
 def _split(text: str) -> tuple[str, str | None]:
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")

@@ -6,7 +6,7 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from nsq.daemons.listen import parse_address
+from nsq.daemons.listen import address_of
 from nsq.daemons.logs import FORMATS, TEXT, checked_level
 from nsq.errors import ConfigError, UsageError
 from nsq.flags import check, duration, flag, repeated
@@ -100,7 +100,7 @@ class NsqadminOptions:
     def __post_init__(self) -> None:
         checked_level(self.log_level)
         check(self)
-        parse_address(self.http_address)
+        address_of("--http-address", self.http_address)
         object.__setattr__(self, "base_path", "/" + self.base_path.strip("/"))
         self._check_upstreams()
         for host in self.allow_hosts:

@@ -11,6 +11,7 @@ import socket
 import zlib
 from dataclasses import dataclass
 
+from nsq.daemons.listen import address_of, tcp_address_of
 from nsq.daemons.logs import FORMATS, TEXT, checked_level
 from nsq.errors import ConfigError
 from nsq.flags import check, duration, flag, repeated
@@ -226,6 +227,13 @@ class NsqdOptions:
             raise ConfigError(
                 "--broadcast-address is empty: nsqlookupd needs an address to give to consumers"
             )
+        address_of("--tcp-address", self.tcp_address)
+        address_of("--http-address", self.http_address)
+        address_of("--https-address", self.https_address)
+        for address in self.lookupd_tcp_addresses:
+            tcp_address_of("--lookupd-tcp-address", address)
+        if self.statsd_address:
+            address_of("--statsd-address", self.statsd_address)
         self._check_percentiles()
         self._check_tls()
         if self.data_path and not os.path.isdir(self.data_path):

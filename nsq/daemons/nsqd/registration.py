@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Iterator
 from urllib.parse import quote
 
 from nsq.daemons.http_client import send
-from nsq.daemons.listen import TcpAddress, UnixAddress, parse_address
+from nsq.daemons.listen import TcpAddress, tcp_address_of
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.core.backlog import StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Channel
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.options import NsqdOptions
-from nsq.errors import ApiError, ConfigError, NsqError, WireError
+from nsq.errors import ApiError, NsqError, WireError
 from nsq.http.message import HttpRequest, Url
 from nsq.wire import lookup
 from nsq.wire.lookup import PeerInfo
@@ -54,7 +54,7 @@ class Registration:
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
         """Register with exactly these nsqlookupds from now on. ConfigError for an invalid address."""
-        wanted = {address: _tcp_address(address) for address in addresses}
+        wanted = {address: tcp_address_of("--lookupd-tcp-address", address) for address in addresses}
         if self._identity is None:
             return
         for address in self._peers.keys() - wanted.keys():
@@ -250,10 +250,3 @@ class _Exchange:
                 raise EOFError("nsqlookupd closed the connection")
             replies += self._parser.feed(data)
         return replies
-
-
-def _tcp_address(text: str) -> TcpAddress:
-    address = parse_address(text)
-    if isinstance(address, UnixAddress) or not address.host:
-        raise ConfigError(f"--lookupd-tcp-address {text!r} is not <addr>:<port>")
-    return address

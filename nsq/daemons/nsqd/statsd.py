@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from nsq.daemons.listen import TcpAddress, UnixAddress, parse_address
+from nsq.daemons.listen import TcpAddress, UnixAddress, address_of
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd import stats
 from nsq.daemons.nsqd.core.broker import Broker
@@ -242,7 +242,7 @@ def statsd_push(
 
 
 def _udp_address(text: str) -> TcpAddress:
-    address = parse_address(text)
+    address = address_of("--statsd-address", text)
     if isinstance(address, UnixAddress):
         raise ConfigError(f"--statsd-address {text!r} is not <addr>:<port>")
     return address

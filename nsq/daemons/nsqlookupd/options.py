@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from nsq.daemons.listen import parse_address
+from nsq.daemons.listen import address_of
 from nsq.daemons.logs import FORMATS, TEXT, checked_level
 from nsq.flags import check, duration, flag
 
@@ -33,7 +33,7 @@ class NsqlookupdOptions:
     verbose: bool = flag(False, "", deprecated="use --log-level=debug")
 
     def __post_init__(self) -> None:
-        parse_address(self.tcp_address)
-        parse_address(self.http_address)
+        address_of("--tcp-address", self.tcp_address)
+        address_of("--http-address", self.http_address)
         checked_level(self.log_level)
         check(self)

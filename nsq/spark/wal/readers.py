@@ -39,8 +39,8 @@ def check_reader(name: str) -> str:
     """Return a valid reader name; raises ConfigError for others."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"reader is {name!r}, but must be at most 100 letters, digits, '.', '_' or '-', beginning with a "
-            "letter or digit"
+            "the name of a reader has at most 100 letters, digits, '.', '_' or '-', and begins with a letter "
+            "or digit"
         )
     return name
 

@@ -188,6 +188,10 @@ def test_tls_required_alone_is_yes_and_nonsense_is_refused() -> None:
         ({"e2e_processing_latency_percentiles": (0.5, 99.0)}, "--e2e-processing-latency-percentile is 99.0"),
         ({"e2e_processing_latency_percentiles": (0.0,)}, "--e2e-processing-latency-percentile is 0.0"),
         ({"experiments": ("flying",)}, "--enable-experiment is 'flying', but must be one of: topology-aware"),
+        ({"tcp_address": "4150"}, "--tcp-address: address '4150' has no port"),
+        ({"lookupd_tcp_addresses": ("a:4160", "b")}, "--lookupd-tcp-address: address 'b' has no port"),
+        ({"lookupd_tcp_addresses": (":4160",)}, "--lookupd-tcp-address ':4160' is not <addr>:<port>"),
+        ({"statsd_address": "x"}, "--statsd-address: address 'x' has no port"),
         ({"data_path": "/does/not/exist"}, "--data-path '/does/not/exist' is not a directory"),
     ],
 )

@@ -62,7 +62,7 @@ def test_two_readers_read_one_log_and_a_name_has_one_of_them(wal: DirectoryWal) 
 
 @pytest.mark.parametrize("name", ["", "../x", ".hidden", "a b", "x" * 101])
 def test_what_is_no_name(name: str) -> None:
-    with pytest.raises(ConfigError, match="reader is "):
+    with pytest.raises(ConfigError, match="the name of a reader has"):
         readers.check_reader(name)
 
 
