@@ -12,6 +12,7 @@ a user's thread at any bytecode. Other threads read ``_table``, which is replace
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import queue
@@ -670,8 +671,9 @@ class Engine(ConnDelegate):
         if self.state != "running":
             return self.state
         if not connections:
-            refusals = [describe(*refusal) for refusal in self._refusals.copy().items()]
-            return "; ".join(["no connection to any nsqd", *refusals])
+            nsqds = self.discovery.state.nsqds
+            reasons = dict.fromkeys(nsqd.error for nsqd in nsqds if nsqd.error)
+            return "; ".join(["no connection to any nsqd", *itertools.islice(reasons, 3)])
         stuck = [connection for connection in connections if not connection.rdy]
         many, open_ones = len(connections), len(connections) - len(stuck)
         if not open_ones:

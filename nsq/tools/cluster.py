@@ -237,8 +237,11 @@ def main_channels(argv: Sequence[str]) -> int:
 def _channels(options: ListOptions, words: tuple[str, ...]) -> int:
     (topic,) = words
     cluster = Cluster(options)
+    stats = cluster.stats(topic)
+    if not any(stats.values()):
+        cluster.problems.append(f"no nsqd has the topic {topic!r}")
     found: dict[str, list[ChannelStats]] = {}
-    for topics in cluster.stats(topic).values():
+    for topics in stats.values():
         for each in topics:
             for channel in each["channels"]:
                 found.setdefault(channel["channel_name"], []).append(channel)

@@ -109,6 +109,7 @@ def test_topics_and_channels_are_added_up(cluster: Cluster) -> None:
     assert cluster("topics", "--names")[1] == "orders\n"
     (channel,) = json.loads(cluster("channels", "orders", "--json")[1])
     assert (channel["channel"], channel["depth"], channel["clients"]) == ("billing", 6, 0)
+    assert cluster("channels", "nope") == (1, "", "WARNING: no nsqd has the topic 'nope'\n")
 
 
 def test_a_channel_is_created_paused_emptied_and_deleted_everywhere(cluster: Cluster) -> None:

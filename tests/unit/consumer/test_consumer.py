@@ -244,7 +244,8 @@ class TestStarting:
         transport.refuse()
         consumer = make().add_handler(nothing).start()
         transport.wait_for_dials(3)
-        assert consumer.health().summary == "no connection to any nsqd"
+        reason = "cannot connect to nsqd-a:4150: connection refused"
+        assert consumer.health().summary == f"no connection to any nsqd; {reason}"
         assert not consumer.health().ok
         transport.admit()
         nsqd = accept(transport)
