@@ -116,6 +116,19 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             elif not node.shutting_down:
                 node.shutdown()
 
+        def remove_node(self, node: Any) -> str | None:
+            """As there, but a test that has ended its process is not run again, in the next one."""
+            units = self.assigned_work.pop(node)
+            left = [(unit, test) for unit in units.values() for test, done in unit.items() if not done]
+            if not left:
+                return None
+            unit, crashed = left[0]
+            unit[crashed] = True
+            self.workqueue.update({scope: unit for scope, unit in units.items() if not all(unit.values())})
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return crashed
+
     return ByGroup(config, log)
 
 
