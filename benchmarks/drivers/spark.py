@@ -48,7 +48,7 @@ class Loads:
         self._spark = spark
         self._folder = folder
         self._numbers = itertools.count(1)
-        self._last: Path | None = None  # the source of ``copy``
+        self._kept: dict[str, Path] = {}  # the sources of ``copy``, by the load that wrote them
 
     def warm_up(self) -> None:
         """Warm up, because the first query of a session is slower than all others."""
@@ -56,8 +56,8 @@ class Loads:
             self.read_log("nsq", 1_000_000, 250_000, 200)
             self.store_log(1_000_000, 250_000, 200)
         self.read_log("nsq_tuples", 250_000, 50_000, 200)
-        self.copy(CORES)
-        self.copy_at_once()
+        self.copy("log", CORES)
+        self.copy_at_once("log")
 
     def read_log(self, form: str, rows: int, a_batch: int, size: int) -> Sequence[float]:
         """Read the log's rows into the noop sink: rows per second of batches, and of their tasks alone."""
@@ -68,7 +68,7 @@ class Loads:
         """Store the log's rows in Parquet; see ``_rates``."""
         place = self._place()
         batches = self._drain_log(place, "nsq", "parquet", rows, a_batch, size)
-        self._keep(place)
+        self._keep("log", place)
         return _rates(batches)
 
     def _drain_log(
@@ -97,7 +97,7 @@ class Loads:
         frame = self._live(place, port, a_batch, nsqdHttp=f"127.0.0.1:{http_port}")
         batches = _drained(frame, "parquet", place)
         assert _rows(batches) == rows, batches
-        self._keep(place)
+        shutil.rmtree(place)
         return _rates(batches)
 
     def from_stream(self, port: int, rows: int, size: int, a_batch: int) -> Sequence[float]:
@@ -108,21 +108,23 @@ class Loads:
             batches = _watched(query, rows + a_batch)
         finally:
             query.stop()
-        self._keep(place)
+        self._keep("stream", place)
         return _rates(batches)
 
-    def copy(self, files_a_batch: int) -> Sequence[float]:
-        """Copy the Parquet files of the last load to Parquet, by a query with batches; see ``_rates``."""
-        place, source = self._place(), f"{self._last}/out"
+    def copy(self, of: str, files_a_batch: int) -> Sequence[float]:
+        """Copy the Parquet files that a load has written to Parquet, by a query with batches; see ``_rates``.
+        The same rows: how fast Parquet is read and written depends on what is in them.
+        """
+        place, source = self._place(), f"{self._kept[of]}/out"
         schema = self._spark.read.parquet(source).schema
         files = self._spark.readStream.schema(schema).option("maxFilesPerTrigger", files_a_batch)
         batches = _drained(files.parquet(source), "parquet", place)
         shutil.rmtree(place)
         return _rates(batches)
 
-    def copy_at_once(self) -> Sequence[float]:
+    def copy_at_once(self, of: str) -> Sequence[float]:
         """Copy them by one job: rows per second."""
-        place, source = self._place(), f"{self._last}/out"
+        place, source = self._place(), f"{self._kept[of]}/out"
         rows = self._spark.read.parquet(source).count()
         began = time.monotonic()
         self._spark.read.parquet(source).write.parquet(str(place / "copy"))
@@ -155,11 +157,11 @@ class Loads:
         made.mkdir()
         return made
 
-    def _keep(self, place: Path) -> None:
-        """Make a directory, and delete the former one."""
-        if self._last is not None:
-            shutil.rmtree(self._last)
-        self._last = place
+    def _keep(self, load: str, place: Path) -> None:
+        """Keep what a load has written, and delete what it wrote before."""
+        if load in self._kept:
+            shutil.rmtree(self._kept[load])
+        self._kept[load] = place
 
     def _filled(self, rows: int, size: int) -> Path:
         log = self._folder / f"log-{rows}-{size}"
