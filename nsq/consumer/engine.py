@@ -671,8 +671,9 @@ class Engine(ConnDelegate):
         if self.state != "running":
             return self.state
         if not connections:
-            nsqds = self.discovery.state.nsqds
-            reasons = dict.fromkeys(nsqd.error for nsqd in nsqds if nsqd.error)
+            told = [describe(*refusal) for refusal in self._refusals.copy().items()]
+            told += [nsqd.error for nsqd in self.discovery.state.nsqds if nsqd.error]
+            reasons = dict.fromkeys(told)  # a refusal is in both, but not at the same moment
             return "; ".join(["no connection to any nsqd", *itertools.islice(reasons, 3)])
         stuck = [connection for connection in connections if not connection.rdy]
         many, open_ones = len(connections), len(connections) - len(stuck)

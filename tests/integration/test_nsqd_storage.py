@@ -353,7 +353,8 @@ class TestAKill:
             eventually(lambda: channel_stats(nsqd, "t"), lambda seen: seen["in_flight_count"] == older)
             nsqd.kill()
         nsqd.start()
-        assert older <= channel_stats(nsqd, "t")["depth"] <= older + 1000
+        # On a busy machine no sync may have ended since the last publish; before it, 500 may have lagged behind.
+        assert older <= channel_stats(nsqd, "t")["depth"] <= older + 1500
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from tests.integration.pages import ROOT, SPARK_PAGES, blocks
 from tests.integration.patience import eventually
+from tests.integration.spark.receivers import with_neighbouring_ports
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +70,10 @@ def test_the_guide(
     assert api.stats("greetings")["topics"][0]["message_count"] == 2
 
 
-def test_the_walkthrough(spark: SparkSession, nsqlookupd: Nsqlookupd, nsqd: Nsqd, place: Path) -> None:
+def test_the_walkthrough(
+    spark: SparkSession, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], place: Path
+) -> None:
+    nsqd = with_neighbouring_ports(nsqd_factory)
     names = run_page("spark-walkthrough.md", place, nsqd, nsqlookupd, {})
 
     assert (place / "visits.png").read_bytes().startswith(PNG)

@@ -10,7 +10,8 @@ from typing import Any
 from nsq.spark.receiver.pool import ReceiverPool
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.directory import DirectoryWal
-from nsq.testing import Nsqd
+from nsq.testing import DaemonFailed, Nsqd
+from nsq.testing.plugin import Factory
 
 from ..consuming import CHANNEL, TOPIC, channel_of
 from ..patience import eventually
@@ -25,6 +26,16 @@ def options_of(wal: Path | str, *nsqds: Nsqd | str, **given: str) -> SourceOptio
     where = {"nsqd": ",".join(addresses)} if addresses else {}
     basic = {"topic": TOPIC, "channel": CHANNEL, "wal": str(wal), "reconnectMax": "500ms"}
     return SourceOptions.of({**basic, **where, **given})
+
+
+def with_neighbouring_ports(make: Factory[Nsqd]) -> Nsqd:
+    """As an nsqd has by default. Whoever else is on this machine may have taken one of them in between."""
+    for port in range(23150, 23250, 2):
+        try:
+            return make(tcp_address=f"127.0.0.1:{port}", http_address=f"127.0.0.1:{port + 1}")
+        except DaemonFailed:
+            continue
+    raise AssertionError("fifty pairs of ports are taken")
 
 
 def prepared(path: Path) -> DirectoryWal:

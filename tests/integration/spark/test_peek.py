@@ -14,7 +14,7 @@ from nsq.errors import ConfigError, ConnectionFailed, UsageError
 from nsq.http.nsqd import NsqdStats
 from nsq.spark import lookups
 from nsq.spark.lookups import Place
-from nsq.testing import DaemonFailed, Nsqd, Nsqlookupd, V2Client
+from nsq.testing import Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
 
@@ -23,6 +23,7 @@ pytest.importorskip("pyspark")
 from nsq.spark.batch import PeekOptions, peek, places
 
 from ..patience import eventually
+from .receivers import with_neighbouring_ports
 
 
 def options(*nsqds: Nsqd, **given: str) -> PeekOptions:
@@ -197,21 +198,11 @@ def test_the_http_address_that_is_not_given_must_be_that_nsqds(nsqd: Nsqd) -> No
 
 
 def test_the_http_address_is_the_port_above_by_default(nsqd_factory: Factory[Nsqd]) -> None:
-    nsqd = _with_neighbouring_ports(nsqd_factory)
+    nsqd = with_neighbouring_ports(nsqd_factory)
 
     looked_for = PeekOptions.of({"mode": "peek", "topic": "orders", "nsqd": nsqd.tcp_address})
 
     assert places(looked_for) == [Place(nsqd.tcp_address, nsqd.http_address)]
-
-
-def _with_neighbouring_ports(make: Factory[Nsqd]) -> Nsqd:
-    """Whoever else is on this machine may have taken one of them in between."""
-    for port in range(23150, 23250, 2):
-        try:
-            return make(tcp_address=f"127.0.0.1:{port}", http_address=f"127.0.0.1:{port + 1}")
-        except DaemonFailed:
-            continue
-    raise AssertionError("fifty pairs of ports are taken")
 
 
 def test_an_nsqd_that_is_not_reached_is_told(nsqd: Nsqd) -> None:
