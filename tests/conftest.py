@@ -41,7 +41,7 @@ def pytest_report_header() -> str:
     return spark_said()
 
 
-#: A copy of stderr that shows at once what is written: pytest takes the other one while a test runs.
+#: A copy of stderr, because pytest captures stderr itself while a test runs.
 STDERR = pytest.StashKey[int]()
 
 
@@ -117,7 +117,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
                 node.shutdown()
 
         def remove_node(self, node: Any) -> str | None:
-            """As there, but a test that has ended its process is not run again, in the next one."""
+            """Unlike xdist, do not run a test again that has ended its process: it would end others, too."""
             units = self.assigned_work.pop(node)
             left = [(unit, test) for unit in units.values() for test, done in unit.items() if not done]
             if not left:

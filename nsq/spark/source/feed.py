@@ -255,7 +255,7 @@ class Feed:
         end, taken = admitted(self._read, self._segments, self._present, limits)
         if not taken.rows:
             return None, _AGAIN
-        self._since = now  # what comes while Spark works on this batch waits from here on
+        self._since = now  # rows that come while Spark works on this batch count as pending since now
         if target is not None:
             target.taken += taken.rows
         return end, None

@@ -29,7 +29,7 @@ def options_of(wal: Path | str, *nsqds: Nsqd | str, **given: str) -> SourceOptio
 
 
 def with_neighbouring_ports(make: Factory[Nsqd]) -> Nsqd:
-    """As an nsqd has by default. Whoever else is on this machine may have taken one of them in between."""
+    """Start an nsqd whose HTTP port follows its TCP port, as by default. Some ports may be taken."""
     for port in range(23150, 23250, 2):
         try:
             return make(tcp_address=f"127.0.0.1:{port}", http_address=f"127.0.0.1:{port + 1}")
