@@ -271,10 +271,9 @@ class Receive(NsqCommand):
     wal: str = flag("", "the log, which Spark must be able to reach")
 
     def run(self) -> None:
-        from nsq.collector import calm_collector
-        from nsq.spark.receiver.process import standalone
+        from nsq.spark.receiver.process import settle, standalone
 
-        calm_collector()
+        settle()
         with contextlib.closing(Meter(sys.stderr, quiet=self.quiet)) as meter:
             standalone(source_options(self, self.wal), progress=meter.say)
 

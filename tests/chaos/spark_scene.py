@@ -30,6 +30,7 @@ from tests.chaos import spark_processes
 from tests.chaos.spark_driver import Plan
 from tests.chaos.spark_processes import DRIVER, EXECUTOR, JVM, MARK
 from tests.integration.patience import eventually
+from tests.spark.home import make_home
 
 #: Seconds that anything may take on a machine that has other things to do.
 PATIENCE = 300.0
@@ -105,6 +106,7 @@ class Scene:
         self._driver: subprocess.Popen[bytes] | None = None
         for name in ("tmp", "local"):
             (folder / name).mkdir()
+        self._home = make_home(folder / "home")
         api = NsqdApi(nsqd.http_address, timeout=100.0)
         api.create_topic(TOPIC)
         api.create_channel(TOPIC, CHANNEL)
@@ -220,15 +222,13 @@ class Scene:
             self._driver.stdin.close()
 
     def _start(self, plan: Plan) -> None:
-        import pyspark
-
         environment = {
             **os.environ,
             MARK: self.mark,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")])),
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_HOME": str(Path(pyspark.__file__).parent),
+            "SPARK_HOME": str(self._home),
             "TMPDIR": str(self._folder / "tmp"),  # what is killed tidies up nothing
         }
         with (self._folder / "said").open("ab") as said:

@@ -15,6 +15,7 @@ from nsq.spark import doctor
 from nsq.spark.session import STOP_TIMEOUT
 from nsq.testing import leaks
 from nsq.testing.plugin import nsqd, nsqd_factory, nsqlookupd, nsqlookupd_factory
+from tests.spark.home import make_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,9 +39,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def java() -> None:
+def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """For tests that start a Spark of their own."""
     _require_java()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SPARK_HOME", str(make_home(tmp_path_factory.mktemp("spark") / "home")))
+        yield
 
 
 @pytest.fixture(scope="session")

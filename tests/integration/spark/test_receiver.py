@@ -303,7 +303,7 @@ def test_a_pool_of_nobody_is_ready_and_has_nothing(nsqd: Nsqd, tmp_path: Path) -
         assert pool.roll(0.0)
 
 
-def test_a_receiver_loads_no_spark() -> None:
+def test_a_receiver_loads_neither_spark_nor_pandas(nsqd: Nsqd, tmp_path: Path) -> None:
     program = (
         "import nsq.spark.receiver.process, nsq.spark.wal.directory, sys; print('pyspark' in sys.modules)"
     )
@@ -311,3 +311,12 @@ def test_a_receiver_loads_no_spark() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
     assert (done.stdout.strip(), done.stderr) == ("False", "")
+
+    create(nsqd)
+    publish(nsqd, [b"body"])
+    with working(options_of(tmp_path / "wal", nsqd)) as pool:
+        received(pool, 1)
+        [process] = _processes_of(pool)
+        loaded = (process / "maps").read_text()
+    assert "pyarrow" in loaded
+    assert "pandas" not in loaded
