@@ -70,14 +70,27 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 #: How tests are distributed over processes: by file, or in larger groups if the tests share something costly,
-#: such as Spark's JVM or the drivers of other clients. In this order: long ones first.
+#: such as Spark's JVM or the drivers of other clients. Spark's come last: its JVM lives to the end of the
+#: process, and opens and closes connections at any time, which would fail other tests.
 GROUPS = {
-    "a Spark of their own": re.compile(r"tests/spark/test_(demo|kill)\.py"),
     "other clients": re.compile(r"tests/interop/"),
     "integration": re.compile(r"tests/integration/"),
     "any other": re.compile(r"(?!tests/spark/)"),
-    (SPARK := "one Spark for all"): re.compile(r"tests/spark/"),
+    "Spark: streams": re.compile(r"tests/spark/test_(stream|listener|pipelines_nsqd)"),
+    "Spark: the demonstration": re.compile(r"tests/spark/test_demo\.py"),
+    "Spark: a kill": re.compile(r"tests/spark/test_kill\.py"),
+    "Spark: any other": re.compile(r"tests/spark/"),
 }
+
+
+def lane_of(process: int, processes: int) -> list[str]:
+    """The groups that a process does at once, and nothing else; others would wait for them in the end.
+    Of four processes or more, two are for Spark, of three one, of two none.
+    """
+    streams = ["Spark: streams", "Spark: the demonstration"]
+    others = ["Spark: any other", "Spark: a kill"]
+    lanes = {1: [streams + others], 2: [streams, others]}.get(min(processes - 2, 2), [])
+    return lanes[process] if process < len(lanes) else []
 
 
 def group_of(nodeid: str) -> str:
@@ -85,9 +98,6 @@ def group_of(nodeid: str) -> str:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests of the shared Spark session last: its JVM lives to the end of the process, and opens and
-    closes connections at any time, which would fail other tests.
-    """
     order = list(GROUPS)
     items.sort(key=lambda item: order.index(group_of(item.nodeid)))
 
@@ -97,21 +107,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from xdist.scheduler import LoadScopeScheduling
 
     class ByGroup(LoadScopeScheduling):
-        """With more than two processes, the first gets the shared Spark session at once, and nothing else.
-        Otherwise all others would wait for it in the end.
-        """
-
         def _split_scope(self, nodeid: str) -> str:
             group = group_of(nodeid)
             return nodeid.partition("::")[0] if group in ("integration", "any other") else group
 
+        def _lane(self, node: Any) -> list[str]:
+            return lane_of(int(node.gateway.id.removeprefix("gw")), self.numnodes)
+
+        def _next(self, node: Any) -> str | None:
+            return next((group for group in self._lane(node) if group in self.workqueue), None)
+
         def _assign_work_unit(self, node: Any) -> None:
-            if SPARK in self.workqueue and len(self.nodes) > 2:
-                self.workqueue.move_to_end(SPARK, last=node is not self.nodes[0])
+            if (group := self._next(node)) is not None:
+                self.workqueue.move_to_end(group, last=False)
             super()._assign_work_unit(node)
 
         def _reschedule(self, node: Any) -> None:
-            if SPARK not in self.assigned_work[node]:
+            if not self._lane(node) or self._next(node) is not None:
                 super()._reschedule(node)
             elif not node.shutting_down:
                 node.shutdown()

@@ -95,18 +95,6 @@ def test_a_stop_under_load_loses_and_repeats_nothing(
     assert difference(written(tmp_path), published()) == EXACT
 
 
-def test_a_reader_is_one_query(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
-    frame = stream(spark, queue, tmp_path)
-    with running(to_parquet(frame, tmp_path)):
-        publish(queue, bodies(10))
-        arrival(tmp_path, bodies(10))
-        told = failure(to_parquet(frame, tmp_path / "other"))
-        assert "WalOwned" in told
-        assert f"{tmp_path}/wal is owned by the query that reads orders/spark" in told
-        publish(queue, bodies(10, 10))
-        assert difference(arrival(tmp_path, bodies(20)), bodies(20)) == EXACT
-
-
 def test_a_checkpoint_belongs_to_one_log(spark: SparkSession, queue: Nsqd, tmp_path: Path) -> None:
     publish(queue, bodies(10))
     drain(stream(spark, queue, tmp_path), tmp_path)
@@ -173,8 +161,3 @@ def test_a_receiver_that_is_killed_is_replaced(
         arrival(tmp_path, published())
     drain(frame, tmp_path)
     assert difference(written(tmp_path), published()) == EXACT
-
-
-def test_a_run_that_reaches_nobody_has_not_read_everything(spark: SparkSession, tmp_path: Path) -> None:
-    told = failure(to_parquet(stream(spark, None, tmp_path, nsqd="127.0.0.1:1"), tmp_path, availableNow=True))
-    assert "ConnectionFailed: no nsqd can be reached, so nothing was read: http://127.0.0.1:2/stats" in told

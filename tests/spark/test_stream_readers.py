@@ -94,7 +94,7 @@ def test_asynchronous_progress_tracking_loses_nothing_in_a_full_log(
         frame = stream(spark, queue, tmp_path, walMaxBytes=6000, maxInFlight=50, linger="0ms")
         writer = frame.writeStream.format("console").option("checkpointLocation", str(checkpoint))
         writer = writer.options(
-            asyncProgressTrackingEnabled="true", asyncProgressTrackingCheckpointIntervalMs="2000"
+            asyncProgressTrackingEnabled="true", asyncProgressTrackingCheckpointIntervalMs="1000"
         )
         with running(writer.option("numRows", "0").start()) as query:
             publish(queue, bodies(300, start))

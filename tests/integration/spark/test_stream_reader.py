@@ -186,6 +186,8 @@ def test_a_log_has_one_owner(
     other = Asking(queue, tmp_path)
     with pytest.raises(WalOwned, match="is owned by the query that reads orders/spark"):
         other.begin()
+    body = publish(queue, 1)
+    assert asking.batch() == body
     asking.reader.stop()
     other.begin()
     other.reader.stop()
