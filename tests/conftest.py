@@ -76,7 +76,7 @@ GROUPS = {
     "other clients": re.compile(r"tests/interop/"),
     "integration": re.compile(r"tests/integration/"),
     "any other": re.compile(r"(?!tests/spark/)"),
-    "Spark: streams": re.compile(r"tests/spark/test_(stream|listener|pipelines_nsqd)"),
+    "Spark: streams": re.compile(r"tests/spark/test_(stream|listener)"),
     "Spark: the demonstration": re.compile(r"tests/spark/test_demo\.py"),
     "Spark: a kill": re.compile(r"tests/spark/test_kill\.py"),
     "Spark: any other": re.compile(r"tests/spark/"),
