@@ -20,7 +20,7 @@ endif
 
 python := .venv/bin/python
 pytest := $(python) -m pytest
-# Tests of daemons often wait, and one process has nothing but Spark: two more than cores keep the cores busy.
+# Tests of daemons and of Spark often wait: two processes more than cores keep the cores busy.
 jobs := $(or $(JOBS),$(if $(ARGS),0,$(shell expr $$(getconf _NPROCESSORS_ONLN) + $(if $(SMOKE),0,2))))
 inputs := setup.cfg setup.py Makefile .ci/environment.py .ci/python
 # What is linted and typed: of examples and benchmarks, what there is.

@@ -84,12 +84,12 @@ GROUPS = {
 
 
 def lane_of(process: int, processes: int) -> list[str]:
-    """The groups that a process does at once, and nothing else; others would wait for them in the end.
+    """The groups that a process begins with, and after which it ends; begun later, all would wait for them.
     Of four processes or more, two are for Spark, of three one, of two none.
     """
     streams = ["Spark: streams", "Spark: the demonstration"]
     others = ["Spark: any other", "Spark: a kill"]
-    lanes = {1: [streams + others], 2: [streams, others]}.get(min(processes - 2, 2), [])
+    lanes = [streams, others] if processes > 3 else [streams + others] if processes == 3 else []
     return lanes[process] if process < len(lanes) else []
 
 
@@ -123,7 +123,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             super()._assign_work_unit(node)
 
         def _reschedule(self, node: Any) -> None:
-            if not self._lane(node) or self._next(node) is not None:
+            begun = any(group in self.assigned_work[node] for group in self._lane(node))
+            if not begun or self._next(node) is not None:
                 super()._reschedule(node)
             elif not node.shutting_down:
                 node.shutdown()

@@ -6,9 +6,10 @@ from pathlib import Path
 
 
 def make_home(where: Path) -> Path:
-    """Link all of the installed Spark but its ``pyspark.zip``.
+    """Link all of the installed Spark but the directory of ``pyspark.zip``.
 
-    Python processes would load pyspark from there. It has no compiled modules, so each process compiled them.
+    Spark's Python processes load pyspark from that file if it is there. It has no compiled modules, so each
+    process would compile pyspark anew.
     """
     import pyspark
 

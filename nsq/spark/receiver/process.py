@@ -191,7 +191,7 @@ class Servant:
 
 
 class NoPandas:
-    """pyarrow loads pandas (0.4 s, 46 MB) to tell whether a value is one of its. A receiver has none."""
+    """Hides pandas: pyarrow would load it (0.4 s, 46 MB) to look for its objects, and a receiver has none."""
 
     def find_spec(self, name: str, path: object, target: object = None) -> None:
         if name == "pandas":
