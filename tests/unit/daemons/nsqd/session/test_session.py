@@ -439,7 +439,7 @@ def test_without_heartbeats_silence_is_allowed() -> None:
 def test_thousands_of_identifies_in_one_chunk() -> None:
     client = World().client()
     body = json.dumps({"feature_negotiation": True, "client_id": "last"}).encode()
-    started = time.process_time()
+    started = time.thread_time()
     client.send(commands.identify(b"{}") * 8_000, commands.identify(body), commands.pub("t", b"x"))
     *before, last, ok = client.frames()
     assert before == [OK] * 8_000
@@ -447,7 +447,7 @@ def test_thousands_of_identifies_in_one_chunk() -> None:
     assert json.loads(last.data)["version"]
     assert ok == OK
     assert client.session.request.client_id == "last"
-    assert time.process_time() - started < 5.0
+    assert time.thread_time() - started < 5.0
 
 
 def test_a_congested_link_gets_no_messages_until_it_is_writable() -> None:
