@@ -158,7 +158,12 @@ class Config:
     )
 
     # Discovery
-    lookupd_poll_interval: float = options.seconds(60.0, 0.01, 300.0, "How often the nsqlookupds are asked.")
+    lookupd_poll_interval: float = options.seconds(
+        60.0,
+        0.01,
+        300.0,
+        "How often the nsqlookupds are asked. Sooner at first while none lists an nsqd.",
+    )
     lookupd_poll_jitter: float = options.share(
         0.3, "Random share of the interval, so that clients spread out."
     )

@@ -25,6 +25,9 @@ ROUNDS_TO_PRUNE = 3
 #: A requested lookup begins at least this many seconds after the one before.
 SPACING = 1.0
 
+#: While no nsqlookupd lists an nsqd, the longest pause before the second question; it doubles with each.
+SEARCH_PAUSE = 2.0
+
 #: One nsqlookupd's answer: the nsqds it lists, or None when that is not known.
 Answer = frozenset[str] | None
 
@@ -301,6 +304,7 @@ class Lookupd:
     address: str  # without the query
     answered_at: float | None = None
     listed: frozenset[str] = frozenset()  # by its last answer
+    empty: int = 0  # answers in a row that listed none
     failed_at: float | None = None  # None once it has answered again
     error: str = ""
     failures: int = 0  # in a row
@@ -324,8 +328,8 @@ class LookupSchedule:
     """Decides when to ask each nsqlookupd, and when a round of answers is complete.
 
     Each is asked at its own pace, so that one that hangs delays no other: once per ``interval``, of which a
-    share ``jitter`` is random; sooner after a failure (``retries``) and on request. A round ends when each
-    has answered or failed since the round before.
+    share ``jitter`` is random; sooner after a failure (``retries``), on request, and at first while none of
+    them lists an nsqd. A round ends when each has answered or failed since the round before.
     """
 
     def __init__(self, interval: float, jitter: float, timeout: float, retries: Pauses) -> None:
@@ -335,6 +339,7 @@ class LookupSchedule:
         self._jitter = jitter
         self._timeout = timeout
         self._retries = retries
+        self._searches = Pauses(min(SEARCH_PAUSE, interval), interval, retries.chance)
 
     def request(self, now: float) -> None:
         """Ask each ahead of time, but at most once a second. Several requests count as one."""
@@ -364,6 +369,10 @@ class LookupSchedule:
         lookupd.busy = False
         lookupd.deadline = math.inf
         lookupd.answered_at, lookupd.listed = now, listed
+        lookupd.empty = 0 if listed else lookupd.empty + 1
+        if not any(each.listed for each in self.lookupds.values()):
+            # The first message may be about to create the topic. The longer it is absent, the less likely.
+            lookupd.ask_at = min(lookupd.ask_at, now + self._searches.draw_late(lookupd.empty - 1))
         lookupd.failed_at, lookupd.error, lookupd.failures = None, "", 0
         lookupd.heard, lookupd.answer = True, answer
 

@@ -146,6 +146,7 @@ class Discovery:
         self._said: dict[str, str] = {}  # by user's function: the failure logged last
         pauses = Pauses(config.reconnect_initial, config.reconnect_max, chance)
         self._directory = Directory(pauses, config.lookupd_poll_interval, prune=config.prune)
+        self._poll_interval = config.lookupd_poll_interval
         self._poll_timeout = config.lookupd_poll_timeout
         self._schedule = LookupSchedule(
             config.lookupd_poll_interval,
@@ -366,10 +367,13 @@ class Discovery:
         elif self._topic_doubtful and None not in answers and not self._direct:
             self._topic_doubtful = False
             log.warning(
-                "no nsqlookupd lists an nsqd with topic %r (asked: %s). The first publish to a topic creates "
-                "it; if there was one, the usual cause is a misspelt name",
+                "no nsqlookupd lists an nsqd with topic %r (asked: %s; asked again in %.1f s, then less "
+                "often, at last every %g s). The first publish to a topic creates it; if there was one, the "
+                "usual cause is a misspelt name",
                 self._topic,
                 ", ".join(lookupd.address for lookupd in lookupds),
+                max(0.0, min(lookupd.ask_at for lookupd in lookupds) - now),
+                self._poll_interval,
                 extra={"nsq_topic": self._topic},
             )
 

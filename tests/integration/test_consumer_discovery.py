@@ -224,10 +224,12 @@ def test_an_nsqd_that_comes_late_is_found(nsqlookupd: Nsqlookupd, registered: Ca
         }
 
 
-def test_a_topic_that_is_created_later_is_found(nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]) -> None:
+def test_a_topic_that_is_created_later_is_found_long_before_the_next_regular_round(
+    nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]
+) -> None:
     nsqd = nsqd_factory(lookupd=[nsqlookupd])
     seen = Recorder()
-    consumer = looking(nsqlookupd).add_handler(seen).start()
+    consumer = looking(nsqlookupd, lookupd_poll_interval=300.0).add_handler(seen).start()
     try:
         until("asked", lambda: "listing 0" in consumer.health().discovery[0])
         publish(nsqd, [b"the first message creates its topic"])

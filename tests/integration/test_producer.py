@@ -335,6 +335,17 @@ def test_nsqds_are_found_through_nsqlookupd(
         producer.ping()
 
 
+def test_the_first_nsqd_of_a_cluster_is_found_long_before_the_next_regular_question(
+    nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd, topic: str
+) -> None:
+    with Producer(nsqlookupd=[nsqlookupd.http_address], lookupd_poll_interval=300.0) as producer:
+        future = producer.publish_async(topic, b"early", timeout=60.0)
+        eventually(lambda: producer._pool.discovery.absence.endswith("lists none"))
+        nsqd = nsqd_factory(lookupd=[nsqlookupd])
+        future.result(60.0)
+        assert drain(nsqd, topic) == [b"early"]
+
+
 def test_an_nsqlookupd_is_trusted_as_an_nsqd_is(
     nsqd_factory: Factory[Nsqd], certificate: Certificate, topic: str
 ) -> None:

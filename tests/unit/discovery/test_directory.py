@@ -405,17 +405,17 @@ class TestSchedule:
         assert subject.next_due() == -math.inf
         for due in (0.0, wait, 2 * wait):
             assert subject.due(due) == [self.a]
-            answer(subject, self.a)
+            answer(subject, self.a, C)
             assert subject.next_due() == pytest.approx(due + wait)
             assert subject.due(due + wait - 0.1) == []
 
     def test_one_that_hangs_fails_in_time_is_not_asked_twice_and_delays_no_other(self) -> None:
         subject = schedule(self.a, self.b)
         assert subject.due(0.0) == [self.a, self.b]
-        answer(subject, self.b)
+        answer(subject, self.b, C)
         assert (subject.next_due(), subject.overdue(4.9), subject.overdue(5.0)) == (5.0, [], [self.a])
         assert subject.failed(self.a, "silent", 5.0, still_busy=True)
-        assert answers(subject) == {"a": None, "b": listing()}
+        assert answers(subject) == {"a": None, "b": listing(C)}
         assert (subject.next_due(), subject.overdue(6.0), subject.due(59.0)) == (60.0, [], [])
         assert subject.due(60.0) == [self.b]
         assert not subject.failed(self.a, "gone", 60.0)  # known already
@@ -451,21 +451,58 @@ class TestSchedule:
             now = subject.next_due()
         assert waits == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
         subject.due(now)
-        answer(subject, self.a)
+        subject.answered(self.a, listing(C), listing(C), now)
         assert subject.next_due() == now + 60.0
         subject.due(now + 60.0)
         subject.failed(self.a, "gone", now + 60.0)
         assert subject.next_due() == now + 60.0 + share
 
+    @pytest.mark.parametrize(("chance", "share"), [(0.0, 1.0), (1.0, 0.5)])
+    def test_while_none_lists_an_nsqd_pauses_grow_from_two_seconds_to_the_interval(
+        self, chance: float, share: float
+    ) -> None:
+        subject = schedule(self.a, self.b, chance=chance)
+        now, waits = 0.0, []
+        for _ in range(7):
+            for lookupd in subject.due(now):
+                subject.answered(lookupd, listing(), listing(), now)
+            waits.append((subject.next_due() - now) / share)
+            now = subject.next_due()
+        assert waits == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+
+    def test_while_one_lists_an_nsqd_the_others_are_asked_at_the_interval(self) -> None:
+        subject = schedule(self.a, self.b)
+        subject.due(0.0)
+        answer(subject, self.a, C)
+        answer(subject, self.b)
+        assert subject.next_due() == 60.0
+
+    def test_one_that_no_longer_lists_an_nsqd_is_asked_again_soon(self) -> None:
+        subject = schedule(self.a, chance=0.0)
+        now, waits = 0.0, []
+        for listed in ([], [], [C], []):
+            subject.due(now)
+            subject.answered(self.a, listing(*listed), listing(*listed), now)
+            waits.append(subject.next_due() - now)
+            now = subject.next_due()
+        assert waits == [2.0, 4.0, 60.0, 2.0]
+
+    def test_an_interval_shorter_than_two_seconds_is_kept_while_none_lists_an_nsqd(self) -> None:
+        subject = LookupSchedule(0.1, 0.0, 5.0, Pauses(1.0, 60.0, lambda: 0.0))
+        subject.lookupds["a"] = self.a
+        subject.due(0.0)
+        answer(subject, self.a)
+        assert subject.next_due() == 0.1
+
     def test_requests_bring_questions_forward_but_not_more_than_one_a_second(self) -> None:
         subject = schedule(self.a, self.b)
         subject.due(0.0)
-        answer(subject, self.a)
+        answer(subject, self.a, C)
         for now in (0.1, 0.2):
             subject.request(now)
         assert subject.due(SPACING - 0.01) == []
         assert subject.due(SPACING) == [self.a]  # the other one is being asked still
-        answer(subject, self.a)
+        answer(subject, self.a, C)
         assert subject.due(SPACING + 59.0) == []
         subject.request(50.0)
         assert subject.due(50.0) == [self.a]

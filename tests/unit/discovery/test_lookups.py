@@ -362,7 +362,7 @@ def test_an_unknown_topic_is_warned_about(
     assert len(warnings) == warned
     for words in (
         "'orders'",
-        f"(asked: {URL1}, {URL2})",
+        f"(asked: {URL1}, {URL2}; asked again in 2.0 s, then less often, at last every 60 s)",
         "publish to a topic",
         "misspelt",
     ) * warned:
