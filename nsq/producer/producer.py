@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -202,14 +203,21 @@ class Producer:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
+    def __del__(
+        self,
+        getpid: Callable[[], int] = os.getpid,
+        finalizing: Callable[[], bool] = sys.is_finalizing,
+        warn: Callable[..., None] = warnings.warn,
+    ) -> None:
+        # Parameters, as the interpreter clears all modules at its end. Then publishes have been flushed.
         pool = getattr(self, "_pool", None)
-        if pool is None or pool.closed or pool.pid != os.getpid():
+        if pool is None or pool.closed or pool.pid != getpid():
             return
-        # Pending publishes are still sent; then the threads end, which refer to the pool, not to this object.
-        pool.ask_to_close(time.monotonic() + self._config.publish_timeout)
+        if not finalizing():
+            # Pending publishes are still sent; then the threads end, which refer to the pool, not to us.
+            pool.ask_to_close(time.monotonic() + self._config.publish_timeout)
         if pool.usable:
-            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
+            warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Producer cannot be pickled, as its connections cannot: make one in each process")

@@ -307,9 +307,9 @@ def pythons() -> list[str]:
     return [sys.executable, *(path for path in others if path and _runs(path))]
 
 
-def run(python: str, program: str) -> subprocess.CompletedProcess[str]:
+def run(python: str, program: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [python, "-c", program],
+        [python, *options, "-c", program],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -371,6 +371,32 @@ atexit.register(at_the_end)
     for python in pythons():
         done = run(python, program)
         assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
+#: Where a program can keep a producer until Python has cleared modules: ours, and those that we use.
+KEPT_IN = {
+    "the program": "",
+    "the exception hook": "sys.excepthook = lambda *_, kept=producer: None; del producer",
+    "another module": "import os; os.kept = producer; del producer",
+}
+
+
+@pytest.mark.parametrize("place", KEPT_IN)
+@pytest.mark.parametrize("publish", ["producer.publish('kept', b'body')", ""])
+def test_a_producer_alive_at_the_end_of_a_program_writes_nothing(
+    nsqd: Nsqd, place: str, publish: str
+) -> None:
+    program = f"import nsq, sys; producer = nsq.Producer({nsqd.tcp_address!r}); {publish}\n{KEPT_IN[place]}"
+    for python in pythons():
+        done = run(python, program)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_producer_alive_at_the_end_of_a_program_warns_in_development_mode(nsqd: Nsqd) -> None:
+    program = f"import nsq; producer = nsq.Producer({nsqd.tcp_address!r}); producer.publish('kept', b'body')"
+    for python in pythons():
+        done = run(python, program, "-Xdev")
+        assert "was not closed" in done.stderr
 
 
 #: What a ``__del__`` calls that runs after the interpreter has ended all other threads, and how that ends.
