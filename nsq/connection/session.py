@@ -155,8 +155,13 @@ class Session:
         return now - min((message.received_at for message in self._in_flight.copy().values()), default=now)
 
     @property
+    def answered(self) -> bool:
+        """Whether every message is answered, and every answer written."""
+        return not self._unsettled
+
+    @property
     def drained(self) -> bool:
-        """Whether the connection may end: no more messages come, and every answer is written."""
+        """Whether the connection may end: no more messages come, and all are answered."""
         return self.close_wait and not self._unsettled
 
     # RDY.

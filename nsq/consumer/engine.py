@@ -307,6 +307,7 @@ class Engine(ConnDelegate):
             in_flight=sum(conn.session.in_flight for conn in left),
             cut_off=sorted(conn.address for conn in left),
         )
+        answered = all(conn.session.answered for conn in left)
         for conn in left:
             conn.close()
         # Join also those that have ended by themselves: their loops report events until their end.
@@ -323,6 +324,8 @@ class Engine(ConnDelegate):
         report = self._left
         if not (report.in_flight or report.cut_off or report.unfinished_threads):
             report = StopReport(clean=True)
+        elif answered and not report.unfinished_threads:  # as after ``stop(0)``
+            log.info("%s stopped, nothing was in flight; cut off: %s", self.name, ", ".join(report.cut_off))
         else:
             log.warning("%s did not stop cleanly: %s", self.name, report)
         self.report = report

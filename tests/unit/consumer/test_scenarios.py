@@ -694,6 +694,29 @@ class TestStop:
         nsqd.peer.wait_closed()
         expect_at_most_cls(nsqd)
 
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_a_stop_without_time_warns_only_if_a_message_is_in_flight(
+        self, stage: Stage, number: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("nsq.consumer.engine._LEAST_TO_STOP", PATIENCE)  # for all threads to end
+        held = threading.Semaphore(0)
+
+        def hold(message: Message) -> None:
+            message.disable_auto_response()
+            held.release()
+
+        consumer = stage.consumer(hold)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(*range(number))
+        assert not number or held.acquire(timeout=PATIENCE)
+        report = consumer.stop(0.0)
+        assert report == StopReport(clean=False, in_flight=number, cut_off=[A])
+        nsqd.peer.wait_closed()
+        expect_at_most_cls(nsqd)
+        warnings = [each for each in caplog.records if each.levelname == "WARNING"]
+        assert len(warnings) == number
+
     def test_an_nsqd_that_hangs_up_at_cls_is_let_go(self, stage: Stage) -> None:
         consumer = stage.consumer()
         nsqd = stage.nsqd()
