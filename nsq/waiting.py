@@ -107,6 +107,13 @@ def refuse_eventlet() -> None:
         )
 
 
+def event_loop() -> object | None:
+    """Return the asyncio event loop that runs on this thread. A running loop has imported asyncio: so need we
+    not."""
+    running = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
+    return None if running is None else running()
+
+
 def start_thread(target: Callable[[], None], name: str, failed: Callable[[RuntimeError], None]) -> None:
     """Start a daemon thread from a user's thread; if that is impossible, call ``failed`` on some thread.
 

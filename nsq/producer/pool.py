@@ -116,6 +116,7 @@ class Pool:
         self._changed = Waiters()  # for ``_up``, ``_unstarted`` and ``report``
         self._close_by = self._join_by = math.inf
         self._gone = False  # the pool's thread has ended
+        self._warned_of_loop = False
         self._rung = False  # endpoints know that a publish waits
         self._endpoints: tuple[Endpoint, ...] = ()
         self._counts_gone = [0, 0]  # published and failed, of endpoints that are gone
@@ -220,6 +221,16 @@ class Pool:
                 f"{what} was called on {current.name}, a thread of the producer's own "
                 "that it would have to wait for: use publish_async, or another thread"
             )
+
+    def warn_of_event_loop(self, topic: str) -> None:
+        """Warn once that a publish stops the event loop of its thread while it waits for a connection."""
+        if not self._warned_of_loop:
+            self._warned_of_loop = True
+            text = (
+                "publish to %r waits for an nsqd on the thread of an event loop, and stops everything there "
+                "for up to its timeout: use `await producer.publish_async(…)`"
+            )
+            self._to_do.put(partial(log.warning, text, topic))  # not on the user's thread
 
     # Ends of publishes: the endpoints' loops, and threads that give up.
 

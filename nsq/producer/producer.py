@@ -8,7 +8,6 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -36,7 +35,7 @@ from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
-from nsq.waiting import Waiters, refuse_eventlet, start_thread
+from nsq.waiting import Waiters, event_loop, refuse_eventlet, start_thread
 
 
 class Producer:
@@ -128,8 +127,9 @@ class Producer:
         defer: float | None = None,
         timeout: float | None = None,
         block: bool = True,
-    ) -> Future[None]:
-        """Return at once with a future, which ends as ``publish`` would, after ``timeout`` at the latest.
+    ) -> PublishFuture:
+        """Return at once with a future, which ends as ``publish`` would, after ``timeout`` at the latest. A
+        coroutine can ``await`` it.
 
         Blocks only while max_pending publishes, or max_pending_bytes of them, are unanswered; with
         ``block=False`` it raises QueueFull instead. The future cannot be cancelled. Its callbacks run on a
@@ -144,7 +144,7 @@ class Producer:
 
     def multi_publish_async(
         self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None, block: bool = True
-    ) -> Future[None]:
+    ) -> PublishFuture:
         """Do ``multi_publish``, but return a future at once, as ``publish_async`` does: several batches under
         way at a time keep nsqd busy while you make the next one.
         """
@@ -159,6 +159,8 @@ class Producer:
         if _thread.get_ident() in pool.own_threads:
             pool.refuse_own_thread("publish")
         pool.publish(publish, timeout)
+        if publish.endpoint is None and event_loop() is not None:
+            pool.warn_of_event_loop(publish.topic)
         try:
             if not publish.wait_for(publish.done, publish.deadline):
                 pool.give_up(publish)

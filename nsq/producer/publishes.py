@@ -14,8 +14,9 @@ import _thread
 import copy
 import logging
 import math
+import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
 from concurrent.futures import Future
 from concurrent.futures._base import FINISHED, RUNNING
 from contextlib import suppress
@@ -34,7 +35,7 @@ from nsq.errors import (
     ServerError,
     UsageError,
 )
-from nsq.waiting import Callbacks, Signal, Waiters
+from nsq.waiting import Callbacks, Signal, Waiters, event_loop
 from nsq.wire import commands
 from nsq.wire.names import check_topic
 
@@ -387,6 +388,13 @@ class PublishFuture(Publish, Future[None]):
                 "a future's callback waits for another future of the same producer, which holds up all other "
                 "callbacks: add a callback to that one instead, or wait on another thread"
             )
+
+    def __await__(self) -> Generator[Any, None, None]:
+        """Wait in a coroutine, as in ``await producer.publish_async(…)``."""
+        if event_loop() is None:
+            raise UsageError("a future was awaited where no asyncio event loop runs: use its result() there")
+        waiter: Awaitable[None] = sys.modules["asyncio"].wrap_future(self)
+        return waiter.__await__()
 
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
         """Call ``fn`` with the future when it ends, on a thread of the producer; at once if it has ended."""

@@ -110,7 +110,7 @@ class Publisher:
         self._watch = watch
         self._topic = topic
         self._producers = producers
-        self._unanswered: deque[tuple[list[bytes], list[Future[None]]]] = deque()
+        self._unanswered: deque[tuple[list[bytes], Sequence[Future[None]]]] = deque()
 
     def publish(self, records: list[bytes]) -> None:
         for batch in batches(records, len):

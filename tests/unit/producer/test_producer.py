@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import threading
 from collections.abc import Iterator
@@ -39,6 +40,7 @@ from tests.fakes.threads import PATIENCE, in_thread
 from .running import (
     accept_all,
     connected,
+    on_pools_thread,
     producer,
     publishing,
     time_is_up,
@@ -397,6 +399,43 @@ def test_callbacks_run_on_a_thread_of_their_own_and_may_publish_but_not_wait(
     assert thread == "nsq-producer-callbacks"
     assert ["another thread" in text for text in said] == [True, True]
     assert "a callback of <Publish" in caplog.text
+
+
+# Event loops
+
+
+async def publish_on_the_loop(p: Producer, **options: Any) -> None:
+    p.publish("orders", b"body", **options)
+
+
+def warnings_of(p: Producer, caplog: pytest.LogCaptureFixture) -> list[str]:
+    on_pools_thread(p)
+    return [each.getMessage() for each in caplog.records if "event loop" in each.getMessage()]
+
+
+def test_publishes_that_wait_for_an_nsqd_on_an_event_loops_thread_are_warned_about_once(
+    transport: MemoryTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    with producer(transport) as p:
+        for _ in range(2):
+            with pytest.raises(PublishFailed):
+                asyncio.run(publish_on_the_loop(p, timeout=0.01))
+        (warning,) = warnings_of(p, caplog)
+        assert "await producer.publish_async" in warning
+
+
+def test_other_publishes_are_not_warned_about(
+    transport: MemoryTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    with producer(transport) as p:
+        with pytest.raises(PublishFailed):
+            p.publish("orders", b"body", timeout=0.01)
+        nsqd = connected(p, transport)
+        wait_for_state(p, "open", A)
+        answered = in_thread(lambda: nsqd.answer(b"body"))
+        asyncio.run(publish_on_the_loop(p))
+        answered.result(PATIENCE)
+        assert warnings_of(p, caplog) == []
 
 
 # Backpressure

@@ -511,13 +511,14 @@ class TestTogether:
         with pytest.raises(TimeoutError):
             next(concurrent.futures.as_completed([never], 0.0))
 
+    @pytest.mark.parametrize("awaited", [lambda made: made, asyncio.wrap_future], ids=["itself", "wrapped"])
     @pytest.mark.parametrize("error", [None, FAILED])
-    def test_a_coroutine_can_await_one(self, error: NsqError | None) -> None:
+    def test_a_coroutine_can_await_one(self, error: NsqError | None, awaited: Any) -> None:
         made = future()
 
         async def wait() -> None:
             threading.Thread(target=made.end, args=(error,)).start()
-            await asyncio.wait_for(asyncio.wrap_future(made), PATIENCE)
+            await asyncio.wait_for(awaited(made), PATIENCE)
 
         with nullcontext() if error is None else pytest.raises(PublishFailed):
             asyncio.run(wait())
@@ -533,3 +534,10 @@ class TestTogether:
 
         asyncio.run(give_up())
         made.result(0.0)
+
+    def test_a_future_is_awaited_only_where_an_event_loop_runs(self) -> None:
+        async def wait() -> None:
+            await future()
+
+        with pytest.raises(UsageError, match="no asyncio event loop"):
+            wait().send(None)
