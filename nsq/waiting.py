@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from importlib import import_module
 
 from nsq.errors import ConfigError
 
@@ -112,6 +113,15 @@ def event_loop() -> object | None:
     not."""
     running = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
     return None if running is None else running()
+
+
+def in_main_interpreter() -> bool:
+    """Whether this is the process's main interpreter, not one of several as under mod_wsgi."""
+    try:
+        return bool(_thread._is_main_interpreter())  # type: ignore[attr-defined, unused-ignore]
+    except AttributeError:  # Python 3.11
+        interpreters = import_module("_xxsubinterpreters")
+        return bool(interpreters.get_current() == interpreters.get_main())
 
 
 def start_thread(target: Callable[[], None], name: str, failed: Callable[[RuntimeError], None]) -> None:

@@ -47,7 +47,7 @@ from nsq.producer.reports import (
 )
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
-from nsq.waiting import Callbacks, Waiters, carry_out, join_threads, start_thread
+from nsq.waiting import Callbacks, Waiters, carry_out, in_main_interpreter, join_threads, start_thread
 from nsq.wire.layers import TlsContext
 
 log = logging.getLogger("nsq.producer")
@@ -279,7 +279,7 @@ class Pool:
             raise Closed("the producer is closed")
         if self._unstarted is not None:
             raise PublishFailed(
-                f"no thread can be started ({self._unstarted}): publish once before the interpreter ends"
+                f"no thread can be started ({self._unstarted}): publish once before the main thread ends"
             )
         if not self._up:
             raise PublishFailed("the producer's threads did not start in time")
@@ -645,15 +645,22 @@ def _flush_at_exit(pool: Pool) -> None:
         # A process forked by multiprocessing skips atexit and runs the finalizers of that module instead.
         multiprocessing = sys.modules.get("multiprocessing.util")
         if multiprocessing is not None:
-            multiprocessing.Finalize(None, _flush_all, exitpriority=0)
+            finalize = partial(multiprocessing.Finalize, None, exitpriority=0)
+            finalize(_flush_all)
+            # A fork server's worker imports the main module, which may publish, then drops all finalizers.
+            multiprocessing.register_after_fork(_flush_all, finalize)
 
 
 def _flush_all() -> None:
+    close = not in_main_interpreter()
     for pool in _running.copy():
         if pool.pid != os.getpid():
             continue  # belongs to the parent
-        # Flush, do not close: functions that atexit calls later may still publish, and wait for that.
-        pool.exiting = True
-        left = pool.flush(time.monotonic() + _EXIT_TIMEOUT).unanswered
+        if close:  # a thread that outlives its interpreter aborts the process
+            left = pool.close(_EXIT_TIMEOUT).unanswered
+        else:
+            # Flush, do not close: functions that atexit calls later may still publish, and wait for that.
+            pool.exiting = True
+            left = pool.flush(time.monotonic() + _EXIT_TIMEOUT).unanswered
         if left:
             log.warning("the program ends with %d publishes unanswered", left, extra={"left": left})

@@ -307,9 +307,9 @@ def pythons() -> list[str]:
     return [sys.executable, *(path for path in others if path and _runs(path))]
 
 
-def run(python: str, program: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run(python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [python, *options, "-c", program],
+        [python, *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -333,7 +333,7 @@ def test_a_program_that_ends_has_sent_all(nsqd: Nsqd, end: str) -> None:
         for number, python in enumerate(pythons()):
             topic = f"{end.replace(' ', '-')}-{number}"
             program = f"import nsq\ntopic = {topic!r}\nproducer = nsq.Producer({where})\n{ENDS[end]}"
-            done = run(python, program)
+            done = run(python, "-c", program)
             assert done.returncode == 0
             assert not done.stderr or "is lost" in done.stderr
             assert depth(found if end == "lookupd" else nsqd, topic) == 500
@@ -369,7 +369,81 @@ def at_the_end():
 atexit.register(at_the_end)
 """
     for python in pythons():
-        done = run(python, program)
+        done = run(python, "-c", program)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
+
+
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_a_worker_whose_main_module_publishes_at_import_has_sent_all(
+    nsqd: Nsqd, method: str, tmp_path: Path
+) -> None:
+    program = f"""
+import multiprocessing, nsq, sys
+producer, topic = nsq.Producer({nsqd.tcp_address!r}), sys.argv[1]
+producer.publish(topic, b"at import")
+
+def work():
+    for n in range(500):
+        producer.publish_async(topic, b"%d" % n)
+
+if __name__ == "__main__":
+    worker = multiprocessing.get_context({method!r}).Process(target=work)
+    worker.start()
+    worker.join()
+    sys.exit(worker.exitcode)
+"""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    for number, python in enumerate(pythons()):
+        topic = f"{method}-{number}"
+        done = run(python, str(script), topic)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert depth(nsqd, topic) == 502  # each of both processes imports the main module
+
+
+def test_an_interpreter_beside_the_main_one_ends_with_its_producer_unclosed(nsqd: Nsqd) -> None:
+    """As applications do under mod_wsgi. A thread that is left would abort the process."""
+    for number, python in enumerate(pythons()):
+        topic = f"beside-{number}"
+        inner = f"""
+import nsq
+producer = nsq.Producer({nsqd.tcp_address!r})
+for n in range(500):
+    producer.publish_async({topic!r}, b"%d" % n)
+"""
+        program = f"""
+try:
+    from _testcapi import run_in_subinterp
+except ImportError:
+    print("not built with this module")
+else:
+    print("ended", run_in_subinterp({inner!r}))
+"""
+        done = run(python, "-c", program)
+        assert (done.returncode, done.stderr) == (0, "")
+        if done.stdout == "ended 0\n":
+            assert depth(nsqd, topic) == 500
+        else:
+            assert done.stdout == "not built with this module\n"
+
+
+def test_a_first_publish_of_a_thread_that_outlives_main_is_sent_or_refused_with_the_remedy(
+    nsqd: Nsqd,
+) -> None:
+    program = f"""
+import nsq, threading
+producer = nsq.Producer({nsqd.tcp_address!r})
+def late():
+    threading.main_thread().join()
+    try:
+        producer.publish("late", b"body")
+    except nsq.PublishFailed as error:
+        assert "before the main thread ends" in str(error), error
+    print("ended")
+threading.Thread(target=late).start()
+"""
+    for python in pythons():
+        done = run(python, "-c", program)
         assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
 
 
@@ -388,14 +462,14 @@ def test_a_producer_alive_at_the_end_of_a_program_writes_nothing(
 ) -> None:
     program = f"import nsq, sys; producer = nsq.Producer({nsqd.tcp_address!r}); {publish}\n{KEPT_IN[place]}"
     for python in pythons():
-        done = run(python, program)
+        done = run(python, "-c", program)
         assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_producer_alive_at_the_end_of_a_program_warns_in_development_mode(nsqd: Nsqd) -> None:
     program = f"import nsq; producer = nsq.Producer({nsqd.tcp_address!r}); producer.publish('kept', b'body')"
     for python in pythons():
-        done = run(python, program, "-Xdev")
+        done = run(python, "-Xdev", "-c", program)
         assert "was not closed" in done.stderr
 
 
@@ -438,5 +512,5 @@ class Owner:
 owner = Owner()
 """
     for python in pythons():
-        done = run(python, program)
+        done = run(python, "-c", program)
         assert (done.returncode, done.stdout) == (0, f"{outcome} True"), done.stderr

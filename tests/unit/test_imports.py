@@ -46,6 +46,7 @@ STRANGERS = {"daemons": {"nsqd", "nsqlookupd", "nsqadmin"}}
 ONLY_IN = {
     "socket": ["transport/", "daemons/", "testing/"],
     "asyncio": ["daemons/", "testing/"],
+    "_xxsubinterpreters": ["waiting.py"],  # private in Python 3.11, renamed later
     "ssl": ["wire/layers/tls.py", "options.py", "config.py", "transport/", "http/", "daemons/", "testing/"],
     "aiohttp": ["daemons/"],
     "uvloop": ["daemons/"],
