@@ -17,6 +17,9 @@ from nsq.wire.identify import IdentifyReply
 #: For an nsqd that does not negotiate and so does not tell its own values.
 _DEFAULT_MSG_TIMEOUT = 60.0
 _DEFAULT_MAX_MSG_TIMEOUT = 900.0
+_DEFAULT_MAX_RDY = 2500
+#: The shortest message timeout that we reckon with: a shorter one keeps the consumer busy with the clock.
+_LEAST_MSG_TIMEOUT = 0.1
 
 #: ``expires_at`` of a message whose connection has ended.
 GONE = -math.inf
@@ -31,9 +34,9 @@ class Session:
     """
 
     def __init__(self, reply: IdentifyReply) -> None:
-        self.msg_timeout = reply.msg_timeout / 1000 or _DEFAULT_MSG_TIMEOUT
-        self.max_msg_timeout = reply.max_msg_timeout / 1000 or _DEFAULT_MAX_MSG_TIMEOUT
-        self.max_rdy = reply.max_rdy_count
+        self.msg_timeout = max(reply.msg_timeout / 1000 or _DEFAULT_MSG_TIMEOUT, _LEAST_MSG_TIMEOUT)
+        self.max_msg_timeout = max(reply.max_msg_timeout / 1000 or _DEFAULT_MAX_MSG_TIMEOUT, self.msg_timeout)
+        self.max_rdy = reply.max_rdy_count or _DEFAULT_MAX_RDY
         self.rdy = 0
         self.closing = False  # we have sent CLS
         self.close_wait = False  # nsqd has answered CLS: no new message comes
@@ -43,6 +46,7 @@ class Session:
         self._in_flight: dict[bytes, Message] = {}
         self._unsettled: set[Message] = set()  # until the answer is written, or the time is up
         self._overtaken: deque[Message] = deque()  # delivered again before their time was up here
+        self._repeated = 0  # since the last ``expire``: deliveries that overtook others long before that
         self._timed_out = 0
         self._dropped: deque[Message] = deque()  # timed out too; ``expire`` will count them
         self._highest_rdy = 0
@@ -59,14 +63,15 @@ class Session:
             in_flight[message.id] = message
             if overtaken is not None:
                 # nsqd has sent the message again: by nsqd's clock its time was up.
+                self._repeated += overtaken.expires_at - now > self.msg_timeout / 2
                 overtaken.expires_at = 0.0
                 self._unsettled.discard(overtaken)
                 self._overtaken.append(overtaken)
         self.received += len(messages)
         self._left -= len(messages)
         limit = _EXCESS * self._highest_rdy
-        if len(in_flight) > limit:
-            alive = sum(message.expires_at > now for message in in_flight.copy().values())
+        if len(in_flight) + self._repeated > limit:
+            alive = self._repeated + sum(message.expires_at > now for message in in_flight.copy().values())
             if alive > limit:
                 raise WireError(f"{alive} messages in flight, though RDY was never above {self._highest_rdy}")
 
@@ -110,6 +115,7 @@ class Session:
                     expired.append(message)
                 # Else its answer waits to be written, or the answering thread was interrupted.
                 self._unsettled.discard(message)
+        self._repeated = 0
         while self._overtaken:
             expired.append(self._overtaken.popleft())
         self._timed_out += len(expired)

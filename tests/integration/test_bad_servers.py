@@ -147,6 +147,13 @@ BEFORE: list[tuple[str, Script, dict[str, Any], list[str]]] = [
     ("silence", is_silent, {"handshake_timeout": 0.3}, ["in time"]),
     ("no JSON", answers_identify_with(encode_response(b"what?")), {}, [UNREADABLE]),
     ("JSON, no object", answers_identify_with(encode_response(b"[1]")), {}, [UNREADABLE, "not an object"]),
+    (
+        "a negative timeout",
+        answers_identify_with(encode_response(b'{"msg_timeout": -1}')),
+        {},
+        ["msg_timeout of -1"],
+    ),
+    ("a negative RDY", answers_identify_with(encode_response(b'{"max_rdy_count": -5}')), {}, ["of -5"]),
     ("a message", answers_identify_with(message(1)), {}, ["a message before anything was subscribed"]),
     ("an error", answers_identify_with(encode_error(b"E_INVALID go away")), {}, ["E_INVALID go away"]),
     ("no subscription", refuses_the_subscription, {}, ["E_SUB_FAILED the channel is closed to you"]),
@@ -228,6 +235,12 @@ AFTER: list[tuple[str, Script, type[NsqError], list[str]]] = [
     (
         "more than RDY",
         sends_after_the_handshake(b"".join(map(message, range(100_000)))),
+        WireError,
+        ["messages in flight, though RDY was never above"],
+    ),
+    (
+        "one message without end",
+        sends_after_the_handshake(message(1) * 100_000),
         WireError,
         ["messages in flight, though RDY was never above"],
     ),

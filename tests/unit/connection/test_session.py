@@ -31,6 +31,21 @@ def test_an_nsqd_that_does_not_say_its_limits_has_the_usual_ones() -> None:
     assert (subject.msg_timeout, subject.max_msg_timeout, subject.max_rdy) == (60.0, 900.0, 2500)
 
 
+@pytest.mark.parametrize(
+    ("reply", "limits"),
+    [
+        ({"msg_timeout": 1}, (0.1, 900.0, 2500)),
+        ({"msg_timeout": 90_000, "max_msg_timeout": 1}, (90.0, 90.0, 2500)),
+        ({"max_rdy_count": 0}, (60.0, 900.0, 2500)),
+    ],
+)
+def test_limits_too_low_to_work_with_are_raised(
+    reply: dict[str, int], limits: tuple[float, float, int]
+) -> None:
+    subject = session(**reply)
+    assert (subject.msg_timeout, subject.max_msg_timeout, subject.max_rdy) == limits
+
+
 class TestInFlight:
     def test_from_admission_to_the_answer(self) -> None:
         subject = session(rdy=2)
@@ -147,6 +162,20 @@ class TestExcess:
     def test_nothing_is_accepted_before_any_rdy(self) -> None:
         with pytest.raises(WireError):
             deliver(session(), 1)
+
+    def test_a_message_that_is_repeated_long_before_its_time_is_up_counts_each_time(self) -> None:
+        subject = session(rdy=3, msg_timeout=10_000)
+        deliver(subject, *[1] * 6, now=1.0)
+        assert subject.expire(2.0)  # which forgets them
+        deliver(subject, *[1] * 3, now=2.0)
+        with pytest.raises(WireError, match="7 messages in flight, though RDY was never above 3"):
+            deliver(subject, *[1] * 3, now=2.0)
+
+    def test_a_message_that_is_repeated_when_its_time_is_about_up_does_not_count(self) -> None:
+        subject = session(rdy=3, msg_timeout=10_000)
+        for time in range(20):
+            deliver(subject, 1, 2, 3, now=time * 9.0)
+        assert subject.in_flight == 3
 
     def test_expired_and_answered_messages_do_not_count(self) -> None:
         subject = session(rdy=1, msg_timeout=10_000)
