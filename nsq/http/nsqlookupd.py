@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
+import logging
+import re
 import ssl
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NotRequired, Self, TypedDict
+from functools import lru_cache
+from typing import TYPE_CHECKING, NotRequired, Self, TypedDict, TypeVar
 
 from nsq.errors import ApiRefused
 from nsq.http.calls import Api, Misshapen, endpoint, ok, read, read_key
@@ -18,8 +23,11 @@ from nsq.wire.names import check_channel, check_topic
 if TYPE_CHECKING:
     from nsq.config import Config
 
+log = logging.getLogger("nsq.http")
+
 DEFAULT_PORT = 4161
 _LOOKUP = "/lookup"
+_NOT_IN_A_HOST = re.compile(r"[\x00-\x20\x7f/\\@?#%,\[\]]")
 
 
 def nsqlookupd_address(text: str) -> Url:
@@ -200,7 +208,8 @@ class DebugEntry(TypedDict):
 
 
 def parse_lookup(reply: HttpReply) -> Lookup:
-    return read(reply, Lookup)
+    found = read(reply, Lookup)
+    return Lookup(found.channels, tuple(_dialable(found.producers)))
 
 
 def parse_nodes(reply: HttpReply) -> list[RegisteredNode]:
@@ -210,4 +219,39 @@ def parse_nodes(reply: HttpReply) -> list[RegisteredNode]:
             raise Misshapen(
                 f"producers[{number}] has {len(node.topics)} topics but {len(node.tombstones)} tombstones"
             )
-    return nodes
+    return list(_dialable(nodes))
+
+
+# Any client can register anything. One bad registration must not fail the commands for all nsqds.
+
+N = TypeVar("N", bound=NsqdNode)
+
+
+def _dialable(nodes: Iterable[N]) -> Iterator[N]:
+    """Leave out nsqds with an impossible TCP address; an impossible HTTP port counts as unknown."""
+    for node in nodes:
+        host = node.broadcast_address
+        if not _is_host(host) or not 0 < node.tcp_port < 65536:
+            _warn(f"an nsqd is left out, with the host {host!r:.200} and TCP port {node.tcp_port}")
+        elif not 0 <= node.http_port < 65536:
+            _warn(f"nsqd {node.tcp_address} has the HTTP port {node.http_port}, which is impossible")
+            yield dataclasses.replace(node, http_port=0)
+        else:
+            yield node
+
+
+def _is_host(text: str) -> bool:
+    """Whether it can be a host name or an IP address, without brackets."""
+    if ":" not in text:
+        return bool(text) and not _NOT_IN_A_HOST.search(text)
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1000)
+def _warn(problem: str) -> None:
+    """Log a problem once; the cache forgets the oldest."""
+    log.warning("nsqlookupd has a bad registration: %s", problem)

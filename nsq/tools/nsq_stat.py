@@ -156,6 +156,7 @@ def ask(options: StatOptions) -> Poll:
                 node.http_address
                 for lookupd in options.lookupd_http_address
                 for node in options.lookupd_api(lookupd).lookup(options.topic).producers
+                if node.http_port  # else it has a bad registration, which the log has named
             )
         )
     found = {}

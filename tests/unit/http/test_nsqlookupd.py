@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from nsq.errors import ApiError, InvalidName, UsageError
+from nsq.http import nsqlookupd
 from nsq.http.calls import Call
 from nsq.http.message import HttpReply, HttpRequest, Url
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, RegisteredNode
@@ -195,6 +196,61 @@ class TestNodes:
         node = NODE | {"topics": ["a", "b"], "tombstones": [False]}
         with pytest.raises(ApiError, match=r"producers\[0\] has 2 topics but 1 tombstones"):
             answer(self.CALL, {"producers": [node]})
+
+
+class TestBadRegistrations:
+    """Any client of nsqlookupd can register anything, and one must not disable all others."""
+
+    @pytest.fixture(autouse=True)
+    def warn_anew(self) -> None:
+        nsqlookupd._warn.cache_clear()
+
+    @staticmethod
+    def listed(*nodes: dict[str, object]) -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+        found = (
+            answer(calls.lookup("t"), {"channels": [], "producers": nodes}).producers,
+            answer(calls.nodes(), {"producers": nodes}),
+        )
+        in_lookup, in_nodes = [[(node.tcp_address, node.http_port) for node in each] for each in found]
+        return in_lookup, in_nodes
+
+    @pytest.mark.parametrize(
+        "bad",
+        [
+            {"tcp_port": 0},
+            {"tcp_port": -4150},
+            {"tcp_port": 65536},
+            *(
+                {"broadcast_address": host}
+                for host in ("", "u@h", "[::1", "unix:/x", "/x", "h?x", "a b", "h:1")
+            ),
+        ],
+        ids=str,
+    )
+    def test_one_that_cannot_be_dialed_is_left_out_with_one_warning(
+        self, bad: dict[str, object], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        good = [("10.0.0.7:4150", 4151)]
+        assert self.listed(NODE | bad, NODE) == (good, good)
+        assert self.listed(NODE | bad) == ([], [])
+        (warning,) = caplog.messages
+        assert "left out" in warning
+        assert repr(next(iter(bad.values()))) in warning
+
+    @pytest.mark.parametrize("port", [-1, 65536, 99999])
+    def test_one_whose_http_port_cannot_be_dialed_has_none(
+        self, port: int, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        expected = [("10.0.0.7:4150", 0)]
+        assert self.listed(NODE | {"http_port": port}) == (expected, expected)
+        (warning,) = caplog.messages
+        assert f"HTTP port {port}" in warning
+
+    @pytest.mark.parametrize("host", ["::1", "fe80::1%eth0", "nsqd_1.example.", "bücher.example"])
+    def test_others_are_not_touched(self, host: str, caplog: pytest.LogCaptureFixture) -> None:
+        found, _ = self.listed(NODE | {"broadcast_address": host})
+        assert found == [(f"[{host}]:4150" if ":" in host else f"{host}:4150", 4151)]
+        assert caplog.messages == []
 
 
 def test_names_are_sorted() -> None:
