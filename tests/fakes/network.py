@@ -47,15 +47,18 @@ def silent_resolver() -> Iterator[threading.Event]:
 
 
 class HeldTransport(MemoryTransport):
-    """Dials of ``held`` addresses hang until ``release``."""
+    """Dials of ``held`` addresses hang until ``release``. ``hanging`` lists those that have begun."""
 
     def __init__(self, *held: str) -> None:
         super().__init__()
+        self.hanging: list[str] = []
         self._held = held
         self._released = threading.Event()
         self.release = self._released.set
 
     def connect(self, address: str, *, timeout: float) -> MemoryStream:
-        if address in self._held and not self._released.wait(PATIENCE):
-            raise DialFailed(f"cannot connect to {address}: no answer")
+        if address in self._held:
+            self.hanging.append(address)
+            if not self._released.wait(PATIENCE):
+                raise DialFailed(f"cannot connect to {address}: no answer")
         return super().connect(address, timeout=timeout)

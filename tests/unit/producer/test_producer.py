@@ -305,6 +305,19 @@ def test_when_none_can_be_reached_each_says_why(transport: MemoryTransport) -> N
             published.result(PATIENCE)
 
 
+@pytest.mark.xfail(strict=True, reason="all are dialed at once: thousands that refuse outlast the timeout")
+def test_of_many_nsqds_not_all_are_dialed_at_once() -> None:
+    addresses = [f"nsqd-{number}:4150" for number in range(100)]
+    transport = HeldTransport(*addresses)
+    transport.refuse()
+    with producer(transport, *addresses) as p:
+        with pytest.raises(PublishFailed):
+            p.publish("orders", b"body", timeout=1.0)
+        began = len(transport.hanging)
+        transport.release()
+    assert 0 < began <= 50
+
+
 def test_it_is_dialed_until_it_is_there(p: Producer, transport: MemoryTransport) -> None:
     transport.refuse()
     published = publishing(p)
