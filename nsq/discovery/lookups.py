@@ -243,6 +243,10 @@ class Discovery:
             "add another one first, or stop the consumer"
         )
 
+    def ask_soon(self) -> None:
+        """Have the nsqlookupds asked ahead of time, at most once a second."""
+        self._events.put(lambda: self._schedule.request(self._clock()))
+
     def lost(self, address: str, lived: float, cause: NsqError | None) -> None:
         """Note that a connection has ended, as ordered or not, after ``lived`` seconds. Called once for each
         that ``dial`` made, perhaps before ``dial`` returns.

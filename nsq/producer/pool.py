@@ -379,6 +379,8 @@ class Pool:
             self._rung = False
         elif not self._rung:
             self._rung = True
+            if self.discovery.asks:
+                self.discovery.ask_soon()
             for endpoint in self._endpoints:
                 endpoint.ring()  # its pause is shorter now
 

@@ -346,6 +346,18 @@ def test_the_first_nsqd_of_a_cluster_is_found_long_before_the_next_regular_quest
         assert drain(nsqd, topic) == [b"early"]
 
 
+def test_an_nsqd_in_place_of_a_lost_one_is_found_as_soon_as_a_publish_waits(
+    nsqd_factory: Factory[Nsqd], nsqlookupd: Nsqlookupd, topic: str
+) -> None:
+    first = nsqd_factory(lookupd=[nsqlookupd])
+    with Producer(nsqlookupd=[nsqlookupd.http_address], lookupd_poll_interval=300.0) as producer:
+        producer.publish(topic, b"one", timeout=PATIENCE)
+        first.stop()
+        second = nsqd_factory(lookupd=[nsqlookupd])
+        producer.publish(topic, b"two", timeout=PATIENCE)
+        assert drain(second, topic) == [b"two"]
+
+
 def test_an_nsqlookupd_is_trusted_as_an_nsqd_is(
     nsqd_factory: Factory[Nsqd], certificate: Certificate, topic: str
 ) -> None:

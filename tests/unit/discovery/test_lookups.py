@@ -552,6 +552,16 @@ class TestProducers:
         world.pass_time(discovery, 60.0)
         world.until(lambda: discovery.absence == f"nsqlookupd {URL2} lists none")
 
+    def test_all_can_be_asked_ahead_of_time(self, world: World) -> None:
+        world.answers = {L1: [A], L2: [B]}
+        discovery = world.producing([], [L1, L2])
+        discovery.start()
+        world.await_("found", A, B)
+        discovery.ask_soon()
+        world.pass_time(discovery, 1.0)
+        for each in (L1, L2):
+            world.await_("ask", each, times=2)
+
     def test_a_failed_one_is_asked_again_with_growing_pauses(self, world: World) -> None:
         world.answers[L1] = ApiError("refused")
         discovery = world.producing([], [L1], reconnect_initial=1.0, lookupd_poll_interval=4.0)
