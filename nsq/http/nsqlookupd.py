@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import logging
-import re
 import ssl
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NotRequired, Self, TypedDict, TypeVar
 
-from nsq.errors import ApiRefused
+from nsq.errors import ApiRefused, UsageError
 from nsq.http.calls import Api, Misshapen, endpoint, ok, read, read_key
 from nsq.http.message import HttpReply, Url, parse_url
 from nsq.http.sending import DEFAULT_TIMEOUT
@@ -27,7 +25,6 @@ log = logging.getLogger("nsq.http")
 
 DEFAULT_PORT = 4161
 _LOOKUP = "/lookup"
-_NOT_IN_A_HOST = re.compile(r"[\x00-\x20\x7f/\\@?#%,\[\]]")
 
 
 def nsqlookupd_address(text: str) -> Url:
@@ -242,13 +239,11 @@ def _dialable(nodes: Iterable[N]) -> Iterator[N]:
 
 def _is_host(text: str) -> bool:
     """Whether it can be a host name or an IP address, without brackets."""
-    if ":" not in text:
-        return bool(text) and not _NOT_IN_A_HOST.search(text)
     try:
-        ipaddress.IPv6Address(text)
-    except ValueError:
+        url = parse_url(join(text, DEFAULT_PORT))
+    except UsageError:
         return False
-    return True
+    return url.host.lower() == text.lower() and text.isprintable() and " " not in text
 
 
 @lru_cache(maxsize=1000)

@@ -159,9 +159,9 @@ class Producer:
         if _thread.get_ident() in pool.own_threads:
             pool.refuse_own_thread("publish")
         pool.publish(publish, timeout)
-        if publish.endpoint is None and event_loop() is not None:
-            pool.warn_of_event_loop(publish.topic)
         try:
+            if publish.endpoint is None and event_loop() is not None:
+                pool.warn_of_event_loop(publish.topic)
             if not publish.wait_for(publish.done, publish.deadline):
                 pool.give_up(publish)
         except BaseException:

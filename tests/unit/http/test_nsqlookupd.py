@@ -222,7 +222,19 @@ class TestBadRegistrations:
             {"tcp_port": 65536},
             *(
                 {"broadcast_address": host}
-                for host in ("", "u@h", "[::1", "unix:/x", "/x", "h?x", "a b", "h:1")
+                for host in (
+                    "",
+                    "u@h",
+                    "[::1",
+                    "unix:/x",
+                    "/x",
+                    "h?x",
+                    "a b",
+                    "h:1",
+                    "h℀",
+                    "fe80::1%u@h",
+                    "h\n",
+                )
             ),
         ],
         ids=str,
