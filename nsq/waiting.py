@@ -109,19 +109,23 @@ def refuse_eventlet() -> None:
 
 
 def event_loop() -> object | None:
-    """Return the asyncio event loop that runs on this thread. A running loop has imported asyncio: so need we
-    not."""
+    """Return the asyncio event loop that runs on this thread, or None. Does not import asyncio: if a loop
+    runs, its program has.
+    """
     running = getattr(sys.modules.get("asyncio.events"), "_get_running_loop", None)
     return None if running is None else running()
 
 
 def in_main_interpreter() -> bool:
     """Whether this is the process's main interpreter, not one of several as under mod_wsgi."""
+    is_main = getattr(_thread, "_is_main_interpreter", None)
+    if is_main is not None:
+        return bool(is_main())
     try:
-        return bool(_thread._is_main_interpreter())  # type: ignore[attr-defined, unused-ignore]
-    except AttributeError:  # Python 3.11
-        interpreters = import_module("_xxsubinterpreters")
-        return bool(interpreters.get_current() == interpreters.get_main())
+        interpreters = import_module("_xxsubinterpreters")  # Python 3.11
+    except ImportError:
+        return True
+    return bool(interpreters.get_current() == interpreters.get_main())
 
 
 def start_thread(target: Callable[[], None], name: str, failed: Callable[[RuntimeError], None]) -> None:
