@@ -157,13 +157,7 @@ class Producer:
         pool = self._pool
         if _thread.get_ident() in pool.own_threads:
             pool.refuse_own_thread("publish")
-        pool.publish(publish, timeout)
-        try:
-            if not publish.wait_for(publish.done, publish.deadline):
-                pool.give_up(publish)
-        except BaseException:
-            pool.cancel(publish)
-            raise
+        pool.publish_and_wait(publish, timeout)
         error = publish.error
         if error is not None:
             raise error
