@@ -36,6 +36,8 @@ log = logging.getLogger("nsq.producer")
 _SOON = 1.0
 #: Seconds without a dial after one that failed.
 _PAUSE = 1.0
+#: Seconds in which the loops notice that an nsqd is gone which has just left a publish unanswered.
+_REST = 0.2
 #: Seconds that an idle connection is kept when heartbeats are off.
 _KEPT = 30.0
 #: Seconds by which the timeout of a read may differ from the wanted one: setting it takes a system call.
@@ -150,6 +152,8 @@ class OwnConns:
     ) -> None:
         self.address = ""  # set before the first ``take``
         self.everyone: tuple[OwnConn, ...] = ()
+        self.rests_until = -math.inf
+        """Until then blocking publishes prefer another nsqd."""
         self._idle: list[OwnConn] = []
         self._gone = [0, 0]  # ``published`` and ``failed`` of connections that are closed
         self._limit = config.publish_connections
@@ -191,6 +195,13 @@ class OwnConns:
         if conn.holder is publish:
             self._dispose(conn)
             self._asked = False
+
+    def doubt(self) -> None:
+        """Use no connection of this nsqd's for a moment: it has left a publish unanswered. Then its publishes
+        go through the loops, which judge it.
+        """
+        self.rests_until = self._clock() + _REST
+        self.drop_idle()
 
     def drop_idle(self) -> None:
         """Have the idle connections closed: something is wrong with the nsqd. For any thread."""

@@ -147,10 +147,12 @@ class Pool:
         try:
             self.pending.add(publish)
             self._bytes_left -= publish.size
-            usable = self.usable
+            usable, turn = self.usable, next(self._turn)
+            if usable and publish.started < usable[turn % len(usable)][0].own.rests_until:
+                turn += 1
             # Keep order: stay behind unanswered futures, and behind what waits for a connection.
             if usable and not self.futures and not self.waiting and self.pid == os.getpid():
-                endpoint, conn = usable[next(self._turn) % len(usable)]
+                endpoint, conn = usable[turn % len(usable)]
                 own = None if conn.closed else endpoint.own.take(publish)
                 if own is not None:
                     self._round_trip(publish, endpoint, own)
@@ -158,7 +160,7 @@ class Pool:
                         return
                 elif endpoint.own.miss(publish.started):
                     self._to_do.put(partial(self._grow, endpoint))
-            self._queue(publish)
+            self._queue(publish, turn)
             if not publish.wait_for(publish.done, publish.deadline):
                 self.give_up(publish)
         except BaseException:
@@ -176,7 +178,7 @@ class Pool:
             except NsqError as cause:
                 own.failed += 1
                 endpoint.own.drop(own, publish)
-                endpoint.own.drop_idle()  # this nsqd's next publishes go through the loops, which judge it
+                endpoint.own.doubt()
                 self._end_unanswered(publish, endpoint.address, cause)
                 return
             if error is None:
@@ -213,7 +215,7 @@ class Pool:
             self.futures.add(publish)
             self.pending.add(publish)
             self._bytes_left -= publish.size
-            self._queue(publish)
+            self._queue(publish, next(self._turn))
             if self.exiting and not publish.wait_for(publish.done, publish.deadline):
                 self.give_up(publish)
         except BaseException:
@@ -233,12 +235,12 @@ class Pool:
         if self.closed:
             raise Closed("the producer is closed")
 
-    def _queue(self, publish: Publish) -> None:
+    def _queue(self, publish: Publish, turn: int) -> None:
         """Put a publish into a connection's queue, or among those that wait for a connection."""
         usable = self.usable
         # Keep order: queue behind publishes that wait for a connection.
         if usable and not self.waiting:
-            publish.endpoint, conn = usable[next(self._turn) % len(usable)]
+            publish.endpoint, conn = usable[turn % len(usable)]
             conn.put(publish)
             if conn.closed:  # closed meanwhile: take the publish back, if the endpoint has not
                 self.take_back(conn.waiting)
