@@ -41,7 +41,6 @@ from nsq.producer.publishes import (
     Publish,
     Verdict,
     checked_timeout,
-    command_of,
     lost,
     refused,
     unanswered,
@@ -58,6 +57,7 @@ from nsq.producer.reports import (
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.waiting import Callbacks, Waiters, carry_out, join_threads, start_thread
+from nsq.wire import commands
 from nsq.wire.layers import TlsContext
 
 log = logging.getLogger("nsq.producer")
@@ -142,7 +142,11 @@ class Pool:
     # Publishing: any of the user's threads.
 
     def publish_and_wait(self, publish: Publish, timeout: float | None) -> None:
-        """Send a publish and return when it has ended: by a round trip of its own, else through the loops."""
+        """Send a publish by a round trip of its own, or else through the loops. Return when nsqd has stored
+        it, or raise its error.
+        """
+        if _thread.get_ident() in self.own_threads:
+            self.refuse_own_thread("publish")
         self._admit(publish, timeout, block=True)
         try:
             self.pending.add(publish)
@@ -155,32 +159,38 @@ class Pool:
                 endpoint, conn = usable[turn % len(usable)]
                 own = None if conn.closed else endpoint.own.take(publish)
                 if own is not None:
-                    self._round_trip(publish, endpoint, own)
-                    if publish.done():
+                    if self._round_trip(publish, endpoint, own):
                         return
                 elif endpoint.own.miss(publish.started):
                     self._to_do.put(partial(self._grow, endpoint))
-            self._queue(publish, turn)
-            if not publish.wait_for(publish.done, publish.deadline):
-                self.give_up(publish)
+            if not publish.done():
+                self._queue(publish, turn)
+                if not publish.wait_for(publish.done, publish.deadline):
+                    self.give_up(publish)
         except BaseException:
             self.cancel(publish)
             raise
+        error = publish.error
+        if error is not None:
+            raise error
 
-    def _round_trip(self, publish: Publish, endpoint: Endpoint, own: OwnConn) -> None:
-        """Send a publish over a connection of its own. It has ended then, or can be sent again."""
+    def _round_trip(self, publish: Publish, endpoint: Endpoint, own: OwnConn) -> bool:
+        """Send a publish over a connection of its own; return whether nsqd has stored it. If not, it has
+        ended with an error, or can be sent again.
+        """
         try:
             publish.endpoint, publish.caller = endpoint, _thread.get_ident()
             publish.sent = publish.handed_over = True
             publish.claim.acquire(False)  # no other thread sends it now
             try:
-                error = own.round_trip(command_of([publish]), publish.deadline, self._clock)
+                command = publish.command or commands.pub(publish.topic, publish.body)
+                error = own.round_trip(command, publish.deadline, self._clock)
             except NsqError as cause:
                 own.failed += 1
                 endpoint.own.drop(own, publish)
                 endpoint.own.doubt()
                 self._end_unanswered(publish, endpoint.address, cause)
-                return
+                return False
             if error is None:
                 own.published += publish.messages
             else:
@@ -191,8 +201,9 @@ class Pool:
             raise
         if error is None:
             self.settled([publish], None)
-        else:
-            self._carry_out(refused([publish], error, endpoint.address, self._config.retry_uncertain))
+            return True
+        self._carry_out(refused([publish], error, endpoint.address, self._config.retry_uncertain))
+        return False
 
     def _end_unanswered(self, publish: Publish, address: str, cause: NsqError) -> None:
         if self._clock() >= publish.deadline:

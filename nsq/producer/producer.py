@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import time
 import warnings
@@ -113,11 +112,11 @@ class Producer:
         nsqd delivers it after ``defer`` seconds. ``timeout`` (default: publish_timeout) covers everything:
         waiting for room among the pending publishes, connecting, sending, nsqd's answer, further attempts.
         """
-        self._publish_and_wait(new_publish(Publish, topic, body, defer, self._config), timeout)
+        self._pool.publish_and_wait(new_publish(Publish, topic, body, defer, self._config), timeout)
 
     def multi_publish(self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None) -> None:
         """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none."""
-        self._publish_and_wait(new_multi_publish(Publish, topic, bodies, self._config), timeout)
+        self._pool.publish_and_wait(new_multi_publish(Publish, topic, bodies, self._config), timeout)
 
     def publish_async(
         self,
@@ -152,15 +151,6 @@ class Producer:
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
         return publish
-
-    def _publish_and_wait(self, publish: Publish, timeout: float | None) -> None:
-        pool = self._pool
-        if _thread.get_ident() in pool.own_threads:
-            pool.refuse_own_thread("publish")
-        pool.publish_and_wait(publish, timeout)
-        error = publish.error
-        if error is not None:
-            raise error
 
     def _current(self) -> Pool:
         # A child that C code has forked runs no fork hook of Python's.
