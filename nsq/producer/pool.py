@@ -538,7 +538,7 @@ class Pool:
         endpoints = self._endpoints
         if not all(each.backoff.final for each in endpoints):
             return
-        for publish in list(self.waiting):
+        for publish in self.waiting.copy():
             if not endpoints or not all(each.hopeless(publish.started) for each in endpoints):
                 continue
             with suppress(ValueError):

@@ -56,6 +56,7 @@ class SocketStream:
         self._inside = 0  # other threads that may be using the descriptors
         self._woken = False
         self._closed = False
+        self._token = [None]  # taken by the thread that closes the descriptors
         self._poll: select.poll | None = None  # made by ``readable``
         self._listed = listed
         if listed is not None:
@@ -198,7 +199,11 @@ class SocketStream:
 
     def _close_if_last(self) -> None:
         if not (self._inside or self._reading or self._writing):
-            self._close_both()
+            # Without the GIL several threads come here at once. The first takes the token and closes; for a
+            # second one the descriptor's number may already belong to another file.
+            with suppress(IndexError):
+                self._token.pop()
+                self._close_both()
 
     def _close_both(self) -> None:
         self._in.close()
