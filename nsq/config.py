@@ -215,6 +215,13 @@ class Config:
     publish_timeout: float = options.seconds(
         10.0, 0.001, 3600.0, "Time for one publish: connecting, sending and nsqd's answer."
     )
+    publish_connections: int = options.count(
+        16,
+        0,
+        1024,
+        "Connections to each nsqd on which one blocking publish at a time makes its own round trip, besides "
+        "the one that all share; 0: all share that one.",
+    )
     max_pending: int = options.count(10_000, 1, 2**31 - 1, "Publishes that may wait for an answer at once.")
     max_pending_bytes: int = options.count(
         64 * _MIB,

@@ -37,10 +37,10 @@ class Waiters:
     the lock of each list) guards both steps, so one of the two sees the other.
     """
 
-    __slots__ = ("_locks",)
+    __slots__ = ("locks",)
 
     def __init__(self) -> None:
-        self._locks: list[_thread.LockType] = []
+        self.locks: list[_thread.LockType] = []
 
     def wait_for(self, condition: Callable[[], object], deadline: float = math.inf) -> bool:
         """Wait until the condition holds or ``deadline`` (monotonic) has passed; return whether it holds.
@@ -52,24 +52,24 @@ class Waiters:
                 return False
             lock = _thread.allocate_lock()
             lock.acquire()
-            self._locks.append(lock)
+            self.locks.append(lock)
             try:
                 if not condition():
                     lock.acquire(True, min(left, _LONGEST))
             finally:
-                if lock in self._locks:  # else the thread that woke us has removed it
+                if lock in self.locks:  # else the thread that woke us has removed it
                     with suppress(ValueError):
-                        self._locks.remove(lock)
+                        self.locks.remove(lock)
         return True
 
     def wake(self) -> None:
         """Have every waiter look at its condition again. Any thread may call this, a signal handler too."""
-        for lock in self._locks.copy():
+        for lock in self.locks.copy():
             try:
                 lock.release()
             except RuntimeError:  # released before; its waiter will remove it, or was interrupted
                 with suppress(ValueError):
-                    self._locks.remove(lock)
+                    self.locks.remove(lock)
 
 
 class Signal(Waiters):

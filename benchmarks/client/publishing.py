@@ -8,13 +8,16 @@ pinned to a core. Message counts differ, so that all parties take about as long;
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from benchmarks.client.consuming import ROUNDS
-from benchmarks.client.parties import BARE, OURS, SIZE, driver_of, missing, present, under
+from benchmarks.client.parties import BARE, LIMIT, OURS, SIZE, driver_of, missing, present, under
 from benchmarks.comparison import Bar, Comparison, Figure, Measure
 from benchmarks.daemon import servers
 from benchmarks.processes import Command, Server
 
+#: Ours, with all publishes over the one shared connection.
+_SHARED = "nsq, shared"
 _CALLERS = 16
 _BATCH = 200
 #: Unanswered publishes at a time: the default of max_pending. pynsq's load is shorter, and as fast with
@@ -26,11 +29,33 @@ _ASYNC, _ASYNC_BARE, _ASYNC_PEER = 200_000, 500_000, 30_000
 
 
 def comparisons() -> Sequence[Comparison]:
-    return [
+    over_nsqds = [
         comparison(nsqd, command)
         for nsqd, command in servers.nsqds().items()
         for comparison in (_one_caller, _many_callers, _async, _multi)
     ]
+    return [*over_nsqds, *_round_trips()]
+
+
+def _round_trips() -> Sequence[Comparison]:
+    """Compare round trips with bare sockets' and with the shared connection, over a server that does little:
+    over our nsqd, that would be the limit.
+    """
+    bars = {1: [Bar(OURS, LIMIT, 0.85)], 4: [Bar(OURS, _SHARED, 2.2)], 16: [Bar(OURS, _SHARED, 1.15)]}
+    comparisons = []
+    for callers, bar in bars.items():
+        options: dict[str, Any] = {"count": _TOGETHER, "command": servers.minimal, "callers": callers}
+        contenders = {
+            OURS: _load(OURS, "publish", **options),
+            _SHARED: _load(OURS, "publish", publish_connections=0, **options),
+            LIMIT: _load(LIMIT, "publish", **options),
+        }
+        comparisons.append(_comparison(f"publish, {callers} callers", "a minimal nsqd", contenders, bar))
+    batches = {
+        party: _load(party, "multi_publish", _MANY, servers.minimal, batch=_BATCH) for party in (OURS, LIMIT)
+    }
+    name = f"multi_publish of {_BATCH}"
+    return [*comparisons, _comparison(name, "a minimal nsqd", batches, [Bar(OURS, LIMIT, 1.0)])]
 
 
 def _one_caller(nsqd: str, command: Command) -> Comparison:
@@ -99,7 +124,7 @@ def _comparison(
     )
 
 
-def _load(party: str, name: str, count: int, command: Command, **options: object) -> Measure:
+def _load(party: str, name: str, count: int, command: Command, **options: Any) -> Measure:
     drive = driver_of(party)
 
     def load(server: Server, scale: float) -> Sequence[float]:

@@ -90,5 +90,33 @@ def latency(port: int, count: int, a_second: int, size: int, max_in_flight: int)
     return delays.numbers()
 
 
+def publish(port: int, count: int, size: int, callers: int = 1) -> Sequence[float]:
+    """Publish one by one, each caller over a connection of its own."""
+    command = wire.pub(work.TOPIC, b"x" * size)
+    return work.calls(count, [_round_trip(port, command) for _ in range(callers)])
+
+
+def multi_publish(port: int, count: int, size: int, batch: int) -> Sequence[float]:
+    """Publish batches one by one; each is packed anew, as real ones are."""
+    bodies, pack = [b"x" * size] * batch, wire.SIZE.pack
+    connection = wire.open_client(port)
+    began = time.perf_counter()
+    for _ in range(count // batch):
+        packed = pack(len(bodies)) + b"".join([pack(len(body)) + body for body in bodies])
+        connection.sendall(f"MPUB {work.TOPIC}\n".encode() + pack(len(packed)) + packed)
+        wire.expect_ok(connection)
+    return [count // batch * batch / (time.perf_counter() - began)]
+
+
+def _round_trip(port: int, command: bytes) -> Callable[[], None]:
+    connection = wire.open_client(port)
+
+    def call() -> None:
+        connection.sendall(command)
+        wire.expect_ok(connection)
+
+    return call
+
+
 if __name__ == "__main__":
-    work.main({each.__name__: each for each in (consume, latency)})
+    work.main({each.__name__: each for each in (consume, latency, publish, multi_publish)})

@@ -41,20 +41,9 @@ def consumer(
     return made
 
 
-def publish(port: int, count: int, size: int, callers: int = 1) -> Sequence[float]:
-    producer, body, over = nsq.Producer(f"127.0.0.1:{port}"), b"x" * size, threading.Event()
-    counter = work.Counter(count, over.set)
-
-    def call() -> None:
-        while not over.is_set():
-            producer.publish(work.TOPIC, body)
-            counter.tick()
-
-    threads = [threading.Thread(target=call, daemon=True) for _ in range(callers)]
-    for thread in threads:
-        thread.start()
-    over.wait()
-    return [counter.rate]
+def publish(port: int, count: int, size: int, callers: int = 1, **options: Any) -> Sequence[float]:
+    producer, body = nsq.Producer(f"127.0.0.1:{port}", **options), b"x" * size
+    return work.calls(count, [lambda: producer.publish(work.TOPIC, body)] * callers)
 
 
 def publish_async(port: int, count: int, size: int, window: int, callbacks: bool = False) -> Sequence[float]:

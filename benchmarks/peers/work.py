@@ -69,6 +69,22 @@ class Counter:
         return self._count / (self._ended - self._began)
 
 
+def calls(count: int, callers: Sequence[Callable[[], object]]) -> Sequence[float]:
+    """Make ``count`` calls in all, each caller on a thread of its own; return the rate."""
+    over = threading.Event()
+    counter = Counter(count, over.set)
+
+    def run(call: Callable[[], object]) -> None:
+        while not over.is_set():
+            call()
+            counter.tick()
+
+    for caller in callers:
+        threading.Thread(target=run, args=(caller,), daemon=True).start()
+    over.wait()
+    return [counter.rate]
+
+
 class Delays:
     """Times of messages from ``stamp`` to ``note`` in one process, without the lead-in."""
 

@@ -12,7 +12,7 @@ import math
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,7 @@ from nsq.errors import (
     WireError,
 )
 from nsq.message import Message
+from nsq.producer.own import OwnConns
 from nsq.producer.publishes import Publish, Verdict, command_of, join, lost, refused
 from nsq.producer.reports import ConnectionState, ConnectionStats
 
@@ -115,6 +116,7 @@ class Endpoint(ConnDelegate):
         self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._to_write: queue.SimpleQueue[Conn | None] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
+        self.own = OwnConns(config, clock, pool.dispose)
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.address}, {self.pending} pending>"
@@ -134,6 +136,7 @@ class Endpoint(ConnDelegate):
 
     def assign(self, address: str) -> None:
         self.dialing = True
+        self.own.address = address
         self.address = address  # the read thread waits for it
         for thread in self.threads:
             thread.name = f"{thread.name}-{address}"
@@ -146,12 +149,17 @@ class Endpoint(ConnDelegate):
     def stop(self) -> None:
         """End the dial, or the connection once everything is written, then both threads. Does not wait."""
         self._stopped = True
+        self.own.stop()
         self.ring()
         if self.conn is not None:
             self.conn.close(after_writing=not self.dialing)
 
-    def cut_off(self) -> None:
-        """End the connection at once."""
+    def cut_off(self, spared: Container[int] = ()) -> None:
+        """End all connections at once, except those that the ``spared`` threads use."""
+        self.own.cut_off(spared)
+        self._cut_off()
+
+    def _cut_off(self) -> None:
         if self.conn is not None:
             self.conn.close()
 
@@ -218,7 +226,7 @@ class Endpoint(ConnDelegate):
             conn.read_loop()
 
     def _dial_failed(self, error: NsqError) -> None:
-        self.cut_off()  # an unclosed connection would count as open
+        self._cut_off()  # an unclosed connection would count as open
         self.backoff.failed(error, self._clock(), final=not error.retry)
         self.dialing = False
         if not self._stopped:
@@ -315,6 +323,7 @@ class Endpoint(ConnDelegate):
     def on_close(self, conn: Conn, cause: NsqError | None) -> None:
         cause = self._error or cause or ConnectionLost(f"the connection to {self.address} was closed")
         self._judge(cause)
+        self.own.drop_idle()
         verdicts: list[Verdict] = []
         while self._sent:
             verdicts += lost(
@@ -354,7 +363,7 @@ class Endpoint(ConnDelegate):
 
     def _break(self, error: NsqError) -> None:
         self._error = self._error or error
-        self.cut_off()
+        self._cut_off()
 
     # State and reports.
 
@@ -400,8 +409,8 @@ class Endpoint(ConnDelegate):
             address=self.address,
             state=self.state,
             pending=self.pending,
-            published=self.published,
-            failed=self.failed,
+            published=self.published + self.own.published,
+            failed=self.failed + self.own.failed,
             reason=str(self.backoff.reason or ""),
         )
 
@@ -410,6 +419,7 @@ class Endpoint(ConnDelegate):
         return {"nsqd_address": self.address}
 
     def abandon(self) -> None:
-        """Drop the connection in a forked child: it belongs to the parent."""
+        """Drop the connections in a forked child: they belong to the parent."""
+        self.own.abandon()
         if self.conn is not None:
             self.conn.abandon()

@@ -36,7 +36,16 @@ from nsq.connection.conn import Conn
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, UsageError
 from nsq.producer.endpoint import Endpoint
-from nsq.producer.publishes import Publish, checked_timeout, unanswered, unsent
+from nsq.producer.own import OwnConn
+from nsq.producer.publishes import (
+    Publish,
+    Verdict,
+    checked_timeout,
+    lost,
+    refused,
+    unanswered,
+    unsent,
+)
 from nsq.producer.reports import (
     Acknowledged,
     CloseReport,
@@ -47,7 +56,16 @@ from nsq.producer.reports import (
 )
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
-from nsq.waiting import Callbacks, Waiters, carry_out, in_main_interpreter, join_threads, start_thread
+from nsq.waiting import (
+    Callbacks,
+    Waiters,
+    carry_out,
+    event_loop,
+    in_main_interpreter,
+    join_threads,
+    start_thread,
+)
+from nsq.wire import commands
 from nsq.wire.layers import TlsContext
 
 log = logging.getLogger("nsq.producer")
@@ -88,6 +106,8 @@ class Pool:
         self.context = context
         self.pending: set[Publish] = set()
         """Publishes that have not ended, and ended ones whose connection still owes an answer."""
+        self.futures: set[Publish] = set()
+        """Those of them that came from ``publish_async``."""
         self.waiting: deque[Publish] = deque()  # publishes for which no connection is open
         self.usable: tuple[tuple[Endpoint, Conn], ...] = ()
         self.closed = False
@@ -107,6 +127,11 @@ class Pool:
         self._room = Waiters()
         self._bytes_left = 0  # a hint: see ``_has_room``
         self._wakes_at = math.inf  # when the pool's thread looks at deadlines next
+        self._sweep_interval = (config.heartbeat_interval if config.heartbeat_interval > 0 else 30.0) / 2
+        self._sweeps_at = math.inf  # when it looks at the idle connections next
+        self._dials: queue.SimpleQueue[Endpoint | None] = queue.SimpleQueue()
+        self._dialer: threading.Thread | None = None
+        self._closers: set[int] = set()  # threads that have called ``close``
         # The pool's thread.
         self._to_do: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._boot = _thread.allocate_lock()  # the pool's thread takes it and keeps it
@@ -125,41 +150,130 @@ class Pool:
 
     # Publishing: any of the user's threads.
 
+    def publish_and_wait(self, publish: Publish, timeout: float | None) -> None:
+        """Send a publish by a round trip of its own, or else through the loops. Return when nsqd has stored
+        it, or raise its error.
+        """
+        if _thread.get_ident() in self.own_threads:
+            self.refuse_own_thread("publish")
+        self._admit(publish, timeout, block=True)
+        try:
+            self.pending.add(publish)
+            self._bytes_left -= publish.size
+            usable, turn = self.usable, next(self._turn)
+            if usable and publish.started < usable[turn % len(usable)][0].own.rests_until:
+                turn += 1
+            # Keep order: stay behind unanswered futures, and behind what waits for a connection.
+            if usable and not self.futures and not self.waiting and self.pid == os.getpid():
+                endpoint, conn = usable[turn % len(usable)]
+                own = None if conn.closed else endpoint.own.take(publish)
+                if own is not None:
+                    if self._round_trip(publish, endpoint, own):
+                        return
+                elif endpoint.own.miss(publish.started):
+                    self._to_do.put(partial(self._grow, endpoint))
+            if not publish.done():
+                self._queue(publish, turn)
+                if publish.endpoint is None and event_loop() is not None:
+                    self._warn_of_event_loop(publish.topic)
+                if not publish.wait_for(publish.done, publish.deadline):
+                    self.give_up(publish)
+        except BaseException:
+            self.cancel(publish)
+            raise
+        error = publish.error
+        if error is not None:
+            raise error
+
+    def _round_trip(self, publish: Publish, endpoint: Endpoint, own: OwnConn) -> bool:
+        """Send a publish over a connection of its own; return whether nsqd has stored it. If not, it has
+        ended with an error, or can be sent again.
+        """
+        try:
+            publish.endpoint, publish.caller = endpoint, _thread.get_ident()
+            publish.sent = publish.handed_over = True
+            publish.claim.acquire(False)  # no other thread sends it now
+            try:
+                command = publish.command or commands.pub(publish.topic, publish.body)
+                error = own.round_trip(command, publish.deadline, self._clock)
+            except NsqError as cause:
+                own.failed += 1
+                endpoint.own.drop(own, publish)
+                endpoint.own.doubt()
+                self._end_unanswered(publish, endpoint.address, cause)
+                return False
+            if error is None:
+                own.published += publish.messages
+            else:
+                own.failed += 1
+            endpoint.own.put_back(own)
+        except BaseException:
+            endpoint.own.drop(own, publish)
+            raise
+        if error is None:
+            self.settled([publish], None)
+            return True
+        self._carry_out(refused([publish], error, endpoint.address, self._config.retry_uncertain))
+        return False
+
+    def _end_unanswered(self, publish: Publish, address: str, cause: NsqError) -> None:
+        if self._clock() >= publish.deadline:
+            self.settled([publish], unanswered(publish, address, "no answer in time", cause))
+            return
+        retry = self._config.retry_uncertain
+        self._carry_out(lost([publish], cause, address, executed=True, retry_uncertain=retry))
+
+    def _carry_out(self, verdicts: list[Verdict]) -> None:
+        for publish, error, again in verdicts:
+            if again and not publish.done():
+                publish.try_again()
+            else:
+                self.settled([publish], error)
+
     def publish(self, publish: Publish, timeout: float | None, block: bool = True) -> None:
         """Queue a publish, which ends by itself. A caller interrupted after this must call ``cancel``."""
+        self._admit(publish, timeout, block)
+        try:
+            self.futures.add(publish)
+            self.pending.add(publish)
+            self._bytes_left -= publish.size
+            self._queue(publish, next(self._turn))
+            if self.exiting and not publish.wait_for(publish.done, publish.deadline):
+                self.give_up(publish)
+        except BaseException:
+            self.cancel(publish)
+            raise
+
+    def _admit(self, publish: Publish, timeout: float | None, block: bool) -> None:
+        """Start the threads and wait for room, or raise."""
         seconds = self._config.publish_timeout if timeout is None else checked_timeout(timeout, 0.0)
         publish.started = started = self._clock()
         publish.deadline = deadline = started + seconds
-        publish.endpoint, publish.handed_over, publish.sent = None, False, False
+        publish.endpoint, publish.handed_over, publish.sent, publish.caller = None, False, False, 0
         if not self._up:
             self._start(deadline)
         if len(self.pending) >= self._config.max_pending or self._bytes_left <= 0:
             self._await_room(deadline, block)
         if self.closed:
             raise Closed("the producer is closed")
-        try:
-            self.pending.add(publish)
-            self._bytes_left -= publish.size
-            usable = self.usable
-            # Keep order: queue behind publishes that wait for a connection.
-            if usable and not self.waiting:
-                publish.endpoint, conn = usable[next(self._turn) % len(usable)]
-                conn.put(publish)
-                if conn.closed:  # closed meanwhile: take the publish back, if the endpoint has not
-                    self.take_back(conn.waiting)
-            else:
-                self.waiting.append(publish)
-                self.look()
-            publish.handed_over = True
-            if deadline < self._wakes_at:
-                self._to_do.put(self._look_at_deadlines)
-            if self._gone:
-                self.give_up(publish, "the producer was closed")
-            if self.exiting and not publish.wait_for(publish.done, deadline):
-                self.give_up(publish)
-        except BaseException:
-            self.cancel(publish)
-            raise
+
+    def _queue(self, publish: Publish, turn: int) -> None:
+        """Put a publish into a connection's queue, or among those that wait for a connection."""
+        usable = self.usable
+        # Keep order: queue behind publishes that wait for a connection.
+        if usable and not self.waiting:
+            publish.endpoint, conn = usable[turn % len(usable)]
+            conn.put(publish)
+            if conn.closed:  # closed meanwhile: take the publish back, if the endpoint has not
+                self.take_back(conn.waiting)
+        else:
+            self.waiting.append(publish)
+            self.look()
+        publish.handed_over = True
+        if publish.deadline < self._wakes_at:
+            self._to_do.put(self._look_at_deadlines)
+        if self._gone:
+            self.give_up(publish, "the producer was closed")
 
     def _await_room(self, deadline: float, block: bool) -> None:
         if self._has_room():
@@ -185,11 +299,13 @@ class Pool:
         return self._bytes_left > 0
 
     def cancel(self, publish: Publish) -> None:
-        """Cancel a publish whose caller was interrupted, unless a connection has claimed it."""
-        if publish.claim.acquire(False):
-            self.pending.discard(publish)
+        """Cancel a publish whose caller was interrupted, unless the loops have claimed it."""
+        if publish.caller and publish.sent:
+            address = "an nsqd" if publish.endpoint is None else publish.endpoint.address
+            self.settled([publish], unanswered(publish, address, "the call was interrupted"))
+        elif publish.claim.acquire(False):
+            self._forget(publish)
             publish.end(unsent(publish, "the call was interrupted"))
-            self._room.wake()
             if self.closed:
                 self.look()
 
@@ -222,7 +338,7 @@ class Pool:
                 "that it would have to wait for: use publish_async, or another thread"
             )
 
-    def warn_of_event_loop(self, topic: str) -> None:
+    def _warn_of_event_loop(self, topic: str) -> None:
         """Warn once that a publish stops the event loop of its thread while it waits for a connection."""
         if not self._warned_of_loop:
             self._warned_of_loop = True
@@ -241,7 +357,9 @@ class Pool:
             if publish.end(error) and hook is not None:
                 self._tell(publish, error)
         self.pending.difference_update(publishes)
-        self._room.wake()
+        self.futures.difference_update(publishes)
+        if self._room.locks:
+            self._room.wake()
         if self.closed:
             self.look()
 
@@ -293,6 +411,10 @@ class Pool:
         for address in self._addresses[len(self._endpoints) :]:
             self._add_endpoint(self._started(), address)
         self._keep_spare()
+        if self._config.publish_connections and self._dialer is None:
+            dialer = threading.Thread(target=self._dial_own, name=f"{NAME}-dial", daemon=True)
+            dialer.start()
+            self._dialer = dialer
         self.discovery.start()
         _flush_at_exit(self)
         self._note_own_threads()
@@ -319,7 +441,7 @@ class Pool:
 
     def _note_own_threads(self) -> None:
         threads = [thread for each in self._endpoints for thread in each.threads]
-        own = [self._thread, *threads, *self.discovery.threads]
+        own = [self._thread, self._dialer, *threads, *self.discovery.threads]
         self.own_threads = {each.ident: each for each in own if each is not None and each.ident is not None}
 
     # The pool's thread.
@@ -341,8 +463,10 @@ class Pool:
         self._changed.wake()
         while not self._gone:
             try:
-                carry_out(self._to_do, min(self._wakes_at, self._close_by) - self._clock(), log)
+                due = min(self._wakes_at, self._close_by, self._sweeps_at)
+                carry_out(self._to_do, due - self._clock(), log)
                 self._choose()
+                self._sweep()
                 self._expire()
                 if self._close_by < math.inf:
                     self._close_when_done()
@@ -358,8 +482,9 @@ class Pool:
             self._endpoints = tuple(each for each in self._endpoints if each not in unwanted)
             for endpoint in unwanted:
                 endpoint.stop()
-                self._counts_gone[0] += endpoint.published
-                self._counts_gone[1] += endpoint.failed
+                gone = endpoint.stats()
+                self._counts_gone[0] += gone.published
+                self._counts_gone[1] += gone.failed
             self._note_own_threads()
         # Pairs: an endpoint's next connection is used only after this one's rest has been taken back.
         takers = [(each, conn) for each in self._endpoints if (conn := each.open) is not None]
@@ -404,6 +529,7 @@ class Pool:
     def _forget(self, publish: Publish) -> None:
         """Forget a publish that ended while it waited to be sent again."""
         self.pending.discard(publish)
+        self.futures.discard(publish)
         self._room.wake()
 
     def _forget_ended(self) -> None:
@@ -435,7 +561,7 @@ class Pool:
         endpoints = self._endpoints
         if not all(each.backoff.final for each in endpoints):
             return
-        for publish in list(self.waiting):
+        for publish in self.waiting.copy():
             if not endpoints or not all(each.hopeless(publish.started) for each in endpoints):
                 continue
             with suppress(ValueError):
@@ -460,7 +586,7 @@ class Pool:
         self._wakes_at = earliest = math.inf
         for publish in self.pending.copy():
             if publish.done():
-                if not publish.sent:  # its caller was interrupted while it gave up
+                if not publish.sent or publish.caller:  # its caller was interrupted while it gave up
                     self._forget(publish)
                 continue
             if publish.deadline <= now:
@@ -475,6 +601,39 @@ class Pool:
         endpoint.overdue = True
         if not endpoint.pending:
             endpoint.overdue = False
+
+    # Connections for round trips: the pool's thread, and one that dials.
+
+    def _grow(self, endpoint: Endpoint) -> None:
+        """Have one more connection dialed for the round trips of blocking publishes."""
+        if endpoint.own.may_grow:
+            self._dials.put(endpoint)
+
+    def dispose(self, conn: OwnConn) -> None:
+        """Have the pool's thread close a connection. Any thread may call this."""
+        self._to_do.put(conn.dispose)
+        if self._gone:  # after the line above: either the pool's thread has seen the request, or we see this
+            conn.dispose()
+
+    def _dial_own(self) -> None:
+        while (endpoint := self._dials.get()) is not None:
+            conn = endpoint.own.dial(self.transport, self.context)
+            if conn is not None:
+                self._to_do.put(partial(self._adopt, endpoint, conn))
+
+    def _adopt(self, endpoint: Endpoint, conn: OwnConn) -> None:
+        endpoint.own.adopt(conn)
+        self._sweeps_at = min(self._sweeps_at, self._clock() + self._sweep_interval)
+
+    def _sweep(self) -> None:
+        now = self._clock()
+        if now < self._sweeps_at:
+            return
+        self._look_at_deadlines()
+        for endpoint in self._endpoints:
+            endpoint.own.sweep()
+        some = any(endpoint.own.everyone for endpoint in self._endpoints)
+        self._sweeps_at = now + self._sweep_interval if some else math.inf
 
     # Addresses from discovery: its thread.
 
@@ -509,8 +668,15 @@ class Pool:
         return FlushReport(clean=told and not left, unanswered=left)
 
     def _unended(self) -> list[Publish]:
-        """Omit publishes not handed over yet: we may be a signal handler that has interrupted ``publish``."""
-        return [each for each in self.pending.copy() if each.handed_over and not each.done()]
+        """Omit publishes that wait for the calling thread itself, which may be a signal handler: those not
+        handed over yet, and round trips.
+        """
+        waiting_for = {*self._closers, _thread.get_ident()}
+        return [
+            each
+            for each in self.pending.copy()
+            if each.handed_over and not each.done() and each.caller not in waiting_for
+        ]
 
     def close(self, seconds: float) -> CloseReport:
         """Ask the pool's thread to close, and wait for it."""
@@ -536,6 +702,7 @@ class Pool:
 
     def ask_to_close(self, deadline: float) -> None:
         """Refuse new publishes and begin to close. Does not wait."""
+        self._closers.add(_thread.get_ident())
         self._to_do.put(partial(self._begin_close, deadline))
         self.closed = True
         self._room.wake()
@@ -558,12 +725,16 @@ class Pool:
         if not self.pending:  # else a connection still owes an answer: cut it off
             join_threads(threads, min(self._join_by - self._clock(), _FAREWELL_SECONDS) / 2 + self._clock())
         for endpoint in self._endpoints:
-            endpoint.cut_off()
+            endpoint.cut_off(self._closers)
+        if self._dialer is not None:
+            threads.append(self._dialer)
         unfinished = join_threads(threads, self._join_by)
         unfinished += self.discovery.join(self._join_by)
         self._gone = True
+        carry_out(self._to_do, 0.0, log)
         for publish in self.pending.copy():  # added while we closed; later ones look at ``_gone``
-            self.give_up(publish, "the producer was closed")
+            if publish.caller not in self._closers:
+                self.give_up(publish, "the producer was closed")
         unfinished += self.callbacks.stop(self._join_by)
         _running.discard(self)
         if left:
@@ -580,6 +751,7 @@ class Pool:
             self._spare = None
         for endpoint in self._endpoints:
             endpoint.stop()
+        self._dials.put(None)
         self._own_transport.interrupt()
 
     def _refuse_callback(self, verb: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import os
 import sys
 import time
@@ -35,7 +34,7 @@ from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
-from nsq.waiting import Waiters, event_loop, refuse_eventlet, start_thread
+from nsq.waiting import Waiters, refuse_eventlet, start_thread
 
 
 class Producer:
@@ -113,11 +112,11 @@ class Producer:
         nsqd delivers it after ``defer`` seconds. ``timeout`` (default: publish_timeout) covers everything:
         waiting for room among the pending publishes, connecting, sending, nsqd's answer, further attempts.
         """
-        self._publish_and_wait(new_publish(Publish, topic, body, defer, self._config), timeout)
+        self._pool.publish_and_wait(new_publish(Publish, topic, body, defer, self._config), timeout)
 
     def multi_publish(self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None) -> None:
         """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none."""
-        self._publish_and_wait(new_multi_publish(Publish, topic, bodies, self._config), timeout)
+        self._pool.publish_and_wait(new_multi_publish(Publish, topic, bodies, self._config), timeout)
 
     def publish_async(
         self,
@@ -153,23 +152,6 @@ class Producer:
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
         return publish
-
-    def _publish_and_wait(self, publish: Publish, timeout: float | None) -> None:
-        pool = self._pool
-        if _thread.get_ident() in pool.own_threads:
-            pool.refuse_own_thread("publish")
-        pool.publish(publish, timeout)
-        try:
-            if publish.endpoint is None and event_loop() is not None:
-                pool.warn_of_event_loop(publish.topic)
-            if not publish.wait_for(publish.done, publish.deadline):
-                pool.give_up(publish)
-        except BaseException:
-            pool.cancel(publish)
-            raise
-        error = publish.error
-        if error is not None:
-            raise error
 
     def _current(self) -> Pool:
         # A child that C code has forked runs no fork hook of Python's.

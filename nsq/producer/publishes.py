@@ -59,7 +59,7 @@ class Publish(Waiters):
     """One publish, from the user's call until it has ended and its place on a connection is free.
 
     ``command`` is ready to be sent; None means a message that may be joined with others. Its ends are kept in
-    ``_locks``, in front of the waiting threads' locks: this saves a list for every message, and the garbage
+    ``locks``, in front of the waiting threads' locks: this saves a list for every message, and the garbage
     collector a visit.
     """
 
@@ -67,6 +67,7 @@ class Publish(Waiters):
     __slots__ = (
         "__dict__",
         "body",
+        "caller",
         "claim",
         "deadline",
         "endpoint",
@@ -82,7 +83,7 @@ class Publish(Waiters):
     doubts: tuple[str, ...] = ()  # the nsqds that may have stored it
 
     def __init__(self, topic: str, body: bytes) -> None:
-        self._locks: list[Any] = []  # instead of Waiters.__init__: a call less per publish
+        self.locks: list[Any] = []  # instead of Waiters.__init__: a call less per publish
         self.topic = topic
         self.body = body
         self.size = len(body)
@@ -91,7 +92,8 @@ class Publish(Waiters):
         self.started: float
         self.deadline: float
         self.endpoint: Endpoint | None  # the nsqd where it waits or was sent
-        self.handed_over: bool  # its caller has put it into a queue
+        self.caller: int  # the thread whose own connection it takes; 0: it goes through the loops
+        self.handed_over: bool  # its caller has put it into a queue, or sends it
         self.sent: bool  # a connection has tried to claim it
 
     def __repr__(self) -> str:
@@ -99,45 +101,43 @@ class Publish(Waiters):
 
     def done(self) -> bool:
         """Whether it has ended."""
-        for first in self._locks:
+        for first in self.locks:
             return type(first) is tuple
         return False
 
     @property
     def error(self) -> NsqError | None:
-        """The error of a publish that has ended; None when it is stored."""
-        return self._first_end()[0]
+        """The error of a publish that has ended; None when it is stored. The first end counts, which is the
+        last in the list: ``end`` inserts at the front.
+        """
+        error = None
+        for each in self.locks.copy():
+            if type(each) is not tuple:
+                break
+            error = each[0]
+        return error
 
     def end(self, error: NsqError | None) -> bool:
         """End the publish, unless it has ended; return whether this call ended it."""
         end = _STORED if error is None else (error,)
-        locks = self._locks
+        locks = self.locks
         locks.insert(0, end)
         if len(locks) == 1:  # no thread waits, and one that comes later sees the end
             return True
         self.wake()
-        return len(locks) == 1 or self._first_end() is end
-
-    def _first_end(self) -> End:
-        """Return the first end, which is the last in the list: ``end`` inserts at the front."""
-        first = _STORED
-        for each in self._locks.copy():
-            if type(each) is not tuple:
-                break
-            first = each
-        return first
+        return len(locks) == 1 or self.error is error
 
     def wake(self) -> None:
-        for each in self._locks.copy():
+        for each in self.locks.copy():
             if type(each) is not tuple:
                 with suppress(RuntimeError, ValueError):  # released before: its waiter removes it
                     each.release()
-                    self._locks.remove(each)
+                    self.locks.remove(each)
 
     def try_again(self) -> None:
         """Give it a new claim before it is sent again."""
         self.claim = _thread.allocate_lock()
-        self.endpoint = None
+        self.endpoint, self.caller = None, 0
 
 
 P = TypeVar("P", bound=Publish)
@@ -399,7 +399,7 @@ class PublishFuture(Publish, Future[None]):
     def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
         """Call ``fn`` with the future when it ends, on a thread of the producer; at once if it has ended."""
         callback = Callback(self, fn)
-        self._locks.append(callback)
+        self.locks.append(callback)
         if self.done():  # ``end`` may have missed the callback; only one of us runs it
             callback.run(Exception)
 
@@ -478,10 +478,10 @@ class _Watched:
         self._future.add_done_callback(_Told(waiter))
 
     def remove(self, waiter: Any) -> None:
-        for each in self._future._locks.copy():
+        for each in self._future.locks.copy():
             if isinstance(each, Callback) and each.fn == _Told(waiter):
                 with suppress(ValueError):
-                    self._future._locks.remove(each)
+                    self._future.locks.remove(each)
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,14 @@ OSError, so an implementation must raise only the errors named here. Imports not
 Threads: one thread reads while one writes; another thread may take over writing, but two never write at once.
 Any thread may call ``wake`` and ``close`` and set ``read_timeout`` at any moment. After any error of ``read``
 except Unanswered, and after any of ``write`` (part of the data may have left), close the stream.
+
+A stream may have one more method, ``readable() -> bool``: whether ``read`` would return at once, with data or
+the end. Only over streams that have it does a blocking publish make a round trip of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 CHUNK = 65536
@@ -100,6 +104,10 @@ class WrappedStream:
 
     def write(self, data: bytes, timeout: float) -> None:
         self.stream.write(data, timeout)
+
+    @property
+    def readable(self) -> Callable[[], bool] | None:
+        return getattr(self.stream, "readable", None)
 
     def wake(self) -> None:
         self.stream.wake()

@@ -66,6 +66,13 @@ class LayeredStream(WrappedStream):
         self._over = True
         return b""
 
+    @property
+    def readable(self) -> Callable[[], bool] | None:
+        inner = super().readable
+        if inner is None or not self.stack.layers:
+            return inner
+        return lambda: bool(self._plain or self._over or self.stack.more or inner())
+
     def write(self, data: bytes, timeout: float) -> None:
         """Wrap and send ``data``, after the layers' own pending bytes."""
         if self.stack.layers:

@@ -220,6 +220,10 @@ class MemoryPeer:
                 raise self._failure
             return b""
 
+    def _readable(self) -> bool:
+        with self._changed:
+            return bool(self.woken or self._sent or self._finished or self._failure)
+
     def _write(self, data: bytes, timeout: float) -> None:
         deadline = time.monotonic() + timeout
         with self._changed:
@@ -282,6 +286,9 @@ class MemoryStream:
 
     def read(self, limit: int = CHUNK) -> bytes:
         return self._other_end._read(limit, self.read_timeout)
+
+    def readable(self) -> bool:
+        return self._other_end._readable()
 
     def write(self, data: bytes, timeout: float) -> None:
         self._other_end._write(data, timeout)

@@ -56,6 +56,8 @@ class SocketStream:
         self._inside = 0  # other threads that may be using the descriptors
         self._woken = False
         self._closed = False
+        self._token = [None]  # taken by the thread that closes the descriptors
+        self._poll: select.poll | None = None  # made by ``readable``
         self._listed = listed
         if listed is not None:
             listed.add(self)
@@ -95,6 +97,23 @@ class SocketStream:
                 words = "its read timeout" if waited is None else f"{waited:.3g} s"
                 raise Unanswered(f"{self.peer}: nothing was received within {words}") from error
             raise self._lost(error) from error
+        finally:
+            self._reading = False
+            if self._closed:
+                self._close_if_last()
+
+    def readable(self) -> bool:
+        """Whether ``read`` would return or raise at once. For the reader."""
+        self._reading = True
+        try:
+            if self._woken:
+                return True
+            if self._poll is None:
+                self._poll = select.poll()
+                self._poll.register(self._in, select.POLLIN)
+            return bool(self._poll.poll(0))
+        except OSError:
+            return True
         finally:
             self._reading = False
             if self._closed:
@@ -180,7 +199,11 @@ class SocketStream:
 
     def _close_if_last(self) -> None:
         if not (self._inside or self._reading or self._writing):
-            self._close_both()
+            # Without the GIL several threads come here at once. The first takes the token and closes; for a
+            # second one the descriptor's number may already belong to another file.
+            with suppress(IndexError):
+                self._token.pop()
+                self._close_both()
 
     def _close_both(self) -> None:
         self._in.close()

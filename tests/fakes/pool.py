@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import queue
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -10,6 +11,7 @@ from typing import Any
 from nsq.config import Config
 from nsq.errors import ConnectionLost, NsqError, ServerError, server_error
 from nsq.producer.endpoint import Endpoint
+from nsq.producer.own import OwnConn
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import Publish
 from nsq.transport import MemoryTransport
@@ -82,6 +84,9 @@ class FakePool:
 
     def look(self) -> None:
         self.looks += 1
+
+    def dispose(self, conn: OwnConn) -> None:
+        conn.dispose()
 
 
 def connect(endpoint: Endpoint) -> FakeConn:
@@ -307,6 +312,7 @@ class Meanwhile(Waiters):
 
     def __init__(self, happens: Callable[[], object] = nothing) -> None:
         super().__init__()
+        self.locks = [_thread.allocate_lock()]  # of a thread that waits
         self.wakes = 0
         self._happens = happens
 

@@ -39,10 +39,18 @@ def nsqd(roomy_nsqd: Nsqd) -> Nsqd:
     return roomy_nsqd
 
 
-@pytest.fixture
-def producer(nsqd: Nsqd) -> Iterator[nsq.Producer]:
-    with nsq.Producer(nsqd.tcp_address) as producer:
+def warm(nsqd: Nsqd, connections: int) -> nsq.Producer:
+    """Return a producer whose blocking publishes make round trips over so many connections, or share one."""
+    producer = nsq.Producer(nsqd.tcp_address, publish_connections=connections)
+    producer.publish("interrupts", BODY)
+    while connections and not own_conns(producer)._idle:
         producer.publish("interrupts", BODY)
+    return producer
+
+
+@pytest.fixture(params=[0, 2], ids=["through the loops", "round trips"])
+def producer(request: pytest.FixtureRequest, nsqd: Nsqd) -> Iterator[nsq.Producer]:
+    with warm(nsqd, request.param) as producer:
         yield producer
 
 
@@ -73,6 +81,11 @@ def unharmed(producer: nsq.Producer, conn: object) -> None:
 def conn_of(producer: nsq.Producer) -> object:
     (endpoint,) = producer._pool._endpoints
     return endpoint.conn
+
+
+def own_conns(producer: nsq.Producer) -> Any:
+    (endpoint,) = producer._pool._endpoints
+    return endpoint.own
 
 
 def own_threads() -> set[threading.Thread]:
@@ -239,12 +252,12 @@ COUNTS = [pytest.param(1_000, id="few"), pytest.param(20_000, id="many", marks=p
 
 @ignored_by_python
 @pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("name", CALLS)
-def test_by_real_signals(nsqd: Nsqd, name: str, count: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "connections"), [*((name, 0) for name in CALLS), ("publish", 2), ("multi_publish", 2)]
+)
+def test_by_real_signals(nsqd: Nsqd, name: str, connections: int, count: int) -> None:
     call = CALLS[name]
-    topic = "interrupts"
-    with nsq.Producer(nsqd.tcp_address) as producer:
-        producer.publish(topic, BODY)
+    with warm(nsqd, connections) as producer:
         conn = conn_of(producer)
         threads = own_threads()
         started = time.monotonic()

@@ -81,7 +81,7 @@ class TestWaiters:
         condition = Looks(1 if holds else 10)
         assert waiters.wait_for(condition, PAST) is holds
         assert condition.count == looks
-        assert waiters._locks == []
+        assert waiters.locks == []
 
     def test_nothing_is_waited_for_when_the_condition_comes_true_behind_the_first_look(self) -> None:
         assert Waiters().wait_for(Looks(2))
@@ -90,7 +90,7 @@ class TestWaiters:
         waiters = Waiters()
         condition = Looks(3, at_look=lambda count: waiters.wake() if count == 2 else None)
         assert waiters.wait_for(condition)
-        assert waiters._locks == []
+        assert waiters.locks == []
 
     def test_a_wake_without_reason_is_slept_over(self) -> None:
         waiters = Waiters()
@@ -109,7 +109,7 @@ class TestWaiters:
         made.append(None)
         waiters.wake()
         assert [each.result() for each in running] == [True] * 5
-        assert waiters._locks == []
+        assert waiters.locks == []
 
     def test_a_wake_may_come_twice_and_to_nobody(self) -> None:
         waiters = Waiters()
@@ -144,7 +144,7 @@ class TestWaiters:
         interrupted = Looks()
         with main_thread_signalled(interrupted, interrupt), pytest.raises(KeyboardInterrupt):
             waiters.wait_for(interrupted)
-        assert len(waiters._locks) == 1
+        assert len(waiters.locks) == 1
         made.append(None)
         waiters.wake()
         assert running.result() is True
@@ -154,7 +154,7 @@ class TestWaiters:
         waiters = Waiters()
         with pytest.raises(KeyboardInterrupt):
             waiters.wait_for(Looks(at_look=lambda count: interrupt() if count == look else None))
-        assert waiters._locks == []
+        assert waiters.locks == []
 
     def test_a_signal_handler_may_wake_the_thread_that_it_interrupts(self) -> None:
         waiters = Waiters()

@@ -24,6 +24,7 @@ def producer(transport: MemoryTransport, *addresses: str, **options: Any) -> Pro
         "reconnect_max": 0.01,
         "publish_timeout": PATIENCE,
         "coalesce": False,
+        "publish_connections": 0,
     }
     patient = {"dial_timeout": 3 * PATIENCE, "write_timeout": 3 * PATIENCE}
     return Producer(*(addresses or (A,)), transport=transport, **{**mine, **patient, **options})

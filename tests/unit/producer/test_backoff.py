@@ -13,6 +13,7 @@ from nsq.discovery.directory import Pauses
 from nsq.errors import AuthFirst, ConnectionLost, DialFailed
 from nsq.producer.endpoint import Backoff, Endpoint
 from tests.fakes.clock import Clock
+from tests.fakes.pool import FakePool
 
 REFUSED = DialFailed("nsqd-a:4150: connection refused")
 UNAUTHORIZED = AuthFirst("E_AUTH_FIRST")
@@ -73,8 +74,8 @@ def test_a_connection_that_worked_may_be_back_at_once() -> None:
 
 
 def endpoint(clock: Clock) -> Endpoint:
-    """Without threads, and without a pool."""
-    pool: Any = None
+    """Without threads."""
+    pool: Any = FakePool()
     return Endpoint(pool, Config(reconnect_initial=4.0), clock, lambda: 0.0)
 
 

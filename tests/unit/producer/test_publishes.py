@@ -487,7 +487,7 @@ class TestTogether:
         assert concurrent.futures.wait([ended]).done == {ended}
         for _ in range(3):
             assert concurrent.futures.wait([ended, running], 0.0) == ({ended}, {running})
-        assert not running._locks  # a wait that gave up leaves nothing behind
+        assert not running.locks  # a wait that gave up leaves nothing behind
         wait = partial(concurrent.futures.wait, [ended, running], PATIENCE)
         (done, _), _ = in_threads(wait, partial(running.end, None))
         assert done == {ended, running}
