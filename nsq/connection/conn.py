@@ -124,6 +124,7 @@ class Conn:
         encode: Encoder | None = None,
     ) -> None:
         self.address = address
+        self.topic = topic
         self.connected_at = 0.0
         self.last_message_at = 0.0
         self.waiting: deque[Any] = deque()
@@ -135,7 +136,6 @@ class Conn:
         self._delegate = delegate
         self._transport = transport
         self._context = context
-        self._topic = topic
         self._channel = channel
         self._encode = encode or self._encode_answers
         self._name = name
@@ -162,7 +162,7 @@ class Conn:
             self._config,
             self._transport,
             self._context,
-            topic=self._topic,
+            topic=self.topic,
             channel=self._channel,
             deadline=deadline,
             opened=self._adopt,

@@ -101,7 +101,8 @@ class Producer:
         )
 
     def __repr__(self) -> str:
-        return f"<Producer {' '.join(self._addresses or self._lookupds)}>"
+        closed = " closed" * self._pool.closed
+        return f"<Producer {' '.join(self._addresses or self._lookupds)}{closed}>"
 
     # Publishing.
 
@@ -206,10 +207,11 @@ class Producer:
         pool = getattr(self, "_pool", None)
         if pool is None or pool.closed or pool.pid != os.getpid():
             return
+        shown = repr(self)  # before the line below, after which it looks closed
         # Pending publishes are still sent; then the threads end, which refer to the pool, not to this object.
         pool.ask_to_close(time.monotonic() + self._config.publish_timeout)
         if pool.usable:
-            warnings.warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
+            warnings.warn(f"{shown} was not closed", ResourceWarning, source=self, stacklevel=1)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Producer cannot be pickled, as its connections cannot: make one in each process")

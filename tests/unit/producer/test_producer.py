@@ -592,6 +592,12 @@ def test_a_child_of_one_that_is_closed_is_closed(p: Producer) -> None:
         p.publish("orders", b"body")
 
 
+def test_a_closed_producer_looks_closed() -> None:
+    producer = Producer("nsqd-a:4150")
+    producer.close()
+    assert repr(producer) == "<Producer nsqd-a:4150 closed>"
+
+
 def test_it_cannot_be_pickled_and_its_repr_holds_no_secret() -> None:
     with producer(MemoryTransport(), A, auth_secret="s3cret") as p:
         with pytest.raises(TypeError, match="make one in each process"):
