@@ -11,6 +11,7 @@ have failed too often.
 from __future__ import annotations
 
 import base64
+import functools
 import inspect
 import json
 import logging
@@ -21,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from types import MethodType
 from typing import Any, Protocol
 
 from nsq.config import Config
@@ -292,13 +294,24 @@ class HandlerPool:
                     self._forget(message)
 
 
+_NO_AWAIT = (
+    "Give a plain function that runs it to its end: def handle(message): asyncio.run(handler(message)), or, "
+    "on an event loop of another thread, asyncio.run_coroutine_threadsafe(handler(message), loop).result()"
+)
+
+
 def _check_handler(handler: object, no_backoff: object) -> None:
     if not callable(handler):
         raise ConfigError(f"handler {handler!r} is not callable")
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
-        raise ConfigError(
-            f"handler {handler!r} is a coroutine function: handlers run in threads, without await"
-        )
+    # Python 3.11 does not see through a partial of a method, or of an object with __call__.
+    called: Any = handler
+    while isinstance(called, (functools.partial, MethodType)):
+        called = called.func if isinstance(called, functools.partial) else called.__func__
+    functions = called, type(called).__call__
+    if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in functions):
+        raise ConfigError(f"handler {handler!r} is an async def, but handlers run in threads. {_NO_AWAIT}")
+    if any(map(inspect.isgeneratorfunction, functions)):
+        raise ConfigError(f"handler {handler!r} has a yield: to call it runs nothing. Write a plain function")
     classes = no_backoff if isinstance(no_backoff, tuple) else ()
     if classes != no_backoff or not all(
         isinstance(c, type) and issubclass(c, BaseException) for c in classes
@@ -330,9 +343,12 @@ Again = tuple[float | None, bool]
 
 def of_result(result: object) -> Again | None:
     """Return how to requeue: a result of False asks for it, as in pynsq; any other result is a success."""
-    if inspect.iscoroutine(result):
-        result.close()
-        raise UsageError("the handler returned a coroutine: handlers run in threads, without await")
+    if inspect.iscoroutine(result) or inspect.isasyncgen(result) or inspect.isgenerator(result):
+        if inspect.iscoroutine(result):
+            result.close()  # else Python warns that it was never awaited
+        raise UsageError(
+            f"the handler returned a {type(result).__name__}, which nothing here runs. {_NO_AWAIT}"
+        )
     return (None, True) if result is False else None
 
 

@@ -330,7 +330,7 @@ def test_what_is_no_handler_is_refused_at_once() -> None:
 
     with pytest.raises(ConfigError, match="not callable"):
         consumer.add_handler("handler")
-    with pytest.raises(ConfigError, match="coroutine"):
+    with pytest.raises(ConfigError, match="async def"):
         consumer.add_handler(coroutine)
     with pytest.raises(ConfigError, match="threads is 0"):
         consumer.add_handler(print, threads=0)

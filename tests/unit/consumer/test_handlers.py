@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -86,9 +86,7 @@ class TestAnswers:
     def test_a_coroutine_that_is_returned_is_a_failure(
         self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
     ) -> None:
-        async def handle(message: Message) -> None: ...
-
-        pool.add(lambda message: handle(message), 1)
+        pool.add(lambda message: coroutine(message), 1)
         work(pool, desk.message(1))
         desk.wait_for(("requeue", 1, None, True))
         assert "returned a coroutine" in caplog.text
@@ -344,17 +342,59 @@ class TestBatches:
         assert "a bug of ours" in caplog.text
 
 
+async def coroutine(message: Any) -> None: ...
+
+
+async def async_generator(message: Any) -> AsyncIterator[None]:
+    yield
+
+
+def generator(message: Any) -> Iterator[None]:
+    yield
+
+
+class Awaitable:
+    async def __call__(self, message: Any) -> None: ...
+
+    async def method(self, message: Any) -> None: ...
+
+    @staticmethod
+    async def static(message: Any) -> None: ...
+
+
+@pytest.mark.parametrize("kind", ["add", "add_batch"])
 class TestWhatIsNoHandler:
-    @pytest.mark.parametrize("kind", ["add", "add_batch"])
-    def test_is_refused(self, pool: HandlerPool, kind: str) -> None:
-        async def coroutine(message: Message) -> None: ...
-
-        class Awaitable:
-            async def __call__(self, message: Message) -> None: ...
-
+    def add(self, pool: HandlerPool, kind: str) -> Callable[..., None]:
         size = {"size": 1, "wait": 1.0} if kind == "add_batch" else {}
-        add = functools.partial(getattr(pool, kind), threads=1, **size)
-        for handler in (coroutine, functools.partial(coroutine), Awaitable(), "name", None):
+        return functools.partial(getattr(pool, kind), threads=1, **size)
+
+    @pytest.mark.parametrize(
+        "handler",
+        [
+            coroutine,
+            async_generator,
+            Awaitable(),
+            Awaitable().method,
+            Awaitable.static,
+            functools.partial(coroutine),
+            functools.partial(Awaitable()),
+            functools.partial(functools.partial(Awaitable().method)),
+        ],
+    )
+    def test_an_async_handler_is_refused_with_what_to_do(
+        self, pool: HandlerPool, kind: str, handler: Any
+    ) -> None:
+        with pytest.raises(ConfigError, match=r"async def.*def handle\(message\): asyncio\.run"):
+            self.add(pool, kind)(handler)
+        assert len(pool) == 0
+
+    def test_a_generator_is_refused(self, pool: HandlerPool, kind: str) -> None:
+        with pytest.raises(ConfigError, match="yield"):
+            self.add(pool, kind)(generator)
+
+    def test_is_refused(self, pool: HandlerPool, kind: str) -> None:
+        add = self.add(pool, kind)
+        for handler in ("name", None):
             with pytest.raises(ConfigError, match="handler"):
                 add(handler)
         for exceptions in ([ValueError], ValueError, (ValueError("x"),), "x"):

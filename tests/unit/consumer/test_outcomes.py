@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -18,10 +19,20 @@ def test_but_false() -> None:
     assert of_result(False) == (None, True)
 
 
-def test_a_coroutine_would_be_work_that_is_never_done() -> None:
-    async def handler() -> None: ...
+async def coroutine() -> None: ...
 
-    with pytest.raises(UsageError, match="coroutine"):
+
+async def async_generator() -> AsyncIterator[None]:
+    yield
+
+
+def generator() -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("handler", [coroutine, async_generator, generator])
+def test_a_result_that_has_not_run_is_no_success(handler: Callable[[], object]) -> None:
+    with pytest.raises(UsageError, match=r"returned a (coroutine|async_generator|generator).*plain function"):
         of_result(handler())
 
 
