@@ -8,8 +8,9 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, overload
 
 from nsq.config import Config
 from nsq.consumer.engine import Engine
@@ -27,6 +28,7 @@ from nsq.wire.names import check_channel, check_topic
 log = logging.getLogger("nsq.consumer")
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Callable[..., Any])
 
 #: Messages that keep one handler thread busy: one in work and the next one at hand. More would only wait in
 #: the inbox, while their timeout runs.
@@ -121,13 +123,42 @@ class Consumer:
         """Add a function that is called as ``handler(message)``, in ``threads`` threads of its own.
 
         Returning finishes the message; raising, or returning False, requeues it and makes the consumer back
-        off, unless the exception is one of ``no_backoff``. Several handlers share the messages.
+        off, unless the exception is one of ``no_backoff``. Several handlers share the messages. Returns the
+        consumer, for ``Consumer(…).add_handler(bill).run()``; the decorator is ``handler``.
         """
         if threads is not None:
             checked_whole("threads", threads)
         self._refuse_started("add_handler")
-        self._engine.pool.add(handler, threads, no_backoff)
+        self._engine.pool.add(_function(handler), threads, no_backoff)
         return self
+
+    @overload
+    def handler(self, function: H, /) -> H: ...
+
+    @overload
+    def handler(
+        self, /, *, threads: int | None = None, no_backoff: tuple[type[BaseException], ...] = ()
+    ) -> Callable[[H], H]: ...
+
+    def handler(self, function: Any = None, /, **options: Any) -> Any:
+        """Decorate a function to add it as ``add_handler`` does; it stays a function.
+
+        @consumer.handler
+        def bill(message): ...
+
+        @consumer.handler(threads=4)
+        def deliver(message): ...
+        """
+        if function is None:
+            return partial(self.handler, **options)
+        self.add_handler(function, **options)
+        return function
+
+    if not TYPE_CHECKING:  # type checkers refuse the call
+
+        def __call__(self, *_: object) -> NoReturn:
+            """Explain what has happened to a function below ``@consumer.add_handler``."""
+            raise TypeError(_not_a_function(self))
 
     def add_batch_handler(
         self,
@@ -148,7 +179,7 @@ class Consumer:
         if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= _LONGEST_WAIT:
             raise ConfigError(f"wait is {wait!r}; it must be seconds, from 0 to {_LONGEST_WAIT:g}")
         self._refuse_started("add_batch_handler")
-        self._engine.pool.add_batch(handler, size, wait, threads, no_backoff)
+        self._engine.pool.add_batch(_function(handler), size, wait, threads, no_backoff)
         return self
 
     def set_threads(self, threads: int) -> None:
@@ -341,6 +372,19 @@ class Consumer:
 
 
 # Checks of arguments other than options.
+
+
+def _function(handler: H) -> H:
+    if isinstance(handler, Consumer):
+        raise ConfigError(_not_a_function(handler))
+    return handler
+
+
+def _not_a_function(consumer: Consumer) -> str:
+    return (
+        f"{consumer!r} is not a function: if @consumer.add_handler stands above one, write "
+        "@consumer.handler, because add_handler returns the consumer"
+    )
 
 
 def checked_whole(name: str, value: int, least: int = 1) -> int:
