@@ -485,7 +485,7 @@ class Engine(ConnDelegate):
         self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
         self._decide()
         self._tell(self._hooks.connected, conn.address)
-        log.info("connected to nsqd %s", conn.address, extra=self._fields(conn.address))
+        log.info("%s: connected to nsqd %s", self.name, conn.address, extra=self._fields(conn.address))
         try:
             conn.start()
         except NsqError as error:
@@ -501,9 +501,9 @@ class Engine(ConnDelegate):
         self._decide()
         fields = self._fields(conn.address)
         if cause is None:
-            log.info("connection to nsqd %s closed", conn.address, extra=fields)
+            log.info("%s: connection to nsqd %s closed", self.name, conn.address, extra=fields)
         else:
-            log.warning("connection lost: %s", describe(conn.address, cause), extra=fields)
+            log.warning("%s: connection lost: %s", self.name, describe(conn.address, cause), extra=fields)
         self._tell(self._hooks.disconnected, conn.address, cause)
 
     def drop(self, address: str) -> None:
@@ -551,7 +551,7 @@ class Engine(ConnDelegate):
 
     def on_error(self, conn: Conn, error: ServerError) -> None:
         level = logging.ERROR if error.fatal else logging.WARNING
-        log.log(level, "nsqd %s: %s", conn.address, error, extra=self._fields(conn.address))
+        log.log(level, "%s: nsqd %s: %s", self.name, conn.address, error, extra=self._fields(conn.address))
         self._tell(self._hooks.server_error, conn.address, error)
 
     def on_heartbeat(self, conn: Conn) -> None:
