@@ -49,8 +49,11 @@ class Consumer:
     Give ``nsqd`` or ``nsqlookupd`` addresses, or both. Options are those of ``Config``, by keyword or in a
     ``config``. ``threads`` is the number of threads for each handler that is added without a number. The
     default of ``max_in_flight`` is twice the number of handler threads, or enough to fill every batch handler
-    twice. ``give_up`` is called with a message after more than ``max_attempts`` attempts, before the consumer
-    finishes it; without ``give_up`` the message is logged and finished.
+    twice.
+
+    After more than ``max_attempts`` attempts the consumer gives a message up: it is logged and finished, and
+    so lost. With ``dead_letters="orders.dead"`` it is published to that topic before, on one of the nsqds
+    that the consumer knows; ``give_up`` is a function that gets it instead.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Consumer:
         nsqd: Addresses = (),
         nsqlookupd: Addresses = (),
         threads: int = 1,
+        dead_letters: str | None = None,
         give_up: Callable[[Message], None] | None = None,
         hooks: ConsumerHooks | None = None,
         rewrite_address: Callable[[str], str] | None = None,
@@ -87,6 +91,7 @@ class Consumer:
             transport,
             hooks,
             checked_callable("give_up", give_up),
+            self._checked_dead_letters(dead_letters, give_up),
         )
         self._engine.pool.threads = checked_whole("threads", threads)
         self._engine.discovery = Discovery(  # made here, so that a wrong address raises here
@@ -100,6 +105,21 @@ class Consumer:
             accept=checked_callable("accept_addresses", accept_addresses),
         )
         self._pid = os.getpid()
+
+    def _checked_dead_letters(self, dead_letters: str | None, give_up: object) -> str | None:
+        if dead_letters is None:
+            return None
+        topic = check_topic(dead_letters)
+        if topic == self.topic:
+            raise ConfigError(
+                f"dead_letters is {topic!r}, the topic of this consumer, which would get them again for "
+                f"ever: give another one, such as {f'{topic}.dead'!r}"
+            )
+        if give_up is not None:
+            raise ConfigError("dead_letters and give_up exclude each other: give one of them")
+        if not self.config.max_attempts:
+            raise ConfigError("dead_letters needs max_attempts above 0: with 0 no message is ever given up")
+        return topic
 
     def __repr__(self) -> str:
         return f"<Consumer {self.topic}/{self.channel} {self._state}>"

@@ -11,7 +11,6 @@ have failed too often.
 from __future__ import annotations
 
 import base64
-import functools
 import inspect
 import json
 import logging
@@ -22,14 +21,20 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from types import MethodType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nsq.config import Config
-from nsq.errors import AlreadyResponded, ConfigError, InvalidMessage, NsqError, UsageError
+from nsq.errors import AlreadyResponded, Closed, ConfigError, InvalidMessage, NsqError, UsageError
 from nsq.message import Message, finish_all
+from nsq.transport.base import Transport
 from nsq.waiting import join_threads
 from nsq.wire.names import check_topic
+
+if TYPE_CHECKING:
+    from nsq.producer.producer import Producer
 
 log = logging.getLogger("nsq.consumer")
 
@@ -37,6 +42,10 @@ Handler = Callable[[Message], Any]
 BatchHandler = Callable[[list[Message]], Any]
 Exceptions = tuple[type[BaseException], ...]
 
+#: Bytes; no message of nsqd's is larger.
+_MAX_SIZE = 2**31 - 1
+#: Seconds; the shortest timeout of a publish.
+_LEAST_TIMEOUT = 0.001
 #: The most messages for which we count how often they timed out before a handler saw them.
 _MAX_UNSEEN = 10_000
 
@@ -46,7 +55,8 @@ class HandlerPool:
 
     ``give_up`` is called with a message that has failed too often: the message is finished if it returns,
     requeued if it raises. ``expired`` is called with a message that timed out before it was handled, and
-    ``starved`` says whether nsqds send nothing more until a message here is answered.
+    ``starved`` says whether nsqds send nothing more until a message here is answered. ``requeue_delay`` maps
+    a message's attempts to the seconds after which it comes again.
     """
 
     def __init__(
@@ -57,6 +67,7 @@ class HandlerPool:
         give_up: Callable[[Message], None],
         expired: Callable[[Message], None],
         starved: Callable[[], bool],
+        requeue_delay: Callable[[int], float],
     ) -> None:
         self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None ends one thread
         # By nsqd and id: deliveries that timed out before a handler saw them. nsqd counts them as attempts;
@@ -68,6 +79,7 @@ class HandlerPool:
         self._give_up = give_up
         self._expired = expired
         self._starved = starved
+        self._requeue_delay = requeue_delay
         self.threads = 1
         """The number of threads of a handler that is added without one."""
         # For each handler: the function its threads run, their number, the messages one works on at once.
@@ -193,7 +205,9 @@ class HandlerPool:
                     # SystemExit and KeyboardInterrupt too: the thread goes on with the next message.
                     again = of_exception(error, no_backoff)
                     if not isinstance(error, Requeue):
-                        log.exception("handler failed on %r (attempt %d)", message, message.attempts)
+                        delay = self._requeue_delay(message.attempts)
+                        again = delay, again[1]
+                        log.exception("handler failed on %r; %s", message, self._outlook(message, delay))
                 if again is None and message.auto_response:
                     message.finish()
                     if unseen:
@@ -205,6 +219,24 @@ class HandlerPool:
                 log.debug("%r needs no answer any more", message)
             except BaseException:
                 log.exception("handling %r failed, which is a bug of ours; nsqd delivers it again", message)
+
+    def _outlook(self, message: Message, delay: float) -> str:
+        """Return what becomes of a message whose handler has raised."""
+        if message.responded:
+            return "it was answered before, or has timed out"
+        if not message.auto_response:
+            return "the program answers it later"
+        unseen = self.unseen.get((message.nsqd_address, message.id), 0)
+        last = message.attempts - unseen >= self._max_attempts
+        return f"again in {delay:g} s" + (f", then given up (max_attempts is {self._max_attempts})" * last)
+
+    def _outlook_of(self, batch: list[Message]) -> str:
+        left = [message for message in batch if message.auto_response and not message.responded]
+        if not left:
+            return "all were answered before, have timed out, or are answered later"
+        delays = [self._requeue_delay(message.attempts) for message in left]
+        first, last = f"{min(delays):g}", f"{max(delays):g}"
+        return f"{len(left)} again in {first if first == last else f'{first} to {last}'} s"
 
     # A batch.
 
@@ -265,7 +297,7 @@ class HandlerPool:
             try:
                 self._give_up(message)
             except BaseException:
-                log.exception("giving up on %r failed; it is requeued", message)
+                log.exception("giving up on %r failed; nsqd delivers it again", message)
                 message.requeue(backoff=False)
             else:
                 message.finish()
@@ -279,7 +311,7 @@ class HandlerPool:
         except BaseException as error:
             again = of_exception(error, no_backoff)
             if not isinstance(error, Requeue):
-                log.exception("batch handler failed on %d messages", len(batch))
+                log.exception("batch handler failed on %d messages; %s", len(batch), self._outlook_of(batch))
         unanswered = [message for message in batch if message.auto_response]
         if again is not None:
             for message in unanswered:
@@ -305,8 +337,8 @@ def _check_handler(handler: object, no_backoff: object) -> None:
         raise ConfigError(f"handler {handler!r} is not callable")
     # Python 3.11 does not see through a partial of a method, or of an object with __call__.
     called: Any = handler
-    while isinstance(called, (functools.partial, MethodType)):
-        called = called.func if isinstance(called, functools.partial) else called.__func__
+    while isinstance(called, (partial, MethodType)):
+        called = called.func if isinstance(called, partial) else called.__func__
     functions = called, type(called).__call__
     if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in functions):
         raise ConfigError(f"handler {handler!r} is an async def, but handlers run in threads. {_NO_AWAIT}")
@@ -383,6 +415,57 @@ class DeadLetterTopic:
 
     def __call__(self, message: Message) -> None:
         self._producer.publish(self._topic, message.body)
+
+
+class DeadLetters:
+    """The option ``dead_letters`` of a consumer: publishes the unchanged body to ``topic``, on the nsqds that
+    the consumer knows. ``known`` returns their addresses.
+
+    The producer is made for the first message. No thread that a signal can interrupt takes the lock, and a
+    forked child does not use it.
+    """
+
+    def __init__(
+        self, topic: str, config: Config, transport: Transport | None, known: Callable[[], set[str]]
+    ) -> None:
+        # Here, not for the first message: at the end of a program it may be too late for an import.
+        from nsq.producer.producer import Producer
+
+        self.topic = topic
+        self._new_producer = partial(
+            Producer,
+            transport=transport,
+            # nsqd has accepted this body before, whatever our own limits are.
+            config=replace(config, max_msg_size=_MAX_SIZE, max_body_size=_MAX_SIZE),
+        )
+        self._timeout = config.publish_timeout
+        self._known = known
+        self._lock = threading.Lock()
+        self._producer: Producer | None = None
+        self._nsqds: set[str] = set()
+        self._closed = False
+
+    def __call__(self, message: Message) -> None:
+        nsqds = {*self._known(), message.nsqd_address}
+        with self._lock:
+            if self._closed:
+                raise Closed("the consumer has stopped")
+            if self._producer is None:
+                self._producer = self._new_producer(nsqd=nsqds)
+            elif nsqds != self._nsqds:
+                self._producer.set_nsqds(nsqds)
+            self._nsqds = nsqds
+        # Not longer than the message is ours: after that another consumer has it.
+        timeout = max(_LEAST_TIMEOUT, min(self._timeout, message.time_left))
+        self._producer.publish(self.topic, message.body, timeout=timeout)
+
+    def close(self, timeout: float) -> list[str]:
+        """Close the producer, which ends publishes under way; return the names of threads that have not ended
+        in time. Called when no message is in flight any more.
+        """
+        with self._lock:
+            self._closed = True
+        return [] if self._producer is None else self._producer.close(timeout).unfinished_threads
 
 
 class DeadLetterFile:

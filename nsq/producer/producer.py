@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Self
 from nsq.config import Config
 from nsq.connection.forks import abandon_in_children
 from nsq.connection.handshake import describe, dial
-from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered
+from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered, UsageError
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
     Publish,
@@ -174,6 +174,16 @@ class Producer:
         if self._pool.pid != os.getpid():
             self.abandon()
         return self._pool
+
+    def set_nsqds(self, addresses: Iterable[str]) -> None:
+        """Publish to these nsqds from now on, instead of those given at first. A connection to another one
+        is used until it ends.
+        """
+        several = tuple(addresses)
+        if self._lookupds or not several:
+            raise UsageError("set_nsqds needs addresses, and a producer without nsqlookupds")
+        self._addresses = several if self._transport is not None else checked_nsqds(several)
+        self._current().set_addresses(self._addresses)
 
     # Lifetime.
 

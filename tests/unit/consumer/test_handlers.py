@@ -26,7 +26,12 @@ def desk() -> Desk:
 @pytest.fixture
 def pool(desk: Desk) -> Iterator[HandlerPool]:
     pool = HandlerPool(
-        "nsq-test", max_attempts=5, give_up=desk.give_up, expired=desk.expired, starved=lambda: desk.starved
+        "nsq-test",
+        max_attempts=5,
+        give_up=desk.give_up,
+        expired=desk.expired,
+        starved=lambda: desk.starved,
+        requeue_delay=lambda attempts: 90.0 * attempts,
     )
     yield pool
     assert pool.stop(time.monotonic() + PATIENCE) == []
@@ -57,10 +62,10 @@ class TestAnswers:
     @pytest.mark.parametrize(
         ("fault", "note", "logged"),
         [
-            (ValueError("x"), ("requeue", 1, None, True), True),
-            (KeyError("x"), ("requeue", 1, None, False), True),
-            (SystemExit(1), ("requeue", 1, None, True), True),
-            (KeyboardInterrupt(), ("requeue", 1, None, True), True),
+            (ValueError("x"), ("requeue", 1, 90.0, True), True),
+            (KeyError("x"), ("requeue", 1, 90.0, False), True),
+            (SystemExit(1), ("requeue", 1, 90.0, True), True),
+            (KeyboardInterrupt(), ("requeue", 1, 90.0, True), True),
             (Requeue(2.0), ("requeue", 1, 2.0, True), False),
             (Requeue(backoff=False), ("requeue", 1, None, False), False),
         ],
@@ -88,8 +93,36 @@ class TestAnswers:
     ) -> None:
         pool.add(lambda message: coroutine(message), 1)
         work(pool, desk.message(1))
-        desk.wait_for(("requeue", 1, None, True))
+        desk.wait_for(("requeue", 1, 90.0, True))
         assert "returned a coroutine" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("before", "attempts", "said"),
+        [
+            (lambda message: None, 2, "; again in 180 s\n"),
+            (lambda message: None, 5, "; again in 450 s, then given up (max_attempts is 5)\n"),
+            (lambda message: message.finish(), 1, "; it was answered before, or has timed out\n"),
+            (lambda message: message.disable_auto_response(), 1, "; the program answers it later\n"),
+        ],
+    )
+    def test_the_log_says_when_a_failed_message_comes_again(
+        self,
+        pool: HandlerPool,
+        desk: Desk,
+        caplog: pytest.LogCaptureFixture,
+        before: Callable[[Message], None],
+        attempts: int,
+        said: str,
+    ) -> None:
+        def handle(message: Message) -> None:
+            if int(message.id) == 1:
+                before(message)
+                raise ValueError("x")
+
+        pool.add(handle, 1)
+        work(pool, desk.message(1, attempts=attempts), desk.message(2))
+        desk.wait_for(("finish", 2))
+        assert said in caplog.text
 
     def test_no_second_one(self, pool: HandlerPool, desk: Desk) -> None:
         pool.add(lambda message: message.requeue(1.0), 1)
@@ -165,7 +198,12 @@ class TestBeforeTheHandler:
 
     def test_any_number_of_attempts_where_they_are_not_limited(self, desk: Desk) -> None:
         pool = HandlerPool(
-            "nsq-test", max_attempts=0, give_up=desk.give_up, expired=desk.expired, starved=lambda: False
+            "nsq-test",
+            max_attempts=0,
+            give_up=desk.give_up,
+            expired=desk.expired,
+            starved=lambda: False,
+            requeue_delay=lambda attempts: 90.0 * attempts,
         )
         pool.add(lambda message: None, 1)
         work(pool, desk.message(1, attempts=65535))
@@ -305,7 +343,19 @@ class TestBatches:
         self.add(pool, handle, no_backoff=(KeyError,))
         work(pool, *map(desk.message, range(3)))
         desk.wait_for(*[("requeue", number, None, False) for number in range(3)])
-        assert "batch handler failed on 3 messages" in caplog.text
+        assert "batch handler failed on 3 messages; 3 again in 90 s\n" in caplog.text
+
+    def test_the_log_says_when_the_rest_of_a_failed_batch_comes_again(
+        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def handle(messages: list[Message]) -> None:
+            messages[0].finish()
+            raise KeyError("x")
+
+        self.add(pool, handle)
+        work(pool, *[desk.message(number, attempts=number) for number in (1, 2, 3)])
+        desk.wait_for(("finish", 1), ("requeue", 2, None, True), ("requeue", 3, None, True))
+        assert "batch handler failed on 3 messages; 2 again in 180 to 270 s\n" in caplog.text
 
     def test_what_the_handler_answered_or_keeps_is_left_alone(self, pool: HandlerPool, desk: Desk) -> None:
         def handle(messages: list[Message]) -> None:
