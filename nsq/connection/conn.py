@@ -11,7 +11,6 @@ delegate, which must neither block nor raise.
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
@@ -34,6 +33,7 @@ from nsq.errors import (
     Unanswered,
     server_error,
 )
+from nsq.log import Logger
 from nsq.message import Message
 from nsq.transport.base import Stream, Transport
 from nsq.transport.layered import LayeredStream
@@ -43,7 +43,7 @@ from nsq.wire.frames import CLOSE_WAIT, HEARTBEAT, OK_FRAME, OKAY, ErrorReply, F
 from nsq.wire.identify import IdentifyReply
 from nsq.wire.layers import TlsContext
 
-log = logging.getLogger("nsq.connection")
+log = Logger("nsq.connection")
 
 #: Seconds, when the connection ends, for the write loop to finish and for the layers to say goodbye.
 _WRITER_GRACE = 1.0

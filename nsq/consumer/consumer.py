@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import signal
@@ -19,13 +18,14 @@ from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, S
 from nsq.consumer.signals import SignalWatch
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, ConfigError, Forked, UsageError
+from nsq.log import Logger
 from nsq.message import Message
 from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
 from nsq.waiting import refuse_eventlet
 from nsq.wire.names import check_channel, check_topic
 
-log = logging.getLogger("nsq.consumer")
+log = Logger("nsq.consumer")
 
 T = TypeVar("T")
 H = TypeVar("H", bound=Callable[..., Any])

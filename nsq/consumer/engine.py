@@ -39,13 +39,14 @@ from nsq.consumer.reports import (
 from nsq.consumer.signals import SignalWatch
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, NsqError, ServerError
+from nsq.log import Logger
 from nsq.message import Message
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
 from nsq.waiting import Callbacks, Waiters, carry_out, join_threads, start_thread
 
-log = logging.getLogger("nsq.consumer")
+log = Logger("nsq.consumer")
 
 #: The part of a stop's time that is reserved for threads to end, which handlers and nsqds cannot use up: this
 #: share, and at most so many seconds.

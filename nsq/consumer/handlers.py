@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import inspect
 import json
-import logging
 import math
 import os
 import queue
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nsq.config import Config
 from nsq.errors import AlreadyResponded, Closed, ConfigError, InvalidMessage, NsqError, UsageError
+from nsq.log import Logger
 from nsq.message import Message, finish_all
 from nsq.transport.base import Transport
 from nsq.waiting import join_threads
@@ -36,7 +36,7 @@ from nsq.wire.names import check_topic
 if TYPE_CHECKING:
     from nsq.producer.producer import Producer
 
-log = logging.getLogger("nsq.consumer")
+log = Logger("nsq.consumer")
 
 Handler = Callable[[Message], Any]
 BatchHandler = Callable[[list[Message]], Any]

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "nsq"
 PUBLIC = "nsq"
 ORDER = [
     ["errors", "collector", "other_clients"],
-    ["literals", "tables"],
+    ["literals", "log", "tables"],
     ["options"],
     ["config", "message"],
     ["wire"],

@@ -30,7 +30,7 @@ def refusal(answered: HttpReply) -> ApiRefused:
     return caught.value
 
 
-class Topic(str, Enum):
+class Topic(str, Enum):  # noqa: UP042 - a StrEnum has another str()
     ORDERS = "orders"
 
 
