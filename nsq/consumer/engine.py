@@ -45,6 +45,7 @@ from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
 from nsq.waiting import Callbacks, Waiters, carry_out, join_threads, start_thread
+from nsq.wire.names import EPHEMERAL
 
 log = Logger("nsq.consumer")
 
@@ -626,21 +627,14 @@ class Engine(ConnDelegate):
         return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in sessions)
 
     def _gives_up(self, message: Message) -> None:
-        if self._keep is not None:
-            self._keep(message)
-            where = "give_up" if self._dead_letters is None else f"topic {self._dead_letters.topic}"
-            kept = f"{where} has it"
+        if self._keep is None:
+            dead = f"{self.topic.removesuffix(EPHEMERAL)}.dead"
+            fate = f"it is lost. Consumer(…, dead_letters={dead!r}) would keep it in that topic"
         else:
-            kept = (
-                f"it is lost. Consumer(…, dead_letters={f'{self.topic}.dead'!r}) would keep it in that topic"
-            )
-        log.error(
-            "gave up on %r from %s (max_attempts is %d): %s",
-            message,
-            message.nsqd_address,
-            self._config.max_attempts,
-            kept,
-        )
+            self._keep(message)
+            fate = f"{f'topic {self._dead_letters.topic}' if self._dead_letters else 'give_up'} has it"
+        most = self._config.max_attempts
+        log.error("gave up on %r from %s (max_attempts is %d): %s", message, message.nsqd_address, most, fate)
         with self._counting:
             self._given_up += 1
         self._tell(self._hooks.given_up, message)
