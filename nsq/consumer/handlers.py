@@ -246,14 +246,17 @@ class HandlerPool:
         while not over:
             over, batch = self._collect(size, wait)
             try:
+                self._running[me] = batch
                 now, most = time.monotonic(), self._max_attempts
-                ready = [
-                    message
-                    for message in batch
-                    if (message.expires_at > now and message.attempts <= most) or self._fit(message)
-                ]
-                self._running[me] = ready
+                ready: list[Message] = []
+                doubtful: list[Message] = []
+                for message in batch:
+                    fits = message.expires_at > now and message.attempts <= most
+                    (ready if fits else doubtful).append(message)
                 if ready:
+                    self._handle_batch(handler, no_backoff, ready)
+                # Last: to give a message up may take long, while the timeouts of the others run.
+                if ready := [message for message in doubtful if self._fit(message)]:
                     self._handle_batch(handler, no_backoff, ready)
             except BaseException:
                 log.exception(

@@ -334,6 +334,25 @@ class TestBatches:
         assert pool.stop(time.monotonic() + PATIENCE) == []
         assert sizes == [2]
 
+    def test_the_others_do_not_wait_for_one_that_is_given_up(self, desk: Desk) -> None:
+        handled = threading.Event()
+
+        def give_up(message: Message) -> None:
+            assert handled.wait(PATIENCE)
+
+        pool = HandlerPool(
+            "nsq-test",
+            max_attempts=5,
+            give_up=give_up,
+            expired=desk.expired,
+            starved=lambda: False,
+            requeue_delay=float,
+        )
+        self.add(pool, lambda messages: handled.set(), size=2)
+        work(pool, desk.message(1, attempts=6), desk.message(2))
+        desk.wait_for(("finish", 2), ("finish", 1))
+        assert pool.stop(time.monotonic() + PATIENCE) == []
+
     def test_a_failure_is_one_of_them_all(
         self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
     ) -> None:
