@@ -113,7 +113,7 @@ class Consumer:
         if topic == self.topic:
             raise ConfigError(
                 f"dead_letters is {topic!r}, the topic of this consumer, which would get them again for "
-                f"ever: give another one, such as {f'{topic}.dead'!r}"
+                "ever: give another topic"
             )
         if give_up is not None:
             raise ConfigError("dead_letters and give_up exclude each other: give one of them")
@@ -161,13 +161,12 @@ class Consumer:
     ) -> Callable[[H], H]: ...
 
     def handler(self, function: Any = None, /, **options: Any) -> Any:
-        """Decorate a function to add it as ``add_handler`` does; it stays a function.
+        """Add a function as ``add_handler`` does, and return it: a decorator, with or without options.
 
-        @consumer.handler
-        def bill(message): ...
+            @consumer.handler(threads=4)
+            def bill(message): ...
 
-        @consumer.handler(threads=4)
-        def deliver(message): ...
+        ``@consumer.handler`` alone takes the defaults.
         """
         if function is None:
             return partial(self.handler, **options)

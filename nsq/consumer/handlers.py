@@ -439,7 +439,7 @@ class DeadLetters:
             Producer,
             transport=transport,
             # nsqd has accepted this body before, whatever our own limits are.
-            config=replace(config, max_msg_size=_MAX_SIZE, max_body_size=_MAX_SIZE),
+            config=replace(config, max_msg_size=_MAX_SIZE),
         )
         self._timeout = config.publish_timeout
         self._known = known
