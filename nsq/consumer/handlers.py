@@ -47,7 +47,7 @@ _MAX_SIZE = 2**31 - 1
 #: Seconds; the shortest timeout of a publish.
 _LEAST_TIMEOUT = 0.001
 #: The most messages for which we count how often they timed out before a handler saw them.
-_MAX_UNSEEN = 10_000
+_MAX_TIMED_OUT_UNHANDLED = 10_000
 
 
 class HandlerPool:
@@ -72,8 +72,9 @@ class HandlerPool:
         self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None ends one thread
         # By nsqd and id: deliveries that timed out before a handler saw them. nsqd counts them as attempts;
         # we do not count them towards ``max_attempts``.
-        self.unseen: dict[tuple[str, bytes], int] = {}
-        self._counting = threading.Lock()  # guards ``unseen``; no signal interrupts the threads that take it
+        self.timed_out_unhandled: dict[tuple[str, bytes], int] = {}
+        # Guards the dict above; no signal interrupts the threads that take it.
+        self._counting = threading.Lock()
         self._name = name
         self._max_attempts = max_attempts or float("inf")
         self._give_up = give_up
@@ -169,22 +170,27 @@ class HandlerPool:
         """Note a message that timed out before a handler saw it."""
         key = message.nsqd_address, message.id
         with self._counting:
-            self.unseen[key] = self.unseen.pop(key, 0) + 1  # popped, so that the latest comes last
-            if len(self.unseen) > _MAX_UNSEEN:
-                del self.unseen[next(iter(self.unseen))]
+            # Popped, so that the latest comes last.
+            self.timed_out_unhandled[key] = self.timed_out_unhandled.pop(key, 0) + 1
+            if len(self.timed_out_unhandled) > _MAX_TIMED_OUT_UNHANDLED:
+                del self.timed_out_unhandled[next(iter(self.timed_out_unhandled))]
         self._expired(message)
+
+    def _handled_attempts(self, message: Message) -> int:
+        """Return the attempts without those that timed out before a handler saw them."""
+        return message.attempts - self.timed_out_unhandled.get((message.nsqd_address, message.id), 0)
 
     def _forget(self, message: Message) -> None:
         """Remove the count of a finished message."""
         with self._counting:
-            self.unseen.pop((message.nsqd_address, message.id), None)
+            self.timed_out_unhandled.pop((message.nsqd_address, message.id), None)
 
     # One message.
 
     def _handle_each(self, handler: Handler, no_backoff: Exceptions) -> None:
         # The hot path: local names for everything that each message needs.
         me, monotonic, running = threading.get_ident(), time.monotonic, self._running
-        get, unseen, max_attempts = self.inbox.get, self.unseen, self._max_attempts
+        get, timed_out_unhandled, max_attempts = self.inbox.get, self.timed_out_unhandled, self._max_attempts
         while True:
             try:
                 message = get(False)
@@ -196,21 +202,21 @@ class HandlerPool:
                 return
             try:
                 late = message.expires_at <= monotonic()
-                if (late or message.attempts > max_attempts) and not self._fit(message):
+                if (late or message.attempts > max_attempts) and not self._accept_or_dispose(message):
                     continue
                 try:
                     result = handler(message)
-                    again = None if result is None else of_result(result)
+                    again = None if result is None else requeue_for_result(result)
                 except BaseException as error:
                     # SystemExit and KeyboardInterrupt too: the thread goes on with the next message.
-                    again = of_exception(error, no_backoff)
+                    again = requeue_for_exception(error, no_backoff)
                     if not isinstance(error, Requeue):
                         delay = self._requeue_delay(message.attempts)
                         again = delay, again[1]
                         log.exception("handler failed on %r; %s", message, self._outlook(message, delay))
                 if again is None and message.auto_response:
                     message.finish()
-                    if unseen:
+                    if timed_out_unhandled:
                         self._forget(message)
                 elif again is not None and message.auto_response:
                     message.requeue(again[0], backoff=again[1])
@@ -226,8 +232,7 @@ class HandlerPool:
             return "it was answered before, or has timed out"
         if not message.auto_response:
             return "the program answers it later"
-        unseen = self.unseen.get((message.nsqd_address, message.id), 0)
-        last = message.attempts - unseen >= self._max_attempts
+        last = self._handled_attempts(message) >= self._max_attempts
         return f"again in {delay:g} s" + (f", then given up (max_attempts is {self._max_attempts})" * last)
 
     def _outlook_of(self, batch: list[Message]) -> str:
@@ -256,7 +261,7 @@ class HandlerPool:
                 if ready:
                     self._handle_batch(handler, no_backoff, ready)
                 # Last: to give a message up may take long, while the timeouts of the others run.
-                if ready := [message for message in doubtful if self._fit(message)]:
+                if ready := [message for message in doubtful if self._accept_or_dispose(message)]:
                     self._handle_batch(handler, no_backoff, ready)
             except BaseException:
                 log.exception(
@@ -288,13 +293,12 @@ class HandlerPool:
             batch.append(message)
         return False, batch
 
-    def _fit(self, message: Message) -> bool:
+    def _accept_or_dispose(self, message: Message) -> bool:
         """Whether a handler should get the message; if not, this has dropped it or given it up."""
         if message.expires_at <= time.monotonic():
             self.expire(message)
             return False
-        unseen = self.unseen.get((message.nsqd_address, message.id), 0)
-        if message.attempts - unseen <= self._max_attempts:
+        if self._handled_attempts(message) <= self._max_attempts:
             return True
         with suppress(AlreadyResponded):  # ``give_up`` has answered it, or was too slow
             try:
@@ -310,9 +314,9 @@ class HandlerPool:
     def _handle_batch(self, handler: BatchHandler, no_backoff: Exceptions, batch: list[Message]) -> None:
         try:
             result = handler(batch)
-            again = None if result is None else of_result(result)
+            again = None if result is None else requeue_for_result(result)
         except BaseException as error:
-            again = of_exception(error, no_backoff)
+            again = requeue_for_exception(error, no_backoff)
             if not isinstance(error, Requeue):
                 log.exception("batch handler failed on %d messages; %s", len(batch), self._outlook_of(batch))
         unanswered = [message for message in batch if message.auto_response]
@@ -323,7 +327,7 @@ class HandlerPool:
             return
         now = time.monotonic()
         finish_all(unanswered)
-        if self.unseen:
+        if self.timed_out_unhandled:
             for message in unanswered:
                 if message.expires_at > now:
                     self._forget(message)
@@ -373,10 +377,10 @@ class Requeue(NsqError):
 
 
 #: How to requeue a message: the delay (None: the default one), and whether to back off.
-Again = tuple[float | None, bool]
+RequeueDecision = tuple[float | None, bool]
 
 
-def of_result(result: object) -> Again | None:
+def requeue_for_result(result: object) -> RequeueDecision | None:
     """Return how to requeue: a result of False asks for it, as in pynsq; any other result is a success."""
     if inspect.iscoroutine(result) or inspect.isasyncgen(result) or inspect.isgenerator(result):
         if inspect.iscoroutine(result):
@@ -387,7 +391,7 @@ def of_result(result: object) -> Again | None:
     return (None, True) if result is False else None
 
 
-def of_exception(error: BaseException, no_backoff: Exceptions) -> Again:
+def requeue_for_exception(error: BaseException, no_backoff: Exceptions) -> RequeueDecision:
     if isinstance(error, Requeue):
         return error.delay, error.backoff
     return None, not isinstance(error, no_backoff)

@@ -177,7 +177,7 @@ class TestBeforeTheHandler:
         desk.wait_for(("finish", 1), ("finish", 2))
         assert [(int(message.id), message.attempts) for message in handled] == [(1, 8)]
         assert pool.stop(time.monotonic() + PATIENCE) == []
-        assert not pool.unseen  # it is finished
+        assert not pool.timed_out_unhandled  # it is finished
 
     def test_a_late_success_does_not_forget_them(self, pool: HandlerPool, desk: Desk) -> None:
         handled: list[int] = []
@@ -191,10 +191,11 @@ class TestBeforeTheHandler:
     def test_what_is_remembered_of_them_is_bounded(
         self, pool: HandlerPool, desk: Desk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("nsq.consumer.handlers._MAX_UNSEEN", 2)
+        monkeypatch.setattr("nsq.consumer.handlers._MAX_TIMED_OUT_UNHANDLED", 2)
         for number in (1, 2, 1, 3):
             pool.expire(desk.message(number))
-        assert {int(message_id): count for (_, message_id), count in pool.unseen.items()} == {1: 2, 3: 1}
+        counts = pool.timed_out_unhandled
+        assert {int(message_id): count for (_, message_id), count in counts.items()} == {1: 2, 3: 1}
 
     def test_any_number_of_attempts_where_they_are_not_limited(self, desk: Desk) -> None:
         pool = HandlerPool(
