@@ -224,6 +224,20 @@ def test_names_say_something() -> None:
     assert named & NO_NAMES == set()
 
 
+def test_a_consumer_loads_the_producer_for_dead_letters_alone() -> None:
+    program = """
+import nsq, sys
+nsq.Consumer("orders", "billing", nsqd="127.0.0.1:4150")
+print("nsq.producer" in sys.modules)
+nsq.Consumer("orders", "billing", nsqd="127.0.0.1:4150", dead_letters="orders.dead")
+print("nsq.producer" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert (done.stdout.split(), done.stderr) == (["False", "True"], "")
+
+
 def test_importing_nsq_loads_no_framework_and_starts_no_thread() -> None:
     program = f"""
 import nsq, sys, threading

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 
+import nsq
 from nsq.log import Logger
 from tests.fakes.threads import PATIENCE
 
@@ -78,6 +81,12 @@ def test_a_closed_stderr_does_not_matter(log: Logger, monkeypatch: pytest.Monkey
 
 def fail_to_write(text: str) -> NoReturn:
     raise ValueError("I/O operation on closed file")
+
+
+def test_no_module_has_a_logger_of_another_kind() -> None:
+    package = Path(nsq.__file__).parent
+    found = re.compile(r"^\w+ = logging\.getLogger", re.MULTILINE)
+    assert [str(path) for path in package.rglob("*.py") if found.search(path.read_text("utf-8"))] == []
 
 
 def test_records_name_the_function_that_logs(log: Logger, caplog: pytest.LogCaptureFixture) -> None:
