@@ -3,8 +3,8 @@
     python examples/dead_letters.py 127.0.0.1:4150
 
 After ``max_attempts`` the consumer gives a message up. Here it publishes the message to another topic, where
-you can inspect it and publish it again. ``nsq.DeadLetterFile(path)`` writes to a file instead; any function
-of a message works too. The message is finished only after that has succeeded.
+you can inspect it; ``nsq redrive`` sends it back. ``give_up=nsq.DeadLetterFile(path)`` writes to a file
+instead; any function of a message works too. The message is finished only after that has succeeded.
 """
 
 from __future__ import annotations
@@ -30,20 +30,19 @@ def main(nsqd: str) -> int:
         log.info("dead: %s", message.body.decode())
         done.set()
 
-    with nsq.Producer(nsqd) as producer:
-        consumer = nsq.Consumer(
-            "numbers",
-            "division",
-            nsqd=nsqd,
-            max_attempts=3,
-            give_up=nsq.DeadLetterTopic(producer, "numbers.dead"),
-            default_requeue_delay=0.1,  # default 90 s, times the attempts so far
-            max_backoff_duration=0.0,  # one bad message must not slow down the others
-        )
-        cemetery = nsq.Consumer("numbers.dead", "people", nsqd=nsqd).add_handler(look)
-        with consumer.add_handler(divide), cemetery:
-            producer.multi_publish("numbers", [b"4", b"0", b"8"])
-            return 0 if done.wait(30.0) else 1
+    consumer = nsq.Consumer(
+        "numbers",
+        "division",
+        nsqd=nsqd,
+        max_attempts=3,
+        dead_letters="numbers.dead",
+        default_requeue_delay=0.1,  # default 90 s, times the attempts so far
+        max_backoff_duration=0.0,  # one bad message must not slow down the others
+    )
+    dead = nsq.Consumer("numbers.dead", "people", nsqd=nsqd).add_handler(look)
+    with consumer.add_handler(divide), dead, nsq.Producer(nsqd) as producer:
+        producer.multi_publish("numbers", [b"4", b"0", b"8"])
+        return 0 if done.wait(30.0) else 1
 
 
 if __name__ == "__main__":

@@ -185,7 +185,10 @@ class Config:
         shown="from the handler threads",
     )
     max_attempts: int = options.count(
-        5, 0, 65535, "Attempts after which a message is given up; 0 never gives up."
+        5,
+        0,
+        65535,
+        "Attempts after which a message is given up, and lost without dead_letters; 0 never gives up.",
     )
     default_requeue_delay: float = options.seconds(
         90.0, 0.0, 3600.0, "Delay of a requeued message, times its attempts so far."

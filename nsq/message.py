@@ -15,6 +15,9 @@ from typing import NoReturn, Protocol
 
 from nsq.errors import AlreadyResponded
 
+#: Bytes of the body that a message's repr shows, and so our log lines.
+_SHOWN = 40
+
 
 class MessageDelegate(Protocol):
     """Carries a message's answers to its nsqd. A method raises AlreadyResponded when the message is no longer
@@ -23,6 +26,9 @@ class MessageDelegate(Protocol):
 
     @property
     def address(self) -> str: ...
+
+    @property
+    def topic(self) -> str: ...
 
     def finish(self, message: Message) -> None: ...
 
@@ -74,10 +80,18 @@ class Message:
         self.auto_response = True
 
     def __repr__(self) -> str:
-        return f"<Message {self.id.decode('latin-1')} attempt {self.attempts}, {len(self.body)} bytes>"
+        begin = f"{self.body[:_SHOWN]!r}{'…' if len(self.body) > _SHOWN else ''}"
+        return (
+            f"<Message {self.id.decode('latin-1')} of {self.topic}, attempt {self.attempts}, "
+            f"{len(self.body)} bytes: {begin}>"
+        )
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Message cannot be pickled, as its connection cannot: pass its body on")
+
+    @property
+    def topic(self) -> str:
+        return self._delegate.topic
 
     @property
     def nsqd_address(self) -> str:

@@ -4,13 +4,12 @@ that calls the user's functions.
 An exception out of a signal handler (Ctrl-C, a soft time limit) can hit the main thread at any bytecode.
 Inside a Condition, an Event or a Semaphore it leaks a lock, and the next thread to take that lock blocks for
 ever. Here every waiter brings a raw lock of its own, so that an interrupted wait harms no other thread.
-Imports nothing of the package but errors.
+Imports nothing of the package but errors and log.
 """
 
 from __future__ import annotations
 
 import _thread
-import logging
 import math
 import queue
 import sys
@@ -22,6 +21,7 @@ from functools import partial
 from importlib import import_module
 
 from nsq.errors import ConfigError
+from nsq.log import Logger
 
 #: Seconds of the longest single wait: locks and queues refuse infinite timeouts.
 _LONGEST = 3600.0
@@ -150,9 +150,7 @@ def start_thread(target: Callable[[], None], name: str, failed: Callable[[Runtim
         failed(error)
 
 
-def carry_out(
-    requests: queue.SimpleQueue[Callable[[], object] | None], seconds: float, log: logging.Logger
-) -> None:
+def carry_out(requests: queue.SimpleQueue[Callable[[], object] | None], seconds: float, log: Logger) -> None:
     """Sleep until there is a request, for ``seconds`` at most, then carry out all waiting requests in order.
     None only wakes. Exceptions of a request are logged.
     """
@@ -188,7 +186,7 @@ class Callbacks:
     After the end of this thread, ``put`` calls callbacks on the calling thread.
     """
 
-    def __init__(self, name: str, log: logging.Logger) -> None:
+    def __init__(self, name: str, log: Logger) -> None:
         self._log = log
         self._queue: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._ended = False

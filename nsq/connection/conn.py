@@ -11,7 +11,6 @@ delegate, which must neither block nor raise.
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
@@ -34,6 +33,7 @@ from nsq.errors import (
     Unanswered,
     server_error,
 )
+from nsq.log import Logger
 from nsq.message import Message
 from nsq.transport.base import Stream, Transport
 from nsq.transport.layered import LayeredStream
@@ -43,7 +43,7 @@ from nsq.wire.frames import CLOSE_WAIT, HEARTBEAT, OK_FRAME, OKAY, ErrorReply, F
 from nsq.wire.identify import IdentifyReply
 from nsq.wire.layers import TlsContext
 
-log = logging.getLogger("nsq.connection")
+log = Logger("nsq.connection")
 
 #: Seconds, when the connection ends, for the write loop to finish and for the layers to say goodbye.
 _WRITER_GRACE = 1.0
@@ -124,6 +124,7 @@ class Conn:
         encode: Encoder | None = None,
     ) -> None:
         self.address = address
+        self.topic = topic
         self.connected_at = 0.0
         self.last_message_at = 0.0
         self.waiting: deque[Any] = deque()
@@ -135,7 +136,6 @@ class Conn:
         self._delegate = delegate
         self._transport = transport
         self._context = context
-        self._topic = topic
         self._channel = channel
         self._encode = encode or self._encode_answers
         self._name = name
@@ -162,7 +162,7 @@ class Conn:
             self._config,
             self._transport,
             self._context,
-            topic=self._topic,
+            topic=self.topic,
             channel=self._channel,
             deadline=deadline,
             opened=self._adopt,

@@ -7,10 +7,11 @@ would break the parent's stream.
 
 from __future__ import annotations
 
-import logging
 import os
 import weakref
 from typing import Protocol
+
+from nsq.log import Logger
 
 
 class Inherited(Protocol):
@@ -20,7 +21,7 @@ class Inherited(Protocol):
         """
 
 
-log = logging.getLogger("nsq.connection")
+log = Logger("nsq.connection")
 
 _everyone: weakref.WeakSet[Inherited] = weakref.WeakSet()
 _registered = False

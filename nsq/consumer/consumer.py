@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import signal
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, overload
 
 from nsq.config import Config
 from nsq.consumer.engine import Engine
@@ -18,15 +18,17 @@ from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, S
 from nsq.consumer.signals import SignalWatch
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, ConfigError, Forked, UsageError
+from nsq.log import Logger
 from nsq.message import Message
 from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
 from nsq.waiting import refuse_eventlet
 from nsq.wire.names import check_channel, check_topic
 
-log = logging.getLogger("nsq.consumer")
+log = Logger("nsq.consumer")
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Callable[..., Any])
 
 #: Messages that keep one handler thread busy: one in work and the next one at hand. More would only wait in
 #: the inbox, while their timeout runs.
@@ -47,8 +49,11 @@ class Consumer:
     Give ``nsqd`` or ``nsqlookupd`` addresses, or both. Options are those of ``Config``, by keyword or in a
     ``config``. ``threads`` is the number of threads for each handler that is added without a number. The
     default of ``max_in_flight`` is twice the number of handler threads, or enough to fill every batch handler
-    twice. ``give_up`` is called with a message after more than ``max_attempts`` attempts, before the consumer
-    finishes it; without ``give_up`` the message is logged and finished.
+    twice.
+
+    After more than ``max_attempts`` attempts the consumer gives a message up: it is logged and finished, and
+    so lost. With ``dead_letters="orders.dead"`` it is published to that topic before, on one of the nsqds
+    that the consumer knows; ``give_up`` is a function that gets it instead.
     """
 
     def __init__(
@@ -59,6 +64,7 @@ class Consumer:
         nsqd: Addresses = (),
         nsqlookupd: Addresses = (),
         threads: int = 1,
+        dead_letters: str | None = None,
         give_up: Callable[[Message], None] | None = None,
         hooks: ConsumerHooks | None = None,
         rewrite_address: Callable[[str], str] | None = None,
@@ -85,6 +91,7 @@ class Consumer:
             transport,
             hooks,
             checked_callable("give_up", give_up),
+            self._checked_dead_letters(dead_letters, give_up),
         )
         self._engine.pool.threads = checked_whole("threads", threads)
         self._engine.discovery = Discovery(  # made here, so that a wrong address raises here
@@ -98,6 +105,21 @@ class Consumer:
             accept=checked_callable("accept_addresses", accept_addresses),
         )
         self._pid = os.getpid()
+
+    def _checked_dead_letters(self, dead_letters: str | None, give_up: object) -> str | None:
+        if dead_letters is None:
+            return None
+        topic = check_topic(dead_letters)
+        if topic == self.topic:
+            raise ConfigError(
+                f"dead_letters is {topic!r}, the topic of this consumer, which would get them again for "
+                "ever: give another topic"
+            )
+        if give_up is not None:
+            raise ConfigError("dead_letters and give_up exclude each other: give one of them")
+        if not self.config.max_attempts:
+            raise ConfigError("dead_letters needs max_attempts above 0: with 0 no message is ever given up")
+        return topic
 
     def __repr__(self) -> str:
         return f"<Consumer {self.topic}/{self.channel} {self._state}>"
@@ -121,13 +143,41 @@ class Consumer:
         """Add a function that is called as ``handler(message)``, in ``threads`` threads of its own.
 
         Returning finishes the message; raising, or returning False, requeues it and makes the consumer back
-        off, unless the exception is one of ``no_backoff``. Several handlers share the messages.
+        off, unless the exception is one of ``no_backoff``. Several handlers share the messages. Returns the
+        consumer, for ``Consumer(…).add_handler(bill).run()``; the decorator is ``handler``.
         """
         if threads is not None:
             checked_whole("threads", threads)
         self._refuse_started("add_handler")
-        self._engine.pool.add(handler, threads, no_backoff)
+        self._engine.pool.add(_function(handler), threads, no_backoff)
         return self
+
+    @overload
+    def handler(self, function: H, /) -> H: ...
+
+    @overload
+    def handler(
+        self, /, *, threads: int | None = None, no_backoff: tuple[type[BaseException], ...] = ()
+    ) -> Callable[[H], H]: ...
+
+    def handler(self, function: Any = None, /, **options: Any) -> Any:
+        """Add a function as ``add_handler`` does, and return it: a decorator, with or without options.
+
+            @consumer.handler(threads=4)
+            def bill(message): ...
+
+        ``@consumer.handler`` alone takes the defaults.
+        """
+        if function is None:
+            return partial(self.handler, **options)
+        self.add_handler(function, **options)
+        return function
+
+    if not TYPE_CHECKING:  # type checkers refuse the call
+
+        def __call__(self, *_: object) -> NoReturn:
+            """Explain what has happened to a function below ``@consumer.add_handler``."""
+            raise TypeError(_not_a_function(self))
 
     def add_batch_handler(
         self,
@@ -148,7 +198,7 @@ class Consumer:
         if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= _LONGEST_WAIT:
             raise ConfigError(f"wait is {wait!r}; it must be seconds, from 0 to {_LONGEST_WAIT:g}")
         self._refuse_started("add_batch_handler")
-        self._engine.pool.add_batch(handler, size, wait, threads, no_backoff)
+        self._engine.pool.add_batch(_function(handler), size, wait, threads, no_backoff)
         return self
 
     def set_threads(self, threads: int) -> None:
@@ -341,6 +391,19 @@ class Consumer:
 
 
 # Checks of arguments other than options.
+
+
+def _function(handler: H) -> H:
+    if isinstance(handler, Consumer):
+        raise ConfigError(_not_a_function(handler))
+    return handler
+
+
+def _not_a_function(consumer: Consumer) -> str:
+    return (
+        f"{consumer!r} is not a function: if @consumer.add_handler stands above one, write "
+        "@consumer.handler, because add_handler returns the consumer"
+    )
 
 
 def checked_whole(name: str, value: int, least: int = 1) -> int:

@@ -27,7 +27,7 @@ from nsq.config import Config
 from nsq.connection.conn import Conn, ConnDelegate
 from nsq.connection.forks import abandon_in_children
 from nsq.connection.handshake import describe
-from nsq.consumer.handlers import HandlerPool, requeue_delay
+from nsq.consumer.handlers import DeadLetters, HandlerPool, requeue_delay
 from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential
 from nsq.consumer.reports import (
     ConnectionHealth,
@@ -39,13 +39,15 @@ from nsq.consumer.reports import (
 from nsq.consumer.signals import SignalWatch
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, NsqError, ServerError
+from nsq.log import Logger
 from nsq.message import Message
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
 from nsq.waiting import Callbacks, Waiters, carry_out, join_threads, start_thread
+from nsq.wire.names import EPHEMERAL
 
-log = logging.getLogger("nsq.consumer")
+log = Logger("nsq.consumer")
 
 #: The part of a stop's time that is reserved for threads to end, which handlers and nsqds cannot use up: this
 #: share, and at most so many seconds.
@@ -73,6 +75,7 @@ class Engine(ConnDelegate):
         transport: Transport | None,
         hooks: ConsumerHooks | None,
         give_up: Callable[[Message], None] | None,
+        dead_letters: str | None = None,
     ) -> None:
         self.topic = topic
         self.channel = channel
@@ -97,6 +100,7 @@ class Engine(ConnDelegate):
             give_up=self._gives_up,
             expired=self._expired,
             starved=lambda: self.starved,
+            requeue_delay=self.requeue_delay,
         )
         self._config = config
         self._own_transport = SocketTransport(config.local_address)
@@ -105,7 +109,10 @@ class Engine(ConnDelegate):
         self._hooks = hooks or ConsumerHooks()
         self._hooked = hooks is not None  # without hooks, events cost nothing
         self._callbacks = Callbacks(f"{self.name}-hooks", log)
-        self._keep = give_up
+        self._dead_letters = (
+            None if dead_letters is None else DeadLetters(dead_letters, config, transport, self._known_nsqds)
+        )
+        self._keep = self._dead_letters or give_up
         self._requests: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._look = False  # the windows may have to change
         # The connections by address, and the totals of ended ones: received, finished, requeued, timed out.
@@ -315,6 +322,11 @@ class Engine(ConnDelegate):
         self._join(
             lambda by: [] if all(conn.join(by) for conn in conns) else ["connections"], lambda: self._join_by
         )
+        if self._dead_letters is not None:
+            # First, as handlers may wait for it: those of messages that are not ours any more.
+            seconds = max(0.0, (self._handlers_by - time.monotonic()) / 2)
+            threads = [*self._left.unfinished_threads, *self._dead_letters.close(seconds)]
+            self._left = replace(self._left, unfinished_threads=threads)
         self._join(self.pool.stop, lambda: self._handlers_by)
         self._join(self.discovery.join, lambda: self._join_by)
         carry_out(self._requests, 0.0, log)
@@ -432,17 +444,25 @@ class Engine(ConnDelegate):
 
     def _outcome(self, outcome: Outcome, conn: Conn, answer: Message | tuple[Message, int]) -> None:
         """Note an outcome, and send the answer after the RDY: the answer makes room for another message."""
-        backoff = self.windows.backoff
+        backoff, now = self.windows.backoff, time.monotonic()
         before = backoff.level, backoff.until
         try:
-            if self.windows.outcome(outcome, time.monotonic()) or self.windows.short:
+            if self.windows.outcome(outcome, now) or self.windows.short:
                 self._decide()
         finally:
             conn.put(answer)
         if (backoff.level, backoff.until) != before:
-            level = backoff.level
-            log.info("backing off, level %d", level) if level else log.info("backoff is over")
-            self._tell(self._hooks.backing_off, level)
+            if backoff.until is None:
+                log.info("%s: backing off is over", self.name)
+            else:
+                log.log(
+                    logging.WARNING if outcome is Outcome.FAILURE else logging.INFO,
+                    "%s: paused for %.3g s, then one message to try (backing off, step %d)",
+                    self.name,
+                    backoff.until - now,
+                    backoff.level,
+                )
+            self._tell(self._hooks.backing_off, backoff.level)
 
     def _tell(self, hook: Callable[..., None], *args: object) -> None:
         if self._hooked:
@@ -488,7 +508,7 @@ class Engine(ConnDelegate):
         self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
         self._decide()
         self._tell(self._hooks.connected, conn.address)
-        log.info("connected to nsqd %s", conn.address, extra=self._fields(conn.address))
+        log.info("%s: connected to nsqd %s", self.name, conn.address, extra=self._fields(conn.address))
         try:
             conn.start()
         except NsqError as error:
@@ -504,9 +524,9 @@ class Engine(ConnDelegate):
         self._decide()
         fields = self._fields(conn.address)
         if cause is None:
-            log.info("connection to nsqd %s closed", conn.address, extra=fields)
+            log.info("%s: connection to nsqd %s closed", self.name, conn.address, extra=fields)
         else:
-            log.warning("connection lost: %s", describe(conn.address, cause), extra=fields)
+            log.warning("%s: connection lost: %s", self.name, describe(conn.address, cause), extra=fields)
         self._tell(self._hooks.disconnected, conn.address, cause)
 
     def drop(self, address: str) -> None:
@@ -554,7 +574,7 @@ class Engine(ConnDelegate):
 
     def on_error(self, conn: Conn, error: ServerError) -> None:
         level = logging.ERROR if error.fatal else logging.WARNING
-        log.log(level, "nsqd %s: %s", conn.address, error, extra=self._fields(conn.address))
+        log.log(level, "%s: nsqd %s: %s", self.name, conn.address, error, extra=self._fields(conn.address))
         self._tell(self._hooks.server_error, conn.address, error)
 
     def on_heartbeat(self, conn: Conn) -> None:
@@ -601,15 +621,23 @@ class Engine(ConnDelegate):
 
     # The handlers' threads.
 
+    def _known_nsqds(self) -> set[str]:
+        return {nsqd.address for nsqd in self.discovery.state.nsqds}
+
     @property
     def starved(self) -> bool:
         sessions = [conn.session for conn in self._conns.values()]
         return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in sessions)
 
     def _gives_up(self, message: Message) -> None:
-        log.warning("giving up on %r from %s", message, message.nsqd_address)
-        if self._keep is not None:
+        if self._keep is None:
+            dead = f"{self.topic.removesuffix(EPHEMERAL)}.dead"
+            fate = f"it is lost. Consumer(…, dead_letters={dead!r}) would keep it in that topic"
+        else:
             self._keep(message)
+            fate = f"{f'topic {self._dead_letters.topic}' if self._dead_letters else 'give_up'} has it"
+        most = self._config.max_attempts
+        log.error("gave up on %r from %s (max_attempts is %d): %s", message, message.nsqd_address, most, fate)
         with self._counting:
             self._given_up += 1
         self._tell(self._hooks.given_up, message)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import inspect
 import json
-import logging
 import math
 import os
 import queue
@@ -21,22 +20,34 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from dataclasses import replace
+from functools import partial
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nsq.config import Config
-from nsq.errors import AlreadyResponded, ConfigError, InvalidMessage, NsqError, UsageError
+from nsq.errors import AlreadyResponded, Closed, ConfigError, InvalidMessage, NsqError, UsageError
+from nsq.log import Logger
 from nsq.message import Message, finish_all
+from nsq.transport.base import Transport
 from nsq.waiting import join_threads
 from nsq.wire.names import check_topic
 
-log = logging.getLogger("nsq.consumer")
+if TYPE_CHECKING:
+    from nsq.producer.producer import Producer
+
+log = Logger("nsq.consumer")
 
 Handler = Callable[[Message], Any]
 BatchHandler = Callable[[list[Message]], Any]
 Exceptions = tuple[type[BaseException], ...]
 
+#: Bytes; no message of nsqd's is larger.
+_MAX_SIZE = 2**31 - 1
+#: Seconds; the shortest timeout of a publish.
+_LEAST_TIMEOUT = 0.001
 #: The most messages for which we count how often they timed out before a handler saw them.
-_MAX_UNSEEN = 10_000
+_MAX_TIMED_OUT_UNHANDLED = 10_000
 
 
 class HandlerPool:
@@ -44,7 +55,8 @@ class HandlerPool:
 
     ``give_up`` is called with a message that has failed too often: the message is finished if it returns,
     requeued if it raises. ``expired`` is called with a message that timed out before it was handled, and
-    ``starved`` says whether nsqds send nothing more until a message here is answered.
+    ``starved`` says whether nsqds send nothing more until a message here is answered. ``requeue_delay`` maps
+    a message's attempts to the seconds after which it comes again.
     """
 
     def __init__(
@@ -55,17 +67,20 @@ class HandlerPool:
         give_up: Callable[[Message], None],
         expired: Callable[[Message], None],
         starved: Callable[[], bool],
+        requeue_delay: Callable[[int], float],
     ) -> None:
         self.inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None ends one thread
         # By nsqd and id: deliveries that timed out before a handler saw them. nsqd counts them as attempts;
         # we do not count them towards ``max_attempts``.
-        self.unseen: dict[tuple[str, bytes], int] = {}
-        self._counting = threading.Lock()  # guards ``unseen``; no signal interrupts the threads that take it
+        self.timed_out_unhandled: dict[tuple[str, bytes], int] = {}
+        # Guards the dict above; no signal interrupts the threads that take it.
+        self._counting = threading.Lock()
         self._name = name
         self._max_attempts = max_attempts or float("inf")
         self._give_up = give_up
         self._expired = expired
         self._starved = starved
+        self._requeue_delay = requeue_delay
         self.threads = 1
         """The number of threads of a handler that is added without one."""
         # For each handler: the function its threads run, their number, the messages one works on at once.
@@ -155,22 +170,27 @@ class HandlerPool:
         """Note a message that timed out before a handler saw it."""
         key = message.nsqd_address, message.id
         with self._counting:
-            self.unseen[key] = self.unseen.pop(key, 0) + 1  # popped, so that the latest comes last
-            if len(self.unseen) > _MAX_UNSEEN:
-                del self.unseen[next(iter(self.unseen))]
+            # Popped, so that the latest comes last.
+            self.timed_out_unhandled[key] = self.timed_out_unhandled.pop(key, 0) + 1
+            if len(self.timed_out_unhandled) > _MAX_TIMED_OUT_UNHANDLED:
+                del self.timed_out_unhandled[next(iter(self.timed_out_unhandled))]
         self._expired(message)
+
+    def _handled_attempts(self, message: Message) -> int:
+        """Return the attempts without those that timed out before a handler saw them."""
+        return message.attempts - self.timed_out_unhandled.get((message.nsqd_address, message.id), 0)
 
     def _forget(self, message: Message) -> None:
         """Remove the count of a finished message."""
         with self._counting:
-            self.unseen.pop((message.nsqd_address, message.id), None)
+            self.timed_out_unhandled.pop((message.nsqd_address, message.id), None)
 
     # One message.
 
     def _handle_each(self, handler: Handler, no_backoff: Exceptions) -> None:
         # The hot path: local names for everything that each message needs.
         me, monotonic, running = threading.get_ident(), time.monotonic, self._running
-        get, unseen, max_attempts = self.inbox.get, self.unseen, self._max_attempts
+        get, timed_out_unhandled, max_attempts = self.inbox.get, self.timed_out_unhandled, self._max_attempts
         while True:
             try:
                 message = get(False)
@@ -182,19 +202,21 @@ class HandlerPool:
                 return
             try:
                 late = message.expires_at <= monotonic()
-                if (late or message.attempts > max_attempts) and not self._fit(message):
+                if (late or message.attempts > max_attempts) and not self._accept_or_dispose(message):
                     continue
                 try:
                     result = handler(message)
-                    again = None if result is None else of_result(result)
+                    again = None if result is None else requeue_for_result(result)
                 except BaseException as error:
                     # SystemExit and KeyboardInterrupt too: the thread goes on with the next message.
-                    again = of_exception(error, no_backoff)
+                    again = requeue_for_exception(error, no_backoff)
                     if not isinstance(error, Requeue):
-                        log.exception("handler failed on %r (attempt %d)", message, message.attempts)
+                        delay = self._requeue_delay(message.attempts)
+                        again = delay, again[1]
+                        log.exception("handler failed on %r; %s", message, self._outlook(message, delay))
                 if again is None and message.auto_response:
                     message.finish()
-                    if unseen:
+                    if timed_out_unhandled:
                         self._forget(message)
                 elif again is not None and message.auto_response:
                     message.requeue(again[0], backoff=again[1])
@@ -204,6 +226,23 @@ class HandlerPool:
             except BaseException:
                 log.exception("handling %r failed, which is a bug of ours; nsqd delivers it again", message)
 
+    def _outlook(self, message: Message, delay: float) -> str:
+        """Return what becomes of a message whose handler has raised."""
+        if message.responded:
+            return "it was answered before, or has timed out"
+        if not message.auto_response:
+            return "the program answers it later"
+        last = self._handled_attempts(message) >= self._max_attempts
+        return f"again in {delay:g} s" + (f", then given up (max_attempts is {self._max_attempts})" * last)
+
+    def _outlook_of(self, batch: list[Message]) -> str:
+        left = [message for message in batch if message.auto_response and not message.responded]
+        if not left:
+            return "all were answered before, have timed out, or are answered later"
+        delays = [self._requeue_delay(message.attempts) for message in left]
+        first, last = f"{min(delays):g}", f"{max(delays):g}"
+        return f"{len(left)} again in {first if first == last else f'{first} to {last}'} s"
+
     # A batch.
 
     def _handle_batches(self, handler: BatchHandler, no_backoff: Exceptions, size: int, wait: float) -> None:
@@ -212,14 +251,17 @@ class HandlerPool:
         while not over:
             over, batch = self._collect(size, wait)
             try:
+                self._running[me] = batch
                 now, most = time.monotonic(), self._max_attempts
-                ready = [
-                    message
-                    for message in batch
-                    if (message.expires_at > now and message.attempts <= most) or self._fit(message)
-                ]
-                self._running[me] = ready
+                ready: list[Message] = []
+                doubtful: list[Message] = []
+                for message in batch:
+                    fits = message.expires_at > now and message.attempts <= most
+                    (ready if fits else doubtful).append(message)
                 if ready:
+                    self._handle_batch(handler, no_backoff, ready)
+                # Last: to give a message up may take long, while the timeouts of the others run.
+                if ready := [message for message in doubtful if self._accept_or_dispose(message)]:
                     self._handle_batch(handler, no_backoff, ready)
             except BaseException:
                 log.exception(
@@ -251,19 +293,18 @@ class HandlerPool:
             batch.append(message)
         return False, batch
 
-    def _fit(self, message: Message) -> bool:
+    def _accept_or_dispose(self, message: Message) -> bool:
         """Whether a handler should get the message; if not, this has dropped it or given it up."""
         if message.expires_at <= time.monotonic():
             self.expire(message)
             return False
-        unseen = self.unseen.get((message.nsqd_address, message.id), 0)
-        if message.attempts - unseen <= self._max_attempts:
+        if self._handled_attempts(message) <= self._max_attempts:
             return True
         with suppress(AlreadyResponded):  # ``give_up`` has answered it, or was too slow
             try:
                 self._give_up(message)
             except BaseException:
-                log.exception("giving up on %r failed; it is requeued", message)
+                log.exception("giving up on %r failed; nsqd delivers it again", message)
                 message.requeue(backoff=False)
             else:
                 message.finish()
@@ -273,11 +314,11 @@ class HandlerPool:
     def _handle_batch(self, handler: BatchHandler, no_backoff: Exceptions, batch: list[Message]) -> None:
         try:
             result = handler(batch)
-            again = None if result is None else of_result(result)
+            again = None if result is None else requeue_for_result(result)
         except BaseException as error:
-            again = of_exception(error, no_backoff)
+            again = requeue_for_exception(error, no_backoff)
             if not isinstance(error, Requeue):
-                log.exception("batch handler failed on %d messages", len(batch))
+                log.exception("batch handler failed on %d messages; %s", len(batch), self._outlook_of(batch))
         unanswered = [message for message in batch if message.auto_response]
         if again is not None:
             for message in unanswered:
@@ -286,19 +327,30 @@ class HandlerPool:
             return
         now = time.monotonic()
         finish_all(unanswered)
-        if self.unseen:
+        if self.timed_out_unhandled:
             for message in unanswered:
                 if message.expires_at > now:
                     self._forget(message)
 
 
+_NO_AWAIT = (
+    "Give a plain function that runs it to its end: def handle(message): asyncio.run(handler(message)), or, "
+    "on an event loop of another thread, asyncio.run_coroutine_threadsafe(handler(message), loop).result()"
+)
+
+
 def _check_handler(handler: object, no_backoff: object) -> None:
     if not callable(handler):
         raise ConfigError(f"handler {handler!r} is not callable")
-    if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
-        raise ConfigError(
-            f"handler {handler!r} is a coroutine function: handlers run in threads, without await"
-        )
+    # Python 3.11 does not see through a partial of a method, or of an object with __call__.
+    called: Any = handler
+    while isinstance(called, (partial, MethodType)):
+        called = called.func if isinstance(called, partial) else called.__func__
+    functions = called, type(called).__call__
+    if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in functions):
+        raise ConfigError(f"handler {handler!r} is an async def, but handlers run in threads. {_NO_AWAIT}")
+    if any(map(inspect.isgeneratorfunction, functions)):
+        raise ConfigError(f"handler {handler!r} has a yield: to call it runs nothing. Write a plain function")
     classes = no_backoff if isinstance(no_backoff, tuple) else ()
     if classes != no_backoff or not all(
         isinstance(c, type) and issubclass(c, BaseException) for c in classes
@@ -325,18 +377,21 @@ class Requeue(NsqError):
 
 
 #: How to requeue a message: the delay (None: the default one), and whether to back off.
-Again = tuple[float | None, bool]
+RequeueDecision = tuple[float | None, bool]
 
 
-def of_result(result: object) -> Again | None:
+def requeue_for_result(result: object) -> RequeueDecision | None:
     """Return how to requeue: a result of False asks for it, as in pynsq; any other result is a success."""
-    if inspect.iscoroutine(result):
-        result.close()
-        raise UsageError("the handler returned a coroutine: handlers run in threads, without await")
+    if inspect.iscoroutine(result) or inspect.isasyncgen(result) or inspect.isgenerator(result):
+        if inspect.iscoroutine(result):
+            result.close()  # else Python warns that it was never awaited
+        raise UsageError(
+            f"the handler returned a {type(result).__name__}, which nothing here runs. {_NO_AWAIT}"
+        )
     return (None, True) if result is False else None
 
 
-def of_exception(error: BaseException, no_backoff: Exceptions) -> Again:
+def requeue_for_exception(error: BaseException, no_backoff: Exceptions) -> RequeueDecision:
     if isinstance(error, Requeue):
         return error.delay, error.backoff
     return None, not isinstance(error, no_backoff)
@@ -367,6 +422,57 @@ class DeadLetterTopic:
 
     def __call__(self, message: Message) -> None:
         self._producer.publish(self._topic, message.body)
+
+
+class DeadLetters:
+    """The option ``dead_letters`` of a consumer: publishes the unchanged body to ``topic``, on the nsqds that
+    the consumer knows. ``known`` returns their addresses.
+
+    The producer is made for the first message. No thread that a signal can interrupt takes the lock, and a
+    forked child does not use it.
+    """
+
+    def __init__(
+        self, topic: str, config: Config, transport: Transport | None, known: Callable[[], set[str]]
+    ) -> None:
+        # Here, not for the first message: at the end of a program it may be too late for an import.
+        from nsq.producer.producer import Producer
+
+        self.topic = topic
+        self._new_producer = partial(
+            Producer,
+            transport=transport,
+            # nsqd has accepted this body before, whatever our own limits are.
+            config=replace(config, max_msg_size=_MAX_SIZE),
+        )
+        self._timeout = config.publish_timeout
+        self._known = known
+        self._lock = threading.Lock()
+        self._producer: Producer | None = None
+        self._nsqds: set[str] = set()
+        self._closed = False
+
+    def __call__(self, message: Message) -> None:
+        nsqds = {*self._known(), message.nsqd_address}
+        with self._lock:
+            if self._closed:
+                raise Closed("the consumer has stopped")
+            if self._producer is None:
+                self._producer = self._new_producer(nsqd=nsqds)
+            elif nsqds != self._nsqds:
+                self._producer.set_nsqds(nsqds)
+            self._nsqds = nsqds
+        # Not longer than the message is ours: after that another consumer has it.
+        timeout = max(_LEAST_TIMEOUT, min(self._timeout, message.time_left))
+        self._producer.publish(self.topic, message.body, timeout=timeout)
+
+    def close(self, timeout: float) -> list[str]:
+        """Close the producer, which ends publishes under way; return the names of threads that have not ended
+        in time. Called when no message is in flight any more.
+        """
+        with self._lock:
+            self._closed = True
+        return [] if self._producer is None else self._producer.close(timeout).unfinished_threads
 
 
 class DeadLetterFile:

@@ -7,7 +7,6 @@ them at any bytecode and call the same method. Must not import socket.
 
 from __future__ import annotations
 
-import logging
 import queue
 import random
 import threading
@@ -23,11 +22,12 @@ from nsq.connection.handshake import describe
 from nsq.discovery.directory import Answer, Directory, Lookupd, LookupSchedule, Nsqd, Pauses
 from nsq.errors import Closed, NsqError, UsageError
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
+from nsq.log import Logger
 from nsq.transport.addresses import checked, checked_nsqds
 from nsq.transport.dialing import SocketTransport
 from nsq.waiting import carry_out, join_threads
 
-log = logging.getLogger("nsq.discovery")
+log = Logger("nsq.discovery")
 
 T = TypeVar("T")
 

@@ -97,8 +97,10 @@ class Api:
 def endpoint(base: Url, path: str, args: Mapping[str, str]) -> Url:
     """Return the URL of ``path`` below the base, or of the base if empty; keeps the base's query."""
     prefix, _, query = base.target.partition("?")
+    # str.__str__: urlencode would send "Topic.ORDERS" for a member of ``class Topic(str, Enum)``.
     # quote, not quote_plus: nsqd reads "+" as a space, but a proxy in between may not.
-    added = urlencode(args, quote_via=quote, safe="", errors="surrogateescape")
+    texts = {name: str.__str__(value) for name, value in args.items()}
+    added = urlencode(texts, quote_via=quote, safe="", errors="surrogateescape")
     joined = "&".join(filter(None, [query, added]))
     target = (prefix.rstrip("/") + path if path else prefix) + (f"?{joined}" if joined else "")
     return dataclasses.replace(base, target=target)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import ssl
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from nsq.errors import ApiRefused, UsageError
 from nsq.http.calls import Api, Misshapen, endpoint, ok, read, read_key
 from nsq.http.message import HttpReply, Url, parse_url
 from nsq.http.sending import DEFAULT_TIMEOUT
+from nsq.log import Logger
 from nsq.transport.addresses import join
 from nsq.transport.base import Transport
 from nsq.wire.names import check_channel, check_topic
@@ -21,7 +21,7 @@ from nsq.wire.names import check_channel, check_topic
 if TYPE_CHECKING:
     from nsq.config import Config
 
-log = logging.getLogger("nsq.http")
+log = Logger("nsq.http")
 
 DEFAULT_PORT = 4161
 _LOOKUP = "/lookup"

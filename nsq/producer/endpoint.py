@@ -31,6 +31,7 @@ from nsq.errors import (
     Unanswered,
     WireError,
 )
+from nsq.log import Logger
 from nsq.message import Message
 from nsq.producer.own import OwnConns
 from nsq.producer.publishes import Publish, Verdict, command_of, join, lost, refused
@@ -39,7 +40,7 @@ from nsq.producer.reports import ConnectionState, ConnectionStats
 if TYPE_CHECKING:
     from nsq.producer.pool import Pool
 
-log = logging.getLogger("nsq.producer")
+log = Logger("nsq.producer")
 
 #: Bytes that the write loop takes at a time: publishes it has not taken can be cancelled or sent elsewhere.
 _CHUNK = 512 * 1024

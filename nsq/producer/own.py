@@ -14,7 +14,6 @@ the two loops judges whether the nsqd is well: when that one ends, the idle conn
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Container
 from contextlib import suppress
@@ -22,6 +21,7 @@ from contextlib import suppress
 from nsq.config import Config
 from nsq.connection.handshake import dial
 from nsq.errors import ConnectionLost, ServerError, WireError, server_error
+from nsq.log import Logger
 from nsq.producer.publishes import Publish
 from nsq.transport.base import Transport
 from nsq.transport.layered import LayeredStream
@@ -29,7 +29,7 @@ from nsq.wire import commands
 from nsq.wire.frames import HEARTBEAT, OK, OK_FRAME, ErrorReply, Response, split_reply
 from nsq.wire.layers import TlsContext
 
-log = logging.getLogger("nsq.producer")
+log = Logger("nsq.producer")
 
 #: Seconds. A publish that misses a connection has one dialed only if another one missed it just before: a
 #: program that publishes now and then is served by the loops, whose connection is open anyway.

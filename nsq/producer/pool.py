@@ -17,7 +17,6 @@ import _thread
 import atexit
 import copy
 import itertools
-import logging
 import math
 import os
 import queue
@@ -35,6 +34,7 @@ from nsq.config import Config
 from nsq.connection.conn import Conn
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, UsageError
+from nsq.log import Logger
 from nsq.producer.endpoint import Endpoint
 from nsq.producer.own import OwnConn
 from nsq.producer.publishes import (
@@ -68,7 +68,7 @@ from nsq.waiting import (
 from nsq.wire import commands
 from nsq.wire.layers import TlsContext
 
-log = logging.getLogger("nsq.producer")
+log = Logger("nsq.producer")
 
 NAME = "nsq-producer"
 

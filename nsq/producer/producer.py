@@ -13,7 +13,7 @@ from typing import Any, NoReturn, Self
 from nsq.config import Config
 from nsq.connection.forks import abandon_in_children
 from nsq.connection.handshake import describe, dial
-from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered
+from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered, UsageError
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
     Publish,
@@ -100,7 +100,8 @@ class Producer:
         )
 
     def __repr__(self) -> str:
-        return f"<Producer {' '.join(self._addresses or self._lookupds)}>"
+        closed = " closed" * self._pool.closed
+        return f"<Producer {' '.join(self._addresses or self._lookupds)}{closed}>"
 
     # Publishing.
 
@@ -159,6 +160,16 @@ class Producer:
             self.abandon()
         return self._pool
 
+    def set_nsqds(self, addresses: Iterable[str]) -> None:
+        """Publish to these nsqds from now on, instead of those given at first. A connection to another one
+        is used until it ends.
+        """
+        several = tuple(addresses)
+        if self._lookupds or not several:
+            raise UsageError("set_nsqds needs addresses, and a producer without nsqlookupds")
+        self._addresses = several if self._transport is not None else checked_nsqds(several)
+        self._current().set_addresses(self._addresses)
+
     # Lifetime.
 
     def flush(self, timeout: float | None = None) -> FlushReport:
@@ -197,11 +208,12 @@ class Producer:
         pool = getattr(self, "_pool", None)
         if pool is None or pool.closed or pool.pid != getpid():
             return
+        shown = repr(self)  # before the line below, after which it looks closed
         if not finalizing():
             # Pending publishes are still sent; then the threads end, which refer to the pool, not to us.
             pool.ask_to_close(time.monotonic() + self._config.publish_timeout)
         if pool.usable:
-            warn(f"{self!r} was not closed", ResourceWarning, source=self, stacklevel=1)
+            warn(f"{shown} was not closed", ResourceWarning, source=self, stacklevel=1)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Producer cannot be pickled, as its connections cannot: make one in each process")

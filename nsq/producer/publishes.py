@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import _thread
 import copy
-import logging
 import math
 import sys
 import time
@@ -35,6 +34,7 @@ from nsq.errors import (
     ServerError,
     UsageError,
 )
+from nsq.log import Logger
 from nsq.waiting import Callbacks, Signal, Waiters, event_loop
 from nsq.wire import commands
 from nsq.wire.names import check_topic
@@ -42,7 +42,7 @@ from nsq.wire.names import check_topic
 if TYPE_CHECKING:
     from nsq.producer.endpoint import Endpoint
 
-log = logging.getLogger("nsq.producer")
+log = Logger("nsq.producer")
 
 #: The most messages and bytes of one MPUB made of joined publishes.
 _JOINED_MESSAGES = 1000

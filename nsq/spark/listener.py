@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -17,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
+from nsq.log import Logger
+
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import QueryProgressEvent, QueryStartedEvent, QueryTerminatedEvent
 
-log = logging.getLogger("nsq.spark")
+log = Logger("nsq.spark")
 
 #: Name, Prometheus name, help text, and the function that combines several sources of a query.
 _FIGURES: tuple[tuple[str, str, str, Callable[[Iterable[float]], float]], ...] = (

@@ -4,7 +4,6 @@ pyarrow.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple, TypeVar
 
@@ -13,9 +12,10 @@ from nsq.errors import NsqError
 from nsq.http.nsqd import NsqdApi, NsqdStats
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.http.sending import DEFAULT_TIMEOUT
+from nsq.log import Logger
 from nsq.transport.tls import context_of
 
-log = logging.getLogger("nsq.spark")
+log = Logger("nsq.spark")
 
 T = TypeVar("T")
 

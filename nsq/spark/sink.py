@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -18,6 +17,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from nsq.config import Config
 from nsq.errors import ConfigError, InvalidMessage, NsqError
+from nsq.log import Logger
 from nsq.options import closest
 from nsq.producer.producer import Producer
 from nsq.spark.options import SinkOptions, plain_name
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-log = logging.getLogger("nsq.spark")
+log = Logger("nsq.spark")
 
 # The classes that Spark calls
 

@@ -27,6 +27,7 @@ from nsq.errors import ConfigError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.http.nsqd import NsqdApi
 from nsq.http.nsqlookupd import NsqlookupdApi
+from nsq.log import Logger
 from nsq.transport.base import Stream
 from nsq.transport.dialing import default_transport
 
@@ -52,7 +53,7 @@ __all__ = [
     "stop_all",
 ]
 
-log = logging.getLogger("nsq.tools")
+log = Logger("nsq.tools")
 
 #: The version of Go's tools whose flags and output these have.
 COMPATIBLE_VERSION = "1.3.0"

@@ -227,6 +227,7 @@ def _run_worker(
     """Run until SIGTERM or a limit; return the reason."""
     with SignalWatch() as watch:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # again, because the watch has set a handler for it
+        log.info("consuming %s", ", ".join(f"{each.topic}/{each.channel}" for each in consumers))
         for consumer in consumers:
             if options.threads:
                 consumer.set_threads(options.threads)

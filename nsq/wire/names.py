@@ -57,7 +57,7 @@ def _escaped(char: str) -> str:
 
 
 def check_topic(name: str | bytes) -> str:
-    """Return the name as text, or raise InvalidName, which tells the fault."""
+    """Return the name as an exact ``str``, or raise InvalidName, which tells the fault."""
     return _check_topic(name) if type(name) is str else _check("topic", name)
 
 
@@ -68,7 +68,7 @@ def _check_topic(name: str) -> str:
 
 
 def check_channel(name: str | bytes) -> str:
-    """Return the name as text, or raise InvalidName, which tells the fault."""
+    """Return the name as an exact ``str``, or raise InvalidName, which tells the fault."""
     return _check("channel", name)
 
 
@@ -76,7 +76,8 @@ def _check(kind: str, name: object) -> str:
     if not isinstance(name, (str, bytes)):
         raise InvalidName(f"{kind} name must be str, not {type(name).__name__} ({name!r})")
     if valid_topic(name):
-        return name if isinstance(name, str) else name.decode("ascii")
+        # Not str(name), which is "Topic.ORDERS" for a member of ``class Topic(str, Enum)``.
+        return str.__str__(name) if isinstance(name, str) else bytes.decode(name, "ascii")
     raise InvalidName(f"{kind} name {_shown(name)} {_what_is_wrong(name)}; a name is {RULE}")
 
 

@@ -17,6 +17,7 @@ class Delegate:
     """Records its calls; ``held`` says whether the message counts as in flight."""
 
     address = A
+    topic = "orders"
 
     def __init__(self, held: bool = True) -> None:
         self.held = held
@@ -50,6 +51,7 @@ class Desk:
     """Delivers messages, records answers, and receives the pool's calls."""
 
     address = A
+    topic = "orders"
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -6,6 +6,7 @@ import base64
 import json
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_a_message_is_given_up_after_its_attempts(nsqd: Nsqd) -> None:
         kept.wait_for(1)
         expect_drained(nsqd, requeues=3)
         until("counted", lambda: consumer.stats().given_up == 1)
-        log.wait_for("WARNING", "giving up", "attempt 4", nsqd.tcp_address)
+        log.wait_for("ERROR", "gave up on", "attempt 4", "hopeless", nsqd.tcp_address, "give_up has it")
     assert seen.attempts == [1, 2, 3]
     assert kept.attempts == [4]
     assert given_up == [b"hopeless"]
@@ -74,16 +75,19 @@ def test_what_cannot_be_kept_is_not_given_up(nsqd: Nsqd) -> None:
         kept.wait_for(3)
         expect_drained(nsqd, requeues=3)
     assert kept.attempts == [2, 3, 4]
-    log.wait_for("ERROR", "giving up on", "failed; it is requeued")
+    log.wait_for("ERROR", "giving up on", "failed; nsqd delivers it again")
 
 
-def test_dead_letters_go_to_a_topic(nsqd: Nsqd) -> None:
+@pytest.mark.parametrize("own_producer", [False, True])
+def test_dead_letters_go_to_a_topic(nsqd: Nsqd, own_producer: bool) -> None:
     create(nsqd)
     create(nsqd, "orders.dead", "people")
     publish(nsqd, [b"hopeless", b"fine"])
     dead = Recorder()
     with Producer(nsqd.tcp_address) as producer:
-        consumer = make_consumer(nsqd, max_attempts=2, give_up=DeadLetterTopic(producer, "orders.dead"))
+        give_up = DeadLetterTopic(producer, "orders.dead")
+        keep: dict[str, Any] = {"give_up": give_up} if own_producer else {"dead_letters": "orders.dead"}
+        consumer = make_consumer(nsqd, max_attempts=2, **keep)
         consumer.add_handler(lambda message: message.body == b"fine")
         undertaker = Consumer("orders.dead", "people", nsqd=nsqd.tcp_address).add_handler(dead)
         with running(consumer), running(undertaker):
@@ -100,7 +104,7 @@ def test_dead_letters_stay_while_their_topic_cannot_be_reached(nsqd_factory: Fac
     with Producer(cemetery.tcp_address, publish_timeout=0.2) as producer:
         consumer = make_consumer(nsqd, max_attempts=1, give_up=DeadLetterTopic(producer, "dead"))
         with log_of() as log, running(consumer.add_handler(lambda message: False)):
-            log.wait_for("ERROR", "giving up on", "requeued")
+            log.wait_for("ERROR", "giving up on", "delivers it again")
             assert channel_of(nsqd)["message_count"] == 1
             cemetery.start()
             until("buried", lambda: consumer.stats().given_up == 1)

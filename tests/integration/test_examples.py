@@ -150,7 +150,7 @@ def test_dead_letters(example: Start, nsqd: Nsqd) -> None:
     for line in ("INFO 1 / 4 = 0.25", "INFO 1 / 8 = 0.125", "INFO dead: 0"):
         assert line in script.lines
     assert sum(line.startswith("ERROR handler failed") for line in script.lines) == 3
-    script.wait_for("^WARNING giving up on")
+    script.wait_for("^ERROR gave up on .* topic numbers.dead has it")
 
 
 @pytest.fixture(scope="module")

@@ -109,7 +109,9 @@ def test_a_killed_worker_is_replaced_and_an_end_finishes_what_is_in_work(work: W
     assert {int(pid) for pid, _, _ in work.handled()} == set(work.started()[1:])
     told = channel_of(work.nsqd)
     assert (told["depth"], told["in_flight_count"], told["requeue_count"]) == (0, 0, 0)
-    assert "ended by SIGKILL" in work.log.read_text()
+    log = work.log.read_text()
+    assert "ended by SIGKILL" in log
+    assert log.count("INFO: consuming orders/billing") == 3
 
 
 @pytest.mark.parametrize("flags", [[], ["--reload"]], ids=["SIGHUP", "--reload"])

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "nsq"
 PUBLIC = "nsq"
 ORDER = [
     ["errors", "collector", "other_clients"],
-    ["literals", "tables"],
+    ["literals", "log", "tables"],
     ["options"],
     ["config", "message"],
     ["wire"],
@@ -26,7 +26,8 @@ ORDER = [
     ["http"],
     ["connection"],
     ["discovery"],
-    ["consumer", "producer"],
+    ["producer"],
+    ["consumer"],
     ["partitioned"],
     [PUBLIC],
     ["tools", "spark", "contrib", "daemons", "testing"],
@@ -178,7 +179,7 @@ BROKEN = [
     ("transport/dialing.py", "import nsq.http.calls"),
     ("http/sending.py", "import asyncio"),
     ("consumer/flow.py", "import nsq"),
-    ("consumer/flow.py", "from nsq.producer import Producer"),
+    ("producer/flow.py", "from nsq.consumer import Consumer"),
     ("consumer/flow.py", "def later():\n    import socket"),
     ("consumer/flow.py", "import importlib\nimportlib.import_module('aiohttp')"),
     ("consumer/flow.py", "if TYPE_CHECKING:\n    from nsq.partitioned import Partition"),
@@ -222,6 +223,20 @@ def test_a_broken_rule_is_seen_and_a_kept_one_left_alone() -> None:
 def test_names_say_something() -> None:
     named = {word.removesuffix(".py") for path in SOURCES for word in path.split("/")}
     assert named & NO_NAMES == set()
+
+
+def test_a_consumer_loads_the_producer_for_dead_letters_alone() -> None:
+    program = """
+import nsq, sys
+nsq.Consumer("orders", "billing", nsqd="127.0.0.1:4150")
+print("nsq.producer" in sys.modules)
+nsq.Consumer("orders", "billing", nsqd="127.0.0.1:4150", dead_letters="orders.dead")
+print("nsq.producer" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert (done.stdout.split(), done.stderr) == (["False", "True"], "")
 
 
 def test_importing_nsq_loads_no_framework_and_starts_no_thread() -> None:

@@ -23,11 +23,17 @@ def test_it_is_what_came_over_the_wire() -> None:
     message = made()
     assert (message.id, message.body, message.attempts, message.timestamp) == (id_of(7), b"body", 3, 17)
     assert message.nsqd_address == A
+    assert message.topic == "orders"
     assert message.received_at == 1.0
 
 
-def test_its_repr_shows_no_body() -> None:
-    assert repr(made()) == "<Message 0000000000000007 attempt 3, 4 bytes>"
+@pytest.mark.parametrize(
+    ("body", "shown"),
+    [(b"\xff\n", r"2 bytes: b'\xff\n'"), (b"x" * 41, f"41 bytes: b'{'x' * 40}'…")],
+)
+def test_its_repr_shows_the_topic_and_the_beginning_of_the_body(body: bytes, shown: str) -> None:
+    message = Message(Delegate(), 1.0, math.inf, 17, 3, id_of(7), body)
+    assert repr(message) == f"<Message 0000000000000007 of orders, attempt 3, {shown}>"
 
 
 @pytest.mark.parametrize(

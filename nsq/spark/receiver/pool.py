@@ -13,7 +13,6 @@ when it dies. Must not import pyspark or pyarrow.
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from typing import Self
 
 import nsq
 from nsq.errors import Closed, ConfigError, NsqError
+from nsq.log import Logger
 from nsq.spark.receiver import protocol
 from nsq.spark.receiver.protocol import (
     Begin,
@@ -47,7 +47,7 @@ from nsq.spark.receiver.protocol import (
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.store import Wal
 
-log = logging.getLogger("nsq.spark.receiver")
+log = Logger("nsq.spark.receiver")
 
 #: Seconds to wait for killed processes to end.
 _LAST_MOMENTS = 5.0

@@ -19,6 +19,7 @@ from types import FrameType
 from nsq.collector import calm_collector
 from nsq.consumer.signals import SignalWatch
 from nsq.errors import ConfigError, NsqError, UsageError, WalForeign
+from nsq.log import Logger
 from nsq.spark.receiver import protocol
 from nsq.spark.receiver.protocol import Begin, Event, Fault, Roll, Status, Stop, Stopped, unpacked
 from nsq.spark.receiver.receiving import Receiving
@@ -26,7 +27,7 @@ from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.names import Subject
 from nsq.spark.wal.store import open_wal
 
-log = logging.getLogger("nsq.spark.receiver")
+log = Logger("nsq.spark.receiver")
 
 
 class SignalWakeup(SignalWatch):

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from nsq.config import Config
 from nsq.consumer.consumer import Consumer
 from nsq.consumer.handlers import DeadLetterTopic, Requeue
 from nsq.errors import NsqError, WalError
+from nsq.log import Logger
 from nsq.message import Message, finish_all
 from nsq.spark.receiver.protocol import Ready, Rolled, Status, Stopped, together
 from nsq.spark.source.backlog import topics as find_topics
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from nsq.producer.producer import Producer
 
-log = logging.getLogger("nsq.spark.receiver")
+log = Logger("nsq.spark.receiver")
 
 #: Seconds between two listings of the log.
 _LOOK_EVERY = 1.0

@@ -7,7 +7,6 @@ Imports neither pyspark nor pyarrow.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,10 +16,11 @@ from typing import Generic, TypeVar
 from nsq.errors import NsqError
 from nsq.http.nsqd import NsqdStats, TopicStats
 from nsq.http.nsqlookupd import NsqlookupdApi
+from nsq.log import Logger
 from nsq.spark import lookups
 from nsq.spark.source.options import SourceOptions
 
-log = logging.getLogger("nsq.spark.source")
+log = Logger("nsq.spark.source")
 
 T = TypeVar("T")
 

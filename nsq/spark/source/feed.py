@@ -7,7 +7,6 @@ arguments. Imports neither pyspark nor pyarrow.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nsq.errors import Closed, ConnectionFailed, NsqError, SegmentLost, WalError, WalForeign
+from nsq.log import Logger
 from nsq.spark.receiver.pool import PoolStatus, ReceiverPool
 from nsq.spark.source.backlog import AvailableNowTarget, Backlog, Poller
 from nsq.spark.source.offsets import Amount, Limits, Offset, Slice, admitted, amount, between, tasks, unread
@@ -25,7 +25,7 @@ from nsq.spark.wal.names import Position, Segment
 from nsq.spark.wal.readers import ReaderState, deletable
 from nsq.spark.wal.store import Claim, Wal, shown
 
-log = logging.getLogger("nsq.spark.source")
+log = Logger("nsq.spark.source")
 
 # All in seconds.
 #: The longest that ``latest`` blocks Spark before it answers that there is no batch yet.

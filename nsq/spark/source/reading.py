@@ -4,7 +4,6 @@ query. Imports pyarrow, never pyspark.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -12,11 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from nsq.errors import SegmentLost
+from nsq.log import Logger
 from nsq.spark.rows import Field
 from nsq.spark.source.offsets import Slice
 from nsq.spark.wal import Segment, Wal, open_wal, records
 
-log = logging.getLogger("nsq.spark.source")
+log = Logger("nsq.spark.source")
 
 
 class Portion(NamedTuple):

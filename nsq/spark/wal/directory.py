@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import time
 import uuid
@@ -26,13 +25,14 @@ from typing import Self
 import pyarrow as pa
 
 from nsq.errors import SegmentLost, WalError
+from nsq.log import Logger
 from nsq.spark.wal import names, ownership, readers, records
 from nsq.spark.wal.names import ReceiverFolder, Segment, SegmentFile
 from nsq.spark.wal.ownership import FileLock
 from nsq.spark.wal.readers import check_reader
 from nsq.spark.wal.store import BaseWal
 
-_logger = logging.getLogger("nsq.spark.wal")
+_logger = Logger("nsq.spark.wal")
 
 _PRIVATE = 0o700
 _HIDDEN = "."

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import math
 import threading
 import time
@@ -31,13 +30,14 @@ import pyarrow as pa
 from pyarrow import fs
 
 from nsq.errors import ConfigError, SegmentLost, WalError, WalOwned
+from nsq.log import Logger
 from nsq.spark.wal import names, ownership, readers, records
 from nsq.spark.wal.names import ReceiverFolder, Segment, SegmentFile
 from nsq.spark.wal.ownership import LEAVING_PATIENCE, Owner
 from nsq.spark.wal.readers import check_reader
 from nsq.spark.wal.store import BaseWal
 
-_logger = logging.getLogger("nsq.spark.wal")
+_logger = Logger("nsq.spark.wal")
 
 # Puts, gets, lists and deletes whole objects below one root. Errors name the path but never the URI, which
 # may hold credentials. A segment must appear atomically: object stores guarantee that; elsewhere (HDFS, a

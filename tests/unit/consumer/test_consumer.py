@@ -102,6 +102,29 @@ class TestMaking:
         with pytest.raises(ConfigError, match="threads"):
             make().add_handler(nothing, threads=threads)
 
+    def test_a_handler_can_be_decorated_and_stays_a_function(self, make: Callable[..., Consumer]) -> None:
+        consumer = make()
+
+        @consumer.handler
+        def plain(message: Message) -> str:
+            return "plain"
+
+        @consumer.handler(threads=3, no_backoff=(ValueError,))
+        def with_options(message: Message) -> str:
+            return "with options"
+
+        message: Any = None
+        assert (plain(message), with_options(message)) == ("plain", "with options")
+        assert consumer._engine.pool.at_once == 4
+
+    def test_add_handler_as_a_decorator_says_which_one_is_meant(self, make: Callable[..., Consumer]) -> None:
+        bill: Any = make().add_handler(nothing)  # as the decorator does it
+        with pytest.raises(TypeError, match=r"write @consumer\.handler"):
+            bill(None)
+        for add in (make().add_handler, lambda consumer: make().add_batch_handler(consumer, 2)):
+            with pytest.raises(ConfigError, match=r"write @consumer\.handler"):
+                add(bill)
+
     @pytest.mark.parametrize(("size", "wait"), [(0, 1.0), (1, -1.0), (1, "1"), (1, float("nan")), (1, 1e9)])
     def test_needs_batches_that_end(self, make: Callable[..., Consumer], size: Any, wait: Any) -> None:
         with pytest.raises(ConfigError, match=r"size|wait"):

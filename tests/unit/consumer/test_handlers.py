@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -26,7 +26,12 @@ def desk() -> Desk:
 @pytest.fixture
 def pool(desk: Desk) -> Iterator[HandlerPool]:
     pool = HandlerPool(
-        "nsq-test", max_attempts=5, give_up=desk.give_up, expired=desk.expired, starved=lambda: desk.starved
+        "nsq-test",
+        max_attempts=5,
+        give_up=desk.give_up,
+        expired=desk.expired,
+        starved=lambda: desk.starved,
+        requeue_delay=lambda attempts: 90.0 * attempts,
     )
     yield pool
     assert pool.stop(time.monotonic() + PATIENCE) == []
@@ -57,10 +62,10 @@ class TestAnswers:
     @pytest.mark.parametrize(
         ("fault", "note", "logged"),
         [
-            (ValueError("x"), ("requeue", 1, None, True), True),
-            (KeyError("x"), ("requeue", 1, None, False), True),
-            (SystemExit(1), ("requeue", 1, None, True), True),
-            (KeyboardInterrupt(), ("requeue", 1, None, True), True),
+            (ValueError("x"), ("requeue", 1, 90.0, True), True),
+            (KeyError("x"), ("requeue", 1, 90.0, False), True),
+            (SystemExit(1), ("requeue", 1, 90.0, True), True),
+            (KeyboardInterrupt(), ("requeue", 1, 90.0, True), True),
             (Requeue(2.0), ("requeue", 1, 2.0, True), False),
             (Requeue(backoff=False), ("requeue", 1, None, False), False),
         ],
@@ -86,12 +91,38 @@ class TestAnswers:
     def test_a_coroutine_that_is_returned_is_a_failure(
         self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
     ) -> None:
-        async def handle(message: Message) -> None: ...
-
-        pool.add(lambda message: handle(message), 1)
+        pool.add(lambda message: coroutine(message), 1)
         work(pool, desk.message(1))
-        desk.wait_for(("requeue", 1, None, True))
+        desk.wait_for(("requeue", 1, 90.0, True))
         assert "returned a coroutine" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("before", "attempts", "said"),
+        [
+            (lambda message: None, 2, "; again in 180 s\n"),
+            (lambda message: None, 5, "; again in 450 s, then given up (max_attempts is 5)\n"),
+            (lambda message: message.finish(), 1, "; it was answered before, or has timed out\n"),
+            (lambda message: message.disable_auto_response(), 1, "; the program answers it later\n"),
+        ],
+    )
+    def test_the_log_says_when_a_failed_message_comes_again(
+        self,
+        pool: HandlerPool,
+        desk: Desk,
+        caplog: pytest.LogCaptureFixture,
+        before: Callable[[Message], None],
+        attempts: int,
+        said: str,
+    ) -> None:
+        def handle(message: Message) -> None:
+            if int(message.id) == 1:
+                before(message)
+                raise ValueError("x")
+
+        pool.add(handle, 1)
+        work(pool, desk.message(1, attempts=attempts), desk.message(2))
+        desk.wait_for(("finish", 2))
+        assert said in caplog.text
 
     def test_no_second_one(self, pool: HandlerPool, desk: Desk) -> None:
         pool.add(lambda message: message.requeue(1.0), 1)
@@ -146,7 +177,7 @@ class TestBeforeTheHandler:
         desk.wait_for(("finish", 1), ("finish", 2))
         assert [(int(message.id), message.attempts) for message in handled] == [(1, 8)]
         assert pool.stop(time.monotonic() + PATIENCE) == []
-        assert not pool.unseen  # it is finished
+        assert not pool.timed_out_unhandled  # it is finished
 
     def test_a_late_success_does_not_forget_them(self, pool: HandlerPool, desk: Desk) -> None:
         handled: list[int] = []
@@ -160,14 +191,20 @@ class TestBeforeTheHandler:
     def test_what_is_remembered_of_them_is_bounded(
         self, pool: HandlerPool, desk: Desk, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("nsq.consumer.handlers._MAX_UNSEEN", 2)
+        monkeypatch.setattr("nsq.consumer.handlers._MAX_TIMED_OUT_UNHANDLED", 2)
         for number in (1, 2, 1, 3):
             pool.expire(desk.message(number))
-        assert {int(message_id): count for (_, message_id), count in pool.unseen.items()} == {1: 2, 3: 1}
+        counts = pool.timed_out_unhandled
+        assert {int(message_id): count for (_, message_id), count in counts.items()} == {1: 2, 3: 1}
 
     def test_any_number_of_attempts_where_they_are_not_limited(self, desk: Desk) -> None:
         pool = HandlerPool(
-            "nsq-test", max_attempts=0, give_up=desk.give_up, expired=desk.expired, starved=lambda: False
+            "nsq-test",
+            max_attempts=0,
+            give_up=desk.give_up,
+            expired=desk.expired,
+            starved=lambda: False,
+            requeue_delay=lambda attempts: 90.0 * attempts,
         )
         pool.add(lambda message: None, 1)
         work(pool, desk.message(1, attempts=65535))
@@ -298,6 +335,25 @@ class TestBatches:
         assert pool.stop(time.monotonic() + PATIENCE) == []
         assert sizes == [2]
 
+    def test_the_others_do_not_wait_for_one_that_is_given_up(self, desk: Desk) -> None:
+        handled = threading.Event()
+
+        def give_up(message: Message) -> None:
+            assert handled.wait(PATIENCE)
+
+        pool = HandlerPool(
+            "nsq-test",
+            max_attempts=5,
+            give_up=give_up,
+            expired=desk.expired,
+            starved=lambda: False,
+            requeue_delay=float,
+        )
+        self.add(pool, lambda messages: handled.set(), size=2)
+        work(pool, desk.message(1, attempts=6), desk.message(2))
+        desk.wait_for(("finish", 2), ("finish", 1))
+        assert pool.stop(time.monotonic() + PATIENCE) == []
+
     def test_a_failure_is_one_of_them_all(
         self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -307,7 +363,19 @@ class TestBatches:
         self.add(pool, handle, no_backoff=(KeyError,))
         work(pool, *map(desk.message, range(3)))
         desk.wait_for(*[("requeue", number, None, False) for number in range(3)])
-        assert "batch handler failed on 3 messages" in caplog.text
+        assert "batch handler failed on 3 messages; 3 again in 90 s\n" in caplog.text
+
+    def test_the_log_says_when_the_rest_of_a_failed_batch_comes_again(
+        self, pool: HandlerPool, desk: Desk, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def handle(messages: list[Message]) -> None:
+            messages[0].finish()
+            raise KeyError("x")
+
+        self.add(pool, handle)
+        work(pool, *[desk.message(number, attempts=number) for number in (1, 2, 3)])
+        desk.wait_for(("finish", 1), ("requeue", 2, None, True), ("requeue", 3, None, True))
+        assert "batch handler failed on 3 messages; 2 again in 180 to 270 s\n" in caplog.text
 
     def test_what_the_handler_answered_or_keeps_is_left_alone(self, pool: HandlerPool, desk: Desk) -> None:
         def handle(messages: list[Message]) -> None:
@@ -344,17 +412,59 @@ class TestBatches:
         assert "a bug of ours" in caplog.text
 
 
+async def coroutine(message: Any) -> None: ...
+
+
+async def async_generator(message: Any) -> AsyncIterator[None]:
+    yield
+
+
+def generator(message: Any) -> Iterator[None]:
+    yield
+
+
+class Awaitable:
+    async def __call__(self, message: Any) -> None: ...
+
+    async def method(self, message: Any) -> None: ...
+
+    @staticmethod
+    async def static(message: Any) -> None: ...
+
+
+@pytest.mark.parametrize("kind", ["add", "add_batch"])
 class TestWhatIsNoHandler:
-    @pytest.mark.parametrize("kind", ["add", "add_batch"])
-    def test_is_refused(self, pool: HandlerPool, kind: str) -> None:
-        async def coroutine(message: Message) -> None: ...
-
-        class Awaitable:
-            async def __call__(self, message: Message) -> None: ...
-
+    def add(self, pool: HandlerPool, kind: str) -> Callable[..., None]:
         size = {"size": 1, "wait": 1.0} if kind == "add_batch" else {}
-        add = functools.partial(getattr(pool, kind), threads=1, **size)
-        for handler in (coroutine, functools.partial(coroutine), Awaitable(), "name", None):
+        return functools.partial(getattr(pool, kind), threads=1, **size)
+
+    @pytest.mark.parametrize(
+        "handler",
+        [
+            coroutine,
+            async_generator,
+            Awaitable(),
+            Awaitable().method,
+            Awaitable.static,
+            functools.partial(coroutine),
+            functools.partial(Awaitable()),
+            functools.partial(functools.partial(Awaitable().method)),
+        ],
+    )
+    def test_an_async_handler_is_refused_with_what_to_do(
+        self, pool: HandlerPool, kind: str, handler: Any
+    ) -> None:
+        with pytest.raises(ConfigError, match=r"async def.*def handle\(message\): asyncio\.run"):
+            self.add(pool, kind)(handler)
+        assert len(pool) == 0
+
+    def test_a_generator_is_refused(self, pool: HandlerPool, kind: str) -> None:
+        with pytest.raises(ConfigError, match="yield"):
+            self.add(pool, kind)(generator)
+
+    def test_is_refused(self, pool: HandlerPool, kind: str) -> None:
+        add = self.add(pool, kind)
+        for handler in ("name", None):
             with pytest.raises(ConfigError, match="handler"):
                 add(handler)
         for exceptions in ([ValueError], ValueError, (ValueError("x"),), "x"):

@@ -1,39 +1,50 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
 from nsq.config import Config
-from nsq.consumer.handlers import Requeue, of_exception, of_result, requeue_delay
+from nsq.consumer.handlers import Requeue, requeue_delay, requeue_for_exception, requeue_for_result
 from nsq.errors import InvalidMessage, UsageError
 
 
 @pytest.mark.parametrize("result", [None, True, 0, "", [], object()])
 def test_whatever_is_returned_is_a_success(result: object) -> None:
-    assert of_result(result) is None
+    assert requeue_for_result(result) is None
 
 
 def test_but_false() -> None:
-    assert of_result(False) == (None, True)
+    assert requeue_for_result(False) == (None, True)
 
 
-def test_a_coroutine_would_be_work_that_is_never_done() -> None:
-    async def handler() -> None: ...
+async def coroutine() -> None: ...
 
-    with pytest.raises(UsageError, match="coroutine"):
-        of_result(handler())
+
+async def async_generator() -> AsyncIterator[None]:
+    yield
+
+
+def generator() -> Iterator[None]:
+    yield
+
+
+@pytest.mark.parametrize("handler", [coroutine, async_generator, generator])
+def test_a_result_that_has_not_run_is_no_success(handler: Callable[[], object]) -> None:
+    with pytest.raises(UsageError, match=r"returned a (coroutine|async_generator|generator).*plain function"):
+        requeue_for_result(handler())
 
 
 class TestExceptions:
     def test_back_off_unless_they_are_exempt_from_it(self) -> None:
-        assert of_exception(KeyError("x"), ()) == (None, True)
-        assert of_exception(KeyError("x"), (LookupError,)) == (None, False)
-        assert of_exception(ValueError("x"), (LookupError,)) == (None, True)
+        assert requeue_for_exception(KeyError("x"), ()) == (None, True)
+        assert requeue_for_exception(KeyError("x"), (LookupError,)) == (None, False)
+        assert requeue_for_exception(ValueError("x"), (LookupError,)) == (None, True)
 
     @pytest.mark.parametrize(("delay", "backoff"), [(None, True), (2.5, True), (0, False)])
     def test_requeue_says_how(self, delay: float | None, backoff: bool) -> None:
-        assert of_exception(Requeue(delay, backoff=backoff), ()) == (delay, backoff)
+        assert requeue_for_exception(Requeue(delay, backoff=backoff), ()) == (delay, backoff)
 
     @pytest.mark.parametrize("delay", ["soon", float("inf"), float("nan")])
     def test_a_delay_that_is_none_is_found_where_it_is_given(self, delay: Any) -> None:

@@ -13,11 +13,27 @@ import pytest
 from nsq.consumer.consumer import Consumer
 from nsq.consumer.handlers import Requeue
 from nsq.consumer.reports import ConsumerHooks, StopReport
-from nsq.errors import AlreadyResponded, ServerError
+from nsq.errors import AlreadyResponded, ServerError, UsageError
 from nsq.message import Message
 from nsq.transport import MemoryTransport
 from nsq.wire.frames import encode_error, encode_response
-from tests.fakes.nsqd import CHANNEL, CLS, NOP, TOPIC, A, B, Nsqd, accept, accept_all, fin, id_of, rdy, req
+from tests.fakes.nsqd import (
+    CHANNEL,
+    CLS,
+    NOP,
+    TOPIC,
+    A,
+    B,
+    C,
+    Nsqd,
+    accept,
+    accept_all,
+    accept_publisher,
+    fin,
+    id_of,
+    rdy,
+    req,
+)
 from tests.fakes.threads import leave_handlers_no_time
 
 PATIENCE = 20.0
@@ -169,6 +185,17 @@ class TestBackoff:
         nsqd.expect(rdy(0), req(1, 0), req(2, 0), req(3, 0))
         levels.expect(1)
         leave(consumer, nsqd)
+
+    def test_the_log_says_how_long_it_is_paused(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+        consumer = stage.consumer()
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, body=BAD)
+        nsqd.expect(rdy(0), req(1, 0))
+        leave(consumer, nsqd)
+        (record,) = [record for record in caplog.records if "paused" in record.message]
+        assert record.levelname == "WARNING"
+        assert record.message.endswith(": paused for 120 s, then one message to try (backing off, step 1)")
 
     def test_what_is_in_flight_already_does_not_end_it(self, stage: Stage) -> None:
         consumer = stage.consumer()
@@ -503,6 +530,115 @@ class TestGivingUp:
         assert "giving up on" in caplog.text
         leave(consumer, nsqd)
         assert consumer.stats().given_up == 0
+
+    def test_without_dead_letters_the_log_says_that_it_is_lost_and_how_to_keep_such_messages(
+        self, stage: Stage, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        consumer = stage.consumer(max_attempts=2)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, attempts=3, body=b"a body that is too long for one line in the log of a program")
+        nsqd.expect(fin(1))
+        leave(consumer, nsqd)
+        (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+        assert record.message == (
+            "gave up on <Message 0000000000000001 of orders, attempt 3, 60 bytes: "
+            f"b'a body that is too long for one line in '…> from {A} (max_attempts is 2): it is lost. "
+            "Consumer(…, dead_letters='orders.dead') would keep it in that topic"
+        )
+
+
+def heard(nsqd: Nsqd, line: bytes) -> None:
+    """Wait for a command, among any others."""
+    nsqd.peer.wait_until(lambda received: line + b"\n" in received)
+
+
+class TestDeadLetters:
+    BODY = b"\xff\x00"
+
+    def given_up(self, stage: Stage, **options: Any) -> tuple[Consumer, Nsqd]:
+        """A consumer that has just got a message with too many attempts."""
+        consumer = stage.consumer(max_attempts=2, dead_letters="orders.dead", **options)
+        nsqd = stage.nsqd()
+        nsqd.expect(rdy(5))
+        nsqd.deliver(1, attempts=3, body=self.BODY)
+        return consumer, nsqd
+
+    def test_the_message_is_finished_after_the_ok(
+        self, stage: Stage, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        consumer, nsqd = self.given_up(stage, max_msg_size=1)
+        publisher = accept_publisher(stage.transport)
+        publisher.expect(self.BODY, "orders.dead")
+        nsqd.expect_no_more()
+        publisher.ok()
+        nsqd.expect(fin(1))
+        nsqd.deliver(2, attempts=3, body=b"second")
+        publisher.expect(b"second", "orders.dead")  # over the same connection
+        publisher.ok()
+        nsqd.expect(fin(2))
+        leave(consumer, nsqd)
+        publisher.peer.wait_closed()
+        assert consumer.stats().given_up == 2
+        assert "(max_attempts is 2): topic orders.dead has it" in caplog.text
+
+    def test_every_nsqd_that_the_consumer_knows_may_get_it(self, stage: Stage) -> None:
+        consumer = stage.consumer(max_attempts=2, dead_letters="orders.dead")
+        first = stage.nsqd()
+        consumer.add_nsqd(B)
+        second = stage.nsqd()
+        stage.transport.refuse(A)
+        first.deliver(1, attempts=3, body=self.BODY)
+        publisher = accept_publisher(stage.transport)
+        assert publisher.address == B
+        publisher.expect(self.BODY, "orders.dead")
+        publisher.ok()
+        heard(first, fin(1))
+        consumer.add_nsqd(C)
+        third = stage.nsqd()
+        stage.transport.refuse(B)
+        publisher.hang_up()
+        second.deliver(2, attempts=3, body=self.BODY)
+        publisher = accept_publisher(stage.transport)
+        assert publisher.address == C
+        publisher.expect(self.BODY, "orders.dead")
+        publisher.ok()
+        heard(second, fin(2))
+        stopping = Stopping(consumer)
+        for nsqd in (first, second, third):
+            heard(nsqd, CLS)
+            nsqd.close_wait()
+        assert stopping.report == StopReport(clean=True)
+
+    def test_what_no_nsqd_stores_is_requeued(self, stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+        consumer, nsqd = self.given_up(stage, publish_timeout=SOON, default_requeue_delay=1.0)
+        stage.transport.accept()  # and no answer
+        nsqd.expect(req(1, 3000))
+        leave(consumer, nsqd)
+        assert "nsqd delivers it again" in caplog.text
+        assert consumer.stats().given_up == 0
+
+    def test_a_stop_ends_a_publish_under_way_and_leaves_the_message_to_nsqd(self, stage: Stage) -> None:
+        consumer, nsqd = self.given_up(stage, publish_timeout=10 * PATIENCE, msg_timeout=10 * PATIENCE)
+        accept_publisher(stage.transport).expect(self.BODY, "orders.dead")
+        report = consumer.stop(0.0)
+        assert (report.in_flight, report.cut_off) == (1, [A])
+        assert consumer._engine.pool.stop(time.monotonic() + PATIENCE) == []
+        assert fin(1) not in nsqd.commands
+        assert consumer.stats().given_up == 0
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"dead_letters": TOPIC}, "the topic of this consumer"),
+            ({"dead_letters": "no good"}, "contains ' '"),
+            ({"dead_letters": "dead", "give_up": print}, "exclude each other"),
+            ({"dead_letters": "dead", "max_attempts": 0}, "max_attempts above 0"),
+        ],
+    )
+    def test_a_mistake_is_refused_at_once(self, options: dict[str, Any], said: str) -> None:
+        with pytest.raises(UsageError, match=said):
+            Consumer(TOPIC, CHANNEL, nsqd=A, **options)
 
 
 class Gate:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any
 
 import pytest
@@ -29,6 +30,10 @@ def refusal(answered: HttpReply) -> ApiRefused:
     return caught.value
 
 
+class Topic(str, Enum):  # noqa: UP042 - a StrEnum has another str()
+    ORDERS = "orders"
+
+
 class TestEndpoint:
     @pytest.mark.parametrize(
         ("base", "path", "args", "target"),
@@ -39,6 +44,7 @@ class TestEndpoint:
             ("http://h/?k=v", "/stats", {"a": "1"}, "/stats?k=v&a=1"),
             ("http://h/own/path/", "", {"a": "1"}, "/own/path/?a=1"),
             ("unix:/run/x.sock", "/stats", {"a": "1"}, "/stats?a=1"),
+            ("h", "/stats", {"topic": Topic.ORDERS}, "/stats?topic=orders"),
         ],
     )
     def test_target(self, base: str, path: str, args: dict[str, str], target: str) -> None:

@@ -644,6 +644,33 @@ def test_a_child_of_one_that_is_closed_is_closed(p: Producer) -> None:
         p.publish("orders", b"body")
 
 
+def test_set_nsqds_replaces_the_nsqds(transport: MemoryTransport) -> None:
+    with producer(transport) as p:
+        first = connected(p, transport)
+        p.set_nsqds([B])
+        second = accept_publisher(transport)
+        wait_for_state(p, "open", B)
+        first.hang_up()
+        wait_for(p, lambda connections: list(connections) == [B])
+        published = publishing(p, b"body")
+        second.answer(b"body")
+        published.result(PATIENCE)
+    assert transport.dials == [A, B]
+
+
+def test_set_nsqds_needs_nsqds_and_no_nsqlookupd() -> None:
+    with pytest.raises(UsageError, match="set_nsqds"):
+        Producer(A).set_nsqds([])
+    with pytest.raises(UsageError, match="set_nsqds"):
+        Producer(nsqlookupd="127.0.0.1:4161").set_nsqds([A])
+
+
+def test_a_closed_producer_looks_closed() -> None:
+    producer = Producer("nsqd-a:4150")
+    producer.close()
+    assert repr(producer) == "<Producer nsqd-a:4150 closed>"
+
+
 def test_it_cannot_be_pickled_and_its_repr_holds_no_secret() -> None:
     with producer(MemoryTransport(), A, auth_secret="s3cret") as p:
         with pytest.raises(TypeError, match="make one in each process"):

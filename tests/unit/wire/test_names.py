@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from enum import Enum
 
 import pytest
 from hypothesis import given
@@ -21,6 +23,32 @@ def test_good_names_are_valid_as_text_and_bytes(name: str) -> None:
     assert names.valid_topic(name.encode())
     assert names.check_topic(name) == name
     assert names.check_channel(name.encode()) == name
+
+
+class Topic(str, Enum):  # noqa: UP042 - a StrEnum has another str()
+    ORDERS = "orders"
+
+
+class Unhashable(str):
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+
+class Raw(bytes):
+    def decode(self, *_: object) -> str:
+        return "something else"
+
+
+@pytest.mark.parametrize("name", [Topic.ORDERS, Unhashable("orders"), Raw(b"orders")])
+@pytest.mark.parametrize("check", [names.check_topic, names.check_channel])
+def test_a_name_of_another_class_becomes_an_exact_str(
+    check: Callable[[str | bytes], str], name: str | bytes
+) -> None:
+    checked = check(name)
+    assert type(checked) is str
+    assert f"{checked}" == "orders"
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -98,6 +98,7 @@ class Nsqd:
     """The delegate of its messages."""
 
     address = "127.0.0.1:4150"
+    topic = "orders"
 
     def __init__(self, now: float = 100.0, msg_timeout: float = 60.0) -> None:
         self._now = now
