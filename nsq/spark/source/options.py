@@ -51,6 +51,11 @@ class SourceOptions(Nsqds):
         "polltimeoutms": "linger",
         "fetchoffset.numretries": "reconnectMax",
     }
+    one_of: ClassVar[Mapping[tuple[str, ...], str]] = {
+        **Nsqds.one_of,
+        ("topic", "topics", "topics_pattern"): "option topic is missing: .option('topic', …), or one of "
+        "topics and topicsPattern",
+    }
 
     topic: str = option("The topic to read.", check_topic, default="")
     topics: tuple[str, ...] = option(
@@ -140,15 +145,9 @@ class SourceOptions(Nsqds):
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.starting_position and self.starting_timestamp is not None:
             raise ConfigError("startingPosition and startingTimestamp are both given: leave one of them out")
-        given = sum(map(bool, (self.topic, self.topics, self.topics_pattern)))
-        if not given:
-            raise ConfigError(
-                "option topic is missing: .option('topic', …), or one of topics and topicsPattern"
-            )
-        if given > 1:
+        if sum(map(bool, (self.topic, self.topics, self.topics_pattern))) > 1:
             raise ConfigError("of topic, topics and topicsPattern only one can be given")
 
     @property
