@@ -207,7 +207,7 @@ class Metrics(StreamCommand):
     channel: str = flag("metrics", "the channel to read")
     every: float = duration(10.0, "with --follow: a batch so often")
     window: str = flag("1 minute", "as Spark spells it")
-    watermark: str = flag("1 minute", "how late a message may be")
+    watermark: str = flag("1 minute", "with --to: how late a message may be")
     key: str = flag("", "what to count besides: $.field of JSON bodies, or an SQL expression")
     top: int = flag(10, "so many keys per window")
     to: str = flag("", "also write the windows into this folder, as Parquet")

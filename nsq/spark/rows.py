@@ -39,6 +39,10 @@ def require_arrow() -> None:
         )
 
 
+#: The column with which ``dedup`` measures time.
+_READ_AT = "_read_at"
+
+
 class Field(NamedTuple):
     """A column of the requested schema."""
 
@@ -66,12 +70,20 @@ def checked(wanted: Sequence[Field]) -> list[Field]:
 
 
 def dedup(df: DataFrame, delay: str = "10 minutes") -> DataFrame:
-    """Drop messages that came twice within ``delay``. Spark keeps their ids for that long.
+    """Drop messages that Spark reads again within ``delay``. Spark keeps their ids for that long.
 
     nsqd delivers a message again, under the same id, when it was not finished in time. Ids are unique within
     one nsqd. A message published twice has two ids.
+
+    ``delay`` is measured by the driver's clock from batch to batch, not by the messages' timestamps: NSQ mixes
+    old and new messages, and Spark would delete those that are ``delay`` older than the newest one. So the
+    driver's clock must not be set back by more than ``delay``.
     """
-    return df.withWatermark("timestamp", delay).dropDuplicatesWithinWatermark(["nsqd", "id"])
+    from pyspark.sql import functions as f
+
+    # current_timestamp is the batch's time, the same for all its rows: no row is later than the watermark.
+    read = df.withColumn(_READ_AT, f.current_timestamp()).withWatermark(_READ_AT, delay)
+    return read.dropDuplicatesWithinWatermark(["nsqd", "id"]).drop(_READ_AT)
 
 
 # Bodies of JSON, read by a schema without dropping anything silently.

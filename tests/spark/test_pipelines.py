@@ -18,6 +18,7 @@ from nsq.spark.pipelines.files import Batch, HadoopFiles, LocalFiles, Written, p
 from nsq.spark.pipelines.metrics import Window, archive_chart, collect_windows, measured
 from nsq.spark.pipelines.replay import Mark, _counted, entries, remaining, replay, selected
 from nsq.spark.pipelines.streaming import Progress, Running
+from tests.spark.running import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -272,6 +273,25 @@ def test_windows_are_counted(spark: SparkSession, tmp_path: Path) -> None:
     assert 0 < first.latency_p50 <= first.latency_p95 <= first.latency_p99
     assert result.bytes == 15 * 10 + 5 + 10
     assert len(told) == 3
+
+
+def test_old_messages_after_new_ones_are_counted_and_kept(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, "1", numbered(10), first=1000)
+    put(tmp_path, "2", numbered(10), first=1000, attempts=2)  # delivered again
+    put(tmp_path, "3", numbered(10))
+
+    result = collect_windows(
+        measured(stream(spark, tmp_path), "10 seconds", None, None, 10),
+        None,
+        running(tmp_path, mode="update"),
+    )
+    assert [window.messages for window in result.windows] == [10, 20]
+
+    distinct = rows.dedup(stream(spark, tmp_path), "10 seconds").select("topic", "body", "timestamp_ns")
+    query = distinct.writeStream.format("memory").queryName("distinct").trigger(availableNow=True)
+    query.start().awaitTermination(PATIENCE)
+    found = spark.table("distinct").collect()
+    assert len(found) == len({row.timestamp_ns for row in found}) == 20
 
 
 def test_closed_windows_are_written_once(spark: SparkSession, tmp_path: Path) -> None:

@@ -88,10 +88,11 @@ def metrics(
     After each batch, ``on_windows`` gets the windows that have changed. ``follow`` and ``every`` work as in
     ``archive``.
 
-    Without ``to``, windows are reported while they are incomplete, and nothing is kept after the call. With
-    ``to``, a window is reported, and written there as Parquet exactly once, when it closes: when a message
-    comes whose timestamp is ``watermark`` after its end. The last windows follow in the next call. Messages
-    that come after their window has closed are not counted.
+    Without ``to``, every message is counted. Windows are reported while they are incomplete, and nothing is
+    kept after the call. With ``to``, a window is reported, and written there as Parquet exactly once, when it
+    closes: when a message comes whose timestamp is ``watermark`` after its end. The last windows follow in the
+    next call. Messages that come after their window has closed are not counted: NSQ mixes old and new
+    messages, so choose a ``watermark`` longer than the age of a backlog.
     """
     if top < 1:
         raise UsageError(f"top is {top}, but must be at least 1")
@@ -107,7 +108,8 @@ def metrics(
         mode = "append" if to is not None else "update"
         running = Running(checkpoint or below(root, "_checkpoint"), follow, every, stop, progress, mode)
         frame = stack.enter_context(streaming.open_stream(spark, reading))
-        rows = measured(frame, window, watermark, key, top)
+        # Without ``to`` all windows stay open until the call ends.
+        rows = measured(frame, window, watermark if to is not None else None, key, top)
         return collect_windows(rows, root if to is not None else None, running, on_windows)
 
 
@@ -145,14 +147,16 @@ def collect_windows(
     return MetricsResult(windows=tuple(known[start] for start in sorted(known)), **vars(totals))
 
 
-def measured(stream: DataFrame, window: str, watermark: str, key: str | None, top: int) -> DataFrame:
-    """A frame with one row per window, of any stream with the source's columns."""
+def measured(stream: DataFrame, window: str, watermark: str | None, key: str | None, top: int) -> DataFrame:
+    """A frame with one row per window, of any stream with the source's columns. Without ``watermark`` windows
+    stay open.
+    """
     from pyspark.sql import functions as f
 
     # current_timestamp is the batch's time, which the checkpoint stores, so a repeated batch gives the same
     # result. A column of its own, because Spark does not accept current_timestamp inside an aggregate.
     late = (f.unix_micros(f.current_timestamp()) - f.unix_micros("timestamp")) / 1e6
-    rows = stream.withWatermark("timestamp", watermark).withColumn("_late", late)
+    rows = (stream.withWatermark("timestamp", watermark) if watermark else stream).withColumn("_late", late)
     quantiles = f.percentile_approx("_late", list(_QUANTILES.values()), 1000)
     aggregates = [
         f.count(f.lit(1)).alias("messages"),
