@@ -75,9 +75,9 @@ def dedup(df: DataFrame, delay: str = "10 minutes") -> DataFrame:
     nsqd delivers a message again, under the same id, when it was not finished in time. Ids are unique within
     one nsqd. A message published twice has two ids.
 
-    ``delay`` is measured by the driver's clock from batch to batch, not by the messages' timestamps: NSQ mixes
-    old and new messages, and Spark would delete those that are ``delay`` older than the newest one. So the
-    driver's clock must not be set back by more than ``delay``.
+    ``delay`` is measured by the driver's clock from batch to batch, not by the messages' timestamps: NSQ
+    mixes old and new messages, and Spark would delete those that are ``delay`` older than the newest one. So
+    the driver's clock must not be set back by more than ``delay``.
     """
     from pyspark.sql import functions as f
 

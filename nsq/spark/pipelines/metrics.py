@@ -90,8 +90,8 @@ def metrics(
 
     Without ``to``, every message is counted. Windows are reported while they are incomplete, and nothing is
     kept after the call. With ``to``, a window is reported, and written there as Parquet exactly once, when it
-    closes: when a message comes whose timestamp is ``watermark`` after its end. The last windows follow in the
-    next call. Messages that come after their window has closed are not counted: NSQ mixes old and new
+    closes: when a message comes whose timestamp is ``watermark`` after its end. The last windows follow in
+    the next call. Messages that come after their window has closed are not counted: NSQ mixes old and new
     messages, so choose a ``watermark`` longer than the age of a backlog.
     """
     if top < 1:

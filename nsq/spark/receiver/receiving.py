@@ -33,6 +33,8 @@ log = logging.getLogger("nsq.spark.receiver")
 
 #: Seconds between two listings of the log.
 _LOOK_EVERY = 1.0
+#: The longest between two searches for new topics: messages go to other channels until the topic is found.
+_SEARCH_EVERY = 5.0
 #: Receiving resumes when the log holds less than this fraction of walMaxBytes.
 _RESUME_AT = 0.9
 _FULL = "full"
@@ -136,7 +138,9 @@ class Receiving:
                 self._changed()
 
     def _search(self) -> None:
-        """Add topics as they appear. A new topic keeps its messages until its first channel exists."""
+        """Add topics as they appear. A new topic keeps its messages until its first channel exists; what is
+        published between the creation of another channel and that of ours, ours does not get.
+        """
         while not self._ending.is_set():
             try:
                 for topic in find_topics(self._options):
@@ -148,7 +152,7 @@ class Receiving:
                     self._trouble = str(error)
                     log.warning("%s", error)
                     self._changed()
-            self._ending.wait(self._options.config.lookupd_poll_interval)
+            self._ending.wait(min(_SEARCH_EVERY, self._options.config.lookupd_poll_interval))
 
     def _all(self) -> list[TopicReceiver]:
         with self._lock:

@@ -178,6 +178,8 @@ class AvailableNowTarget:
         return f"{missing}: nothing came for {quiet:.1f} s{_where(backlog)}"
 
     def _may_come(self, backlog: Backlog) -> bool:
+        if not self.options.receivers:
+            return False  # receivers elsewhere, if there are any, would have brought some by now
         if backlog.asked and backlog.began < self._quiet_since:
             return True  # the measurement is older than the last arrival: wait for the next one
         return not backlog.paused and backlog.waiting(self.options.wait_for_in_flight) > 0

@@ -62,7 +62,8 @@ class SourceOptions(Nsqds):
         "Instead of topic: several, separated by commas. One may be added later.", _topics, default=()
     )
     topics_pattern: str = option(
-        "Instead of topic: all topics whose whole name matches this regular expression, new ones as well.",
+        "Instead of topic: all topics whose whole name matches this regular expression, also new ones, which "
+        "are looked for every 5 s.",
         _pattern,
         default="",
     )
@@ -135,7 +136,9 @@ class SourceOptions(Nsqds):
         "With maxAttempts: where a message goes that was tried more often.", default=""
     )
     available_now_idle: float = seconds(
-        2.0, "AvailableNow: how long nothing may come before what is missing of the backlog counts as gone."
+        2.0,
+        "AvailableNow: how long nothing may come before what is missing of the backlog counts as gone; with "
+        "receivers=0, also before the run ends although messages wait in nsqd.",
     )
     available_now_timeout: float = seconds(
         0.0, "AvailableNow: the longest to receive the backlog; 0: no limit."

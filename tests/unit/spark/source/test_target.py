@@ -4,7 +4,9 @@ from nsq.spark.source.backlog import AvailableNowTarget, Backlog
 from nsq.spark.source.options import SourceOptions
 
 
-def target(rows: int | None = 10, timeout: float = 0.0, with_held: bool = True) -> AvailableNowTarget:
+def target(
+    rows: int | None = 10, timeout: float = 0.0, with_held: bool = True, receivers: int = 1
+) -> AvailableNowTarget:
     options = SourceOptions(
         topic="orders",
         channel="spark",
@@ -12,6 +14,7 @@ def target(rows: int | None = 10, timeout: float = 0.0, with_held: bool = True) 
         nsqd=("a:4150",),
         available_now_timeout=timeout,
         wait_for_in_flight=with_held,
+        receivers=receivers,
     )
     return AvailableNowTarget(rows, 0.0, options)
 
@@ -62,6 +65,13 @@ def test_what_nsqd_still_has_is_waited_for() -> None:
     it = target(10)
     it.look(0.0, 0, True)
     assert it.verdict(60.0, 0, Backlog(depth=1, asked=1, began=59.0)) == ""
+
+
+def test_without_receivers_of_its_own_a_run_does_not_wait_for_what_nsqd_has() -> None:
+    it = target(10, receivers=0)
+    waiting = Backlog(depth=10, asked=1, began=0.5)
+    assert it.verdict(1.9, 0, waiting) == ""
+    assert "10 did not come: nothing came for 2.0 s; nsqd has 10 waiting" in it.verdict(2.0, 0, waiting)
 
 
 def test_what_others_hold_is_waited_for_if_so_asked() -> None:
