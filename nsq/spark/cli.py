@@ -28,6 +28,8 @@ from nsq.spark.options import Options
 from nsq.tables import table
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from nsq.spark.pipelines.streaming import Progress, Totals
     from nsq.spark.source.options import SourceOptions
     from nsq.spark.wal.inspect import ReaderLine
@@ -91,29 +93,37 @@ class SparkCommand(NsqCommand):
     @contextlib.contextmanager
     def done(self, pipeline: Callable[..., T]) -> Iterator[T]:
         """Run a pipeline in a session and yield its result. Flags named like its arguments are passed on."""
-        from nsq.spark.session import local_session
-
+        started: list[SparkSession] = []
         with contextlib.closing(Meter(sys.stderr, quiet=self.quiet)) as meter:
-            if self.master and not self.master.startswith("local"):
-                print(f"on the cluster itself: {self.submit_line()}", file=sys.stderr)
-            meter.say("starting Spark …")
-            with contextlib.nullcontext() if self.debug else filtered(meter.note):
-                level = "WARN" if self.debug else "ERROR"
-                spark = local_session(master=self.master or None, conf=dict(self.conf), log_level=level)
-            if self.prometheus:
-                from nsq.spark.listener import Listener
-
-                spark.streams.addListener(Listener(prometheus=self.prometheus))
-            meter.say("reading; the first batch takes some seconds …")
             try:
                 names = inspect.signature(pipeline).parameters
                 given = {name: value for name in names if (value := getattr(self, name, "")) != ""}
-                given |= {"spark": spark, "progress": lambda progress: meter.say(line(progress))}
+                # The pipeline starts Spark after it has checked its arguments.
+                given |= {"spark": lambda: self._start(meter, started)}
+                given |= {"progress": lambda progress: meter.say(line(progress))}
                 result = pipeline(self.argument, **given)
                 meter.close()
                 yield result
             finally:
-                spark.stop()
+                for spark in started:
+                    spark.stop()
+
+    def _start(self, meter: Meter, started: list[SparkSession]) -> SparkSession:
+        from nsq.spark.session import local_session
+
+        if self.master and not self.master.startswith("local"):
+            print(f"on the cluster itself: {self.submit_line()}", file=sys.stderr)
+        meter.say("starting Spark …")
+        with contextlib.nullcontext() if self.debug else filtered(meter.note):
+            level = "WARN" if self.debug else "ERROR"
+            spark = local_session(master=self.master or None, conf=dict(self.conf), log_level=level)
+        started.append(spark)
+        if self.prometheus:
+            from nsq.spark.listener import Listener
+
+            spark.streams.addListener(Listener(prometheus=self.prometheus))
+        meter.say("reading; the first batch takes some seconds …")
+        return spark
 
     def submit_line(self) -> str:
         """The spark-submit command line for a cluster, whose workers all need this package installed."""
@@ -160,9 +170,15 @@ class StreamCommand(SparkCommand):
 def source_options(command: StreamCommand | Receive, wal: str) -> SourceOptions:
     from nsq.spark.source.options import SourceOptions
 
+    require_address(command)
     given = {"topic": command.argument, "channel": command.channel, "wal": wal}
     given |= {"nsqd": ",".join(command.nsqd), "lookupd": ",".join(command.lookupd)}
     return SourceOptions.of(command.options | given)
+
+
+def require_address(command: NsqCommand) -> None:
+    if not command.nsqd and not command.lookupd:
+        raise ConfigError("--nsqd or --lookupd is missing, such as --nsqd 127.0.0.1:4150")
 
 
 def _moved(done: Totals) -> str:
@@ -247,6 +263,8 @@ class Replay(SparkCommand):
     def run(self) -> int:
         from nsq.spark.pipelines.replay import replay
 
+        if not self.dry_run:
+            require_address(self)
         with self.done(replay) as done:
             said = f"{'would publish ' if self.dry_run else ''}{_moved(done)}"
             said += f" after {done.before:,} of an interrupted run" if done.before else ""
@@ -362,15 +380,17 @@ class Doctor(NsqCommand):
     wal: str = flag("", "try to write there")
 
     def run(self) -> int:
-        from nsq.spark.doctor import WRONG, examine
+        from nsq.spark.doctor import SKIPPED, WRONG, examine
 
-        wrong = 0
+        wrong = skipped = 0
         for found in examine(nsqd=self.nsqd, lookupd=self.lookupd, wal=self.wal or None, config=self.config):
             wrong += found.state == WRONG
+            skipped += found.state == SKIPPED
             print(f"{found.state:8}{found.what}: {found.text}", flush=True)
             if found.remedy:
                 print(f"{'':8}→ {found.remedy}")
-        print("all is well" if not wrong else f"{wrong} of these must be mended")
+        well = "all that was checked is well" if skipped else "all is well"
+        print(f"{wrong} of these must be mended" if wrong else well)
         return 1 if wrong else 0
 
 
@@ -408,6 +428,8 @@ _SPELLINGS = {
 }
 #: The last line of a Python traceback with one of our errors, inside an error of Spark's.
 _OURS = re.compile(r"^nsq\.errors\.\w+: (.+)$", re.MULTILINE)
+#: The error of Java inside one of Py4J's, and its causes.
+_JAVA = re.compile(r"^(?:Caused by)?: ([\w.$]+)(?:: (.*))?$", re.MULTILINE)
 
 
 def parse(argv: Sequence[str]) -> Command:
@@ -473,6 +495,9 @@ def in_a_line(fault: Exception) -> str:
     ours = _OURS.search(str(fault))
     if ours is not None:
         return ours[1].strip()
+    if first.startswith("An error occurred while calling") and (causes := _JAVA.findall(str(fault))):
+        kind, reason = causes[-1]
+        return f"{kind.rpartition('.')[2]}: {reason or 'no reason given'} (--debug shows where)"
     if isinstance(fault, ImportError):
         return f"{first}: pip install 'nsq[spark]'"
     return f"{type(fault).__name__}: {first} (--debug shows where)"

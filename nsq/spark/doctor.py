@@ -29,7 +29,7 @@ from nsq.spark.wal.store import directory_of, shown
 from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
 
-OK, WARNING, WRONG = "ok", "warning", "wrong"
+OK, WARNING, WRONG, SKIPPED = "ok", "warning", "wrong", "skipped"
 JAVA = 17
 #: The lowest version of each package, and the first that is too new.
 PACKAGES = {"pyspark": ("4.2", "5.0"), "pyarrow": ("18", ""), "pandas": ("2.2", "")}
@@ -58,8 +58,14 @@ def examine(
     yield check_workers()
     yield from check_default_python()
     yield check_formats()
-    if wal is not None:
+    if wal is None:
+        yield Finding("wal", SKIPPED, "no write-ahead log was given", "check one with --wal DIR")
+    else:
         yield check_wal(wal)
+    nsqd, lookupd = list(nsqd), list(lookupd)
+    if not nsqd and not lookupd:
+        remedy = "check some with --nsqd HOST:PORT or --lookupd HOST:PORT"
+        yield Finding("nsq", SKIPPED, "no nsqd or nsqlookupd was given", remedy)
     for address in lookupd:
         yield check_lookupd(address, config)
     for address in nsqd:

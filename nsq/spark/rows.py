@@ -5,12 +5,14 @@ needed.
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Sequence
 from json import dumps, loads
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from nsq.errors import ConfigError, UsageError
+from nsq.options import closest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,10 +117,51 @@ def json(df: DataFrame, schema: StructType | str) -> DataFrame:
     return read.select(*kept, "__json.value.*", *aside)
 
 
+#: The first words of Spark's types.
+_TYPE_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """array bigint binary boolean byte char character date dec decimal double float int integer interval
+        long map numeric real short smallint string struct time timestamp timestamp_ltz timestamp_ntz tinyint
+        varchar variant void""",
+    )
+)
+#: The parts of a column that commas separate; a comma in brackets or quotes does not.
+_PARTS = re.compile(r"(?:`[^`]*`|'[^']*'|[^,])+")
+_BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)")
+_COLUMN = re.compile(r"(?:`[^`]+`|[^\s`:]+)(?:\s*:\s*|\s+)(\w+)\s*(.*)", re.DOTALL)
+_AFTER_TYPE = re.compile(r"(not|comment|collate|default|day|year|month|hour|minute|second|without)\b", re.I)
+
+
+def check_schema(text: str) -> None:
+    """Check the columns of a schema as text, because Spark does so only once it runs; types in brackets are
+    left to Spark. Raises ConfigError.
+    """
+    outline, before = text, ""
+    while outline != before:
+        before, outline = outline, _BRACKETS.sub("", outline)
+    if outline.strip().lower() == "struct":
+        return
+    for part in _PARTS.findall(outline) or [""]:
+        found = _COLUMN.fullmatch(part.strip())
+        wrong = f"schema is {text!r}, with {part.strip()!r}: "
+        if found is None or set("<>()") & set(part):
+            raise ConfigError(f"{wrong}want a name and a type, such as 'id bigint', with commas in between")
+        kind, rest = found[1].lower(), found[2]
+        if kind not in _TYPE_WORDS:
+            close = closest(kind, _TYPE_WORDS, 0.6)
+            hint = f"; did you mean {close}?" if close else ""
+            raise ConfigError(f"{wrong}Spark has no type {found[1]!r}{hint}")
+        if rest and not _AFTER_TYPE.match(rest):
+            raise ConfigError(f"{wrong}{rest!r} cannot follow a type; is a comma missing?")
+
+
 def _struct(schema: StructType | str) -> StructType:
     """The schema without ``_corrupt`` and ``_rescued``, which are always added."""
     from pyspark.sql.types import StructType
 
+    if isinstance(schema, str):
+        check_schema(schema)
     wanted = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(wanted, StructType):
         raise ConfigError(f"schema is {schema!r}, but must be a struct, such as 'id bigint, name string'")

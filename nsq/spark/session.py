@@ -8,14 +8,17 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Union
 
 from nsq.errors import ConfigError, UsageError
 from nsq.spark import doctor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+#: A session, or a function that starts one; None: the active session or a new one.
+GivenSession = Union["SparkSession", Callable[[], "SparkSession"], None]
 
 #: The longest that ``query.stop()`` waits for a query that does not react; Spark's default is forever.
 STOP_TIMEOUT = "60s"
@@ -54,14 +57,16 @@ def local_session(
 
 
 @contextlib.contextmanager
-def session_or_own(spark: SparkSession | None) -> Iterator[SparkSession]:
-    """Yield ``spark`` itself, the active session, or a new one that is stopped after the block."""
-    existing = spark or _session_class().getActiveSession()
-    session = existing or local_session()
+def session_or_own(spark: GivenSession) -> Iterator[SparkSession]:
+    """Yield ``spark`` itself or what it returns, the active session, or a new one that is stopped after the
+    block.
+    """
+    given = spark() if callable(spark) else spark or _session_class().getActiveSession()
+    session = given or local_session()
     try:
         yield session
     finally:
-        if existing is None:
+        if given is None:
             session.stop()
 
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from nsq.errors import ConfigError
 from nsq.spark.pipelines import streaming
-from nsq.spark.pipelines.files import Batch, Written, below, open_files, publish
+from nsq.spark.pipelines.files import Batch, Written, below, check_writable, open_files, publish
 from nsq.spark.pipelines.streaming import Addresses, OnProgress, Running, Totals
-from nsq.spark.rows import CORRUPT, RESCUED, TYPES, read_json
+from nsq.spark.rows import CORRUPT, RESCUED, TYPES, check_schema, read_json
+from nsq.spark.session import GivenSession
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
 KINDS = ("binary", "string", "json")
@@ -53,7 +54,7 @@ def archive(
     body: str = "binary",
     schema: StructType | str | None = None,
     options: Mapping[str, Any] | None = None,
-    spark: SparkSession | None = None,
+    spark: GivenSession = None,
     stop: threading.Event | None = None,
     progress: OnProgress | None = None,
 ) -> ArchiveResult:
@@ -81,6 +82,8 @@ def archive(
         raise ConfigError("body='json' needs a schema, such as schema='id bigint, name string'")
     if body != "json" and schema is not None:
         raise ConfigError(f"schema is for body='json'; body is {body!r}")
+    if isinstance(schema, str):
+        check_schema(schema)
     table = os.fspath(to).startswith(_DELTA)
     path = os.fspath(to).removeprefix(_DELTA)
     # The log and the checkpoint of a table are beside it, not inside.
@@ -93,6 +96,7 @@ def archive(
     chosen = {**(_TABLE_DEFAULTS if table else _DEFAULTS), **(options or {})}
     reading = streaming.stream_options(root, topic, channel, nsqd, lookupd, wal, chosen)
     running = Running(checkpoint or below(root, "_checkpoint"), follow, every, stop, progress)
+    check_writable("to", root)
     with streaming.open_stream(spark, reading) as stream:
         return store_rows(archived(stream, body, schema), below(path), running, table=table)
 

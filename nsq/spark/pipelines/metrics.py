@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import datetime
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 from nsq.errors import ConfigError, UsageError
 from nsq.spark.pipelines import streaming
 from nsq.spark.pipelines.archive import BYTES, write_parquet
-from nsq.spark.pipelines.files import Batch, Written, below, open_files, publish
+from nsq.spark.pipelines.files import Batch, Written, below, check_writable, open_files, publish
 from nsq.spark.pipelines.streaming import Addresses, OnProgress, Running, Totals
+from nsq.spark.session import GivenSession, session_or_own
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, Row
 
 # The most windows in a result: an endless stream drops the oldest ones. ``to`` keeps all.
 _REMEMBERED = 10_000
@@ -74,7 +76,7 @@ def metrics(
     follow: bool = False,
     every: float = 10.0,
     options: Mapping[str, Any] | None = None,
-    spark: SparkSession | None = None,
+    spark: GivenSession = None,
     stop: threading.Event | None = None,
     progress: OnProgress | None = None,
 ) -> MetricsResult:
@@ -96,10 +98,15 @@ def metrics(
     """
     if top < 1:
         raise UsageError(f"top is {top}, but must be at least 1")
+    check_interval("window", window)
+    check_interval("watermark", watermark)
     with contextlib.ExitStack() as stack:
-        # Ignore errors: the query's last threads may still use the files.
-        forgotten = tempfile.TemporaryDirectory(prefix="nsq-metrics-", ignore_cleanup_errors=True)
-        root = stack.enter_context(forgotten) if to is None else below(to)
+        if to is None:
+            # Ignore errors: the query's last threads may still use the files.
+            temporary = tempfile.TemporaryDirectory(prefix="nsq-metrics-", ignore_cleanup_errors=True)
+            root = stack.enter_context(temporary)
+        else:
+            root = below(to)
         chosen: dict[str, Any] = {"retention": "0"}
         if to is None and checkpoint is None:
             chosen["startingposition"] = "committed"  # each call has its own checkpoint
@@ -107,10 +114,24 @@ def metrics(
         reading = streaming.stream_options(root, topic, channel, nsqd, lookupd, wal, chosen)
         mode = "append" if to is not None else "update"
         running = Running(checkpoint or below(root, "_checkpoint"), follow, every, stop, progress, mode)
+        check_writable("to", root)
         frame = stack.enter_context(streaming.open_stream(spark, reading))
         # Without ``to`` all windows stay open until the call ends.
         rows = measured(frame, window, watermark if to is not None else None, key, top)
         return collect_windows(rows, root if to is not None else None, running, on_windows)
+
+
+_INTERVAL = re.compile(
+    r"(interval\s+)?([0-9.]+\s+(microsecond|millisecond|second|minute|hour|day|week)s?(\s+|$))+",
+    re.IGNORECASE,
+)
+
+
+def check_interval(name: str, text: str) -> None:
+    """Check how a length of time is spelt, because Spark does so only once it runs. Raises ConfigError."""
+    if _INTERVAL.fullmatch(text.strip()) is None:
+        wanted = "a time as Spark spells it, such as '1 minute', '1 hour 30 minutes' or '200 milliseconds'"
+        raise ConfigError(f"{name} is {text!r}, but must be {wanted}")
 
 
 def collect_windows(
@@ -234,11 +255,10 @@ def metrics_chart(
 
 
 def archive_chart(
-    path: str, image: str | os.PathLike[str], *, title: str = "", spark: SparkSession | None = None
+    path: str, image: str | os.PathLike[str], *, title: str = "", spark: GivenSession = None
 ) -> str:
     """Draw an archive's messages per second, by their timestamps, as an image. Returns its path."""
     from nsq.spark.pipelines.replay import read_archive
-    from nsq.spark.session import session_or_own
 
     with session_or_own(spark) as session:
         from pyspark.sql import functions as f

@@ -22,7 +22,7 @@ from nsq.spark import options
 from nsq.spark.pipelines.files import LocalFiles, below, local_path, open_files
 from nsq.spark.pipelines.streaming import Addresses, OnProgress, Progress, Totals, addresses
 from nsq.spark.rows import CORRUPT, RESCUED, restore_json
-from nsq.spark.session import session_or_own
+from nsq.spark.session import GivenSession, session_or_own
 from nsq.wire.commands import batches
 from nsq.wire.names import check_topic
 
@@ -129,7 +129,7 @@ def replay(
     dry_run: bool = False,
     state: str | os.PathLike[str] | None = None,
     config: Config | None = None,
-    spark: SparkSession | None = None,
+    spark: GivenSession = None,
     stop: threading.Event | None = None,
     progress: OnProgress | None = None,
 ) -> ReplayResult:
@@ -157,6 +157,8 @@ def replay(
     chosen = {name: None if at is None else options.moment(at) for name, at in chosen.items()}
     chosen |= {"where": where, "body": body}
     job = {"archive": below(path), "topic": topic, **chosen}
+    if not (dry_run or addresses(nsqd) or addresses(lookupd)):
+        raise ConfigError("nsqd or lookupd is missing: nsqd='127.0.0.1:4150', or lookupd='127.0.0.1:4161'")
     if state is None:
         if local_path(path) is None:
             raise ConfigError(f"state is missing: {os.fspath(path)} is elsewhere; give a local file")

@@ -41,6 +41,17 @@ def test_of_sparks_stories_the_reason_if_it_is_ours() -> None:
     assert in_a_line(RuntimeError(story)) == "/data/wal is owned by the query that reads orders/spark"
 
 
+def test_of_an_error_of_java_the_innermost_cause_is_shown() -> None:
+    error = (
+        "An error occurred while calling o91.parquet.\n: org.apache.spark.SparkException: Job aborted.\n"
+        "\tat org.apache.spark.sql.X.y(X.scala:1)\nCaused by: java.io.IOException: No space left on device\n"
+        "\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)\n"
+    )
+    assert in_a_line(RuntimeError(error)) == "IOException: No space left on device (--debug shows where)"
+    error = "An error occurred while calling o9.start.\n: org.apache.hadoop.ParentNotDirectory: /x\n\tat a.b"
+    assert in_a_line(RuntimeError(error)) == "ParentNotDirectory: /x (--debug shows where)"
+
+
 def test_a_failed_command(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["wal", "ls", f"{tmp_path}/absent"]) == 1
     assert capsys.readouterr().err == f"nsq-spark: there is no log at {tmp_path}/absent\n"
@@ -48,13 +59,26 @@ def test_a_failed_command(tmp_path: object, capsys: pytest.CaptureFixture[str]) 
         main(["--debug", "wal", "ls", f"{tmp_path}/absent"])
 
 
-@pytest.mark.parametrize("command", [["archive", "--to", "/x"], ["metrics"]])
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("archive orders --to /x --nsqd a:4150 -o maxInFlght=3", "did you mean maxInFlight?"),
+        ("metrics orders --nsqd a:4150 -o maxInFlght=3", "did you mean maxInFlight?"),
+        ("archive orders --to /x", "--nsqd or --lookupd is missing, such as --nsqd 127.0.0.1:4150"),
+        ("replay /x --topic again", "--nsqd or --lookupd is missing"),
+        ("receive orders --channel c --wal /x", "--nsqd or --lookupd is missing"),
+        ("archive orders --to /x --nsqd a:4150 --body text", "body is 'text', but must be one of"),
+        ("archive orders --to /dev/null/x --nsqd a:4150", "to is /dev/null/x, which cannot be written"),
+        ("metrics orders --nsqd a:4150 --window minute", "window is 'minute', but must be"),
+        ("replay /x --topic again --nsqd a:4150 --since soon", "'soon' is no point in time"),
+    ],
+)
 def test_a_mistake_is_told_before_spark_starts(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str, error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("nsq.spark.session.local_session", lambda **_: pytest.fail("Spark was started"))
-    assert main([*command, "orders", "--nsqd", "a:4150", "-o", "maxInFlght=3"]) == 1
-    assert "did you mean maxInFlight?" in capsys.readouterr().err
+    assert main(words.split()) == 1
+    assert error in capsys.readouterr().err
 
 
 def test_an_archive_without_anything_to_draw_is_no_failure(
@@ -108,13 +132,15 @@ def test_a_pipeline_gets_the_flags_that_are_its_arguments(
     spark = SimpleNamespace(stop=lambda: ended.append("stopped"))
     got: dict[str, Any] = {}
 
-    def replay(path: str, topic: str, *, since: str = "", config: Config, **rest: object) -> ReplayResult:
+    def replay(path: str, topic: str, *, since: str = "", config: Config, **rest: Any) -> ReplayResult:
         got.update(path=path, topic=topic, since=since, config=config)
+        assert rest["spark"]() is spark
         return ReplayResult(rows=3, complete=True)
 
     monkeypatch.setattr(session, "local_session", lambda **_: spark)
     monkeypatch.setattr(replaying, "replay", replay)
     words = ["replay", "/data", "--topic", "again", "-o", "authSecret=s3cret", "--rate=5", "--debug", "-q"]
+    words += ["--nsqd", "a:4150"]
     assert main(words) == 0
     assert got.pop("config").auth_secret == "s3cret"
     assert got == {"path": "/data", "topic": "again", "since": ""}
