@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import math
 import os
 import re
 import tempfile
@@ -240,8 +241,14 @@ def metrics_chart(
 
     above.set_title(title or f"{sum(each.messages for each in windows):,} messages, {times}", **_TITLE)
     middles: Any = [start + length / 2 for start, length, _ in bars]
+    # Without a value for missing windows, the line would be drawn straight across them.
+    gaps = [place for place in range(1, len(windows)) if windows[place].start > windows[place - 1].end]
+    for place in reversed(gaps):
+        middles.insert(place, windows[place - 1].end)
     for name, label, colour in _LINES:
         values = [getattr(each, name) for each in windows]
+        for place in reversed(gaps):
+            values.insert(place, math.nan)
         below.plot(middles, values, label=label, color=colour, marker="o", markersize=3)
     below.set_ylabel("latency in seconds")
     # Space for the legend.
