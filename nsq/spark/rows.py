@@ -109,7 +109,7 @@ def json(df: DataFrame, schema: StructType | str) -> DataFrame:
     """
     from pyspark.sql import functions as f
 
-    wanted = _struct(schema)
+    wanted = struct_of(schema)
     replaced = {"body", CORRUPT, RESCUED, *wanted.fieldNames()}
     kept = [f.col(name) for name in df.columns if name not in replaced]
     aside = [f.col("__json.rescued").alias(RESCUED), f.col("__json.corrupt").alias(CORRUPT)]
@@ -156,7 +156,7 @@ def check_schema(text: str) -> None:
             raise ConfigError(f"{wrong}{rest!r} cannot follow a type; is a comma missing?")
 
 
-def _struct(schema: StructType | str) -> StructType:
+def struct_of(schema: StructType | str) -> StructType:
     """The schema without ``_corrupt`` and ``_rescued``, which are always added."""
     from pyspark.sql.types import StructType
 
@@ -176,7 +176,7 @@ def read_json(body: Column, schema: StructType | str) -> Column:
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType, StructType
 
-    own = _struct(schema)
+    own = struct_of(schema)
     shape = shape_of(own)
 
     def second_reading(bodies: pa.Array) -> pa.Array:

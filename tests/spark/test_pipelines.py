@@ -14,7 +14,7 @@ from nsq.errors import UsageError
 from nsq.spark import rows
 from nsq.spark.pipelines import archive as archiving
 from nsq.spark.pipelines.archive import ArchiveResult, store_rows
-from nsq.spark.pipelines.files import Batch, HadoopFiles, LocalFiles, Written, publish
+from nsq.spark.pipelines.files import Batch, HadoopFiles, LocalFiles, Written, open_files, publish
 from nsq.spark.pipelines.metrics import Window, archive_chart, collect_windows, measured
 from nsq.spark.pipelines.replay import Mark, _counted, entries, remaining, replay, selected
 from nsq.spark.pipelines.streaming import Progress, Running
@@ -70,7 +70,8 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 def archived(
     spark: SparkSession, folder: Path, body: str = "binary", schema: str | None = None, **options: Any
 ) -> ArchiveResult:
-    kept = archiving.archived(stream(spark, folder), body, schema)
+    agreed = archiving.agreed_schema(open_files(folder / "out", spark), body, schema)
+    kept = archiving.archived(stream(spark, folder), body, agreed)
     return store_rows(kept, str(folder / "out"), running(folder, **options))
 
 
@@ -363,6 +364,35 @@ def test_an_archive_of_json_is_replayed_with_what_its_schema_did_not_name(
     ]  # fmt: skip
     chosen = selected(spark, tmp_path / "out", body="to_json(body)")
     assert [entry.body for entry in entries(chosen, Mark())] == [b'{"id":1}', b'{"id":2}']
+
+
+def test_an_archive_of_json_gets_more_fields_and_is_replayed_completely(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    bodies = [b'{"id":1,"in":{"a":1}}', b'{"id":2,"in":{"a":2,"b":"x"},"name":"n"}']
+    put(tmp_path, "1", bodies[:1])
+    archived(spark, tmp_path, "json", "id bigint, in struct<a: int>")
+    put(tmp_path, "2", bodies[1:], first=1)
+    archived(spark, tmp_path, "json", "name string, in struct<b: string>")
+    put(tmp_path, "3", [b'{"id":3}'], first=2)
+    archived(spark, tmp_path, "json", "id bigint")  # an older program does not take fields away
+
+    replayed = entries(selected(spark, tmp_path / "out"), Mark())
+    assert [entry.body for entry in replayed] == [*bodies, b'{"id":3}']
+
+
+def test_an_archive_refuses_what_would_make_it_unreadable(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, "1", [b'{"id": 1}'])
+    archived(spark, tmp_path, "json", "id bigint, in struct<a: int>, list array<int>")
+    for body, schema, error in [
+        ("json", "id string", r"body\.id is stored as bigint, not string"),
+        ("json", "in struct<a: string>", r"body\.in\.a is stored as int, not string"),
+        ("json", "list array<string>", r"body\.list is stored as int, not string"),
+        ("json", "ID bigint", r"body\.ID is stored as id"),
+        ("binary", None, "stores bodies as json, not binary"),
+    ]:
+        with pytest.raises(UsageError, match=error):
+            archived(spark, tmp_path, body, schema)
 
 
 def test_what_cannot_be_replayed_says_why(spark: SparkSession, tmp_path: Path) -> None:

@@ -236,7 +236,8 @@ def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame
     from pyspark.errors import AnalysisException
 
     try:
-        return spark.read.parquet(open_files(path, spark).uri(""))
+        # By default Spark takes the schema of one file, and leaves out the fields that only others have.
+        return spark.read.option("mergeSchema", True).parquet(open_files(path, spark).uri(""))
     except AnalysisException as error:
         if error.getCondition() not in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
             raise
