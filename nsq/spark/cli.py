@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, ClassVar, TextIO, TypeVar
 
 from nsq import __version__, flags
 from nsq.config import Config
+from nsq.consumer.signals import SignalWatch
 from nsq.errors import ConfigError, NsqError, UsageError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.spark.options import Options
@@ -94,19 +96,25 @@ class SparkCommand(NsqCommand):
     def done(self, pipeline: Callable[..., T]) -> Iterator[T]:
         """Run a pipeline in a session and yield its result. Flags named like its arguments are passed on."""
         started: list[SparkSession] = []
-        with contextlib.closing(Meter(sys.stderr, quiet=self.quiet)) as meter:
+        with (
+            own_stderr() as stderr,
+            contextlib.closing(Meter(stderr, quiet=self.quiet)) as meter,
+            stop_signals(meter.note) as signals,
+        ):
             try:
                 names = inspect.signature(pipeline).parameters
                 given = {name: value for name in names if (value := getattr(self, name, "")) != ""}
                 # The pipeline starts Spark after it has checked its arguments.
                 given |= {"spark": lambda: self._start(meter, started)}
-                given |= {"progress": lambda progress: meter.say(line(progress))}
+                given |= {"progress": lambda progress: meter.say(line(progress)), "stop": signals.stop}
                 result = pipeline(self.argument, **given)
                 meter.close()
                 yield result
             finally:
                 for spark in started:
                     spark.stop()
+        if signals.number and not self.endless:
+            raise KeyboardInterrupt(signals.number)
 
     def _start(self, meter: Meter, started: list[SparkSession]) -> SparkSession:
         from nsq.spark.session import local_session
@@ -114,16 +122,25 @@ class SparkCommand(NsqCommand):
         if self.master and not self.master.startswith("local"):
             print(f"on the cluster itself: {self.submit_line()}", file=sys.stderr)
         meter.say("starting Spark …")
+        handler = signal.getsignal(signal.SIGINT)
         with contextlib.nullcontext() if self.debug else filtered(meter.note):
             level = "WARN" if self.debug else "ERROR"
             spark = local_session(master=self.master or None, conf=dict(self.conf), log_level=level)
         started.append(spark)
+        if threading.current_thread() is threading.main_thread():
+            # Spark has installed a handler that raises KeyboardInterrupt wherever the main thread is.
+            signal.signal(signal.SIGINT, handler)
         if self.prometheus:
             from nsq.spark.listener import Listener
 
             spark.streams.addListener(Listener(prometheus=self.prometheus))
         meter.say("reading; the first batch takes some seconds …")
         return spark
+
+    @property
+    def endless(self) -> bool:
+        """Whether a signal is the usual end of the command, or the command reports an early end itself."""
+        return True
 
     def submit_line(self) -> str:
         """The spark-submit command line for a cluster, whose workers all need this package installed."""
@@ -157,9 +174,13 @@ class StreamCommand(SparkCommand):
         with super().done(pipeline) as done:
             yield done
 
+    @property
+    def endless(self) -> bool:
+        return self.follow
+
     def tell(self, done: Totals, what: str) -> None:
         print(f"{_moved(done)}, {what}")
-        if not done.rows:
+        if not done.rows and not self.follow:
             # Explain: a new channel gets no message that was published before it was created.
             print(
                 f"nothing was in channel {self.channel!r} of topic {self.argument!r}. A channel gets what is "
@@ -472,9 +493,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         status = command.run()
         sys.stdout.flush()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("interrupted; what was finished is kept, and the next run goes on from there", file=sys.stderr)
-        return 130
+        return 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
     except BrokenPipeError:
         # `nsq-spark wal ls … | head` has closed the pipe: keep Python from reporting that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -501,6 +522,49 @@ def in_a_line(fault: Exception) -> str:
     if isinstance(fault, ImportError):
         return f"{first}: pip install 'nsq[spark]'"
     return f"{type(fault).__name__}: {first} (--debug shows where)"
+
+
+# SIGINT and SIGTERM while a pipeline runs
+
+
+#: Signals that come within this many seconds count as one: a terminal and a supervisor may both send one.
+_ONE_SIGNAL = 1.0
+
+
+@dataclasses.dataclass
+class StopSignals:
+    """``stop`` is set at the first signal, and ``number`` is its number; 0 while there is none."""
+
+    stop: threading.Event = dataclasses.field(default_factory=threading.Event)
+    number: int = 0
+
+
+@contextlib.contextmanager
+def stop_signals(tell: Callable[[str], None]) -> Iterator[StopSignals]:
+    """Take SIGINT and SIGTERM over, inside the block: the first one asks the pipeline to stop, a later one
+    ends the process at once. Spark's JVM ends with the process.
+    """
+    found = StopSignals()
+
+    def watch_signals() -> None:
+        first = time.monotonic()
+        while (number := watch.wait()) is not None:
+            if not found.number:
+                found.number, first = int(number), time.monotonic()
+                found.stop.set()
+                tell("stopping, which takes some seconds; again to stop at once")
+            elif time.monotonic() - first > _ONE_SIGNAL:
+                os._exit(128 + number)
+
+    with SignalWatch() as watch, watch:
+        # A thread, because the main thread may hold the lock of the event when the signal comes.
+        thread = threading.Thread(target=watch_signals, name="nsq-spark-signals", daemon=True)
+        thread.start()
+        try:
+            yield found
+        finally:
+            watch.wake()
+            thread.join()
 
 
 # How bytes and seconds are written
@@ -586,6 +650,18 @@ CHATTER = re.compile(
     r"|.* WARN NativeCodeLoader: |.* WARN Utils: (Your hostname|Set SPARK_LOCAL_IP)"
     r"|.* INFO nsq\.|\s+at [\w.$]+\(|\s+\.\.\. [0-9]+ more$|\s*$"
 )
+
+
+@contextlib.contextmanager
+def own_stderr() -> Iterator[TextIO]:
+    """A copy of stderr, into which ``filtered`` can pass lines while stderr itself is its pipe."""
+    try:
+        descriptor = os.dup(sys.stderr.fileno())
+    except (OSError, ValueError):
+        yield sys.stderr  # not a file, as in tests
+        return
+    with open(descriptor, "w", errors="backslashreplace") as copy:
+        yield copy
 
 
 @contextlib.contextmanager

@@ -121,6 +121,8 @@ def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
 
     stop = running.stop or threading.Event()
     batches = Batches(handle)
+    if stop.is_set():
+        return batches.totals()
     writer = frame.writeStream.outputMode(running.mode).foreachBatch(batches)
     writer = writer.option("checkpointLocation", running.checkpoint)
     seconds = f"{running.every} seconds"

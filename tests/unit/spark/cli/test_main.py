@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import queue
+import signal
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +13,7 @@ import pytest
 
 from nsq.config import Config
 from nsq.errors import UsageError, WalError
-from nsq.spark import session
+from nsq.spark import cli, session
 from nsq.spark.cli import WalLs, in_a_line, main
 from nsq.spark.pipelines import replay as replaying
 from nsq.spark.pipelines.archive import ArchiveResult
@@ -123,6 +127,50 @@ def test_an_interrupted_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(WalLs, "run", interrupted)
     assert main(["wal", "ls", "x"]) == 130
     assert "goes on from there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "number", "status"),
+    [
+        (["--follow"], signal.SIGINT, 0),
+        (["--follow"], signal.SIGTERM, 0),
+        ([], signal.SIGINT, 130),
+        ([], signal.SIGTERM, 143),
+    ],
+)
+def test_a_signal_stops_a_pipeline_in_order_and_its_result_is_shown(
+    words: list[str],
+    number: signal.Signals,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def archive(topic: str, *, stop: threading.Event, **rest: object) -> ArchiveResult:
+        os.kill(os.getpid(), number)
+        assert stop.wait(200)
+        os.kill(os.getpid(), number)  # a process group and its supervisor may both send one
+        return ArchiveResult(rows=3, path="/x")
+
+    monkeypatch.setattr("nsq.spark.pipelines.archive.archive", archive)
+    monkeypatch.setattr(cli, "_ONE_SIGNAL", 1000.0)
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    assert main(["archive", "orders", "--nsqd", "a:4150", "--to", "/x", *words]) == status
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+    shown = capsys.readouterr()
+    assert shown.out.startswith("3 messages, 0 B")
+    assert "stopping, which takes some seconds" in shown.err
+    assert ("goes on from there" in shown.err) is bool(status)
+
+
+def test_a_later_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: queue.Queue[int] = queue.Queue()
+    monkeypatch.setattr(os, "_exit", ends.put)
+    monkeypatch.setattr(cli, "_ONE_SIGNAL", -1.0)
+    with cli.stop_signals(lambda text: None) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.stop.wait(200)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert ends.get(timeout=200) == 130
 
 
 def test_a_pipeline_gets_the_flags_that_are_its_arguments(
