@@ -119,7 +119,7 @@ def agreed_schema(files: Files, body: str, schema: StructType | str | None) -> S
 
     wanted = struct_of(schema) if schema is not None else None
     text = files.read(_SCHEMA_FILE)
-    known = json.loads(text) if text else {"body": body, "fields": None}
+    known: dict[str, Any] = json.loads(text) if text else {"body": body, "fields": None}
     if known["body"] != body:
         raise UsageError(
             f"{files.uri('')} stores bodies as {known['body']}, not {body}: archive into another folder"
