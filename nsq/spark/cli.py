@@ -508,20 +508,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status or 0
 
 
-def in_a_line(fault: Exception) -> str:
+def in_a_line(error: Exception) -> str:
     """An error in one line: our own message, even inside an error of Spark's; else type and first line."""
-    first = str(fault).strip().split("\n", 1)[0]
-    if isinstance(fault, NsqError):
-        return str(fault)
-    ours = _OURS.search(str(fault))
+    first = str(error).strip().split("\n", 1)[0]
+    if isinstance(error, NsqError):
+        return str(error)
+    ours = _OURS.search(str(error))
     if ours is not None:
         return ours[1].strip()
-    if first.startswith("An error occurred while calling") and (causes := _JAVA.findall(str(fault))):
+    if first.startswith("An error occurred while calling") and (causes := _JAVA.findall(str(error))):
         kind, reason = causes[-1]
         return f"{kind.rpartition('.')[2]}: {reason or 'no reason given'} (--debug shows where)"
-    if isinstance(fault, ImportError):
+    if isinstance(error, ImportError):
         return f"{first}: pip install 'nsq[spark]'"
-    return f"{type(fault).__name__}: {first} (--debug shows where)"
+    return f"{type(error).__name__}: {first} (--debug shows where)"
 
 
 # SIGINT and SIGTERM while a pipeline runs

@@ -124,9 +124,9 @@ def register(spark: SparkSession) -> None:
     except Exception:  # Spark Connect has no context: its server chooses the Python
         python = None
     another = python if python and os.path.abspath(python) != os.path.abspath(sys.executable) else None
-    if another and (fault := doctor.worker_fault(another)):
+    if another and (error := doctor.worker_error(another)):
         raise UsageError(
-            f"Spark's workers cannot run this. {another}{fault}. Install what is missing, or set "
+            f"Spark's workers cannot run this. {another}{error}. Install what is missing, or set "
             f"PYSPARK_PYTHON={sys.executable} before the session is made"
         )
     spark.dataSource.register(NsqDataSource)

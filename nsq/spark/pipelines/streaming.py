@@ -140,10 +140,10 @@ def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
         if not running.follow:
             raise
     except Exception as error:
-        if batches.fault is None:
+        if batches.error is None:
             raise
         # Raise our own error, not Java's error that wraps its text.
-        raise batches.fault from error
+        raise batches.error from error
     finally:
         batches.close(_PATIENCE)
         query.stop()
@@ -160,7 +160,7 @@ class Batches:
         self._last = (self._start, 0)
         self._busy = threading.Lock()
         self._closed = False
-        self.fault: Exception | None = None
+        self.error: Exception | None = None
 
     def __call__(self, part: DataFrame, number: int) -> None:
         with self._busy:
@@ -173,7 +173,7 @@ class Batches:
                     raise UsageError("Spark does not tell which query this batch belongs to")
                 done = self._handle(part, Batch(query, number))
             except Exception as error:
-                self.fault = error
+                self.error = error
                 raise
             before = self._totals
             self._totals = Totals(

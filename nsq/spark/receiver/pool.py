@@ -33,7 +33,7 @@ from nsq.spark.receiver.protocol import (
     Begin,
     Command,
     Event,
-    Fault,
+    Failed,
     Garbled,
     Ready,
     Roll,
@@ -108,10 +108,10 @@ class ReceiverPool:
         ]
 
     @property
-    def fault(self) -> NsqError | None:
+    def fatal_error(self) -> NsqError | None:
         """Why some receiver is not restarted any more: it cannot work with these settings, or on this
         machine; else None."""
-        return next((slot.fault for slot in self._slots if slot.fault is not None), None)
+        return next((slot.fatal_error for slot in self._slots if slot.fatal_error is not None), None)
 
     def start(self) -> None:
         """Start the processes; returns at once. A second call does nothing."""
@@ -124,13 +124,15 @@ class ReceiverPool:
 
     def wait(self, timeout: float) -> bool:
         """Wait for rows that a roll would seal, or segments that receivers sealed since the last roll;
-        whether there are any. Returns at once when there is a ``fault``, or the pool is stopped.
+        whether there are any. Returns at once when there is a ``fatal_error``, or the pool is stopped.
         """
         with self._changed:
             if self._news():
-                self._changed.wait_for(lambda: self.fault or self._over, min(_LOOK, timeout))
+                self._changed.wait_for(lambda: self.fatal_error or self._over, min(_LOOK, timeout))
             else:
-                self._changed.wait_for(lambda: self._news() or self.fault or self._over, max(0.0, timeout))
+                self._changed.wait_for(
+                    lambda: self._news() or self.fatal_error or self._over, max(0.0, timeout)
+                )
             return self._news()
 
     def roll(self, timeout: float) -> bool:
@@ -174,9 +176,9 @@ class ReceiverPool:
                 slot.unrecovered -= lives
 
     def state(self) -> PoolStatus:
-        """Return the status; raises the ``fault`` if there is one."""
-        if self.fault is not None:
-            raise self.fault
+        """Return the status; raises the ``fatal_error`` if there is one."""
+        if self.fatal_error is not None:
+            raise self.fatal_error
         return self.status()
 
     def status(self) -> PoolStatus:
@@ -253,9 +255,9 @@ class Slot:
         self.received_before = 0  # by earlier processes
         self.sealed_before = 0
         self.error = ""  # why there is no receiver now
-        self.fault: NsqError | None = None  # why this slot starts no more receivers
+        self.fatal_error: NsqError | None = None  # why this slot starts no more receivers
         self.graceful = True  # whether the last process ended gracefully
-        self._last_words: Fault | Stopped | None = None
+        self._last_words: Failed | Stopped | None = None
 
     @property
     def sealed(self) -> int:
@@ -298,7 +300,7 @@ class Slot:
             log.warning("lost touch with receiver %d: %s", child.pid, error)
             child.kill()
         status = child.reap()
-        if isinstance(self._last_words, Fault):
+        if isinstance(self._last_words, Failed):
             return self._last_words.text
         stage = "" if self.ready else " before it was ready"
         return f"receiver process {child.pid} ended with status {status}{stage}; its stderr may say why"
@@ -315,7 +317,7 @@ class Slot:
                     if not error:  # do not wait for the next status
                         self.status = replace(self.status, open_rows=0, open_bytes=0, sealed=sealed)
                         self.seen = self.sealed
-                case Fault():
+                case Failed():
                     self._last_words = event
                 case Stopped(sealed=sealed):
                     self._last_words = event
@@ -328,7 +330,7 @@ class Slot:
     def _end(self, problem: str, lived: float) -> float | None:
         """Reset after a process has ended; return the pause before the next one, or None for no next one."""
         was_ready, said = self.ready, self._last_words
-        refused = isinstance(said, Fault) and said.settings
+        refused = isinstance(said, Failed) and said.settings
         # A process told to stop before it was ready has no messages to lose.
         self.graceful = isinstance(said, Stopped) or (self.closing and not was_ready)
         if was_ready and not refused and not isinstance(said, Stopped):
@@ -344,15 +346,15 @@ class Slot:
             self._failures = 0
         self._stillborn = 0 if was_ready or said is not None else self._stillborn + 1
         if refused:
-            self.fault = ConfigError(problem)
+            self.fatal_error = ConfigError(problem)
         elif self._stillborn >= MOST_STILLBORN:
-            self.fault = NsqError(f"receivers cannot be started: {problem}")
+            self.fatal_error = NsqError(f"receivers cannot be started: {problem}")
         else:
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._failures, 62))
             self._failures += 1
             log.warning("%s; another one starts in %.1f s", problem, pause)
             return pause
-        log.error("%s", self.fault)
+        log.error("%s", self.fatal_error)
         return None
 
 

@@ -20,7 +20,7 @@ from nsq.collector import calm_collector
 from nsq.consumer.signals import SignalWatch
 from nsq.errors import ConfigError, NsqError, UsageError, WalForeign
 from nsq.spark.receiver import protocol
-from nsq.spark.receiver.protocol import Begin, Event, Fault, Roll, Status, Stop, Stopped, unpacked
+from nsq.spark.receiver.protocol import Begin, Event, Failed, Roll, Status, Stop, Stopped, unpacked
 from nsq.spark.receiver.receiving import Receiving
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.names import Subject
@@ -84,15 +84,15 @@ class Servant:
             begin = self._first_command()
             return ENDED if begin is None else self._receive(unpacked(begin.settings))
         except (UsageError, WalForeign) as error:
-            return self._fail(Fault(str(error), settings=True), REFUSED)
+            return self._fail(Failed(str(error), settings=True), REFUSED)
         except NsqError as error:
-            return self._fail(Fault(str(error)), FAILED)
+            return self._fail(Failed(str(error)), FAILED)
         except ImportError as error:
-            return self._fail(Fault(f"this Python cannot receive: {error}", settings=True), REFUSED)
+            return self._fail(Failed(f"this Python cannot receive: {error}", settings=True), REFUSED)
 
-    def _fail(self, fault: Fault, status: int) -> int:
-        log.error("%s", fault.text)
-        self._say(fault)
+    def _fail(self, failure: Failed, status: int) -> int:
+        log.error("%s", failure.text)
+        self._say(failure)
         return status
 
     def _first_command(self) -> Begin | None:
@@ -115,7 +115,7 @@ class Servant:
         finally:
             stopped = receiving.stop(_GRACE)
         if self._refusal:
-            return self._fail(Fault(f"nsqd refuses: {self._refusal}", settings=True), REFUSED)
+            return self._fail(Failed(f"nsqd refuses: {self._refusal}", settings=True), REFUSED)
         self._say(stopped)
         return ENDED
 

@@ -103,7 +103,7 @@ def together(statuses: Iterable[Status]) -> Status:
 
 
 @dataclass(frozen=True)
-class Fault:
+class Failed:
     """Why the receiver ends on its own. ``settings``: a restart with the same settings would fail too."""
 
     text: str
@@ -119,9 +119,9 @@ class Stopped:
 
 
 Command = Begin | Roll | Stop
-Event = Ready | Rolled | Status | Fault | Stopped
+Event = Ready | Rolled | Status | Failed | Stopped
 
-_KINDS = {kind.__name__: kind for kind in (Begin, Roll, Stop, Ready, Rolled, Status, Fault, Stopped)}
+_KINDS = {kind.__name__: kind for kind in (Begin, Roll, Stop, Ready, Rolled, Status, Failed, Stopped)}
 
 
 def encoded(said: Command | Event) -> bytes:

@@ -403,15 +403,15 @@ class Intake:
     def _keep(self, messages: list[Message]) -> None:
         pause = FIRST_PAUSE
         while fresh := self._fresh(messages):
-            fault = self._append(fresh)
-            if fault is None:
+            error = self._append(fresh)
+            if error is None:
                 if _LOG in self._troubles:
                     self._settle(_LOG, "the log can be written again")
                     self._gate.test(False)
                     self._gate.open(_LOG)
                 return
             self._gate.shut(_LOG, "the log cannot be written")
-            self._complain(_LOG, f"cannot write the log: {fault}")
+            self._complain(_LOG, f"cannot write the log: {error}")
             left = min(_latest(message) for message in fresh) - self._clock()
             if left <= 0 or self._wait(min(pause, left)):
                 break

@@ -30,7 +30,7 @@ _JOIN = 5.0
 
 @dataclass(frozen=True)
 class Backlog:
-    """A channel's messages, summed over the ``asked`` nsqds that answered; ``faults`` are the others' errors.
+    """A channel's messages, summed over the ``asked`` nsqds that answered; ``errors`` are the others' errors.
 
     ``depth`` counts waiting messages, ``in_flight`` those that clients hold, ours included, ``deferred``
     those with a delay. ``received`` is what our own receivers had received before the measurement, which
@@ -42,7 +42,7 @@ class Backlog:
     deferred: int = 0
     paused: bool = False
     asked: int = 0
-    faults: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
     received: int = 0
     began: float = 0.0
 
@@ -63,22 +63,22 @@ def measure(options: SourceOptions, received: int) -> Backlog:
     """
     began = time.monotonic()
     having = lookups.nodes_of(options.named_topics)  # no names with topicsPattern: asks for all nsqds
-    places, faults = lookups.ask_all(options.lookupd, options.config, having)
+    places, errors = lookups.ask_all(options.lookupd, options.config, having)
     addresses = dict.fromkeys([*_own_http_addresses(options), *(place.http for place in places)])
-    told = _ask_nsqds(addresses, options, options.topic, faults)  # topic is empty unless one is given
+    told = _ask_nsqds(addresses, options, options.topic, errors)  # topic is empty unless one is given
     counted = [counts(stats, options.wants, options.channel) for stats in told]
-    why_not = tuple(map(str, faults))
-    return dataclasses.replace(added(counted), faults=why_not, received=received, began=began)
+    why_not = tuple(map(str, errors))
+    return dataclasses.replace(added(counted), errors=why_not, received=received, began=began)
 
 
 def topics(options: SourceOptions) -> list[str]:
     """All existing topics that ``topicsPattern`` matches. Raises NsqError when no server answers."""
-    listed, faults = lookups.ask_all(options.lookupd, options.config, NsqlookupdApi.topics)
-    told = _ask_nsqds(_own_http_addresses(options), options, "", faults)
+    listed, errors = lookups.ask_all(options.lookupd, options.config, NsqlookupdApi.topics)
+    told = _ask_nsqds(_own_http_addresses(options), options, "", errors)
     found = {*listed, *(topic["topic_name"] for stats in told for topic in stats["topics"])}
-    if faults and not found:
+    if errors and not found:
         raise NsqError(
-            f"no topics are known for topicsPattern={options.topics_pattern}: {'; '.join(map(str, faults))}"
+            f"no topics are known for topicsPattern={options.topics_pattern}: {'; '.join(map(str, errors))}"
         )
     return sorted(filter(options.wants, found))
 
@@ -97,15 +97,15 @@ def next_port(address: str) -> str:
 
 
 def _ask_nsqds(
-    addresses: Iterable[str], options: SourceOptions, topic: str, faults: list[NsqError]
+    addresses: Iterable[str], options: SourceOptions, topic: str, errors: list[NsqError]
 ) -> list[NsqdStats]:
-    """Ask the nsqds for stats, one after the other; appends errors to ``faults``."""
+    """Ask the nsqds for stats, one after the other; appends errors to ``errors``."""
     told = []
     for address in addresses:
         try:
             told.append(lookups.stats_of(address, options.config, topic, timeout=_TIMEOUT))
         except NsqError as error:
-            faults.append(error)
+            errors.append(error)
     return told
 
 

@@ -97,14 +97,14 @@ class Feed:
         while (measured := self.backlog.look(LISTING)) is None and time.monotonic() < until:
             self._stay()  # receivers must not start before the backlog is measured
         backlog = measured or Backlog()
-        faults = "; ".join(backlog.faults)
+        errors = "; ".join(backlog.errors)
         if not backlog.asked:
             log.warning(
                 "the backlog is unknown, so it is over when nothing comes for availableNowIdle: %s",
-                faults or "no nsqd is known yet",
+                errors or "no nsqd is known yet",
             )
-        elif faults:
-            log.warning("only what other nsqds have is waited for: %s", faults)
+        elif errors:
+            log.warning("only what other nsqds have is waited for: %s", errors)
         self._before = (self._segments, backlog, time.monotonic())
 
     def latest(self, start: Mapping[str, Any], limits: Limits, *, once: bool = False) -> Mapping[str, Any]:
@@ -288,7 +288,7 @@ class Feed:
         if reason and now - self._aimed < STARTING and not self._subscribed(state, measured):
             return False
         if reason:
-            silence = "" if measured.asked else "; ".join(measured.faults)
+            silence = "" if measured.asked else "; ".join(measured.errors)
             connected = state.connections or not state.wanted  # unknown with receivers on other hosts
             if target.rows is None and silence and not target.taken and not connected:
                 # When no nsqd answers, there may still be messages to read.

@@ -18,7 +18,7 @@ NSQD = "127.0.0.1:4150"
 
 
 @pytest.mark.parametrize(
-    ("call", "fault"),
+    ("call", "error"),
     [
         (lambda to: archive("orders", to=to), "nsqd or lookupd is missing: nsqd="),
         (lambda to: archive("orders", to=to, nsqd=NSQD, body="text"), "one of: binary, string, json"),
@@ -38,8 +38,8 @@ NSQD = "127.0.0.1:4150"
         (lambda to: replay("s3a://b/o", "again", nsqd=NSQD), "state is missing"),
     ],
 )
-def test_mistakes_are_told_at_once(tmp_path: Path, call: Callable[[Path], Any], fault: str) -> None:
-    with pytest.raises(UsageError, match=fault):
+def test_mistakes_are_told_at_once(tmp_path: Path, call: Callable[[Path], Any], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
         call(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsq.spark.receiver import protocol
-from nsq.spark.receiver.protocol import Begin, Fault, Garbled, Ready, Roll, Rolled, Status, Stop, Stopped
+from nsq.spark.receiver.protocol import Begin, Failed, Garbled, Ready, Roll, Rolled, Status, Stop, Stopped
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from nsq.spark.receiver.protocol import Begin, Fault, Garbled, Ready, Roll, Roll
         Rolled(7, 3),
         Rolled(9, error="no space\nleft"),
         Status(1, 2, 3, 4, "pausé", 5, 6, "a fault"),
-        Fault("bad option", settings=True),
+        Failed("bad option", settings=True),
         Stopped(4, 3),
     ],
 )
@@ -75,7 +75,7 @@ JSON = st.recursive(
 
 @settings(max_examples=40)
 @given(
-    st.sampled_from(["Ready", "Rolled", "Status", "Fault", "Stopped"]) | JSON,
+    st.sampled_from(["Ready", "Rolled", "Status", "Failed", "Stopped"]) | JSON,
     st.dictionaries(st.sampled_from(["token", "sealed", "receiver", "text", "in_flight"]), JSON) | JSON,
 )
 def test_no_list_raises(word: object, fields: object) -> None:

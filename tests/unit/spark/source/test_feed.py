@@ -646,7 +646,7 @@ def test_a_run_without_news_of_nsqd_ends_in_silence(scene: Scene, caplog: pytest
 
 
 def test_a_run_that_reaches_nobody_is_a_failure(scene: Scene) -> None:
-    scene.backlog.value = Backlog(faults=("http://a:4151/stats cannot be reached",))
+    scene.backlog.value = Backlog(errors=("http://a:4151/stats cannot be reached",))
     scene.receivers.now = PoolStatus(wanted=1, alive=1)
     scene.feed.aim()
     with pytest.raises(ConnectionFailed, match="nothing was read: http://a:4151/stats cannot be reached"):
@@ -654,7 +654,7 @@ def test_a_run_that_reaches_nobody_is_a_failure(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("faults", "connected", "rows"),
+    ("errors", "connected", "rows"),
     [
         (("a:4151 is behind a firewall",), True, 0),  # but its other port is not
         ((), False, 0),  # nobody has published anything yet, anywhere
@@ -662,9 +662,9 @@ def test_a_run_that_reaches_nobody_is_a_failure(scene: Scene) -> None:
     ],
 )
 def test_a_run_that_has_somebody_or_something_is_none(
-    scene: Scene, faults: tuple[str, ...], connected: bool, rows: int
+    scene: Scene, errors: tuple[str, ...], connected: bool, rows: int
 ) -> None:
-    scene.backlog.value = Backlog(faults=faults)
+    scene.backlog.value = Backlog(errors=errors)
     scene.receivers.now = PoolStatus(wanted=1, alive=1, connections=int(connected))
     if rows:
         scene.log.seal("old", rows)
@@ -675,7 +675,7 @@ def test_a_run_that_has_somebody_or_something_is_none(
 
 
 def test_a_run_says_whose_backlog_it_does_not_know(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    scene.backlog.value = Backlog(asked=1, faults=("b:4151 cannot be reached",))
+    scene.backlog.value = Backlog(asked=1, errors=("b:4151 cannot be reached",))
     scene.feed.aim()
     assert "only what other nsqds have is waited for: b:4151 cannot be reached" in caplog.text
 

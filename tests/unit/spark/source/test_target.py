@@ -93,7 +93,7 @@ def test_old_news_decides_nothing() -> None:
 
 def test_without_news_silence_decides() -> None:
     assert "no nsqd told" in target().verdict(2.0, 0, Backlog())
-    assert "no nsqd told" in target().verdict(2.0, 0, Backlog(faults=("down",), began=1.0))
+    assert "no nsqd told" in target().verdict(2.0, 0, Backlog(errors=("down",), began=1.0))
 
 
 def test_nothing_is_missed_before_the_receivers_are_at_work() -> None:
