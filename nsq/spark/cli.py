@@ -106,7 +106,7 @@ class SparkCommand(NsqCommand):
                 given = {name: value for name in names if (value := getattr(self, name, "")) != ""}
                 # The pipeline starts Spark after it has checked its arguments.
                 given |= {"spark": lambda: self._start(meter, started)}
-                given |= {"progress": lambda progress: meter.say(line(progress)), "stop": signals.stop}
+                given |= {"progress": lambda progress: meter.show(line(progress)), "stop": signals.stop}
                 result = pipeline(self.argument, **given)
                 meter.close()
                 yield result
@@ -121,7 +121,7 @@ class SparkCommand(NsqCommand):
 
         if self.master and not self.master.startswith("local"):
             print(f"on the cluster itself: {self.submit_line()}", file=sys.stderr)
-        meter.say("starting Spark …")
+        meter.show("starting Spark …")
         handler = signal.getsignal(signal.SIGINT)
         with contextlib.nullcontext() if self.debug else filtered(meter.note):
             level = "WARN" if self.debug else "ERROR"
@@ -134,7 +134,7 @@ class SparkCommand(NsqCommand):
             from nsq.spark.listener import Listener
 
             spark.streams.addListener(Listener(prometheus=self.prometheus))
-        meter.say("reading; the first batch takes some seconds …")
+        meter.show("reading; the first batch takes some seconds …")
         return spark
 
     @property
@@ -310,11 +310,11 @@ class Receive(NsqCommand):
     wal: str = flag("", "the log, which Spark must be able to reach")
 
     def run(self) -> None:
-        from nsq.spark.receiver.process import settle, standalone
+        from nsq.spark.receiver.process import prepare_process, standalone
 
-        settle()
+        prepare_process()
         with contextlib.closing(Meter(sys.stderr, quiet=self.quiet)) as meter:
-            standalone(source_options(self, self.wal), progress=meter.say)
+            standalone(source_options(self, self.wal), progress=meter.show)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -608,19 +608,19 @@ class Meter:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        self._told = time.monotonic() - _SELDOM
+        self._last_line_at = time.monotonic() - _SELDOM
         self._shown = ""
         self._lock = threading.Lock()  # lines must not mix
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Show the current progress; the next call overwrites it."""
         with self._lock:
             if self.quiet:
                 return
             if self.stream.isatty():
                 self._write("", text[: shutil.get_terminal_size().columns - 1])
-            elif time.monotonic() - self._told >= _SELDOM:
-                self._told = time.monotonic()
+            elif time.monotonic() - self._last_line_at >= _SELDOM:
+                self._last_line_at = time.monotonic()
                 self._write(f"{text}\n", "")
 
     def note(self, text: str) -> None:

@@ -89,10 +89,10 @@ def refuse_obstacles(master: str | None) -> None:
     """Raise ConfigError if a quick check finds that Spark cannot start here, or its workers cannot run."""
     if _SUBMITTED in os.environ:
         return  # Java runs already
-    looked_at = [*doctor.check_packages(), doctor.check_java()]
+    checks = [*doctor.check_packages(), doctor.check_java()]
     # A cluster's workers have their own Python, whose path may not exist here.
-    looked_at += [doctor.check_workers()] if _is_local(master) else []
-    for found in looked_at:
+    checks += [doctor.check_workers()] if _is_local(master) else []
+    for found in checks:
         if found.state == doctor.WRONG:
             raise ConfigError(f"{found.what}: {found.text}; {found.remedy}")
 

@@ -307,15 +307,15 @@ def send(
     If this ends between a publish and its save, the next call publishes that chunk again.
     """
     called = time.monotonic()
-    told, start, first = (called, 0), 0.0, None
+    reported, start, first = (called, 0), 0.0, None
     place, stopped = begin, False
 
-    def tell(every: float) -> None:
-        nonlocal told
+    def report(every: float) -> None:
+        nonlocal reported
         now, rows = time.monotonic(), place.rows - begin.rows
-        since, before = told
+        since, before = reported
         if progress is not None and now - since >= every:
-            told = (now, rows)
+            reported = (now, rows)
             speed = (rows - before) / (now - since) if now > since else 0.0
             progress(Progress(rows, place.bytes - begin.bytes, seconds=now - called, rate=speed))
 
@@ -332,8 +332,8 @@ def send(
         for entry in part:
             place = place.after(entry.position, len(entry.body))
         save(place)
-        tell(_REPORT_EVERY)
-    tell(0.0)
+        report(_REPORT_EVERY)
+    report(0.0)
     return ReplayResult(
         rows=place.rows - begin.rows,
         bytes=place.bytes - begin.bytes,

@@ -34,15 +34,15 @@ from nsq.spark.receiver.protocol import (
     Command,
     Event,
     Failed,
-    Garbled,
     Ready,
     Roll,
     Rolled,
     Status,
     Stop,
     Stopped,
+    UnparsableLine,
+    merge_statuses,
     packed,
-    together,
 )
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.store import Wal
@@ -57,7 +57,7 @@ FIRST_PAUSE, LONGEST_PAUSE, STEADY = 0.1, 5.0, 10.0
 #: After this many processes in a row that end without sending anything, the slot gives up.
 MOST_STILLBORN = 5
 #: How long ``wait`` blocks when there is news already, so that a caller in a loop does not spin.
-_LOOK = 0.05
+_NEWS_PAUSE = 0.05
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class ReceiverPool:
         """
         with self._changed:
             if self._news():
-                self._changed.wait_for(lambda: self.fatal_error or self._over, min(_LOOK, timeout))
+                self._changed.wait_for(lambda: self.fatal_error or self._over, min(_NEWS_PAUSE, timeout))
             else:
                 self._changed.wait_for(
                     lambda: self._news() or self.fatal_error or self._over, max(0.0, timeout)
@@ -149,7 +149,7 @@ class ReceiverPool:
             asked = [(slot, slot.child) for slot in self._slots if slot.ready and slot.child]
         # Without the lock, because this is I/O, even if it never blocks.
         for _, child in asked:
-            child.say(protocol.encoded(Roll(token)))
+            child.send(protocol.encoded(Roll(token)))
         with self._changed:
 
             def unanswered() -> list[Slot]:
@@ -185,7 +185,7 @@ class ReceiverPool:
         with self._changed:
             slots = self._slots
             return PoolStatus(
-                **vars(together(slot.of_all_lives for slot in slots)),
+                **vars(merge_statuses(slot.of_all_lives for slot in slots)),
                 wanted=len(slots),
                 alive=sum(slot.ready for slot in slots),
                 deaths=sum(slot.deaths for slot in slots),
@@ -206,7 +206,7 @@ class ReceiverPool:
             children = [slot.child for slot in started if slot.child is not None]
             self._changed.notify_all()
         for child in children:
-            child.dismiss()
+            child.terminate()
         for slot in started:
             slot.thread.join(max(0.0, deadline - time.monotonic()))
         for last in [slot.child for slot in started]:
@@ -291,8 +291,8 @@ class Slot:
         with self._changed:
             self.child, self.answered, self.roll_error = child, 0, ""
             late = self.closing
-        if late or not child.say(self._begin):
-            child.dismiss()
+        if late or not child.send(self._begin):
+            child.terminate()
         try:
             for event in child.events():
                 self._take(event)
@@ -305,7 +305,7 @@ class Slot:
         stage = "" if self.ready else " before it was ready"
         return f"receiver process {child.pid} ended with status {status}{stage}; its stderr may say why"
 
-    def _take(self, event: Event | Command | Garbled) -> None:
+    def _take(self, event: Event | Command | UnparsableLine) -> None:
         with self._changed:
             match event:
                 case Ready(receiver=receiver):
@@ -393,7 +393,7 @@ class Child:
         self._lock = threading.Lock()  # no write while stdin is being closed; writes never block
         os.set_blocking(self._stdin.fileno(), False)
 
-    def say(self, line: bytes) -> bool:
+    def send(self, line: bytes) -> bool:
         """Write a line to the process's stdin; whether it was written."""
         with self._lock:
             if self._stdin.closed:
@@ -404,13 +404,13 @@ class Child:
             except OSError:
                 return False
 
-    def dismiss(self) -> None:
+    def terminate(self) -> None:
         """Ask the process to stop gracefully, and close its stdin, which means the same if Stop is lost."""
-        self.say(protocol.encoded(Stop()))
+        self.send(protocol.encoded(Stop()))
         with self._lock, suppress(OSError):
             self._stdin.close()
 
-    def events(self) -> Iterator[Event | Command | Garbled]:
+    def events(self) -> Iterator[Event | Command | UnparsableLine]:
         """Yield the process's events until it closes its stdout."""
         while line := self._stdout.readline(_LONGEST_LINE):
             yield protocol.decoded(line)

@@ -65,8 +65,8 @@ def measure(options: SourceOptions, received: int) -> Backlog:
     having = lookups.nodes_of(options.named_topics)  # no names with topicsPattern: asks for all nsqds
     places, errors = lookups.ask_all(options.lookupd, options.config, having)
     addresses = dict.fromkeys([*_own_http_addresses(options), *(place.http for place in places)])
-    told = _ask_nsqds(addresses, options, options.topic, errors)  # topic is empty unless one is given
-    counted = [counts(stats, options.wants, options.channel) for stats in told]
+    stats = _ask_nsqds(addresses, options, options.topic, errors)  # topic is empty unless one is given
+    counted = [counts(each, options.wants, options.channel) for each in stats]
     why_not = tuple(map(str, errors))
     return dataclasses.replace(added(counted), errors=why_not, received=received, began=began)
 
@@ -74,8 +74,8 @@ def measure(options: SourceOptions, received: int) -> Backlog:
 def topics(options: SourceOptions) -> list[str]:
     """All existing topics that ``topicsPattern`` matches. Raises NsqError when no server answers."""
     listed, errors = lookups.ask_all(options.lookupd, options.config, NsqlookupdApi.topics)
-    told = _ask_nsqds(_own_http_addresses(options), options, "", errors)
-    found = {*listed, *(topic["topic_name"] for stats in told for topic in stats["topics"])}
+    stats = _ask_nsqds(_own_http_addresses(options), options, "", errors)
+    found = {*listed, *(topic["topic_name"] for each in stats for topic in each["topics"])}
     if errors and not found:
         raise NsqError(
             f"no topics are known for topicsPattern={options.topics_pattern}: {'; '.join(map(str, errors))}"
@@ -100,13 +100,13 @@ def _ask_nsqds(
     addresses: Iterable[str], options: SourceOptions, topic: str, errors: list[NsqError]
 ) -> list[NsqdStats]:
     """Ask the nsqds for stats, one after the other; appends errors to ``errors``."""
-    told = []
+    stats = []
     for address in addresses:
         try:
-            told.append(lookups.stats_of(address, options.config, topic, timeout=_TIMEOUT))
+            stats.append(lookups.stats_of(address, options.config, topic, timeout=_TIMEOUT))
         except NsqError as error:
             errors.append(error)
-    return told
+    return stats
 
 
 def counts(stats: NsqdStats, wants: Callable[[str], bool], channel: str) -> Backlog:

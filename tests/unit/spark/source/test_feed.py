@@ -557,7 +557,7 @@ def test_one_batch_takes_all_that_there_was(scene: Scene) -> None:
 def test_one_batch_does_not_wait_for_what_others_took(scene: Scene) -> None:
     scene.log.seal("old", 10)
     scene.backlog.value = Backlog(depth=5, asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     scene.backlog.value = Backlog(asked=1)
     assert scene.feed.latest(START, Limits(), once=True)["at"] == {"old": 1}
     assert scene.clock.now < 1010.0
@@ -569,7 +569,7 @@ def test_one_batch_does_not_wait_for_what_others_took(scene: Scene) -> None:
 def test_a_run_reads_what_there_was(scene: Scene) -> None:
     scene.log.seal("old", 10)
     scene.backlog.value = Backlog(depth=5, asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     assert scene.receivers.calls == []  # nothing is received before it is counted
     scene.receivers.at(2.0, lambda: scene.receivers.receive(5))
     first = scene.latest()
@@ -583,7 +583,7 @@ def test_a_run_reads_what_there_was(scene: Scene) -> None:
 
 def test_a_run_ends_although_more_and_more_comes(scene: Scene) -> None:
     scene.backlog.value = Backlog(depth=10, asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     read, rows = START, 0
     for _ in range(100):
         scene.receivers.receive(8)
@@ -598,7 +598,7 @@ def test_a_run_ends_although_more_and_more_comes(scene: Scene) -> None:
 def test_a_run_does_not_wait_for_what_others_took(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "nsq.spark.source")
     scene.backlog.value = Backlog(depth=10, asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     scene.backlog.value = Backlog(asked=1)
     scene.receivers.at(0.5, lambda: scene.receivers.receive(4))
     end = scene.latest()
@@ -609,7 +609,7 @@ def test_a_run_does_not_wait_for_what_others_took(scene: Scene, caplog: pytest.L
 
 def test_a_run_waits_for_what_others_hold(scene: Scene) -> None:
     scene.backlog.value = Backlog(in_flight=3, deferred=2, asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     scene.receivers.at(60.0, lambda: scene.receivers.receive(5))
     assert scene.latest()["at"] == {"own": 1}
 
@@ -617,7 +617,7 @@ def test_a_run_waits_for_what_others_hold(scene: Scene) -> None:
 def test_a_run_may_leave_to_others_what_they_hold() -> None:
     scene = Scene(wait_for_in_flight=False)
     scene.backlog.value = Backlog(in_flight=3, deferred=2, asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     assert scene.latest() is START
     assert scene.clock.now < 1001.0
 
@@ -629,14 +629,14 @@ def test_a_run_with_nothing_to_read_makes_its_channel(scene: Scene, after: float
 
     scene.backlog.value = Backlog(asked=1)
     scene.receivers.now = PoolStatus(wanted=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     scene.receivers.at(after, connect)
     assert scene.latest() is START
     assert ends <= scene.clock.now - 1000.0 < ends + 1.5
 
 
 def test_a_run_without_news_of_nsqd_ends_in_silence(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    scene.feed.aim()
+    scene.feed.start_available_now()
     assert "the backlog is unknown" in caplog.text
     assert scene.clock.now == 1060.0
     scene.receivers.at(61.0, lambda: scene.receivers.receive(5))
@@ -648,7 +648,7 @@ def test_a_run_without_news_of_nsqd_ends_in_silence(scene: Scene, caplog: pytest
 def test_a_run_that_reaches_nobody_is_a_failure(scene: Scene) -> None:
     scene.backlog.value = Backlog(errors=("http://a:4151/stats cannot be reached",))
     scene.receivers.now = PoolStatus(wanted=1, alive=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     with pytest.raises(ConnectionFailed, match="nothing was read: http://a:4151/stats cannot be reached"):
         scene.latest()
 
@@ -668,7 +668,7 @@ def test_a_run_that_has_somebody_or_something_is_none(
     scene.receivers.now = PoolStatus(wanted=1, alive=1, connections=int(connected))
     if rows:
         scene.log.seal("old", rows)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     end = scene.latest()
     assert (end is START) == (not rows)
     assert scene.latest(end) is end
@@ -676,21 +676,21 @@ def test_a_run_that_has_somebody_or_something_is_none(
 
 def test_a_run_says_whose_backlog_it_does_not_know(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     scene.backlog.value = Backlog(asked=1, errors=("b:4151 cannot be reached",))
-    scene.feed.aim()
+    scene.feed.start_available_now()
     assert "only what other nsqds have is waited for: b:4151 cannot be reached" in caplog.text
 
 
 def test_a_run_has_a_timeout() -> None:
     scene = Scene(available_now_timeout=30.0)
     scene.backlog.value = Backlog(depth=5, asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     assert scene.latest() is START
     assert 1030.0 <= scene.clock.now < 1032.0
 
 
 def test_a_run_ends_with_whoever_wanted_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.backlog.value = Backlog(depth=5, asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     scene.receivers.at(5.0, lambda: monkeypatch.setattr(os, "getppid", lambda: 1))
     with pytest.raises(Closed):
         scene.latest()
@@ -701,14 +701,14 @@ def test_a_run_that_waits_for_nsqd_to_tell_ends_with_whoever_wanted_it(
 ) -> None:
     monkeypatch.setattr(os, "getppid", lambda: 1)
     with pytest.raises(Closed):
-        scene.feed.aim()
+        scene.feed.start_available_now()
     assert scene.clock.now <= 1001.0
 
 
 def test_a_run_keeps_to_limits_and_counts_what_it_takes(scene: Scene) -> None:
     scene.log.seal("old", 10)
     scene.backlog.value = Backlog(asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     ends = [START]
     while (end := scene.latest(ends[-1], Limits(rows=4))) is not ends[-1]:
         ends.append(end)
