@@ -57,7 +57,7 @@ class Command:
     takes: ClassVar[str] = "PLACE"
     needs: ClassVar[tuple[str, ...]] = ()
 
-    debug: bool = flag(False, "stack traces, and Spark's own log from WARN up")
+    debug: bool = flag(False, "show stack traces, and Spark's log from WARN up")
     argument: str = ""
     argv: tuple[str, ...] = ()
 
@@ -86,11 +86,11 @@ class NsqCommand(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class SparkCommand(NsqCommand):
-    quiet: bool = flag(False, "no progress, only the result; also -q")
-    master: str = flag("", "URL, where Spark runs; without it local[*], this machine")
+    quiet: bool = flag(False, "show no progress, only the result; also -q")
+    master: str = flag("", "URL of Spark's master; default: local[*], this machine")
     conf: tuple[tuple[str, str], ...] = repeated(pair, "NAME=VALUE, a Spark setting; repeatable")
-    print_submit: bool = flag(False, "only print the spark-submit line for a cluster")
-    prometheus: str = flag("", "keep figures in this file, for a textfile collector")
+    print_submit: bool = flag(False, "print the spark-submit command for a cluster, and exit")
+    prometheus: str = flag("", "file for metrics, which Prometheus' textfile collector reads")
 
     @contextlib.contextmanager
     def done(self, pipeline: Callable[..., T]) -> Iterator[T]:
@@ -120,7 +120,7 @@ class SparkCommand(NsqCommand):
         from nsq.spark.session import local_session
 
         if self.master and not self.master.startswith("local"):
-            print(f"on the cluster itself: {self.submit_line()}", file=sys.stderr)
+            print(f"to run the driver on the cluster too: {self.submit_line()}", file=sys.stderr)
         meter.show("starting Spark …")
         handler = signal.getsignal(signal.SIGINT)
         with contextlib.nullcontext() if self.debug else filtered(meter.note):
@@ -163,10 +163,10 @@ class StreamCommand(SparkCommand):
     takes = "TOPIC"
 
     channel: str = flag("", "the channel to read")
-    follow: bool = flag(False, "go on until Ctrl-C, not only until it is drained")
+    follow: bool = flag(False, "run until Ctrl-C instead of exiting when the channel is drained")
     wal: str = flag("", "the write-ahead log: a directory, or a URI of pyarrow.fs")
-    checkpoint: str = flag("", "the folder where Spark remembers how far it is")
-    chart: str = flag("", "also draw what was archived or counted: .png, .svg or .pdf")
+    checkpoint: str = flag("", "Spark's checkpoint folder")
+    chart: str = flag("", "image file for a chart of the result: .png, .svg or .pdf")
 
     @contextlib.contextmanager
     def done(self, pipeline: Callable[..., T]) -> Iterator[T]:
@@ -183,8 +183,9 @@ class StreamCommand(SparkCommand):
         if not done.rows and not self.follow:
             # Explain: a new channel gets no message that was published before it was created.
             print(
-                f"nothing was in channel {self.channel!r} of topic {self.argument!r}. A channel gets what is "
-                "published after it was made: if it is new, it is there from now on; --channel names another"
+                f"channel {self.channel!r} of topic {self.argument!r} was empty. A channel gets only "
+                "messages that are published after it was created, and this run has created it if it was "
+                "missing; --channel names another"
             )
 
 
@@ -216,8 +217,8 @@ class Archive(StreamCommand):
     needs = ("to",)
 
     channel: str = flag("archive", "the channel to read")
-    every: float = duration(60.0, "with --follow: a batch so often")
-    to: str = flag("", "the folder of files; delta:DIR: a Delta table")
+    every: float = duration(60.0, "with --follow: time between two batches")
+    to: str = flag("", "folder for the files, or delta:DIR for a Delta table")
     body: str = flag("binary", "how bodies are stored: binary, string or json")
     schema: str = flag("", "with --body=json: the fields, such as 'id bigint, total double'")
 
@@ -242,11 +243,11 @@ class Metrics(StreamCommand):
     """Count messages, bytes, latency, attempts and the most frequent keys."""
 
     channel: str = flag("metrics", "the channel to read")
-    every: float = duration(10.0, "with --follow: a batch so often")
-    window: str = flag("1 minute", "as Spark spells it")
+    every: float = duration(10.0, "with --follow: time between two batches")
+    window: str = flag("1 minute", "length of a window, as Spark spells it")
     watermark: str = flag("1 minute", "with --to: how late a message may be")
-    key: str = flag("", "what to count besides: $.field of JSON bodies, or an SQL expression")
-    top: int = flag(10, "so many keys per window")
+    key: str = flag("", "list the most frequent values of $.field in JSON bodies, or of an SQL expression")
+    top: int = flag(10, "number of these values per window")
     to: str = flag("", "also write the windows into this folder, as Parquet")
 
     def run(self) -> None:
@@ -275,11 +276,11 @@ class Replay(SparkCommand):
     needs = ("topic",)
 
     topic: str = flag("", "the topic to publish to")
-    since: str = flag("", "from that time on: 2026-03-01 or 2026-03-01T07:30:00, UTC")
-    until: str = flag("", "up to, and without, that time")
-    rate: float | None = flag(None, "so many messages per second at most")
+    since: str = flag("", "publish only messages from this time on: 2026-03-01 or 2026-03-01T07:30:00, UTC")
+    until: str = flag("", "publish only messages before this time")
+    rate: float | None = flag(None, "maximum messages per second")
     dry_run: bool = flag(False, "count what would be published, and publish nothing")
-    state: str = flag("", "the file where it remembers how far it is, to go on after an interruption")
+    state: str = flag("", "file that records the progress, to resume after an interruption")
 
     def run(self) -> int:
         from nsq.spark.pipelines.replay import replay
@@ -305,7 +306,7 @@ class Receive(NsqCommand):
     takes = "TOPIC"
     needs = ("channel", "wal")
 
-    quiet: bool = flag(False, "no progress, only the result; also -q")
+    quiet: bool = flag(False, "show no progress, only the result; also -q")
     channel: str = flag("", "the channel to read")
     wal: str = flag("", "the log, which Spark must be able to reach")
 
@@ -363,7 +364,7 @@ class WalLs(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class WalVerify(Command):
-    """Read all of a log and tell what is damaged; exit status 1 if anything is."""
+    """Read a whole log and list what is damaged; exit status 1 if anything is."""
 
     def run(self) -> int:
         from nsq.spark.wal.inspect import verify
@@ -398,7 +399,7 @@ class Doctor(NsqCommand):
 
     takes = ""
 
-    wal: str = flag("", "try to write there")
+    wal: str = flag("", "write-ahead log to check, by writing there")
 
     def run(self) -> int:
         from nsq.spark.doctor import SKIPPED, WRONG, examine
@@ -411,7 +412,7 @@ class Doctor(NsqCommand):
             if found.remedy:
                 print(f"{'':8}→ {found.remedy}")
         well = "all that was checked is well" if skipped else "all is well"
-        print(f"{wrong} of these must be mended" if wrong else well)
+        print(f"problems to fix: {wrong}" if wrong else well)
         return 1 if wrong else 0
 
 

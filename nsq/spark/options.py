@@ -202,11 +202,9 @@ class SinkOptions(Nsqds):
     topic: str = option("The topic to publish to; without it, each row's column topic.", default="")
     mpub_messages: int = count(500, "The most messages published at once.")
     mpub_bytes: int = octets(1 << 20, "The most bytes published at once; a larger message travels alone.")
-    pipeline: int = count(8, "Full publishes that a task has under way while it makes the next one.")
-    retries: int = count(3, "How often a publish is tried anew that failed, or was not answered.", low=0)
-    timeout: float = seconds(
-        30.0, "The longest a publish may take each time, trying one nsqd after the other.", low=0.001
-    )
+    pipeline: int = count(8, "The number of full publishes that a task keeps in flight.")
+    retries: int = count(3, "How often a publish is repeated after an error or without a reply.", low=0)
+    timeout: float = seconds(30.0, "The longest that one attempt may take, over all nsqds.", low=0.001)
 
     def __post_init__(self) -> None:
         if self.topic:

@@ -297,7 +297,7 @@ class Slot:
             for event in child.events():
                 self._take(event)
         except OSError as error:
-            log.warning("lost touch with receiver %d: %s", child.pid, error)
+            log.warning("cannot read the events of receiver %d: %s", child.pid, error)
             child.kill()
         status = child.reap()
         if isinstance(self._last_words, Failed):
@@ -324,7 +324,7 @@ class Slot:
                     self.status = replace(self.status, open_rows=0, open_bytes=0, sealed=sealed)
                 case _:
                     name = self.receiver or self.thread.name
-                    log.warning("receiver %s sent what cannot be read: %s", name, event)
+                    log.warning("receiver %s sent an unparsable line: %s", name, event)
             self._changed.notify_all()
 
     def _end(self, problem: str, lived: float) -> float | None:

@@ -61,7 +61,7 @@ ENDED, FAILED, REFUSED = 0, 1, 2
 
 
 class ReceiverLoop:
-    """Serves an owner: carries out its commands on a ``Receiving``, and reports events."""
+    """The loop of a receiver that has an owner: carries out its commands on a ``Receiving``, sends events."""
 
     def __init__(self, inlet: int, outlet: int, wakeup: SignalWakeup) -> None:
         self._inlet = inlet
@@ -185,7 +185,7 @@ class ReceiverLoop:
         try:
             os.write(self._outlet, protocol.encoded(event))  # atomic, because events are short
         except BlockingIOError:
-            log.warning("the owner does not read what it is told")
+            log.warning("the owner does not read events; one was dropped")
         except OSError:
             self._stop_requested = True
 

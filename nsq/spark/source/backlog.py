@@ -187,7 +187,7 @@ class AvailableNowTarget:
 
 def _where(backlog: Backlog) -> str:
     if not backlog.asked:
-        return "; no nsqd told its depth"
+        return "; no nsqd has reported its depth"
     paused = ", the channel is paused" if backlog.paused else ""
     held = f"{backlog.in_flight} in flight, {backlog.deferred} deferred"
     return f"; nsqd has {backlog.depth} waiting, {held}{paused}"
@@ -236,5 +236,5 @@ class Poller(Generic[T]):
                 self._last = self.ask()
                 self._answered.set()
             except Exception:
-                log.exception("cannot find out about %s", self.name)
+                log.exception("cannot measure the %s", self.name)
             self._ended.wait(self.pause)

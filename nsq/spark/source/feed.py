@@ -100,11 +100,11 @@ class Feed:
         errors = "; ".join(backlog.errors)
         if not backlog.asked:
             log.warning(
-                "the backlog is unknown, so it is over when nothing comes for availableNowIdle: %s",
+                "the backlog is unknown, so the run ends when no row comes for availableNowIdle: %s",
                 errors or "no nsqd is known yet",
             )
         elif errors:
-            log.warning("only what other nsqds have is waited for: %s", errors)
+            log.warning("the run waits only for the messages of the other nsqds: %s", errors)
         self._before = (self._segments, backlog, time.monotonic())
 
     def latest(self, start: Mapping[str, Any], limits: Limits, *, once: bool = False) -> Mapping[str, Any]:
@@ -157,7 +157,7 @@ class Feed:
         slices, lost = between(first, last, self._segments)
         if lost:
             files = ", ".join(f"{receiver}/{names.sealed_pattern(number)}" for receiver, number in lost)
-            text = f"{shown(self.wal.location)} has lost what this batch needs: {files}"
+            text = f"{shown(self.wal.location)} lacks files that this batch needs: {files}"
             if self.options.fail_on_data_loss:
                 raise SegmentLost(f"{text}; failOnDataLoss=false goes on without it")
             log.warning("%s; going on without it", text)
@@ -358,7 +358,7 @@ class Feed:
             )
         if not self._foreign:
             self._foreign = True
-            log.warning("%s; what was in it and not read is lost, going on with this one", text)
+            log.warning("%s; its unread messages are lost, going on with this one", text)
         return Offset(self.identity, foreign=True)
 
     # Where this reader begins

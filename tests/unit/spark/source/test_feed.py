@@ -349,9 +349,7 @@ def test_the_tasks_of_a_batch(scene: Scene) -> None:
 
 def test_a_lost_segment_is_an_error_that_names_it(scene: Scene) -> None:
     scene.log.seal("a", 10)
-    with pytest.raises(
-        SegmentLost, match=r"/wal has lost .*: a/000002-\*\.arrow; failOnDataLoss=false goes on"
-    ):
+    with pytest.raises(SegmentLost, match=r"/wal lacks .*: a/000002-\*\.arrow; failOnDataLoss=false goes on"):
         scene.feed.plan(START, {"wal": "w", "at": {"a": 2}})
 
 
@@ -359,7 +357,7 @@ def test_a_lost_segment_is_left_out_if_so_asked(caplog: pytest.LogCaptureFixture
     scene = Scene(fail_on_data_loss=False)
     scene.log.seal("a", 10)
     assert len(scene.feed.plan(START, {"wal": "w", "at": {"a": 2}})) == 1
-    assert "has lost what this batch needs: a/000002-*.arrow; going on" in caplog.text
+    assert "lacks files that this batch needs: a/000002-*.arrow; going on" in caplog.text
 
 
 def test_a_commit_deletes_what_was_read_whole(scene: Scene) -> None:
@@ -677,7 +675,7 @@ def test_a_run_that_has_somebody_or_something_is_none(
 def test_a_run_says_whose_backlog_it_does_not_know(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     scene.backlog.value = Backlog(asked=1, errors=("b:4151 cannot be reached",))
     scene.feed.start_available_now()
-    assert "only what other nsqds have is waited for: b:4151 cannot be reached" in caplog.text
+    assert "the run waits only for the messages of the other nsqds: b:4151 cannot be reached" in caplog.text
 
 
 def test_a_run_has_a_timeout() -> None:

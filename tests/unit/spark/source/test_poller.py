@@ -85,7 +85,7 @@ def test_a_question_that_fails_leaves_the_last_answer(caplog: pytest.LogCaptureF
         gauge.look()
         assert source.asked.acquire(timeout=LONG)  # it goes on
         assert gauge.look() == 1
-    assert "cannot find out about test" in caplog.text
+    assert "cannot measure the test" in caplog.text
 
 
 def test_stopping_ends_the_thread_and_a_pause() -> None:

@@ -92,8 +92,8 @@ def test_old_news_decides_nothing() -> None:
 
 
 def test_without_news_silence_decides() -> None:
-    assert "no nsqd told" in target().verdict(2.0, 0, Backlog())
-    assert "no nsqd told" in target().verdict(2.0, 0, Backlog(errors=("down",), began=1.0))
+    assert "no nsqd has reported" in target().verdict(2.0, 0, Backlog())
+    assert "no nsqd has reported" in target().verdict(2.0, 0, Backlog(errors=("down",), began=1.0))
 
 
 def test_nothing_is_missed_before_the_receivers_are_at_work() -> None:
