@@ -157,7 +157,7 @@ class AvailableNowTarget:
         """Rows still to take; None when no nsqd reported a depth: then the run ends when nothing comes."""
         return None if self.rows is None else max(0, self.rows - self.taken)
 
-    def look(self, now: float, pending: int, ready: bool) -> None:
+    def note_rows(self, now: float, pending: int, ready: bool) -> None:
         """Note how many rows have come and are ``pending``. Quiet time counts only once we are ``ready``."""
         seen = self.taken + pending
         if seen != self._seen or not ready:
@@ -195,8 +195,8 @@ def _where(backlog: Backlog) -> str:
 
 @dataclass(eq=False)
 class Poller(Generic[T]):
-    """Calls ``ask`` in its own thread, at most once per ``pause`` seconds, as long as ``look`` is called.
-    After a while without calls the last answer is old. For one caller's thread.
+    """Calls ``ask`` in its own thread, at most once per ``pause`` seconds, as long as ``last_answer`` is
+    called. After a while without calls the last answer is old. For one caller's thread.
     """
 
     name: str
@@ -210,7 +210,7 @@ class Poller(Generic[T]):
         self._thread: threading.Thread | None = None
         self._last: T | None = None
 
-    def look(self, patience: float = 0.0) -> T | None:
+    def last_answer(self, patience: float = 0.0) -> T | None:
         """The last answer; waits up to ``patience`` s for the first one, else None. Starts the thread."""
         if self._thread is None and not self._ended.is_set():
             # A daemon, so that a server which does not answer cannot keep the process alive.

@@ -94,7 +94,7 @@ class Feed:
         self.backlog.pause = POLL  # poll often: the run ends when nsqd has no more
         self._list()
         until = time.monotonic() + MEASURING
-        while (measured := self.backlog.look(LISTING)) is None and time.monotonic() < until:
+        while (measured := self.backlog.last_answer(LISTING)) is None and time.monotonic() < until:
             self._check_driver()  # receivers must not start before the backlog is measured
         backlog = measured or Backlog()
         errors = "; ".join(backlog.errors)
@@ -176,7 +176,7 @@ class Feed:
         """
         state = self.receivers.state()
         waiting = self._pending(state)
-        known = self.backlog.look() or Backlog()
+        known = self.backlog.last_answer() or Backlog()
         sealed = dict(self._read.at)
         for segment in self._segments:
             at = Position(segment.number)
@@ -189,7 +189,7 @@ class Feed:
             "walBytes": waiting.bytes,
             "nsqdDepth": known.depth if known.asked else None,
             "nsqdInFlight": known.in_flight if known.asked else None,
-            "oldestSeconds": self._age.look(),
+            "oldestSeconds": self._age.last_answer(),
             "paused": state.paused or None,
         }
 
@@ -228,11 +228,11 @@ class Feed:
         self._since = (self._since or now) if pending.rows else None
         if target is not None:
             limits = limits.tightened(target.left)
-            target.look(now, pending.rows, state.ready)
+            target.note_rows(now, pending.rows, state.ready)
             if self._once and not state.paused:
                 # The only batch of this run waits until no more rows of the target will come.
                 arrived = target.left is not None and pending.rows >= target.left
-                if not arrived and not target.verdict(now, 0, self.backlog.look() or Backlog()):
+                if not arrived and not target.verdict(now, 0, self.backlog.last_answer() or Backlog()):
                     return None, _AGAIN
         if self._since is None:
             full = state.paused and not self._once and now - self._last_empty_batch >= LISTING
@@ -283,7 +283,7 @@ class Feed:
         self._target_set_at = self._logged_at = time.monotonic()
 
     def _is_over(self, target: AvailableNowTarget, now: float) -> bool:
-        measured, state = self.backlog.look() or Backlog(), self.receivers.state()
+        measured, state = self.backlog.last_answer() or Backlog(), self.receivers.state()
         pending = self._pending(state).rows
         reason = target.verdict(now, pending, measured)
         if reason and now - self._target_set_at < STARTING and not self._subscribed(state, measured):

@@ -155,7 +155,7 @@ class FakePoller:
         self.value: Backlog | None = None
         self.calls: list[str] = []
 
-    def look(self, patience: float = 0.0) -> Backlog | None:
+    def last_answer(self, patience: float = 0.0) -> Backlog | None:
         if self.value is None:
             self.clock.now += patience
             return None
