@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import inspect
 import logging
 import os
@@ -171,6 +172,8 @@ class StreamCommand(SparkCommand):
     @contextlib.contextmanager
     def done(self, pipeline: Callable[..., T]) -> Iterator[T]:
         source_options(self, self.wal or "by default")  # report mistakes before Spark starts
+        if self.chart:
+            check_chart(self.chart)
         with super().done(pipeline) as done:
             yield done
 
@@ -196,6 +199,13 @@ def source_options(command: StreamCommand | Receive, wal: str) -> SourceOptions:
     given = {"topic": command.argument, "channel": command.channel, "wal": wal}
     given |= {"nsqd": ",".join(command.nsqd), "lookupd": ",".join(command.lookupd)}
     return SourceOptions.of(command.options | given)
+
+
+def check_chart(path: str) -> None:
+    if not path.lower().endswith((".png", ".svg", ".pdf")):
+        raise ConfigError(f"--chart is {path!r}, but must end in .png, .svg or .pdf")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--chart needs matplotlib: pip install 'nsq[chart]'")
 
 
 def require_address(command: NsqCommand) -> None:
@@ -313,9 +323,10 @@ class Receive(NsqCommand):
     def run(self) -> None:
         from nsq.spark.receiver.process import prepare_process, standalone
 
+        options = source_options(self, self.wal)
         prepare_process()
         with contextlib.closing(Meter(sys.stderr, quiet=self.quiet)) as meter:
-            standalone(source_options(self, self.wal), progress=meter.show)
+            standalone(options, progress=meter.show)
 
 
 @dataclass(frozen=True, kw_only=True)

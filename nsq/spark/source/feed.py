@@ -295,6 +295,11 @@ class Feed:
                 # When no nsqd answers, there may still be messages to read.
                 raise ConnectionFailed(f"no nsqd can be reached, so nothing was read: {silence}")
             log.info("done: %s", reason)
+            if not self.options.receivers and measured.depth:
+                log.warning(
+                    "%d messages wait in nsqd: option receivers is 0, so a receiver elsewhere must take them",
+                    measured.depth,
+                )
             # Spark asks for more only when it has committed everything up to here. It reports a commit with
             # the next batch, of which there is none in this run, so note it now.
             if self._state.begun and self._read.at:

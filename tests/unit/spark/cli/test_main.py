@@ -73,6 +73,7 @@ def test_a_failed_command(tmp_path: object, capsys: pytest.CaptureFixture[str]) 
         ("receive orders --channel c --wal /x", "--nsqd or --lookupd is missing"),
         ("archive orders --to /x --nsqd a:4150 --body text", "body is 'text', but must be one of"),
         ("archive orders --to /dev/null/x --nsqd a:4150", "to is /dev/null/x, which cannot be written"),
+        ("metrics orders --nsqd a:4150 --chart x.bmp", "--chart is 'x.bmp', but must end in .png"),
         ("metrics orders --nsqd a:4150 --window minute", "window is 'minute', but must be"),
         ("replay /x --topic again --nsqd a:4150 --since soon", "'soon' is no point in time"),
     ],
@@ -95,6 +96,7 @@ def test_an_archive_without_anything_to_draw_is_no_failure(
     monkeypatch.setattr("nsq.spark.session.local_session", lambda **_: SimpleNamespace(stop=lambda: None))
     monkeypatch.setattr("nsq.spark.pipelines.archive.archive", lambda *_, **__: result)
     monkeypatch.setattr("nsq.spark.pipelines.metrics.archive_chart", chart)
+    monkeypatch.setattr(cli, "check_chart", lambda path: None)
     words = ["archive", "orders", "--nsqd", "a:4150", "--to", "/x", "--chart", "x.png"]
     assert main(words) == 0
     assert "not drawn: /x holds no Parquet file" in capsys.readouterr().out

@@ -686,6 +686,18 @@ def test_a_run_has_a_timeout() -> None:
     assert 1030.0 <= scene.clock.now < 1032.0
 
 
+def test_a_run_without_receivers_ends_and_names_what_waits_in_nsqd(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(receivers=0)
+    scene.log.seal("other", 3)
+    scene.backlog.value = Backlog(depth=5, asked=1)
+    scene.feed.start_available_now()
+    end = scene.latest()
+    assert end["at"] == {"other": 1}
+    assert scene.latest(end) is end
+    assert scene.clock.now < 1010.0
+    assert "5 messages wait in nsqd: option receivers is 0" in caplog.text
+
+
 def test_a_run_ends_with_whoever_wanted_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.backlog.value = Backlog(depth=5, asked=1)
     scene.feed.start_available_now()
