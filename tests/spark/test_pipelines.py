@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,8 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 def archived(
     spark: SparkSession, folder: Path, body: str = "binary", schema: str | None = None, **options: Any
 ) -> ArchiveResult:
-    agreed = archiving.agreed_schema(open_files(folder / "out", spark), body, schema)
+    found = partial(archiving.schema_of_files, spark, str(folder / "out"))
+    agreed = archiving.agreed_schema(open_files(folder / "out", spark), body, schema, found)
     kept = archiving.archived(stream(spark, folder), body, agreed)
     return store_rows(kept, str(folder / "out"), running(folder, **options))
 
@@ -393,6 +395,7 @@ def test_an_archive_refuses_what_would_make_it_unreadable(spark: SparkSession, t
     ]:
         with pytest.raises(UsageError, match=error):
             archived(spark, tmp_path, body, schema)
+        (tmp_path / "out" / "_schema.json").unlink(missing_ok=True)  # as before there was such a file
 
 
 def test_what_cannot_be_replayed_says_why(spark: SparkSession, tmp_path: Path) -> None:

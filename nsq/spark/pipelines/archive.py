@@ -8,7 +8,8 @@ import dataclasses
 import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nsq.errors import ConfigError, UsageError
@@ -19,7 +20,7 @@ from nsq.spark.rows import CORRUPT, RESCUED, TYPES, check_schema, read_json, str
 from nsq.spark.session import GivenSession
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 KINDS = ("binary", "string", "json")
@@ -101,7 +102,9 @@ def archive(
     running = Running(checkpoint or below(root, "_checkpoint"), follow, every, stop, progress)
     check_writable("to", root)
     with streaming.open_stream(spark, reading) as stream:
-        agreed = agreed_schema(open_files(root, stream.sparkSession), body, schema)
+        session = stream.sparkSession
+        found = None if table else partial(schema_of_files, session, path)
+        agreed = agreed_schema(open_files(root, session), body, schema, found)
         return store_rows(archived(stream, body, agreed), below(path), running, table=table)
 
 
@@ -111,15 +114,22 @@ def archive(
 _SCHEMA_FILE = "_schema.json"
 
 
-def agreed_schema(files: Files, body: str, schema: StructType | str | None) -> StructType | None:
+def agreed_schema(
+    files: Files,
+    body: str,
+    schema: StructType | str | None,
+    find: Callable[[], dict[str, Any] | None] | None = None,
+) -> StructType | None:
     """The fields of earlier runs and those of ``schema`` together; notes them in the archive. None unless
-    ``body`` is json. Raises UsageError when they do not fit.
+    ``body`` is json. Raises UsageError when they do not fit. ``find`` returns what an archive holds whose
+    earlier runs noted nothing.
     """
     from pyspark.sql.types import StructType
 
     wanted = struct_of(schema) if schema is not None else None
     text = files.read(_SCHEMA_FILE)
-    known: dict[str, Any] = json.loads(text) if text else {"body": body, "fields": None}
+    known: dict[str, Any] | None = json.loads(text) if text else find() if find else None
+    known = known or {"body": body, "fields": None}
     if known["body"] != body:
         raise UsageError(
             f"{files.uri('')} stores bodies as {known['body']}, not {body}: archive into another folder"
@@ -130,6 +140,21 @@ def agreed_schema(files: Files, body: str, schema: StructType | str | None) -> S
     if news != known or not text:
         files.write(_SCHEMA_FILE, json.dumps(news, indent=1))
     return wanted
+
+
+def schema_of_files(spark: SparkSession, path: str) -> dict[str, Any] | None:
+    """The content for ``_schema.json`` that fits the files of an archive; None when it has no files."""
+    from nsq.spark.pipelines.replay import read_archive
+
+    try:
+        fields = {field.name: field.dataType for field in read_archive(spark, path).schema}
+    except UsageError:
+        return None
+    kind = fields.get("body")
+    if kind is None:
+        return None
+    struct = kind.typeName() == "struct"
+    return {"body": "json" if struct else kind.typeName(), "fields": kind.jsonValue() if struct else None}
 
 
 def merge_structs(known: StructType, wanted: StructType, path: str = "body") -> StructType:
