@@ -28,7 +28,7 @@ def __getattr__(name: str) -> object:
     return NsqDataSource
 
 
-def unusable(format_name: str, fault: Exception) -> type[DataSource]:
+def unusable(format_name: str, error: Exception) -> type[DataSource]:
     """Make a format that raises one line saying why it does not work.
 
     It is defined here, because the package itself may be missing, and inside a function, so that Spark
@@ -36,9 +36,9 @@ def unusable(format_name: str, fault: Exception) -> type[DataSource]:
     """
     from pyspark.sql.datasource import DataSource
 
-    kind = "" if isinstance(fault, ImportError) else f"{type(fault).__name__}: "
+    kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
     reason = (
-        f"format({format_name!r}) cannot be used with {sys.executable}: {kind}{fault}; "
+        f"format({format_name!r}) cannot be used with {sys.executable}: {kind}{error}; "
         "pip install 'nsq[spark]' there, or set PYSPARK_PYTHON to the Python that has it"
     )
 

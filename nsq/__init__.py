@@ -13,6 +13,7 @@ are loaded at first use, so that importing the package is cheap.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from nsq.errors import AlreadyResponded as AlreadyResponded
@@ -94,6 +95,12 @@ _HOME = {
 }
 
 __all__ = ["__version__", *_ERRORS, *_HOME]
+
+# pynsq and nsq-py have this file, and this package has not.
+if os.path.exists(os.path.join(os.path.dirname(__file__), "reader.py")):
+    from nsq.other_clients import warn_about_replaced_client
+
+    warn_about_replaced_client()
 
 
 def __getattr__(name: str) -> object:

@@ -1,4 +1,5 @@
-"""Names that other NSQ clients use, with ours for them. Used only to explain errors.
+"""Names that other NSQ clients use, with ours for them. Used only to explain errors, and a warning when
+another client of the same module name is installed.
 
 Covers go-nsq, pynsq, gnsq, nsq-py, ansq and nsqjs. Omits names that mean the same here.
 """
@@ -101,3 +102,20 @@ def option_here(name: str, *, arguments: bool = True) -> str:
     """
     known = {**ARGUMENTS, **OPTIONS} if arguments else OPTIONS
     return next((text for each, text in known.items() if _plain(each) == _plain(name)), "")
+
+
+def warn_about_replaced_client() -> None:
+    """Warn that pynsq or nsq-py is installed here, and that this package has replaced some of its files."""
+    import warnings
+    from importlib import metadata
+
+    found = [each for name in ("pynsq", "nsq-py") for each in metadata.distributions(name=name)]
+    names = " and ".join(f"{each.name} {each.version}" for each in found) or "another client"
+    warnings.warn(
+        f"{names} is installed in this environment too, and its module is also called nsq: this package has "
+        "replaced some of its files, so it cannot work, and uninstalling it would delete files of this "
+        "package. Use an environment for each, or uninstall it and run "
+        "pip install --force-reinstall --no-deps nsq",
+        RuntimeWarning,
+        stacklevel=3,
+    )

@@ -47,8 +47,8 @@ def _reached(pool: ReceiverPool, count: int) -> tuple[float, int]:
         received, now = pool.status().received, time.monotonic()
         if received >= count:
             return now, received
-        if now > deadline or pool.fault:
-            raise SystemExit(f"{received} of {count} received; {pool.fault or pool.status()}")
+        if now > deadline or pool.fatal_error:
+            raise SystemExit(f"{received} of {count} received; {pool.fatal_error or pool.status()}")
         time.sleep(_PAUSE)
 
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import inspect
 import logging
 import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -22,12 +24,15 @@ from typing import TYPE_CHECKING, ClassVar, TextIO, TypeVar
 
 from nsq import __version__, flags
 from nsq.config import Config
+from nsq.consumer.signals import SignalWatch
 from nsq.errors import ConfigError, NsqError, UsageError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.spark.options import Options
 from nsq.tables import table
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from nsq.spark.pipelines.streaming import Progress, Totals
     from nsq.spark.source.options import SourceOptions
     from nsq.spark.wal.inspect import ReaderLine
@@ -53,7 +58,7 @@ class Command:
     takes: ClassVar[str] = "PLACE"
     needs: ClassVar[tuple[str, ...]] = ()
 
-    debug: bool = flag(False, "stack traces, and Spark's own log from WARN up")
+    debug: bool = flag(False, "show stack traces, and Spark's log from WARN up")
     argument: str = ""
     argv: tuple[str, ...] = ()
 
@@ -82,38 +87,61 @@ class NsqCommand(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class SparkCommand(NsqCommand):
-    quiet: bool = flag(False, "no progress, only the result; also -q")
-    master: str = flag("", "URL, where Spark runs; without it local[*], this machine")
+    quiet: bool = flag(False, "show no progress, only the result; also -q")
+    master: str = flag("", "URL of Spark's master; default: local[*], this machine")
     conf: tuple[tuple[str, str], ...] = repeated(pair, "NAME=VALUE, a Spark setting; repeatable")
-    print_submit: bool = flag(False, "only print the spark-submit line for a cluster")
-    prometheus: str = flag("", "keep figures in this file, for a textfile collector")
+    print_submit: bool = flag(False, "print the spark-submit command for a cluster, and exit")
+    prometheus: str = flag("", "file for metrics, which Prometheus' textfile collector reads")
 
     @contextlib.contextmanager
     def done(self, pipeline: Callable[..., T]) -> Iterator[T]:
         """Run a pipeline in a session and yield its result. Flags named like its arguments are passed on."""
-        from nsq.spark.session import local_session
-
-        with contextlib.closing(Meter(sys.stderr, quiet=self.quiet)) as meter:
-            if self.master and not self.master.startswith("local"):
-                print(f"on the cluster itself: {self.submit_line()}", file=sys.stderr)
-            meter.say("starting Spark …")
-            with contextlib.nullcontext() if self.debug else filtered(meter.note):
-                level = "WARN" if self.debug else "ERROR"
-                spark = local_session(master=self.master or None, conf=dict(self.conf), log_level=level)
-            if self.prometheus:
-                from nsq.spark.listener import Listener
-
-                spark.streams.addListener(Listener(prometheus=self.prometheus))
-            meter.say("reading; the first batch takes some seconds …")
+        started: list[SparkSession] = []
+        with (
+            own_stderr() as stderr,
+            contextlib.closing(Meter(stderr, quiet=self.quiet)) as meter,
+            stop_signals(meter.note) as signals,
+        ):
             try:
                 names = inspect.signature(pipeline).parameters
                 given = {name: value for name in names if (value := getattr(self, name, "")) != ""}
-                given |= {"spark": spark, "progress": lambda progress: meter.say(line(progress))}
+                # The pipeline starts Spark after it has checked its arguments.
+                given |= {"spark": lambda: self._start(meter, started)}
+                given |= {"progress": lambda progress: meter.show(line(progress)), "stop": signals.stop}
                 result = pipeline(self.argument, **given)
                 meter.close()
                 yield result
             finally:
-                spark.stop()
+                for spark in started:
+                    spark.stop()
+        if signals.number and not self.endless:
+            raise KeyboardInterrupt(signals.number)
+
+    def _start(self, meter: Meter, started: list[SparkSession]) -> SparkSession:
+        from nsq.spark.session import local_session
+
+        if self.master and not self.master.startswith("local"):
+            print(f"to run the driver on the cluster too: {self.submit_line()}", file=sys.stderr)
+        meter.show("starting Spark …")
+        handler = signal.getsignal(signal.SIGINT)
+        with contextlib.nullcontext() if self.debug else filtered(meter.note):
+            level = "WARN" if self.debug else "ERROR"
+            spark = local_session(master=self.master or None, conf=dict(self.conf), log_level=level)
+        started.append(spark)
+        if threading.current_thread() is threading.main_thread():
+            # Spark has installed a handler that raises KeyboardInterrupt wherever the main thread is.
+            signal.signal(signal.SIGINT, handler)
+        if self.prometheus:
+            from nsq.spark.listener import Listener
+
+            spark.streams.addListener(Listener(prometheus=self.prometheus))
+        meter.show("reading; the first batch takes some seconds …")
+        return spark
+
+    @property
+    def endless(self) -> bool:
+        """Whether a signal is the usual end of the command, or the command reports an early end itself."""
+        return True
 
     def submit_line(self) -> str:
         """The spark-submit command line for a cluster, whose workers all need this package installed."""
@@ -136,33 +164,53 @@ class StreamCommand(SparkCommand):
     takes = "TOPIC"
 
     channel: str = flag("", "the channel to read")
-    follow: bool = flag(False, "go on until Ctrl-C, not only until it is drained")
+    follow: bool = flag(False, "run until Ctrl-C instead of exiting when the channel is drained")
     wal: str = flag("", "the write-ahead log: a directory, or a URI of pyarrow.fs")
-    checkpoint: str = flag("", "the folder where Spark remembers how far it is")
-    chart: str = flag("", "also draw what was archived or counted: .png, .svg or .pdf")
+    checkpoint: str = flag("", "Spark's checkpoint folder")
+    chart: str = flag("", "image file for a chart of the result: .png, .svg or .pdf")
 
     @contextlib.contextmanager
     def done(self, pipeline: Callable[..., T]) -> Iterator[T]:
         source_options(self, self.wal or "by default")  # report mistakes before Spark starts
+        if self.chart:
+            check_chart(self.chart)
         with super().done(pipeline) as done:
             yield done
 
+    @property
+    def endless(self) -> bool:
+        return self.follow
+
     def tell(self, done: Totals, what: str) -> None:
         print(f"{_moved(done)}, {what}")
-        if not done.rows:
+        if not done.rows and not self.follow:
             # Explain: a new channel gets no message that was published before it was created.
             print(
-                f"nothing was in channel {self.channel!r} of topic {self.argument!r}. A channel gets what is "
-                "published after it was made: if it is new, it is there from now on; --channel names another"
+                f"channel {self.channel!r} of topic {self.argument!r} was empty. A channel gets only "
+                "messages that are published after it was created, and this run has created it if it was "
+                "missing; --channel names another"
             )
 
 
 def source_options(command: StreamCommand | Receive, wal: str) -> SourceOptions:
     from nsq.spark.source.options import SourceOptions
 
+    require_address(command)
     given = {"topic": command.argument, "channel": command.channel, "wal": wal}
     given |= {"nsqd": ",".join(command.nsqd), "lookupd": ",".join(command.lookupd)}
     return SourceOptions.of(command.options | given)
+
+
+def check_chart(path: str) -> None:
+    if not path.lower().endswith((".png", ".svg", ".pdf")):
+        raise ConfigError(f"--chart is {path!r}, but must end in .png, .svg or .pdf")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--chart needs matplotlib: pip install 'nsq[chart]'")
+
+
+def require_address(command: NsqCommand) -> None:
+    if not command.nsqd and not command.lookupd:
+        raise ConfigError("--nsqd or --lookupd is missing, such as --nsqd 127.0.0.1:4150")
 
 
 def _moved(done: Totals) -> str:
@@ -179,8 +227,8 @@ class Archive(StreamCommand):
     needs = ("to",)
 
     channel: str = flag("archive", "the channel to read")
-    every: float = duration(60.0, "with --follow: a batch so often")
-    to: str = flag("", "the folder of files; delta:DIR: a Delta table")
+    every: float = duration(60.0, "with --follow: time between two batches")
+    to: str = flag("", "folder for the files, or delta:DIR for a Delta table")
     body: str = flag("binary", "how bodies are stored: binary, string or json")
     schema: str = flag("", "with --body=json: the fields, such as 'id bigint, total double'")
 
@@ -205,11 +253,11 @@ class Metrics(StreamCommand):
     """Count messages, bytes, latency, attempts and the most frequent keys."""
 
     channel: str = flag("metrics", "the channel to read")
-    every: float = duration(10.0, "with --follow: a batch so often")
-    window: str = flag("1 minute", "as Spark spells it")
-    watermark: str = flag("1 minute", "how late a message may be")
-    key: str = flag("", "what to count besides: $.field of JSON bodies, or an SQL expression")
-    top: int = flag(10, "so many keys per window")
+    every: float = duration(10.0, "with --follow: time between two batches")
+    window: str = flag("1 minute", "length of a window, as Spark spells it")
+    watermark: str = flag("1 minute", "with --to: how late a message may be")
+    key: str = flag("", "list the most frequent values of $.field in JSON bodies, or of an SQL expression")
+    top: int = flag(10, "number of these values per window")
     to: str = flag("", "also write the windows into this folder, as Parquet")
 
     def run(self) -> None:
@@ -238,15 +286,17 @@ class Replay(SparkCommand):
     needs = ("topic",)
 
     topic: str = flag("", "the topic to publish to")
-    since: str = flag("", "from that time on: 2026-03-01 or 2026-03-01T07:30:00, UTC")
-    until: str = flag("", "up to, and without, that time")
-    rate: float | None = flag(None, "so many messages per second at most")
+    since: str = flag("", "publish only messages from this time on: 2026-03-01 or 2026-03-01T07:30:00, UTC")
+    until: str = flag("", "publish only messages before this time")
+    rate: float | None = flag(None, "maximum messages per second")
     dry_run: bool = flag(False, "count what would be published, and publish nothing")
-    state: str = flag("", "the file where it remembers how far it is, to go on after an interruption")
+    state: str = flag("", "file that records the progress, to resume after an interruption")
 
     def run(self) -> int:
         from nsq.spark.pipelines.replay import replay
 
+        if not self.dry_run:
+            require_address(self)
         with self.done(replay) as done:
             said = f"{'would publish ' if self.dry_run else ''}{_moved(done)}"
             said += f" after {done.before:,} of an interrupted run" if done.before else ""
@@ -266,16 +316,17 @@ class Receive(NsqCommand):
     takes = "TOPIC"
     needs = ("channel", "wal")
 
-    quiet: bool = flag(False, "no progress, only the result; also -q")
+    quiet: bool = flag(False, "show no progress, only the result; also -q")
     channel: str = flag("", "the channel to read")
     wal: str = flag("", "the log, which Spark must be able to reach")
 
     def run(self) -> None:
-        from nsq.spark.receiver.process import settle, standalone
+        from nsq.spark.receiver.process import prepare_process, standalone
 
-        settle()
+        options = source_options(self, self.wal)
+        prepare_process()
         with contextlib.closing(Meter(sys.stderr, quiet=self.quiet)) as meter:
-            standalone(source_options(self, self.wal), progress=meter.say)
+            standalone(options, progress=meter.show)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +375,7 @@ class WalLs(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class WalVerify(Command):
-    """Read all of a log and tell what is damaged; exit status 1 if anything is."""
+    """Read a whole log and list what is damaged; exit status 1 if anything is."""
 
     def run(self) -> int:
         from nsq.spark.wal.inspect import verify
@@ -359,18 +410,20 @@ class Doctor(NsqCommand):
 
     takes = ""
 
-    wal: str = flag("", "try to write there")
+    wal: str = flag("", "write-ahead log to check, by writing there")
 
     def run(self) -> int:
-        from nsq.spark.doctor import WRONG, examine
+        from nsq.spark.doctor import SKIPPED, WRONG, examine
 
-        wrong = 0
+        wrong = skipped = 0
         for found in examine(nsqd=self.nsqd, lookupd=self.lookupd, wal=self.wal or None, config=self.config):
             wrong += found.state == WRONG
+            skipped += found.state == SKIPPED
             print(f"{found.state:8}{found.what}: {found.text}", flush=True)
             if found.remedy:
                 print(f"{'':8}→ {found.remedy}")
-        print("all is well" if not wrong else f"{wrong} of these must be mended")
+        well = "all that was checked is well" if skipped else "all is well"
+        print(f"problems to fix: {wrong}" if wrong else well)
         return 1 if wrong else 0
 
 
@@ -408,6 +461,8 @@ _SPELLINGS = {
 }
 #: The last line of a Python traceback with one of our errors, inside an error of Spark's.
 _OURS = re.compile(r"^nsq\.errors\.\w+: (.+)$", re.MULTILINE)
+#: The error of Java inside one of Py4J's, and its causes.
+_JAVA = re.compile(r"^(?:Caused by)?: ([\w.$]+)(?:: (.*))?$", re.MULTILINE)
 
 
 def parse(argv: Sequence[str]) -> Command:
@@ -450,9 +505,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         status = command.run()
         sys.stdout.flush()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("interrupted; what was finished is kept, and the next run goes on from there", file=sys.stderr)
-        return 130
+        return 128 + int(interrupt.args[0] if interrupt.args else signal.SIGINT)
     except BrokenPipeError:
         # `nsq-spark wal ls … | head` has closed the pipe: keep Python from reporting that again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -465,17 +520,63 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status or 0
 
 
-def in_a_line(fault: Exception) -> str:
+def in_a_line(error: Exception) -> str:
     """An error in one line: our own message, even inside an error of Spark's; else type and first line."""
-    first = str(fault).strip().split("\n", 1)[0]
-    if isinstance(fault, NsqError):
-        return str(fault)
-    ours = _OURS.search(str(fault))
+    first = str(error).strip().split("\n", 1)[0]
+    if isinstance(error, NsqError):
+        return str(error)
+    ours = _OURS.search(str(error))
     if ours is not None:
         return ours[1].strip()
-    if isinstance(fault, ImportError):
+    if first.startswith("An error occurred while calling") and (causes := _JAVA.findall(str(error))):
+        kind, reason = causes[-1]
+        return f"{kind.rpartition('.')[2]}: {reason or 'no reason given'} (--debug shows where)"
+    if isinstance(error, ImportError):
         return f"{first}: pip install 'nsq[spark]'"
-    return f"{type(fault).__name__}: {first} (--debug shows where)"
+    return f"{type(error).__name__}: {first} (--debug shows where)"
+
+
+# SIGINT and SIGTERM while a pipeline runs
+
+
+#: Signals that come within this many seconds count as one: a terminal and a supervisor may both send one.
+_ONE_SIGNAL = 1.0
+
+
+@dataclasses.dataclass
+class StopSignals:
+    """``stop`` is set at the first signal, and ``number`` is its number; 0 while there is none."""
+
+    stop: threading.Event = dataclasses.field(default_factory=threading.Event)
+    number: int = 0
+
+
+@contextlib.contextmanager
+def stop_signals(tell: Callable[[str], None]) -> Iterator[StopSignals]:
+    """Take SIGINT and SIGTERM over, inside the block: the first one asks the pipeline to stop, a later one
+    ends the process at once. Spark's JVM ends with the process.
+    """
+    found = StopSignals()
+
+    def watch_signals() -> None:
+        first = time.monotonic()
+        while (number := watch.wait()) is not None:
+            if not found.number:
+                found.number, first = int(number), time.monotonic()
+                found.stop.set()
+                tell("stopping, which takes some seconds; again to stop at once")
+            elif time.monotonic() - first > _ONE_SIGNAL:
+                os._exit(128 + number)
+
+    with SignalWatch() as watch, watch:
+        # A thread, because the main thread may hold the lock of the event when the signal comes.
+        thread = threading.Thread(target=watch_signals, name="nsq-spark-signals", daemon=True)
+        thread.start()
+        try:
+            yield found
+        finally:
+            watch.wake()
+            thread.join()
 
 
 # How bytes and seconds are written
@@ -519,19 +620,19 @@ class Meter:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        self._told = time.monotonic() - _SELDOM
+        self._last_line_at = time.monotonic() - _SELDOM
         self._shown = ""
         self._lock = threading.Lock()  # lines must not mix
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Show the current progress; the next call overwrites it."""
         with self._lock:
             if self.quiet:
                 return
             if self.stream.isatty():
                 self._write("", text[: shutil.get_terminal_size().columns - 1])
-            elif time.monotonic() - self._told >= _SELDOM:
-                self._told = time.monotonic()
+            elif time.monotonic() - self._last_line_at >= _SELDOM:
+                self._last_line_at = time.monotonic()
                 self._write(f"{text}\n", "")
 
     def note(self, text: str) -> None:
@@ -561,6 +662,18 @@ CHATTER = re.compile(
     r"|.* WARN NativeCodeLoader: |.* WARN Utils: (Your hostname|Set SPARK_LOCAL_IP)"
     r"|.* INFO nsq\.|\s+at [\w.$]+\(|\s+\.\.\. [0-9]+ more$|\s*$"
 )
+
+
+@contextlib.contextmanager
+def own_stderr() -> Iterator[TextIO]:
+    """A copy of stderr, into which ``filtered`` can pass lines while stderr itself is its pipe."""
+    try:
+        descriptor = os.dup(sys.stderr.fileno())
+    except (OSError, ValueError):
+        yield sys.stderr  # not a file, as in tests
+        return
+    with open(descriptor, "w", errors="backslashreplace") as copy:
+        yield copy
 
 
 @contextlib.contextmanager

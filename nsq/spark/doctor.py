@@ -29,7 +29,7 @@ from nsq.spark.wal.store import directory_of, shown
 from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
 
-OK, WARNING, WRONG = "ok", "warning", "wrong"
+OK, WARNING, WRONG, SKIPPED = "ok", "warning", "wrong", "skipped"
 JAVA = 17
 #: The lowest version of each package, and the first that is too new.
 PACKAGES = {"pyspark": ("4.2", "5.0"), "pyarrow": ("18", ""), "pandas": ("2.2", "")}
@@ -58,8 +58,14 @@ def examine(
     yield check_workers()
     yield from check_default_python()
     yield check_formats()
-    if wal is not None:
+    if wal is None:
+        yield Finding("wal", SKIPPED, "no write-ahead log was given", "check one with --wal DIR")
+    else:
         yield check_wal(wal)
+    nsqd, lookupd = list(nsqd), list(lookupd)
+    if not nsqd and not lookupd:
+        remedy = "check some with --nsqd HOST:PORT or --lookupd HOST:PORT"
+        yield Finding("nsq", SKIPPED, "no nsqd or nsqlookupd was given", remedy)
     for address in lookupd:
         yield check_lookupd(address, config)
     for address in nsqd:
@@ -116,8 +122,8 @@ def check_workers() -> Finding:
     python = os.environ.get("PYSPARK_PYTHON")
     if python in (None, sys.executable):
         return Finding("workers", OK, f"nsq-spark starts them with {sys.executable}")
-    if fault := worker_fault(python):
-        return Finding("workers", WRONG, f"PYSPARK_PYTHON={python}{fault}", _CHOOSE)
+    if error := worker_error(python):
+        return Finding("workers", WRONG, f"PYSPARK_PYTHON={python}{error}", _CHOOSE)
     return Finding("workers", OK, f"PYSPARK_PYTHON={python} has all that is needed")
 
 
@@ -126,13 +132,13 @@ def check_default_python() -> Iterator[Finding]:
     if os.environ.get("PYSPARK_PYTHON"):
         return
     python = shutil.which("python3")
-    fault = worker_fault(python) if python else ": there is none on PATH"
-    if fault:
-        text = f"{python or 'python3'}{fault}; Spark starts it for programs other than nsq-spark"
+    error = worker_error(python) if python else ": there is none on PATH"
+    if error:
+        text = f"{python or 'python3'}{error}; Spark starts it for programs other than nsq-spark"
         yield Finding("python3", WARNING, text, _CHOOSE)
 
 
-def worker_fault(python: str) -> str:
+def worker_error(python: str) -> str:
     """What is wrong with a Python, as the end of a sentence that begins with its name; empty if it works."""
     # Everything that workers need except pyspark, which Spark puts on their path.
     probe = "import sys, pyarrow, nsq.spark.receiver.receiving; print(*sys.version_info[:2], sep='.')"

@@ -117,6 +117,9 @@ class Options:
         "includeheaders": "not there: a message of NSQ has no headers",
     }
 
+    #: Fields of which at least one must be given, and the error if none is.
+    one_of: ClassVar[Mapping[tuple[str, ...], str]] = {}
+
     config: Config = dataclasses.field(default_factory=Config)
 
     @classmethod
@@ -136,10 +139,14 @@ class Options:
                 settings[of_config[plain]] = text
             elif plain not in skipped:
                 raise ConfigError(f"there is no option {name!r}{cls._instead(plain)}")
-        for field in own.values():
-            if field.default is dataclasses.MISSING and field.name not in values:
-                spelt = _camel(field.name)
-                raise ConfigError(f"option {spelt} is missing: .option({spelt!r}, …)")
+        missing = [
+            f"option {_camel(field.name)} is missing: .option({_camel(field.name)!r}, …)"
+            for field in own.values()
+            if field.default is dataclasses.MISSING and field.name not in values
+        ]
+        missing += [text for group, text in cls.one_of.items() if not any(values.get(name) for name in group)]
+        if missing:
+            raise ConfigError("; ".join(missing))
         return cls(config=Config.from_strings(settings), **values)
 
     @classmethod
@@ -168,7 +175,11 @@ class Options:
             return ": options that begin with kafka. are those of Kafka's client"
         known = _config_names() | {key: field.name for key, field in cls._fields().items()}
         close = closest(plain, known, 0.6)
-        return f"; did you mean {_camel(known[close])}?" if close else ""
+        meant = f"; did you mean {_camel(known[close])}?" if close else ""
+        own = ", ".join(line.name for line in cls.describe())
+        return (
+            f"{meant}{'' if close else ';'} there are {own}, and all fields of nsq.Config, such as tlsCaFile"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,12 +189,10 @@ class Nsqds(Options):
     nsqd: tuple[str, ...] = option("nsqds, host:port, separated by commas.", names, default=())
     lookupd: tuple[str, ...] = option("nsqlookupds, host:port, separated by commas.", names, default=())
 
-    def __post_init__(self) -> None:
-        if not self.nsqd and not self.lookupd:
-            raise ConfigError(
-                "option nsqd or lookupd is missing: .option('nsqd', 'host:4150') or "
-                ".option('lookupd', 'host:4161')"
-            )
+    one_of: ClassVar[Mapping[tuple[str, ...], str]] = {
+        ("nsqd", "lookupd"): "option nsqd or lookupd is missing: .option('nsqd', 'host:4150') or "
+        ".option('lookupd', 'host:4161')"
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -193,14 +202,11 @@ class SinkOptions(Nsqds):
     topic: str = option("The topic to publish to; without it, each row's column topic.", default="")
     mpub_messages: int = count(500, "The most messages published at once.")
     mpub_bytes: int = octets(1 << 20, "The most bytes published at once; a larger message travels alone.")
-    pipeline: int = count(8, "Full publishes that a task has under way while it makes the next one.")
-    retries: int = count(3, "How often a publish is tried anew that failed, or was not answered.", low=0)
-    timeout: float = seconds(
-        30.0, "The longest a publish may take each time, trying one nsqd after the other.", low=0.001
-    )
+    pipeline: int = count(8, "The number of full publishes that a task keeps in flight.")
+    retries: int = count(3, "How often a publish is repeated after an error or without a reply.", low=0)
+    timeout: float = seconds(30.0, "The longest that one attempt may take, over all nsqds.", low=0.001)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.topic:
             check_topic(self.topic)
         most = Limits().max_body_size

@@ -5,12 +5,14 @@ needed.
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Sequence
 from json import dumps, loads
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from nsq.errors import ConfigError, UsageError
+from nsq.options import closest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -37,6 +39,10 @@ def require_arrow() -> None:
             f"pyarrow is missing in {sys.executable}: pip install 'nsq[spark]' there, or set "
             "PYSPARK_PYTHON to the Python that has it"
         )
+
+
+#: The column with which ``dedup`` measures time.
+_READ_AT = "_read_at"
 
 
 class Field(NamedTuple):
@@ -66,12 +72,20 @@ def checked(wanted: Sequence[Field]) -> list[Field]:
 
 
 def dedup(df: DataFrame, delay: str = "10 minutes") -> DataFrame:
-    """Drop messages that came twice within ``delay``. Spark keeps their ids for that long.
+    """Drop messages that Spark reads again within ``delay``. Spark keeps their ids for that long.
 
     nsqd delivers a message again, under the same id, when it was not finished in time. Ids are unique within
     one nsqd. A message published twice has two ids.
+
+    ``delay`` is measured by the driver's clock from batch to batch, not by the messages' timestamps: NSQ
+    mixes old and new messages, and Spark would delete those that are ``delay`` older than the newest one. So
+    the driver's clock must not be set back by more than ``delay``.
     """
-    return df.withWatermark("timestamp", delay).dropDuplicatesWithinWatermark(["nsqd", "id"])
+    from pyspark.sql import functions as f
+
+    # current_timestamp is the batch's time, the same for all its rows: no row is later than the watermark.
+    read = df.withColumn(_READ_AT, f.current_timestamp()).withWatermark(_READ_AT, delay)
+    return read.dropDuplicatesWithinWatermark(["nsqd", "id"]).drop(_READ_AT)
 
 
 # Bodies of JSON, read by a schema without dropping anything silently.
@@ -95,7 +109,7 @@ def json(df: DataFrame, schema: StructType | str) -> DataFrame:
     """
     from pyspark.sql import functions as f
 
-    wanted = _struct(schema)
+    wanted = struct_of(schema)
     replaced = {"body", CORRUPT, RESCUED, *wanted.fieldNames()}
     kept = [f.col(name) for name in df.columns if name not in replaced]
     aside = [f.col("__json.rescued").alias(RESCUED), f.col("__json.corrupt").alias(CORRUPT)]
@@ -103,10 +117,51 @@ def json(df: DataFrame, schema: StructType | str) -> DataFrame:
     return read.select(*kept, "__json.value.*", *aside)
 
 
-def _struct(schema: StructType | str) -> StructType:
+#: The first words of Spark's types.
+_TYPE_WORDS = frozenset(
+    re.findall(
+        r"\w+",
+        """array bigint binary boolean byte char character date dec decimal double float int integer interval
+        long map numeric real short smallint string struct time timestamp timestamp_ltz timestamp_ntz tinyint
+        varchar variant void""",
+    )
+)
+#: The parts of a column that commas separate; a comma in brackets or quotes does not.
+_PARTS = re.compile(r"(?:`[^`]*`|'[^']*'|[^,])+")
+_BRACKETS = re.compile(r"<[^<>]*>|\([^()]*\)")
+_COLUMN = re.compile(r"(?:`[^`]+`|[^\s`:]+)(?:\s*:\s*|\s+)(\w+)\s*(.*)", re.DOTALL)
+_AFTER_TYPE = re.compile(r"(not|comment|collate|default|day|year|month|hour|minute|second|without)\b", re.I)
+
+
+def check_schema(text: str) -> None:
+    """Check the columns of a schema as text, because Spark does so only once it runs; types in brackets are
+    left to Spark. Raises ConfigError.
+    """
+    outline, before = text, ""
+    while outline != before:
+        before, outline = outline, _BRACKETS.sub("", outline)
+    if outline.strip().lower() == "struct":
+        return
+    for part in _PARTS.findall(outline) or [""]:
+        found = _COLUMN.fullmatch(part.strip())
+        wrong = f"schema is {text!r}, with {part.strip()!r}: "
+        if found is None or set("<>()") & set(part):
+            raise ConfigError(f"{wrong}want a name and a type, such as 'id bigint', with commas in between")
+        kind, rest = found[1].lower(), found[2]
+        if kind not in _TYPE_WORDS:
+            close = closest(kind, _TYPE_WORDS, 0.6)
+            hint = f"; did you mean {close}?" if close else ""
+            raise ConfigError(f"{wrong}Spark has no type {found[1]!r}{hint}")
+        if rest and not _AFTER_TYPE.match(rest):
+            raise ConfigError(f"{wrong}{rest!r} cannot follow a type; is a comma missing?")
+
+
+def struct_of(schema: StructType | str) -> StructType:
     """The schema without ``_corrupt`` and ``_rescued``, which are always added."""
     from pyspark.sql.types import StructType
 
+    if isinstance(schema, str):
+        check_schema(schema)
     wanted = StructType.fromDDL(schema) if isinstance(schema, str) else schema
     if not isinstance(wanted, StructType):
         raise ConfigError(f"schema is {schema!r}, but must be a struct, such as 'id bigint, name string'")
@@ -121,7 +176,7 @@ def read_json(body: Column, schema: StructType | str) -> Column:
     from pyspark.sql import functions as f
     from pyspark.sql.types import StringType, StructType
 
-    own = _struct(schema)
+    own = struct_of(schema)
     shape = shape_of(own)
 
     def second_reading(bodies: pa.Array) -> pa.Array:

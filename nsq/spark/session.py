@@ -8,14 +8,17 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Union
 
 from nsq.errors import ConfigError, UsageError
 from nsq.spark import doctor
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+#: A session, or a function that starts one; None: the active session or a new one.
+GivenSession = Union["SparkSession", Callable[[], "SparkSession"], None]
 
 #: The longest that ``query.stop()`` waits for a query that does not react; Spark's default is forever.
 STOP_TIMEOUT = "60s"
@@ -54,14 +57,16 @@ def local_session(
 
 
 @contextlib.contextmanager
-def session_or_own(spark: SparkSession | None) -> Iterator[SparkSession]:
-    """Yield ``spark`` itself, the active session, or a new one that is stopped after the block."""
-    existing = spark or _session_class().getActiveSession()
-    session = existing or local_session()
+def session_or_own(spark: GivenSession) -> Iterator[SparkSession]:
+    """Yield ``spark`` itself or what it returns, the active session, or a new one that is stopped after the
+    block.
+    """
+    given = spark() if callable(spark) else spark or _session_class().getActiveSession()
+    session = given or local_session()
     try:
         yield session
     finally:
-        if existing is None:
+        if given is None:
             session.stop()
 
 
@@ -84,10 +89,10 @@ def refuse_obstacles(master: str | None) -> None:
     """Raise ConfigError if a quick check finds that Spark cannot start here, or its workers cannot run."""
     if _SUBMITTED in os.environ:
         return  # Java runs already
-    looked_at = [*doctor.check_packages(), doctor.check_java()]
+    checks = [*doctor.check_packages(), doctor.check_java()]
     # A cluster's workers have their own Python, whose path may not exist here.
-    looked_at += [doctor.check_workers()] if _is_local(master) else []
-    for found in looked_at:
+    checks += [doctor.check_workers()] if _is_local(master) else []
+    for found in checks:
         if found.state == doctor.WRONG:
             raise ConfigError(f"{found.what}: {found.text}; {found.remedy}")
 
@@ -119,9 +124,9 @@ def register(spark: SparkSession) -> None:
     except Exception:  # Spark Connect has no context: its server chooses the Python
         python = None
     another = python if python and os.path.abspath(python) != os.path.abspath(sys.executable) else None
-    if another and (fault := doctor.worker_fault(another)):
+    if another and (error := doctor.worker_error(another)):
         raise UsageError(
-            f"Spark's workers cannot run this. {another}{fault}. Install what is missing, or set "
+            f"Spark's workers cannot run this. {another}{error}. Install what is missing, or set "
             f"PYSPARK_PYTHON={sys.executable} before the session is made"
         )
     spark.dataSource.register(NsqDataSource)

@@ -280,16 +280,16 @@ class Pipeline:
             return self._publisher.multi_publish_async(topic, bodies, timeout=self._timeout)
 
         while self._attempts and self._inside + len(bodies) > self._room:
-            self._settle()
+            self._complete_oldest()
         self._inside += len(bodies)
         self._attempts.append((send(), bodies, send, self._retries))
 
     def drain(self) -> None:
         """Wait for all publishes; raises the error of the first one that failed for good."""
         while self._attempts:
-            self._settle()
+            self._complete_oldest()
 
-    def _settle(self) -> None:
+    def _complete_oldest(self) -> None:
         """Wait for the oldest publish; retry it or count it."""
         future, bodies, send, retries = self._attempts.popleft()
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,11 @@ from nsq.errors import UsageError
 from nsq.spark import rows
 from nsq.spark.pipelines import archive as archiving
 from nsq.spark.pipelines.archive import ArchiveResult, store_rows
-from nsq.spark.pipelines.files import Batch, HadoopFiles, LocalFiles, Written, publish
+from nsq.spark.pipelines.files import Batch, HadoopFiles, LocalFiles, Written, open_files, publish
 from nsq.spark.pipelines.metrics import Window, archive_chart, collect_windows, measured
 from nsq.spark.pipelines.replay import Mark, _counted, entries, remaining, replay, selected
 from nsq.spark.pipelines.streaming import Progress, Running
+from tests.spark.running import PATIENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -69,7 +71,9 @@ def numbered(count: int, start: int = 0) -> list[bytes]:
 def archived(
     spark: SparkSession, folder: Path, body: str = "binary", schema: str | None = None, **options: Any
 ) -> ArchiveResult:
-    kept = archiving.archived(stream(spark, folder), body, schema)
+    found = partial(archiving.schema_of_files, spark, str(folder / "out"))
+    agreed = archiving.agreed_schema(open_files(folder / "out", spark), body, schema, found)
+    kept = archiving.archived(stream(spark, folder), body, agreed)
     return store_rows(kept, str(folder / "out"), running(folder, **options))
 
 
@@ -274,6 +278,25 @@ def test_windows_are_counted(spark: SparkSession, tmp_path: Path) -> None:
     assert len(told) == 3
 
 
+def test_old_messages_after_new_ones_are_counted_and_kept(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, "1", numbered(10), first=1000)
+    put(tmp_path, "2", numbered(10), first=1000, attempts=2)  # delivered again
+    put(tmp_path, "3", numbered(10))
+
+    result = collect_windows(
+        measured(stream(spark, tmp_path), "10 seconds", None, None, 10),
+        None,
+        running(tmp_path, mode="update"),
+    )
+    assert [window.messages for window in result.windows] == [10, 20]
+
+    distinct = rows.dedup(stream(spark, tmp_path), "10 seconds").select("topic", "body", "timestamp_ns")
+    query = distinct.writeStream.format("memory").queryName("distinct").trigger(availableNow=True)
+    query.start().awaitTermination(PATIENCE)
+    found = spark.table("distinct").collect()
+    assert len(found) == len({row.timestamp_ns for row in found}) == 20
+
+
 def test_closed_windows_are_written_once(spark: SparkSession, tmp_path: Path) -> None:
     put(tmp_path, "1", numbered(10))
     put(tmp_path, "2", numbered(10), first=10)
@@ -343,6 +366,36 @@ def test_an_archive_of_json_is_replayed_with_what_its_schema_did_not_name(
     ]  # fmt: skip
     chosen = selected(spark, tmp_path / "out", body="to_json(body)")
     assert [entry.body for entry in entries(chosen, Mark())] == [b'{"id":1}', b'{"id":2}']
+
+
+def test_an_archive_of_json_gets_more_fields_and_is_replayed_completely(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    bodies = [b'{"id":1,"in":{"a":1}}', b'{"id":2,"in":{"a":2,"b":"x"},"name":"n"}']
+    put(tmp_path, "1", bodies[:1])
+    archived(spark, tmp_path, "json", "id bigint, in struct<a: int>")
+    put(tmp_path, "2", bodies[1:], first=1)
+    archived(spark, tmp_path, "json", "name string, in struct<b: string>")
+    put(tmp_path, "3", [b'{"id":3}'], first=2)
+    archived(spark, tmp_path, "json", "id bigint")  # an older program does not take fields away
+
+    replayed = entries(selected(spark, tmp_path / "out"), Mark())
+    assert [entry.body for entry in replayed] == [*bodies, b'{"id":3}']
+
+
+def test_an_archive_refuses_what_would_make_it_unreadable(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, "1", [b'{"id": 1}'])
+    archived(spark, tmp_path, "json", "id bigint, in struct<a: int>, list array<int>")
+    for body, schema, error in [
+        ("json", "id string", r"body\.id is stored as bigint, not string"),
+        ("json", "in struct<a: string>", r"body\.in\.a is stored as int, not string"),
+        ("json", "list array<string>", r"body\.list is stored as int, not string"),
+        ("json", "ID bigint", r"body\.ID is stored as id"),
+        ("binary", None, "stores bodies as json, not binary"),
+    ]:
+        with pytest.raises(UsageError, match=error):
+            archived(spark, tmp_path, body, schema)
+        (tmp_path / "out" / "_schema.json").unlink(missing_ok=True)  # as before there was such a file
 
 
 def test_what_cannot_be_replayed_says_why(spark: SparkSession, tmp_path: Path) -> None:

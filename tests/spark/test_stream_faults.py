@@ -120,7 +120,7 @@ def test_a_lost_segment_is_an_error_unless_told_otherwise(
     sink.refusing = False
     sink.seen.clear()
     told = failure(to_function(stream(spark, queue, tmp_path), tmp_path, sink))
-    assert f"{tmp_path}/wal has lost what this batch needs: {lost}" in told
+    assert f"{tmp_path}/wal lacks files that this batch needs: {lost}" in told
     assert sink.seen == []
     publish(queue, bodies(10))
     lenient = stream(spark, queue, tmp_path, failOnDataLoss=False)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def test_spark_finds_the_formats_by_itself(spark: SparkSession, nsqd: Nsqd) -> None:
-    rows = spark.read.format("nsq_stats").option("nsqd", nsqd.http_address).load()
+    rows = spark.read.format("nsq_stats").option("nsqd", nsqd.tcp_address).load()
     assert "depth" in rows.columns
 
 

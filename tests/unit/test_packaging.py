@@ -31,7 +31,7 @@ SCRIPTS = {
     "nsqlookupd": "nsq.daemons.nsqlookupd.__main__:main",
     "nsqadmin": "nsq.daemons.nsqadmin.__main__:main",
     "nsq-spark": "nsq.spark.cli:main",
-    "nsq": "nsq.tools.front_door:main",
+    "nsq": "nsq_command:main",
     "nsq_tail": "nsq.tools.nsq_tail:main",
     "nsq_stat": "nsq.tools.nsq_stat:main",
     "to_nsq": "nsq.tools.to_nsq:main",
@@ -41,7 +41,7 @@ SCRIPTS = {
     "nsq_pubsub": "nsq.tools.nsq_pubsub:main",
 }
 #: By their names Spark finds the formats.
-MODULES = ["pyspark_nsq", "pyspark_nsq_stats"]
+MODULES = ["nsq_command", "pyspark_nsq", "pyspark_nsq_stats"]
 
 
 def read_setup() -> configparser.ConfigParser:

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pkgutil
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import nsq
+import nsq_command
 from nsq import errors, other_clients
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +75,9 @@ def test_every_name_leads_to_what_its_module_defines() -> None:
 
 
 def test_type_checkers_see_the_same_names() -> None:
-    (block,) = (node for node in SOURCE.body if isinstance(node, ast.If))
+    (block,) = (
+        node for node in SOURCE.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
     seen = {
         alias.asname: node.module
         for node in block.body
@@ -123,3 +127,66 @@ def test_what_is_named_instead_exists() -> None:
 def test_any_other_name_is_just_unknown(name: str) -> None:
     with pytest.raises(AttributeError, match=f"^module 'nsq' has no attribute '{name}'$"):
         getattr(nsq, name)
+
+
+# Environments with another client whose module has the same name. The libraries of the others are replaced by
+# a file of theirs and their metadata, as pip leaves them.
+
+
+@pytest.fixture
+def site_packages(tmp_path: Path) -> Path:
+    shutil.copytree(ROOT / "nsq", tmp_path / "nsq", ignore=shutil.ignore_patterns("__pycache__", "spark"))
+    shutil.copy(ROOT / "nsq_command.py", tmp_path)
+    return tmp_path
+
+
+def install_metadata(site_packages: Path, name: str, version: str) -> None:
+    folder = site_packages / f"{name.replace('-', '_')}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def run_python(site_packages: Path, *arguments: str) -> tuple[int, str]:
+    # -S: without the packages of this environment, of which nsq is one.
+    done = subprocess.run(
+        [sys.executable, "-S", *arguments],
+        cwd=site_packages,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_importing_nsq_warns_about_a_client_whose_files_it_has_replaced(site_packages: Path) -> None:
+    (site_packages / "nsq" / "reader.py").touch()
+    install_metadata(site_packages, "pynsq", "0.9.1")
+    status, output = run_python(site_packages, "-c", "import nsq; nsq.ConfigError")
+    assert status == 0
+    assert "RuntimeWarning: pynsq 0.9.1 is installed in this environment too" in output
+
+
+def test_the_nsq_command_names_the_client_that_has_replaced_its_files(site_packages: Path) -> None:
+    (site_packages / "nsq" / "__init__.py").write_text("class Reader: pass\n")
+    install_metadata(site_packages, "nsq-py", "0.1.12")
+    assert run_python(site_packages, "-m", "nsq_command", "topics") == (
+        1,
+        "nsq: nsq-py 0.1.12 is installed too, its module is also called nsq, and it has replaced files of "
+        "this package. Use an environment for each, or run pip uninstall nsq-py, and then "
+        "pip install --force-reinstall --no-deps nsq\n",
+    )
+
+
+def test_the_nsq_command_tells_how_to_restore_files_that_an_uninstall_removed(site_packages: Path) -> None:
+    (site_packages / "nsq" / "__init__.py").unlink()
+    status, output = run_python(site_packages, "-m", "nsq_command", "topics")
+    assert status == 1
+    assert output.startswith(
+        "nsq: files of this package are missing, as after pynsq or nsq-py was uninstalled"
+    )
+
+
+def test_the_nsq_command_runs_where_no_other_client_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert nsq_command.main(["--help"]) == 0
+    assert capsys.readouterr().out.startswith("Usage: nsq COMMAND")

@@ -5,20 +5,23 @@ deltalake only when called.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from nsq.errors import ConfigError
+from nsq.errors import ConfigError, UsageError
 from nsq.spark.pipelines import streaming
-from nsq.spark.pipelines.files import Batch, Written, below, open_files, publish
+from nsq.spark.pipelines.files import Batch, Files, Written, below, check_writable, open_files, publish
 from nsq.spark.pipelines.streaming import Addresses, OnProgress, Running, Totals
-from nsq.spark.rows import CORRUPT, RESCUED, TYPES, read_json
+from nsq.spark.rows import CORRUPT, RESCUED, TYPES, check_schema, read_json, struct_of
+from nsq.spark.session import GivenSession
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 KINDS = ("binary", "string", "json")
 BYTES = "_bytes"
@@ -53,7 +56,7 @@ def archive(
     body: str = "binary",
     schema: StructType | str | None = None,
     options: Mapping[str, Any] | None = None,
-    spark: SparkSession | None = None,
+    spark: GivenSession = None,
     stop: threading.Event | None = None,
     progress: OnProgress | None = None,
 ) -> ArchiveResult:
@@ -69,7 +72,9 @@ def archive(
 
     Date and hour come from the message's timestamp, in UTC. ``body="string"`` stores text, with � for invalid
     UTF-8. ``body="json"`` stores a struct by ``schema``; a body that does not fit is null, with its text in
-    ``_corrupt``. ``options`` are those of ``format("nsq")``, such as ``{"maxInFlight": 5000}``.
+    ``_corrupt``. A later call may name more fields; the archive keeps its schema in ``_schema.json``, and a
+    call with another type or another ``body`` raises UsageError. ``options`` are those of ``format("nsq")``,
+    such as ``{"maxInFlight": 5000}``.
 
     From the log ``wal`` on, every message reaches the files exactly once, whatever crashes. ``wal`` and
     ``checkpoint`` default to ``<to>/_wal`` and ``<to>/_checkpoint``, folders that Spark, pyarrow and pandas
@@ -81,6 +86,8 @@ def archive(
         raise ConfigError("body='json' needs a schema, such as schema='id bigint, name string'")
     if body != "json" and schema is not None:
         raise ConfigError(f"schema is for body='json'; body is {body!r}")
+    if isinstance(schema, str):
+        check_schema(schema)
     table = os.fspath(to).startswith(_DELTA)
     path = os.fspath(to).removeprefix(_DELTA)
     # The log and the checkpoint of a table are beside it, not inside.
@@ -93,8 +100,91 @@ def archive(
     chosen = {**(_TABLE_DEFAULTS if table else _DEFAULTS), **(options or {})}
     reading = streaming.stream_options(root, topic, channel, nsqd, lookupd, wal, chosen)
     running = Running(checkpoint or below(root, "_checkpoint"), follow, every, stop, progress)
+    check_writable("to", root)
     with streaming.open_stream(spark, reading) as stream:
-        return store_rows(archived(stream, body, schema), below(path), running, table=table)
+        session = stream.sparkSession
+        found = None if table else partial(schema_of_files, session, path)
+        agreed = agreed_schema(open_files(root, session), body, schema, found)
+        return store_rows(archived(stream, body, agreed), below(path), running, table=table)
+
+
+# The schema of an archive is kept beside it: files with other types than before would make it unreadable
+
+
+_SCHEMA_FILE = "_schema.json"
+
+
+def agreed_schema(
+    files: Files,
+    body: str,
+    schema: StructType | str | None,
+    find: Callable[[], dict[str, Any] | None] | None = None,
+) -> StructType | None:
+    """The fields of earlier runs and those of ``schema`` together; notes them in the archive. None unless
+    ``body`` is json. Raises UsageError when they do not fit. ``find`` returns what an archive holds whose
+    earlier runs noted nothing.
+    """
+    from pyspark.sql.types import StructType
+
+    wanted = struct_of(schema) if schema is not None else None
+    text = files.read(_SCHEMA_FILE)
+    known: dict[str, Any] | None = json.loads(text) if text else find() if find else None
+    known = known or {"body": body, "fields": None}
+    if known["body"] != body:
+        raise UsageError(
+            f"{files.uri('')} stores bodies as {known['body']}, not {body}: archive into another folder"
+        )
+    if wanted is not None and known["fields"] is not None:
+        wanted = merge_structs(StructType.fromJson(known["fields"]), wanted)
+    news = {"body": body, "fields": wanted.jsonValue() if wanted is not None else None}
+    if news != known or not text:
+        files.write(_SCHEMA_FILE, json.dumps(news, indent=1))
+    return wanted
+
+
+def schema_of_files(spark: SparkSession, path: str) -> dict[str, Any] | None:
+    """The content for ``_schema.json`` that fits the files of an archive; None when it has no files."""
+    from nsq.spark.pipelines.replay import read_archive
+
+    try:
+        fields = {field.name: field.dataType for field in read_archive(spark, path).schema}
+    except UsageError:
+        return None
+    kind = fields.get("body")
+    if kind is None:
+        return None
+    struct = kind.typeName() == "struct"
+    return {"body": "json" if struct else kind.typeName(), "fields": kind.jsonValue() if struct else None}
+
+
+def merge_structs(known: StructType, wanted: StructType, path: str = "body") -> StructType:
+    """The fields of both, those of ``known`` first. Raises UsageError when a field has two types."""
+    from pyspark.sql.types import StructField, StructType
+
+    merged = {field.name.lower(): field for field in known.fields}
+    for field in wanted.fields:
+        before = merged.get(field.name.lower(), field)
+        name = f"{path}.{field.name}"
+        if before.name != field.name:
+            raise UsageError(f"field {name} is stored as {before.name}: write its name like that")
+        kind = _merge_types(before.dataType, field.dataType, name)
+        merged[field.name.lower()] = StructField(field.name, kind)
+    return StructType(list(merged.values()))
+
+
+def _merge_types(known: DataType, wanted: DataType, name: str) -> DataType:
+    from pyspark.sql.types import ArrayType, StructType
+
+    if isinstance(known, StructType) and isinstance(wanted, StructType):
+        return merge_structs(known, wanted, name)
+    if isinstance(known, ArrayType) and isinstance(wanted, ArrayType):
+        return ArrayType(_merge_types(known.elementType, wanted.elementType, name))
+    if known.simpleString() != wanted.simpleString():
+        raise UsageError(
+            f"field {name} is stored as {known.simpleString()}, not {wanted.simpleString()}: keep its type, "
+            "or archive into another folder"
+        )
+    return known
 
 
 def store_rows(rows: DataFrame, path: str, running: Running, *, table: bool = False) -> ArchiveResult:
@@ -168,6 +258,7 @@ def write_delta(frame: DataFrame, table: str, batch: Batch) -> Written:
             rows.drop_columns([BYTES]),
             partition_by=list(_PARTITIONS),
             mode="append",
+            schema_mode="merge",
             commit_properties=mark,
         )
     return Written(rows.num_rows, pc.sum(rows[BYTES]).as_py() or 0, int(rows.num_rows > 0))

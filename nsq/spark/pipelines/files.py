@@ -21,9 +21,12 @@ import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from nsq.errors import UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -52,6 +55,22 @@ def below(location: str | os.PathLike[str], *names: str) -> str:
 def open_files(location: str | os.PathLike[str], spark: SparkSession) -> Files:
     local = local_path(location)
     return LocalFiles(local) if local is not None else HadoopFiles(os.fspath(location), spark)
+
+
+def check_writable(name: str, location: str) -> None:
+    """Try to write into a local folder, which is created. Raises UsageError, before Spark starts; ``name`` is
+    that of the argument.
+    """
+    local = local_path(location)
+    if local is None:
+        return
+    try:
+        os.makedirs(local, exist_ok=True)
+        with tempfile.TemporaryFile(dir=local):
+            pass
+    except OSError as error:
+        reason = error.strerror or error
+        raise UsageError(f"{name} is {local}, which cannot be written: {reason}; choose another") from None
 
 
 class LocalFiles:

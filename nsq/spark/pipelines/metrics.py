@@ -7,7 +7,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import math
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 from nsq.errors import ConfigError, UsageError
 from nsq.spark.pipelines import streaming
 from nsq.spark.pipelines.archive import BYTES, write_parquet
-from nsq.spark.pipelines.files import Batch, Written, below, open_files, publish
+from nsq.spark.pipelines.files import Batch, Written, below, check_writable, open_files, publish
 from nsq.spark.pipelines.streaming import Addresses, OnProgress, Running, Totals
+from nsq.spark.session import GivenSession, session_or_own
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, Row
 
 # The most windows in a result: an endless stream drops the oldest ones. ``to`` keeps all.
 _REMEMBERED = 10_000
@@ -74,7 +77,7 @@ def metrics(
     follow: bool = False,
     every: float = 10.0,
     options: Mapping[str, Any] | None = None,
-    spark: SparkSession | None = None,
+    spark: GivenSession = None,
     stop: threading.Event | None = None,
     progress: OnProgress | None = None,
 ) -> MetricsResult:
@@ -88,17 +91,23 @@ def metrics(
     After each batch, ``on_windows`` gets the windows that have changed. ``follow`` and ``every`` work as in
     ``archive``.
 
-    Without ``to``, windows are reported while they are incomplete, and nothing is kept after the call. With
-    ``to``, a window is reported, and written there as Parquet exactly once, when it closes: when a message
-    comes whose timestamp is ``watermark`` after its end. The last windows follow in the next call. Messages
-    that come after their window has closed are not counted.
+    Without ``to``, every message is counted. Windows are reported while they are incomplete, and nothing is
+    kept after the call. With ``to``, a window is reported, and written there as Parquet exactly once, when it
+    closes: when a message comes whose timestamp is ``watermark`` after its end. The last windows follow in
+    the next call. Messages that come after their window has closed are not counted: NSQ mixes old and new
+    messages, so choose a ``watermark`` longer than the age of a backlog.
     """
     if top < 1:
         raise UsageError(f"top is {top}, but must be at least 1")
+    check_interval("window", window)
+    check_interval("watermark", watermark)
     with contextlib.ExitStack() as stack:
-        # Ignore errors: the query's last threads may still use the files.
-        forgotten = tempfile.TemporaryDirectory(prefix="nsq-metrics-", ignore_cleanup_errors=True)
-        root = stack.enter_context(forgotten) if to is None else below(to)
+        if to is None:
+            # Ignore errors: the query's last threads may still use the files.
+            temporary = tempfile.TemporaryDirectory(prefix="nsq-metrics-", ignore_cleanup_errors=True)
+            root = stack.enter_context(temporary)
+        else:
+            root = below(to)
         chosen: dict[str, Any] = {"retention": "0"}
         if to is None and checkpoint is None:
             chosen["startingposition"] = "committed"  # each call has its own checkpoint
@@ -106,9 +115,24 @@ def metrics(
         reading = streaming.stream_options(root, topic, channel, nsqd, lookupd, wal, chosen)
         mode = "append" if to is not None else "update"
         running = Running(checkpoint or below(root, "_checkpoint"), follow, every, stop, progress, mode)
+        check_writable("to", root)
         frame = stack.enter_context(streaming.open_stream(spark, reading))
-        rows = measured(frame, window, watermark, key, top)
+        # Without ``to`` all windows stay open until the call ends.
+        rows = measured(frame, window, watermark if to is not None else None, key, top)
         return collect_windows(rows, root if to is not None else None, running, on_windows)
+
+
+_INTERVAL = re.compile(
+    r"(interval\s+)?([0-9.]+\s+(microsecond|millisecond|second|minute|hour|day|week)s?(\s+|$))+",
+    re.IGNORECASE,
+)
+
+
+def check_interval(name: str, text: str) -> None:
+    """Check how a length of time is spelt, because Spark does so only once it runs. Raises ConfigError."""
+    if _INTERVAL.fullmatch(text.strip()) is None:
+        wanted = "a time as Spark spells it, such as '1 minute', '1 hour 30 minutes' or '200 milliseconds'"
+        raise ConfigError(f"{name} is {text!r}, but must be {wanted}")
 
 
 def collect_windows(
@@ -145,14 +169,16 @@ def collect_windows(
     return MetricsResult(windows=tuple(known[start] for start in sorted(known)), **vars(totals))
 
 
-def measured(stream: DataFrame, window: str, watermark: str, key: str | None, top: int) -> DataFrame:
-    """A frame with one row per window, of any stream with the source's columns."""
+def measured(stream: DataFrame, window: str, watermark: str | None, key: str | None, top: int) -> DataFrame:
+    """A frame with one row per window, of any stream with the source's columns. Without ``watermark`` windows
+    stay open.
+    """
     from pyspark.sql import functions as f
 
     # current_timestamp is the batch's time, which the checkpoint stores, so a repeated batch gives the same
     # result. A column of its own, because Spark does not accept current_timestamp inside an aggregate.
     late = (f.unix_micros(f.current_timestamp()) - f.unix_micros("timestamp")) / 1e6
-    rows = stream.withWatermark("timestamp", watermark).withColumn("_late", late)
+    rows = (stream.withWatermark("timestamp", watermark) if watermark else stream).withColumn("_late", late)
     quantiles = f.percentile_approx("_late", list(_QUANTILES.values()), 1000)
     aggregates = [
         f.count(f.lit(1)).alias("messages"),
@@ -215,8 +241,14 @@ def metrics_chart(
 
     above.set_title(title or f"{sum(each.messages for each in windows):,} messages, {times}", **_TITLE)
     middles: Any = [start + length / 2 for start, length, _ in bars]
+    # Without a value for missing windows, the line would be drawn straight across them.
+    gaps = [place for place in range(1, len(windows)) if windows[place].start > windows[place - 1].end]
+    for place in reversed(gaps):
+        middles.insert(place, windows[place - 1].end)
     for name, label, colour in _LINES:
         values = [getattr(each, name) for each in windows]
+        for place in reversed(gaps):
+            values.insert(place, math.nan)
         below.plot(middles, values, label=label, color=colour, marker="o", markersize=3)
     below.set_ylabel("latency in seconds")
     # Space for the legend.
@@ -230,11 +262,10 @@ def metrics_chart(
 
 
 def archive_chart(
-    path: str, image: str | os.PathLike[str], *, title: str = "", spark: SparkSession | None = None
+    path: str, image: str | os.PathLike[str], *, title: str = "", spark: GivenSession = None
 ) -> str:
     """Draw an archive's messages per second, by their timestamps, as an image. Returns its path."""
     from nsq.spark.pipelines.replay import read_archive
-    from nsq.spark.session import session_or_own
 
     with session_or_own(spark) as session:
         from pyspark.sql import functions as f

@@ -22,7 +22,7 @@ from nsq.spark import options
 from nsq.spark.pipelines.files import LocalFiles, below, local_path, open_files
 from nsq.spark.pipelines.streaming import Addresses, OnProgress, Progress, Totals, addresses
 from nsq.spark.rows import CORRUPT, RESCUED, restore_json
-from nsq.spark.session import session_or_own
+from nsq.spark.session import GivenSession, session_or_own
 from nsq.wire.commands import batches
 from nsq.wire.names import check_topic
 
@@ -129,7 +129,7 @@ def replay(
     dry_run: bool = False,
     state: str | os.PathLike[str] | None = None,
     config: Config | None = None,
-    spark: SparkSession | None = None,
+    spark: GivenSession = None,
     stop: threading.Event | None = None,
     progress: OnProgress | None = None,
 ) -> ReplayResult:
@@ -157,6 +157,8 @@ def replay(
     chosen = {name: None if at is None else options.moment(at) for name, at in chosen.items()}
     chosen |= {"where": where, "body": body}
     job = {"archive": below(path), "topic": topic, **chosen}
+    if not (dry_run or addresses(nsqd) or addresses(lookupd)):
+        raise ConfigError("nsqd or lookupd is missing: nsqd='127.0.0.1:4150', or lookupd='127.0.0.1:4161'")
     if state is None:
         if local_path(path) is None:
             raise ConfigError(f"state is missing: {os.fspath(path)} is elsewhere; give a local file")
@@ -234,7 +236,8 @@ def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame
     from pyspark.errors import AnalysisException
 
     try:
-        return spark.read.parquet(open_files(path, spark).uri(""))
+        # By default Spark takes the schema of one file, and leaves out the fields that only others have.
+        return spark.read.option("mergeSchema", True).parquet(open_files(path, spark).uri(""))
     except AnalysisException as error:
         if error.getCondition() not in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
             raise
@@ -304,15 +307,15 @@ def send(
     If this ends between a publish and its save, the next call publishes that chunk again.
     """
     called = time.monotonic()
-    told, start, first = (called, 0), 0.0, None
+    reported, start, first = (called, 0), 0.0, None
     place, stopped = begin, False
 
-    def tell(every: float) -> None:
-        nonlocal told
+    def report(every: float) -> None:
+        nonlocal reported
         now, rows = time.monotonic(), place.rows - begin.rows
-        since, before = told
+        since, before = reported
         if progress is not None and now - since >= every:
-            told = (now, rows)
+            reported = (now, rows)
             speed = (rows - before) / (now - since) if now > since else 0.0
             progress(Progress(rows, place.bytes - begin.bytes, seconds=now - called, rate=speed))
 
@@ -329,8 +332,8 @@ def send(
         for entry in part:
             place = place.after(entry.position, len(entry.body))
         save(place)
-        tell(_REPORT_EVERY)
-    tell(0.0)
+        report(_REPORT_EVERY)
+    report(0.0)
     return ReplayResult(
         rows=place.rows - begin.rows,
         bytes=place.bytes - begin.bytes,

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from nsq.errors import ConfigError, UsageError
 from nsq.spark.pipelines.files import Batch, Written, below, local_path
-from nsq.spark.session import register, session_or_own
+from nsq.spark.session import GivenSession, register, session_or_own
 from nsq.spark.source.options import SourceOptions
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 #: One address or several: ``"10.0.0.2:4150"``, ``["a:4150", "b:4150"]``.
 Addresses = str | Iterable[str]
@@ -84,12 +84,14 @@ def stream_options(
     given |= {"nsqd": addresses(nsqd), "lookupd": addresses(lookupd)}
     for name, value in options.items():
         given[name.lower()] = str(value).lower() if isinstance(value, bool) else str(value)
+    if not given["nsqd"] and not given["lookupd"]:
+        raise ConfigError("nsqd or lookupd is missing: nsqd='127.0.0.1:4150', or lookupd='127.0.0.1:4161'")
     SourceOptions.of(given)
     return given
 
 
 @contextlib.contextmanager
-def open_stream(spark: SparkSession | None, options: Mapping[str, str]) -> Iterator[DataFrame]:
+def open_stream(spark: GivenSession, options: Mapping[str, str]) -> Iterator[DataFrame]:
     with session_or_own(spark) as session:
         register(session)
         yield session.readStream.format("nsq").options(**options).load()
@@ -119,6 +121,8 @@ def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
 
     stop = running.stop or threading.Event()
     batches = Batches(handle)
+    if stop.is_set():
+        return batches.totals()
     writer = frame.writeStream.outputMode(running.mode).foreachBatch(batches)
     writer = writer.option("checkpointLocation", running.checkpoint)
     seconds = f"{running.every} seconds"
@@ -136,10 +140,10 @@ def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
         if not running.follow:
             raise
     except Exception as error:
-        if batches.fault is None:
+        if batches.error is None:
             raise
         # Raise our own error, not Java's error that wraps its text.
-        raise batches.fault from error
+        raise batches.error from error
     finally:
         batches.close(_PATIENCE)
         query.stop()
@@ -156,7 +160,7 @@ class Batches:
         self._last = (self._start, 0)
         self._busy = threading.Lock()
         self._closed = False
-        self.fault: Exception | None = None
+        self.error: Exception | None = None
 
     def __call__(self, part: DataFrame, number: int) -> None:
         with self._busy:
@@ -169,7 +173,7 @@ class Batches:
                     raise UsageError("Spark does not tell which query this batch belongs to")
                 done = self._handle(part, Batch(query, number))
             except Exception as error:
-                self.fault = error
+                self.error = error
                 raise
             before = self._totals
             self._totals = Totals(

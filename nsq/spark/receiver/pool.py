@@ -33,16 +33,16 @@ from nsq.spark.receiver.protocol import (
     Begin,
     Command,
     Event,
-    Fault,
-    Garbled,
+    Failed,
     Ready,
     Roll,
     Rolled,
     Status,
     Stop,
     Stopped,
+    UnparsableLine,
+    merge_statuses,
     packed,
-    together,
 )
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.store import Wal
@@ -57,7 +57,7 @@ FIRST_PAUSE, LONGEST_PAUSE, STEADY = 0.1, 5.0, 10.0
 #: After this many processes in a row that end without sending anything, the slot gives up.
 MOST_STILLBORN = 5
 #: How long ``wait`` blocks when there is news already, so that a caller in a loop does not spin.
-_LOOK = 0.05
+_NEWS_PAUSE = 0.05
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ class ReceiverPool:
         ]
 
     @property
-    def fault(self) -> NsqError | None:
+    def fatal_error(self) -> NsqError | None:
         """Why some receiver is not restarted any more: it cannot work with these settings, or on this
         machine; else None."""
-        return next((slot.fault for slot in self._slots if slot.fault is not None), None)
+        return next((slot.fatal_error for slot in self._slots if slot.fatal_error is not None), None)
 
     def start(self) -> None:
         """Start the processes; returns at once. A second call does nothing."""
@@ -124,13 +124,15 @@ class ReceiverPool:
 
     def wait(self, timeout: float) -> bool:
         """Wait for rows that a roll would seal, or segments that receivers sealed since the last roll;
-        whether there are any. Returns at once when there is a ``fault``, or the pool is stopped.
+        whether there are any. Returns at once when there is a ``fatal_error``, or the pool is stopped.
         """
         with self._changed:
             if self._news():
-                self._changed.wait_for(lambda: self.fault or self._over, min(_LOOK, timeout))
+                self._changed.wait_for(lambda: self.fatal_error or self._over, min(_NEWS_PAUSE, timeout))
             else:
-                self._changed.wait_for(lambda: self._news() or self.fault or self._over, max(0.0, timeout))
+                self._changed.wait_for(
+                    lambda: self._news() or self.fatal_error or self._over, max(0.0, timeout)
+                )
             return self._news()
 
     def roll(self, timeout: float) -> bool:
@@ -147,7 +149,7 @@ class ReceiverPool:
             asked = [(slot, slot.child) for slot in self._slots if slot.ready and slot.child]
         # Without the lock, because this is I/O, even if it never blocks.
         for _, child in asked:
-            child.say(protocol.encoded(Roll(token)))
+            child.send(protocol.encoded(Roll(token)))
         with self._changed:
 
             def unanswered() -> list[Slot]:
@@ -174,16 +176,16 @@ class ReceiverPool:
                 slot.unrecovered -= lives
 
     def state(self) -> PoolStatus:
-        """Return the status; raises the ``fault`` if there is one."""
-        if self.fault is not None:
-            raise self.fault
+        """Return the status; raises the ``fatal_error`` if there is one."""
+        if self.fatal_error is not None:
+            raise self.fatal_error
         return self.status()
 
     def status(self) -> PoolStatus:
         with self._changed:
             slots = self._slots
             return PoolStatus(
-                **vars(together(slot.of_all_lives for slot in slots)),
+                **vars(merge_statuses(slot.of_all_lives for slot in slots)),
                 wanted=len(slots),
                 alive=sum(slot.ready for slot in slots),
                 deaths=sum(slot.deaths for slot in slots),
@@ -204,7 +206,7 @@ class ReceiverPool:
             children = [slot.child for slot in started if slot.child is not None]
             self._changed.notify_all()
         for child in children:
-            child.dismiss()
+            child.terminate()
         for slot in started:
             slot.thread.join(max(0.0, deadline - time.monotonic()))
         for last in [slot.child for slot in started]:
@@ -253,9 +255,9 @@ class Slot:
         self.received_before = 0  # by earlier processes
         self.sealed_before = 0
         self.error = ""  # why there is no receiver now
-        self.fault: NsqError | None = None  # why this slot starts no more receivers
+        self.fatal_error: NsqError | None = None  # why this slot starts no more receivers
         self.graceful = True  # whether the last process ended gracefully
-        self._last_words: Fault | Stopped | None = None
+        self._last_words: Failed | Stopped | None = None
 
     @property
     def sealed(self) -> int:
@@ -289,21 +291,21 @@ class Slot:
         with self._changed:
             self.child, self.answered, self.roll_error = child, 0, ""
             late = self.closing
-        if late or not child.say(self._begin):
-            child.dismiss()
+        if late or not child.send(self._begin):
+            child.terminate()
         try:
             for event in child.events():
                 self._take(event)
         except OSError as error:
-            log.warning("lost touch with receiver %d: %s", child.pid, error)
+            log.warning("cannot read the events of receiver %d: %s", child.pid, error)
             child.kill()
         status = child.reap()
-        if isinstance(self._last_words, Fault):
+        if isinstance(self._last_words, Failed):
             return self._last_words.text
         stage = "" if self.ready else " before it was ready"
         return f"receiver process {child.pid} ended with status {status}{stage}; its stderr may say why"
 
-    def _take(self, event: Event | Command | Garbled) -> None:
+    def _take(self, event: Event | Command | UnparsableLine) -> None:
         with self._changed:
             match event:
                 case Ready(receiver=receiver):
@@ -315,20 +317,20 @@ class Slot:
                     if not error:  # do not wait for the next status
                         self.status = replace(self.status, open_rows=0, open_bytes=0, sealed=sealed)
                         self.seen = self.sealed
-                case Fault():
+                case Failed():
                     self._last_words = event
                 case Stopped(sealed=sealed):
                     self._last_words = event
                     self.status = replace(self.status, open_rows=0, open_bytes=0, sealed=sealed)
                 case _:
                     name = self.receiver or self.thread.name
-                    log.warning("receiver %s sent what cannot be read: %s", name, event)
+                    log.warning("receiver %s sent an unparsable line: %s", name, event)
             self._changed.notify_all()
 
     def _end(self, problem: str, lived: float) -> float | None:
         """Reset after a process has ended; return the pause before the next one, or None for no next one."""
         was_ready, said = self.ready, self._last_words
-        refused = isinstance(said, Fault) and said.settings
+        refused = isinstance(said, Failed) and said.settings
         # A process told to stop before it was ready has no messages to lose.
         self.graceful = isinstance(said, Stopped) or (self.closing and not was_ready)
         if was_ready and not refused and not isinstance(said, Stopped):
@@ -344,15 +346,15 @@ class Slot:
             self._failures = 0
         self._stillborn = 0 if was_ready or said is not None else self._stillborn + 1
         if refused:
-            self.fault = ConfigError(problem)
+            self.fatal_error = ConfigError(problem)
         elif self._stillborn >= MOST_STILLBORN:
-            self.fault = NsqError(f"receivers cannot be started: {problem}")
+            self.fatal_error = NsqError(f"receivers cannot be started: {problem}")
         else:
             pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(self._failures, 62))
             self._failures += 1
             log.warning("%s; another one starts in %.1f s", problem, pause)
             return pause
-        log.error("%s", self.fault)
+        log.error("%s", self.fatal_error)
         return None
 
 
@@ -391,7 +393,7 @@ class Child:
         self._lock = threading.Lock()  # no write while stdin is being closed; writes never block
         os.set_blocking(self._stdin.fileno(), False)
 
-    def say(self, line: bytes) -> bool:
+    def send(self, line: bytes) -> bool:
         """Write a line to the process's stdin; whether it was written."""
         with self._lock:
             if self._stdin.closed:
@@ -402,13 +404,13 @@ class Child:
             except OSError:
                 return False
 
-    def dismiss(self) -> None:
+    def terminate(self) -> None:
         """Ask the process to stop gracefully, and close its stdin, which means the same if Stop is lost."""
-        self.say(protocol.encoded(Stop()))
+        self.send(protocol.encoded(Stop()))
         with self._lock, suppress(OSError):
             self._stdin.close()
 
-    def events(self) -> Iterator[Event | Command | Garbled]:
+    def events(self) -> Iterator[Event | Command | UnparsableLine]:
         """Yield the process's events until it closes its stdout."""
         while line := self._stdout.readline(_LONGEST_LINE):
             yield protocol.decoded(line)

@@ -21,7 +21,7 @@ from nsq.consumer.signals import SignalWatch
 from nsq.errors import ConfigError, NsqError, UsageError, WalForeign
 from nsq.log import Logger
 from nsq.spark.receiver import protocol
-from nsq.spark.receiver.protocol import Begin, Event, Fault, Roll, Status, Stop, Stopped, unpacked
+from nsq.spark.receiver.protocol import Begin, Event, Failed, Roll, Status, Stop, Stopped, unpacked
 from nsq.spark.receiver.receiving import Receiving
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.names import Subject
@@ -61,8 +61,8 @@ _CHUNK = 1 << 16
 ENDED, FAILED, REFUSED = 0, 1, 2
 
 
-class Servant:
-    """Serves an owner: carries out its commands on a ``Receiving``, and reports events."""
+class ReceiverLoop:
+    """The loop of a receiver that has an owner: carries out its commands on a ``Receiving``, sends events."""
 
     def __init__(self, inlet: int, outlet: int, wakeup: SignalWakeup) -> None:
         self._inlet = inlet
@@ -72,10 +72,10 @@ class Servant:
         self._wakeup = wakeup
         self._line = b""  # an incomplete line
         self._commands: list[Begin | Roll] = []
-        self._over = False  # the owner is gone, or has sent Stop
+        self._stop_requested = False  # the owner is gone, or has sent Stop
         self._parent = os.getppid()
-        self._told = Status()
-        self._told_at = 0.0
+        self._last_status = Status()
+        self._last_status_at = 0.0
         self._stale = False  # something may have changed, but it was too soon for another status
         self._refusal = ""
         self._rolled_at = 0.0
@@ -85,15 +85,15 @@ class Servant:
             begin = self._first_command()
             return ENDED if begin is None else self._receive(unpacked(begin.settings))
         except (UsageError, WalForeign) as error:
-            return self._fail(Fault(str(error), settings=True), REFUSED)
+            return self._fail(Failed(str(error), settings=True), REFUSED)
         except NsqError as error:
-            return self._fail(Fault(str(error)), FAILED)
+            return self._fail(Failed(str(error)), FAILED)
         except ImportError as error:
-            return self._fail(Fault(f"this Python cannot receive: {error}", settings=True), REFUSED)
+            return self._fail(Failed(f"this Python cannot receive: {error}", settings=True), REFUSED)
 
-    def _fail(self, fault: Fault, status: int) -> int:
-        log.error("%s", fault.text)
-        self._say(fault)
+    def _fail(self, failure: Failed, status: int) -> int:
+        log.error("%s", failure.text)
+        self._send(failure)
         return status
 
     def _first_command(self) -> Begin | None:
@@ -110,26 +110,26 @@ class Servant:
         wal = open_wal(options.wal, fsync=options.fsync)
         receiving = Receiving(options, wal, changed=self._changed)
         try:
-            self._say(receiving.start())
+            self._send(receiving.start())
             while not self._ending and not self._refusal:
                 self._serve(receiving)
         finally:
             stopped = receiving.stop(_GRACE)
         if self._refusal:
-            return self._fail(Fault(f"nsqd refuses: {self._refusal}", settings=True), REFUSED)
-        self._say(stopped)
+            return self._fail(Failed(f"nsqd refuses: {self._refusal}", settings=True), REFUSED)
+        self._send(stopped)
         return ENDED
 
     def _serve(self, receiving: Receiving) -> None:
         pause = _SOONEST if self._stale else _LATEST
-        self._listen(self._told_at + pause - time.monotonic())
+        self._listen(self._last_status_at + pause - time.monotonic())
         for command in self._commands:
             if isinstance(command, Roll):
                 self._rolled_at = time.monotonic()
-                self._say(receiving.roll(command.token))
+                self._send(receiving.roll(command.token))
         self._commands.clear()
         self._seal_unasked(receiving)
-        self._tell(receiving)
+        self._send_status(receiving)
 
     def _seal_unasked(self, receiving: Receiving) -> None:
         """Seal rows that have been open for ``_SEAL_AFTER`` seconds. The next status reports it."""
@@ -140,16 +140,16 @@ class Servant:
             self._rolled_at = now
             receiving.roll(0)
 
-    def _tell(self, receiving: Receiving) -> None:
+    def _send_status(self, receiving: Receiving) -> None:
         """Send a status: every ``_LATEST`` seconds, and sooner when it changes."""
         now = time.monotonic()
-        self._stale = now < self._told_at + _SOONEST
+        self._stale = now < self._last_status_at + _SOONEST
         if self._stale:
             return
         status = receiving.status()
-        if status != self._told or now >= self._told_at + _LATEST:
-            self._told, self._told_at = status, now
-            self._say(status)
+        if status != self._last_status or now >= self._last_status_at + _LATEST:
+            self._last_status, self._last_status_at = status, now
+            self._send(status)
         if status.error and not status.connections:
             self._refusal = receiving.refusal()
 
@@ -157,20 +157,20 @@ class Servant:
 
     @property
     def _ending(self) -> bool:
-        return self._over or self._wakeup.signals > 0
+        return self._stop_requested or self._wakeup.signals > 0
 
     def _listen(self, timeout: float) -> None:
         """Wait for news, and read the owner's commands."""
         self._wakeup.wait(max(0.0, timeout), self._inlet)
         # If the owner has forked a child, that child keeps our stdin open, so only the parent's id tells.
-        self._over = self._over or os.getppid() != self._parent
+        self._stop_requested = self._stop_requested or os.getppid() != self._parent
         with suppress(BlockingIOError):
             data = os.read(self._inlet, _CHUNK)
-            self._over = self._over or not data
+            self._stop_requested = self._stop_requested or not data
             *lines, self._line = (self._line + data).split(b"\n")
             for said in map(protocol.decoded, lines):
                 if isinstance(said, Stop):
-                    self._over = True
+                    self._stop_requested = True
                 elif isinstance(said, (Begin, Roll)):
                     self._commands.append(said)
                 else:
@@ -181,14 +181,14 @@ class Servant:
         if not self._stale:
             self._wakeup.wake()
 
-    def _say(self, event: Event) -> None:
+    def _send(self, event: Event) -> None:
         """Send an event; drop it when the owner does not read, so that the receiver never blocks."""
         try:
             os.write(self._outlet, protocol.encoded(event))  # atomic, because events are short
         except BlockingIOError:
-            log.warning("the owner does not read what it is told")
+            log.warning("the owner does not read events; one was dropped")
         except OSError:
-            self._over = True
+            self._stop_requested = True
 
 
 class NoPandas:
@@ -199,7 +199,7 @@ class NoPandas:
             raise ModuleNotFoundError("a receiver does without pandas", name=name)
 
 
-def settle() -> None:
+def prepare_process() -> None:
     """Prepare a process that does nothing but receive."""
     calm_collector()
     sys.meta_path.insert(0, NoPandas())
@@ -212,9 +212,9 @@ def main() -> int:
     # Redirect stdout to stderr, so that a stray print cannot garble the events.
     events = os.dup(1)
     os.dup2(2, 1)
-    settle()
+    prepare_process()
     with SignalWakeup() as wakeup:
-        return Servant(0, events, wakeup).run()
+        return ReceiverLoop(0, events, wakeup).run()
 
 
 # Without an owner

@@ -2,8 +2,8 @@
 
 The owner's first line holds the settings, because other users can read a command line and settings may hold
 secrets. Then the owner sends commands, and the receiver events. Both run the same version. A line that cannot
-be parsed becomes a ``Garbled``, never an exception, so a stray print ends neither side. Pure: no pipe, clock
-or process. Must not import pyspark or pyarrow.
+be parsed becomes an ``UnparsableLine``, never an exception, so a stray print ends neither side. Pure: no
+pipe, clock or process. Must not import pyspark or pyarrow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LONGEST_TEXT = 500
 
 
 @dataclass(frozen=True)
-class Garbled:
+class UnparsableLine:
     """A line that cannot be parsed."""
 
     why: str
@@ -89,7 +89,7 @@ class Status:
     error: str = ""
 
 
-def together(statuses: Iterable[Status]) -> Status:
+def merge_statuses(statuses: Iterable[Status]) -> Status:
     """Combine several statuses: add the numbers, join the texts."""
     listed = list(statuses)
     found: dict[str, Any] = {}
@@ -103,7 +103,7 @@ def together(statuses: Iterable[Status]) -> Status:
 
 
 @dataclass(frozen=True)
-class Fault:
+class Failed:
     """Why the receiver ends on its own. ``settings``: a restart with the same settings would fail too."""
 
     text: str
@@ -119,9 +119,9 @@ class Stopped:
 
 
 Command = Begin | Roll | Stop
-Event = Ready | Rolled | Status | Fault | Stopped
+Event = Ready | Rolled | Status | Failed | Stopped
 
-_KINDS = {kind.__name__: kind for kind in (Begin, Roll, Stop, Ready, Rolled, Status, Fault, Stopped)}
+_KINDS = {kind.__name__: kind for kind in (Begin, Roll, Stop, Ready, Rolled, Status, Failed, Stopped)}
 
 
 def encoded(said: Command | Event) -> bytes:
@@ -129,13 +129,13 @@ def encoded(said: Command | Event) -> bytes:
     return json.dumps([type(said).__name__, vars(said)]).encode() + b"\n"
 
 
-def decoded(line: bytes) -> Command | Event | Garbled:
+def decoded(line: bytes) -> Command | Event | UnparsableLine:
     try:
         word, fields = json.loads(line)
         said: Command | Event = _KINDS[word](**fields)
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         # A garbled line of settings must not be shown either: it may hold secrets.
-        return Garbled("a line of settings" if b"Begin" in line else f"{line[:_SHOWN]!r}: {error}")
+        return UnparsableLine("a line of settings" if b"Begin" in line else f"{line[:_SHOWN]!r}: {error}")
     return said
 
 

@@ -18,7 +18,7 @@ from nsq.consumer.handlers import DeadLetterTopic, Requeue
 from nsq.errors import NsqError, WalError
 from nsq.log import Logger
 from nsq.message import Message, finish_all
-from nsq.spark.receiver.protocol import Ready, Rolled, Status, Stopped, together
+from nsq.spark.receiver.protocol import Ready, Rolled, Status, Stopped, merge_statuses
 from nsq.spark.source.backlog import topics as find_topics
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal import names
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 log = Logger("nsq.spark.receiver")
 
 #: Seconds between two listings of the log.
-_LOOK_EVERY = 1.0
+_MEASURE_EVERY = 1.0
+#: The longest between two searches for new topics: messages go to other channels until the topic is found.
+_SEARCH_EVERY = 5.0
 #: Receiving resumes when the log holds less than this fraction of walMaxBytes.
 _RESUME_AT = 0.9
 _FULL = "full"
@@ -86,7 +88,7 @@ class Receiving:
             raise
         with self._lock:
             self._topics[topic] = one
-        self._look()  # before the first message: the log may be full already
+        self._measure_log()  # before the first message: the log may be full already
         one.start()
 
     def _appended(self) -> None:
@@ -98,7 +100,7 @@ class Receiving:
         """Bytes of files that all topics of this receiver have written."""
         return sum(each.intake.counts.written for each in self._all())
 
-    def _look(self) -> None:
+    def _measure_log(self) -> None:
         """Measure the whole log, including other receivers' files, and pause or resume receiving."""
         # Read this before listing: appends made meanwhile then count twice, rather than not at all.
         written = self._written
@@ -127,8 +129,8 @@ class Receiving:
 
     def _watch(self) -> None:
         before = ""
-        while not self._ending.wait(_LOOK_EVERY):
-            self._look()
+        while not self._ending.wait(_MEASURE_EVERY):
+            self._measure_log()
             why = self.status().paused
             if why != before:
                 before = why
@@ -136,7 +138,9 @@ class Receiving:
                 self._changed()
 
     def _search(self) -> None:
-        """Add topics as they appear. A new topic keeps its messages until its first channel exists."""
+        """Add topics as they appear. A new topic keeps its messages until its first channel exists; what is
+        published between the creation of another channel and that of ours, ours does not get.
+        """
         while not self._ending.is_set():
             try:
                 for topic in find_topics(self._options):
@@ -148,7 +152,7 @@ class Receiving:
                     self._trouble = str(error)
                     log.warning("%s", error)
                     self._changed()
-            self._ending.wait(self._options.config.lookupd_poll_interval)
+            self._ending.wait(min(_SEARCH_EVERY, self._options.config.lookupd_poll_interval))
 
     def _all(self) -> list[TopicReceiver]:
         with self._lock:
@@ -167,7 +171,7 @@ class Receiving:
         return sum(each.intake.counts.open_rows for each in self._all())
 
     def status(self) -> Status:
-        return together([Status(error=self._trouble), *(each.status() for each in self._all())])
+        return merge_statuses([Status(error=self._trouble), *(each.status() for each in self._all())])
 
     def refusal(self) -> str:
         """Why no topic can be received with these settings; empty while any topic may still connect."""
@@ -240,8 +244,8 @@ class TopicReceiver:
     def status(self) -> Status:
         stats, counts = self._consumer.stats(), self.intake.counts
         self._ever_connected = self._ever_connected or stats.connections > 0
-        told = () if stats.connections else self._consumer.health().discovery
-        lonely = "; ".join(line for line in told if any(word in line for word in _TROUBLES))
+        lines = () if stats.connections else self._consumer.health().discovery
+        lonely = "; ".join(line for line in lines if any(word in line for word in _TROUBLES))
         return Status(
             received=counts.received,
             open_rows=counts.open_rows,
@@ -399,15 +403,15 @@ class Intake:
     def _keep(self, messages: list[Message]) -> None:
         pause = FIRST_PAUSE
         while fresh := self._fresh(messages):
-            fault = self._append(fresh)
-            if fault is None:
+            error = self._append(fresh)
+            if error is None:
                 if _LOG in self._troubles:
-                    self._settle(_LOG, "the log can be written again")
+                    self._clear_trouble(_LOG, "the log can be written again")
                     self._gate.test(False)
                     self._gate.open(_LOG)
                 return
             self._gate.shut(_LOG, "the log cannot be written")
-            self._complain(_LOG, f"cannot write the log: {fault}")
+            self._report_trouble(_LOG, f"cannot write the log: {error}")
             left = min(_latest(message) for message in fresh) - self._clock()
             if left <= 0 or self._wait(min(pause, left)):
                 break
@@ -448,15 +452,15 @@ class Intake:
         """The current errors as text; empty when there are none."""
         return "; ".join(list(self._troubles.values()))
 
-    def _complain(self, about: str, trouble: str) -> None:
+    def _report_trouble(self, about: str, trouble: str) -> None:
         if self._troubles.get(about) != trouble:
             self._troubles = self._troubles | {about: trouble}
             log.error("%s", trouble)
             self._changed()
 
-    def _settle(self, about: str, text: str) -> None:
+    def _clear_trouble(self, about: str, text: str) -> None:
         if about in self._troubles:
-            self._troubles = {name: told for name, told in self._troubles.items() if name != about}
+            self._troubles = {name: text for name, text in self._troubles.items() if name != about}
             log.warning("%s", text)
             self._changed()
 
@@ -477,9 +481,9 @@ class Intake:
         try:
             segment = self._log.roll()
         except (WalError, OSError) as error:
-            self._complain(_SEAL, f"cannot seal a segment: {error}")
+            self._report_trouble(_SEAL, f"cannot seal a segment: {error}")
             return str(error)
-        self._settle(_SEAL, "segments can be sealed again")
+        self._clear_trouble(_SEAL, "segments can be sealed again")
         self._count(sealed=self.counts.sealed + (segment is not None))
         if segment is not None:
             log.debug("sealed segment %d: %d messages, %d bytes", segment.number, segment.rows, segment.bytes)

@@ -30,7 +30,7 @@ _JOIN = 5.0
 
 @dataclass(frozen=True)
 class Backlog:
-    """A channel's messages, summed over the ``asked`` nsqds that answered; ``faults`` are the others' errors.
+    """A channel's messages, summed over the ``asked`` nsqds that answered; ``errors`` are the others' errors.
 
     ``depth`` counts waiting messages, ``in_flight`` those that clients hold, ours included, ``deferred``
     those with a delay. ``received`` is what our own receivers had received before the measurement, which
@@ -42,7 +42,7 @@ class Backlog:
     deferred: int = 0
     paused: bool = False
     asked: int = 0
-    faults: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
     received: int = 0
     began: float = 0.0
 
@@ -63,22 +63,22 @@ def measure(options: SourceOptions, received: int) -> Backlog:
     """
     began = time.monotonic()
     having = lookups.nodes_of(options.named_topics)  # no names with topicsPattern: asks for all nsqds
-    places, faults = lookups.ask_all(options.lookupd, options.config, having)
+    places, errors = lookups.ask_all(options.lookupd, options.config, having)
     addresses = dict.fromkeys([*_own_http_addresses(options), *(place.http for place in places)])
-    told = _ask_nsqds(addresses, options, options.topic, faults)  # topic is empty unless one is given
-    counted = [counts(stats, options.wants, options.channel) for stats in told]
-    why_not = tuple(map(str, faults))
-    return dataclasses.replace(added(counted), faults=why_not, received=received, began=began)
+    stats = _ask_nsqds(addresses, options, options.topic, errors)  # topic is empty unless one is given
+    counted = [counts(each, options.wants, options.channel) for each in stats]
+    why_not = tuple(map(str, errors))
+    return dataclasses.replace(added(counted), errors=why_not, received=received, began=began)
 
 
 def topics(options: SourceOptions) -> list[str]:
     """All existing topics that ``topicsPattern`` matches. Raises NsqError when no server answers."""
-    listed, faults = lookups.ask_all(options.lookupd, options.config, NsqlookupdApi.topics)
-    told = _ask_nsqds(_own_http_addresses(options), options, "", faults)
-    found = {*listed, *(topic["topic_name"] for stats in told for topic in stats["topics"])}
-    if faults and not found:
+    listed, errors = lookups.ask_all(options.lookupd, options.config, NsqlookupdApi.topics)
+    stats = _ask_nsqds(_own_http_addresses(options), options, "", errors)
+    found = {*listed, *(topic["topic_name"] for each in stats for topic in each["topics"])}
+    if errors and not found:
         raise NsqError(
-            f"no topics are known for topicsPattern={options.topics_pattern}: {'; '.join(map(str, faults))}"
+            f"no topics are known for topicsPattern={options.topics_pattern}: {'; '.join(map(str, errors))}"
         )
     return sorted(filter(options.wants, found))
 
@@ -97,16 +97,16 @@ def next_port(address: str) -> str:
 
 
 def _ask_nsqds(
-    addresses: Iterable[str], options: SourceOptions, topic: str, faults: list[NsqError]
+    addresses: Iterable[str], options: SourceOptions, topic: str, errors: list[NsqError]
 ) -> list[NsqdStats]:
-    """Ask the nsqds for stats, one after the other; appends errors to ``faults``."""
-    told = []
+    """Ask the nsqds for stats, one after the other; appends errors to ``errors``."""
+    stats = []
     for address in addresses:
         try:
-            told.append(lookups.stats_of(address, options.config, topic, timeout=_TIMEOUT))
+            stats.append(lookups.stats_of(address, options.config, topic, timeout=_TIMEOUT))
         except NsqError as error:
-            faults.append(error)
-    return told
+            errors.append(error)
+    return stats
 
 
 def counts(stats: NsqdStats, wants: Callable[[str], bool], channel: str) -> Backlog:
@@ -157,7 +157,7 @@ class AvailableNowTarget:
         """Rows still to take; None when no nsqd reported a depth: then the run ends when nothing comes."""
         return None if self.rows is None else max(0, self.rows - self.taken)
 
-    def look(self, now: float, pending: int, ready: bool) -> None:
+    def note_rows(self, now: float, pending: int, ready: bool) -> None:
         """Note how many rows have come and are ``pending``. Quiet time counts only once we are ``ready``."""
         seen = self.taken + pending
         if seen != self._seen or not ready:
@@ -178,6 +178,8 @@ class AvailableNowTarget:
         return f"{missing}: nothing came for {quiet:.1f} s{_where(backlog)}"
 
     def _may_come(self, backlog: Backlog) -> bool:
+        if not self.options.receivers:
+            return False  # receivers elsewhere, if there are any, would have brought some by now
         if backlog.asked and backlog.began < self._quiet_since:
             return True  # the measurement is older than the last arrival: wait for the next one
         return not backlog.paused and backlog.waiting(self.options.wait_for_in_flight) > 0
@@ -185,7 +187,7 @@ class AvailableNowTarget:
 
 def _where(backlog: Backlog) -> str:
     if not backlog.asked:
-        return "; no nsqd told its depth"
+        return "; no nsqd has reported its depth"
     paused = ", the channel is paused" if backlog.paused else ""
     held = f"{backlog.in_flight} in flight, {backlog.deferred} deferred"
     return f"; nsqd has {backlog.depth} waiting, {held}{paused}"
@@ -193,8 +195,8 @@ def _where(backlog: Backlog) -> str:
 
 @dataclass(eq=False)
 class Poller(Generic[T]):
-    """Calls ``ask`` in its own thread, at most once per ``pause`` seconds, as long as ``look`` is called.
-    After a while without calls the last answer is old. For one caller's thread.
+    """Calls ``ask`` in its own thread, at most once per ``pause`` seconds, as long as ``last_answer`` is
+    called. After a while without calls the last answer is old. For one caller's thread.
     """
 
     name: str
@@ -208,7 +210,7 @@ class Poller(Generic[T]):
         self._thread: threading.Thread | None = None
         self._last: T | None = None
 
-    def look(self, patience: float = 0.0) -> T | None:
+    def last_answer(self, patience: float = 0.0) -> T | None:
         """The last answer; waits up to ``patience`` s for the first one, else None. Starts the thread."""
         if self._thread is None and not self._ended.is_set():
             # A daemon, so that a server which does not answer cannot keep the process alive.
@@ -234,5 +236,5 @@ class Poller(Generic[T]):
                 self._last = self.ask()
                 self._answered.set()
             except Exception:
-                log.exception("cannot find out about %s", self.name)
+                log.exception("cannot measure the %s", self.name)
             self._ended.wait(self.pause)

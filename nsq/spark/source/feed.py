@@ -77,11 +77,11 @@ class Feed:
         self._starting = True
         self._since: float | None = None  # since when rows are pending
         self._read = Offset(self.identity)
-        self._turned = float("-inf")
+        self._last_empty_batch = float("-inf")
         self._once = False
         self._before: tuple[list[Segment], Backlog, float] | None = None
         self._target: AvailableNowTarget | None = None
-        self._aimed = self._told = float("-inf")
+        self._target_set_at = self._logged_at = float("-inf")
 
     # What Spark calls
 
@@ -89,37 +89,38 @@ class Feed:
         """The start of a new checkpoint. Always the same: Spark calls this until the first batch is done."""
         return Offset(self.identity).to_json()
 
-    def aim(self) -> None:
+    def start_available_now(self) -> None:
         """Prepare an AvailableNow run, which reads what there is now and then ends."""
         self.backlog.pause = POLL  # poll often: the run ends when nsqd has no more
         self._list()
         until = time.monotonic() + MEASURING
-        while (measured := self.backlog.look(LISTING)) is None and time.monotonic() < until:
-            self._stay()  # receivers must not start before the backlog is measured
+        while (measured := self.backlog.last_answer(LISTING)) is None and time.monotonic() < until:
+            self._check_driver()  # receivers must not start before the backlog is measured
         backlog = measured or Backlog()
-        faults = "; ".join(backlog.faults)
+        errors = "; ".join(backlog.errors)
         if not backlog.asked:
             log.warning(
-                "the backlog is unknown, so it is over when nothing comes for availableNowIdle: %s",
-                faults or "no nsqd is known yet",
+                "the backlog is unknown, so the run ends when no row comes for availableNowIdle: %s",
+                errors or "no nsqd is known yet",
             )
-        elif faults:
-            log.warning("only what other nsqds have is waited for: %s", faults)
+        elif errors:
+            log.warning("the run waits only for the messages of the other nsqds: %s", errors)
         self._before = (self._segments, backlog, time.monotonic())
 
     def latest(self, start: Mapping[str, Any], limits: Limits, *, once: bool = False) -> Mapping[str, Any]:
-        """Where the next batch ends; ``start`` itself when there is no batch yet, or no more after ``aim``.
+        """Where the next batch ends; ``start`` itself when there is no batch yet, or no more after
+        ``start_available_now``.
 
         ``once``: this is the only batch of the run, and takes all that there was when the run began.
         """
-        told = self._checked(start)
-        self._read = self._begun(told)
+        begin = self._checked(start)
+        self._read = self._begun(begin)
         # Spark makes a batch of the first answer even if it is empty. The offset of that batch must say that
         # the checkpoint has begun.
-        nothing = start if told.begun else self._end(told, dataclasses.replace(self._read, turn=1))
+        nothing = start if begin.begun else self._end(begin, dataclasses.replace(self._read, turn=1))
         if once and not self._once:
             self._once = True
-            self.aim()
+            self.start_available_now()
         self.receivers.start()
         if self._before is not None:
             self._set_target(*self._before)
@@ -128,7 +129,7 @@ class Feed:
             end, due = self._next(limits)
             if end is not None:
                 self._read = end
-                return self._end(told, end)
+                return self._end(begin, end)
             now = time.monotonic()
             if self._starting:
                 began = now
@@ -140,7 +141,7 @@ class Feed:
                     return nothing
             elif self._is_over(self._target, now):
                 return nothing
-            self._stay()
+            self._check_driver()
             self.receivers.wait(max(_PAUSE, left if due is None else min(left, due)))
 
     def plan(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[list[Slice]]:
@@ -156,7 +157,7 @@ class Feed:
         slices, lost = between(first, last, self._segments)
         if lost:
             files = ", ".join(f"{receiver}/{names.sealed_pattern(number)}" for receiver, number in lost)
-            text = f"{shown(self.wal.location)} has lost what this batch needs: {files}"
+            text = f"{shown(self.wal.location)} lacks files that this batch needs: {files}"
             if self.options.fail_on_data_loss:
                 raise SegmentLost(f"{text}; failOnDataLoss=false goes on without it")
             log.warning("%s; going on without it", text)
@@ -175,7 +176,7 @@ class Feed:
         """
         state = self.receivers.state()
         waiting = self._pending(state)
-        known = self.backlog.look() or Backlog()
+        known = self.backlog.last_answer() or Backlog()
         sealed = dict(self._read.at)
         for segment in self._segments:
             at = Position(segment.number)
@@ -188,11 +189,11 @@ class Feed:
             "walBytes": waiting.bytes,
             "nsqdDepth": known.depth if known.asked else None,
             "nsqdInFlight": known.in_flight if known.asked else None,
-            "oldestSeconds": self._age.look(),
+            "oldestSeconds": self._age.last_answer(),
             "paused": state.paused or None,
         }
 
-    def _stay(self) -> None:
+    def _check_driver(self) -> None:
         """Raise Closed when the JVM is gone: a process that waits does not notice that otherwise."""
         if os.getppid() != self._parent:
             raise Closed("the query that asked for a batch has ended")
@@ -227,19 +228,19 @@ class Feed:
         self._since = (self._since or now) if pending.rows else None
         if target is not None:
             limits = limits.tightened(target.left)
-            target.look(now, pending.rows, state.ready)
+            target.note_rows(now, pending.rows, state.ready)
             if self._once and not state.paused:
                 # The only batch of this run waits until no more rows of the target will come.
                 arrived = target.left is not None and pending.rows >= target.left
-                if not arrived and not target.verdict(now, 0, self.backlog.look() or Backlog()):
+                if not arrived and not target.verdict(now, 0, self.backlog.last_answer() or Backlog()):
                     return None, _AGAIN
         if self._since is None:
-            full = state.paused and not self._once and now - self._turned >= LISTING
+            full = state.paused and not self._once and now - self._last_empty_batch >= LISTING
             if not full or not self._awaits_commit():
                 return None, None
             # The log is full of rows that Spark has read but not committed. Spark commits a batch when it
             # makes the next one, so make one without rows.
-            self._turned = now
+            self._last_empty_batch = now
             return dataclasses.replace(self._read, origins={}, turn=self._read.turn + 1), None
         if limits.rows == 0:
             return None, None
@@ -279,29 +280,34 @@ class Feed:
         rows = in_log + backlog.waiting(with_held) if backlog.asked else None
         self._target = AvailableNowTarget(rows, began, self.options)
         self._before = None
-        self._aimed = self._told = time.monotonic()
+        self._target_set_at = self._logged_at = time.monotonic()
 
     def _is_over(self, target: AvailableNowTarget, now: float) -> bool:
-        measured, state = self.backlog.look() or Backlog(), self.receivers.state()
+        measured, state = self.backlog.last_answer() or Backlog(), self.receivers.state()
         pending = self._pending(state).rows
         reason = target.verdict(now, pending, measured)
-        if reason and now - self._aimed < STARTING and not self._subscribed(state, measured):
+        if reason and now - self._target_set_at < STARTING and not self._subscribed(state, measured):
             return False
         if reason:
-            silence = "" if measured.asked else "; ".join(measured.faults)
+            silence = "" if measured.asked else "; ".join(measured.errors)
             connected = state.connections or not state.wanted  # unknown with receivers on other hosts
             if target.rows is None and silence and not target.taken and not connected:
                 # When no nsqd answers, there may still be messages to read.
                 raise ConnectionFailed(f"no nsqd can be reached, so nothing was read: {silence}")
             log.info("done: %s", reason)
+            if not self.options.receivers and measured.depth:
+                log.warning(
+                    "%d messages wait in nsqd: option receivers is 0, so a receiver elsewhere must take them",
+                    measured.depth,
+                )
             # Spark asks for more only when it has committed everything up to here. It reports a commit with
             # the next batch, of which there is none in this run, so note it now.
             if self._state.begun and self._read.at:
                 self._note_committed(self._read)
             self._delete_committed()
             return True
-        if now - self._told >= _STILL_WAITING:
-            self._told = now
+        if now - self._logged_at >= _STILL_WAITING:
+            self._logged_at = now
             more = "more" if target.left is None else f"{target.left} more"
             log.info("waiting for %s rows, %d of them received", more, pending)
         return False
@@ -343,9 +349,9 @@ class Feed:
             log.warning("segments that were committed cannot be deleted: %s", error)
         self._segments = sorted(set(self._segments) - set(deleted))
 
-    def _checked(self, told: Mapping[str, Any]) -> Offset:
+    def _checked(self, given: Mapping[str, Any]) -> Offset:
         self.claim.check()
-        offset = Offset.of_json(told)
+        offset = Offset.of_json(given)
         if offset.wal == self.identity:
             return offset
         text = f"the checkpoint belongs to the log {offset.wal}, but {shown(self.wal.location)} is the log "
@@ -357,7 +363,7 @@ class Feed:
             )
         if not self._foreign:
             self._foreign = True
-            log.warning("%s; what was in it and not read is lost, going on with this one", text)
+            log.warning("%s; its unread messages are lost, going on with this one", text)
         return Offset(self.identity, foreign=True)
 
     # Where this reader begins

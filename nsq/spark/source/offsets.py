@@ -50,25 +50,25 @@ class Offset:
     def to_json(self) -> dict[str, Any]:
         """The offset as JSON; equal offsets give equal JSON."""
         at = {name: _packed(position) for name, position in sorted(self.at.items())}
-        told: dict[str, Any] = {"wal": self.wal, "at": at}
+        fields: dict[str, Any] = {"wal": self.wal, "at": at}
         if self.origins:
             # In JSON: the first segment that is read, and the number of rows skipped in it.
             origins = sorted(self.origins.items())
-            told["from"] = {name: _packed(Position(last + 1, rows)) for name, (last, rows) in origins}
+            fields["from"] = {name: _packed(Position(last + 1, rows)) for name, (last, rows) in origins}
         if self.turn:
-            told["turn"] = self.turn
-        return told
+            fields["turn"] = self.turn
+        return fields
 
     @classmethod
-    def of_json(cls, told: Any) -> Offset:
+    def of_json(cls, given: Any) -> Offset:
         """Parse an offset; raises WalForeign for one that this source has not written."""
-        match told:
-            case {"wal": str(wal), "at": dict(at)} if isinstance(told.get("from", {}), dict):
+        match given:
+            case {"wal": str(wal), "at": dict(at)} if isinstance(given.get("from", {}), dict):
                 positions = {str(name): _unpacked(value) for name, value in at.items()}
-                origins = {str(name): _unpacked(value) for name, value in told.get("from", {}).items()}
+                origins = {str(name): _unpacked(value) for name, value in given.get("from", {}).items()}
                 origins = {name: Position(one.segment - 1, one.rows) for name, one in origins.items()}
-                return cls(wal, positions, origins, int(told.get("turn", 0)))
-        raise WalForeign(f"the checkpoint holds no offset of this source: {str(told)[:_SHOWN]}")
+                return cls(wal, positions, origins, int(given.get("turn", 0)))
+        raise WalForeign(f"the checkpoint holds no offset of this source: {str(given)[:_SHOWN]}")
 
     @property
     def begun(self) -> bool:

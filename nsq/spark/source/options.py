@@ -51,31 +51,37 @@ class SourceOptions(Nsqds):
         "polltimeoutms": "linger",
         "fetchoffset.numretries": "reconnectMax",
     }
+    one_of: ClassVar[Mapping[tuple[str, ...], str]] = {
+        **Nsqds.one_of,
+        ("topic", "topics", "topics_pattern"): "option topic is missing: .option('topic', …), or one of "
+        "topics and topicsPattern",
+    }
 
     topic: str = option("The topic to read.", check_topic, default="")
     topics: tuple[str, ...] = option(
         "Instead of topic: several, separated by commas. One may be added later.", _topics, default=()
     )
     topics_pattern: str = option(
-        "Instead of topic: all topics whose whole name matches this regular expression, new ones as well.",
+        "Instead of topic: all topics whose whole name matches this regular expression, also new ones, which "
+        "are looked for every 5 s.",
         _pattern,
         default="",
     )
     channel: str = option(
-        "The channel to read it from; every other reader of that channel takes a share.", check_channel
+        "The channel to read from; its other consumers take a share of the messages.", check_channel
     )
     wal: str = option(
-        "Where messages are kept until Spark is done with them: a directory, or a URI of pyarrow.fs."
+        "The log, which keeps messages until Spark has committed them: a directory, or a URI of pyarrow.fs."
     )
     nsqd_http: tuple[str, ...] = option(
-        "Where the nsqds of option nsqd answer HTTP, for the depth of the channel; without it, one port "
-        "further: 4151 for 4150.",
+        "The HTTP addresses of the nsqds of option nsqd, which are asked for the depth of the channel; by "
+        "default one port further: 4151 for 4150.",
         names,
         default=(),
     )
 
     reader: str = option(
-        "The name under which this query reads the log. A second query on the same log needs one of its own.",
+        "The name under which this query reads the log. A second query on the same log needs another.",
         check_reader,
         default=DEFAULT,
     )
@@ -95,19 +101,17 @@ class SourceOptions(Nsqds):
 
     max_messages_per_trigger: int | None = count(None, "The most rows of a batch.")
     max_bytes_per_trigger: int | None = octets(None, "The most bytes of bodies of a batch.")
-    min_messages_per_trigger: int = count(0, "Wait for that many rows before a batch …", low=0)
+    min_messages_per_trigger: int = count(0, "A batch waits until there are so many rows …", low=0)
     max_trigger_delay: float = seconds(900.0, "… but no longer than this.")
-    linger: float = seconds(0.25, "How long a batch waits for more once there is something.")
-    min_partitions: int = count(1, "Split a batch into at least so many tasks where it can be.")
-    target_partition_bytes: int = octets(32 * _MIB, "Bytes of bodies that make a task of their own.")
+    linger: float = seconds(0.25, "How long a batch waits for more rows after the first one.")
+    min_partitions: int = count(1, "The least number of tasks of a batch that has enough rows.")
+    target_partition_bytes: int = octets(32 * _MIB, "The bytes of bodies in one task.")
 
     receivers: int = count(1, "Receiver processes.", low=0)
     max_in_flight: int = count(2500, "Messages in flight per receiver.")
     commit_interval: float = seconds(0.1, "The longest a received message waits for its fsync.")
-    segment_bytes: int = octets(32 * _MIB, "A segment is sealed when it has so many bytes, at the latest.")
-    wal_max_bytes: int = octets(
-        20 * _GIB, "Receiving pauses while the files of the log have that many bytes."
-    )
+    segment_bytes: int = octets(32 * _MIB, "The size at which a segment is sealed, at the latest.")
+    wal_max_bytes: int = octets(20 * _GIB, "The size of the log's files at which receiving pauses.")
     retention: float = option(
         "How long a segment stays in the log after it was sealed and every reader has committed it; 0: it is "
         "deleted at once.",
@@ -127,28 +131,24 @@ class SourceOptions(Nsqds):
 
     fail_on_data_loss: bool = switch(True, "false: go on when a file of the log is gone, with a warning.")
     dead_letter_topic: str = option(
-        "With maxAttempts: where a message goes that was tried more often.", default=""
+        "With maxAttempts: the topic for messages that were delivered more often.", default=""
     )
     available_now_idle: float = seconds(
-        2.0, "AvailableNow: how long nothing may come before what is missing of the backlog counts as gone."
+        2.0,
+        "AvailableNow: the run ends when no row has come for so long and nsqd has no more messages; with "
+        "receivers=0, whatever nsqd has.",
     )
     available_now_timeout: float = seconds(
         0.0, "AvailableNow: the longest to receive the backlog; 0: no limit."
     )
     wait_for_in_flight: bool = switch(
-        True, "AvailableNow: also wait for what other clients of the channel hold, or what is deferred."
+        True, "AvailableNow: also wait for messages that other clients hold, and for deferred ones."
     )
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.starting_position and self.starting_timestamp is not None:
             raise ConfigError("startingPosition and startingTimestamp are both given: leave one of them out")
-        given = sum(map(bool, (self.topic, self.topics, self.topics_pattern)))
-        if not given:
-            raise ConfigError(
-                "option topic is missing: .option('topic', …), or one of topics and topicsPattern"
-            )
-        if given > 1:
+        if sum(map(bool, (self.topic, self.topics, self.topics_pattern))) > 1:
             raise ConfigError("of topic, topics and topicsPattern only one can be given")
 
     @property

@@ -27,7 +27,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from nsq.errors import ConfigError, NsqError
+from nsq.errors import NsqError
 from nsq.spark import rows
 from nsq.spark.receiver.pool import ReceiverPool
 from nsq.spark.rows import Field, require_arrow
@@ -47,13 +47,10 @@ R = TypeVar("R")
 #: Seconds to wait until the reader's previous owner announces that it is leaving; then it gets 30 s to leave.
 PATIENCE = 5.0
 _BACKLOG_EVERY = 3.0
-#: The option that only a batch read has, which peeks at messages.
-MODE = "mode"
 
 
 class NsqDataSource(DataSource):
-    """``readStream`` consumes a topic, ``read`` with mode=peek looks at one, ``write`` and ``writeStream``
-    publish."""
+    """``readStream`` consumes a topic; ``write`` and ``writeStream`` publish."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -65,13 +62,7 @@ class NsqDataSource(DataSource):
 
     def schema(self) -> str:
         """The default schema. Checks the options of a stream here, so that ``load()`` reports wrong ones."""
-        if MODE not in self.options:
-            try:
-                SourceOptions.of(self.options)
-            except NsqError as error:
-                raise ConfigError(
-                    f"{error} (this is about readStream; spark.read wants .option('{MODE}', 'peek'))"
-                ) from None
+        SourceOptions.of(self.options)
         return rows.SCHEMA
 
     def streamReader(self, schema: StructType) -> NsqStreamReader:
@@ -79,9 +70,9 @@ class NsqDataSource(DataSource):
         return NsqStreamReader(self.options, rows.fields(schema))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from nsq.spark.batch import PeekReader
+        from nsq.spark.batch import refuse_batch_read
 
-        return PeekReader(self.options, schema)
+        raise refuse_batch_read()
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from nsq.spark.sink import BatchWriter
@@ -120,7 +111,7 @@ class NsqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @_plainly
     def prepareForTriggerAvailableNow(self) -> None:
-        self._run().aim()
+        self._run().start_available_now()
 
     @_plainly
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -184,7 +175,7 @@ def start_feed(options: SourceOptions) -> Feed:
     from nsq.spark.source.reading import newest, published
     from nsq.spark.wal import Subject, open_wal
 
-    _speak()
+    _log_to_stderr()
     wal = open_wal(options.wal, fsync=options.fsync)
     subject = Subject(options.subscription, options.channel)
     identity = wal.prepare(subject)
@@ -214,7 +205,7 @@ def limits(options: SourceOptions, asked_for: ReadLimit) -> Limits:
     return ours.tightened(asked_for.max_rows) if isinstance(asked_for, ReadMaxRows) else ours
 
 
-def _speak() -> None:
+def _log_to_stderr() -> None:
     """Log to stderr, which Spark passes on, unless logging is already configured."""
     ours = logging.getLogger("nsq")
     if logging.getLogger().handlers or ours.handlers:

@@ -36,7 +36,7 @@ _logger = Logger("nsq.spark.wal")
 
 _PRIVATE = 0o700
 _HIDDEN = "."
-_BORN = ".new-"  # prefix of a receiver's folder until the receiver has locked it
+_NEW_PREFIX = ".new-"  # prefix of a receiver's folder until the receiver has locked it
 _ATTEMPTS = 5
 
 
@@ -277,7 +277,7 @@ class DirectoryWal(BaseWal):
     def discard_empty(self) -> None:
         """Remove the empty folders of dead receivers."""
         for name in self._listing():
-            if name.startswith(_BORN):
+            if name.startswith(_NEW_PREFIX):
                 self._discard(name)
         for receiver in self._receivers():
             if set(self._place.names(receiver)) <= {names.LOCK}:
@@ -289,13 +289,13 @@ class DirectoryWal(BaseWal):
     def _enter(self, folder: Path) -> FileLock:
         """Create a receiver's folder: lock it under a temporary name, then rename it."""
         for _ in range(_ATTEMPTS):
-            born = folder.with_name(f"{_BORN}{uuid.uuid4().hex}")
-            born.mkdir(mode=self._place.mode())
+            new = folder.with_name(f"{_NEW_PREFIX}{uuid.uuid4().hex}")
+            new.mkdir(mode=self._place.mode())
             lock = None
             try:
-                lock = ownership.acquire(born / names.LOCK, self._place.mode() & 0o666)
+                lock = ownership.acquire(new / names.LOCK, self._place.mode() & 0o666)
                 if lock is not None:
-                    self._disk.rename(born, folder)
+                    self._disk.rename(new, folder)
                     self._disk.sync_folder(self._root)
                     return lock
             except BaseException as error:
@@ -303,7 +303,7 @@ class DirectoryWal(BaseWal):
                     lock.release()
                 # When the folder is missing, discard_empty of another process has removed it.
                 if not isinstance(error, FileNotFoundError):
-                    self._discard(born.name)
+                    self._discard(new.name)
                     raise
         raise WalError(f"{folder} cannot be made: its folder was removed {_ATTEMPTS} times while it was made")
 
@@ -318,7 +318,7 @@ class DirectoryWal(BaseWal):
     def _if_dead(self, receiver: str) -> Iterator[bool]:
         with (
             named(self._root / receiver, "cannot be examined"),
-            ownership.looked_at(self._root / receiver / names.LOCK) as free,
+            ownership.lock_probe(self._root / receiver / names.LOCK) as free,
         ):
             yield free
 

@@ -121,8 +121,8 @@ FORMAT = 1
 T = TypeVar("T")
 
 
-def encode(told: Mapping[str, object]) -> bytes:
-    return json.dumps({"format": FORMAT, **told}).encode() + b"\n"
+def encode(fields: Mapping[str, object]) -> bytes:
+    return json.dumps({"format": FORMAT, **fields}).encode() + b"\n"
 
 
 def decode(text: bytes, path: str, what: str, read: Callable[[dict[str, Any]], T]) -> T:

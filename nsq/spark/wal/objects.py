@@ -44,7 +44,7 @@ _logger = Logger("nsq.spark.wal")
 # local directory) the bucket writes a hidden file and renames it
 
 
-_APPEAR_WHOLE = {"s3", "gcs", "abfs"}
+_ATOMIC_STORES = {"s3", "gcs", "abfs"}
 _HIDDEN = "."
 
 
@@ -54,7 +54,7 @@ class Bucket:
     def __init__(self, filesystem: fs.FileSystem, root: str) -> None:
         self._files = filesystem
         self._root = root.rstrip("/")
-        self._appear_whole = _kind(filesystem) in _APPEAR_WHOLE
+        self._appear_whole = _kind(filesystem) in _ATOMIC_STORES
 
     def path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
@@ -284,7 +284,7 @@ def contend(bucket: Bucket, name: str, description: str, patience: float, timing
                 return HeldLease(bucket, name, lease, timing.now)
         elif alive and now - started >= (max(patience, LEAVING_PATIENCE) if seen.owner.leaving else patience):
             reader = name.rpartition("/")[2].partition(".lock")[0]
-            raise WalOwned(ownership.told(reader, bucket.path(""), seen.owner, now - started))
+            raise WalOwned(ownership.owned_message(reader, bucket.path(""), seen.owner, now - started))
         else:
             timing.nap(_NAP)
         latest = read_lease(bucket, name)

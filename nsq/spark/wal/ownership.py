@@ -109,7 +109,7 @@ def acquire(path: Path, mode: int = 0o666) -> FileLock | None:
 
 
 @contextlib.contextmanager
-def looked_at(path: Path) -> Iterator[bool]:
+def lock_probe(path: Path) -> Iterator[bool]:
     """Yield whether the lock is free; while True, no process can take it inside the block. A missing file is
     free. Many processes may look at once, but ``acquire`` fails while one of them does.
     """
@@ -153,7 +153,7 @@ _LEAST_PATIENCE = 0.25
 _NAP = 0.1
 
 
-def told(reader: str, location: str, owner: Owner, waited: float) -> str:
+def owned_message(reader: str, location: str, owner: Owner, waited: float) -> str:
     """The message of WalOwned: who owns the reader's name, and what to do."""
     return (
         f"{location} is owned by {owner}; waited {waited:.1f} s for it to leave. It reads as {reader!r}: a "
@@ -163,7 +163,7 @@ def told(reader: str, location: str, owner: Owner, waited: float) -> str:
 
 def holder(path: Path) -> Owner | None:
     """The owner of the lock; None when it is free."""
-    with looked_at(path) as free:
+    with lock_probe(path) as free:
         return None if free else _read(path)
 
 
@@ -186,7 +186,7 @@ def claim(
         owner = _read(path)
         waited = clock() - started
         if waited >= (max(patience, LEAVING_PATIENCE) if owner.leaving else patience):
-            raise WalOwned(told(path.stem, str(path.parents[1]), owner, waited))
+            raise WalOwned(owned_message(path.stem, str(path.parents[1]), owner, waited))
         nap(_NAP)
 
 

@@ -62,8 +62,8 @@ def name_of(file: str) -> str | None:
 def encode(state: ReaderState) -> bytes:
     at = {receiver: list(state.at[receiver]) for receiver in sorted(state.at)}
     updated = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(state.updated))
-    told = {"at": at, "begun": state.begun, "starting": state.starting}
-    return names.encode({**told, "updated": state.updated, "time": updated})
+    fields = {"at": at, "begun": state.begun, "starting": state.starting}
+    return names.encode({**fields, "updated": state.updated, "time": updated})
 
 
 def decode(text: bytes, path: str) -> ReaderState:

@@ -263,7 +263,7 @@ def test_a_log_that_is_not_there_yet_is_waited_for(nsqd: Nsqd, tmp_path: Path) -
     with ReceiverPool(options_of(tmp_path / "wal", nsqd), wal) as pool:
         pool.start()
         eventually(pool.status, lambda status: "it has to be prepared" in status.error, PATIENCE)
-        assert pool.fault is None
+        assert pool.fatal_error is None
         wal.prepare()
         all_ready(pool)
         received(pool, 10)
@@ -290,8 +290,8 @@ def _expect_fault(pool: ReceiverPool, kind: type[NsqError], text: str) -> None:
     with pool:
         pool.start()
         assert pool.wait(PATIENCE) is False
-        assert isinstance(pool.fault, kind)
-        assert text in str(pool.fault)
+        assert isinstance(pool.fatal_error, kind)
+        assert text in str(pool.fatal_error)
         assert text in pool.status().error
         assert not pool.status().ready
         assert pool.roll(0.0)  # there is nobody to ask

@@ -16,7 +16,17 @@ import pytest
 
 from nsq.spark.receiver import protocol
 from nsq.spark.receiver.pool import Child, ReceiverPool, receiver_command
-from nsq.spark.receiver.protocol import Begin, Garbled, Ready, Roll, Rolled, Status, Stop, Stopped, packed
+from nsq.spark.receiver.protocol import (
+    Begin,
+    Ready,
+    Roll,
+    Rolled,
+    Status,
+    Stop,
+    Stopped,
+    UnparsableLine,
+    packed,
+)
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.directory import DirectoryWal
 from nsq.testing import Nsqd
@@ -219,12 +229,12 @@ class Talk:
 
     def say(self, *lines: bytes) -> None:
         for line in lines:
-            assert self.child.say(line)
+            assert self.child.send(line)
 
     def until(self, kind: type[protocol.Event]) -> object:
         """The next one of that kind."""
         for event in self._events:
-            assert not isinstance(event, Garbled), event
+            assert not isinstance(event, UnparsableLine), event
             if isinstance(event, kind):
                 return event
         raise AssertionError(f"the process ended without {kind.__name__}")

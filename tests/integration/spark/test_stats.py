@@ -29,6 +29,10 @@ def read(*columns: str, **options: str) -> list[tuple[Any, ...]]:
     return sorted(row for partition in reader.partitions() for row in reader.read(partition))
 
 
+def addresses(nsqd: Nsqd) -> dict[str, str]:
+    return {"nsqd": nsqd.tcp_address, "nsqdHttp": nsqd.http_address}
+
+
 def fill(nsqd: Nsqd, topic: str, *channels: str, messages: int = 3) -> None:
     assert nsqd.post(f"/topic/create?topic={topic}").status == 200
     for channel in channels:
@@ -41,14 +45,14 @@ def test_each_channel_and_each_topic_without_one_is_a_row(nsqd: Nsqd) -> None:
     fill(nsqd, "orders", "billing", "archive")
     fill(nsqd, "visits", messages=2)
 
-    rows = read("topic", "channel", "depth", "topic_depth", "nsqd", nsqd=nsqd.http_address)
+    rows = read("topic", "channel", "depth", "topic_depth", "nsqd", **addresses(nsqd))
 
     assert [row[:4] for row in rows] == [
         ("orders", "archive", 3, 0),
         ("orders", "billing", 3, 0),
         ("visits", None, 2, 2),
     ]
-    assert {row[4] for row in rows} == {nsqd.http_address}
+    assert {row[4] for row in rows} == {nsqd.tcp_address}
 
 
 def test_over_https_the_tls_options_say_whom_to_believe(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
@@ -56,7 +60,7 @@ def test_over_https_the_tls_options_say_whom_to_believe(nsqd_factory: Factory[Ns
     nsqd = nsqd_factory(**authority.server_options)
     fill(nsqd, "orders", "billing")
 
-    wanted = {"nsqd": f"https://{nsqd.https_address}"}
+    wanted = {"nsqd": nsqd.tcp_address, "nsqdHttp": f"https://{nsqd.https_address}"}
     trusting = {"tls": "true", "tlsCaFile": str(authority.certificate)}
     assert read("topic", "depth", **wanted, **trusting) == [("orders", 3)]
     with pytest.raises(ApiError):
@@ -67,7 +71,7 @@ def test_topics_and_channels_may_be_chosen(nsqd: Nsqd) -> None:
     fill(nsqd, "orders", "billing", "archive")
     fill(nsqd, "visits", "billing")
 
-    wanted = {"nsqd": nsqd.http_address, "topic": "orders"}
+    wanted = {**addresses(nsqd), "topic": "orders"}
     assert read("topic", "channel", **wanted) == [("orders", "archive"), ("orders", "billing")]
     assert read("topic", "channel", **wanted, channel="billing") == [("orders", "billing")]
 
@@ -82,19 +86,19 @@ def test_all_nsqds_that_an_nsqlookupd_lists_are_asked(
 
     rows = eventually(lambda: read("nsqd", "depth", lookupd=lookupds), lambda found: len(found) == 2)
 
-    assert rows == sorted((nsqd.http_address, 3) for nsqd in nsqds)
+    assert rows == sorted((nsqd.tcp_address, 3) for nsqd in nsqds)
 
 
 def test_an_nsqd_that_does_not_answer_is_a_row_that_says_so(nsqd: Nsqd) -> None:
     fill(nsqd, "orders", "billing")
-    addresses = f"{NOBODY},{nsqd.http_address}"
+    both = {"nsqd": f"{NOBODY},{nsqd.tcp_address}", "nsqdHttp": f"{NOBODY},{nsqd.http_address}"}
 
-    (lost,) = [row for row in read("nsqd", "error", "depth", nsqd=addresses) if row[1]]
+    (lost,) = [row for row in read("nsqd", "error", "depth", **both) if row[1]]
 
     assert (lost[0], lost[2]) == (NOBODY, None)
     assert NOBODY in lost[1]
     with pytest.raises(ApiError, match=NOBODY):
-        read("nsqd", nsqd=addresses, failFast="true")
+        read("nsqd", **both, failFast="true")
 
 
 def test_an_nsqlookupd_that_does_not_answer_is_an_error() -> None:
@@ -110,11 +114,11 @@ def test_latencies_are_seconds(nsqd_factory: Factory[Nsqd]) -> None:
     nsqd = nsqd_factory(e2e_processing_latency_percentiles=(0.5, 0.99))
     fill(nsqd, "orders", "billing")
 
-    ((latency,),) = read("e2e_latency", nsqd=nsqd.http_address)
+    ((latency,),) = read("e2e_latency", **addresses(nsqd))
 
     assert set(latency) == {"p50", "p99"}
 
 
 def test_an_unknown_column_is_told(nsqd: Nsqd) -> None:
     with pytest.raises(ConfigError, match="no column 'lag'; there are nsqd, topic"):
-        read("lag", nsqd=nsqd.http_address)
+        read("lag", **addresses(nsqd))

@@ -9,6 +9,7 @@ import pytest
 
 from nsq.config import Config
 from nsq.spark import doctor
+from nsq.spark.cli import main
 from nsq.spark.doctor import OK, WARNING, WRONG
 from tests.fakes.nsqlookupd import ScriptedLookupd
 
@@ -171,3 +172,17 @@ def test_an_nsqlookupd_is_asked_as_a_client_asks_it() -> None:
         config = Config(auth_secret="s3cret", lookupd_authorization="always")
         doctor.check_lookupd(lookupd.address, config)
         assert {secret for _, secret in lookupd.requests} == {"Bearer s3cret"}
+
+
+def test_what_was_not_checked_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for check in ("check_java", "check_workers", "check_formats"):
+        monkeypatch.setattr(doctor, check, lambda: doctor.Finding("one", doctor.OK, "well"))
+    for check in ("check_packages", "check_default_python"):
+        monkeypatch.setattr(doctor, check, lambda: iter(()))
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "skipped wal: " in shown
+    assert "skipped nsq: " in shown
+    assert shown.endswith("all that was checked is well\n")

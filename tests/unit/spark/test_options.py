@@ -55,7 +55,11 @@ def test_what_config_knows_is_taken_too() -> None:
         ({}, "option place is missing: .option('place', …)"),
         ({"place": "x", "maxByte": "1"}, "there is no option 'maxByte'; did you mean maxBytes?"),
         ({"place": "x", "authSecrets": "1"}, "there is no option 'authSecrets'; did you mean authSecret?"),
-        ({"place": "x", "zzz": "1"}, "there is no option 'zzz'"),
+        (
+            {"place": "x", "zzz": "1"},
+            "there is no option 'zzz'; there are place, maxBytes, pause, addresses, count, careful, mode, "
+            "and all fields of nsq.Config, such as tlsCaFile",
+        ),
         ({"place": "x", "maxBytes": "lots"}, "maxBytes is 'lots': invalid size 'lots'"),
         ({"place": "x", "maxBytes": "0"}, "maxBytes is 0, but must be at least 1"),
         ({"place": "x", "pause": "90"}, "pause is '90': "),
@@ -97,6 +101,13 @@ def test_the_table_for_people_shows_defaults_as_one_would_write_them() -> None:
         "mode": "slow",
     }  # fmt: skip
     assert {line.name: line.default for line in SourceOptions.describe()}["maxTriggerDelay"] == "15m0s"
+
+
+def test_all_missing_options_are_named_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        SourceOptions.of({"channel": "spark"})
+    for name in ("option wal is missing", "option nsqd or lookupd is missing", "option topic is missing"):
+        assert name in str(caught.value)
 
 
 def test_a_source_needs_somebody_to_ask() -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import queue
+import signal
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +13,7 @@ import pytest
 
 from nsq.config import Config
 from nsq.errors import UsageError, WalError
-from nsq.spark import session
+from nsq.spark import cli, session
 from nsq.spark.cli import WalLs, in_a_line, main
 from nsq.spark.pipelines import replay as replaying
 from nsq.spark.pipelines.archive import ArchiveResult
@@ -41,6 +45,17 @@ def test_of_sparks_stories_the_reason_if_it_is_ours() -> None:
     assert in_a_line(RuntimeError(story)) == "/data/wal is owned by the query that reads orders/spark"
 
 
+def test_of_an_error_of_java_the_innermost_cause_is_shown() -> None:
+    error = (
+        "An error occurred while calling o91.parquet.\n: org.apache.spark.SparkException: Job aborted.\n"
+        "\tat org.apache.spark.sql.X.y(X.scala:1)\nCaused by: java.io.IOException: No space left on device\n"
+        "\tat java.base/java.io.FileOutputStream.writeBytes(Native Method)\n"
+    )
+    assert in_a_line(RuntimeError(error)) == "IOException: No space left on device (--debug shows where)"
+    error = "An error occurred while calling o9.start.\n: org.apache.hadoop.ParentNotDirectory: /x\n\tat a.b"
+    assert in_a_line(RuntimeError(error)) == "ParentNotDirectory: /x (--debug shows where)"
+
+
 def test_a_failed_command(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["wal", "ls", f"{tmp_path}/absent"]) == 1
     assert capsys.readouterr().err == f"nsq-spark: there is no log at {tmp_path}/absent\n"
@@ -48,13 +63,27 @@ def test_a_failed_command(tmp_path: object, capsys: pytest.CaptureFixture[str]) 
         main(["--debug", "wal", "ls", f"{tmp_path}/absent"])
 
 
-@pytest.mark.parametrize("command", [["archive", "--to", "/x"], ["metrics"]])
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ("archive orders --to /x --nsqd a:4150 -o maxInFlght=3", "did you mean maxInFlight?"),
+        ("metrics orders --nsqd a:4150 -o maxInFlght=3", "did you mean maxInFlight?"),
+        ("archive orders --to /x", "--nsqd or --lookupd is missing, such as --nsqd 127.0.0.1:4150"),
+        ("replay /x --topic again", "--nsqd or --lookupd is missing"),
+        ("receive orders --channel c --wal /x", "--nsqd or --lookupd is missing"),
+        ("archive orders --to /x --nsqd a:4150 --body text", "body is 'text', but must be one of"),
+        ("archive orders --to /dev/null/x --nsqd a:4150", "to is /dev/null/x, which cannot be written"),
+        ("metrics orders --nsqd a:4150 --chart x.bmp", "--chart is 'x.bmp', but must end in .png"),
+        ("metrics orders --nsqd a:4150 --window minute", "window is 'minute', but must be"),
+        ("replay /x --topic again --nsqd a:4150 --since soon", "'soon' is no point in time"),
+    ],
+)
 def test_a_mistake_is_told_before_spark_starts(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: str, error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("nsq.spark.session.local_session", lambda **_: pytest.fail("Spark was started"))
-    assert main([*command, "orders", "--nsqd", "a:4150", "-o", "maxInFlght=3"]) == 1
-    assert "did you mean maxInFlight?" in capsys.readouterr().err
+    assert main(words.split()) == 1
+    assert error in capsys.readouterr().err
 
 
 def test_an_archive_without_anything_to_draw_is_no_failure(
@@ -67,6 +96,7 @@ def test_an_archive_without_anything_to_draw_is_no_failure(
     monkeypatch.setattr("nsq.spark.session.local_session", lambda **_: SimpleNamespace(stop=lambda: None))
     monkeypatch.setattr("nsq.spark.pipelines.archive.archive", lambda *_, **__: result)
     monkeypatch.setattr("nsq.spark.pipelines.metrics.archive_chart", chart)
+    monkeypatch.setattr(cli, "check_chart", lambda path: None)
     words = ["archive", "orders", "--nsqd", "a:4150", "--to", "/x", "--chart", "x.png"]
     assert main(words) == 0
     assert "not drawn: /x holds no Parquet file" in capsys.readouterr().out
@@ -101,6 +131,50 @@ def test_an_interrupted_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert "goes on from there" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "number", "status"),
+    [
+        (["--follow"], signal.SIGINT, 0),
+        (["--follow"], signal.SIGTERM, 0),
+        ([], signal.SIGINT, 130),
+        ([], signal.SIGTERM, 143),
+    ],
+)
+def test_a_signal_stops_a_pipeline_in_order_and_its_result_is_shown(
+    words: list[str],
+    number: signal.Signals,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def archive(topic: str, *, stop: threading.Event, **rest: object) -> ArchiveResult:
+        os.kill(os.getpid(), number)
+        assert stop.wait(200)
+        os.kill(os.getpid(), number)  # a process group and its supervisor may both send one
+        return ArchiveResult(rows=3, path="/x")
+
+    monkeypatch.setattr("nsq.spark.pipelines.archive.archive", archive)
+    monkeypatch.setattr(cli, "_ONE_SIGNAL", 1000.0)
+    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    assert main(["archive", "orders", "--nsqd", "a:4150", "--to", "/x", *words]) == status
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+    shown = capsys.readouterr()
+    assert shown.out.startswith("3 messages, 0 B")
+    assert "stopping, which takes some seconds" in shown.err
+    assert ("goes on from there" in shown.err) is bool(status)
+
+
+def test_a_later_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends: queue.Queue[int] = queue.Queue()
+    monkeypatch.setattr(os, "_exit", ends.put)
+    monkeypatch.setattr(cli, "_ONE_SIGNAL", -1.0)
+    with cli.stop_signals(lambda text: None) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.stop.wait(200)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert ends.get(timeout=200) == 130
+
+
 def test_a_pipeline_gets_the_flags_that_are_its_arguments(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,13 +182,15 @@ def test_a_pipeline_gets_the_flags_that_are_its_arguments(
     spark = SimpleNamespace(stop=lambda: ended.append("stopped"))
     got: dict[str, Any] = {}
 
-    def replay(path: str, topic: str, *, since: str = "", config: Config, **rest: object) -> ReplayResult:
+    def replay(path: str, topic: str, *, since: str = "", config: Config, **rest: Any) -> ReplayResult:
         got.update(path=path, topic=topic, since=since, config=config)
+        assert rest["spark"]() is spark
         return ReplayResult(rows=3, complete=True)
 
     monkeypatch.setattr(session, "local_session", lambda **_: spark)
     monkeypatch.setattr(replaying, "replay", replay)
     words = ["replay", "/data", "--topic", "again", "-o", "authSecret=s3cret", "--rate=5", "--debug", "-q"]
+    words += ["--nsqd", "a:4150"]
     assert main(words) == 0
     assert got.pop("config").auth_secret == "s3cret"
     assert got == {"path": "/data", "topic": "again", "since": ""}

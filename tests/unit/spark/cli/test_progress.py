@@ -39,8 +39,8 @@ def test_what_a_line_says() -> None:
 def test_a_terminal_shows_the_last_one_only() -> None:
     terminal = Terminal()
     meter = Meter(terminal)
-    meter.say("a long first line")
-    meter.say("short")
+    meter.show("a long first line")
+    meter.show("short")
     assert terminal.screen() == ["short"]
     meter.close()
     assert terminal.screen() == [""]
@@ -49,7 +49,7 @@ def test_a_terminal_shows_the_last_one_only() -> None:
 def test_what_is_to_stay_stands_above_it() -> None:
     terminal = Terminal()
     meter = Meter(terminal)
-    meter.say("under way")
+    meter.show("under way")
     meter.note("something happened, and it takes a whole sentence to say so")
     assert terminal.screen() == ["something happened, and it takes a whole sentence to say so", "under way"]
 
@@ -60,7 +60,7 @@ def test_a_file_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> Non
     meter = Meter(file)
     for moment in (0.0, 1.0, 3.9, 4.0, 5.0, 25.0):
         clock[0] = moment
-        meter.say(f"at {moment:g}")
+        meter.show(f"at {moment:g}")
     meter.close()
     assert file.getvalue().splitlines() == ["at 0", "at 4", "at 25"]
 
@@ -68,7 +68,7 @@ def test_a_file_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_quiet_is_quiet_but_keeps_what_matters() -> None:
     file = io.StringIO()
     meter = Meter(file, quiet=True)
-    meter.say("under way")
+    meter.show("under way")
     meter.note("disk full")
     meter.close()
     assert file.getvalue() == "disk full\n"

@@ -18,9 +18,9 @@ NSQD = "127.0.0.1:4150"
 
 
 @pytest.mark.parametrize(
-    ("call", "fault"),
+    ("call", "error"),
     [
-        (lambda to: archive("orders", to=to), "nsqd or lookupd"),
+        (lambda to: archive("orders", to=to), "nsqd or lookupd is missing: nsqd="),
         (lambda to: archive("orders", to=to, nsqd=NSQD, body="text"), "one of: binary, string, json"),
         (lambda to: archive("orders", to=to, nsqd=NSQD, body="json"), "needs a schema"),
         (lambda to: archive("orders", to=to, nsqd=NSQD, schema="a int"), "schema is for body='json'"),
@@ -29,12 +29,17 @@ NSQD = "127.0.0.1:4150"
         (lambda to: metrics("orders", nsqd=NSQD, top=0), "top is 0"),
         (lambda to: replay(to, "again", nsqd=NSQD, rate=0), "rate 0"),
         (lambda to: replay(to, "again", nsqd=NSQD, chunk=0), "chunk is 0"),
-        (lambda to: replay(to, "again"), "needs nsqd or nsqlookupd"),
+        (lambda to: replay(to, "again"), "nsqd or lookupd is missing: nsqd="),
+        (lambda to: metrics("orders", nsqd=NSQD, window="1 minut"), "window is '1 minut'"),
+        (lambda to: metrics("orders", nsqd=NSQD, watermark="90"), "watermark is '90'"),
+        (lambda to: archive("orders", to=to, nsqd=NSQD, body="json", schema="id bigit"), "mean bigint"),
+        (lambda to: archive("orders", to="/dev/null/x", nsqd=NSQD), "to is /dev/null/x, which cannot be"),
+        (lambda to: metrics("orders", to="/dev/null/x", nsqd=NSQD), "to is /dev/null/x, which cannot be"),
         (lambda to: replay("s3a://b/o", "again", nsqd=NSQD), "state is missing"),
     ],
 )
-def test_mistakes_are_told_at_once(tmp_path: Path, call: Callable[[Path], Any], fault: str) -> None:
-    with pytest.raises(UsageError, match=fault):
+def test_mistakes_are_told_at_once(tmp_path: Path, call: Callable[[Path], Any], error: str) -> None:
+    with pytest.raises(UsageError, match=error):
         call(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

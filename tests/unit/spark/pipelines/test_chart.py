@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,6 +47,27 @@ def test_windows_become_an_image(tmp_path: Path) -> None:
 def test_the_ending_decides_which_kind(tmp_path: Path) -> None:
     path = metrics_chart([window(0)], tmp_path / "chart.svg", title="orders", size=(5, 3))
     assert "<svg" in Path(path).read_text(encoding="utf-8")
+
+
+def test_the_lines_have_gaps_where_windows_are_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.axes import Axes
+
+    drawn: list[list[float]] = []
+    plot = Axes.plot
+
+    def plotting(axes: Axes, times: Any, values: list[float], **style: Any) -> Any:
+        assert len(times) == len(values)
+        assert list(times) == sorted(times)
+        drawn.append(values)
+        return plot(axes, times, values, **style)
+
+    monkeypatch.setattr(Axes, "plot", plotting)
+    metrics_chart([window(number) for number in (0, 1, 5, 6, 9)], tmp_path / "chart.png")
+    assert [[value != value for value in values] for values in drawn] == 3 * [
+        [False, False, True, False, False, True, False]
+    ]
 
 
 def test_nothing_cannot_be_drawn(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_it_is_nobody_until_it_starts(tmp_path: Path) -> None:
     assert pool.wait(0.0) is False
     assert not pool.status().ready
     assert pool.roll(0.0) is True
-    assert pool.fault is None
+    assert pool.fatal_error is None
 
 
 def test_it_cannot_start_after_its_end(tmp_path: Path) -> None:

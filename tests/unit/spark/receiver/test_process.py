@@ -8,40 +8,40 @@ from collections.abc import Iterator
 import pytest
 
 from nsq.spark.receiver import protocol
-from nsq.spark.receiver.process import Servant, SignalWakeup
-from nsq.spark.receiver.protocol import Status, Stopped, together
+from nsq.spark.receiver.process import ReceiverLoop, SignalWakeup
+from nsq.spark.receiver.protocol import Status, Stopped, merge_statuses
 
-LONGEST = together([Status(paused="p" * 10_000, error="e" * 10_000)])
+LONGEST = merge_statuses([Status(paused="p" * 10_000, error="e" * 10_000)])
 
 
 @pytest.fixture
-def pipes() -> Iterator[tuple[Servant, int]]:
+def pipes() -> Iterator[tuple[ReceiverLoop, int]]:
     inlet, command = os.pipe()
     reader, outlet = os.pipe()
-    yield Servant(inlet, outlet, SignalWakeup()), reader
+    yield ReceiverLoop(inlet, outlet, SignalWakeup()), reader
     for descriptor in (inlet, command, outlet):
         os.close(descriptor)
 
 
 def test_an_owner_that_does_not_read_misses_whole_events_and_holds_up_nothing(
-    pipes: tuple[Servant, int], caplog: pytest.LogCaptureFixture
+    pipes: tuple[ReceiverLoop, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    servant, reader = pipes
+    loop, reader = pipes
     while not caplog.records:
-        servant._say(LONGEST)
+        loop._send(LONGEST)
     read = os.read(reader, 1 << 20)
-    servant._say(Stopped(1))
+    loop._send(Stopped(1))
     read += os.read(reader, 1 << 20)
     os.close(reader)
     *statuses, last = [protocol.decoded(line) for line in read.splitlines()]
     assert len(statuses) > 10
     assert set(statuses) == {LONGEST}
     assert last == Stopped(1)
-    assert not servant._ending
+    assert not loop._ending
 
 
-def test_an_owner_that_is_gone_is_noticed(pipes: tuple[Servant, int]) -> None:
-    servant, reader = pipes
+def test_an_owner_that_is_gone_is_noticed(pipes: tuple[ReceiverLoop, int]) -> None:
+    loop, reader = pipes
     os.close(reader)
-    servant._say(Stopped(1))
-    assert servant._ending
+    loop._send(Stopped(1))
+    assert loop._ending

@@ -9,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsq.spark.receiver import protocol
-from nsq.spark.receiver.protocol import Begin, Fault, Garbled, Ready, Roll, Rolled, Status, Stop, Stopped
+from nsq.spark.receiver.protocol import (
+    Begin,
+    Failed,
+    Ready,
+    Roll,
+    Rolled,
+    Status,
+    Stop,
+    Stopped,
+    UnparsableLine,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,7 +32,7 @@ from nsq.spark.receiver.protocol import Begin, Fault, Garbled, Ready, Roll, Roll
         Rolled(7, 3),
         Rolled(9, error="no space\nleft"),
         Status(1, 2, 3, 4, "pausé", 5, 6, "a fault"),
-        Fault("bad option", settings=True),
+        Failed("bad option", settings=True),
         Stopped(4, 3),
     ],
 )
@@ -50,13 +60,13 @@ def test_what_is_said_arrives_as_it_was(said: protocol.Command | protocol.Event)
 )
 def test_garbage_is_said_to_be_garbage(line: bytes) -> None:
     said = protocol.decoded(line)
-    assert isinstance(said, Garbled)
+    assert isinstance(said, UnparsableLine)
     assert repr(line[:60]).strip("b'") in said.why
 
 
 def test_garbled_settings_are_not_shown() -> None:
     said = protocol.decoded(b'["Begin", {"settings": "geheim"')
-    assert isinstance(said, Garbled)
+    assert isinstance(said, UnparsableLine)
     assert "geheim" not in said.why
     assert "geheim" not in repr(Begin("geheim"))
 
@@ -75,7 +85,7 @@ JSON = st.recursive(
 
 @settings(max_examples=40)
 @given(
-    st.sampled_from(["Ready", "Rolled", "Status", "Fault", "Stopped"]) | JSON,
+    st.sampled_from(["Ready", "Rolled", "Status", "Failed", "Stopped"]) | JSON,
     st.dictionaries(st.sampled_from(["token", "sealed", "receiver", "text", "in_flight"]), JSON) | JSON,
 )
 def test_no_list_raises(word: object, fields: object) -> None:

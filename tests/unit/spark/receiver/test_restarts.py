@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from nsq.spark.receiver.pool import FIRST_PAUSE, LONGEST_PAUSE, MOST_STILLBORN, STEADY, Slot
-from nsq.spark.receiver.protocol import Fault
+from nsq.spark.receiver.protocol import Failed
 
 
 class Lives:
@@ -16,9 +16,9 @@ class Lives:
 
     def pause(self, lived: float, *, ready: bool, explained: bool) -> float | None:
         self.slot.ready = ready
-        self.slot._last_words = Fault("the log is not there yet") if explained else None
+        self.slot._last_words = Failed("the log is not there yet") if explained else None
         pause = self.slot._end("it died", lived)
-        assert (pause is None) is (self.slot.fault is not None)
+        assert (pause is None) is (self.slot.fatal_error is not None)
         return pause
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ssl
+from typing import Any
 
 import pytest
 
 from nsq.config import Config
 from nsq.errors import ConfigError
+from nsq.spark.receiver import receiving
 from nsq.spark.receiver.protocol import packed, unpacked
-from nsq.spark.receiver.receiving import consumer_config
+from nsq.spark.receiver.receiving import Receiving, consumer_config
 from nsq.spark.source.options import SourceOptions
 
 NEEDED = {"topic": "orders", "channel": "spark", "wal": "/wal", "nsqd": "a:4150,b:4150"}
@@ -45,3 +47,31 @@ def test_without_a_topic_for_dead_letters_nothing_is_given_up() -> None:
 def test_with_one_it_is() -> None:
     config = consumer_config(SourceOptions.of(NEEDED | {"maxAttempts": "3", "deadLetterTopic": "dead"}))
     assert config.max_attempts == 3
+
+
+class OneSearch:
+    """In the place of the event that ends a search: ends it after the first wait."""
+
+    def __init__(self) -> None:
+        self.waits: list[float] = []
+
+    def is_set(self) -> bool:
+        return bool(self.waits)
+
+    def wait(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+
+@pytest.mark.parametrize(("given", "pause"), [({}, 5.0), ({"lookupdPollInterval": "100ms"}, 0.1)])
+def test_new_topics_are_searched_for_every_five_seconds_or_as_often_as_nsqlookupd_is_asked(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], pause: float
+) -> None:
+    monkeypatch.setattr(receiving, "find_topics", lambda options: [])
+    needed = {name: text for name, text in NEEDED.items() if name != "topic"}
+    options = SourceOptions.of({**needed, **given, "topicsPattern": "shop_.*"})
+    wal: Any = None
+    search: Any = OneSearch()
+    it = Receiving(options, wal, changed=lambda: None)
+    it._ending = search
+    it._search()
+    assert search.waits == [pause]

@@ -47,7 +47,7 @@ class Bench:
         return [ReceiverFolder("a", True, 0, 1)]
 
     def look(self) -> None:
-        self.receiving._look()
+        self.receiving._measure_log()
 
     def appended(self, written: int) -> None:
         self.topic.intake.counts = Counts(written=written)

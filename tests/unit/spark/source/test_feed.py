@@ -155,7 +155,7 @@ class FakePoller:
         self.value: Backlog | None = None
         self.calls: list[str] = []
 
-    def look(self, patience: float = 0.0) -> Backlog | None:
+    def last_answer(self, patience: float = 0.0) -> Backlog | None:
         if self.value is None:
             self.clock.now += patience
             return None
@@ -349,9 +349,7 @@ def test_the_tasks_of_a_batch(scene: Scene) -> None:
 
 def test_a_lost_segment_is_an_error_that_names_it(scene: Scene) -> None:
     scene.log.seal("a", 10)
-    with pytest.raises(
-        SegmentLost, match=r"/wal has lost .*: a/000002-\*\.arrow; failOnDataLoss=false goes on"
-    ):
+    with pytest.raises(SegmentLost, match=r"/wal lacks .*: a/000002-\*\.arrow; failOnDataLoss=false goes on"):
         scene.feed.plan(START, {"wal": "w", "at": {"a": 2}})
 
 
@@ -359,7 +357,7 @@ def test_a_lost_segment_is_left_out_if_so_asked(caplog: pytest.LogCaptureFixture
     scene = Scene(fail_on_data_loss=False)
     scene.log.seal("a", 10)
     assert len(scene.feed.plan(START, {"wal": "w", "at": {"a": 2}})) == 1
-    assert "has lost what this batch needs: a/000002-*.arrow; going on" in caplog.text
+    assert "lacks files that this batch needs: a/000002-*.arrow; going on" in caplog.text
 
 
 def test_a_commit_deletes_what_was_read_whole(scene: Scene) -> None:
@@ -557,7 +555,7 @@ def test_one_batch_takes_all_that_there_was(scene: Scene) -> None:
 def test_one_batch_does_not_wait_for_what_others_took(scene: Scene) -> None:
     scene.log.seal("old", 10)
     scene.backlog.value = Backlog(depth=5, asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     scene.backlog.value = Backlog(asked=1)
     assert scene.feed.latest(START, Limits(), once=True)["at"] == {"old": 1}
     assert scene.clock.now < 1010.0
@@ -569,7 +567,7 @@ def test_one_batch_does_not_wait_for_what_others_took(scene: Scene) -> None:
 def test_a_run_reads_what_there_was(scene: Scene) -> None:
     scene.log.seal("old", 10)
     scene.backlog.value = Backlog(depth=5, asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     assert scene.receivers.calls == []  # nothing is received before it is counted
     scene.receivers.at(2.0, lambda: scene.receivers.receive(5))
     first = scene.latest()
@@ -583,7 +581,7 @@ def test_a_run_reads_what_there_was(scene: Scene) -> None:
 
 def test_a_run_ends_although_more_and_more_comes(scene: Scene) -> None:
     scene.backlog.value = Backlog(depth=10, asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     read, rows = START, 0
     for _ in range(100):
         scene.receivers.receive(8)
@@ -598,7 +596,7 @@ def test_a_run_ends_although_more_and_more_comes(scene: Scene) -> None:
 def test_a_run_does_not_wait_for_what_others_took(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "nsq.spark.source")
     scene.backlog.value = Backlog(depth=10, asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     scene.backlog.value = Backlog(asked=1)
     scene.receivers.at(0.5, lambda: scene.receivers.receive(4))
     end = scene.latest()
@@ -609,7 +607,7 @@ def test_a_run_does_not_wait_for_what_others_took(scene: Scene, caplog: pytest.L
 
 def test_a_run_waits_for_what_others_hold(scene: Scene) -> None:
     scene.backlog.value = Backlog(in_flight=3, deferred=2, asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     scene.receivers.at(60.0, lambda: scene.receivers.receive(5))
     assert scene.latest()["at"] == {"own": 1}
 
@@ -617,7 +615,7 @@ def test_a_run_waits_for_what_others_hold(scene: Scene) -> None:
 def test_a_run_may_leave_to_others_what_they_hold() -> None:
     scene = Scene(wait_for_in_flight=False)
     scene.backlog.value = Backlog(in_flight=3, deferred=2, asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     assert scene.latest() is START
     assert scene.clock.now < 1001.0
 
@@ -629,14 +627,14 @@ def test_a_run_with_nothing_to_read_makes_its_channel(scene: Scene, after: float
 
     scene.backlog.value = Backlog(asked=1)
     scene.receivers.now = PoolStatus(wanted=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     scene.receivers.at(after, connect)
     assert scene.latest() is START
     assert ends <= scene.clock.now - 1000.0 < ends + 1.5
 
 
 def test_a_run_without_news_of_nsqd_ends_in_silence(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    scene.feed.aim()
+    scene.feed.start_available_now()
     assert "the backlog is unknown" in caplog.text
     assert scene.clock.now == 1060.0
     scene.receivers.at(61.0, lambda: scene.receivers.receive(5))
@@ -646,15 +644,15 @@ def test_a_run_without_news_of_nsqd_ends_in_silence(scene: Scene, caplog: pytest
 
 
 def test_a_run_that_reaches_nobody_is_a_failure(scene: Scene) -> None:
-    scene.backlog.value = Backlog(faults=("http://a:4151/stats cannot be reached",))
+    scene.backlog.value = Backlog(errors=("http://a:4151/stats cannot be reached",))
     scene.receivers.now = PoolStatus(wanted=1, alive=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     with pytest.raises(ConnectionFailed, match="nothing was read: http://a:4151/stats cannot be reached"):
         scene.latest()
 
 
 @pytest.mark.parametrize(
-    ("faults", "connected", "rows"),
+    ("errors", "connected", "rows"),
     [
         (("a:4151 is behind a firewall",), True, 0),  # but its other port is not
         ((), False, 0),  # nobody has published anything yet, anywhere
@@ -662,35 +660,47 @@ def test_a_run_that_reaches_nobody_is_a_failure(scene: Scene) -> None:
     ],
 )
 def test_a_run_that_has_somebody_or_something_is_none(
-    scene: Scene, faults: tuple[str, ...], connected: bool, rows: int
+    scene: Scene, errors: tuple[str, ...], connected: bool, rows: int
 ) -> None:
-    scene.backlog.value = Backlog(faults=faults)
+    scene.backlog.value = Backlog(errors=errors)
     scene.receivers.now = PoolStatus(wanted=1, alive=1, connections=int(connected))
     if rows:
         scene.log.seal("old", rows)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     end = scene.latest()
     assert (end is START) == (not rows)
     assert scene.latest(end) is end
 
 
 def test_a_run_says_whose_backlog_it_does_not_know(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
-    scene.backlog.value = Backlog(asked=1, faults=("b:4151 cannot be reached",))
-    scene.feed.aim()
-    assert "only what other nsqds have is waited for: b:4151 cannot be reached" in caplog.text
+    scene.backlog.value = Backlog(asked=1, errors=("b:4151 cannot be reached",))
+    scene.feed.start_available_now()
+    assert "the run waits only for the messages of the other nsqds: b:4151 cannot be reached" in caplog.text
 
 
 def test_a_run_has_a_timeout() -> None:
     scene = Scene(available_now_timeout=30.0)
     scene.backlog.value = Backlog(depth=5, asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     assert scene.latest() is START
     assert 1030.0 <= scene.clock.now < 1032.0
 
 
+def test_a_run_without_receivers_ends_and_names_what_waits_in_nsqd(caplog: pytest.LogCaptureFixture) -> None:
+    scene = Scene(receivers=0)
+    scene.log.seal("other", 3)
+    scene.backlog.value = Backlog(depth=5, asked=1)
+    scene.feed.start_available_now()
+    end = scene.latest()
+    assert end["at"] == {"other": 1}
+    assert scene.latest(end) is end
+    assert scene.clock.now < 1010.0
+    assert "5 messages wait in nsqd: option receivers is 0" in caplog.text
+
+
 def test_a_run_ends_with_whoever_wanted_it(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     scene.backlog.value = Backlog(depth=5, asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     scene.receivers.at(5.0, lambda: monkeypatch.setattr(os, "getppid", lambda: 1))
     with pytest.raises(Closed):
         scene.latest()
@@ -701,14 +711,14 @@ def test_a_run_that_waits_for_nsqd_to_tell_ends_with_whoever_wanted_it(
 ) -> None:
     monkeypatch.setattr(os, "getppid", lambda: 1)
     with pytest.raises(Closed):
-        scene.feed.aim()
+        scene.feed.start_available_now()
     assert scene.clock.now <= 1001.0
 
 
 def test_a_run_keeps_to_limits_and_counts_what_it_takes(scene: Scene) -> None:
     scene.log.seal("old", 10)
     scene.backlog.value = Backlog(asked=1)
-    scene.feed.aim()
+    scene.feed.start_available_now()
     ends = [START]
     while (end := scene.latest(ends[-1], Limits(rows=4))) is not ends[-1]:
         ends.append(end)

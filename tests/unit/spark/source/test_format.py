@@ -35,12 +35,13 @@ def test_the_schema_is_that_of_a_row() -> None:
 
 
 def test_a_wrong_option_is_told_with_the_schema() -> None:
-    with pytest.raises(ConfigError, match=r"no option 'topick'; did you mean topic\? .*spark\.read wants"):
+    with pytest.raises(ConfigError, match="no option 'topick'; did you mean topic"):
         source(topick="orders").schema()
 
 
-def test_a_look_is_somebody_elses_business() -> None:
-    assert NsqDataSource({"topic": "orders", "mode": "peek"}).schema() == SCHEMA
+def test_a_batch_read_is_refused_with_the_ways_to_read() -> None:
+    with pytest.raises(ConfigError, match=r"readStream with \.trigger\(availableNow=True\).*nsq_tail"):
+        source().reader(BODY)
 
 
 def test_without_arrow_it_says_where_to_put_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,26 +49,26 @@ def test_nobody_is_asked_before_somebody_looks() -> None:
 def test_looking_does_not_wait() -> None:
     source = Source()
     with gauging(source) as gauge:
-        assert gauge.look() is None
+        assert gauge.last_answer() is None
         assert source.asked.acquire(timeout=LONG)
-        assert gauge.look() is None  # it has not answered yet
+        assert gauge.last_answer() is None  # it has not answered yet
 
 
 def test_the_last_answer_is_there() -> None:
     source = Source()
     with gauging(source) as gauge:
         source.answers.release()
-        assert gauge.look(LONG) == 1
+        assert gauge.last_answer(LONG) == 1
 
 
 def test_it_asks_no_more_often_than_somebody_looks() -> None:
     source = Source()
     with gauging(source) as gauge:
         source.answers.release()
-        gauge.look(LONG)
+        gauge.last_answer(LONG)
         assert source.asked.acquire(timeout=LONG)
         assert not source.asked.acquire(timeout=0.05)
-        gauge.look()
+        gauge.last_answer()
         assert source.asked.acquire(timeout=LONG)
 
 
@@ -76,23 +76,23 @@ def test_a_question_that_fails_leaves_the_last_answer(caplog: pytest.LogCaptureF
     source = Source()
     with gauging(source) as gauge:
         source.answers.release()
-        gauge.look(LONG)
+        gauge.last_answer(LONG)
         source.asked.acquire(timeout=LONG)
         source.failing = True
-        gauge.look()
+        gauge.last_answer()
         assert source.asked.acquire(timeout=LONG)
         source.answers.release()
-        gauge.look()
+        gauge.last_answer()
         assert source.asked.acquire(timeout=LONG)  # it goes on
-        assert gauge.look() == 1
-    assert "cannot find out about test" in caplog.text
+        assert gauge.last_answer() == 1
+    assert "cannot measure the test" in caplog.text
 
 
 def test_stopping_ends_the_thread_and_a_pause() -> None:
     source = Source()
     with gauging(source, pause=LONG * 9) as gauge:
         source.answers.release()
-        gauge.look(LONG)
+        gauge.last_answer(LONG)
         gauge.stop()
         assert not any(thread.name == "nsq-spark-test" for thread in threading.enumerate())
-        assert gauge.look() == 1
+        assert gauge.last_answer() == 1

@@ -41,7 +41,7 @@ def test_it_is_ready_when_all_are(tmp_path: Path) -> None:
 
 def test_what_makes_waiting_futile_is_raised_but_the_status_can_be_had(tmp_path: Path) -> None:
     pool = pool_of(tmp_path, Status(received=9))
-    pool._slots[0].fault = ConfigError("nsqd refuses: E_UNAUTHORIZED")
+    pool._slots[0].fatal_error = ConfigError("nsqd refuses: E_UNAUTHORIZED")
     with pytest.raises(ConfigError, match="E_UNAUTHORIZED"):
         pool.state()
     assert pool.status().received == 9

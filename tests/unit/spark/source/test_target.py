@@ -4,7 +4,9 @@ from nsq.spark.source.backlog import AvailableNowTarget, Backlog
 from nsq.spark.source.options import SourceOptions
 
 
-def target(rows: int | None = 10, timeout: float = 0.0, with_held: bool = True) -> AvailableNowTarget:
+def target(
+    rows: int | None = 10, timeout: float = 0.0, with_held: bool = True, receivers: int = 1
+) -> AvailableNowTarget:
     options = SourceOptions(
         topic="orders",
         channel="spark",
@@ -12,6 +14,7 @@ def target(rows: int | None = 10, timeout: float = 0.0, with_held: bool = True) 
         nsqd=("a:4150",),
         available_now_timeout=timeout,
         wait_for_in_flight=with_held,
+        receivers=receivers,
     )
     return AvailableNowTarget(rows, 0.0, options)
 
@@ -34,7 +37,7 @@ def test_rows_that_have_come_are_taken_first() -> None:
 def test_rows_that_somebody_else_took_are_not_waited_for() -> None:
     it = target(10)
     it.taken = 7
-    it.look(1.0, 0, True)
+    it.note_rows(1.0, 0, True)
     emptied = Backlog(asked=1, began=2.0)
     assert it.verdict(2.9, 0, emptied) == ""
     reason = it.verdict(3.0, 0, emptied)
@@ -46,7 +49,7 @@ def test_without_a_number_silence_is_the_end() -> None:
     it = target(None)
     it.taken = 7
     assert it.left is None
-    it.look(1.0, 0, True)
+    it.note_rows(1.0, 0, True)
     assert it.verdict(2.9, 0, Backlog()) == ""
     assert it.verdict(3.0, 0, Backlog()).startswith("read 7 rows: nothing came for 2.0 s")
 
@@ -54,14 +57,21 @@ def test_without_a_number_silence_is_the_end() -> None:
 def test_while_rows_come_it_goes_on() -> None:
     it = target(10)
     for second in range(1, 8):
-        it.look(float(second), second, True)
+        it.note_rows(float(second), second, True)
         assert it.verdict(second + 0.5, 0, Backlog(asked=1, began=second + 0.1)) == ""
 
 
 def test_what_nsqd_still_has_is_waited_for() -> None:
     it = target(10)
-    it.look(0.0, 0, True)
+    it.note_rows(0.0, 0, True)
     assert it.verdict(60.0, 0, Backlog(depth=1, asked=1, began=59.0)) == ""
+
+
+def test_without_receivers_of_its_own_a_run_does_not_wait_for_what_nsqd_has() -> None:
+    it = target(10, receivers=0)
+    waiting = Backlog(depth=10, asked=1, began=0.5)
+    assert it.verdict(1.9, 0, waiting) == ""
+    assert "10 did not come: nothing came for 2.0 s; nsqd has 10 waiting" in it.verdict(2.0, 0, waiting)
 
 
 def test_what_others_hold_is_waited_for_if_so_asked() -> None:
@@ -76,19 +86,19 @@ def test_a_paused_channel_is_not_waited_for() -> None:
 
 def test_old_news_decides_nothing() -> None:
     it = target()
-    it.look(5.0, 1, True)
+    it.note_rows(5.0, 1, True)
     assert it.verdict(60.0, 0, Backlog(asked=1, began=4.9)) == ""
     assert it.verdict(60.0, 0, Backlog(asked=1, began=5.1)) != ""
 
 
 def test_without_news_silence_decides() -> None:
-    assert "no nsqd told" in target().verdict(2.0, 0, Backlog())
-    assert "no nsqd told" in target().verdict(2.0, 0, Backlog(faults=("down",), began=1.0))
+    assert "no nsqd has reported" in target().verdict(2.0, 0, Backlog())
+    assert "no nsqd has reported" in target().verdict(2.0, 0, Backlog(errors=("down",), began=1.0))
 
 
 def test_nothing_is_missed_before_the_receivers_are_at_work() -> None:
     it = target()
-    it.look(30.0, 0, False)
+    it.note_rows(30.0, 0, False)
     assert it.verdict(31.9, 0, Backlog()) == ""
     assert it.verdict(32.0, 0, Backlog()) != ""
 

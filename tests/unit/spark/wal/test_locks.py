@@ -10,7 +10,7 @@ from nsq.spark.wal import ownership as locks
 
 
 def is_held(path: Path) -> bool:
-    with locks.looked_at(path) as free:
+    with locks.lock_probe(path) as free:
         return not free
 
 
@@ -34,7 +34,7 @@ def test_no_file_no_holder(tmp_path: Path) -> None:
 
 def test_many_may_look_and_nobody_can_take_it_meanwhile(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
-    with locks.looked_at(tmp_path / "lock") as one, locks.looked_at(tmp_path / "lock") as two:
+    with locks.lock_probe(tmp_path / "lock") as one, locks.lock_probe(tmp_path / "lock") as two:
         assert one
         assert two
         assert locks.acquire(tmp_path / "lock") is None
