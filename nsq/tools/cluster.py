@@ -6,20 +6,21 @@ the nsqlookupds first and then to each nsqd, as in nsqadmin; a failure on one do
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
 from nsq.config import Config
-from nsq.errors import ApiError, ApiRefused, ConfigError, NsqError, UsageError
+from nsq.errors import ApiError, ApiRefused, ConfigError, UsageError
+from nsq.http.asking import ask_all
+from nsq.http.cluster import Node, Topic, count_topics, merge_nodes
 from nsq.http.message import parse_url
-from nsq.http.nsqd import ChannelStats, NsqdApi, TopicStats
+from nsq.http.nsqd import NsqdApi, NsqdStats
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.tables import printable, table
 from nsq.tools.program import HttpFlags, check_ranges, flag, repeated, run_command
@@ -31,8 +32,6 @@ T = TypeVar("T")
 
 _DEFAULT_LOOKUPD = "127.0.0.1:4161"
 _ENVIRONMENT = "NSQ_LOOKUPD_HTTP_ADDRESS"
-#: How many daemons are asked at the same time.
-_AT_ONCE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,14 +88,20 @@ class Cluster:
         self.lookupds = {each: options.lookupd_api(each) for each in options.lookupd_http_address}
 
     @cached_property
+    def _nodes(self) -> list[Node]:
+        """The nsqds that the nsqlookupds list and that can be reached by what they have registered."""
+        nodes = merge_nodes(self._ask(self.lookupds, NsqlookupdApi.nodes))
+        self.problems += [node.problem for node in nodes if node.problem]
+        return [node for node in nodes if not node.problem]
+
+    @cached_property
     def nsqds(self) -> dict[str, NsqdApi]:
         """The nsqds that the flags name, or all that the nsqlookupds list, by HTTP address."""
         if not self.lookupds:
             return {each: self._options.nsqd_api(each) for each in self._options.nsqd_http_address}
-        found = self._ask(self.lookupds, NsqlookupdApi.nodes)
-        if not found:
+        if not self._nodes and self.problems:
             raise ApiError("; ".join(self.problems))
-        addresses = sorted({node.http_address for nodes in found.values() for node in nodes})
+        addresses = sorted({node.name for node in self._nodes})
         return {each: self._options.nsqd_api(each) for each in addresses}
 
     @cached_property
@@ -105,8 +110,7 @@ class Cluster:
         is none.
         """
         if self.lookupds:
-            found = self._ask(self.lookupds, NsqlookupdApi.nodes)
-            addresses = sorted({node.tcp_address for nodes in found.values() for node in nodes})
+            addresses = sorted({node.info.tcp_address for node in self._nodes})
         else:
             infos = self._ask(self.nsqds, NsqdApi.info)
             addresses = [join(parse_url(address).host, info.tcp_port) for address, info in infos.items()]
@@ -118,24 +122,26 @@ class Cluster:
             )
         return addresses
 
-    def stats(self, topic: str = "", channel: str = "") -> dict[str, list[TopicStats]]:
-        """Return the topics of each nsqd that answers."""
+    def stats(self, topic: str = "", channel: str = "") -> dict[str, NsqdStats]:
+        """Return the statistics of each nsqd that answers."""
         found = self._ask(self.nsqds, lambda nsqd: nsqd.stats(topic, channel, include_clients=False))
         if self.nsqds and not found:
             raise ApiError("; ".join(self.problems))
-        return {address: stats["topics"] for address, stats in found.items()}
+        return found
+
+    def topics(self) -> list[Topic]:
+        """Return all topics, merged; also those that only nsqlookupds know."""
+        stats = self.stats()
+        known = self._ask(self.lookupds, NsqlookupdApi.topics)
+        return count_topics(stats.values(), itertools.chain.from_iterable(known.values()))
 
     def having(self, topic: str) -> dict[str, NsqdApi]:
-        return {each: self.nsqds[each] for each, topics in self.stats(topic).items() if topics}
+        return {each: self.nsqds[each] for each, stats in self.stats(topic).items() if stats["topics"]}
 
     def _ask(self, daemons: dict[str, Any], question: Callable[[Any], T]) -> dict[str, T]:
-        answers: dict[str, T] = {}
-        for (address, _), answer in zip(daemons.items(), at_once(daemons.values(), question), strict=True):
-            if isinstance(answer, NsqError):
-                self.problems.append(str(answer))
-            else:
-                answers[address] = answer
-        return answers
+        answers = ask_all(daemons, lambda address: question(daemons[address]))
+        self.problems += map(str, answers.errors.values())
+        return answers.found
 
     def change(
         self,
@@ -149,41 +155,9 @@ class Cluster:
         return outcomes + _outcomes("nsqd", nsqds, on_nsqd)
 
 
-def at_once(daemons: Iterable[Any], question: Callable[[Any], T]) -> list[T | NsqError]:
-    """Ask all daemons; return the answers in their order.
-
-    Uses daemon threads, because the end of a program would wait for those of a ThreadPoolExecutor.
-    """
-    waiting = deque(enumerate(daemons))
-    answers: dict[int, T | NsqError] = {}
-
-    def ask() -> None:
-        while True:
-            try:
-                number, daemon = waiting.popleft()
-            except IndexError:
-                return
-            try:
-                answers[number] = question(daemon)
-            except NsqError as error:
-                answers[number] = error
-
-    threads = [
-        threading.Thread(target=ask, name="nsq-ask", daemon=True) for _ in range(min(len(waiting), _AT_ONCE))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [answers[number] for number in sorted(answers)]
-
-
 def _outcomes(kind: str, daemons: dict[str, Any], step: Callable[[Any], None]) -> list[Outcome]:
-    answers = at_once(daemons.values(), step)
-    return [
-        Outcome(f"{kind} {address}", str(answer) if isinstance(answer, NsqError) else "")
-        for address, answer in zip(daemons, answers, strict=True)
-    ]
+    errors = ask_all(daemons, lambda address: step(daemons[address])).errors
+    return [Outcome(f"{kind} {address}", str(errors.get(address, ""))) for address in daemons]
 
 
 def warn_of(problems: Iterable[str]) -> int:
@@ -208,23 +182,16 @@ def main_topics(argv: Sequence[str]) -> int:
 
 def _topics(options: ListOptions, _: tuple[str, ...]) -> int:
     cluster = Cluster(options)
-    found: dict[str, list[TopicStats]] = {}
-    for topics in cluster.stats().values():
-        for topic in topics:
-            found.setdefault(topic["topic_name"], []).append(topic)
-    for names in cluster._ask(cluster.lookupds, NsqlookupdApi.topics).values():
-        for name in names:
-            found.setdefault(name, [])
     rows = [
         {
-            "topic": name,
-            "depth": sum(each["depth"] for each in nodes),
-            "messages": sum(each["message_count"] for each in nodes),
-            "channels": len({channel["channel_name"] for each in nodes for channel in each["channels"]}),
-            "nsqds": len(nodes),
-            "paused": any(each["paused"] for each in nodes),
+            "topic": topic.name,
+            "depth": topic.depth,
+            "messages": topic.messages,
+            "channels": len(topic.channels),
+            "nsqds": topic.nodes,
+            "paused": topic.paused,
         }
-        for name, nodes in sorted(found.items())
+        for topic in cluster.topics()
     ]
     return _show(options, rows, cluster)
 
@@ -237,27 +204,23 @@ def main_channels(argv: Sequence[str]) -> int:
 def _channels(options: ListOptions, words: tuple[str, ...]) -> int:
     (topic,) = words
     cluster = Cluster(options)
-    stats = cluster.stats(topic)
-    if not any(stats.values()):
+    found = count_topics(cluster.stats(topic).values())
+    if not found:
         cluster.problems.append(f"no nsqd has the topic {topic!r}")
-    found: dict[str, list[ChannelStats]] = {}
-    for topics in stats.values():
-        for each in topics:
-            for channel in each["channels"]:
-                found.setdefault(channel["channel_name"], []).append(channel)
     rows = [
         {
-            "channel": name,
-            "depth": sum(each["depth"] for each in nodes),
-            "in_flight": sum(each["in_flight_count"] for each in nodes),
-            "deferred": sum(each["deferred_count"] for each in nodes),
-            "requeued": sum(each["requeue_count"] for each in nodes),
-            "timed_out": sum(each["timeout_count"] for each in nodes),
-            "messages": sum(each["message_count"] for each in nodes),
-            "clients": sum(each.get("client_count", 0) for each in nodes),
-            "paused": any(each["paused"] for each in nodes),
+            "channel": channel.name,
+            "depth": channel.depth,
+            "in_flight": channel.in_flight,
+            "deferred": channel.deferred,
+            "requeued": channel.requeued,
+            "timed_out": channel.timed_out,
+            "messages": channel.messages,
+            "clients": channel.clients,
+            "paused": channel.paused,
         }
-        for name, nodes in sorted(found.items())
+        for each in found
+        for channel in each.channels
     ]
     return _show(options, rows, cluster)
 
@@ -403,8 +366,8 @@ def _on_nsqds(
     cluster = Cluster(options)
     nsqds = {
         address: cluster.nsqds[address]
-        for address, topics in cluster.stats(topic, channel).items()
-        if topics and (not channel or topics[0]["channels"])
+        for address, stats in cluster.stats(topic, channel).items()
+        if any(each["channels"] or not channel for each in stats["topics"])
     }
     if ask is not None:
         ask(len(nsqds))

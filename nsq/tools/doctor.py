@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nsq import ConnectionFailed, NsqError
+from nsq.http.cluster import merge_nodes
 from nsq.http.message import HttpRequest, parse_url
 from nsq.http.nsqd import NsqdStats
 from nsq.http.nsqlookupd import RegisteredNode
@@ -67,8 +68,12 @@ def examine(options: DoctorOptions) -> Iterator[Finding]:
     for address in options.lookupd_http_address:
         yield from _lookupd(options, address, nodes)
     addresses: dict[str, str] = {}  # TCP address by HTTP address
-    for registered in nodes.values():
-        addresses.update({node.http_address: node.tcp_address for node in registered})
+    for node in merge_nodes(nodes):
+        if node.problem:
+            remedy = "Give this nsqd a --broadcast-address and ports at which others reach it."
+            yield Finding(WARNING, "nsqds", node.problem, remedy)
+        else:
+            addresses[node.name] = node.info.tcp_address
     yield from _registrations(nodes)
     versions: dict[str, list[str]] = {}
     for address in sorted({*addresses, *options.nsqd_http_address}):

@@ -10,11 +10,11 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass
+from functools import reduce
 
 from nsq.errors import ApiError, ConfigError
-from nsq.http.nsqd import ChannelStats
+from nsq.http.cluster import Channel, count_topics
 from nsq.tools.program import (
     HttpFlags,
     SignalWatch,
@@ -67,63 +67,33 @@ class StatOptions(HttpFlags):
         return self.interval if self.status_every is None else self.status_every
 
 
-@dataclass(frozen=True)
-class Counts:
-    """The counts of a channel, on one nsqd or summed over several."""
-
-    messages: int = 0
-    depth: int = 0
-    disk: int = 0
-    in_flight: int = 0
-    deferred: int = 0
-    requeued: int = 0
-    timed_out: int = 0
-    clients: int = 0
-
-    @classmethod
-    def of(cls, told: ChannelStats) -> Self:
-        return cls(
-            told["message_count"],
-            told["depth"],
-            told["backend_depth"],
-            told["in_flight_count"],
-            told["deferred_count"],
-            told["requeue_count"],
-            told["timeout_count"],
-            told.get("client_count", len(told["clients"])),
-        )
-
-    def __add__(self, other: Counts) -> Counts:
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Counts(*(one + another for one, another in pairs))
-
-    def row(self, before: Counts, interval: float) -> str:
-        came = self.messages - before.messages
-        left = came - (self.depth - before.depth)
-        return _ROW.format(
-            int(came / interval),
-            int(left / interval),
-            self.depth,
-            self.depth - self.disk,
-            self.disk,
-            self.in_flight,
-            self.deferred,
-            self.requeued,
-            self.timed_out,
-            self.messages,
-            self.clients,
-        )
+def row(now: Channel, before: Channel, interval: float) -> str:
+    came = now.messages - before.messages
+    left = came - (now.depth - before.depth)
+    return _ROW.format(
+        int(came / interval),
+        int(left / interval),
+        now.depth,
+        now.depth - now.backend_depth,
+        now.backend_depth,
+        now.in_flight,
+        now.deferred,
+        now.requeued,
+        now.timed_out,
+        now.messages,
+        now.clients,
+    )
 
 
 @dataclass(frozen=True)
 class Poll:
     """The answers of the nsqds at one moment, by address."""
 
-    nsqds: dict[str, Counts] = field(default_factory=dict)
+    nsqds: dict[str, Channel]
 
     @property
-    def total(self) -> Counts:
-        return sum(self.nsqds.values(), Counts())
+    def total(self) -> Channel:
+        return reduce(Channel.merged_with, self.nsqds.values())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -161,10 +131,10 @@ def ask(options: StatOptions) -> Poll:
     found = {}
     for address in addresses:
         stats = options.nsqd_api(address).stats(options.topic, options.channel, include_clients=False)
-        for topic in stats["topics"]:
-            for channel in topic["channels"]:
-                if (topic["topic_name"], channel["channel_name"]) == (options.topic, options.channel):
-                    found[address] = Counts.of(channel)
+        for topic in count_topics([stats]):
+            for channel in topic.channels:
+                if (topic.name, channel.name) == (options.topic, options.channel):
+                    found[address] = channel
     if not found:
         raise ApiError(f"no nsqd has channel {options.channel} of topic {options.topic}")
     return Poll(found)
@@ -173,20 +143,19 @@ def ask(options: StatOptions) -> Poll:
 def lines(options: StatOptions, poll: Poll, before: Poll | None, number: int) -> str:
     """Return lines in Go's format. The first poll gives no row, because a rate needs two polls."""
     header = f"{_HEADER}\n" if number % _PAGE == 0 else ""
-    row = "" if before is None else f"{poll.total.row(before.total, options.pause)}\n"
-    return header + row
+    return header + ("" if before is None else f"{row(poll.total, before.total, options.pause)}\n")
 
 
 def screen(options: StatOptions, poll: Poll, before: Poll | None) -> str:
     """Return the screen of a terminal: the same columns, the sum first, then each nsqd."""
     earlier = poll if before is None else before
-    rows = [("", poll.total.row(earlier.total, options.pause))]
+    rows = [("", row(poll.total, earlier.total, options.pause))]
     if len(poll.nsqds) > 1:
         rows += [
-            (address, counts.row(earlier.nsqds.get(address, counts), options.pause))
-            for address, counts in sorted(poll.nsqds.items())
+            (address, row(channel, earlier.nsqds.get(address, channel), options.pause))
+            for address, channel in sorted(poll.nsqds.items())
         ]
-    text = "\n".join(f"{row}  {address}".rstrip() for address, row in rows)
+    text = "\n".join(f"{line}  {address}".rstrip() for address, line in rows)
     head = f"{options.topic}/{options.channel}  {time.strftime('%H:%M:%S')}  every {options.pause:g} s"
     return f"{_CLEAR}{head}\n{_HEADER}\n{text}\n"
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nsq.errors import ApiRefused, NsqError
+from nsq.errors import ApiRefused
+from nsq.http.asking import ask_all
 from nsq.http.nsqd import PeekedMessage
-from nsq.tools.cluster import Cluster, ClusterFlags, at_once, topic_and_channel, warn_of
+from nsq.tools.cluster import Cluster, ClusterFlags, topic_and_channel, warn_of
 from nsq.tools.nsq_tail import pretty
 from nsq.tools.program import flag, run_command
 
@@ -45,18 +46,18 @@ def _peek(options: PeekOptions, words: tuple[str, ...]) -> int:
     topic, channel = topic_and_channel(words[0])
     cluster = Cluster(options)
     nsqds = cluster.having(topic)
-    answers = at_once(nsqds.values(), lambda nsqd: nsqd.peek(topic, channel, n=options.n))
+    answers = ask_all(nsqds, lambda address: nsqds[address].peek(topic, channel, n=options.n))
     told: list[dict[str, Any]] = []
-    for address, answer in zip(nsqds, answers, strict=True):
-        if isinstance(answer, NsqError):
-            code = answer.code if isinstance(answer, ApiRefused) else ""
-            if code != "CHANNEL_NOT_FOUND":
-                cluster.problems.append(f"{address}: {_REMEDIES.get(code, answer)}")
-        elif options.json:
-            told += [_as_json(address, message) for message in answer]
-        else:
-            for message in answer:
+    for address, messages in answers.found.items():
+        for message in messages:
+            if options.json:
+                told.append(_as_json(address, message))
+            else:
                 _show(address, message, options)
+    for address, error in answers.errors.items():
+        code = error.code if isinstance(error, ApiRefused) else ""
+        if code != "CHANNEL_NOT_FOUND":
+            cluster.problems.append(f"{address}: {_REMEDIES.get(code, error)}")
     if options.json:
         sys.stdout.write(json.dumps(told, indent=2) + "\n")
     if not nsqds and not cluster.problems:

@@ -17,6 +17,7 @@ import pytest
 
 from nsq.errors import ApiRefused
 from nsq.http.nsqd import NsqdApi
+from nsq.http.nsqlookupd import NsqlookupdApi, RegisteredNode
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from nsq.tools.front_door import COMMANDS, filled_in, main
@@ -154,6 +155,28 @@ def test_what_fails_on_one_nsqd_is_told_and_done_on_the_others(cluster: Cluster)
     assert told["steps"] == [{"where": f"nsqd {alive.http_address}", "ok": True, "error": ""}]
     assert address in told["problems"][0]
     assert address in error
+
+
+@pytest.mark.parametrize("broken", [{"http_port": 99999}, {"broadcast_address": "[::1"}])
+def test_an_unusable_registration_is_skipped_with_a_warning(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, broken: dict[str, Any]
+) -> None:
+    nodes = NsqlookupdApi.nodes
+    wrong: dict[str, Any] = {"broadcast_address": "h", "tcp_port": 4150, "http_port": 4151, **broken}
+    monkeypatch.setattr(
+        NsqlookupdApi, "nodes", lambda api: [RegisteredNode(hostname="lost", **wrong), *nodes(api)]
+    )
+    for words in (
+        ["topics"],
+        ["channels", "orders"],
+        ["pause", "orders"],
+        ["doctor"],
+        ["pub", "orders", "x"],
+    ):
+        status, out, error = cluster(*words)
+        assert "lost is registered with addresses that cannot be used" in error + out
+        assert words[0] in ("pause", "doctor", "pub") or "\n" in out
+        assert status == (0 if words[0] in ("doctor", "pub") else 1)
 
 
 def test_dead_letters_go_back_and_those_that_return_meanwhile_wait(cluster: Cluster) -> None:

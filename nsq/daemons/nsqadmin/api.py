@@ -17,7 +17,7 @@ from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqadmin import aggregate
 from nsq.daemons.nsqadmin.actions import Actions
 from nsq.daemons.nsqadmin.aggregate import Json
-from nsq.daemons.nsqadmin.cluster import Cluster, Node, get, newest_version
+from nsq.daemons.nsqadmin.cluster import Cluster, get
 from nsq.daemons.nsqadmin.graphite import Graphite
 from nsq.daemons.nsqadmin.guard import MAX_BODY, Guard, finished, reply_with
 from nsq.daemons.nsqadmin.live import Live
@@ -29,6 +29,7 @@ from nsq.daemons.routes import OK, Handler, HttpError, Reply, Request, Route, re
 from nsq.errors import ApiRefused
 from nsq.flags import config_key, is_duration
 from nsq.http.calls import json_value
+from nsq.http.cluster import Node, newest_version, rows, value
 from nsq.http.nsqlookupd import nsqlookupd_address
 
 #: Routes that an open page polls: they are not logged.
@@ -153,7 +154,9 @@ class Api:
     async def nodes(self, request: Request) -> Reply:
         found = await self._cluster.nodes()
         newest = newest_version(found.value)
-        return reply_with({"nodes": [node.shown(newest) for node in found.value]}, found.failures)
+        return reply_with(
+            {"nodes": [aggregate.node_shown(node, newest) for node in found.value]}, found.failures
+        )
 
     async def node(self, request: Request) -> Reply:
         found = await self._cluster.nodes()
@@ -205,7 +208,7 @@ class Api:
                 if error.code in ("TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"):
                     return []
                 raise
-            messages = aggregate.rows(told, "messages")
+            messages = rows(told, "messages")
             return [{"node": node.name, **_message(each, in_flight)} for each in messages]
 
         found = await self._cluster.gather("nsqd", nodes.value, one)
@@ -239,14 +242,14 @@ class Api:
         field = self._settings.get(name)
         if field is None or field.name == "client_opts":  # it may hold a secret
             raise HttpError(400, "INVALID_OPTION")
-        value = getattr(self._options, field.name)
+        setting = getattr(self._options, field.name)
         if name == "nsqlookupd_http_addresses":
-            value = self._cluster.lookupds
+            setting = self._cluster.lookupds
         elif name == "log_level":
-            value = self._log.level
+            setting = self._log.level
         elif is_duration(field):
-            value = round(value * 1_000_000_000)
-        return Reply.text(value) if isinstance(value, str) else Reply.json(value)
+            setting = round(setting * 1_000_000_000)
+        return Reply.text(setting) if isinstance(setting, str) else Reply.json(setting)
 
 
 def _named(nodes: Iterable[Node], name: str) -> Node:
@@ -268,10 +271,10 @@ def _message(told: Any, in_flight: bool) -> Json:
     """Check a waiting or in-flight message from an nsqd, and copy its fields."""
     kinds = {"id": str, "timestamp": int, "age_ms": int, "attempts": int, "size": int, "truncated": bool}
     kinds |= {"encoding": str, "body": str}
-    shown = {name: aggregate.value(told, name, kind) for name, kind in kinds.items()}
+    shown = {name: value(told, name, kind) for name, kind in kinds.items()}
     if in_flight:
-        client = aggregate.value(told, "client", dict)
+        client = value(told, "client", dict)
         names = ("client_id", "hostname", "remote_address")
-        shown["client"] = {name: aggregate.value(client, name, str) for name in names}
-        shown["in_flight_ms"] = aggregate.value(told, "in_flight_ms", int)
+        shown["client"] = {name: value(client, name, str) for name in names}
+        shown["in_flight_ms"] = value(told, "in_flight_ms", int)
     return shown
