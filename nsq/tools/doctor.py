@@ -11,13 +11,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nsq import ConnectionFailed, NsqError
+from nsq.errors import ApiError
 from nsq.http.cluster import merge_nodes
 from nsq.http.message import HttpRequest, parse_url
 from nsq.http.nsqd import NsqdStats
 from nsq.http.nsqlookupd import RegisteredNode
 from nsq.http.sending import send
 from nsq.tables import printable
-from nsq.tools.cluster import ClusterFlags
+from nsq.tools.cluster import ClusterFlags, named_daemons
 from nsq.tools.program import ProducerFlags, config_of, run_command
 from nsq.transport.addresses import join
 from nsq.transport.dialing import default_transport
@@ -64,8 +65,14 @@ def _examine(options: DoctorOptions, _: tuple[str, ...]) -> int:
 
 
 def examine(options: DoctorOptions) -> Iterator[Finding]:
+    try:
+        named = named_daemons(options)
+    except ApiError as error:
+        remedy = _http_remedy(error, "Is it running, and is this its HTTP port?")
+        yield Finding(FAILURE, "nsqlookupd or nsqd", str(error), remedy)
+        return
     nodes: dict[str, list[RegisteredNode]] = {}
-    for address in options.lookupd_http_address:
+    for address in named.lookupds:
         yield from _lookupd(options, address, nodes)
     addresses: dict[str, str] = {}  # TCP address by HTTP address
     for node in merge_nodes(nodes):
@@ -76,12 +83,12 @@ def examine(options: DoctorOptions) -> Iterator[Finding]:
             addresses[node.name] = node.info.tcp_address
     yield from _registrations(nodes)
     versions: dict[str, list[str]] = {}
-    for address in sorted({*addresses, *options.nsqd_http_address}):
+    for address in sorted({*addresses, *named.nsqds}):
         yield from _nsqd(options, address, addresses.get(address, ""), versions)
     if len(versions) > 1:
         told = "; ".join(f"{version}: {', '.join(which)}" for version, which in sorted(versions.items()))
         yield Finding(WARNING, "nsqds", f"versions differ: {told}", "Upgrade all to the newest version.")
-    if not addresses and not options.nsqd_http_address and nodes:
+    if not addresses and not named.nsqds and nodes:
         yield Finding(
             FAILURE,
             "nsqds",

@@ -98,6 +98,75 @@ def test_when_there_is_no_nsqd_to_publish_to_the_reason_is_told(
         assert said in err
 
 
+def test_without_a_flag_an_nsqlookupd_is_found_or_else_an_nsqd(
+    cluster: Cluster, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookupd, nsqd = cluster.lookupd.http_address, cluster.nsqds[0].http_address
+
+    def topics() -> Any:
+        return json.loads(run("topics", "--json")[1])
+
+    monkeypatch.setattr("nsq.tools.cluster._USUAL", (lookupd, "127.0.0.1:1"))
+    assert topics()[0]["nsqds"] == 2
+    monkeypatch.setattr("nsq.tools.cluster._USUAL", ("127.0.0.1:1", nsqd))
+    assert topics()[0]["nsqds"] == 1
+    for words in (["pub", "orders", "x"], ["channels", "orders"], ["peek", "orders"], ["doctor"]):
+        assert run(*words)[0] == 0, words
+    assert run("create", "returns/audit") == (0, f"create returns/audit: nsqd {nsqd}: ok\n", "")
+    assert run("channels", "returns", "--names")[1] == "audit\n"
+    monkeypatch.setattr("nsq.tools.cluster._USUAL", ("127.0.0.1:1", "127.0.0.1:2"))
+    for words in (["topics"], ["doctor"], ["tail", "orders"]):
+        status, out, error = run(*words)
+        assert status == 1
+        for said in ("--address=HOST:PORT", "NSQ_ADDRESS", "`nsq up`", "127.0.0.1:1", "127.0.0.1:2"):
+            assert said in out + error
+
+
+def test_one_flag_and_one_variable_name_nsqlookupds_or_nsqds(
+    cluster: Cluster, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookupd, nsqd = cluster.lookupd.http_address, cluster.nsqds[0].http_address
+
+    def nsqds(*flags: str) -> Any:
+        return json.loads(run("topics", "--json", *flags)[1])[0]["nsqds"]
+
+    assert nsqds(f"--address={lookupd}") == 2
+    assert nsqds(f"--address={nsqd}") == 1
+    monkeypatch.setenv("NSQ_ADDRESS", f" {nsqd}, {cluster.nsqds[1].http_address}")
+    assert nsqds() == 2
+    assert nsqds(f"--address={nsqd}") == 1
+    gone = "127.0.0.1:1"
+    for words, said in (
+        ([f"--address={nsqd}", f"--address={lookupd}"], "--address names nsqlookupds and nsqds"),
+        ([f"--address={nsqd}", f"--nsqd-http-address={nsqd}"], "give --address or --nsqd-http-address,"),
+        ([f"--address={gone}"], f"--address: http://{gone}/info cannot be reached"),
+        ([f"--nsqd-http-address={gone}"], f"--nsqd-http-address: http://{gone}/stats cannot be"),
+        ([f"--lookupd-http-address={gone}"], f"--lookupd-http-address: http://{gone}/nodes cannot"),
+        ([f"--address={nsqd}", f"--address={gone}"], f"WARNING: --address: http://{gone}/stats cannot"),
+    ):  # fmt: skip
+        status, _, error = run("topics", *words)
+        assert status == 1
+        assert said in error
+
+
+def test_a_new_topic_and_channel_reach_every_nsqd(cluster: Cluster) -> None:
+    status, out, _ = cluster("create", "returns/audit")
+    assert (status, len(out.splitlines())) == (0, 3)
+    assert [channel_of(nsqd, "returns", "audit")["depth"] for nsqd in cluster.nsqds] == [0, 0]
+
+
+def test_an_empty_list_says_so(nsqd: Nsqd, run: Run) -> None:
+    address = f"--address={nsqd.http_address}"
+    assert run("topics", address) == (
+        0, "", "there are no topics: a publish creates one, or `nsq create TOPIC`\n"
+    )  # fmt: skip
+    nsqd.post("/topic/create?topic=orders")
+    assert run("channels", "orders", address) == (
+        0, "", "topic orders has no channels: a consumer creates one, or `nsq create orders/CHANNEL`\n"
+    )  # fmt: skip
+    assert run("channels", "orders", "--json", address) == (0, "[]\n", "")
+
+
 def test_topics_and_channels_are_added_up(cluster: Cluster) -> None:
     for nsqd in cluster.nsqds:
         publish(nsqd, numbered(3))
@@ -122,7 +191,7 @@ def test_a_channel_is_created_paused_emptied_and_deleted_everywhere(cluster: Clu
     status, out, _ = cluster("create", "orders/audit")
     assert (status, [line.split(":")[1].split()[0] for line in out.splitlines()]) == (
         0,
-        ["nsqlookupd", "nsqlookupd", "nsqd", "nsqd"],
+        ["nsqlookupd", "nsqd", "nsqd"],
     )
     assert "audit" in lookupd.get("/channels?topic=orders").json()["channels"]
     assert cluster("pause", "orders/audit")[0] == 0
@@ -351,14 +420,25 @@ def test_help_and_mistakes(run: Run, words: list[str], status: int, said: str) -
     assert said in (error if status else out)
 
 
-def test_programs_of_gos_get_a_topic_and_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NSQ_LOOKUPD_HTTP_ADDRESS", "a:1,b:1")
-    lookupds = ["--lookupd-http-address=a:1", "--lookupd-http-address=b:1"]
-    tail = COMMANDS["tail"]
+def test_programs_of_gos_get_a_topic_and_an_address(
+    nsqd: Nsqd, nsqlookupd: Nsqlookupd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tail, stat = COMMANDS["tail"], COMMANDS["stat"]
+    lookupd = f"--lookupd-http-address={nsqlookupd.http_address}"
+    monkeypatch.setenv("NSQ_ADDRESS", nsqlookupd.http_address)
     for words in (["t/c", "-n", "3"], ["-n", "3", "t/c"]):
-        assert filled_in(tail, words) == ["--topic=t", "--channel=c", *lookupds, "-n", "3"]
-    assert filled_in(tail, ["--meta", "t", "u"]) == ["--topic=t", "--topic=u", *lookupds, "--meta"]
+        assert filled_in(tail, words) == ["--topic=t", "--channel=c", lookupd, "-n", "3"]
+    assert filled_in(tail, ["--meta", "t", "u"]) == ["--topic=t", "--topic=u", lookupd, "--meta"]
     assert filled_in(tail, ["--nsqd-tcp-address", "a:2", "t"]) == ["--topic=t", "--nsqd-tcp-address", "a:2"]
+    tcp, http = f"--nsqd-tcp-address={nsqd.tcp_address}", f"--nsqd-http-address={nsqd.http_address}"
+    assert filled_in(tail, ["t", "--address", nsqd.http_address]) == ["--topic=t", tcp]
+    assert filled_in(stat, ["t/c", f"--address={nsqd.http_address}"]) == ["--topic=t", "--channel=c", http]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"]])
+def test_help_of_gos_programs_asks_no_daemon(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.setenv("NSQ_ADDRESS", "127.0.0.1:1")
+    assert filled_in(COMMANDS["tail"], words) == words
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -376,15 +456,39 @@ SHELLS = {
 }
 
 
+def test_completion_offers_topics_and_channels_with_valid_names(
+    nsqd: Nsqd, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSQ_ADDRESS", nsqd.http_address)
+    create(nsqd, "orders", "billing")
+    create(nsqd, "orders", "audit#ephemeral")
+    create(nsqd, "returns")
+    assert run("completion", "names", "o") == (0, "orders\nreturns\n", "")
+    assert run("completion", "names", "orders/b")[1] == "orders/audit#ephemeral\norders/billing\n"
+    stats = NsqdApi.stats
+
+    def hostile(api: NsqdApi, *args: Any, **more: Any) -> Any:
+        told = stats(api, *args, **more)
+        return {**told, "topics": [{**told["topics"][0], "topic_name": "$(date)"}]}
+
+    monkeypatch.setattr(NsqdApi, "stats", hostile)
+    assert run("completion", "names", "") == (0, "", "")
+    monkeypatch.setenv("NSQ_ADDRESS", "127.0.0.1:1")
+    assert run("completion", "names", "o") == (0, "", "")
+
+
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_shell_completes_commands_flags_and_files(
-    run: Run, shell: str, tmp_path: Path, tmux: Callable[..., str]
+def test_a_shell_completes_commands_flags_names_and_files(
+    nsqd: Nsqd, run: Run, shell: str, tmp_path: Path, tmux: Callable[..., str]
 ) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"not run: there is no {shell}")
     (tmp_path / "script").write_text(run("completion", shell)[1])
     (tmp_path / "archive").mkdir()
-    tmux("new-session", "-d", "-x", "150", "-y", "30", "-c", str(tmp_path), SHELLS[shell])
+    create(nsqd, "orders", "billing")
+    programs = Path(sys.executable).parent
+    setting = f"env NSQ_ADDRESS={nsqd.http_address} PATH={programs}:{os.environ['PATH']} {SHELLS[shell]}"
+    tmux("new-session", "-d", "-x", "150", "-y", "30", "-c", str(tmp_path), setting)
 
     def shown(text: str) -> Callable[[], bool]:
         return lambda: text in tmux("capture-pane", "-p", "-J")
@@ -398,6 +502,8 @@ def test_a_shell_completes_commands_flags_and_files(
         ("nsq del", "nsq delete "),
         ("nsq redrive --dr", "nsq redrive --dry-run"),
         ("nsq completion zs", "nsq completion zsh"),
+        ("nsq pause ord", "nsq pause orders"),
+        ("nsq tail orders/b", "nsq tail orders/billing"),
         ("nsq to-file --output-dir=arch", "nsq to-file --output-dir=archive/"),
     ):
         tmux("send-keys", typed, "Tab")
