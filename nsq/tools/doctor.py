@@ -22,7 +22,8 @@ from nsq.tools.cluster import ClusterFlags, named_daemons
 from nsq.tools.program import ProducerFlags, config_of, run_command
 from nsq.transport.addresses import join
 from nsq.transport.dialing import default_transport
-from nsq.wire.commands import CLS, MAGIC_V2
+from nsq.wire.commands import MAGIC_V2, NOP, identify
+from nsq.wire.frames import split_reply
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
 #: Seconds; HTTP gives the time in whole seconds.
@@ -185,21 +186,21 @@ def _handshake(options: DoctorOptions, address: str) -> Finding:
 
 
 def _insists_on_tls(address: str, timeout: float) -> bool:
-    """Whether nsqd refuses commands without TLS. It answers IDENTIFY even then, so this sends CLS, which
-    every nsqd refuses before SUB: the error says why.
+    """Whether nsqd refuses commands without TLS. It answers IDENTIFY even then, so this sends a NOP before it,
+    which a healthy nsqd accepts silently.
     """
     stream = default_transport.connect(address, timeout=timeout)
     said = b""
     try:
-        stream.write(MAGIC_V2 + CLS, timeout)
+        stream.write(MAGIC_V2 + NOP + identify(b"{}"), timeout)
         stream.read_timeout = timeout
-        while data := stream.read():  # until it has closed the connection
+        while (first := split_reply(said)) is None and (data := stream.read()):
             said += data
     except NsqError:
-        pass
+        return False
     finally:
         stream.close()
-    return b"TLS required" in said
+    return first is not None and b"TLS required" in first[0].data
 
 
 def _contents(where: str, stats: NsqdStats) -> Iterator[Finding]:

@@ -363,6 +363,14 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(cluster: Cluster, nsqd_fac
     assert (status, [each["where"] for each in failures]) == (1, ["nsqd 127.0.0.1:1"])
 
 
+def test_the_doctor_causes_no_error_in_the_log_of_a_healthy_nsqd(nsqd: Nsqd, run: Run) -> None:
+    status, out, _ = run("doctor", f"--address={nsqd.http_address}")
+    assert (status, out.count("(TCP): answers")) == (0, 1)
+    lines = nsqd.log.splitlines()
+    assert lines
+    assert [line for line in lines if "ERROR" in line or "E_" in line] == []
+
+
 def test_an_nsqd_may_be_named_by_a_url(nsqd: Nsqd, run: Run) -> None:
     create(nsqd)
     address = f"--nsqd-http-address=http://{nsqd.http_address}"
