@@ -186,7 +186,7 @@ def _handshake(options: DoctorOptions, address: str) -> Finding:
 
 
 def _insists_on_tls(address: str, timeout: float) -> bool:
-    """Whether nsqd refuses commands without TLS. It answers IDENTIFY even then, so this sends a NOP before it,
+    """Whether nsqd refuses commands without TLS. It answers IDENTIFY even then, so this sends a NOP first,
     which a healthy nsqd accepts silently.
     """
     stream = default_transport.connect(address, timeout=timeout)
