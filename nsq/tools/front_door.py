@@ -42,6 +42,7 @@ def _classic(module: str, options: str, about: str) -> Command:
 
 
 COMMANDS = {
+    "up": Command("up", "UpOptions", "run nsqd, nsqlookupd and nsqadmin on this machine"),
     "pub": Command("pub", "PubOptions", "publish messages from the command line or stdin"),
     "tail": _classic("nsq_tail", "TailOptions", "show messages as they come"),
     "stat": _classic("nsq_stat", "StatOptions", "watch a channel's rates and depth"),
@@ -79,6 +80,7 @@ For details: nsq COMMAND --help. Write a topic as TOPIC, a channel as TOPIC/CHAN
 nsq asks the nsqlookupds, or the nsqds, at --address=HOST:PORT or in $NSQ_ADDRESS (HTTP addresses, separated
 by commas); without either an nsqlookupd at 127.0.0.1:4161, or else an nsqd at 127.0.0.1:4151.
 
+  nsq up                                      run all daemons on this machine
   nsq pub orders '{{"id": 1}}'                  publish a message
   nsq tail orders                             watch the topic, in a channel of its own
   nsq stat orders/billing                     watch the rates of a channel
