@@ -12,8 +12,10 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -259,15 +261,26 @@ def test_the_demo_interrupted_leaves_nothing(
     assert [address for address in addresses if is_listening(address)] == []
 
 
-def test_the_demo_can_be_kept(example: Start, tmp_path: Path) -> None:
+def test_the_demo_can_be_kept_with_a_light_load_and_leaves_nothing(example: Start, tmp_path: Path) -> None:
     script = example("demo", "--orders", "100", "--keep", TMPDIR=str(tmp_path))
+    page = script.wait_for("^nsqadmin    (http://.*/)$")[1]
     script.wait_for("^everything runs until Ctrl-C")
+    first = [line.partition(" ")[0] for line in script.lines]
+    assert first.index("nsqadmin") < first.index("a")  # it is told at the beginning, before the web shop
     addresses = script.addresses()
     until("told again", lambda: len(script.addresses()) == 2 * len(set(addresses)))
     assert [address for address in addresses if not is_listening(address)] == []
+
+    def overview() -> Any:
+        with urllib.request.urlopen(f"{page}api/overview", timeout=60) as reply:
+            return json.load(reply)["topics"][0]
+
+    began = overview()["messages"]
+    until("a light load", lambda: overview()["messages"] > began + 20)
+    until("consumed", lambda: all(each["clients"] == 2 for each in overview()["channels"]))
     assert script.interrupt() == 0
     assert [address for address in addresses if is_listening(address)] == []
-    assert [path.suffix for path in tmp_path.iterdir()] == [".jsonl"]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_demo_interrupted_before_anything_runs_ends_quietly(tmp_path: Path) -> None:
