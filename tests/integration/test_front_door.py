@@ -323,6 +323,8 @@ def test_a_peek_takes_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch)
     heads, bodies = out.splitlines()[::2], out.encode("utf-8", "surrogateescape").splitlines()[1::2]
     assert (status, len(heads)) == (0, 2)
     assert b"one" in bodies
+    said = "3 messages wait in a channel: nsq peek orders/billing\n"
+    assert cluster("peek", "orders") == (0, "", said)
     told = json.loads(cluster("peek", "orders/billing", "--json")[1])
     assert sorted(each.get("body", each.get("body_base64")) for each in told) == ["/w==", "one", "two"]
     assert [channel_of(nsqd)["depth"] for nsqd in cluster.nsqds] == [2, 1]

@@ -2,13 +2,15 @@
 
 Every upstream is polled by a task of its own. ``Overview.look`` waits for them a moment and then uses their
 last replies, so that a slow nsqd delays no page; the page marks it as slow. However many pages are open, no
-upstream is polled more than once a second, and none while no page is open.
+upstream is polled more than once a second. ``Overview.watch`` polls every 10 s also while no page is open, so
+that a page shows curves of the last minutes at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, TypeVar
 
@@ -46,6 +48,10 @@ _PATIENCE, _FIRST_PATIENCE = 0.7, 2.0
 _BASE = 5.0
 #: Older figures of an nsqd are ignored.
 _TRUSTED = 30.0
+#: Seconds between two polls while no page is open, and between two points of the curves.
+_WATCHED_EVERY = 10.0
+#: How long the curves are, in seconds.
+_HISTORY = 300.0
 #: How long an nsqd stays on the page when no nsqlookupd lists it any more.
 _REMEMBERED = 3600.0
 
@@ -113,7 +119,9 @@ class Overview:
         self._clock = clock
         self._directory: dict[str, Poll[Any]] = {}  # by nsqlookupd, or without one by nsqd
         self._nodes: dict[str, NodePoll] = {}
+        self.history = History()
         self._last: tuple[float, Json] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[Json] | None = None
         self._reading = asyncio.Lock()
 
@@ -122,6 +130,19 @@ class Overview:
         if self._last is not None and self._is_younger(within):
             return self._last[1]
         return await asyncio.shield(self._begin())
+
+    def watch(self) -> None:
+        """Poll now and then until ``close``."""
+        self._watching = asyncio.get_running_loop().create_task(self._watch(), name="overview-watch")
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self.look(_WATCHED_EVERY / 2)
+            except Exception as error:
+                context = {"message": "watching the cluster failed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
+            await asyncio.sleep(_WATCHED_EVERY)
 
     def prepare(self, within: float) -> None:
         """Start polling for a page that is about to call ``look``, unless the overview is recent enough."""
@@ -138,7 +159,11 @@ class Overview:
 
     async def close(self) -> None:
         polls: Iterable[Poll[Any]] = [*self._directory.values(), *self._nodes.values()]
-        tasks = [task for task in [self._looking, *(poll.task for poll in polls)] if task is not None]
+        tasks = [
+            task
+            for task in [self._watching, self._looking, *(poll.task for poll in polls)]
+            if task is not None
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -156,6 +181,7 @@ class Overview:
             for address, poll in self._directory.items()
         ]
         self._last = (now, shown)
+        self.history.add(shown)
         return shown
 
     async def _find_nodes(self) -> list[str]:
@@ -213,6 +239,58 @@ class Overview:
         return told if type(told) is int and told > 0 else 0
 
 
+class History:
+    """Figures of the last minutes, by the names that the page gives them: the points of its curves."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque()
+        self._figures: dict[str, deque[float]] = {}
+
+    def add(self, overview: Json) -> None:
+        """Keep the overview's figures, unless the last ones are recent."""
+        now, times = round(overview["time"], 1), self._times
+        if times and 0 <= now - times[-1] < _WATCHED_EVERY * 0.9:
+            return
+        if times and now < times[-1]:  # the clock was set back
+            times.clear()
+            self._figures.clear()
+        times.append(now)
+        while times[0] < now - _HISTORY:
+            times.popleft()
+        figures = dict(_figures_of(overview))
+        self._figures = {name: self._figures.get(name, deque()) for name in figures}
+        for name, figure in figures.items():
+            kept = self._figures[name]
+            kept.append(figure)
+            while len(kept) > len(times):
+                kept.popleft()
+
+    def shown(self) -> Json:
+        """Return the times, and for each name the figures at the last of these times."""
+        return {
+            "times": list(self._times),
+            "figures": {name: list(figures) for name, figures in self._figures.items()},
+        }
+
+
+def _figures_of(overview: Json) -> Iterable[tuple[str, float]]:
+    total = rate = 0
+    for topic in overview["topics"]:
+        name, waiting = topic["name"], topic["depth"]
+        for channel in topic["channels"]:
+            waiting += channel["depth"]
+            yield f"channel {name} {channel['name']}", channel["depth"]
+        yield f"topic {name}", waiting
+        total += waiting
+        rate += topic["rate"]
+    yield "waiting", total
+    yield "rate", round(rate, 2)
+    for node in overview["nodes"]:
+        yield f"memory {node['name']}", node["memory"].get("heap_in_use_bytes", 0)
+        yield f"pause {node['name']}", node["memory"].get("gc_pause_usec_99", 0)
+        yield f"depth {node['name']}", node["depth"]
+
+
 # Its JSON. Pure, except that it reads the polls.
 
 
@@ -254,7 +332,7 @@ def _describe_topic(topic: Topic) -> Json:
                 "clients": each.clients,
                 "paused": each.paused,
                 "rate": round(each.rate, 2),
-                "taken": round(each.finished, 2),
+                "finished": round(each.finished, 2),
                 "health": worth,
             }
             for each, worth in zip(topic.channels, judged, strict=True)
@@ -270,7 +348,7 @@ def _judge(channel: Channel) -> health.Health:
             clients=channel.clients,
             paused=channel.paused,
             growth=channel.changes[DEPTH],
-            taken=channel.finished,
+            finished=channel.finished,
             requeued=max(0.0, channel.changes[REQUEUED]),
             timed_out=max(0.0, channel.changes[TIMED_OUT]),
             room=channel.room,

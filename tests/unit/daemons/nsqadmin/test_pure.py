@@ -18,7 +18,7 @@ from nsq.daemons.nsqadmin.graphite import Charts
 from nsq.daemons.nsqadmin.guard import Guard, finished
 from nsq.daemons.nsqadmin.health import BAD, FINE, NOTICE, ChannelState, Health
 from nsq.daemons.nsqadmin.options import NsqadminOptions
-from nsq.daemons.nsqadmin.overview import NodePoll, describe
+from nsq.daemons.nsqadmin.overview import History, NodePoll, describe
 from nsq.daemons.routes import HttpError, Reply, Request
 from nsq.errors import ConfigError
 from nsq.http.calls import Misshapen
@@ -99,7 +99,7 @@ def test_statistics_that_are_none_are_refused_by_both_readers(wrong: Any) -> Non
         ),
         ({"depth": 5, "clients": 2, "in_flight": 1}, Health(FINE, "fine")),
         (
-            {"depth": 5000, "clients": 2, "in_flight": 1, "growth": 10.0, "taken": 50.0, "room": 108_000},
+            {"depth": 5000, "clients": 2, "in_flight": 1, "growth": 10.0, "finished": 50.0, "room": 108_000},
             Health(BAD, "depth grows by 10/s: memory is full in 3 h, then it goes to disk"),
         ),
         (
@@ -111,7 +111,7 @@ def test_statistics_that_are_none_are_refused_by_both_readers(wrong: Any) -> Non
             {"clients": 1, "in_flight": 9, "timed_out": 0.5},
             Health(BAD, "a client times out: 30/min messages are sent again"),
         ),
-        ({"clients": 1, "taken": 10.0, "requeued": 4.0}, Health(NOTICE, "clients requeue 4/s")),
+        ({"clients": 1, "finished": 10.0, "requeued": 4.0}, Health(NOTICE, "clients requeue 4/s")),
     ],
 )
 def test_the_health_of_a_channel_in_words(state: dict[str, Any], judged: Health) -> None:
@@ -131,7 +131,7 @@ def test_rates_are_what_came_since_some_seconds_before() -> None:
 
     assert at(0.0, 100, 10)["rate"] == 0
     second = at(2.0, 140, 20)
-    assert (second["topic"], second["rate"], second["taken"]) == (20.0, 20.0, 15.0)
+    assert (second["topic"], second["rate"], second["finished"]) == (20.0, 20.0, 15.0)
     assert second["health"] == (BAD, "depth grows by 5/s")
     for moment in (4.0, 6.0, 8.0, 10.0, 12.0):
         last = at(moment, 140, 20)
@@ -220,6 +220,34 @@ def test_a_large_cluster_is_put_together_by_few_calls_for_each_channel() -> None
 
     channels = big_cluster.NODES * big_cluster.TOPICS * big_cluster.CHANNELS
     assert calls_of(look) < 20 * channels
+
+
+def test_the_history_has_the_figures_of_five_minutes_every_ten_seconds() -> None:
+    history, poll = History(), node_poll("n")
+
+    def see(second: float, *names: str) -> None:
+        told = [channel(name, depth=int(second)) for name in names]
+        told_stats = stats(topic("orders", *told, depth=1), memory={"heap_in_use_bytes": 7})
+        poll.value = poll.track.add(summarize(told_stats, second))
+        history.add(describe([poll], [], second))
+
+    for second in range(0, 402, 2):
+        see(
+            float(second),
+            "billing",
+            *(["late"] if second >= 380 else []),
+            *(["gone"] if second < 380 else []),
+        )
+    shown = history.shown()
+    assert shown["times"] == [float(second) for second in range(100, 410, 10)]
+    figures = shown["figures"]
+    assert figures["channel orders billing"] == list(range(100, 410, 10))
+    assert figures["channel orders late"] == [380, 390, 400]
+    assert "channel orders gone" not in figures
+    assert (figures["topic orders"][-1], figures["waiting"][-1], figures["depth n:2"][-1]) == (801, 801, 801)
+    assert figures["memory n:2"][-1] == 7
+    see(5.0, "billing")  # the clock was set back
+    assert history.shown()["times"] == [5.0]
 
 
 def test_an_nsqd_that_is_gone_is_marked_and_its_messages_count_no_more() -> None:
