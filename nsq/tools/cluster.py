@@ -127,13 +127,14 @@ def _usual_daemon(options: ClusterFlags) -> Named:
 
 def _is_nsqd(options: ClusterFlags, address: str) -> bool:
     """Whether an nsqd answers there, and not an nsqlookupd: only an nsqd's /info has a TCP port."""
+    answered = False
     with suppress(ApiRefused):  # an nsqd that insists on TLS
-        options.lookupd_api(address).info()
+        answered = bool(options.lookupd_api(address).info())
     try:
         options.nsqd_api(address).info()
-    except ApiRefused:
-        raise
     except ApiError:
+        if not answered:
+            raise
         return False
     return True
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from nsq.errors import ApiError, ConfigError
-from nsq.http.cluster import Channel, count_topics
+from nsq.http.cluster import Channel, count_topics, merge_lookups
 from nsq.tools.program import (
     HttpFlags,
     SignalWatch,
@@ -22,6 +22,7 @@ from nsq.tools.program import (
     duration,
     exactly_one_kind,
     flag,
+    log,
     repeated,
     run,
 )
@@ -104,9 +105,10 @@ def stat(options: StatOptions) -> int:
     live = sys.stdout.isatty()
     before: Poll | None = None
     polls = 0
+    warned: set[str] = set()
     with SignalWatch(signal.SIGHUP) as watch:
         while options.count is None or polls <= options.count:
-            poll = ask(options)
+            poll = ask(options, warned)
             text = screen(options, poll, before) if live else lines(options, poll, before, polls)
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -117,17 +119,18 @@ def stat(options: StatOptions) -> int:
     return 0
 
 
-def ask(options: StatOptions) -> Poll:
-    """Poll all nsqds. Raise ApiError if one does not answer (a partial sum misleads), or none has it."""
+def ask(options: StatOptions, warned: set[str]) -> Poll:
+    """Poll all nsqds. Raise ApiError if one does not answer (a partial sum misleads), or none has it. Skip an
+    nsqd whose registered addresses cannot be used, with one warning.
+    """
     addresses = options.nsqd_http_address
     if options.lookupd_http_address:
-        addresses = tuple(
-            dict.fromkeys(
-                node.http_address
-                for lookupd in options.lookupd_http_address
-                for node in options.lookupd_api(lookupd).lookup(options.topic).producers
-            )
-        )
+        lookups = [options.lookupd_api(each).lookup(options.topic) for each in options.lookupd_http_address]
+        nodes = merge_lookups(lookups)
+        addresses = tuple(dict.fromkeys(node.name for node in nodes if not node.problem))
+        for problem in {node.problem for node in nodes} - {""} - warned:
+            log.warning("%s", problem)
+            warned.add(problem)
     found = {}
     for address in addresses:
         stats = options.nsqd_api(address).stats(options.topic, options.channel, include_clients=False)

@@ -284,8 +284,8 @@ class Screen:
     def _poll(self) -> None:
         ages = Ages()
         while not self._over.is_set():
-            cluster = Cluster(self._options)  # a new one each time, because nsqds come and go
             try:
+                cluster = Cluster(self._options)  # a new one each time, because nsqds come and go
                 stats = cluster.stats()
                 if self._over.is_set():
                     break

@@ -17,7 +17,7 @@ import pytest
 
 from nsq.errors import ApiRefused
 from nsq.http.nsqd import NsqdApi
-from nsq.http.nsqlookupd import NsqlookupdApi, RegisteredNode
+from nsq.http.nsqlookupd import Lookup, NsqlookupdApi, RegisteredNode
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from nsq.tools.front_door import COMMANDS, filled_in, main
@@ -224,6 +224,22 @@ def test_what_fails_on_one_nsqd_is_told_and_done_on_the_others(cluster: Cluster)
     assert told["steps"] == [{"where": f"nsqd {alive.http_address}", "ok": True, "error": ""}]
     assert address in told["problems"][0]
     assert address in error
+
+
+def test_stat_skips_an_unusable_registration_with_one_warning(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookup = NsqlookupdApi.lookup
+    lost = RegisteredNode(hostname="lost", broadcast_address="h", tcp_port=4150, http_port=99999)
+
+    def with_lost(api: NsqlookupdApi, topic: str) -> Lookup:
+        told = lookup(api, topic)
+        return Lookup(told.channels, (lost, *told.producers))
+
+    monkeypatch.setattr(NsqlookupdApi, "lookup", with_lost)
+    status, out, error = cluster("stat", "orders/billing", "--count=2", "--interval=100ms")
+    assert (status, len(out.splitlines())) == (0, 4)
+    assert error.count("lost is registered with addresses that cannot be used") == 1
 
 
 @pytest.mark.parametrize("broken", [{"http_port": 99999}, {"broadcast_address": "[::1"}])
