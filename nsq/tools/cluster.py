@@ -45,10 +45,10 @@ class ClusterFlags(HttpFlags):
         f"{_ENVIRONMENT} of the environment, else the first that answers of {' and '.join(_USUAL)})",
     )
     lookupd_http_address: tuple[str, ...] = repeated(
-        str, "the same, only for nsqlookupds (may be given multiple times)"
+        str, "like --address, for nsqlookupds alone (may be given multiple times)"
     )
     nsqd_http_address: tuple[str, ...] = repeated(
-        str, "the same, only for nsqds (may be given multiple times)"
+        str, "like --address, for nsqds alone (may be given multiple times)"
     )
     http_client_tls_root_ca_file: str = flag(
         "", "authorities that may sign the certificates of HTTPS servers (default: the public ones)"
