@@ -66,10 +66,10 @@ def _up(options: UpOptions, _: tuple[str, ...]) -> int:
     if importlib.util.find_spec("aiohttp") is None:
         raise UsageError("nsq up needs the daemons: pip install 'nsq[server]'")
     data = Path(options.data_path).absolute()
-    data.mkdir(parents=True, exist_ok=True)
     daemons = _daemons(options, data)
     for daemon in daemons:
         _refuse_taken_ports(daemon, options.host)
+    data.mkdir(parents=True, exist_ok=True)
     with SignalWatch(signal.SIGHUP) as watch:
         running = Running(watch)
         try:
