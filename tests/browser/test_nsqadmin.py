@@ -463,6 +463,11 @@ def test_every_view_is_accessible_and_fits_a_phone(browser: Any, cluster: Cluste
             page.set_viewport_size({"width": 360, "height": 740})
             assert page.evaluate("document.documentElement.scrollWidth") == 360, path
             page.set_viewport_size({"width": 1200, "height": 760})
+        page.get_by_label("Search", exact=True).fill("orders")
+        page.get_by_role("heading", name="Search in the whole cluster").wait_for()
+        page.set_viewport_size({"width": 360, "height": 740})
+        assert Axe().run(page).response["violations"] == []
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
     finally:
         context.close()
     assert visit.complaints == []
