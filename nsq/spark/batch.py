@@ -11,7 +11,7 @@ import queue
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
@@ -19,6 +19,7 @@ from nsq.config import Config
 from nsq.errors import ApiError, ConfigError, ConnectionFailed, NsqError, UsageError
 from nsq.http.nsqd import NsqdApi, NsqdStats
 from nsq.spark import lookups
+from nsq.spark.lookups import Place
 from nsq.spark.options import Nsqds, count, names, option, seconds, switch
 from nsq.spark.rows import checked, fields, require_arrow
 from nsq.transport import addresses
@@ -64,13 +65,6 @@ class PeekOptions(Nsqds):
 
 #: Rows per Arrow batch.
 _CHUNK = 1000
-
-
-class Place(NamedTuple):
-    """An nsqd's two addresses."""
-
-    tcp: str
-    http: str
 
 
 class PeekReader(DataSourceReader):
@@ -154,8 +148,7 @@ def places(options: PeekOptions) -> list[Place]:
         found = list(map(Place, options.nsqd, options.nsqd_http))
     else:
         found = [_beside(tcp, options.config) for tcp in options.nsqd]
-    listed = lookups.nodes_or_raise(options.lookupd, options.config, [options.topic])
-    found += [Place(node.info.tcp_address, node.name) for node in listed]
+    found += lookups.places_or_raise(options.lookupd, options.config, [options.topic])
     return list({place.tcp: place for place in found}.values())
 
 
@@ -272,8 +265,8 @@ class StatsReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        listed = lookups.nodes_or_raise(options.lookupd, options.config)
-        nsqds = [*options.nsqd, *(node.name for node in listed)]
+        listed = lookups.places_or_raise(options.lookupd, options.config)
+        nsqds = [*options.nsqd, *(place.http for place in listed)]
         # Spark needs a partition even if there is no nsqd.
         return [InputPartition(nsqd) for nsqd in dict.fromkeys(nsqds)] or [InputPartition("")]
 

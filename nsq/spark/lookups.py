@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from nsq.config import Config
 from nsq.errors import NsqError, UsageError
@@ -20,9 +21,16 @@ from nsq.transport.tls import context_of
 log = logging.getLogger("nsq.spark")
 
 
-def nodes(
+class Place(NamedTuple):
+    """An nsqd's two addresses."""
+
+    tcp: str
+    http: str
+
+
+def places(
     lookupds: Sequence[str], config: Config, topics: Collection[str] = ()
-) -> tuple[list[Node], list[NsqError]]:
+) -> tuple[list[Place], list[NsqError]]:
     """Find the nsqds that have any of these topics; without topics, all nsqds. Also return the errors: of the
     nsqlookupds that failed, and of the nsqds with unusable addresses.
     """
@@ -41,12 +49,13 @@ def nodes(
         found = merge_nodes(listed.found)
         errors = [*listed.errors.values()]
     unusable: list[NsqError] = [UsageError(node.problem) for node in found if node.problem]
-    return [node for node in found if not node.problem], errors + unusable
+    usable = [Place(node.info.tcp_address, node.name) for node in found if not node.problem]
+    return usable, errors + unusable
 
 
-def nodes_or_raise(lookupds: Sequence[str], config: Config, topics: Collection[str] = ()) -> list[Node]:
-    """Like ``nodes``, but logs the errors, and raises the first one when they left no nsqd."""
-    found, errors = nodes(lookupds, config, topics)
+def places_or_raise(lookupds: Sequence[str], config: Config, topics: Collection[str] = ()) -> list[Place]:
+    """Like ``places``, but logs the errors, and raises the first one when they left no nsqd."""
+    found, errors = places(lookupds, config, topics)
     for error in errors:
         log.warning("%s", error)
     if errors and not found:

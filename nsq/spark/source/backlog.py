@@ -62,8 +62,8 @@ def measure(options: SourceOptions, received: int) -> Backlog:
     """
     began = time.monotonic()
     # No names with topicsPattern: asks for all nsqds.
-    nodes, faults = lookups.nodes(options.lookupd, options.config, options.named_topics)
-    addresses = dict.fromkeys([*_own_http_addresses(options), *(node.name for node in nodes)])
+    places, faults = lookups.places(options.lookupd, options.config, options.named_topics)
+    addresses = dict.fromkeys([*_own_http_addresses(options), *(place.http for place in places)])
     told = _ask_nsqds(addresses, options, options.topic, faults)  # topic is empty unless one is given
     counted = [counts(stats, options.wants, options.channel) for stats in told]
     why_not = tuple(map(str, faults))

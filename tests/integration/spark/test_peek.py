@@ -13,13 +13,14 @@ from nsq.config import Config
 from nsq.errors import ConfigError, ConnectionFailed, UsageError
 from nsq.http.nsqd import NsqdStats
 from nsq.spark import lookups
+from nsq.spark.lookups import Place
 from nsq.testing import Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
 from nsq.wire import commands
 
 pytest.importorskip("pyspark")
 
-from nsq.spark.batch import PeekOptions, Place, peek, places
+from nsq.spark.batch import PeekOptions, peek, places
 
 from ..patience import eventually
 from .receivers import with_neighbouring_ports

@@ -33,8 +33,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("topics", [(), ("orders", "unheard_of")])
 def test_an_nsqd_with_unusable_addresses_is_an_error_beside_the_others(topics: tuple[str, ...]) -> None:
-    found, errors = lookups.nodes(["a:4161", "b:4161"], Config(), topics)
-    assert [node.name for node in found] == ["n1:4151"]
+    found, errors = lookups.places(["a:4161", "b:4161"], Config(), topics)
+    assert found == [("n1:4150", "n1:4151")]
     away, lost = map(str, errors)
     assert away == "b is away"
     assert lost.startswith("lost is registered with addresses that cannot be used")
@@ -42,8 +42,8 @@ def test_an_nsqd_with_unusable_addresses_is_an_error_beside_the_others(topics: t
 
 def test_errors_are_logged_and_raised_only_if_nothing_is_found(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="nsq.spark"):
-        (node,) = lookups.nodes_or_raise(["a:4161", "b:4161"], Config())
-    assert node.name == "n1:4151"
+        (place,) = lookups.places_or_raise(["a:4161", "b:4161"], Config())
+    assert place.http == "n1:4151"
     assert len(caplog.records) == 2
     with pytest.raises(ApiError, match="b is away"):
-        lookups.nodes_or_raise(["b:4161"], Config())
+        lookups.places_or_raise(["b:4161"], Config())

@@ -6,10 +6,11 @@ from nsq.config import Config
 from nsq.errors import UsageError
 from nsq.http.nsqd import ChannelStats, NsqdStats, TopicStats
 from nsq.spark import lookups
+from nsq.spark.lookups import Place
 
 pytest.importorskip("pyspark")
 
-from nsq.spark.batch import PeekOptions, Place, safe_places
+from nsq.spark.batch import PeekOptions, safe_places
 
 A, B = Place("a:4150", "a:4151"), Place("b:4150", "b:4151")
 
