@@ -21,7 +21,7 @@ from typing import NamedTuple
 import nsq
 from nsq.errors import NsqError, UsageError
 from nsq.http.nsqd import NsqdApi
-from nsq.tools.program import LogFlags, SignalWatch, check_ranges, flag, log, run_command
+from nsq.tools.program import LEVELS, SignalWatch, check_ranges, flag, log, run_command
 from nsq.transport.addresses import join
 from nsq.transport.dialing import default_transport
 
@@ -31,7 +31,7 @@ _LOOK_EVERY = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpOptions(LogFlags):
+class UpOptions:
     data_path: str = flag("nsq-data", "directory of nsqd's messages; it is created if it is missing")
     host: str = flag("127.0.0.1", "IP address that the daemons listen on")
     port: int = flag(
@@ -41,7 +41,12 @@ class UpOptions(LogFlags):
         low=1,
         high=65535 - 21,
     )
-    log_level: str = flag("warn", "what the daemons log: debug, info, warn, error or fatal")
+    log_level: str = flag(
+        "warn",
+        "what the daemons log: debug, info, warn, error or fatal",
+        parse=str.lower,
+        choices=tuple(LEVELS),
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)

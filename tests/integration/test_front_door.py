@@ -437,6 +437,8 @@ def test_the_doctor_finds_a_wrong_port_and_missing_tls(
         (["completion", "tcsh"], 2, "bash|zsh|fish"),
         (["completion", "--help"], 0, "bash|zsh|fish"),
         (["pub", "a b", "body"], 1, "contains ' '"),
+        (["up", "--log-level=loud"], 1, "must be one of: debug"),
+        (["up", "--port=65530"], 1, "must be 1 to 65514"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
