@@ -28,6 +28,8 @@ from nsq.transport.dialing import default_transport
 #: How long a daemon may take to answer after its start; a slow machine needs seconds.
 _START_SECONDS = 60.0
 _LOOK_EVERY = 0.05
+#: The statuses of a daemon that was stopped; the second one before it had begun its work.
+_CLEAN = (0, -signal.SIGTERM)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,10 +188,12 @@ class Running:
 
     def wait(self) -> None:
         """Return after a signal. If a daemon ends, raise UsageError."""
-        while self._watch.wait() is None:
+        while True:
             for name, process in self._processes.items():
                 if process.poll() is not None:
                     raise UsageError(f"{name} ended with status {process.returncode}; its log says why")
+            if self._watch.wait() is not None:
+                return
 
     def stop(self) -> int:
         """Stop the daemons, the last one first; return 1 if one of them failed, else 0. A second signal is
@@ -206,9 +210,9 @@ class Running:
                 impatient += 1
                 for each in self._processes.values():
                     each.terminate() if impatient == 1 else each.kill()
-            if process.returncode:
+            if process.returncode not in _CLEAN:
                 log.error("%s ended with status %d", name, process.returncode)
-        return int(any(process.returncode for process in self._processes.values()))
+        return int(any(process.returncode not in _CLEAN for process in self._processes.values()))
 
 
 def _environment() -> dict[str, str]:
