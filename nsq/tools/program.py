@@ -350,7 +350,7 @@ def run_consumers(
 ) -> None:
     """Start the consumers, wait for SIGTERM, SIGINT or until ``ended`` after a ``watch.wake``, and stop them.
 
-    If the stop uses up its time, or a second signal comes, close their producers at once.
+    If the stop uses up its time, or a later signal comes, close their producers at once.
     """
     for consumer in consumers:
         consumer.start()
@@ -362,7 +362,7 @@ def run_consumers(
 
 
 def stop_all(consumers: Sequence[Consumer], watch: SignalWatch, timeout: float = STOP_TIMEOUT) -> bool:
-    """Stop all consumers at once; return whether all stopped cleanly. A second signal cuts it short."""
+    """Stop all consumers at once; return whether all stopped cleanly. A later signal cuts it short."""
     reports: list[object] = []
 
     def stop(consumer: Consumer) -> None:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -32,7 +33,12 @@ class Daemon:
         print("draining", flush=True)
         {drain}
 
+    def hurry(self):
+        print("hurrying", flush=True)
+        self.hurried.set()
+
     async def stop(self):
+        self.hurried = asyncio.Event()
         print("stopping", flush=True)
         {stop}
         return {whole}
@@ -68,17 +74,62 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-def test_the_second_signal_does_not_wait_for_the_stop() -> None:
-    with started(stop=FOR_EVER) as process:
+def test_a_signal_a_second_after_the_first_hurries_the_stop_but_does_not_end_it() -> None:
+    with started(stop="await self.hurried.wait()") as process:
         assert said(process) == "started\n"
         process.send_signal(signal.SIGTERM)
         assert said(process) == "stopping\n"
+        process.send_signal(signal.SIGINT)  # counts as the same
+        time.sleep(1.1)
         process.send_signal(signal.SIGINT)
+        assert said(process) == "hurrying\n"
         _, log = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 0
     lines = log.splitlines()
     assert lines[0].endswith("INFO: received SIGTERM, stopping")
-    assert lines[1].endswith("FATAL: second signal (SIGINT): exiting without waiting")
+    assert lines[1].endswith("WARNING: received SIGINT again: not waiting for clients and requests")
+
+
+#: nsqd, whose first import of asyncio waits for stdin.
+SLOW_IMPORT = """
+import sys
+
+class Waiting:
+    def find_spec(self, name, path, target=None):
+        if name == "asyncio":
+            sys.meta_path.remove(self)
+            print("importing", flush=True)
+            sys.stdin.readline()
+
+sys.meta_path.insert(0, Waiting())
+from nsq.daemons.{program}.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("program", ["nsqd", "nsqlookupd", "nsqadmin"])
+def test_signals_while_a_daemon_still_imports_its_modules_wait_for_its_start(
+    program: str, tmp_path: Path
+) -> None:
+    flags = {
+        "nsqd": ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", f"--data-path={tmp_path}"],
+        "nsqlookupd": ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"],
+        "nsqadmin": ["--http-address=127.0.0.1:0", "--nsqd-http-address=127.0.0.1:1"],
+    }[program]
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW_IMPORT.format(program=program), *flags],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert said(process) == "importing\n"
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate("\n", timeout=60)
+    assert process.returncode == 0, log
+    assert "received SIGTERM, stopping" in log
 
 
 def test_a_stop_that_lost_something_exits_with_status_1() -> None:
