@@ -154,7 +154,7 @@ def slow(descriptor):
     fsync(descriptor)
 
 os.fsync = slow
-flags = ["--topic", {topic!r}, "--channel", {channel!r}, "--nsqd-tcp-address", sys.argv[1], "--output-dir=out"]
+flags = ["--topic={topic}", "--channel={channel}", "--nsqd-tcp-address", sys.argv[1], "--output-dir=out"]
 sys.exit(main(flags))
 """
 
