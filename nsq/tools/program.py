@@ -143,11 +143,12 @@ def exit_status(work: Callable[[], int]) -> int:
     except (NsqError, OSError) as error:
         log.critical("%s", error)
         status = 1
-    try:
-        sys.stdout.flush()
-    except OSError:
-        # Otherwise Python fails again at its exit, and exits with another status.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            # Otherwise Python fails again at its exit, and exits with another status.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return status
 
 

@@ -8,6 +8,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -249,6 +250,17 @@ class TestToNsq:
                     assert process.wait(60) == 128 + signal.SIGINT
                     assert time.monotonic() - began < 15
                     assert b"a second signal" in process.stderr.read()
+
+    def test_a_log_on_a_full_disk_does_not_change_the_exit_status(self, nsqd: Nsqd) -> None:
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(
+                [sys.executable, "-m", "nsq.tools.to_nsq", TOPIC, nsqd_of(nsqd)],
+                input=b"one\n",
+                stderr=full,
+                env={**os.environ, "PYTHONUNBUFFERED": ""},  # Python's default buffers what it cannot write
+                check=False,
+            )
+        assert done.returncode == 0
 
     @pytest.mark.parametrize(
         ("arguments", "status", "said"),
