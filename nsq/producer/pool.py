@@ -45,6 +45,7 @@ from nsq.producer.reports import (
     FlushReport,
     ProducerStats,
 )
+from nsq.stop_signals import SAME_REQUEST_SECONDS
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.waiting import Callbacks, Waiters, carry_out, join_threads, start_thread
@@ -638,11 +639,19 @@ def _flush_at_exit(pool: Pool) -> None:
 
 
 def _flush_all() -> None:
+    began = time.monotonic()
     for pool in _running.copy():
         if pool.pid != os.getpid():
             continue  # belongs to the parent
         # Flush, do not close: functions that atexit calls later may still publish, and wait for that.
         pool.exiting = True
-        left = pool.flush(time.monotonic() + _EXIT_TIMEOUT).unanswered
+        deadline = time.monotonic() + _EXIT_TIMEOUT
+        try:
+            left = pool.flush(deadline).unanswered
+        except BaseException:
+            # A signal that repeats the first, as gunicorn and terminals send it, must not end the flush.
+            if time.monotonic() >= began + SAME_REQUEST_SECONDS:
+                raise
+            left = pool.flush(deadline).unanswered
         if left:
             log.warning("the program ends with %d publishes unanswered", left, extra={"left": left})

@@ -225,3 +225,36 @@ print("never", flush=True)
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (-TERM, "saved\n")
+
+
+def test_a_second_signal_does_not_end_the_flush_of_a_producer_at_exit(nsqd_factory: Factory[Nsqd]) -> None:
+    """gunicorn's worker has a handler that raises SystemExit; a Ctrl-C reaches it twice."""
+    nsqd = nsqd_factory(process=True)
+    create(nsqd)
+    program = f"""
+import os, signal, sys, threading, time, nsq
+
+def end(*_):
+    raise SystemExit(0)
+
+def repeat_the_signal():
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.3)
+    os.kill({nsqd.pid}, signal.SIGCONT)
+
+signal.signal(signal.SIGTERM, end)
+signal.signal(signal.SIGINT, end)
+producer = nsq.Producer({nsqd.tcp_address!r})
+producer.publish({TOPIC!r}, b"first")
+os.kill({nsqd.pid}, signal.SIGSTOP)
+for number in range(1000):
+    producer.publish_async({TOPIC!r}, bytes(20_000))  # more than the sockets' buffers hold
+threading.Thread(target=repeat_the_signal, daemon=True).start()
+os.kill(os.getpid(), signal.SIGTERM)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert channel_of(nsqd)["depth"] == 1001
