@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 import threading
 import time
@@ -25,6 +26,7 @@ from nsq.config import Config
 from nsq.errors import ConfigError, NsqError, UsageError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.spark.options import Options
+from nsq.stop_signals import StopSignals
 from nsq.tables import table
 
 if TYPE_CHECKING:
@@ -105,15 +107,16 @@ class SparkCommand(NsqCommand):
 
                 spark.streams.addListener(Listener(prometheus=self.prometheus))
             meter.say("reading; the first batch takes some seconds …")
-            try:
-                names = inspect.signature(pipeline).parameters
-                given = {name: value for name in names if (value := getattr(self, name, "")) != ""}
-                given |= {"spark": spark, "progress": lambda progress: meter.say(line(progress))}
-                result = pipeline(self.argument, **given)
-                meter.close()
-                yield result
-            finally:
-                spark.stop()
+            with interrupted_once():
+                try:
+                    names = inspect.signature(pipeline).parameters
+                    given = {name: value for name in names if (value := getattr(self, name, "")) != ""}
+                    given |= {"spark": spark, "progress": lambda progress: meter.say(line(progress))}
+                    result = pipeline(self.argument, **given)
+                    meter.close()
+                    yield result
+                finally:
+                    spark.stop()
 
     def submit_line(self) -> str:
         """The spark-submit command line for a cluster, whose workers all need this package installed."""
@@ -434,6 +437,31 @@ def parse(argv: Sequence[str]) -> Command:
         if not getattr(options, needed):
             raise FlagExit(2, f"--{needed} is missing\n{prog} --help says more\n")
     return dataclasses.replace(options, argument="".join(arguments), argv=tuple(argv))
+
+
+@contextlib.contextmanager
+def interrupted_once() -> Iterator[None]:
+    """Raise KeyboardInterrupt at SIGTERM or SIGINT, but not at one that repeats the first: it would interrupt
+    the stop. After a signal the handlers stay, because the program ends.
+
+    PySpark's own handler of SIGINT raises each time, and cancels the running batch.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    stop_signals = StopSignals()
+
+    def interrupt(*_: object) -> None:
+        if not stop_signals.repeats(time.monotonic()):
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        if stop_signals.first_at is None:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -98,6 +100,31 @@ def test_an_interrupted_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
     monkeypatch.setattr(WalLs, "run", interrupted)
     assert main(["wal", "ls", "x"]) == 130
+    assert "goes on from there" in capsys.readouterr().err
+
+
+def test_two_signals_at_once_interrupt_a_pipeline_but_not_its_end(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[str] = []
+
+    def stop() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        ended.append("stopped")
+
+    def replay(*_: object, **rest: object) -> ReplayResult:
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise AssertionError("the signal did not interrupt it")
+
+    monkeypatch.setattr(session, "local_session", lambda **_: SimpleNamespace(stop=stop))
+    monkeypatch.setattr(replaying, "replay", replay)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert main(["replay", "/data", "--topic", "again", "-q"]) == 130
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert ended == ["stopped"]
     assert "goes on from there" in capsys.readouterr().err
 
 
