@@ -39,11 +39,11 @@ EXTRAS = {
     "docs": "docs",
 }
 CONTENTS = {
-    "run": "what the daemons need, about 20 MB",
-    "dev": "what tests and checks need, about 150 MB",
+    "run": "what the daemons need",
+    "dev": "what tests and checks need, about 200 MB",
     "spark": "pyspark, pyarrow and deltalake, about 1 GB: this takes minutes",
     "browser": "playwright, about 170 MB",
-    "docs": "mkdocs and its plugins, about 60 MB",
+    "docs": "mkdocs and its plugins",
 }
 # Put the tree's directory on sys.path: Spark lists the modules there to find format("nsq"), and does not see
 # setuptools' usual import hook.

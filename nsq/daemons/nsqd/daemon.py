@@ -216,10 +216,12 @@ class Nsqd:
         """Wait until it is done, or until ``hurry`` is called."""
         loop = asyncio.get_running_loop()
         task, hurried = loop.create_task(waiting), loop.create_task(self._hurried.wait())
-        await asyncio.wait({task, hurried}, return_when=asyncio.FIRST_COMPLETED)
-        hurried.cancel()
-        task.cancel()
-        await asyncio.gather(task, hurried, return_exceptions=True)
+        try:
+            await asyncio.wait({task, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            task.cancel()
+            hurried.cancel()
+            await asyncio.gather(task, hurried, return_exceptions=True)
 
     async def _persist(self) -> bool:
         self._memory.stop()

@@ -179,11 +179,8 @@ class Storage:
         left = self._unwritten
         in_memory = sum(len(taken) + len(backlog) - backlog.backend_depth for backlog, taken in left)
         took = self._clock.now() - self._stopping_since
-        what = (
-            f"{len(left)} queue{'s'[: len(left) != 1]} with {in_memory} messages in memory"
-            if left
-            else "the list of topics"
-        )
+        queues = f"{len(left)} queue{'s'[: len(left) != 1]} with {in_memory} messages in memory"
+        what = queues if left else "the list of topics"
         return f"still writing {what} to disk, for {took:.1f} s"
 
     # The broker's side.
