@@ -137,6 +137,16 @@ consumer = nsq.Consumer({topic!r}, {channel!r}, nsqd=sys.argv[1], max_in_flight=
 consumer.add_handler(work, threads=8)
 sys.exit(0 if consumer.run() else 1)
 """
+#: Its own signal handler stops the consumer; the second signal interrupts the first one's stop.
+STOP = RUN.replace(
+    "sys.exit(0 if consumer.run() else 1)",
+    """
+import signal
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda *_: consumer.stop())
+consumer.start().wait()
+""",
+)
 WORK = """
 import os, sys
 sys.path[:0] = [os.getcwd(), {root!r}]
@@ -188,7 +198,9 @@ def consuming(
 
 
 @WAYS
-@pytest.mark.parametrize("program", [RUN, WORK, TO_FILE], ids=["Consumer.run", "nsq work", "nsq_to_file"])
+@pytest.mark.parametrize(
+    "program", [RUN, STOP, WORK, TO_FILE], ids=["Consumer.run", "Consumer.stop", "nsq work", "nsq_to_file"]
+)
 def test_two_signals_at_once_let_a_program_finish_its_messages(
     program: str, prefix: list[str], signals: list[signal.Signals], gap: float, nsqd: Nsqd, tmp_path: Path
 ) -> None:
