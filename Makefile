@@ -12,7 +12,7 @@ SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
 
 # Nothing of the caller's Python may leak in.
-unexport PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME PYTHONSAFEPATH PYTHONSTARTUP PYTHONWARNINGS VIRTUAL_ENV PYTEST_ADDOPTS MYPYPATH
+unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES))) VIRTUAL_ENV PYTEST_ADDOPTS MYPYPATH
 # An empty HOME sends caches to the file system's root; without one the user database is asked.
 ifeq ($(HOME),)
 unexport HOME

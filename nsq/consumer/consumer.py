@@ -263,7 +263,8 @@ class Consumer:
         return engine.changed.wait_for(lambda: engine.state == "stopped", deadline)
 
     def run(self, timeout: float = 30.0) -> StopReport:
-        """Start, and stop at SIGTERM or SIGINT, within ``timeout``; a second signal ends the stop at once.
+        """Start, and stop at SIGTERM or SIGINT, within ``timeout``. Another signal, more than a second
+        later, ends the stop at once.
 
         If every nsqd refuses the subscription, raises the nsqd's error, such as Unauthorized. In threads
         other than the main one it handles no signals: there it ends when ``stop`` is called.

@@ -54,6 +54,7 @@ from nsq.producer.reports import (
     FlushReport,
     ProducerStats,
 )
+from nsq.stop_signals import SAME_REQUEST_SECONDS
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.waiting import (
@@ -826,15 +827,21 @@ def _flush_at_exit(pool: Pool) -> None:
 
 
 def _flush_all() -> None:
+    began = time.monotonic()
     close = not in_main_interpreter()
     for pool in _running.copy():
         if pool.pid != os.getpid():
             continue  # belongs to the parent
-        if close:  # a thread that outlives its interpreter aborts the process
-            left = pool.close(_EXIT_TIMEOUT).unanswered
-        else:
-            # Flush, do not close: functions that atexit calls later may still publish, and wait for that.
-            pool.exiting = True
-            left = pool.flush(time.monotonic() + _EXIT_TIMEOUT).unanswered
+        # Flush, do not close: functions that atexit calls later may still publish, and wait for that. But a
+        # thread that outlives an interpreter beside the main one aborts the process.
+        pool.exiting = True
+        deadline = time.monotonic() + _EXIT_TIMEOUT
+        try:
+            left = (pool.close(_EXIT_TIMEOUT) if close else pool.flush(deadline)).unanswered
+        except BaseException:
+            # A signal that repeats the first, as gunicorn and terminals send it, must not end the flush.
+            if time.monotonic() >= began + SAME_REQUEST_SECONDS:
+                raise
+            left = pool.flush(deadline).unanswered
         if left:
             log.warning("the program ends with %d publishes unanswered", left, extra={"left": left})

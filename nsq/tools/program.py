@@ -144,11 +144,12 @@ def exit_status(work: Callable[[], int]) -> int:
     except (NsqError, OSError) as error:
         log.critical("%s", error)
         status = 1
-    try:
-        sys.stdout.flush()
-    except OSError:
-        # Otherwise Python fails again at its exit, and exits with another status.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            # Otherwise Python fails again at its exit, and exits with another status.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return status
 
 
@@ -351,7 +352,7 @@ def run_consumers(
 ) -> None:
     """Start the consumers, wait for SIGTERM, SIGINT or until ``ended`` after a ``watch.wake``, and stop them.
 
-    If the stop uses up its time, or a second signal comes, close their producers at once.
+    If the stop uses up its time, or a later signal comes, close their producers at once.
     """
     for consumer in consumers:
         consumer.start()
@@ -363,7 +364,7 @@ def run_consumers(
 
 
 def stop_all(consumers: Sequence[Consumer], watch: SignalWatch, timeout: float = STOP_TIMEOUT) -> bool:
-    """Stop all consumers at once; return whether all stopped cleanly. A second signal cuts it short."""
+    """Stop all consumers at once; return whether all stopped cleanly. A later signal cuts it short."""
     reports: list[object] = []
 
     def stop(consumer: Consumer) -> None:

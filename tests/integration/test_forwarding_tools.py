@@ -224,9 +224,9 @@ class TestToNsq:
                 began = time.monotonic()
                 for _ in range(2):
                     process.send_signal(signal.SIGTERM)
-                    time.sleep(0.2)  # two that come at once are one
+                    time.sleep(1.2)  # those within a second count as one
                 assert process.wait(60) == 0
-                assert time.monotonic() - began < 5
+                assert time.monotonic() - began < 15
                 assert b"a second signal" in process.stderr.read()
         until("nothing is lost", lambda: channel_of(nsqd)["depth"] == 50)
 

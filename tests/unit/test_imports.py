@@ -16,7 +16,7 @@ PACKAGE = ROOT / "nsq"
 # is there for everybody, its other names only for the parts below it.
 PUBLIC = "nsq"
 ORDER = [
-    ["errors", "collector", "other_clients"],
+    ["errors", "collector", "other_clients", "stop_signals"],
     ["literals", "log", "tables"],
     ["options"],
     ["config", "message"],
@@ -35,7 +35,7 @@ ORDER = [
 ]
 
 # Narrower or wider than the order above.
-MAY_IMPORT_ONLY = {"daemons": {"errors", "collector", "literals", "wire", "http", "flags"}}
+MAY_IMPORT_ONLY = {"daemons": {"errors", "collector", "stop_signals", "literals", "wire", "http", "flags"}}
 MAY_IMPORT_ANYTHING = {"testing"}
 #: The one module of the daemons that uses the client.
 MAY_IMPORT_THE_CLIENT = {"daemons/nsqadmin/live.py"}

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from nsq import stop_signals
 from nsq.connection.conn import Conn
 from nsq.consumer.consumer import Consumer
 from nsq.consumer.reports import ConsumerHooks, StopReport
@@ -513,8 +514,9 @@ class TestRunning:
         assert in_threads(consumer.run, stop) == [CLEAN, CLEAN]
 
     def test_ends_at_a_signal_with_what_is_in_flight_answered(
-        self, make: Callable[..., Consumer], transport: MemoryTransport
+        self, make: Callable[..., Consumer], transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(stop_signals, "SAME_REQUEST_SECONDS", 0.0)
         before = signal.getsignal(signal.SIGTERM)
         entered, gate = threading.Event(), threading.Event()
 
@@ -542,8 +544,9 @@ class TestRunning:
         assert signal.getsignal(signal.SIGTERM) is before
 
     def test_does_not_wait_at_a_second_signal(
-        self, make: Callable[..., Consumer], transport: MemoryTransport
+        self, make: Callable[..., Consumer], transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        monkeypatch.setattr(stop_signals, "SAME_REQUEST_SECONDS", 0.0)
         entered, gate = threading.Event(), threading.Event()
 
         def hold(message: Message) -> None:

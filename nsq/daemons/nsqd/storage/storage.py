@@ -11,7 +11,6 @@ import fcntl
 import functools
 import os
 import re
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -97,6 +96,8 @@ class Storage:
         self._made_room_at = float("-inf")
         self._stalled = False  # whether something failed since the last retry
         self._ticking: asyncio.Task[None] | None = None
+        self._stopping_since: float | None = None  # when a stop began to write everything down
+        self._unwritten: list[tuple[OnDisk, list[Message]]] = []  # what a stop has not written yet
 
     # Lifecycle.
 
@@ -128,36 +129,59 @@ class Storage:
     async def stop(self, left: list[tuple[Backlog, list[Message]]]) -> list[StorageFailed]:
         """Write everything to disk, and return the errors; ``left`` is the result of closing the broker.
 
-        A thread does it: while the disk hangs, nsqd still reacts to a second signal.
+        A thread does it: while the disk is slow, the log says what is left.
         """
+        self._stopping_since = self._clock.now()
+        queues = [(backlog, taken) for backlog, taken in left if isinstance(backlog, OnDisk)]
+        self._unwritten = queues
+        reporting = asyncio.get_running_loop().create_task(self._report_progress(), name="nsqd-progress")
+        try:
+            return await self._write_down(queues)
+        finally:
+            reporting.cancel()
+
+    async def _write_down(self, queues: list[tuple[OnDisk, list[Message]]]) -> list[StorageFailed]:
         if self._ticking is not None:
             self._ticking.cancel()
             await asyncio.gather(self._ticking, return_exceptions=True)
         if self.committer is not None:
             await self.committer.close()
         roster = self._roster() if self._broker is not None else None
-        errors = await in_thread(lambda: self._persist(left, roster), "nsqd-write-down")
+        errors = await in_thread(lambda: self._persist(queues, roster), "nsqd-write-down")
         self._directory.unlock()
         return errors
 
     def _persist(
-        self, left: list[tuple[Backlog, list[Message]]], roster: list[TopicEntry] | None
+        self, queues: list[tuple[OnDisk, list[Message]]], roster: list[TopicEntry] | None
     ) -> list[StorageFailed]:
         """Write and sync the queues in groups: faster than one by one, with few files open."""
         errors: list[StorageFailed] = []
-        queues = [(backlog, taken) for backlog, taken in left if isinstance(backlog, OnDisk)]
-        told = time.monotonic()
         for start in range(0, len(queues), _QUEUES_AT_THE_END):
-            if time.monotonic() > told + _PROGRESS_SECONDS:
-                told = time.monotonic()
-                self._log.info("nsqd: %d of %d queues are on disk", start, len(queues))
             errors += persist(queues[start : start + _QUEUES_AT_THE_END])
+            self._unwritten = queues[start + _QUEUES_AT_THE_END :]
         if roster is not None:
             try:
                 self._directory.roster_job(roster, COMPATIBLE_VERSION)()
             except OSError as error:
                 errors.append(StorageFailed(f"cannot write the list of topics: {error}"))
         return errors
+
+    async def _report_progress(self) -> None:
+        while True:
+            await asyncio.sleep(_PROGRESS_SECONDS)
+            self._log.info("nsqd: %s", self.progress)
+
+    @property
+    def progress(self) -> str:
+        """What a stop still writes to disk, for the log."""
+        if self._stopping_since is None:
+            return "writing to disk comes next"
+        left = self._unwritten
+        in_memory = sum(len(taken) + len(backlog) - backlog.backend_depth for backlog, taken in left)
+        took = self._clock.now() - self._stopping_since
+        queues = f"{len(left)} queue{'s'[: len(left) != 1]} with {in_memory} messages in memory"
+        what = queues if left else "the list of topics"
+        return f"still writing {what} to disk, for {took:.1f} s"
 
     # The broker's side.
 

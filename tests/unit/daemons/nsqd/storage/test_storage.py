@@ -222,7 +222,7 @@ def test_a_stop_syncs_many_queues_at_a_time_and_says_how_far_it_is(tmp_path: Pat
         ):
             assert await one.stop() == []
         assert together.call_count == 3
-        assert "20 of 30 queues are on disk" in one.log.getvalue()
+        assert "still writing 30 queues with 30 messages in memory to disk" in one.log.getvalue()
         async with node(tmp_path, durable=durable) as two:
             assert [topic.depth for topic in two.broker.topics.values()] == [1] * 30
 
