@@ -37,6 +37,11 @@ _HEARTBEAT_FRAME = encode_response(HEARTBEAT)
 #: The most decompressed bytes whose commands are executed at once.
 _MAX_PORTION = 64 * 1024
 
+#: The most characters of a name in IDENTIFY that are kept: sessions keep them, so a long one would fill memory.
+_MAX_NAME = 1024
+#: The largest secret of AUTH. It is kept to ask again when the grant expires.
+_MAX_SECRET = 64 * 1024
+
 #: A command's parsed body: None, bytes, or a list of bytes (an MPUB's messages, the ids of a run of FINs).
 _Body = Any
 
@@ -326,6 +331,7 @@ class Session:
         self._clean_up()
         self._stream.drop()
         self._waiting.clear()
+        self.tls = None  # free it now: the session is part of a reference cycle
 
     def _clean_up(self) -> None:
         self._liveness.stop()
@@ -369,8 +375,13 @@ class Session:
             raise Refused("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
         request = dataclasses.replace(
             request,
-            client_id=request.client_id or request.short_id,
-            hostname=request.hostname or request.long_id,
+            client_id=(request.client_id or request.short_id)[:_MAX_NAME],
+            hostname=(request.hostname or request.long_id)[:_MAX_NAME],
+            user_agent=request.user_agent[:_MAX_NAME],
+            topology_region=request.topology_region[:_MAX_NAME],
+            topology_zone=request.topology_zone[:_MAX_NAME],
+            short_id="",
+            long_id="",
         )
         agreement = negotiate(request, self._options)
         # Held replies would have to be sent through the layers in force when they were written.
@@ -408,6 +419,8 @@ class Session:
 
     def _auth(self, params: list[bytes], body: _Body) -> None:
         self._subscription.require_init("AUTH")
+        if len(body) > _MAX_SECRET:
+            raise Refused("E_BAD_BODY", f"AUTH body too big {len(body)} > {_MAX_SECRET}")
         self._permit.authenticate(readable(body), self._authenticated)
 
     def _authenticated(self, grant: Grant) -> None:

@@ -18,7 +18,7 @@ from nsq.daemons.nsqd.session.subscription import CLOSING, SUBSCRIBED
 from nsq.wire import commands
 from nsq.wire.frames import ErrorReply, RawMessage, Response
 from nsq.wire.layers import Deflate
-from tests.fakes.session import HEARTBEAT, OK, Client, World
+from tests.fakes.session import HEARTBEAT, OK, Client, FakeAuthority, World
 
 UNKNOWN = b"0123456789abcdef"
 
@@ -534,6 +534,27 @@ def test_a_client_that_does_not_introduce_itself_is_called_by_its_address() -> N
     assert plain.session.request.client_id == plain.session.request.hostname == "10.0.0.7"
     assert v6.session.request.client_id == "::1"
     assert unix.session.request.client_id == ""
+
+
+def test_long_names_in_identify_take_little_memory() -> None:
+    world = World()
+    names = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone", "short_id", "long_id")
+    wire = commands.identify(json.dumps(dict.fromkeys(names, "x" * 100_000 + "\N{GHOST}")).encode())
+    clients = [world.client() for _ in range(10)]
+    tracemalloc.start()
+    try:
+        for client in clients:
+            client.send(wire)
+            assert client.frames() == [OK]
+        assert tracemalloc.get_traced_memory()[0] < 500_000
+    finally:
+        tracemalloc.stop()
+    assert clients[0].session.request.client_id == "x" * 1024
+
+
+def test_a_secret_longer_than_64_kib_is_refused() -> None:
+    client = World(authority=FakeAuthority()).client()
+    assert client.refused(commands.auth(b"s" * 65_537)) == b"E_BAD_BODY AUTH body too big 65537 > 65536"
 
 
 @pytest.mark.parametrize(
