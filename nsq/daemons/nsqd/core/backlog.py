@@ -149,6 +149,9 @@ class Backlog(Protocol):
     def take(self, limit: int) -> list[Message]:
         """Remove and return the first messages, at most ``limit``. Some may have a later ``due`` time."""
 
+    def untake(self, messages: list[Message]) -> None:
+        """Put the last messages that ``take`` returned to the front again."""
+
     async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
         """Return the first ``n`` messages, in the order of ``take``, with at most ``max_bytes`` of bodies.
 
@@ -231,6 +234,10 @@ class MemoryBacklog:
             first.clear()
         self._count -= len(taken)
         return taken
+
+    def untake(self, messages: list[Message]) -> None:
+        self._first.extendleft(reversed(messages))
+        self._count += len(messages)
 
     async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
         return show(self.in_memory, n, max_bytes)

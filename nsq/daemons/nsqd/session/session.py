@@ -37,7 +37,7 @@ _HEARTBEAT_FRAME = encode_response(HEARTBEAT)
 #: The most decompressed bytes whose commands are executed at once.
 _MAX_PORTION = 64 * 1024
 
-#: The most characters of a name in IDENTIFY that are kept: sessions keep them, so a long one would fill memory.
+#: The most characters kept of a name in IDENTIFY, because a session keeps it as long as it lives.
 _MAX_NAME = 1024
 #: The largest secret of AUTH. It is kept to ask again when the grant expires.
 _MAX_SECRET = 64 * 1024

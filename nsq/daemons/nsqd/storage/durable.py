@@ -174,6 +174,9 @@ class DurableBacklog:
             taken += found
         return taken
 
+    def untake(self, messages: list[Message]) -> None:
+        self._ready.extendleft(reversed(messages))
+
     def _read(self, limit: int) -> list[Message] | None:
         """Return the messages of the next ``limit`` records; None at the end or if reading fails."""
         try:
