@@ -22,7 +22,7 @@ from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.debug import Debugging, on_this_machine
 from nsq.daemons.nsqd import stats
 from nsq.daemons.nsqd.core.backlog import StorageFailed, Waiting, show
-from nsq.daemons.nsqd.core.broker import AT_ONCE, Broker, Draining
+from nsq.daemons.nsqd.core.broker import Broker, Draining
 from nsq.daemons.nsqd.core.channel import Channel, Subscriber
 from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
 from nsq.daemons.nsqd.options import PEEK_LOOPBACK, PEEK_OFF, NsqdOptions
@@ -272,11 +272,13 @@ class Publishing:
         bodies = cut(body) if len(body) < _LARGE else await in_thread(lambda: cut(body), "nsqd-mpub")
         if bodies:
             try:
-                for start in range(0, len(bodies), AT_ONCE):
+                start = 0
+                while start < len(bodies):
                     if start:
                         await asyncio.sleep(0)  # let other clients be served
-                    part = bodies[start : start + AT_ONCE]
-                    await self._publish(functools.partial(self._broker.publish, name, part))
+                    end = start + self._broker.at_once(name)
+                    await self._publish(functools.partial(self._broker.publish, name, bodies[start:end]))
+                    start = end
                 await self._wait_until_synced()
             except StorageFailed as error:
                 raise HttpError(503, _code(error, "MPUB_FAILED")) from None

@@ -21,7 +21,8 @@ from nsq.daemons.nsqd.core.latency import LatencyWindow, MeasuredChannel
 from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
 from nsq.wire.names import is_ephemeral
 
-#: A larger publish is split into parts of this size; other clients are served between two parts.
+#: A larger publish is split into parts of this size, or less to many channels; see ``Broker.at_once``. Other
+#: clients are served between two parts.
 AT_ONCE = 2000
 #: Seconds until a topic tries again to hand its messages to channels whose disk refused them.
 _STORAGE_RETRY = 1.0
@@ -89,6 +90,11 @@ class Broker:
         self._chance = chance
         self._woken: list[Channel] = []
         self._turns = RoundRobin(clock.call_soon)
+
+    def at_once(self, topic_name: str) -> int:
+        """Return how many messages to publish to the topic before other clients are served."""
+        topic = self.topics.get(topic_name)
+        return topic.at_once(AT_ONCE) if topic is not None else AT_ONCE
 
     # Publishing. Raises StorageFailed, or TopicStarting: then the caller must publish again later.
 

@@ -109,6 +109,20 @@ def test_large_messages_come_in_smaller_portions() -> None:
     assert depths == [3, 5]  # a MiB a turn, and what it began
 
 
+def test_many_channels_get_smaller_portions() -> None:
+    setup = Setup(many=0)
+    setup.topic.pause(True)
+    channels = [setup.topic.channel(str(number)) for number in range(100)]
+    setup.put(350)
+    setup.topic.pause(False)
+    depths = [channels[0].depth]
+    while not setup.clock.idle:
+        setup.clock.step()
+        depths.append(channels[0].depth)
+    assert depths == [100, 200, 300, 350]
+    assert {channel.depth for channel in channels} == {350}
+
+
 def test_what_fits_into_a_portion_is_there_at_once() -> None:
     setup = Setup(many=999)
     assert setup.topic.channel("one").depth == 999

@@ -16,7 +16,7 @@ from nsq.daemons.nsqd.core.broker import AT_ONCE, Unobserved
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.session.subscription import CLOSING, SUBSCRIBED
 from nsq.wire import commands
-from nsq.wire.frames import ErrorReply, RawMessage, Response
+from nsq.wire.frames import ErrorReply, RawMessage, Response, encode_response
 from nsq.wire.layers import Deflate
 from tests.fakes.session import HEARTBEAT, OK, Client, FakeAuthority, World
 
@@ -129,6 +129,26 @@ def test_many_messages_are_published_in_parts_between_which_others_have_their_tu
     stored = [message.body for message in world.broker.topic("t").backlog.take(10_000)]
     assert stored == [*bodies[:AT_ONCE], b"in between", *bodies[AT_ONCE:], b"behind them"]
     assert client.session.pub_counts == {"t": len(bodies) + 1}
+
+
+def test_messages_to_many_channels_are_published_in_smaller_parts() -> None:
+    for wire in (
+        commands.mpub("t", [b"x"] * 200),
+        b"".join(commands.pub("t", b"x") + commands.pub("u", b"x") for _ in range(200)),
+        commands.dpub("t", 1000, b"x") * 200,
+    ):
+        world = World()
+        for topic in "tu":
+            for number in range(100):
+                world.broker.topic(topic).channel(str(number))
+        client, other = world.client(), world.client()
+        client.send(wire)
+        other.send(commands.pub("t", b"x"))
+        assert other.link.take() == encode_response(b"OK")
+        assert world.broker.topic("t").message_count < 110
+        client.settle()
+        assert world.broker.topic("t").message_count == 201
+        assert set(client.frames()) == {OK}
 
 
 def test_a_drain_in_the_middle_of_many_messages_refuses_them() -> None:
