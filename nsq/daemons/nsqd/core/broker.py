@@ -82,7 +82,7 @@ class Broker:
         self.observer: Observer = Unobserved()
         self.draining = False
         self._clock = clock
-        self._ids = MessageIds(node_id, clock.time_ns)
+        self.ids = MessageIds(node_id, clock.time_ns)
         self._backlogs = backlogs or InMemory()
         self._max_channel_consumers = max_channel_consumers
         self._latency_percentiles = latency_percentiles
@@ -104,7 +104,7 @@ class Broker:
         topic = self.topics.get(topic_name) or self.topic(topic_name)
         if not topic.started:
             raise TopicStarting(topic)
-        topic.put(Batch(self._ids.take(len(bodies)), bodies, self._clock.time_ns()))
+        topic.put(Batch(self.ids.take(len(bodies)), bodies, self._clock.time_ns()))
 
     def publish_deferred(self, topic_name: str, body: bytes, delay: float) -> None:
         if self.draining:
@@ -113,7 +113,7 @@ class Broker:
         if not topic.started:
             raise TopicStarting(topic)
         due = self._clock.now() + delay
-        topic.put_deferred(Message(self._ids.take(1)[0], body, self._clock.time_ns(), due))
+        topic.put_deferred(Message(self.ids.take(1)[0], body, self._clock.time_ns(), due))
 
     # Topics and channels.
 
