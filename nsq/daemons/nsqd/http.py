@@ -24,6 +24,7 @@ from nsq.daemons.nsqd import stats
 from nsq.daemons.nsqd.core.backlog import StorageFailed, Waiting, show
 from nsq.daemons.nsqd.core.broker import Broker, Draining
 from nsq.daemons.nsqd.core.channel import Channel, Subscriber
+from nsq.daemons.nsqd.core.clock import pause_after
 from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
 from nsq.daemons.nsqd.options import PEEK_LOOPBACK, PEEK_OFF, NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
@@ -274,11 +275,12 @@ class Publishing:
             try:
                 start = 0
                 while start < len(bodies):
-                    if start:
-                        await asyncio.sleep(0)  # let other clients be served
                     end = start + self._broker.at_once(name)
+                    began = time.monotonic()
                     await self._publish(functools.partial(self._broker.publish, name, bodies[start:end]))
                     start = end
+                    if start < len(bodies):  # let other clients be served
+                        await asyncio.sleep(pause_after(time.monotonic() - began))
                 await self._wait_until_synced()
             except StorageFailed as error:
                 raise HttpError(503, _code(error, "MPUB_FAILED")) from None

@@ -89,7 +89,7 @@ class Broker:
         self._latency_window = latency_window
         self._chance = chance
         self._woken: list[Channel] = []
-        self._turns = RoundRobin(clock.call_soon)
+        self._turns = RoundRobin(clock)
 
     def at_once(self, topic_name: str) -> int:
         """Return how many messages to publish to the topic before other clients are served."""

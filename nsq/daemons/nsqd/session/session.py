@@ -18,7 +18,7 @@ from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Subscriber
-from nsq.daemons.nsqd.core.clock import Alarm, Clock
+from nsq.daemons.nsqd.core.clock import Alarm, Clock, call_after
 from nsq.daemons.nsqd.core.topic import TopicStarting
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.authorization import AuthError, Authority, Credentials, Grant, Permit
@@ -112,7 +112,8 @@ class Session:
         self._permit = Permit(environment.authority is not None, environment.clock, self._ask, self._decide)
         self._suspended = False
         self._waiting: list[Command] = []
-        self._turn = 0.0  # the share that has been used of what may be published at once
+        # The share that has been used of what may be published at once, and the time it took.
+        self._turn = self._turn_seconds = 0.0
         self._bodies = environment.bodies
         self._body_size = 0  # bytes of an unfinished command, as last reported to ``_bodies``
         self._waits_for_room = False
@@ -504,6 +505,7 @@ class Session:
             self._permit.when_allowed("DPUB", params[0], b"", self._publish, "DPUB", topic, [body], 1)
 
     def _publish(self, verb: str, topic: str, bodies: list[bytes], commands: int, start: int = 0) -> None:
+        began = self._clock.now()
         at_once = self._broker.at_once(topic)
         end = start + at_once
         part = bodies[start:end] if len(bodies) > at_once else bodies
@@ -516,18 +518,19 @@ class Session:
         except StorageFailed as error:
             raise Refused(f"E_{verb}_FAILED", f"{verb} failed {error}") from None
         self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(part)
-        self._turn += len(part) / at_once
         if end < len(bodies):
-            self._turn = 0.0
             rest = functools.partial(self._publish, verb, topic, bodies, commands, end)
-            self._wait_for(self._clock.call_soon, rest)
+            self._wait_for(functools.partial(call_after, self._clock.now() - began, self._clock), rest)
             return
         if self._durable:
             self._stream.hold()
         self._stream.write(_OK_FRAME * commands)
+        self._turn += len(part) / at_once
+        self._turn_seconds += self._clock.now() - began
         self._end_turn()
 
     def _publish_deferred(self, topic: str, body: bytes, delay: float) -> None:
+        began = self._clock.now()
         try:
             self._broker.publish_deferred(topic, body, delay)
         except TopicStarting as starting:
@@ -541,13 +544,15 @@ class Session:
         self.pub_counts[topic] = self.pub_counts.get(topic, 0) + 1
         self._stream.write(_OK_FRAME)
         self._turn += 1 / self._broker.at_once(topic)
+        self._turn_seconds += self._clock.now() - began
         self._end_turn()
 
     def _end_turn(self) -> None:
         """Let other clients be served, if this one has published as much as one turn allows."""
         if self._turn >= 1.0:
-            self._turn = 0.0
-            self._wait_for(self._clock.call_soon, lambda: None)
+            took = self._turn_seconds
+            self._turn = self._turn_seconds = 0.0
+            self._wait_for(functools.partial(call_after, took, self._clock), lambda: None)
 
     def _wait_for(self, when: Callable[[Callable[[], None]], object], publish: Callable[[], None]) -> None:
         """Execute no further commands until ``when`` calls back (a topic has its channels, or other clients
