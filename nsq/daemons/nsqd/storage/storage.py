@@ -405,7 +405,7 @@ class Storage:
         """Begin new files after a failed sync: confirmed records must not follow bytes that may be lost."""
         for backlog in self._backlogs.values():
             if isinstance(backlog, DurableBacklog) and not backlog.disk.closed:
-                backlog.disk.begin_new_file()
+                backlog.begin_new_file()
 
     def _round_succeeded(self) -> None:
         """Note a successful round."""
