@@ -146,8 +146,8 @@ def routes(context: Context) -> list[Route]:
         "/channel/pause": administration.pause_channel,
         "/channel/unpause": administration.unpause_channel,
     }
-    if (committer := context.storage.publish_committer) is not None:
-        actions = {path: _after_sync(action, committer) for path, action in actions.items()}
+    committer = context.storage.publish_committer
+    actions = {path: _stored(action, committer) for path, action in actions.items()}
     options = context.options
     looks: dict[str, Handler] = {}
     if options.metrics:
@@ -179,14 +179,15 @@ def routes(context: Context) -> list[Route]:
     ]
 
 
-def _after_sync(action: Handler, committer: Committer) -> Handler:
-    """Reply only when the action's changes are fsynced."""
+def _stored(action: Handler, committer: Committer | None) -> Handler:
+    """Reply 503 if the storage refuses the changes; with a committer, wait until they are fsynced."""
 
     async def act(request: Request) -> Reply:
         try:
             made = action(request)
             reply = made if isinstance(made, Reply) else await made
-            await committer.wait_until_synced()
+            if committer is not None:
+                await committer.wait_until_synced()
         except StorageFailed:
             raise HttpError(503, "STORAGE_FAILED") from None
         return reply
