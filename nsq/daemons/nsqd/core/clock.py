@@ -70,7 +70,7 @@ class Alarm:
 Work = Callable[[], None]
 
 #: Work that takes more seconds than this is followed by a pause.
-_LONG = 0.005
+_LONG = 0.02
 
 
 def pause_after(seconds: float) -> float:
