@@ -27,7 +27,9 @@ MAX_LINE = 16 * 1024
 #: FINs with ids as every nsqd makes them. Lines with other bytes are split in the general way.
 _FINS = re.compile(rb"(?:FIN [0-9A-Za-z]{16}\n)+")
 _SIZE = struct.Struct(">i")
-#: An MPUB that arrives in pieces and has more messages than this is cut into messages as they are taken.
+#: Memory of a bytes object and its place in a list, in addition to its data and the four bytes of its size.
+_BODY_OVERHEAD = 40
+#: An MPUB with more messages than this is kept as bytes until it is complete.
 _MAX_LIST = 2000
 
 
@@ -385,7 +387,7 @@ def _bad_size(verb: bytes, size: int, limit: int, *, message: bool) -> _Rejected
 class _PartialMpub:
     """An MPUB, parsed message by message as nsqd does: a bad size is an error before the rest arrives.
 
-    If it arrives in pieces, the checked messages are kept as bytes.
+    If it has very many messages and arrives in pieces, those that were checked are kept as bytes.
     """
 
     def __init__(self, params: list[bytes], count: int, budget: int, max_msg_size: int) -> None:
@@ -394,22 +396,23 @@ class _PartialMpub:
         self._count = count
         self._size = self._budget = budget
         self._max_msg_size = max_msg_size
-        self._checked = bytearray()
+        self._bodies: list[bytes] = []
+        self._checked = bytearray()  # instead of ``_bodies``
         self._checked_count = 0
 
     @property
     def held(self) -> int:
-        return self._size - self._budget
+        return self._size - self._budget + _BODY_OVERHEAD * len(self._bodies)
 
     def resume(self, data: bytes, position: int) -> tuple[Command, int]:
-        begin, bodies, limit = position, list[bytes](), self._max_msg_size
+        begin, bodies, limit = position, self._bodies, self._max_msg_size
         unpack, append = _SIZE.unpack_from, bodies.append
         last = position + self._budget
         most = min(last, len(data))
         needed = 4
         try:
             # As few steps as possible: this loop is most of the cost of a message in an MPUB.
-            for _ in range(self._count - self._checked_count):
+            for _ in range(self._count - self._checked_count - len(bodies)):
                 (size,) = unpack(data, position)
                 start = position + 4
                 stop = start + size
@@ -422,19 +425,17 @@ class _PartialMpub:
                 position = stop
             else:
                 if self._checked_count:
-                    return (b"MPUB", self._params, self._packed(data[begin:position])), position
+                    packed = PackedBodies(bytes(self._checked + data[begin:position]), self._count)
+                    return (b"MPUB", self._params, packed), position
                 return (b"MPUB", self._params, bodies), position
         except struct.error:
             pass  # the size is incomplete
         self.position, self._budget = position, last - position
-        self._checked += data[begin:position]
-        self._checked_count += len(bodies)
+        if self._count > _MAX_LIST:
+            self._checked += data[begin:position]
+            self._checked_count += len(bodies)
+            self._bodies = []
         raise _Incomplete(needed)
-
-    def _packed(self, last: bytes) -> list[bytes] | PackedBodies:
-        """Return all messages, after the last piece."""
-        packed = PackedBodies(bytes(self._checked + last), self._count)
-        return packed if self._count > _MAX_LIST else packed[0 : self._count]
 
     def _rejection(self, size: int, number: int) -> _Rejected:
         if size <= 0:

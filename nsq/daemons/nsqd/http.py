@@ -240,7 +240,7 @@ class Publishing:
             raise HttpError(503, _code(error, "PUB_FAILED")) from None
         return OK
 
-    async def _publish(self, publish: Callable[[], None]) -> None:
+    async def _publish(self, publish: Callable[[], object]) -> None:
         """Publish; for a new topic, first wait for its channels."""
         while True:
             try:

@@ -98,15 +98,18 @@ class Broker:
 
     # Publishing. Raises StorageFailed, or TopicStarting: then the caller must publish again later.
 
-    def publish(self, topic_name: str, bodies: list[bytes]) -> None:
+    def publish(self, topic_name: str, bodies: list[bytes]) -> int:
+        """Publish, and return the number of copies for all channels together, a measure of the work."""
         if self.draining:
             raise Draining
         topic = self.topics.get(topic_name) or self.topic(topic_name)
         if not topic.started:
             raise TopicStarting(topic)
         topic.put(Batch(self.ids.take(len(bodies)), bodies, self._clock.time_ns()))
+        return len(bodies) * (len(topic.channels) or 1)
 
-    def publish_deferred(self, topic_name: str, body: bytes, delay: float) -> None:
+    def publish_deferred(self, topic_name: str, body: bytes, delay: float) -> int:
+        """Publish, and return the number of copies."""
         if self.draining:
             raise Draining
         topic = self.topic(topic_name)
@@ -114,6 +117,7 @@ class Broker:
             raise TopicStarting(topic)
         due = self._clock.now() + delay
         topic.put_deferred(Message(self.ids.take(1)[0], body, self._clock.time_ns(), due))
+        return len(topic.channels) or 1
 
     # Topics and channels.
 

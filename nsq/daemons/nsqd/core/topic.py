@@ -78,7 +78,7 @@ def _give(channel: Channel, messages: list[Message], alone: bool) -> None:
 #: The weight of one portion: messages handed from a topic to its channels at a time.
 _PORTION = 1000
 #: The most copies of messages, for all channels together, that are made at a time.
-_COPIES = 10_000
+COPIES_AT_ONCE = 10_000
 
 
 class TopicStarting(Exception):
@@ -142,7 +142,7 @@ class Topic:
 
     def at_once(self, most: int) -> int:
         """Return how many of ``most`` messages to hand over at a time: fewer to very many channels."""
-        return max(1, min(most, _COPIES // (len(self.channels) or 1)))
+        return max(1, min(most, COPIES_AT_ONCE // (len(self.channels) or 1)))
 
     def put(self, messages: Batch) -> None:
         # ``flows`` and ``_releasing``, inlined: the calls would be a noticeable part of a PUB's cost.

@@ -19,7 +19,7 @@ from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Subscriber
 from nsq.daemons.nsqd.core.clock import Alarm, Clock, call_after
-from nsq.daemons.nsqd.core.topic import TopicStarting
+from nsq.daemons.nsqd.core.topic import COPIES_AT_ONCE, TopicStarting
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.authorization import AuthError, Authority, Credentials, Grant, Permit
 from nsq.daemons.nsqd.session.negotiation import Agreement, Liveness, negotiate, reply_to
@@ -36,6 +36,9 @@ _HEARTBEAT_FRAME = encode_response(HEARTBEAT)
 
 #: The most decompressed bytes whose commands are executed at once.
 _MAX_PORTION = 64 * 1024
+
+#: The copy of a deferred message takes as much work as this many other copies.
+_DEFERRED_WORK = 5
 
 #: The most characters kept of a name in IDENTIFY, because a session keeps it as long as it lives.
 _MAX_NAME = 1024
@@ -112,8 +115,7 @@ class Session:
         self._permit = Permit(environment.authority is not None, environment.clock, self._ask, self._decide)
         self._suspended = False
         self._waiting: list[Command] = []
-        # The share that has been used of what may be published at once, and the time it took.
-        self._turn = self._turn_seconds = 0.0
+        self._copies = 0  # made by publishes since other clients had their turns
         self._bodies = environment.bodies
         self._body_size = 0  # bytes of an unfinished command, as last reported to ``_bodies``
         self._waits_for_room = False
@@ -505,12 +507,10 @@ class Session:
             self._permit.when_allowed("DPUB", params[0], b"", self._publish, "DPUB", topic, [body], 1)
 
     def _publish(self, verb: str, topic: str, bodies: list[bytes], commands: int, start: int = 0) -> None:
-        began = self._clock.now()
-        at_once = self._broker.at_once(topic)
-        end = start + at_once
-        part = bodies[start:end] if len(bodies) > at_once else bodies
+        end = start + self._broker.at_once(topic) if len(bodies) > 1 else 1
+        part = bodies[start:end] if start or end < len(bodies) else bodies
         try:
-            self._broker.publish(topic, part)
+            self._copies += self._broker.publish(topic, part)
         except TopicStarting as starting:
             again = functools.partial(self._publish, verb, topic, bodies, commands, start)
             self._wait_for(starting.topic.when_started, again)
@@ -520,19 +520,17 @@ class Session:
         self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(part)
         if end < len(bodies):
             rest = functools.partial(self._publish, verb, topic, bodies, commands, end)
-            self._wait_for(functools.partial(call_after, self._clock.now() - began, self._clock), rest)
+            self._end_turn(rest)
             return
         if self._durable:
             self._stream.hold()
         self._stream.write(_OK_FRAME * commands)
-        self._turn += len(part) / at_once
-        self._turn_seconds += self._clock.now() - began
-        self._end_turn()
+        if self._copies >= COPIES_AT_ONCE:
+            self._end_turn()
 
     def _publish_deferred(self, topic: str, body: bytes, delay: float) -> None:
-        began = self._clock.now()
         try:
-            self._broker.publish_deferred(topic, body, delay)
+            self._copies += _DEFERRED_WORK * self._broker.publish_deferred(topic, body, delay)
         except TopicStarting as starting:
             again = functools.partial(self._publish_deferred, topic, body, delay)
             self._wait_for(starting.topic.when_started, again)
@@ -543,16 +541,14 @@ class Session:
             self._stream.hold()
         self.pub_counts[topic] = self.pub_counts.get(topic, 0) + 1
         self._stream.write(_OK_FRAME)
-        self._turn += 1 / self._broker.at_once(topic)
-        self._turn_seconds += self._clock.now() - began
-        self._end_turn()
+        if self._copies >= COPIES_AT_ONCE:
+            self._end_turn()
 
-    def _end_turn(self) -> None:
-        """Let other clients be served, if this one has published as much as one turn allows."""
-        if self._turn >= 1.0:
-            took = self._turn_seconds
-            self._turn = self._turn_seconds = 0.0
-            self._wait_for(functools.partial(call_after, took, self._clock), lambda: None)
+    def _end_turn(self, go_on: Callable[[], None] = lambda: None) -> None:
+        """Let other clients be served, then go on."""
+        self._copies = 0
+        took = self._clock.now() - self._liveness.heard_at  # which was set when the turn began
+        self._wait_for(functools.partial(call_after, took, self._clock), go_on)
 
     def _wait_for(self, when: Callable[[Callable[[], None]], object], publish: Callable[[], None]) -> None:
         """Execute no further commands until ``when`` calls back (a topic has its channels, or other clients
