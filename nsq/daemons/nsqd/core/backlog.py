@@ -155,7 +155,7 @@ class Backlog(Protocol):
     def take(self, limit: int) -> list[Message]:
         """Remove and return the first messages, at most ``limit``. Some may have a later ``due`` time."""
 
-    def untake(self, messages: list[Message]) -> None:
+    def put_first(self, messages: list[Message]) -> None:
         """Put the last messages that ``take`` returned to the front again."""
 
     async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
@@ -241,7 +241,7 @@ class MemoryBacklog:
         self._count -= len(taken)
         return taken
 
-    def untake(self, messages: list[Message]) -> None:
+    def put_first(self, messages: list[Message]) -> None:
         self._first.extendleft(reversed(messages))
         self._count += len(messages)
 

@@ -162,6 +162,7 @@ class Broker:
             self._backlogs.backlog(topic_name, name),
             self._clock,
             wake=self._wake,
+            on_another_turn=self._turns.ask,
             chance=self._chance,
             max_consumers=self._max_channel_consumers,
         )

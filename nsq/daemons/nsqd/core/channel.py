@@ -157,9 +157,11 @@ class Channel:
         clock: Clock,
         *,
         wake: Callable[[Channel], None],
+        on_another_turn: Callable[[Callable[[], None]], object],
         chance: Callable[[int], int],
         max_consumers: int = 0,
     ) -> None:
+        """``wake`` requests one ``pump``; ``on_another_turn`` calls in a later round of the event loop."""
         self.topic_name = topic_name
         self.name = name
         self.backlog = backlog
@@ -171,6 +173,8 @@ class Channel:
         self.timeout_count = 0
         self._clock = clock
         self._wake = wake
+        self._on_another_turn = on_another_turn
+        self._asked = False  # whether ``_release_due`` is scheduled
         self._chance = chance
         self._max_consumers = max_consumers
         self._deferred: list[tuple[float, int, Message]] = []
@@ -293,7 +297,7 @@ class Channel:
         while size < _SLICE_BYTES:
             size += len(messages[count].body)
             count += 1
-        self.backlog.untake(messages[count:])
+        self.backlog.put_first(messages[count:])
         return messages[:count]
 
     def _hand_over(self, subscriber: Subscriber, messages: list[Message], now: float) -> None:
@@ -463,9 +467,21 @@ class Channel:
                 self.backlog.put_back(expired)
                 self.wake(subscriber)
             self._check_at(subscriber.next_deadline(), subscriber)
-        self._put_back(self._take_due(now))
-        next_check = self._checks[0][0] if self._checks else float("inf")
-        self._alarm.set(min(next_check, self._deferred[0][0] if self._deferred else float("inf")))
+        if self._checks:
+            self._alarm.set(self._checks[0][0])
+        if not self._deferred:
+            return
+        if self._deferred[0][0] > now:
+            self._alarm.set(self._deferred[0][0])
+        elif not self._asked:
+            # Thousands of channels may have messages that are due at the same time.
+            self._asked = True
+            self._on_another_turn(self._release_due)
+
+    def _release_due(self) -> None:
+        self._asked = False
+        self._put_back(self._take_due(self._clock.now()))
+        self._look_at_time()
 
     def _take_due(self, now: float) -> list[Message]:
         due: list[Message] = []

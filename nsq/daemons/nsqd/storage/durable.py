@@ -174,7 +174,7 @@ class DurableBacklog:
             taken += found
         return taken
 
-    def untake(self, messages: list[Message]) -> None:
+    def put_first(self, messages: list[Message]) -> None:
         self._ready.extendleft(reversed(messages))
 
     def _read(self, limit: int) -> list[Message] | None:

@@ -123,7 +123,7 @@ class MemoryFirstBacklog(MemoryBacklog):
 
     def take(self, limit: int) -> list[Message]:
         taken = super().take(limit)
-        # Not with much in memory already: it would grow with every ``untake``.
+        # Not with much in memory already: it would grow with every ``put_first``.
         if len(taken) < limit and self._spilled and weight(taken) < _TAKE_WEIGHT:
             taken += self._read(limit - len(taken))
         if len(taken) < limit and self._stuck and not self._spilled:

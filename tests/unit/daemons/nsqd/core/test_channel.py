@@ -34,6 +34,7 @@ class Setup:
             MemoryBacklog(),
             self.clock,
             wake=self._wake,
+            on_another_turn=self.clock.call_soon,
             chance=chance,
             max_consumers=max_consumers,
         )
@@ -536,6 +537,20 @@ def test_a_stop_gives_back_what_is_in_flight_and_deferred() -> None:
     setup.defer(b"c", 5.0)
     setup.clock.settle()
     assert [each.body for each in setup.channel.close()] == [b"a", b"c"]
+
+
+def test_due_messages_wait_for_their_channels_turn() -> None:
+    """Thousands of channels may have messages that are due at the same time."""
+    setup = Setup()
+    turns: list[Callable[[], None]] = []
+    setup.channel._on_another_turn = turns.append
+    setup.defer(b"a", 1.0)
+    setup.clock.advance(1.0)
+    setup.defer(b"b", 0.0)
+    setup.settle()
+    assert (setup.channel.depth, len(turns)) == (0, 1)
+    turns.pop()()
+    assert (setup.channel.depth, turns) == (2, [])
 
 
 def test_thousands_that_are_due_at_once_come_in_portions() -> None:

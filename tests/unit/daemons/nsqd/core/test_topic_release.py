@@ -63,7 +63,13 @@ class Setup:
 
     def _make(self, topic_name: str, name: str) -> Channel:
         return Channel(
-            topic_name, name, Refusing(), self.clock, wake=lambda channel: None, chance=lambda limit: 0
+            topic_name,
+            name,
+            Refusing(),
+            self.clock,
+            wake=lambda channel: None,
+            on_another_turn=self.clock.call_soon,
+            chance=lambda limit: 0,
         )
 
     def put(self, count: int, due: float = 0.0) -> None:
