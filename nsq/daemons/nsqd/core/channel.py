@@ -307,8 +307,8 @@ class Channel:
             messages = self._sample(messages, subscriber.sample_rate)
         if messages:
             self.delivered[subscriber.locality] += len(messages)
-            subscriber.hand_over(messages, now)
             self._check_at(now + subscriber.msg_timeout, subscriber)
+            subscriber.hand_over(messages, now)
 
     def _without_deferred(self, messages: list[Message], now: float) -> list[Message]:
         """Defer again what is not due yet: after a restart a backlog may return such messages."""
@@ -429,7 +429,9 @@ class Channel:
         self._deferred.clear()
         for subscriber in self.subscribers:
             subscriber.in_flight.clear()
+            subscriber.next_check = float("inf")
             self.wake(subscriber)
+        self._checks.clear()
         self._alarm.cancel()
 
     def close(self) -> list[Message]:

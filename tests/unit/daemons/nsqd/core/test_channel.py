@@ -539,6 +539,17 @@ def test_a_stop_gives_back_what_is_in_flight_and_deferred() -> None:
     assert [each.body for each in setup.channel.close()] == [b"a", b"c"]
 
 
+def test_messages_delivered_after_an_empty_time_out_too() -> None:
+    setup = Setup()
+    consumer = setup.consumer(1, msg_timeout=10.0)
+    setup.put(b"a")
+    setup.clock.advance(1.0)
+    setup.channel.empty()
+    setup.put(b"b")
+    setup.clock.advance(11.0)
+    assert consumer.bodies == [b"a", b"b", b"b"]
+
+
 def test_due_messages_wait_for_their_channels_turn() -> None:
     """Thousands of channels may have messages that are due at the same time."""
     setup = Setup()
