@@ -57,6 +57,11 @@ class LogOptions(Protocol):
     def verbose(self) -> bool: ...
 
 
+#: Characters that would change what a terminal shows, or begin another line.
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+_CONTROL |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\t"}
+
+
 class DaemonLog:
     """The log of one daemon. Messages are %-formatted only if their level is logged.
 
@@ -182,6 +187,8 @@ class DaemonLog:
         if second != known:
             stamp = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(second))
             self._stamp = (second, stamp)
+        if not text.isprintable():
+            text = text.translate(_CONTROL)
         return f"{self._prefix}{stamp}.{microsecond:06d} {level.upper()}: {text}\n{trace}"
 
     def _as_json(self, now: float, level: str, text: str, trace: str) -> str:

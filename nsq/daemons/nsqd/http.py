@@ -22,8 +22,9 @@ from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.debug import Debugging, on_this_machine
 from nsq.daemons.nsqd import stats
 from nsq.daemons.nsqd.core.backlog import StorageFailed, Waiting, show
-from nsq.daemons.nsqd.core.broker import AT_ONCE, Broker, Draining
+from nsq.daemons.nsqd.core.broker import Broker, Draining
 from nsq.daemons.nsqd.core.channel import Channel, Subscriber
+from nsq.daemons.nsqd.core.clock import pause_after
 from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
 from nsq.daemons.nsqd.options import PEEK_LOOPBACK, PEEK_OFF, NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
@@ -145,8 +146,8 @@ def routes(context: Context) -> list[Route]:
         "/channel/pause": administration.pause_channel,
         "/channel/unpause": administration.unpause_channel,
     }
-    if (committer := context.storage.publish_committer) is not None:
-        actions = {path: _after_sync(action, committer) for path, action in actions.items()}
+    committer = context.storage.publish_committer
+    actions = {path: _stored(action, committer) for path, action in actions.items()}
     options = context.options
     looks: dict[str, Handler] = {}
     if options.metrics:
@@ -178,14 +179,15 @@ def routes(context: Context) -> list[Route]:
     ]
 
 
-def _after_sync(action: Handler, committer: Committer) -> Handler:
-    """Reply only when the action's changes are fsynced."""
+def _stored(action: Handler, committer: Committer | None) -> Handler:
+    """Reply 503 if the storage refuses the changes; with a committer, wait until they are fsynced."""
 
     async def act(request: Request) -> Reply:
         try:
             made = action(request)
             reply = made if isinstance(made, Reply) else await made
-            await committer.wait_until_synced()
+            if committer is not None:
+                await committer.wait_until_synced()
         except StorageFailed:
             raise HttpError(503, "STORAGE_FAILED") from None
         return reply
@@ -238,7 +240,7 @@ class Publishing:
             raise HttpError(503, _code(error, "PUB_FAILED")) from None
         return OK
 
-    async def _publish(self, publish: Callable[[], None]) -> None:
+    async def _publish(self, publish: Callable[[], object]) -> None:
         """Publish; for a new topic, first wait for its channels."""
         while True:
             try:
@@ -272,11 +274,14 @@ class Publishing:
         bodies = cut(body) if len(body) < _LARGE else await in_thread(lambda: cut(body), "nsqd-mpub")
         if bodies:
             try:
-                for start in range(0, len(bodies), AT_ONCE):
-                    if start:
-                        await asyncio.sleep(0)  # let other clients be served
-                    part = bodies[start : start + AT_ONCE]
-                    await self._publish(functools.partial(self._broker.publish, name, part))
+                start = 0
+                while start < len(bodies):
+                    end = start + self._broker.at_once(name)
+                    began = time.monotonic()
+                    await self._publish(functools.partial(self._broker.publish, name, bodies[start:end]))
+                    start = end
+                    if start < len(bodies):  # let other clients be served
+                        await asyncio.sleep(pause_after(time.monotonic() - began))
                 await self._wait_until_synced()
             except StorageFailed as error:
                 raise HttpError(503, _code(error, "MPUB_FAILED")) from None
