@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.debug import Debugging, on_this_machine
+from nsq.daemons.debug import Debugging
 from nsq.daemons.nsqd import stats
 from nsq.daemons.nsqd.core.backlog import StorageFailed, Waiting, show
 from nsq.daemons.nsqd.core.broker import AT_ONCE, Broker, Draining
@@ -32,6 +32,7 @@ from nsq.daemons.nsqd.stats import Json, Memory
 from nsq.daemons.nsqd.storage.committer import Committer
 from nsq.daemons.nsqd.storage.storage import HEALTHY
 from nsq.daemons.routes import EMPTY, JSON, OK, TEXT, Handler, HttpError, Reply, Request, Route, read_body
+from nsq.daemons.sites import on_this_machine, own_names, refuse_other_sites, unknown_name
 from nsq.daemons.slices import Slices
 from nsq.daemons.worker_thread import in_thread
 from nsq.errors import ConfigError
@@ -452,12 +453,23 @@ class Inspection:
         return _messages(await channel.peek(count, _MAX_PEEKED_BYTES))
 
     def _peeked(self, request: Request) -> int:
-        if self._context.options.peek == PEEK_LOOPBACK and not on_this_machine(request.remote):
-            raise HttpError(403, "PEEK_FROM_THIS_MACHINE_ONLY")
+        if self._context.options.peek == PEEK_LOOPBACK:
+            self._refuse_strangers(request)
         text = request.args.get("n", str(_PEEKED))
         if not (text.isascii() and text.isdigit() and len(text) < 10 and 0 < int(text) <= _MAX_PEEKED):
             raise HttpError(400, "INVALID_ARG_N")
         return int(text)
+
+    def _refuse_strangers(self, request: Request) -> None:
+        """Refuse callers on other machines, and web pages of other sites in a browser on this one."""
+        if not on_this_machine(request.remote):
+            raise HttpError(403, "PEEK_FROM_THIS_MACHINE_ONLY")
+        refuse_other_sites(request)
+        name = unknown_name(request, own_names(self._context.options.broadcast_address))
+        if name is not None:
+            raise HttpError(
+                403, f"UNKNOWN_HOST: ask localhost, or this nsqd's --broadcast-address, not {name}"
+            )
 
     @property
     def _health(self) -> str:

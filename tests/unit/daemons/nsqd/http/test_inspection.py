@@ -417,6 +417,31 @@ def test_who_may_look(peek: str, remote: str, status: int, monkeypatch: pytest.M
     assert found == status
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "localhost:4151"}, 200),
+        ({"Host": "127.0.0.1:4151", "Origin": "http://127.0.0.1:4151"}, 200),
+        ({"Host": "[::1]:4151"}, 200),
+        ({"Host": "nsqd1.shop.example:4151"}, 200),
+        ({"Host": "rebound.example:4151"}, 403),
+        ({"Host": "rebound.example:4151", "Origin": "http://rebound.example:4151"}, 403),
+        ({"Host": "127.0.0.1:4151", "Origin": "http://other.example"}, 403),
+        ({"Host": "127.0.0.1:4151", "Sec-Fetch-Site": "cross-site"}, 403),
+    ],
+)
+def test_a_web_page_of_another_site_sees_no_message(headers: dict[str, str], status: int) -> None:
+    """With DNS rebinding the page's own host name leads to this machine."""
+    api = Api(broadcast_address="nsqd1.shop.example")
+    api.world.broker.topic("t").channel("c")
+    for target in ("/topic/peek?topic=t", "/channel/peek?topic=t&channel=c"):
+        try:
+            found = api.ask("GET", target, headers=headers).status
+        except HttpError as refusal:
+            found = refusal.status
+        assert found == status
+
+
 def test_looking_can_be_switched_off() -> None:
     assert Api(peek="off").router.find("GET", "/topic/peek") == (None, {})
 
