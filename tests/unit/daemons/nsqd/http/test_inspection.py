@@ -248,8 +248,27 @@ def test_settings() -> None:
     assert api.json("/config/log_level") == 1
     assert api.text("/config/broadcast_address") == "here"
     assert api.text("/config/tls_cert") == ""
+    assert api.json("/config/broadcast_tcp_port") == 4150
+    assert api.json("/config/broadcast_http_port") == 4151
+    assert api.text("/config/statsd_prefix") == "nsq.here_4151."
+    assert api.json("/config/tls_required") == 0
+    assert api.json("/config/tls_min_version") == 769
     assert api.refused("GET", "/config/nope") == (400, "INVALID_OPTION")
     assert api.refused("GET", "/config/__class__") == (400, "INVALID_OPTION")
+
+
+@pytest.mark.parametrize(
+    ("options", "required", "version"),
+    [
+        ({"tls_required": "tcp-https", "tls_min_version": "tls1.2"}, 1, 771),
+        ({"tls_required": "true", "tls_min_version": "tls1.3"}, 2, 772),
+        ({"tls_client_auth_policy": "require"}, 2, 769),
+    ],
+)
+def test_tls_settings_are_shown_as_gos_numbers(options: dict[str, str], required: int, version: int) -> None:
+    api = Api(tls_cert="c", tls_key="k", **options)
+    assert api.json("/config/tls_required") == required
+    assert api.json("/config/tls_min_version") == version
 
 
 def test_the_log_level_can_be_changed() -> None:
