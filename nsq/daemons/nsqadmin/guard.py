@@ -16,6 +16,7 @@ from nsq.daemons.nsqadmin.cluster import UpstreamError
 from nsq.daemons.nsqadmin.options import NsqadminOptions, config_network
 from nsq.daemons.routes import Handler, HttpError, Reply, Request, read_body
 from nsq.daemons.sites import own_names, refuse_other_sites, unknown_name
+from nsq.wire.identify import values_of
 
 Json = dict[str, object]
 
@@ -106,7 +107,7 @@ async def json_body(request: Request) -> Json:
 
 
 def text_in(body: Json, name: str) -> str:
-    found = body.get(name) or ""
+    found = values_of(body, (name,)).get(name) or ""
     if not isinstance(found, str):
         raise HttpError(400, f"{name} is not a text but {type(found).__name__}")
     return found
