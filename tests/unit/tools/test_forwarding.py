@@ -68,6 +68,16 @@ def test_what_is_forwarded_of_json(given: dict[str, Any], body: bytes, forwarded
         assert filtered(body) == forwarded
 
 
+def test_a_required_value_without_its_field_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--require-json-value needs --require-json-field"):
+        nsq_to_nsq.NsqToNsqOptions(
+            topic=("t",),
+            nsqd_tcp_address=("a:1",),
+            destination_nsqd_tcp_address=("b:1",),
+            require_json_value="1",
+        )
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
