@@ -140,9 +140,11 @@ def exit_status(work: Callable[[], int]) -> int:
         status = _BROKEN_PIPE
     except KeyboardInterrupt:
         status = _INTERRUPTED
+    except FlagExit as end:
+        status = _ended(end)
     except (NsqError, OSError) as error:
         log.critical("%s", error)
-        status = error.status if isinstance(error, FlagExit) else 1
+        status = 1
     try:
         sys.stdout.flush()
     except OSError:
@@ -338,7 +340,7 @@ def config_of(flag_name: str, given: Iterable[str], defaults: Mapping[str, str])
     try:
         return Config.from_flags(given, defaults)
     except ConfigError as error:
-        raise FlagExit(2, f"{flag_name}: {error}") from None
+        raise FlagExit(2, f"{flag_name}: {error}\n") from None
 
 
 # Until a signal
