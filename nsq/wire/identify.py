@@ -2,7 +2,7 @@
 
 Times are milliseconds here, as on the wire; outside this package they are seconds. Decoding is as strict as
 nsqd's: a field of the wrong type makes the whole body invalid, an unknown field is ignored, a missing one has
-its default, and capitals in keys do not matter. Pure bytes; imports only errors.
+its default, capitals in keys do not matter, and null is an empty object. Pure bytes; imports only errors.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def _json_object(body: bytes) -> dict[str, Any]:
         values = json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise BadJson(f"not JSON: {error}") from None
+    if values is None:
+        return {}
     if not isinstance(values, dict):
         raise BadJson(f"a JSON {type(values).__name__}, not an object")
     return values

@@ -257,9 +257,7 @@ class Publishing:
             await self._storage.publish_committer.wait_until_synced()
 
     def _defer(self, request: Request) -> float:
-        text = request.args.get("defer")
-        if text is None:
-            return 0.0
+        text = request.args.get("defer", "0").removeprefix("+")
         if not (text.isascii() and text.isdigit() and len(text) <= 18):
             raise HttpError(400, "INVALID_DEFER")
         if int(text) > round(self._options.max_req_timeout * 1000):

@@ -70,6 +70,10 @@ def test_capitals_in_keys_do_not_matter_and_the_last_key_wins(body: bytes, timeo
     assert IdentifyRequest.decode(body).msg_timeout == timeout
 
 
+def test_null_is_an_empty_object() -> None:
+    assert IdentifyRequest.decode(b" null") == IdentifyRequest()
+
+
 def test_a_name_that_is_no_utf8_spoils_nothing() -> None:
     assert IdentifyRequest.decode(b'{"hostname": "caf\xe9"}') == IdentifyRequest(hostname="caf\ufffd")
 
