@@ -141,6 +141,8 @@ def exit_status(work: Callable[[], int]) -> int:
         status = _BROKEN_PIPE
     except KeyboardInterrupt:
         status = _INTERRUPTED
+    except FlagExit as end:
+        status = _ended(end)
     except (NsqError, OSError) as error:
         log.critical("%s", error)
         status = 1
@@ -334,11 +336,13 @@ def _user_agent(prog: str) -> str:
 
 
 def config_of(flag_name: str, given: Iterable[str], defaults: Mapping[str, str]) -> Config:
-    """Read the ``key,value`` texts of a flag; ``defaults`` has the values of keys not given."""
+    """Read the ``key,value`` texts of a flag; ``defaults`` has the values of keys not given. A mistake exits
+    with status 2, as with any flag that cannot be parsed.
+    """
     try:
         return Config.from_flags(given, defaults)
     except ConfigError as error:
-        raise ConfigError(f"{flag_name}: {error}") from None
+        raise FlagExit(2, f"{flag_name}: {error}\n") from None
 
 
 # Until a signal

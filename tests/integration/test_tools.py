@@ -266,6 +266,7 @@ class TestToNsq:
         ("arguments", "status", "said"),
         [
             (["--nsqd-tcp-address=127.0.0.1:1", "--producer-opt=publish_timeout,100"], 1, "127.0.0.1:1"),
+            (["--nsqd-tcp-address=127.0.0.1:1", "--producer-opt=nonsense,1"], 2, "--producer-opt: "),
             (["--nsqd-tcp-address=127.0.0.1:1", "--delimiter=ab"], 1, "--delimiter must be a single byte"),
             ([], 1, "--nsqd-tcp-address required"),
             (["--version"], 2, "not defined: -version"),

@@ -19,20 +19,22 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.debug import Debugging, on_this_machine
+from nsq.daemons.debug import Debugging
 from nsq.daemons.nsqd import stats
 from nsq.daemons.nsqd.core.backlog import StorageFailed, Waiting, show
 from nsq.daemons.nsqd.core.broker import Broker, Draining
 from nsq.daemons.nsqd.core.channel import Channel, Subscriber
 from nsq.daemons.nsqd.core.clock import pause_after
 from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
-from nsq.daemons.nsqd.options import PEEK_LOOPBACK, PEEK_OFF, NsqdOptions
+from nsq.daemons.nsqd.options import PEEK_LOOPBACK, PEEK_OFF, TLS_VERSIONS, NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
 from nsq.daemons.nsqd.session.session import Environment, Session
 from nsq.daemons.nsqd.stats import Json, Memory
+from nsq.daemons.nsqd.statsd import full_prefix
 from nsq.daemons.nsqd.storage.committer import Committer
 from nsq.daemons.nsqd.storage.storage import HEALTHY
 from nsq.daemons.routes import EMPTY, JSON, OK, TEXT, Handler, HttpError, Reply, Request, Route, read_body
+from nsq.daemons.sites import on_this_machine, own_names, refuse_other_sites, unknown_name
 from nsq.daemons.slices import Slices
 from nsq.daemons.worker_thread import in_thread
 from nsq.errors import ConfigError
@@ -46,6 +48,8 @@ _NOT_BINARY = ("false", "0")
 _LARGE = 128 * 1024
 
 _MAX_SETTING = 1024 * 1024
+#: The number of TLS 1.0 in the protocol; later versions count on from it.
+_TLS_1_0 = 0x0301
 #: Messages that one peek returns (default, maximum), and the most bytes of their bodies.
 _PEEKED, _MAX_PEEKED, _MAX_PEEKED_BYTES = 10, 100, 1024 * 1024
 #: Bytes of a long reply that are sent at once.
@@ -255,9 +259,7 @@ class Publishing:
             await self._storage.publish_committer.wait_until_synced()
 
     def _defer(self, request: Request) -> float:
-        text = request.args.get("defer")
-        if text is None:
-            return 0.0
+        text = request.args.get("defer", "0").removeprefix("+")
         if not (text.isascii() and text.isdigit() and len(text) <= 18):
             raise HttpError(400, "INVALID_DEFER")
         if int(text) > round(self._options.max_req_timeout * 1000):
@@ -457,12 +459,23 @@ class Inspection:
         return _messages(await channel.peek(count, _MAX_PEEKED_BYTES))
 
     def _peeked(self, request: Request) -> int:
-        if self._context.options.peek == PEEK_LOOPBACK and not on_this_machine(request.remote):
-            raise HttpError(403, "PEEK_FROM_THIS_MACHINE_ONLY")
+        if self._context.options.peek == PEEK_LOOPBACK:
+            self._refuse_strangers(request)
         text = request.args.get("n", str(_PEEKED))
         if not (text.isascii() and text.isdigit() and len(text) < 10 and 0 < int(text) <= _MAX_PEEKED):
             raise HttpError(400, "INVALID_ARG_N")
         return int(text)
+
+    def _refuse_strangers(self, request: Request) -> None:
+        """Refuse callers on other machines, and web pages of other sites in a browser on this one."""
+        if not on_this_machine(request.remote):
+            raise HttpError(403, "PEEK_FROM_THIS_MACHINE_ONLY")
+        refuse_other_sites(request)
+        name = unknown_name(request, own_names(self._context.options.broadcast_address))
+        if name is not None:
+            raise HttpError(
+                403, f"UNKNOWN_HOST: ask localhost, or this nsqd's --broadcast-address, not {name}"
+            )
 
     @property
     def _health(self) -> str:
@@ -497,12 +510,26 @@ class Inspection:
         field = self._settings.get(name)
         if field is None:
             raise HttpError(400, "INVALID_OPTION")
-        if name == "nsqlookupd_tcp_addresses":
-            return self._context.registration.addresses
-        if name == "log_level":
-            return self._context.environment.log.level
+        shown = self._shown_otherwise()
+        if name in shown:
+            return shown[name]
         value = getattr(self._context.options, field.name)
         return _nanoseconds(value) if is_duration(field) else value
+
+    def _shown_otherwise(self) -> dict[str, Any]:
+        """Return the settings that can change, and those that Go's nsqd shows differently."""
+        context, options = self._context, self._context.options
+        tcp_port, http_port = context.ports()
+        required = 2 if options.requires_https else 1 if options.requires_tls else 0
+        return {
+            "nsqlookupd_tcp_addresses": context.registration.addresses,
+            "log_level": context.environment.log.level,
+            "broadcast_tcp_port": tcp_port,
+            "broadcast_http_port": http_port,
+            "statsd_prefix": full_prefix(options.statsd_prefix, options.broadcast_address, http_port),
+            "tls_required": required,
+            "tls_min_version": _TLS_1_0 + TLS_VERSIONS.index(options.tls_min_version),
+        }
 
     def free_memory(self, request: Request) -> Reply:
         """Collect garbage now. Go's nsqd does so too, but then replies 500."""
