@@ -49,7 +49,7 @@ def producing(nsqd: Nsqd, start: int = 0) -> Iterator[Callable[[], list[bytes]]]
     enough = threading.Event()
 
     def produce() -> None:
-        while not enough.wait(0.01):
+        while not enough.wait(0.05):
             some = bodies(50, start + len(published))
             publish(nsqd, some)
             published.extend(some)
