@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from nsq import stop_signals
 from nsq.connection.conn import Conn
 from nsq.consumer.consumer import Consumer
 from nsq.consumer.reports import ConsumerHooks, StopReport
@@ -29,6 +28,7 @@ from nsq.errors import (
     UsageError,
 )
 from nsq.message import Message
+from nsq.threads import stop_signals
 from nsq.transport import MemoryPeer, MemoryTransport
 from nsq.wire.frames import CLOSE_WAIT, OK, encode_response
 from tests.fakes.nsqd import (
