@@ -21,7 +21,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from nsq import Config, Consumer, NsqError, Producer, __version__, flags
-from nsq.collector import calm_collector
+from nsq.collector import tune_gc
 from nsq.errors import ConfigError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.http.nsqd import NsqdApi
@@ -91,7 +91,7 @@ def run(
     except FlagExit as end:
         return _ended(end)
     if argv is None:
-        calm_collector()
+        tune_gc()
     options = parsed.options
     with logging_to_stderr(getattr(options, "log_prefix", ""), getattr(options, "log_level", "info")):
         for warning in parsed.warnings:
