@@ -254,7 +254,7 @@ def _end(writers: list[Writer], watch: SignalWatch) -> None:
 
 
 def _archive_until_signal(options: ToFileOptions, writers: list[Writer], watch: SignalWatch) -> None:
-    """Run until a signal, a writer's failure, or a refusal by every nsqd. Adds started writers to ``writers``."""
+    """Run until a signal, a failure, or a refusal by every nsqd. Adds the started writers to ``writers``."""
     wanted = re.compile(options.topic_pattern)
     seen: set[str] = set()
     refresh_at = time.monotonic()
