@@ -232,6 +232,7 @@ class Engine(ConnDelegate):
         """Forget everything in a forked child: it belongs to the parent."""
         self._requests = queue.SimpleQueue()
         self.changed = Waiters()
+        self.pool.abandon()
         self.discovery.abandon()
         self._own_transport.abandon()
         for conn in [*self._conns.values(), *self._dialing.copy()]:
