@@ -12,7 +12,7 @@ SHELL := /bin/sh
 MAKEFLAGS += --no-print-directory
 
 # Nothing of the caller's Python may leak in.
-unexport PYTHONDONTWRITEBYTECODE PYTHONPATH PYTHONHOME PYTHONSAFEPATH PYTHONSTARTUP PYTHONWARNINGS VIRTUAL_ENV PYTEST_ADDOPTS MYPYPATH
+unexport $(filter-out PYTHON,$(filter PYTHON%,$(.VARIABLES))) VIRTUAL_ENV PYTEST_ADDOPTS MYPYPATH
 # An empty HOME sends caches to the file system's root; without one the user database is asked.
 ifeq ($(HOME),)
 unexport HOME
@@ -59,8 +59,8 @@ docs: .venv/installed-docs ## the pages of docs/ and the reference, as HTML in b
 	@$(python) -m mkdocs --quiet build --strict --clean $(ARGS)
 	@echo build/docs/index.html
 
-bench: .venv/installed-dev .venv/installed-spark .venv/installed-interop ## the benchmarks
-	@$(python) -m benchmarks $(ARGS)
+bench: .venv/installed-dev .venv/installed-spark .venv/installed-interop ## the benchmarks (OLD=DIRECTORY: only beside the package in that older checkout)
+	@$(python) -m benchmarks $(if $(OLD),--old='$(OLD)') $(ARGS)
 
 chaos: .venv/installed-dev .venv/installed-spark ## races; then cut networks, killed daemons, spoiled frames (ARGS='-k name': those alone)
 	@$(if $(ARGS),,$(MAKE) races)

@@ -5,8 +5,8 @@
 own below ``.venv/interop``, because the module of one is called ``nsq`` too. If one cannot be installed, the
 others still are; its tests then fail with the stored error line.
 
-The Makefile runs this when needed, with the Python that the environment will have. It prints one line at its
-start, and errors; pip's output goes to ``.venv/install.log``. Uses the standard library only.
+The Makefile runs this when needed, with the Python that the environment will have. It prints its steps,
+and errors; pip's output goes to ``.venv/install.log``. Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -37,6 +37,13 @@ EXTRAS = {
     "spark": "dev,spark-test",
     "browser": "dev,browser-test",
     "docs": "docs",
+}
+CONTENTS = {
+    "run": "what the daemons need",
+    "dev": "what tests and checks need, about 200 MB",
+    "spark": "pyspark, pyarrow and deltalake, about 1 GB: this takes minutes",
+    "browser": "playwright, about 170 MB",
+    "docs": "mkdocs and its plugins",
 }
 # Put the tree's directory on sys.path: Spark lists the modules there to find format("nsq"), and does not see
 # setuptools' usual import hook.
@@ -103,7 +110,12 @@ def made_since(began: int, stamp: Path) -> bool:
     return stamp.exists() and stamp.stat().st_mtime_ns >= began
 
 
+def say(step: str) -> None:
+    print(f"  {step}", flush=True)
+
+
 def make() -> None:
+    say("making the virtual environment")
     if VENV.exists():
         shutil.rmtree(VENV)
     VENV.mkdir()
@@ -115,12 +127,10 @@ def make() -> None:
     OWNER.write_text(str(ROOT))
 
 
-def install(extra: str) -> None:
-    if logged(*EDITABLE, f".[{extra},fast]"):
-        return
-    # uvloop has no wheel for some platforms, and nothing here needs it.
+def install(kind: str) -> None:
+    say(f"installing {CONTENTS[kind]}")
+    extra = EXTRAS[kind]
     if logged(*EDITABLE, f".[{extra}]"):
-        print("uvloop could not be installed; going on without it (.venv/install.log says why)")
         return
     raise SetupError(
         f"{log_tail()}\npip could not install .[{extra}]: see .venv/install.log, its end is above"
@@ -142,6 +152,7 @@ def install_client(pins: Path) -> bool:
     if home.exists():
         shutil.rmtree(home)
     failure.unlink(missing_ok=True)
+    say(f"installing {pins.stem}, another client, which the tests run")
     if make_bare(home) and logged(
         PYTHON, "-m", "pip", "--python", home / "bin" / "python", "install", "--requirement", pins
     ):
@@ -179,7 +190,7 @@ def set_up(kind: str) -> None:
             if not install_clients():
                 return
         else:
-            install(EXTRAS[kind])
+            install(kind)
         stamp.touch()
         shutil.rmtree(TEMPORARY, ignore_errors=True)
 

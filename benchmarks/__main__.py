@@ -1,5 +1,6 @@
 """``python -m benchmarks [suite …] [-k word] [--quick]``: prints a table, and writes results.json and the
-chart results.svg beside this file.
+chart results.svg beside this file. With --old it compares our columns only with those of the older package,
+in turns, and writes no file.
 
 The exit status is 1 if a ratio misses its bar by more than the tolerance; else 2 if something could not run.
 """
@@ -7,6 +8,7 @@ The exit status is 1 if a ratio misses its bar by more than the tolerance; else 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -17,8 +19,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks import client, daemon, picture, report, rounds, spark, tools
-from benchmarks.comparison import Comparison, Outcome
-from benchmarks.processes import Broken
+from benchmarks.comparison import Comparison, Measure, Outcome, beside_old
+from benchmarks.processes import Broken, package_of
 
 SUITES: dict[str, Callable[[], Sequence[Comparison]]] = {
     "client": client.comparisons,
@@ -26,6 +28,9 @@ SUITES: dict[str, Callable[[], Sequence[Comparison]]] = {
     "spark": spark.comparisons,
     "tools": tools.comparisons,
 }
+
+#: The suites that --old can run.
+WITH_OLD = ("client", "daemon")
 
 RESULTS = Path(__file__).with_name("results.json")
 PICTURE = Path(__file__).with_name("results.svg")
@@ -45,7 +50,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{time.monotonic() - began:6.1f} s  {line}", file=sys.stderr, flush=True)
 
     try:
-        chosen = _chosen(arguments.suites or list(SUITES), arguments.k)
+        chosen = _chosen(arguments.suites or list(SUITES if arguments.old is None else WITH_OLD), arguments.k)
+        if arguments.old is not None:
+            with_old = functools.partial(_with_old, arguments.old)
+            chosen = {
+                suite: [beside_old(each, with_old) for each in comparisons]
+                for suite, comparisons in chosen.items()
+            }
         suites = {
             suite: [rounds.run(each, arguments.rounds or count, scale, progress) for each in comparisons]
             for suite, comparisons in chosen.items()
@@ -55,13 +66,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     outcomes = [outcome for measured in suites.values() for outcome in measured]
     print(report.table(outcomes))
-    _save(suites, scale)
+    if arguments.old is None:
+        _save(suites, scale)
     pictured = [outcome for outcome in outcomes if outcome.comparison.pictured]
     if pictured and not arguments.k:
         PICTURE.write_text(picture.draw(pictured))
     if any(verdict.failed for outcome in outcomes for verdict in outcome.judge()):
         return 1
     return 2 if any(outcome.comparison.absent for outcome in outcomes) else 0
+
+
+def _with_old(checkout: Path, measure: Measure) -> Measure:
+    def measured(scale: float) -> Sequence[float]:
+        with package_of(checkout):
+            return measure(scale)
+
+    return measured
 
 
 def _chosen(suites: Sequence[str], words: Sequence[str]) -> dict[str, list[Comparison]]:
@@ -96,7 +116,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="smaller loads, fewer rounds")
     parser.add_argument("--rounds", type=int, default=0, metavar="N", help="how often each is measured")
+    parser.add_argument(
+        "--old", type=Path, metavar="CHECKOUT", help="compare with the package in this older checkout"
+    )
     arguments = parser.parse_args(argv)
+    if arguments.old is not None:
+        arguments.old = arguments.old.resolve()
+        if not (arguments.old / "nsq").is_dir():
+            parser.error(f"--old: {str(arguments.old)!r} has no directory nsq")
+        if others := set(arguments.suites) - set(WITH_OLD):
+            parser.error(f"--old cannot run {', '.join(sorted(others))}, only {', '.join(WITH_OLD)}")
     for suite in arguments.suites:
         if suite not in SUITES:
             parser.error(f"there is no suite {suite!r}; there is {', '.join(SUITES)}")

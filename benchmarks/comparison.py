@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import NamedTuple
 
@@ -66,6 +66,29 @@ class Comparison:
     not_run: str = ""  # the reason, if it cannot run here
     absent: Mapping[str, str] = field(default_factory=dict)  # contenders that should run, and why they cannot
     pictured: str = ""  # its title in the chart, if it is shown there
+
+
+#: Columns that run no code of the package, or that of another client or daemon.
+_OTHERS = {
+    *("minimal", "raw", "bulk", "bare", "bare socket", "bare program", "bodies", "http.client, ssl"),
+    *("gnsq", "pynsq", "NSQ_BIN_DIR"),
+}
+#: The least share of the older speed.
+_OLD_SHARE = 0.95
+
+
+def beside_old(comparison: Comparison, with_old: Callable[[Measure], Measure]) -> Comparison:
+    """Compare our columns with themselves on older code; ``with_old`` makes a measurement use that."""
+    contenders: dict[str, Measure] = {}
+    bars: list[Bar] = []
+    more_is_better = comparison.figures[0].unit.endswith("/s")
+    for column, measure in comparison.contenders.items():
+        if column not in _OTHERS:
+            old = f"{column}, old"
+            contenders |= {column: measure, old: with_old(measure)}
+            share = _OLD_SHARE if more_is_better else round(1 / _OLD_SHARE, 2)
+            bars.append(Bar(column, old, share, at_most=not more_is_better))
+    return replace(comparison, contenders=contenders, bars=bars, absent={}, pictured="")
 
 
 @dataclass

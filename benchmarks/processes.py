@@ -15,6 +15,8 @@ from typing import IO, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 
+_root = ROOT  # where servers and drivers find ``nsq`` and ``benchmarks``
+
 _START_SECONDS = 10.0
 _DRIVER_SECONDS = 300.0
 
@@ -45,11 +47,25 @@ Command = Callable[[Place], Sequence[str]]
 
 
 @contextmanager
+def package_of(checkout: Path) -> Iterator[None]:
+    """Run servers and drivers with ``nsq`` of another checkout, and ``benchmarks`` of this one."""
+    global _root
+    with tempfile.TemporaryDirectory(prefix="bench-") as directory:
+        Path(directory, "nsq").symlink_to(checkout / "nsq")
+        Path(directory, "benchmarks").symlink_to(ROOT / "benchmarks")
+        _root = Path(directory)
+        try:
+            yield
+        finally:
+            _root = ROOT
+
+
+@contextmanager
 def serving(command: Command) -> Iterator[Server]:
     port, http_port = _free_ports(2)
     with tempfile.TemporaryDirectory(prefix="bench-") as directory, tempfile.TemporaryFile() as words:
         argv = command(Place(port, http_port, directory))
-        process = subprocess.Popen(argv, cwd=ROOT, stdout=words, stderr=words)
+        process = subprocess.Popen(argv, cwd=_root, stdout=words, stderr=words)
         try:
             _await_port(process, port, words)
             yield Server(process.pid, port, http_port)
@@ -70,7 +86,7 @@ def numbers_of(argv: Sequence[str]) -> list[float]:
     """Run any driver and return the numbers it prints."""
     name = " ".join(argv[1:])
     try:
-        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=_DRIVER_SECONDS)
+        done = subprocess.run(argv, cwd=_root, capture_output=True, text=True, timeout=_DRIVER_SECONDS)
     except subprocess.TimeoutExpired:
         raise Broken(f"the driver {name} took more than {_DRIVER_SECONDS:g} s") from None
     if done.returncode:

@@ -136,11 +136,11 @@ class Client:
         return self._hose.ring is not None and is_piece_of_publish(data)
 
     def _execute(self, data: bytes) -> None:
-        answers, published = 0, []
+        answers, published = 0, list[bytes]()
         for verb, params, body in self._parser.feed(data):
             if verb in (b"PUB", b"DPUB", b"MPUB"):
                 answers += 1
-                published += body if isinstance(body, list) else [body or b""]
+                published += [body or b""] if isinstance(body, bytes | None) else body[0 : len(body)]
             elif verb in (b"FIN", b"REQ"):
                 self._in_flight -= len(body or [b""])
             elif verb == b"RDY":

@@ -10,8 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-#: While other clients wait, a client that sends less than this within these seconds is disconnected.
+#: While other clients wait, a client that sends less than this, or less than this share of what it has sent,
+#: within these seconds is disconnected.
 PROGRESS_BYTES = 64 * 1024
+PROGRESS_SHARE = 8
 STALL_SECONDS = 30.0
 #: How many bytes a client may add before its body is counted again.
 CHUNK_BYTES = 256 * 1024
@@ -76,7 +78,7 @@ class PendingBodies:
         if not size:
             del self._senders[sender]
             self._waiting -= body.waiting
-        elif size < body.marked or size >= body.marked + PROGRESS_BYTES:
+        elif size < body.marked or size >= body.marked + max(PROGRESS_BYTES, body.marked // PROGRESS_SHARE):
             body.marked, body.since = size, self._now()
         if grown and not body.waiting and self.total > self.limit and sender is not next(iter(self._senders)):
             body.waiting = True

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import ipaddress
 import math
 import sys
 import threading
@@ -21,6 +20,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from nsq.daemons.routes import HttpError, Reply, Request, Route
+from nsq.daemons.sites import on_this_machine, own_names, refuse_other_sites, unknown_name
 from nsq.daemons.worker_thread import in_thread
 
 LONGEST = 60.0
@@ -118,22 +118,20 @@ class Debugging:
 
 
 def local_only(handler: _Async) -> _Async:
-    """Refuse callers on other machines: the output is confidential, and producing it costs time."""
+    """Refuse callers on other machines, and web pages of other sites in a browser on this one: the output is
+    confidential, and producing it costs time.
+    """
 
     async def guarded(request: Request) -> Reply:
         if not on_this_machine(request.remote):
             return Reply.text("/debug is only for callers on this machine", 403)
+        refuse_other_sites(request)
+        name = unknown_name(request, own_names())
+        if name is not None:
+            return Reply.text(f"/debug is not shown under the name {name}: use localhost", 403)
         return await handler(request)
 
     return guarded
-
-
-def on_this_machine(remote: str) -> bool:
-    if remote == "@":
-        return True  # a Unix socket
-    address = ipaddress.ip_address(remote.rpartition(":")[0].strip("[]"))
-    mapped = getattr(address, "ipv4_mapped", None)  # a dual-stack socket shows IPv4 peers like this
-    return (mapped or address).is_loopback
 
 
 def _seconds(request: Request) -> float:

@@ -15,9 +15,12 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
 from nsq.daemons.bodies import PendingBodies
 from nsq.daemons.listen import Address, Listener, TcpAddress, listen
@@ -31,6 +34,14 @@ IDLE_SECONDS = 120.0
 STALL_SECONDS = 30.0
 # The default limit on the size of all unfinished bodies together.
 DEFAULT_PENDING_BYTES = 256 * 1024 * 1024
+# The largest line and header of a request, its largest unfinished head, and the most headers. Go takes 1 MB,
+# but the time to parse a head delays other clients.
+MAX_HEAD = 64 * 1024
+MAX_HEADERS = 256
+# aiohttp parses at most a 16th of this many chunks of a body at once, and then waits until they are read: the
+# chunks of a few clients must not delay all others. A body may have more bytes in memory.
+READ_BUFFER = 1024
+BODY_BUFFER = 256 * 1024
 # With more unsent bytes than this, the connection's next request waits.
 UNSENT_BYTES = 64 * 1024
 # A connection beyond --max-connections gets a 503 if its request arrives within this time.
@@ -40,6 +51,8 @@ _CODE = re.compile("[A-Z_]+")
 # After an early error reply (413) the rest of the body is read and discarded for this long: if the server
 # closed at once, the client would lose the reply.
 LINGER_SECONDS = 5.0
+# What still comes after an invalid request is discarded for this long, for the same reason.
+INVALID_LINGER_SECONDS = 0.5
 
 
 class HttpServer:
@@ -120,7 +133,7 @@ class HttpServer:
             took = (time.perf_counter() - began) * 1000
             said = (reply.status, request.method, request.target, request.remote, took)
             self._log.info("%d %s %s (%s) %.3fms", *said)
-        return _Response(reply, marked, last=self._server is None)
+        return _Response(reply, marked, last=self._server is None or request.withheld)
 
     async def _call(self, route: Route, request: Request) -> Reply:
         try:
@@ -137,12 +150,14 @@ class HttpServer:
 
 
 class _WireRequest(Request):
-    __slots__ = ("_bodies", "_raw")
+    __slots__ = ("_bodies", "_raw", "withheld")
 
     def __init__(self, raw: web.BaseRequest, bodies: PendingBodies) -> None:
         super().__init__(raw.method, raw.raw_path)
         self._raw = raw
         self._bodies = bodies
+        # Whether the client sends the body only after a 100 Continue.
+        self.withheld = not raw.content.is_eof() and raw.headers.get("Expect", "").lower() == "100-continue"
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -165,7 +180,8 @@ class _WireRequest(Request):
                 if len(body) > limit:
                     raise HttpError(413, too_big)
                 return body
-            if raw.headers.get("Expect", "").lower() == "100-continue":
+            if self.withheld:
+                self.withheld = False
                 await raw.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             return await self._read_slowly(limit, too_big)
         except TimeoutError:
@@ -181,7 +197,7 @@ class _WireRequest(Request):
         try:
             while True:
                 async with asyncio.timeout(STALL_SECONDS):
-                    piece = await self._raw.content.readany()
+                    piece = await _some(self._raw.content)
                 if not piece:
                     return bytes(body)
                 if len(body) + len(piece) > limit:
@@ -195,10 +211,45 @@ class _WireRequest(Request):
             del body
 
 
+async def _some(content: StreamReader) -> bytes:
+    """Read what has come of a body. Other clients are served before more of it is parsed."""
+    piece = await content.readany()
+    await asyncio.sleep(0)
+    return piece
+
+
 class _Connection(web.RequestHandler):
     """aiohttp's connection; replies to invalid HTTP as Go does, without a traceback in the log."""
 
-    __slots__ = ()
+    __slots__ = ("_content", "_unfinished_head")
+
+    def __init__(self, manager: _Server, **limits: Any) -> None:
+        super().__init__(manager, **limits)
+        self._content: StreamReader = EMPTY_PAYLOAD  # of the last request
+        self._unfinished_head = 0
+
+    def data_received(self, data: bytes) -> None:
+        if len(data) > READ_BUFFER and self._content.is_eof():
+            # The head first, so that the body has its larger buffer when it is parsed.
+            head, end, body = data.partition(b"\r\n\r\n")
+            if body:
+                self._parse(head + end)
+                data = body
+        self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Parse the data. aiohttp limits each line of a head; this limits the head."""
+        if self._unfinished_head > MAX_HEAD:
+            return
+        known, was_head = self._request_count, self._content.is_eof()
+        super().data_received(data)
+        if self._request_count != known:
+            self._unfinished_head, self._content = 0, self._messages[-1][1]
+            self._content.set_read_chunk_size(BODY_BUFFER)
+        elif was_head:
+            self._unfinished_head += len(data)
+            if self._unfinished_head > MAX_HEAD:
+                super().data_received(b"\0")  # not allowed in a head: aiohttp calls handle_error
 
     async def start(self) -> None:
         # This runs as a task: the connection may have ended before the task starts.
@@ -216,7 +267,10 @@ class _Connection(web.RequestHandler):
             self.logger.error("answering %s failed", request.remote, exc_info=exc)
         else:
             self.logger.debug("not HTTP, from %s: %s", request.remote, message)
-        return _Response(Reply.text(f"{status} {_phrase(status)}", status), marked=False, last=True)
+            if isinstance(exc, LineTooLong) or self._unfinished_head > MAX_HEAD:
+                status = 431
+        self.close()  # after this reply; discards what is received from now on
+        return _Refusal(Reply.text(f"{status} {_phrase(status)}", status), marked=False, last=True)
 
 
 class _Server(web.Server):
@@ -232,15 +286,19 @@ class _Server(web.Server):
             "logger": log.logger,
             "access_log": None,
             "keepalive_timeout": IDLE_SECONDS,
-            "lingering_time": LINGER_SECONDS,
+            "lingering_time": 0,
             "auto_decompress": False,
+            "read_bufsize": READ_BUFFER,
+            "max_line_size": MAX_HEAD,
+            "max_field_size": MAX_HEAD,
+            "max_headers": MAX_HEADERS,
         }
 
         self._refuses_new = False
         self._log = log
         self._max_connections = max_connections
         self._admitted: set[web.RequestHandler] = set()
-        # aiohttp before 3.14 has no timeout for a connection's first request.
+        # aiohttp has no timeout for a head that does not end.
         self._first_request_timers: dict[web.RequestHandler, asyncio.TimerHandle] = {}
 
     def __call__(self) -> web.RequestHandler:
@@ -302,6 +360,8 @@ class _Response(web.StreamResponse):
         await self._send(self._encoded(request), request, transport)
         for piece in self._reply.rest if request.method != "HEAD" else ():
             await self._send(piece, request, transport)
+        if not request.content.is_eof() and (self._kept or not self._last):
+            await _discard(request)
 
     async def _send(self, data: bytes, request: web.BaseRequest, transport: asyncio.Transport) -> None:
         """Send the data; return when most of it has been sent."""
@@ -330,6 +390,21 @@ class _Response(web.StreamResponse):
         form = (reply.status, reply.content_type, length, reply.headers)
         head = _head(*form, self._marked, connection, int(time.time()))
         return head if request.method == "HEAD" else head + reply.body
+
+
+class _Refusal(_Response):
+    """The reply to an invalid request, after which nothing can be read."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        await asyncio.sleep(INVALID_LINGER_SECONDS)
+
+
+async def _discard(request: web.BaseRequest) -> None:
+    """Discard the rest of the body, for as long as the connection is open and this takes not too long."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_SECONDS):
+            while not request.content.is_eof() and request.transport is not None:
+                await _some(request.content)
 
 
 # Most replies within a second have the same head: that of OK.

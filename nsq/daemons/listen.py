@@ -71,10 +71,11 @@ def address_of(flag: str, text: str) -> Address:
         raise ConfigError(f"{flag}: {error}") from None
 
 
-def tcp_address_of(flag: str, text: str) -> TcpAddress:
+def peer_address_of(flag: str, text: str) -> Address:
+    """Parse the address of another daemon, which needs a host."""
     address = address_of(flag, text)
-    if isinstance(address, UnixAddress) or not address.host:
-        raise ConfigError(f"{flag} {text!r} is not <addr>:<port>")
+    if isinstance(address, TcpAddress) and not address.host:
+        raise ConfigError(f"{flag} {text!r} is neither <addr>:<port> nor the path of a Unix socket")
     return address
 
 

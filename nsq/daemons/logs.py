@@ -7,6 +7,7 @@ program's logging configuration must stay as it is. Imports nothing of the packa
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
@@ -56,6 +57,11 @@ class LogOptions(Protocol):
     def verbose(self) -> bool: ...
 
 
+#: Characters that would change what a terminal shows, or begin another line.
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0))}
+_CONTROL |= {ord("\n"): "\\n", ord("\r"): "\\r", ord("\t"): "\t"}
+
+
 class DaemonLog:
     """The log of one daemon. Messages are %-formatted only if their level is logged.
 
@@ -76,7 +82,8 @@ class DaemonLog:
         self._json = form == JSON
         self._program = prefix.strip(" []")
         self._path = path
-        self._stream = _opened(path) if path else stream
+        self._file = _opened(path) if path else None
+        self._stream = stream
         self._stamp = (-1, "")  # the second in which the last line was written, and its text
         self._logger = logging.Logger(self._program or "nsq")  # not getLogger: it belongs to this log
         self._logger.addHandler(_Forwarding(self))
@@ -140,15 +147,15 @@ class DaemonLog:
         except ConfigError as error:
             self.error("%s; still writing to the old file", error)
             return
-        if self._stream is not None:
-            # Replace only the descriptor: a thread that is writing to the stream then loses no line.
-            os.dup2(renewed.fileno(), self._stream.fileno())
+        if self._file is not None:
+            # Replace only the descriptor: a thread that is writing to the file then loses no line.
+            os.dup2(renewed.fileno(), self._file.fileno())
             renewed.close()
 
     def close(self) -> None:
         """Close the file that --log-file names. Later lines are lost."""
-        if self._path and self._stream is not None:
-            self._stream.close()
+        if self._file is not None:
+            self._file.close()
 
     def _write(
         self, level: str, message: str, args: tuple[object, ...], exc: BaseException | None = None
@@ -163,11 +170,13 @@ class DaemonLog:
             self._as_json(now, level, text, trace) if self._json else self._as_text(now, level, text, trace)
         )
         stream = self._stream if self._stream is not None else sys.stderr
-        if stream is None:
-            return
+        file = self._file or _unbuffered(stream)
         try:
-            stream.write(line)
-            stream.flush()
+            if file is not None:
+                file.write(line.encode("utf-8", "backslashreplace"))
+            elif stream is not None:
+                stream.write(line)
+                stream.flush()
         except (OSError, ValueError):
             # Closed, broken pipe or disk full: the line is lost.
             pass
@@ -178,6 +187,8 @@ class DaemonLog:
         if second != known:
             stamp = time.strftime("%Y/%m/%d %H:%M:%S", time.localtime(second))
             self._stamp = (second, stamp)
+        if not text.isprintable():
+            text = text.translate(_CONTROL)
         return f"{self._prefix}{stamp}.{microsecond:06d} {level.upper()}: {text}\n{trace}"
 
     def _as_json(self, now: float, level: str, text: str, trace: str) -> str:
@@ -194,9 +205,17 @@ class DaemonLog:
         return json.dumps(fields) + "\n"
 
 
-def _opened(path: str) -> TextIO:
+def _unbuffered(stream: TextIO | None) -> io.RawIOBase | None:
+    """Return the file below the stream's buffer, if it has one. A line that cannot be written would stay in
+    the buffer, and Python would fail on it when it exits, with status 120.
+    """
+    raw = getattr(getattr(stream, "buffer", None), "raw", None)
+    return raw if isinstance(raw, io.RawIOBase) else None
+
+
+def _opened(path: str) -> io.FileIO:
     try:
-        return open(path, "a", encoding="utf-8", errors="backslashreplace")
+        return io.FileIO(path, "a")
     except OSError as error:
         raise ConfigError(f"--log-file {path!r} cannot be opened: {error.strerror or error}") from None
 

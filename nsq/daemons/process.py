@@ -23,6 +23,7 @@ from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.logs import DaemonLog, LogOptions
 from nsq.errors import NsqError
 from nsq.flags import parse_or_exit
+from nsq.threads.stop_signals import DAEMON_SIGNALS, StopSignals
 
 OptionsT = TypeVar("OptionsT", bound=LogOptions)
 
@@ -36,6 +37,9 @@ class Daemon(Protocol):
 
     async def stop(self) -> bool:
         """End what start() began; a second call does nothing. Returns whether nothing was lost."""
+
+    def hurry(self) -> None:
+        """Have ``stop`` wait no longer for clients and requests, and log what is not on disk yet."""
 
     async def reload(self) -> None:
         """Read changed files again. If one cannot be read, log that and keep the old content."""
@@ -68,7 +72,11 @@ def run(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
     calm_collector()
     _allow_many_files()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_serve(make_daemon, log))
+        try:
+            return runner.run(_serve(make_daemon, log))
+        finally:
+            # The loop's end restores the signals' default action, which would replace the exit status.
+            signal.pthread_sigmask(signal.SIG_BLOCK, DAEMON_SIGNALS)
 
 
 def _allow_many_files() -> None:
@@ -95,6 +103,7 @@ async def _serve(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
     signals = _Signals(log, systemd)
     try:
         daemon = make_daemon()
+        signals.hurry = daemon.hurry
         await daemon.start()
     except (NsqError, OSError) as error:
         log.fatal("%s", error)
@@ -113,19 +122,25 @@ async def _serve(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
 
 
 class _Signals:
-    """SIGTERM and SIGINT stop, SIGUSR1 drains, SIGHUP reloads. Signals during start() take effect later."""
+    """SIGTERM and SIGINT stop, SIGUSR1 drains, SIGHUP reloads. Signals during start() take effect later.
+
+    No signal cuts a stop short: a later SIGTERM or SIGINT only ends its waiting for clients and requests.
+    """
 
     def __init__(self, log: DaemonLog, systemd: Systemd) -> None:
+        self.hurry: Callable[[], None] = lambda: None
         self._log = log
         self._systemd = systemd
         self._stop = asyncio.Event()
         self._drain = asyncio.Event()
         self._reload = asyncio.Event()
+        self._stop_signals = StopSignals()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_stop, number)
         loop.add_signal_handler(signal.SIGUSR1, self._drain.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload.set)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, DAEMON_SIGNALS)
 
     async def obey(self, daemon: Daemon) -> None:
         """Drain and reload on their signals; return when the daemon must stop."""
@@ -140,11 +155,14 @@ class _Signals:
                 self._log.error("handling a signal failed: stopping", exc=outcome)
 
     def _asked_to_stop(self, number: signal.Signals) -> None:
-        if self._stop.is_set():
-            self._log.fatal("second signal (%s): exiting without waiting", number.name)
-            os._exit(1)
-        self._log.info("received %s, stopping", number.name)
-        self._stop.set()
+        if self._stop_signals.repeats(time.monotonic()):
+            return
+        if not self._stop.is_set():
+            self._log.info("received %s, stopping", number.name)
+            self._stop.set()
+        else:
+            self._log.warning("received %s again: not waiting for clients and requests", number.name)
+            self.hurry()
 
     async def _drain_when_told(self, daemon: Daemon) -> None:
         await self._drain.wait()

@@ -70,12 +70,16 @@ def go_json(value: object) -> bytes:
     return _go_escape(_encode(value)).encode("utf-8", "replace")
 
 
+#: The most arguments of a query: reading many thousands would delay other clients.
+_MAX_ARGUMENTS = 1000
 _BAD_ESCAPE = re.compile("%(?![0-9a-fA-F]{2})")
 
 
 def parse_query(query: str) -> dict[str, str]:
     """Return the first value of every argument; HttpError 400 where Go's parser gives an error."""
     args: dict[str, str] = {}
+    if query.count("&") >= _MAX_ARGUMENTS:
+        raise HttpError(400, "INVALID_REQUEST")
     for pair in query.split("&"):
         if not pair:
             continue

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, ClassVar, TextIO, TypeVar
 
 from nsq import __version__, flags
 from nsq.config import Config
-from nsq.consumer.signals import SignalWatch
 from nsq.errors import ConfigError, NsqError, UsageError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.spark.options import Options
 from nsq.tables import table
+from nsq.threads.signals import SignalWatch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -539,10 +539,6 @@ def in_a_line(error: Exception) -> str:
 # SIGINT and SIGTERM while a pipeline runs
 
 
-#: Signals that come within this many seconds count as one: a terminal and a supervisor may both send one.
-_ONE_SIGNAL = 1.0
-
-
 @dataclasses.dataclass
 class StopSignals:
     """``stop`` is set at the first signal, and ``number`` is its number; 0 while there is none."""
@@ -559,14 +555,12 @@ def stop_signals(tell: Callable[[str], None]) -> Iterator[StopSignals]:
     found = StopSignals()
 
     def watch_signals() -> None:
-        first = time.monotonic()
         while (number := watch.wait()) is not None:
-            if not found.number:
-                found.number, first = int(number), time.monotonic()
-                found.stop.set()
-                tell("stopping, which takes some seconds; again to stop at once")
-            elif time.monotonic() - first > _ONE_SIGNAL:
+            if found.number:
                 os._exit(128 + number)
+            found.number = int(number)
+            found.stop.set()
+            tell("stopping, which takes some seconds; again to stop at once")
 
     with SignalWatch() as watch, watch:
         # A thread, because the main thread may hold the lock of the event when the signal comes.

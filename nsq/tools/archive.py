@@ -22,6 +22,7 @@ from nsq.errors import ConfigError
 from nsq.tools.program import duration, flag, log
 
 _REV = "<REV>"
+_PID = "<PID>"
 _DIRECTIVE = re.compile(r"%(.?)", re.DOTALL)
 _DIRECTIVES = "aAbBdHIjmMpSUwWyYzZ%"
 #: Levels of an older flag: fastest, best, default.
@@ -35,7 +36,7 @@ class ArchiveFlags:
     datetime_format: str = flag("%Y-%m-%d_%H", "strftime-compatible format for <DATETIME>")
     filename_format: str = flag(
         "<TOPIC>.<HOST><REV>.<DATETIME>.log",
-        "output filename format (<TOPIC>, <HOST>, <DATETIME>, <REV> are replaced)",
+        "output filename format (<TOPIC>, <HOST>, <PID>, <DATETIME>, <REV> are replaced)",
     )
     host_identifier: str = flag(
         "", "value of <HOST>; <SHORT_HOST> and <HOSTNAME> are replaced (default: short host name)"
@@ -93,13 +94,15 @@ class Names:
         if second != self._second:
             self._second = second
             written = time.strftime(self._datetime_format, time.localtime(second))
-            self._name = self._format.replace("<DATETIME>", written)
+            self._name = self._format.replace(_PID, str(os.getpid())).replace("<DATETIME>", written)
         return self._name
 
     def templates(self, directory: str) -> Iterator[tuple[str, int]]:
-        """Yield the existing files of this topic, each as a name with ``<REV>`` and its revision."""
-        pieces = re.split("(<REV>|<DATETIME>)", self._format)
-        kinds = {_REV: r"-(\d{6,})", "<DATETIME>": ".*"}
+        """Yield the existing files of this topic, of every process, each as a name with ``<REV>`` and its
+        revision.
+        """
+        pieces = re.split("(<REV>|<DATETIME>|<PID>)", self._format)
+        kinds = {_REV: r"-(\d{6,})", "<DATETIME>": ".*", _PID: r"\d+"}
         pattern = re.compile("".join(kinds.get(piece) or re.escape(piece) for piece in pieces))
         for folder, _, files in os.walk(directory):
             for file in files:

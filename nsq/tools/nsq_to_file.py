@@ -58,6 +58,8 @@ class ToFileOptions(ConsumerFlags, HttpFlags, ArchiveFlags, LogFlags):
         super().__post_init__()
         if not self.topic and not self.lookupd_http_address:
             raise ConfigError("--topic or --lookupd-http-address required")
+        if not self.topic and not self.topic_pattern:
+            raise ConfigError("--topic or --topic-pattern required (--topic-pattern=. for every topic)")
         try:
             re.compile(self.topic_pattern)
         except re.error as error:

@@ -6,6 +6,7 @@ import base64
 import dataclasses
 import itertools
 import random
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -43,6 +44,11 @@ _DEFAULT_TYPE = "application/octet-stream"
 _MOST_REDIRECTS = 10
 #: Not sent to another host after a redirect.
 _CONFIDENTIAL = ("authorization", "www-authenticate", "cookie", "cookie2")
+#: In the address of a GET, as printf has it: %s is the message's body, %% a percent sign.
+_PLACES = re.compile("%[%s]")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+#: Headers that say where a request's body ends.
+_FRAMING = ("content-length", "transfer-encoding", "trailer")
 _MODES = (HOSTPOOL, ROUND_ROBIN, EPSILON_GREEDY, MULTICAST)
 
 
@@ -83,8 +89,10 @@ class ToHttpOptions(ConsumerFlags, HttpFlags):
         if self.get and self.content_type != _DEFAULT_TYPE:
             raise ConfigError("--content-type is only for --post")
         for address in self.get:
-            if address.count("%s") != 1:
+            if _PLACES.findall(address).count("%s") != 1:
                 raise ConfigError(f"--get {address}: needs exactly one %s, for the message's body")
+        if not self.content_type:
+            raise ConfigError("--content-type is empty")
         check_mode(self.mode, _MODES)
         super().__post_init__()
 
@@ -139,7 +147,7 @@ class Destination:
     def request(self, body: bytes) -> HttpRequest:
         if self._method == "POST":
             return HttpRequest(self._url, "POST", self._headers, body)
-        url = parse_url(self.name.replace("%s", quote_plus(body)))
+        url = parse_url(_PLACES.sub(lambda found: quote_plus(body) if found[0] == "%s" else "%", self.name))
         return HttpRequest(url, "GET", self._headers)
 
     def accepts(self, status: int) -> bool:
@@ -199,10 +207,13 @@ def headers_of(given: Sequence[str]) -> dict[str, str]:
     """Parse headers. Names are spelled as in Go, ``X-Key``, so that none is sent in two spellings."""
     headers: dict[str, str] = {}
     for each in given:
-        name, colon, value = each.partition(":")
-        if not colon or not name.strip() or any(character in each for character in "\r\n"):
+        name, _, value = each.partition(":")
+        name, value = name.strip(), value.strip()
+        if not _HEADER_NAME.fullmatch(name) or not value or any(character in each for character in "\r\n"):
             raise ConfigError(f"--header {each!r} is not of the form 'Key: Value'")
-        headers["-".join(map(str.capitalize, name.strip().split("-")))] = value.strip()
+        if name.lower() in _FRAMING:
+            raise ConfigError(f"--header {each!r}: {PROG} sends this header itself")
+        headers["-".join(map(str.capitalize, name.split("-")))] = value
     return headers
 
 

@@ -44,6 +44,8 @@ from nsq.wire.commands import batches
 from nsq.wire.names import check_topic
 
 PROG = "nsq_to_nsq"
+#: A destination that cannot be connected within this time is skipped, if there is another one.
+_DIAL_SECONDS = 1.0
 _MODES = (HOSTPOOL, ROUND_ROBIN, EPSILON_GREEDY)
 
 
@@ -73,11 +75,13 @@ class NsqToNsqOptions(ConsumerFlags, ProducerFlags):
         if self.destination_topic:
             check_topic(self.destination_topic)
         check_mode(self.mode, _MODES)
+        if self.require_json_value and not self.require_json_field:
+            raise ConfigError("--require-json-value needs --require-json-field, the field that must have it")
         super().__post_init__()
 
     @property
     def reads_json(self) -> bool:
-        return bool(self.require_json_field or self.require_json_value or self.whitelist_json_field)
+        return bool(self.require_json_field or self.whitelist_json_field)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +99,9 @@ def forward(options: NsqToNsqOptions) -> int:
             consumer = options.consumer(PROG, topic, options.channel)
             target = options.destination_topic or topic
             forwarder = Forwarder(target, producers, destinations, filter_of(options), status)
-            consumer.add_batch_handler(forwarder, options.max_in_flight, wait=0.0)
+            # A destination that hangs must not hold all messages in flight.
+            size = max(1, options.max_in_flight // len(addresses))
+            consumer.add_batch_handler(forwarder, size, wait=0.0)
             consumers.append(consumer)
         run_consumers(consumers, watch, lambda: False, producers.values())
     return 0
@@ -144,8 +150,8 @@ class Forwarder:
     def _publish(self, batch: list[tuple[Message, bytes]], block: bool = True) -> None:
         for message, _ in batch:
             message.auto_response = False
-        address, began = self._destinations.choose(), time.monotonic()
-        producer = self._producers[address]
+        address = self._choose() if block else self._destinations.choose()
+        began, producer = time.monotonic(), self._producers[address]
         try:
             if len(batch) == 1:
                 future = producer.publish_async(self._topic, batch[0][1], block=block)
@@ -156,6 +162,15 @@ class Forwarder:
             self._answer(batch, address, began, error)
         else:
             future.add_done_callback(lambda done: self._answer(batch, address, began, done.exception()))
+
+    def _choose(self) -> str:
+        """Choose a destination that can be reached; if there is none, the last one that was tried."""
+        for _ in range(len(self._producers) - 1):
+            address = self._destinations.choose()
+            if _is_reachable(self._producers[address]):
+                return address
+            self._destinations.mark(address, None)
+        return self._destinations.choose()
 
     def _answer(
         self, batch: list[tuple[Message, bytes]], address: str, began: float, error: BaseException | None
@@ -173,6 +188,17 @@ class Forwarder:
             self._destinations.mark(address, None)
             for message, _ in batch:
                 _requeue(message)
+
+
+def _is_reachable(producer: Producer) -> bool:
+    if any(each.state == "open" for each in producer.stats().connections):
+        return True
+    try:
+        producer.ping(timeout=_DIAL_SECONDS)
+    except NsqError as error:
+        log.error("%s", error)
+        return False
+    return True
 
 
 def _size(pair: tuple[Message, bytes]) -> int:

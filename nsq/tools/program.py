@@ -22,12 +22,12 @@ from typing import Any, TypeVar
 
 from nsq import Config, Consumer, NsqError, Producer, __version__, flags
 from nsq.collector import calm_collector
-from nsq.consumer.signals import SignalWatch
 from nsq.errors import ConfigError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.http.nsqd import NsqdApi
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.log import Logger
+from nsq.threads.signals import SignalWatch
 from nsq.transport.base import Stream
 from nsq.transport.dialing import default_transport
 
@@ -141,14 +141,17 @@ def exit_status(work: Callable[[], int]) -> int:
         status = _BROKEN_PIPE
     except KeyboardInterrupt:
         status = _INTERRUPTED
+    except FlagExit as end:
+        status = _ended(end)
     except (NsqError, OSError) as error:
         log.critical("%s", error)
         status = 1
-    try:
-        sys.stdout.flush()
-    except OSError:
-        # Otherwise Python fails again at its exit, and exits with another status.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            # Otherwise Python fails again at its exit, and exits with another status.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return status
 
 
@@ -333,11 +336,13 @@ def _user_agent(prog: str) -> str:
 
 
 def config_of(flag_name: str, given: Iterable[str], defaults: Mapping[str, str]) -> Config:
-    """Read the ``key,value`` texts of a flag; ``defaults`` has the values of keys not given."""
+    """Read the ``key,value`` texts of a flag; ``defaults`` has the values of keys not given. A mistake exits
+    with status 2, as with any flag that cannot be parsed.
+    """
     try:
         return Config.from_flags(given, defaults)
     except ConfigError as error:
-        raise ConfigError(f"{flag_name}: {error}") from None
+        raise FlagExit(2, f"{flag_name}: {error}\n") from None
 
 
 # Until a signal
@@ -351,7 +356,7 @@ def run_consumers(
 ) -> None:
     """Start the consumers, wait for SIGTERM, SIGINT or until ``ended`` after a ``watch.wake``, and stop them.
 
-    If the stop uses up its time, or a second signal comes, close their producers at once.
+    If the stop uses up its time, or a later signal comes, close their producers at once.
     """
     for consumer in consumers:
         consumer.start()
@@ -363,7 +368,7 @@ def run_consumers(
 
 
 def stop_all(consumers: Sequence[Consumer], watch: SignalWatch, timeout: float = STOP_TIMEOUT) -> bool:
-    """Stop all consumers at once; return whether all stopped cleanly. A second signal cuts it short."""
+    """Stop all consumers at once; return whether all stopped cleanly. A later signal cuts it short."""
     reports: list[object] = []
 
     def stop(consumer: Consumer) -> None:

@@ -16,7 +16,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from nsq import Producer
+from nsq import NsqError, Producer
 from nsq.errors import BadBody, BadMessage, ConfigError
 from nsq.tools.program import ProducerFlags, SignalWatch, check_ranges, flag, log, repeated, run
 from nsq.wire.commands import batches
@@ -131,9 +131,20 @@ class Publisher:
                 future.result()
             except (BadMessage, BadBody):
                 # nsqd has stored none of the batch: publish each record alone, up to the one that it refuses.
-                for record in batch:
-                    producer.publish(self._topic, record)
+                for place, record in enumerate(batch):
+                    try:
+                        producer.publish(self._topic, record)
+                    except NsqError:
+                        self.published += place
+                        raise
         self.published += len(batch)
+
+    def count_the_rest(self) -> None:
+        """After an error: count the batches that were on their way, if they are stored."""
+        for batch, futures in self._unanswered:
+            if all(future.exception() is None for future in futures):
+                self.published += len(batch)
+        self._unanswered.clear()
 
     def _wait_for(self, future: Future[None]) -> None:
         future.add_done_callback(lambda _: self._watch.wake())
@@ -183,6 +194,7 @@ def publish_stdin(options: ToNsqOptions) -> int:
         try:
             publish_records(sys.stdin.fileno(), publisher, watch, options.separator, options.rate)
         finally:
+            publisher.count_the_rest()
             took = time.monotonic() - began
             rate = publisher.published / took if took else 0.0
             log.info(

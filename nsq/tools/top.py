@@ -267,6 +267,7 @@ class Screen:
 
     def run(self) -> None:
         def end(*_: object) -> NoReturn:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # another one must not interrupt the end
             raise SystemExit(0)
 
         signal.signal(signal.SIGTERM, end)  # so that the terminal is restored

@@ -225,7 +225,8 @@ def _run_worker(
     options: WorkOptions, consumers: list[Consumer], slots: Slots, slot: int, supervisor: int
 ) -> str:
     """Run until SIGTERM or a limit; return the reason."""
-    with SignalWatch() as watch:
+    # The supervisor sends SIGTERM for a stop, and SIGUSR1 to end it at once.
+    with SignalWatch(signal.SIGUSR1) as watch:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # again, because the watch has set a handler for it
         log.info("consuming %s", ", ".join(f"{each.topic}/{each.channel}" for each in consumers))
         for consumer in consumers:
@@ -519,7 +520,7 @@ class Supervisor:
     # Stopping
 
     def _drain(self) -> int:
-        """Stop all workers at the same time, within one deadline. Another signal ends them at once."""
+        """Stop all workers at the same time, within one deadline. A later signal ends them at once."""
         log.info("stopping %d workers", len(self._workers))
         for worker in self._workers.values():
             self._stop(worker)
@@ -528,7 +529,7 @@ class Supervisor:
             number = self._watch.wait(_STEP)
             for worker in self._workers.values():
                 if number in (signal.SIGTERM, signal.SIGINT):
-                    os.kill(worker.pid, signal.SIGTERM)
+                    os.kill(worker.pid, signal.SIGUSR1)
                 if time.monotonic() >= worker.kill_at:
                     clean = False
                     log.error(

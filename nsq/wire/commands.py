@@ -29,6 +29,8 @@ _FINS = re.compile(rb"(?:FIN [0-9A-Za-z]{16}\n)+")
 _SIZE = struct.Struct(">i")
 #: Memory of a bytes object and its place in a list, in addition to its data and the four bytes of its size.
 _BODY_OVERHEAD = 40
+#: An MPUB with more messages than this is kept as bytes until it is complete.
+_MAX_LIST = 2000
 
 
 def identify(body: bytes) -> bytes:
@@ -135,9 +137,36 @@ class BadCommand:
         return self.code + b" " + self.text
 
 
-#: verb, parameters, body. A body is bytes; MPUB's is the list of its messages; most commands have none. FINs
-#: that follow each other can be one command without parameters, whose body is the list of their ids.
-Command = tuple[bytes, list[bytes], bytes | list[bytes] | None]
+class PackedBodies:
+    """The messages of an MPUB as they came: each with its size, which has been checked.
+
+    As a list, a million small messages take ten times as much memory.
+    """
+
+    def __init__(self, data: bytes, count: int) -> None:
+        self._data = data
+        self._count = count
+        self._positions = {0: 0}  # where messages begin, by their index
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, part: slice) -> list[bytes]:
+        """Return the messages of a slice that begins where an earlier one began or ended."""
+        data, unpack, position = self._data, _SIZE.unpack_from, self._positions[part.start]
+        first, bodies = position, list[bytes]()
+        for _ in range(min(part.stop, self._count) - part.start):
+            start = position + 4
+            position = start + unpack(data, position)[0]
+            bodies.append(data[start:position])
+        self._positions = {part.start: first, part.start + len(bodies): position}
+        return bodies
+
+
+#: verb, parameters, body. A body is bytes; MPUB's is the list of its messages, or they are packed; most
+#: commands have none. FINs that follow each other can be one command without parameters, whose body is the
+#: list of their ids.
+Command = tuple[bytes, list[bytes], bytes | list[bytes] | PackedBodies | None]
 
 
 class _Rejected(Exception):
@@ -356,7 +385,10 @@ def _bad_size(verb: bytes, size: int, limit: int, *, message: bool) -> _Rejected
 
 
 class _PartialMpub:
-    """An MPUB, parsed message by message as nsqd does: a bad size is an error before the rest arrives."""
+    """An MPUB, parsed message by message as nsqd does: a bad size is an error before the rest arrives.
+
+    If it has very many messages and arrives in pieces, those that were checked are kept as bytes.
+    """
 
     def __init__(self, params: list[bytes], count: int, budget: int, max_msg_size: int) -> None:
         self.position = 0
@@ -365,40 +397,49 @@ class _PartialMpub:
         self._size = self._budget = budget
         self._max_msg_size = max_msg_size
         self._bodies: list[bytes] = []
+        self._checked = bytearray()  # instead of ``_bodies``
+        self._checked_count = 0
 
     @property
     def held(self) -> int:
         return self._size - self._budget + _BODY_OVERHEAD * len(self._bodies)
 
     def resume(self, data: bytes, position: int) -> tuple[Command, int]:
-        bodies, limit = self._bodies, self._max_msg_size
+        begin, bodies, limit = position, self._bodies, self._max_msg_size
         unpack, append = _SIZE.unpack_from, bodies.append
         last = position + self._budget
         most = min(last, len(data))
         needed = 4
         try:
             # As few steps as possible: this loop is most of the cost of a message in an MPUB.
-            for _ in range(self._count - len(bodies)):
+            for _ in range(self._count - self._checked_count - len(bodies)):
                 (size,) = unpack(data, position)
                 start = position + 4
                 stop = start + size
                 if stop > most or not 0 < size <= limit:
                     if stop > last or not 0 < size <= limit:
-                        raise self._rejection(size)
+                        raise self._rejection(size, self._checked_count + len(bodies))
                     needed = 4 + size
                     break
                 append(data[start:stop])
                 position = stop
             else:
+                if self._checked_count:
+                    packed = PackedBodies(bytes(self._checked + data[begin:position]), self._count)
+                    return (b"MPUB", self._params, packed), position
                 return (b"MPUB", self._params, bodies), position
         except struct.error:
             pass  # the size is incomplete
         self.position, self._budget = position, last - position
+        if self._count > _MAX_LIST:
+            self._checked += data[begin:position]
+            self._checked_count += len(bodies)
+            self._bodies = []
         raise _Incomplete(needed)
 
-    def _rejection(self, size: int) -> _Rejected:
+    def _rejection(self, size: int, number: int) -> _Rejected:
         if size <= 0:
-            text = b"MPUB invalid message(%d) body size %d" % (len(self._bodies), size)
+            text = b"MPUB invalid message(%d) body size %d" % (number, size)
             return _Rejected(b"E_BAD_MESSAGE", text)
         if size > self._max_msg_size:
             return _bad_size(b"MPUB", size, self._max_msg_size, message=True)

@@ -2,12 +2,13 @@
 
 Times are milliseconds here, as on the wire; outside this package they are seconds. Decoding is as strict as
 nsqd's: a field of the wrong type makes the whole body invalid, an unknown field is ignored, a missing one has
-its default. Pure bytes; imports only errors.
+its default, capitals in keys do not matter, and null is an empty object. Pure bytes; imports only errors.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
@@ -29,16 +30,25 @@ class JsonBody:
 
     @classmethod
     def decode(cls, body: bytes) -> Self:
-        values = _json_object(body)
-        known: dict[str, Any] = {}
-        for field in fields(cls):
-            value = values.get(field.name)
-            if value is None:
-                continue
-            if type(value).__name__ != field.type or (type(value) is int and value not in _INT64):
-                raise BadJson(f"{field.name} is {value!r:.100}, not of type {field.type}")
-            known[field.name] = value
-        return cls(**known)
+        types = {field.name: field.type for field in fields(cls)}
+        values = values_of(_json_object(body), types)
+        for name, value in values.items():
+            if type(value).__name__ != types[name] or (type(value) is int and value not in _INT64):
+                raise BadJson(f"{name} is {value!r:.100}, not of type {types[name]}")
+        return cls(**values)
+
+
+def values_of(document: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return the values of these fields of a JSON object, as Go's decoder assigns them: a key may differ from
+    its field in capitals, the last key of a field wins, and null counts as missing.
+    """
+    by_lower = {name.lower(): name for name in names}
+    values = {}
+    for key, value in document.items():
+        name = key if key in names else by_lower.get(key.lower())
+        if name is not None and value is not None:
+            values[name] = value
+    return values
 
 
 def _json_object(body: bytes) -> dict[str, Any]:
@@ -47,6 +57,8 @@ def _json_object(body: bytes) -> dict[str, Any]:
         values = json.loads(body.decode("utf-8", "replace"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise BadJson(f"not JSON: {error}") from None
+    if values is None:
+        return {}
     if not isinstance(values, dict):
         raise BadJson(f"a JSON {type(values).__name__}, not an object")
     return values

@@ -83,6 +83,10 @@ class FakeClock:
             self.settle()
         self._now = end
 
+    def advance_without_calls(self, seconds: float) -> None:
+        """Let time pass within a call, as work does."""
+        self._now += seconds
+
     @property
     def next_timer(self) -> float | None:
         while self._timers and self._timers[0][2].cancelled:

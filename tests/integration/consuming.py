@@ -17,18 +17,19 @@ from nsq.consumer.consumer import Consumer
 from nsq.message import Message
 from nsq.testing import Nsqd
 
+from .patience import nap
+
 TOPIC = "orders"
 CHANNEL = "billing"
 PATIENCE = 60.0
-_NAP = 0.01
 
 
 def until(what: str, condition: Callable[[], Any], timeout: float = PATIENCE) -> Any:
     """Wait until the condition holds; return its value."""
-    deadline = time.monotonic() + timeout
+    began = time.monotonic()
     while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what}: not within {timeout:g} s"
-        time.sleep(_NAP)
+        assert time.monotonic() < began + timeout, f"{what}: not within {timeout:g} s"
+        nap(began)
     return value
 
 

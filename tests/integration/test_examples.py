@@ -274,12 +274,21 @@ def assert_nothing_is_lost(script: Example, directory: Path) -> None:
     assert {json.loads(line)["event"] for line in archive.read_text().splitlines()} == set(range(2000))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("line", ["^nsqd ", "%  ", "^half-way"])
+INTERRUPTIONS = [
+    ("^nsqd ", signal.SIGTERM),
+    ("^half-way", signal.SIGINT),
+    pytest.param("^nsqd ", signal.SIGINT, marks=pytest.mark.chaos),
+    pytest.param("^half-way", signal.SIGTERM, marks=pytest.mark.chaos),
+    pytest.param("%  ", signal.SIGINT, marks=pytest.mark.chaos),
+    pytest.param("%  ", signal.SIGTERM, marks=pytest.mark.chaos),
+]
+
+
+@pytest.mark.parametrize(("line", "number"), INTERRUPTIONS)
 def test_the_demo_interrupted_leaves_nothing(
-    example: Start, tmp_path: Path, number: signal.Signals, line: str
+    example: Start, tmp_path: Path, line: str, number: signal.Signals
 ) -> None:
-    script = example("demo", TMPDIR=str(tmp_path))
+    script = example("demo", "--orders", "5000", TMPDIR=str(tmp_path))
     script.wait_for(line)
     addresses = script.addresses()
     assert script.interrupt(number) == 128 + number, script.lines

@@ -23,6 +23,7 @@ from nsq.testing.plugin import Factory
 from nsq.tools.front_door import COMMANDS, filled_in, main
 from tests.integration.authority import Authority
 from tests.integration.consuming import channel_of, create, numbered, publish, until
+from tests.integration.judged import only_ours
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -318,6 +319,7 @@ def test_an_interrupted_redrive_loses_nothing(nsqd: Nsqd) -> None:
         count: int = told["depth"] + told["in_flight_count"] + told["deferred_count"]
         return count
 
+    until("in the channel", lambda: left() == 2000)
     for number, at in ((signal.SIGINT, 1500), (signal.SIGKILL, 1000), (signal.SIGTERM, 500)):
         with subprocess.Popen([*command, "--rate=1000"], stdout=subprocess.DEVNULL) as process:
             until("on its way", lambda at=at: left() < at)  # type: ignore[misc]
@@ -330,6 +332,7 @@ def test_an_interrupted_redrive_loses_nothing(nsqd: Nsqd) -> None:
     assert channel_of(nsqd)["message_count"] >= 2000
 
 
+@only_ours("Go's nsqd has no peek")
 def test_a_peek_takes_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = cluster.nsqds
     publish(first, [b"one", b"two"])

@@ -1,4 +1,4 @@
-"""nsqadmin's API against nsqadmin_api.json, over our daemons as the recording had Go's.
+"""nsqadmin's API against nsqadmin_api.json, over our daemons, or those in NSQ_BIN_DIR.
 
 Two nsqlookupds; one nsqd that both know, with a consumer that holds a message; and one of an unknown host
 that only the first knows, tombstoned for a topic. What an error says behind its first words is ours.
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from nsq.testing import Nsqadmin, Nsqd, Nsqlookupd, Reply, V1Client, V2Client
+from nsq.testing.plugin import factory
 from nsq.wire import commands
 from tests.golden import recordings, web
 from tests.integration.consuming import until
@@ -30,8 +31,12 @@ G1 = {"hostname": "g1", "broadcast_address": "g1.invalid", "tcp_port": 4150, "ht
 def cluster() -> Iterator[tuple[Nsqadmin, dict[str, str]]]:
     """And what stands in the recording for the addresses that were really used."""
     with ExitStack() as stack:
-        lookupds = [stack.enter_context(Nsqlookupd(tombstone_lifetime=3600.0)) for _ in LOOKUPDS]
-        nsqd = stack.enter_context(Nsqd(lookupd=lookupds, e2e_processing_latency_percentiles=(0.99, 0.5)))
+        make_lookupd = stack.enter_context(factory(Nsqlookupd))
+        lookupds = [make_lookupd(tombstone_lifetime=3600.0) for _ in LOOKUPDS]
+        percentiles = (0.99, 0.5)
+        nsqd = stack.enter_context(factory(Nsqd))(
+            lookupd=lookupds, e2e_processing_latency_percentiles=percentiles
+        )
         for path in ("topic/create?topic=clicks", "channel/create?topic=clicks&channel=archive"):
             nsqd.post(f"/{path}")
         nsqd.post("/pub?topic=golden_tls", b"x")
@@ -45,7 +50,7 @@ def cluster() -> Iterator[tuple[Nsqadmin, dict[str, str]]]:
         g1.identify(**G1, version="9.9.9")
         g1.register("orders")
         lookupds[0].post("/topic/tombstone?topic=orders&node=g1.invalid:4151")
-        admin = stack.enter_context(Nsqadmin(lookupd=lookupds))
+        admin = stack.enter_context(factory(Nsqadmin))(lookupd=lookupds)
         until("both know the topics", lambda: _registered(lookupds))
         places = dict(zip(LOOKUPDS, (each.http_address for each in lookupds), strict=True))
         yield admin, places | {NODE: nsqd.http_address, "g1.example": "g1.invalid"}

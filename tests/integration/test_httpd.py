@@ -22,7 +22,7 @@ from nsq.daemons.listen import Address, ListenError, TcpAddress, parse_address
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.routes import EMPTY, OK, HttpError, Reply, Request, Route, read_body
 
-LIMIT = 100_000
+LIMIT = 300_000
 
 
 async def echo(request: Request) -> Reply:
@@ -190,22 +190,39 @@ def test_bodies_of_every_size_arrive_as_they_are(size: int) -> None:
     asyncio.run(scenario())
 
 
-def test_a_body_is_asked_for_only_if_it_is_wanted() -> None:
+def test_a_wanted_body_is_asked_for() -> None:
     async def scenario() -> None:
-        async with serving() as (_, address):
-            for size, answer in (
-                (5, b"HTTP/1.1 100 Continue\r\n"),
-                (LIMIT + 1, b"HTTP/1.1 413 Request Entity Too Large\r\n"),
-            ):
-                async with connected(address) as (reader, writer):
-                    more = ("Expect: 100-continue", f"Content-Length: {size}")
-                    writer.write(request("POST", "/echo", b"", *more))
-                    assert await reader.readline() == answer
+        async with serving() as (_, address), connected(address) as (reader, writer):
+            writer.write(request("POST", "/echo", b"", "Expect: 100-continue", "Content-Length: 5"))
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(b"12345")
+            assert (await reader.read()).endswith(b"\r\n\r\n12345")
 
     asyncio.run(scenario())
 
 
-CHUNK = b"2710\r\n" + b"x" * 10_000 + b"\r\n"
+@pytest.mark.parametrize(
+    ("target", "status"), [("/echo", b"413 Request Entity Too Large"), ("/nope", b"404 Not Found")]
+)
+def test_the_connection_is_closed_after_a_body_that_was_not_asked_for(target: str, status: bytes) -> None:
+    """Otherwise the client's next request would be read as that body."""
+
+    async def scenario() -> None:
+        async with (
+            serving() as (_, address),
+            connected(address) as (reader, writer),
+            asyncio.timeout(60),
+        ):
+            head = f"POST {target} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\n"
+            writer.write(f"{head}Content-Length: {LIMIT + 1}\r\n\r\n".encode())
+            answer = await reader.read()
+            assert answer.startswith(b"HTTP/1.1 " + status)
+            assert b"\r\nConnection: close\r\n" in answer
+
+    asyncio.run(scenario())
+
+
+CHUNK = b"7530\r\n" + b"x" * 30_000 + b"\r\n"
 
 
 def test_a_body_of_unknown_length_is_read_no_further_than_the_limit() -> None:
@@ -216,6 +233,28 @@ def test_a_body_of_unknown_length_is_read_no_further_than_the_limit() -> None:
             async with connected(address) as (reader, writer):
                 writer.write(head + CHUNK * 11)
                 assert await reader.readline() == b"HTTP/1.1 413 Request Entity Too Large\r\n"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("target", "status"), [("/echo", b"200 OK"), ("/nope", b"404 Not Found")])
+def test_many_small_chunks_of_one_client_are_read_in_turn_with_other_work(target: str, status: bytes) -> None:
+    """The event loop makes a round after a few chunks, whether the body is wanted or discarded."""
+    chunks = 20_000
+
+    async def scenario() -> None:
+        async with serving() as (_, address), connected(address) as (reader, writer), asyncio.timeout(60):
+            head = f"POST {target} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+            writer.write(head.encode() + b"1\r\nx\r\n" * chunks + b"0\r\n\r\n" + request("GET", "/ping"))
+            answered = asyncio.create_task(reader.read())
+            rounds = 0
+            while not answered.done():
+                await asyncio.sleep(0)
+                rounds += 1
+            first, _, second = answered.result().partition(b"HTTP/1.1 200 OK\r\nContent-Type")
+            assert first.startswith(b"HTTP/1.1 " + status)
+            assert second.endswith(b"OK")
+            assert rounds > chunks / 500
 
     asyncio.run(scenario())
 
@@ -249,11 +288,49 @@ def test_a_head_that_does_not_end(monkeypatch: pytest.MonkeyPatch, start: bytes)
     asyncio.run(scenario())
 
 
-def test_an_endless_head_is_refused() -> None:
+LONG = "x" * 60_000
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        request("GET", "/ping", b"", f"Cookie: {LONG}"),
+        request("GET", f"/ping?a={LONG}"),
+        request("GET", "/ping", b"", *(f"X-{number}: 1" for number in range(250))),
+    ],
+)
+def test_a_large_head(asked: bytes) -> None:
     async def scenario() -> None:
-        async with serving() as (_, address), connected(address) as (reader, writer):
-            writer.write(b"GET /ping HTTP/1.1\r\nX: " + b"x" * 100_000)
-            assert (await reader.readline()).startswith(b"HTTP/1.1 400 ")
+        async with serving() as (_, address):
+            status, _, body = await exchange(address, asked)
+            assert (status, body) == (b"HTTP/1.1 200 OK", b"OK")
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        b"GET /ping HTTP/1.1\r\nX: " + b"x" * 100_000,
+        b"GET /ping?" + b"x" * 100_000,
+        b"GET /ping HTTP/1.1\r\n"
+        + b"".join(b"X-%d: %b\r\n" % (number, b"x" * 9_000) for number in range(100)),
+    ],
+)
+def test_an_endless_head_is_refused(asked: bytes) -> None:
+    async def scenario() -> None:
+        async with serving() as (_, address), asyncio.timeout(60):
+            for request_before in (b"", b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\nx"):
+                async with connected(address) as (reader, writer):
+                    writer.write(request_before)
+                    if request_before:
+                        await reader.readuntil(b"\r\n\r\nx")
+                    with contextlib.suppress(ConnectionError):
+                        writer.write(asked)
+                        await writer.drain()
+                    head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+                    assert head.startswith(b"HTTP/1.1 431 Request Header Fields Too Large\r\n")
+                    assert body == b"431 Request Header Fields Too Large"
 
     asyncio.run(scenario())
 
@@ -293,6 +370,28 @@ def test_a_connection_serves_many_requests_also_sent_ahead() -> None:
             writer.write(b"GET /ping HTTP/1.0\r\n\r\n")
             assert b"Connection: close\r\n" in await reader.readuntil(b"\r\n\r\n")
             assert await reader.read() == b"OK"
+
+    asyncio.run(scenario())
+
+
+def test_requests_whose_replies_are_not_read_wait_outside_of_the_server() -> None:
+    asked = b"GET /big HTTP/1.1\r\nHost: x\r\n\r\n" * 20_000
+
+    async def scenario() -> None:
+        async with (
+            serving() as (served, address),
+            connected(address) as (reader, writer),
+            asyncio.timeout(60),
+        ):
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            writer.write(asked)
+            for _ in range(50):  # meanwhile the server reads as much as it ever will
+                assert (await exchange(address, request("GET", "/ping")))[2] == b"OK"
+            server = served.server._server
+            assert server is not None
+            (connection,) = server.connections
+            assert 0 < len(connection._messages) < 100
+            writer.transport.abort()
 
     asyncio.run(scenario())
 

@@ -134,6 +134,7 @@ class TestBalance:
             for client in clients:
                 client.expect_silence(NOTHING / 3)
 
+    @only_ours("Go's scheduler may give most of a burst to one client")
     def test_with_room_for_all_none_gets_all(self, nsqd: Nsqd, topic: str) -> None:
         with ExitStack() as stack:
             for number in range(3):

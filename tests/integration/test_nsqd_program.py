@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import queue
 import re
 import signal
 import socket
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from nsq import Consumer, Producer
 from nsq.http.nsqd import NsqdApi
 from nsq.testing import Nsqd, Nsqlookupd, V2Client
 from nsq.testing.plugin import Factory
@@ -344,3 +346,25 @@ class TestQuickStart:
             assert (message.body, message.attempts) == (b"hello world 1", 1)
             finish_all(client, [message])
         assert "test" in nsqd.get("/stats").text
+
+
+@only_ours("the event loop is Python's")
+@pytest.mark.parametrize("durable", [False, True], ids=["normal", "durable"])
+def test_without_uvloop_it_delivers_and_restarts_all_the_same(
+    durable: bool, nsqd_factory: Factory[Nsqd], tmp_path: Path
+) -> None:
+    binary = tmp_path / "nsqd"
+    binary.write_text(
+        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(ROOT)!r})\nsys.modules['uvloop'] = None\n"
+        "from nsq.daemons.nsqd.__main__ import main\nsys.exit(main())\n"
+    )
+    binary.chmod(0o755)
+    nsqd = nsqd_factory(binary=binary, **({"durable": True} if durable else {}))
+    with Producer(nsqd.tcp_address) as producer:
+        producer.multi_publish("orders", [b"one", b"two"])
+    nsqd.restart()
+    seen: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    with Consumer("orders", "billing", nsqd=nsqd.tcp_address).add_handler(
+        lambda message: seen.put(message.body)
+    ):
+        assert sorted(seen.get(timeout=60) for _ in range(2)) == [b"one", b"two"]

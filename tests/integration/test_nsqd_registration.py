@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,6 +72,16 @@ def until_depth(nsqd: Nsqd, channel: str, depth: int) -> None:
     eventually(
         lambda: channel_stats(nsqd, "orders", channel), lambda found: found and found["depth"] == depth
     )
+
+
+@only_ours("Go's nsqd connects to nsqlookupds over TCP alone")
+def test_an_nsqlookupd_on_a_unix_socket(
+    nsqlookupd_factory: Factory[Nsqlookupd], nsqd_factory: Factory[Nsqd], tmp_path: Path
+) -> None:
+    path = str(tmp_path / "lookupd.sock")
+    lookupd = nsqlookupd_factory(tcp_address=path)
+    create(nsqd_factory(lookupd_tcp_addresses=(path,)), "orders", "archive")
+    until_registered(lookupd, keys("orders", ["archive"]))
 
 
 class TestWhatIsRegistered:

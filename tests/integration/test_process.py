@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -16,7 +17,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, contextlib, sys
+sys.modules.update(dict.fromkeys({hidden!r}.split()))  # their import then fails
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.process import run
 
@@ -32,12 +34,18 @@ class Daemon:
         print("draining", flush=True)
         {drain}
 
+    def hurry(self):
+        print("hurrying", flush=True)
+        self.hurried.set()
+
     async def stop(self):
+        self.hurried = asyncio.Event()
         print("stopping", flush=True)
         {stop}
         return {whole}
 
-sys.exit(run(Daemon, DaemonLog("[d] ", path={path!r})))
+with contextlib.closing(DaemonLog("[d] ", path={path!r})) as log:
+    sys.exit(run(Daemon, log))
 """
 FOR_EVER = "await asyncio.Event().wait()"
 
@@ -50,15 +58,20 @@ def started(
     drain: str = "pass",
     whole: bool = True,
     path: str = "",
+    hidden: str = "",
     environment: Mapping[str, str] | None = None,
+    stderr: int = subprocess.PIPE,
 ) -> subprocess.Popen[str]:
-    program = PROGRAM.format(start=start, stop=stop, reload=reload, drain=drain, whole=whole, path=path)
+    program = PROGRAM.format(
+        start=start, stop=stop, reload=reload, drain=drain, whole=whole, path=path, hidden=hidden
+    )
     return subprocess.Popen(
         [sys.executable, "-c", program],
         cwd=ROOT,
-        env={**os.environ, **(environment or {})},
+        # Without a buffer, a log line that cannot be written could not fail at the interpreter's end.
+        env={**os.environ, "PYTHONUNBUFFERED": "", **(environment or {})},
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
     )
 
@@ -68,17 +81,72 @@ def said(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
-def test_the_second_signal_does_not_wait_for_the_stop() -> None:
-    with started(stop=FOR_EVER) as process:
+def test_a_signal_a_second_after_the_first_hurries_the_stop_but_does_not_end_it() -> None:
+    with started(stop="await self.hurried.wait()") as process:
         assert said(process) == "started\n"
         process.send_signal(signal.SIGTERM)
         assert said(process) == "stopping\n"
+        process.send_signal(signal.SIGINT)  # counts as the same
+        time.sleep(1.1)
         process.send_signal(signal.SIGINT)
+        assert said(process) == "hurrying\n"
         _, log = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 0
     lines = log.splitlines()
     assert lines[0].endswith("INFO: received SIGTERM, stopping")
-    assert lines[1].endswith("FATAL: second signal (SIGINT): exiting without waiting")
+    assert lines[1].endswith("WARNING: received SIGINT again: not waiting for clients and requests")
+
+
+#: nsqd, whose first import of asyncio waits for stdin.
+SLOW_IMPORT = """
+import sys
+
+class Waiting:
+    def find_spec(self, name, path, target=None):
+        if name == "asyncio":
+            sys.meta_path.remove(self)
+            print("importing", flush=True)
+            sys.stdin.readline()
+
+sys.meta_path.insert(0, Waiting())
+from nsq.daemons.{program}.__main__ import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("program", ["nsqd", "nsqlookupd", "nsqadmin"])
+def test_signals_while_a_daemon_still_imports_its_modules_wait_for_its_start(
+    program: str, tmp_path: Path
+) -> None:
+    flags = {
+        "nsqd": ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0", f"--data-path={tmp_path}"],
+        "nsqlookupd": ["--tcp-address=127.0.0.1:0", "--http-address=127.0.0.1:0"],
+        "nsqadmin": ["--http-address=127.0.0.1:0", "--nsqd-http-address=127.0.0.1:1"],
+    }[program]
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW_IMPORT.format(program=program), *flags],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert said(process) == "importing\n"
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        _, log = process.communicate("\n", timeout=60)
+    assert process.returncode == 0, log
+    assert "received SIGTERM, stopping" in log
+
+
+@pytest.mark.parametrize(("hidden", "loop"), [("", "uvloop"), ("uvloop", "asyncio.unix_events")])
+def test_a_daemon_runs_on_uvloop_if_it_is_installed(hidden: str, loop: str) -> None:
+    start = "print(type(asyncio.get_running_loop()).__module__, flush=True)"
+    with started(start=start, hidden=hidden) as process:
+        assert said(process) == f"{loop}\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 def test_a_stop_that_lost_something_exits_with_status_1() -> None:
@@ -165,6 +233,21 @@ def test_what_fails_in_the_event_loop_is_in_the_log(tmp_path: Path) -> None:
     assert (process.returncode, err) == (0, "")
     assert "ERROR: Exception in callback" in log.read_text()
     assert "ZeroDivisionError" in log.read_text()
+
+
+@pytest.mark.parametrize("place", ["a closed pipe", "a full disk", "a --log-file on a full disk"])
+def test_a_log_that_cannot_be_written_does_not_change_the_exit_status(place: str) -> None:
+    if place == "a closed pipe":
+        reader, stderr = os.pipe()
+        os.close(reader)
+    else:
+        stderr = os.open("/dev/full", os.O_WRONLY)
+    with started(path="/dev/full" if "--log-file" in place else "", stderr=stderr) as process:
+        os.close(stderr)
+        assert said(process) == "started\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+    assert process.returncode == 0
 
 
 # systemd

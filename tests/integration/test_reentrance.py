@@ -167,7 +167,9 @@ def test_on_a_thread_that_it_would_wait_for(nsqd: Nsqd) -> None:
 
     class Publishing:
         def connect(self, address: str, *, timeout: float) -> Any:
-            assert producer._pool._changed.wait_for(lambda: producer._pool._up, time.monotonic() + PATIENCE)
+            assert producer._pool.owner.changed.wait_for(
+                lambda: producer._pool.owner.begun, time.monotonic() + PATIENCE
+            )
             for call in (lambda: producer.publish("reentrance", BODY), producer.flush, producer.close):
                 try:
                     call()  # type: ignore[operator]
@@ -224,7 +226,7 @@ def test_every_future_ends_when_it_is_closed(nsqd: Nsqd, warm: bool) -> None:
         for thread in threads:
             thread.join(PATIENCE)
         for future in futures:
-            error = future.exception(1.0)
+            error = future.exception(PATIENCE)
             assert error is None or isinstance(error, (nsq.PublishFailed, nsq.PublishUncertain))
 
 

@@ -12,6 +12,7 @@ import pytest
 from nsq.testing import Nsqd
 from nsq.tools.front_door import main
 from tests.integration.consuming import channel_of, create, numbered, publish, until
+from tests.integration.judged import only_ours
 from tests.integration.running_tools import ROOT
 
 
@@ -49,6 +50,7 @@ def test_keys_sort_filter_pause_and_quit(nsqd: Nsqd, tmux: Callable[..., str], t
     until("ended", lambda: (tmp_path / "ended").exists() and (tmp_path / "ended").read_text() == "ended 0\n")
 
 
+@only_ours("the age of the oldest message comes from peek, which Go's nsqd does not have")
 def test_without_a_terminal_it_writes_a_table(nsqd: Nsqd, capfd: pytest.CaptureFixture[str]) -> None:
     create(nsqd)
     publish(nsqd, [b"one"])

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -213,3 +214,16 @@ def test_what_cannot_be_run(
     monkeypatch.setattr("sys.path", list(sys.path))
     assert main(["work", target]) == 1
     assert said in capfd.readouterr().err
+
+
+def test_a_signal_a_second_after_the_first_ends_the_workers_at_once(work: Work) -> None:
+    work.write(pause=300.0)
+    with work.running("app:consumer", "--processes=2", "--timeout=200s"):
+        work.connected()
+        publish(work.nsqd, numbered(2))
+        until("in work", lambda: channel_of(work.nsqd)["in_flight_count"] == 2)
+        work.terminate()
+        time.sleep(1.2)  # signals within a second count as one
+        work.terminate()
+        work.process.wait(60)
+    until("back", lambda: channel_of(work.nsqd)["depth"] == 2)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import configparser
 import importlib
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,8 +17,7 @@ import nsq
 ROOT = Path(__file__).resolve().parents[2]
 
 EXTRAS = {
-    "server": {"aiohttp"},
-    "fast": {"uvloop"},
+    "server": {"aiohttp", "uvloop"},
     "spark": {"pyspark[sql]", "pyarrow", "pandas"},
     "chart": {"matplotlib"},
     "delta": {"nsq[spark]", "deltalake"},
@@ -48,6 +50,23 @@ def read_setup() -> configparser.ConfigParser:
     setup = configparser.ConfigParser(interpolation=None, delimiters=("=",))
     setup.read(ROOT / "setup.cfg", encoding="utf-8")
     return setup
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_clears_what_changes_python_and_nothing_else() -> None:
+    given = {"PYTHONUNBUFFERED": "1", "PYTHONHASHSEED": "0", "PYTHON": "python3", "JAVA_HOME": "/java"}
+    done = subprocess.run(
+        ["make", "-f", "Makefile", "-f", "-", "show", "PYTHONPATH=/x"],
+        cwd=ROOT,
+        input="show:\n\t@env\n",
+        env={"PATH": os.environ["PATH"], "HOME": "/home", **given},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    seen = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    assert {name for name in seen if name.startswith("PYTHON")} == {"PYTHON"}
+    assert seen["JAVA_HOME"] == "/java"
 
 
 @pytest.fixture

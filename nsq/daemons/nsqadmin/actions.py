@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 
-from nsq.daemons.nsqadmin.cluster import Cluster
+from nsq.daemons.nsqadmin.cluster import Cluster, UpstreamError, post
 from nsq.daemons.nsqadmin.guard import json_body, reply_with, text_in
 from nsq.daemons.nsqadmin.live import Live
 from nsq.daemons.nsqadmin.notifications import Notifications
 from nsq.daemons.routes import HttpError, Reply, Request
+from nsq.errors import ApiRefused
+from nsq.http.cluster import Node
 from nsq.wire.names import valid_channel, valid_topic
 
 
@@ -104,8 +106,15 @@ class Actions:
         here = [node for node in nodes.value if node.name == name]
         failures += nodes.failures
         if not here:
-            failures.append(f"{name} is no nsqd that is known here: the topic was deleted on none")
-        failures += await self._cluster.post_nodes(here, "/topic/delete", {"topic": topic})
+            raise UpstreamError(f"{name} is no nsqd that is known here: the topic was deleted on none")
+
+        async def delete(node: Node) -> None:
+            try:
+                await self._cluster.ask(post(node.url, "/topic/delete", {"topic": topic}))
+            except ApiRefused as error:
+                failures.append(str(error))
+
+        await self._cluster.gather("nsqd", here, delete)  # an nsqd that does not answer is an error, as in Go
         self._notify("tombstone_topic_producer", request, topic, node=name)
         return reply_with({}, failures)
 

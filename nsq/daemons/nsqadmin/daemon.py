@@ -45,6 +45,9 @@ class Nsqadmin:
     async def reload(self) -> None:
         """Do nothing: only the log has a file to open again."""
 
+    def hurry(self) -> None:
+        """Do nothing: a stop takes about a second."""
+
     async def drain(self) -> None:
         """Do nothing: nsqadmin has no messages."""
 

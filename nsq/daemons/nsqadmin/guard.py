@@ -1,9 +1,7 @@
 """Access control: admin users, pages of other sites, the network of /config, headers of every reply.
 
-Pages of other sites are refused in two ways. Requests from another site are recognised by Sec-Fetch-Site and
-Origin. With DNS rebinding (a foreign host name that points to this server's address) the browser takes the
-foreign page for ours, and only the host name differs. So requests that change something or show messages are
-allowed only under names that a stranger cannot own, and under those of --allow-host.
+Requests that change something or show messages are allowed only under host names that a stranger cannot own
+(``sites`` says why), and under those of --allow-host.
 """
 
 from __future__ import annotations
@@ -11,18 +9,17 @@ from __future__ import annotations
 import gzip
 import ipaddress
 import json
-import socket
 import zlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from nsq.daemons.nsqadmin.cluster import UpstreamError
 from nsq.daemons.nsqadmin.options import NsqadminOptions, config_network
 from nsq.daemons.routes import Handler, HttpError, Reply, Request, read_body
+from nsq.daemons.sites import own_names, refuse_other_sites, unknown_name
+from nsq.wire.identify import values_of
 
 Json = dict[str, object]
 
-#: Top-level domains whose names cannot be registered in public DNS.
-_PRIVATE = ("localhost", "local", "internal", "test", "home.arpa")
 #: Headers that browsers send.
 _BROWSERS = ("Origin", "Sec-Fetch-Site")
 MAX_BODY = 1024 * 1024
@@ -38,7 +35,7 @@ class Guard:
         cidr = options.allow_config_from_cidr
         self._network = config_network(cidr) if cidr else None
         self._strict = bool(options.allow_hosts)
-        self._hosts = {host.lower().rstrip(".") for host in (*options.allow_hosts, socket.gethostname())}
+        self._hosts = own_names(*options.allow_hosts)
 
     def is_admin(self, request: Request) -> bool:
         """Whether the user is an admin; without --admin-user every user is."""
@@ -79,57 +76,11 @@ class Guard:
 
     def _refuse_strange_names(self, request: Request, *, browser: bool = False) -> None:
         headers = request.headers
-        hosts = [_origin_host(headers.get("Origin", ""))]
-        if not hosts[0]:
-            if not browser and request.method != "GET" and not any(map(headers.get, _BROWSERS)):
-                return  # not a browser: browsers send an Origin with every request that is not a GET
-            # A page's script can set X-Forwarded-Host, but not Host.
-            hosts = [headers.get("Host", ""), *headers.get("X-Forwarded-Host", "").split(",")]
-        for name in map(_name_in, hosts):
-            if name and not self._knows(name):
-                raise HttpError(403, f"UNKNOWN_HOST: start nsqadmin with --allow-host={name}")
-
-    def _knows(self, name: str) -> bool:
-        name = name.lower().rstrip(".")
-        if name in self._hosts or "." not in name or name.endswith(tuple(f".{each}" for each in _PRIVATE)):
-            return True
-        return _is_address(name)
-
-
-def _origin_host(origin: str) -> str:
-    """Return an origin's host and port, ``a.example:8080``; empty for the origin "null"."""
-    return origin.partition("://")[2]
-
-
-def _name_in(host: str) -> str:
-    """Return the host without its port."""
-    host = host.strip()
-    return host.rpartition(":")[0] if ":" in host.rpartition("]")[2] else host
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.strip("[]").partition("%")[0])
-    except ValueError:
-        return False
-    return True
-
-
-def refuse_other_sites(request: Request) -> None:
-    """Raise HttpError if a browser sends this from a page of another site. Programs send neither header."""
-    headers = request.headers
-    site = headers.get("Sec-Fetch-Site")
-    if site is not None:
-        if site in ("same-origin", "none"):
-            return
-        raise HttpError(403, "CROSS_SITE_REQUEST")
-    origin = headers.get("Origin")
-    if origin is None:
-        return
-    # X-Forwarded-Host is the host of the browser's request to a proxy; no page can set it for another site.
-    ours = {headers.get("Host", ""), headers.get("X-Forwarded-Host", "")} - {""}
-    if _origin_host(origin) not in ours:
-        raise HttpError(403, "CROSS_SITE_REQUEST")
+        if not browser and request.method != "GET" and not any(map(headers.get, _BROWSERS)):
+            return  # not a browser: browsers send an Origin with every request that is not a GET
+        name = unknown_name(request, self._hosts)
+        if name is not None:
+            raise HttpError(403, f"UNKNOWN_HOST: start nsqadmin with --allow-host={name}")
 
 
 def _lies_in(remote: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network) -> bool:
@@ -156,7 +107,7 @@ async def json_body(request: Request) -> Json:
 
 
 def text_in(body: Json, name: str) -> str:
-    found = body.get(name) or ""
+    found = values_of(body, (name,)).get(name) or ""
     if not isinstance(found, str):
         raise HttpError(400, f"{name} is not a text but {type(found).__name__}")
     return found

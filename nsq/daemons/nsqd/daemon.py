@@ -6,8 +6,10 @@ import asyncio
 import functools
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.httpd import HttpServer
@@ -59,6 +61,7 @@ class Nsqd:
         self._auth: AuthServers | None = None
         self._memory = Memory()
         self._statsd: StatsdSender | None = None
+        self._hurried = asyncio.Event()
 
     # The actual addresses as text; None while it does not listen there.
 
@@ -197,10 +200,28 @@ class Nsqd:
         if self._registration is not None:
             await self._registration.close()
         if self._storage is not None and self._storage.publish_committer is not None:
-            await self._storage.settle()
+            await self._unless_hurried(self._storage.settle())
         await self._disconnect_clients()
         if self._statsd is not None:
-            await self._statsd.close()
+            await self._unless_hurried(self._statsd.close())
+
+    def hurry(self) -> None:
+        self._hurried.set()
+        if self._storage is not None:
+            self._log.warning(
+                "nsqd: %s; only SIGKILL ends this, and loses what is left", self._storage.progress
+            )
+
+    async def _unless_hurried(self, waiting: Coroutine[Any, Any, object]) -> None:
+        """Wait until it is done, or until ``hurry`` is called."""
+        loop = asyncio.get_running_loop()
+        task, hurried = loop.create_task(waiting), loop.create_task(self._hurried.wait())
+        try:
+            await asyncio.wait({task, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            task.cancel()
+            hurried.cancel()
+            await asyncio.gather(task, hurried, return_exceptions=True)
 
     async def _persist(self) -> bool:
         self._memory.stop()
@@ -217,13 +238,12 @@ class Nsqd:
             session.close()
         if self._all_gone is None:
             return
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(_STOP_SECONDS):
-                await self._all_gone.wait()
-        except TimeoutError:
-            for connection in list(self._connections):
-                connection.abort()
-            await self._all_gone.wait()
+                await self._unless_hurried(self._all_gone.wait())
+        for connection in list(self._connections):
+            connection.abort()
+        await self._all_gone.wait()
 
     # Clients.
 

@@ -19,19 +19,22 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.debug import Debugging, on_this_machine
+from nsq.daemons.debug import Debugging
 from nsq.daemons.nsqd import stats
 from nsq.daemons.nsqd.core.backlog import StorageFailed, Waiting, show
-from nsq.daemons.nsqd.core.broker import AT_ONCE, Broker, Draining
+from nsq.daemons.nsqd.core.broker import Broker, Draining
 from nsq.daemons.nsqd.core.channel import Channel, Subscriber
+from nsq.daemons.nsqd.core.clock import pause_after
 from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
-from nsq.daemons.nsqd.options import PEEK_LOOPBACK, PEEK_OFF, NsqdOptions
+from nsq.daemons.nsqd.options import PEEK_LOOPBACK, PEEK_OFF, TLS_VERSIONS, NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
 from nsq.daemons.nsqd.session.session import Environment, Session
 from nsq.daemons.nsqd.stats import Json, Memory
+from nsq.daemons.nsqd.statsd import full_prefix
 from nsq.daemons.nsqd.storage.committer import Committer
 from nsq.daemons.nsqd.storage.storage import HEALTHY
 from nsq.daemons.routes import EMPTY, JSON, OK, TEXT, Handler, HttpError, Reply, Request, Route, read_body
+from nsq.daemons.sites import on_this_machine, own_names, refuse_other_sites, unknown_name
 from nsq.daemons.slices import Slices
 from nsq.daemons.worker_thread import in_thread
 from nsq.errors import ConfigError
@@ -45,6 +48,8 @@ _NOT_BINARY = ("false", "0")
 _LARGE = 128 * 1024
 
 _MAX_SETTING = 1024 * 1024
+#: The number of TLS 1.0 in the protocol; later versions count on from it.
+_TLS_1_0 = 0x0301
 #: Messages that one peek returns (default, maximum), and the most bytes of their bodies.
 _PEEKED, _MAX_PEEKED, _MAX_PEEKED_BYTES = 10, 100, 1024 * 1024
 #: Bytes of a long reply that are sent at once.
@@ -145,8 +150,8 @@ def routes(context: Context) -> list[Route]:
         "/channel/pause": administration.pause_channel,
         "/channel/unpause": administration.unpause_channel,
     }
-    if (committer := context.storage.publish_committer) is not None:
-        actions = {path: _after_sync(action, committer) for path, action in actions.items()}
+    committer = context.storage.publish_committer
+    actions = {path: _stored(action, committer) for path, action in actions.items()}
     options = context.options
     looks: dict[str, Handler] = {}
     if options.metrics:
@@ -178,14 +183,15 @@ def routes(context: Context) -> list[Route]:
     ]
 
 
-def _after_sync(action: Handler, committer: Committer) -> Handler:
-    """Reply only when the action's changes are fsynced."""
+def _stored(action: Handler, committer: Committer | None) -> Handler:
+    """Reply 503 if the storage refuses the changes; with a committer, wait until they are fsynced."""
 
     async def act(request: Request) -> Reply:
         try:
             made = action(request)
             reply = made if isinstance(made, Reply) else await made
-            await committer.wait_until_synced()
+            if committer is not None:
+                await committer.wait_until_synced()
         except StorageFailed:
             raise HttpError(503, "STORAGE_FAILED") from None
         return reply
@@ -238,7 +244,7 @@ class Publishing:
             raise HttpError(503, _code(error, "PUB_FAILED")) from None
         return OK
 
-    async def _publish(self, publish: Callable[[], None]) -> None:
+    async def _publish(self, publish: Callable[[], object]) -> None:
         """Publish; for a new topic, first wait for its channels."""
         while True:
             try:
@@ -253,9 +259,7 @@ class Publishing:
             await self._storage.publish_committer.wait_until_synced()
 
     def _defer(self, request: Request) -> float:
-        text = request.args.get("defer")
-        if text is None:
-            return 0.0
+        text = request.args.get("defer", "0").removeprefix("+")
         if not (text.isascii() and text.isdigit() and len(text) <= 18):
             raise HttpError(400, "INVALID_DEFER")
         if int(text) > round(self._options.max_req_timeout * 1000):
@@ -272,11 +276,14 @@ class Publishing:
         bodies = cut(body) if len(body) < _LARGE else await in_thread(lambda: cut(body), "nsqd-mpub")
         if bodies:
             try:
-                for start in range(0, len(bodies), AT_ONCE):
-                    if start:
-                        await asyncio.sleep(0)  # let other clients be served
-                    part = bodies[start : start + AT_ONCE]
-                    await self._publish(functools.partial(self._broker.publish, name, part))
+                start = 0
+                while start < len(bodies):
+                    end = start + self._broker.at_once(name)
+                    began = time.monotonic()
+                    await self._publish(functools.partial(self._broker.publish, name, bodies[start:end]))
+                    start = end
+                    if start < len(bodies):  # let other clients be served
+                        await asyncio.sleep(pause_after(time.monotonic() - began))
                 await self._wait_until_synced()
             except StorageFailed as error:
                 raise HttpError(503, _code(error, "MPUB_FAILED")) from None
@@ -452,12 +459,23 @@ class Inspection:
         return _messages(await channel.peek(count, _MAX_PEEKED_BYTES))
 
     def _peeked(self, request: Request) -> int:
-        if self._context.options.peek == PEEK_LOOPBACK and not on_this_machine(request.remote):
-            raise HttpError(403, "PEEK_FROM_THIS_MACHINE_ONLY")
+        if self._context.options.peek == PEEK_LOOPBACK:
+            self._refuse_strangers(request)
         text = request.args.get("n", str(_PEEKED))
         if not (text.isascii() and text.isdigit() and len(text) < 10 and 0 < int(text) <= _MAX_PEEKED):
             raise HttpError(400, "INVALID_ARG_N")
         return int(text)
+
+    def _refuse_strangers(self, request: Request) -> None:
+        """Refuse callers on other machines, and web pages of other sites in a browser on this one."""
+        if not on_this_machine(request.remote):
+            raise HttpError(403, "PEEK_FROM_THIS_MACHINE_ONLY")
+        refuse_other_sites(request)
+        name = unknown_name(request, own_names(self._context.options.broadcast_address))
+        if name is not None:
+            raise HttpError(
+                403, f"UNKNOWN_HOST: ask localhost, or this nsqd's --broadcast-address, not {name}"
+            )
 
     @property
     def _health(self) -> str:
@@ -492,12 +510,26 @@ class Inspection:
         field = self._settings.get(name)
         if field is None:
             raise HttpError(400, "INVALID_OPTION")
-        if name == "nsqlookupd_tcp_addresses":
-            return self._context.registration.addresses
-        if name == "log_level":
-            return self._context.environment.log.level
+        shown = self._shown_otherwise()
+        if name in shown:
+            return shown[name]
         value = getattr(self._context.options, field.name)
         return _nanoseconds(value) if is_duration(field) else value
+
+    def _shown_otherwise(self) -> dict[str, Any]:
+        """Return the settings that can change, and those that Go's nsqd shows differently."""
+        context, options = self._context, self._context.options
+        tcp_port, http_port = context.ports()
+        required = 2 if options.requires_https else 1 if options.requires_tls else 0
+        return {
+            "nsqlookupd_tcp_addresses": context.registration.addresses,
+            "log_level": context.environment.log.level,
+            "broadcast_tcp_port": tcp_port,
+            "broadcast_http_port": http_port,
+            "statsd_prefix": full_prefix(options.statsd_prefix, options.broadcast_address, http_port),
+            "tls_required": required,
+            "tls_min_version": _TLS_1_0 + TLS_VERSIONS.index(options.tls_min_version),
+        }
 
     def free_memory(self, request: Request) -> Reply:
         """Collect garbage now. Go's nsqd does so too, but then replies 500."""

@@ -11,7 +11,7 @@ import socket
 import zlib
 from dataclasses import dataclass
 
-from nsq.daemons.listen import address_of, tcp_address_of
+from nsq.daemons.listen import address_of, peer_address_of
 from nsq.daemons.logs import FORMATS, TEXT, checked_level
 from nsq.errors import ConfigError
 from nsq.flags import check, duration, flag, repeated
@@ -63,7 +63,9 @@ class NsqdOptions:
     http_address: str = flag(
         "0.0.0.0:4151", "<addr>:<port> or a Unix socket for HTTP clients; empty for none"
     )
-    https_address: str = flag("0.0.0.0:4152", "<addr>:<port> for HTTPS clients, once there is a --tls-cert")
+    https_address: str = flag(
+        "0.0.0.0:4152", "<addr>:<port> for HTTPS clients, used only with --tls-cert; empty for none"
+    )
     max_connections: int = flag(
         0, "connections at most, of TCP and of HTTP clients each (0: any number)", low=0, high=2**31
     )
@@ -82,7 +84,7 @@ class NsqdOptions:
     )
     lookupd_tcp_addresses: tuple[str, ...] = repeated(
         str,
-        "<addr>:<port> of an nsqlookupd to register with",
+        "<addr>:<port> or the path of a Unix socket of an nsqlookupd to register with",
         name="lookupd-tcp-address",
         key="nsqlookupd_tcp_addresses",
     )
@@ -224,14 +226,21 @@ class NsqdOptions:
         check(self)
         checked_level(self.log_level)
         if not self.broadcast_address:
-            raise ConfigError(
-                "--broadcast-address is empty: nsqlookupd needs an address to give to consumers"
-            )
+            object.__setattr__(self, "broadcast_address", socket.gethostname())
         address_of("--tcp-address", self.tcp_address)
-        address_of("--http-address", self.http_address)
-        address_of("--https-address", self.https_address)
+        for flag_name, address in (
+            ("--http-address", self.http_address),
+            ("--https-address", self.https_address),
+        ):
+            if address:
+                address_of(flag_name, address)
         for address in self.lookupd_tcp_addresses:
-            tcp_address_of("--lookupd-tcp-address", address)
+            peer_address_of("--lookupd-tcp-address", address)
+        if self.lookupd_tcp_addresses and not self.http_address and not self.broadcast_http_port:
+            raise ConfigError(
+                "--http-address is empty, but nsqlookupd registers no nsqd without an HTTP port: "
+                "give --broadcast-http-port, or no --lookupd-tcp-address"
+            )
         if self.statsd_address:
             address_of("--statsd-address", self.statsd_address)
         self._check_percentiles()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from urllib.parse import quote
 
 from nsq.daemons.http_client import send
-from nsq.daemons.listen import TcpAddress, tcp_address_of
+from nsq.daemons.listen import Address, UnixAddress, peer_address_of
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.core.backlog import StorageFailed
 from nsq.daemons.nsqd.core.broker import Broker
@@ -54,7 +54,7 @@ class Registration:
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
         """Register with exactly these nsqlookupds from now on. ConfigError for an invalid address."""
-        wanted = {address: tcp_address_of("--lookupd-tcp-address", address) for address in addresses}
+        wanted = {address: peer_address_of("--lookupd-tcp-address", address) for address in addresses}
         if self._identity is None:
             return
         for address in self._peers.keys() - wanted.keys():
@@ -148,7 +148,7 @@ class _Peer:
 
     def __init__(
         self,
-        address: TcpAddress,
+        address: Address,
         identity: PeerInfo,
         everything: Callable[[], Iterator[bytes]],
         log: DaemonLog,
@@ -189,7 +189,7 @@ class _Peer:
         """Connect, IDENTIFY, register everything, then send every change, or PING when there is none."""
         self._log.info("LOOKUPD connecting to %s", self._address)
         async with asyncio.timeout(_ANSWER_WITHIN):
-            reader, writer = await asyncio.open_connection(self._address.host, self._address.port)
+            reader, writer = await _connect(self._address)
         try:
             exchange = _Exchange(reader, writer)
             answer = await exchange.ask(lookup.MAGIC + lookup.identify(self._identity))
@@ -218,6 +218,12 @@ class _Peer:
     def _learn(self, peer: PeerInfo) -> None:
         self._log.info("LOOKUPD(%s): peer info %s", self._address, peer)
         self.http = (peer.broadcast_address, peer.http_port) if peer.broadcast_address else None
+
+
+async def _connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if isinstance(address, UnixAddress):
+        return await asyncio.open_unix_connection(address.path)
+    return await asyncio.open_connection(address.host, address.port)
 
 
 class _Exchange:

@@ -22,6 +22,8 @@ _WEAK = ("EE_KEY_TOO_SMALL", "CA_KEY_TOO_SMALL", "CA_MD_TOO_WEAK")
 
 def server_context(options: NsqdOptions, log: DaemonLog) -> ssl.SSLContext | None:
     """Make the context for TCP and HTTPS clients; None without --tls-cert."""
+    if options.tls_root_ca_file:
+        client_context(options)  # raises ConfigError if the file cannot be read, also without a certificate
     if not options.tls_cert:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -73,10 +75,7 @@ def _demand_client_certificates(context: ssl.SSLContext, options: NsqdOptions) -
     Without a policy none is requested: a client could send one that is meant for another server.
     """
     if options.tls_root_ca_file:
-        try:
-            context.load_verify_locations(options.tls_root_ca_file)
-        except (OSError, ssl.SSLError) as error:
-            raise ConfigError(f"--tls-root-ca-file {options.tls_root_ca_file!r}: {error}") from None
+        context.load_verify_locations(options.tls_root_ca_file)
     elif options.tls_client_auth_policy:
         context.load_default_certs(ssl.Purpose.CLIENT_AUTH)
     if options.tls_client_auth_policy:

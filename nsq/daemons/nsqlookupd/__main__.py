@@ -1,5 +1,6 @@
 """The program nsqlookupd, also as ``python -m nsq.daemons.nsqlookupd``.
 
+The other modules are imported while the daemon's signals are blocked: an early signal waits for its handler.
 aiohttp is imported only when the daemon is made, so that --help and --version work without it.
 """
 
@@ -7,14 +8,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from nsq.daemons.logs import DaemonLog
-from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
-from nsq.daemons.process import Daemon, run_program
+from nsq.threads.stop_signals import daemon_signals_blocked
+
+if TYPE_CHECKING:
+    from nsq.daemons.logs import DaemonLog
+    from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
+    from nsq.daemons.process import Daemon
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_program("nsqlookupd", NsqlookupdOptions, _make_daemon, argv)
+    with daemon_signals_blocked(for_good=argv is None):
+        from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
+        from nsq.daemons.process import run_program
+
+        return run_program("nsqlookupd", NsqlookupdOptions, _make_daemon, argv)
 
 
 def _make_daemon(options: NsqlookupdOptions, log: DaemonLog) -> Daemon:

@@ -65,6 +65,9 @@ class Nsqlookupd:
     async def reload(self) -> None:
         """Do nothing: only the log has a file to open again."""
 
+    def hurry(self) -> None:
+        """Do nothing: a stop takes about a second."""
+
     async def drain(self) -> None:
         """Do nothing: nsqds stay registered with other nsqlookupds, and register again after a restart."""
 

@@ -17,7 +17,6 @@ from contextlib import suppress
 from types import FrameType
 
 from nsq.collector import calm_collector
-from nsq.consumer.signals import SignalWatch
 from nsq.errors import ConfigError, NsqError, UsageError, WalForeign
 from nsq.log import Logger
 from nsq.spark.receiver import protocol
@@ -26,6 +25,8 @@ from nsq.spark.receiver.receiving import Receiving
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.names import Subject
 from nsq.spark.wal.store import open_wal
+from nsq.threads.signals import SignalWatch
+from nsq.threads.stop_signals import StopSignals
 
 log = Logger("nsq.spark.receiver")
 
@@ -33,15 +34,18 @@ log = Logger("nsq.spark.receiver")
 class SignalWakeup(SignalWatch):
     """Wakes the main thread when there are bytes to read, when another thread asks, at SIGTERM and SIGINT.
 
-    The first signal only increments ``signals``; the second one exits the process at once. That loses
-    nothing: finished messages are in the log, and nsqd delivers the others again.
+    The first signal only increments ``signals``; one that comes more than a second later exits the process at
+    once. That loses nothing: finished messages are in the log, and nsqd delivers the others again.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.signals = 0
+        self._arrivals = StopSignals()
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
+        if self._arrivals.repeats(time.monotonic()):
+            return
         self.signals += 1
         if self.signals > 1:
             os._exit(128 + number)
@@ -221,7 +225,8 @@ def main() -> int:
 
 
 def standalone(options: SourceOptions, *, progress: Callable[[str], None], interval: float = 1.0) -> Stopped:
-    """Receive until SIGTERM or SIGINT, then stop gracefully; a second signal exits the process at once.
+    """Receive until SIGTERM or SIGINT, then stop gracefully; another signal, more than a second later, exits
+    the process at once.
 
     For the main thread. Every ``interval`` seconds it seals the received rows, and passes a line of text to
     ``progress``. Raises ConfigError, also when nsqd refuses the settings, and WalError.

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.comparison import Bar
+from benchmarks.comparison import Bar, Comparison, Figure, beside_old
 
 from .outcomes import outcome
 
@@ -45,3 +45,20 @@ def test_a_column_has_as_many_verdicts_as_bars() -> None:
 
 def test_who_is_absent_is_not_judged_by() -> None:
     assert outcome({"nsq": [30.0]}, [Bar("nsq", "gone", 2)], absent={"gone": "not installed"}).judge() == []
+
+
+@pytest.mark.parametrize(("unit", "ratio", "at_most"), [("msg/s", 0.95, False), ("ms", 1.05, True)])
+def test_our_columns_are_compared_with_those_of_older_code(unit: str, ratio: float, at_most: bool) -> None:
+    comparison = Comparison(
+        name="load",
+        figures=[Figure("", unit)],
+        contenders={"nsqd": lambda scale: [scale], "minimal": lambda _: [1.0]},
+        bars=[Bar("nsqd", "minimal", 0.5)],
+    )
+    beside = beside_old(comparison, lambda measure: lambda scale: [10 * measure(scale)[0]])
+
+    assert {column: measure(3.0) for column, measure in beside.contenders.items()} == {
+        "nsqd": [3.0],
+        "nsqd, old": [30.0],
+    }
+    assert beside.bars == [Bar("nsqd", "nsqd, old", ratio, at_most=at_most)]

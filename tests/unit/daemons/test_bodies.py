@@ -104,6 +104,19 @@ def test_who_holds_room_and_makes_no_use_of_it_is_cut_off_while_others_wait(size
     assert scene.happened() == (["idle is cut off", "waiting goes on"] if cut_off else [])
 
 
+@pytest.mark.parametrize(("grown", "cut_off"), [(CHUNK_BYTES - 1, True), (CHUNK_BYTES, False)])
+def test_a_large_body_must_grow_by_an_eighth(grown: int, cut_off: bool) -> None:
+    scene = Scene()
+    scene.count("slow", 8 * CHUNK_BYTES)
+    scene.count("waiting", 1)
+    scene.now += STALL_SECONDS - 1
+    scene.count("slow", 8 * CHUNK_BYTES + grown)
+    scene.now += 1
+    scene.happened()
+    scene.bodies.cut_off_the_idle()
+    assert scene.happened() == (["slow is cut off", "waiting goes on"] if cut_off else [])
+
+
 def test_to_wait_is_not_to_be_idle() -> None:
     scene = Scene()
     scene.count("busy", LIMIT)

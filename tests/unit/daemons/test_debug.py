@@ -61,6 +61,11 @@ def test_others_are_refused_whatever_they_ask(remote: str) -> None:
     assert {ask(From(remote, route.path)).status for route in looking} == {403}
 
 
+def test_a_web_page_whose_name_leads_to_this_machine_is_refused() -> None:
+    for host, status in (("rebound.example:4151", 403), ("localhost:4151", 200)):
+        assert ask(Request("GET", "/debug/pprof/cmdline", headers={"Host": host})).status == status
+
+
 @pytest.mark.parametrize(
     ("query", "code"),
     [

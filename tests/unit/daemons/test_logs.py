@@ -78,6 +78,12 @@ def test_an_error_brings_its_traceback() -> None:
     assert stream.getvalue().endswith("KeyError: 'lost'\n")
 
 
+def test_control_characters_are_escaped() -> None:
+    stream = io.StringIO()
+    DaemonLog(stream=stream).info("client sent %s", "a\x1b[2Jb\r\nc\td\x7f\x9b\N{SNOWMAN}")
+    assert stream.getvalue().endswith("INFO: client sent a\\x1b[2Jb\\r\\nc\td\\x7f\\x9b\N{SNOWMAN}\n")
+
+
 def test_a_wrong_format_loses_no_line() -> None:
     stream = io.StringIO()
     DaemonLog(stream=stream).info("%d apples", "three")

@@ -68,6 +68,16 @@ def test_what_is_forwarded_of_json(given: dict[str, Any], body: bytes, forwarded
         assert filtered(body) == forwarded
 
 
+def test_a_required_value_without_its_field_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--require-json-value needs --require-json-field"):
+        nsq_to_nsq.NsqToNsqOptions(
+            topic=("t",),
+            nsqd_tcp_address=("a:1",),
+            destination_nsqd_tcp_address=("b:1",),
+            require_json_value="1",
+        )
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -76,6 +86,7 @@ def test_what_is_forwarded_of_json(given: dict[str, Any], body: bytes, forwarded
         ({"get": ("http://a/?%s",), "post": ("http://a/",)}, "not both"),
         ({}, "--get or --post"),
         ({"get": ("http://a/?%s",), "content_type": "text/plain"}, "--content-type"),
+        ({"post": ("http://a/",), "content_type": ""}, "--content-type is empty"),
         ({"post": ("http://a/",), "mode": "random"}, "--mode is 'random'"),
         ({"post": ("http://a/",), "sample": 1.5}, "--sample"),
     ],
@@ -112,6 +123,8 @@ def test_a_body_is_escaped_into_the_address() -> None:
     assert str(request.url) == "http://a:1/p"
     assert request.url.target == "/p?q=a+b%26%FF~"
     assert request.headers == {"Authorization": "Basic dXNlcjpzZWNyZXQ=", "X": "y"}
+    request = Destination("http://a:1/%%41?q=%s&r=100%%", {}, "GET").request(b"%%s")
+    assert request.url.target == "/%41?q=%25%25s&r=100%"
 
 
 @pytest.mark.parametrize("address", ["http://[", "ftp://a/", "http://a:x/"])
@@ -125,9 +138,11 @@ def test_an_address_that_is_none(address: str) -> None:
 def test_headers() -> None:
     assert headers_of(["A: b", "C:d: e"]) == {"A": "b", "C": "d: e"}
     assert headers_of(["content-TYPE: a", "x-2fa: b", "X-2FA: c"]) == {"Content-Type": "a", "X-2fa": "c"}
-    for wrong in ("A=b", ": b", "A: b\r\nC: d"):
+    for wrong in ("A=b", ": b", "A: b\r\nC: d", "X A: b", "X-A:", "X-A: "):
         with pytest.raises(ConfigError, match="Key: Value"):
             headers_of([wrong])
+    with pytest.raises(ConfigError, match="sends this header itself"):
+        headers_of(["content-length: 99"])
 
 
 @pytest.mark.parametrize(

@@ -67,18 +67,23 @@ def files(tmp_path: Path, folder: str = "out") -> dict[str, bytes]:
         ({"filename_format": "<TOPIC>.<HOST><GZIPREV>.log", "gzip": True}, f"t.{SHORT}<REV>.log.gz"),
         ({"filename_format": "<TOPIC><REV>.gz", "gzip": True}, "t<REV>.gz"),
         ({"rotate_size": 1}, "t<REV>.2026-11-23_12"),
+        ({"filename_format": "<TOPIC>.<PID>.log"}, "t.PID.log"),
         ({"datetime_format": "%Y/%m/%d/%H%M%S%%"}, "t.2026/11/23/120000%"),
         ({"filename_format": "<HOST>", "host_identifier": "<HOSTNAME>-<SHORT_HOST>-x"}, f"{HOST}-{SHORT}-x"),
     ],
 )
 def test_names(tmp_path: Path, given: dict[str, Any], name: str) -> None:
-    assert Names(options(tmp_path, **given), "t").at(NOON) == name
+    assert Names(options(tmp_path, **given), "t").at(NOON) == name.replace("PID", str(os.getpid()))
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
         ({"topic": ()}, "--topic or --lookupd-http-address required"),
+        (
+            {"topic": (), "nsqd_tcp_address": (), "lookupd_http_address": ("a:1",)},
+            "--topic or --topic-pattern required",
+        ),
         ({"topic_pattern": "("}, "--topic-pattern"),
         ({"filename_format": "<TOPIC>", "gzip": True}, "<REV>"),
         ({"filename_format": "<TOPIC>", "hand_over": True}, "<REV>"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from nsq import Config
-from nsq.errors import ConfigError
+from nsq.flags import FlagExit
 from nsq.tools.program import ConsumerFlags, config_of, log, run
 
 OPTIONS: list[tuple[str, dict[str, object]]] = [
@@ -67,8 +67,9 @@ def test_an_option_that_was_given_beats_the_tools_own_default() -> None:
 
 @pytest.mark.parametrize("given", ["nonsense,1", "msg_timeout,soon", "tls_verify,perhaps", "max_attempts,-1"])
 def test_an_option_that_is_none_names_the_flag(given: str) -> None:
-    with pytest.raises(ConfigError, match=f"^--consumer-opt: .*{given.partition(',')[0]}"):
+    with pytest.raises(FlagExit, match=f"^--consumer-opt: .*{given.partition(',')[0]}") as caught:
         config_of("--consumer-opt", [given], {})
+    assert caught.value.status == 2
 
 
 @dataclass(frozen=True, kw_only=True)

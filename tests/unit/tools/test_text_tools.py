@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import cast
+from concurrent.futures import Future
+from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
+from nsq.errors import BadMessage
 from nsq.http.cluster import Channel, count_topics
 from nsq.http.nsqd import NsqdStats
 from nsq.tools.nsq_stat import Poll, StatOptions, lines, row, screen
 from nsq.tools.nsq_tail import pretty
-from nsq.tools.to_nsq import Splitter, Throttle
+from nsq.tools.to_nsq import Publisher, Splitter, Throttle
 
 
 @pytest.mark.parametrize(
@@ -94,3 +97,36 @@ def test_on_a_terminal_each_nsqd_has_a_line_below_the_sum() -> None:
 )
 def test_a_terminal_gets_json_in_lines_and_no_control_characters(body: bytes, shown: bytes) -> None:
     assert pretty(body) == shown
+
+
+class OneTooLarge:
+    """A producer whose nsqd refuses the record "large", and batches with it."""
+
+    def __init__(self) -> None:
+        self.stored: list[bytes] = []
+
+    def multi_publish_async(self, topic: str, bodies: list[bytes]) -> Future[None]:
+        future: Future[None] = Future()
+        if b"large" in bodies:
+            future.set_exception(BadMessage("too large", "E_BAD_MESSAGE"))
+        else:
+            self.stored += bodies
+            future.set_result(None)
+        return future
+
+    def publish(self, topic: str, body: bytes) -> None:
+        if body == b"large":
+            raise BadMessage("too large", "E_BAD_MESSAGE")
+        self.stored.append(body)
+
+
+def test_to_nsq_counts_what_is_stored_before_and_after_a_record_that_is_refused() -> None:
+    producer: Any = OneTooLarge()
+    publisher = Publisher("t", [producer], Mock())
+    for records in ([b"1", b"2"], [b"3", b"large", b"never"], [b"4"]):
+        publisher.publish(records)
+    with pytest.raises(BadMessage):
+        publisher.finish()
+    publisher.count_the_rest()
+    assert producer.stored == [b"1", b"2", b"4", b"3"]
+    assert publisher.published == 4

@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq.wire import commands
-from nsq.wire.commands import BadBodies, BadCommand, Command, CommandParser, Limits, unpack_bodies
+from nsq.wire.commands import (
+    BadBodies,
+    BadCommand,
+    Command,
+    CommandParser,
+    Limits,
+    PackedBodies,
+    unpack_bodies,
+)
 
 SMALL = Limits(max_msg_size=100, max_body_size=300, max_req_timeout_ms=5000)
 ID = b"0123456789abcdef"
@@ -292,6 +300,27 @@ def test_a_long_body_in_small_chunks_is_joined_once() -> None:
     for start in range(0, len(wire), 1_000):
         found += parser.feed(wire[start : start + 1_000])
     assert [(verb, len(body or b"")) for verb, _, body in found] == [(b"MPUB", 500)]
+
+
+def test_an_mpub_of_small_messages_takes_little_more_memory_than_its_bytes_until_it_is_complete() -> None:
+    wire = commands.mpub("t", (b"%02d" % (number % 100) for number in range(100_000)))
+    parser = CommandParser(Limits())
+    tracemalloc.start()
+    try:
+        for start in range(0, len(wire) - 1, 50_000):
+            assert parser.feed(wire[start : min(start + 50_000, len(wire) - 1)]) == []
+            assert parser.held <= start + 50_000
+        assert tracemalloc.get_traced_memory()[0] < 1.2 * len(wire)
+        (command,) = parser.feed(wire[-1:])
+    finally:
+        tracemalloc.stop()
+    _, _, bodies = command
+    assert isinstance(bodies, PackedBodies)
+    assert len(bodies) == 100_000
+    assert bodies[0:3] == [b"00", b"01", b"02"]
+    assert bodies[0:2] == [b"00", b"01"], "again"
+    assert bodies[2:99_999][-1] == b"98"
+    assert bodies[99_999:200_000] == [b"99"]
 
 
 def test_memory_stays_within_the_limits() -> None:

@@ -56,6 +56,24 @@ def test_a_field_of_the_wrong_type_spoils_the_body(field: str, value: Any) -> No
         IdentifyRequest.decode(json.dumps({field: value}).encode())
 
 
+@pytest.mark.parametrize(
+    ("body", "timeout"),
+    [
+        (b'{"MSG_TIMEOUT":2000}', 2000),
+        (b'{"msg_timeout":1000,"Msg_Timeout":2000}', 2000),
+        (b'{"Msg_Timeout":2000,"msg_timeout":1000}', 1000),
+        (b'{"msg_timeout":1000,"Msg_Timeout":null}', 1000),
+        (b'{"msgtimeout":1000}', 0),
+    ],
+)
+def test_capitals_in_keys_do_not_matter_and_the_last_key_wins(body: bytes, timeout: int) -> None:
+    assert IdentifyRequest.decode(body).msg_timeout == timeout
+
+
+def test_null_is_an_empty_object() -> None:
+    assert IdentifyRequest.decode(b" null") == IdentifyRequest()
+
+
 def test_a_name_that_is_no_utf8_spoils_nothing() -> None:
     assert IdentifyRequest.decode(b'{"hostname": "caf\xe9"}') == IdentifyRequest(hostname="caf\ufffd")
 

@@ -84,13 +84,14 @@ class MessageIds:
     """Makes ids of 16 hex digits from time, node id and sequence: ascending, and unique for each node id.
 
     A tick is 2²⁰ ns. When a tick's sequence is used up, the ids go on with the next tick without waiting for
-    it, so a burst runs ahead of the clock. Ids never go back or repeat, even if the clock is set back.
+    it, so a burst runs ahead of the clock. Ids never go back or repeat, even if the clock is set back; nor
+    after a restart, if ``start_after`` gets the last run's ``tick`` or a later one.
     """
 
     def __init__(self, node_id: int, time_ns: Callable[[], int]) -> None:
         self._node = node_id
         self._time_ns = time_ns
-        self._tick = -1
+        self.tick = -1  # of the last id
         # The sequence is an id's last digits. Appending them costs a third of writing out the number.
         self._digits = [b"%03x" % sequence for sequence in range(1 << _SEQUENCE_BITS)]
         self._used = 0
@@ -100,15 +101,20 @@ class MessageIds:
         tick = self._time_ns() >> 20
         ids: list[bytes] = []
         while True:
-            if tick > self._tick:
-                self._tick, self._used = tick, 0
+            if tick > self.tick:
+                self.tick, self._used = tick, 0
                 self._head = b"%013x" % ((tick << _NODE_BITS | self._node) & _HEAD_MASK)
             sequences = self._digits[self._used : self._used + count - len(ids)]
             self._used += len(sequences)
             ids += map(self._head.__add__, sequences)
             if len(ids) == count:
                 return ids
-            tick = self._tick + 1
+            tick = self.tick + 1
+
+    def start_after(self, tick: int) -> None:
+        """Make only ids of later ticks, whatever the clock says."""
+        if tick > self.tick:
+            self.tick, self._used = tick, len(self._digits)
 
 
 class StorageFailed(Exception):
@@ -148,6 +154,9 @@ class Backlog(Protocol):
 
     def take(self, limit: int) -> list[Message]:
         """Remove and return the first messages, at most ``limit``. Some may have a later ``due`` time."""
+
+    def put_first(self, messages: list[Message]) -> None:
+        """Put the last messages that ``take`` returned to the front again."""
 
     async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
         """Return the first ``n`` messages, in the order of ``take``, with at most ``max_bytes`` of bodies.
@@ -231,6 +240,10 @@ class MemoryBacklog:
             first.clear()
         self._count -= len(taken)
         return taken
+
+    def put_first(self, messages: list[Message]) -> None:
+        self._first.extendleft(reversed(messages))
+        self._count += len(messages)
 
     async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
         return show(self.in_memory, n, max_bytes)

@@ -21,7 +21,8 @@ from nsq.daemons.nsqd.core.latency import LatencyWindow, MeasuredChannel
 from nsq.daemons.nsqd.core.topic import Topic, TopicStarting
 from nsq.wire.names import is_ephemeral
 
-#: A larger publish is split into parts of this size; other clients are served between two parts.
+#: A larger publish is split into parts of this size, or less to many channels; see ``Broker.at_once``. Other
+#: clients are served between two parts.
 AT_ONCE = 2000
 #: Seconds until a topic tries again to hand its messages to channels whose disk refused them.
 _STORAGE_RETRY = 1.0
@@ -81,33 +82,42 @@ class Broker:
         self.observer: Observer = Unobserved()
         self.draining = False
         self._clock = clock
-        self._ids = MessageIds(node_id, clock.time_ns)
+        self.ids = MessageIds(node_id, clock.time_ns)
         self._backlogs = backlogs or InMemory()
         self._max_channel_consumers = max_channel_consumers
         self._latency_percentiles = latency_percentiles
         self._latency_window = latency_window
         self._chance = chance
         self._woken: list[Channel] = []
-        self._turns = RoundRobin(clock.call_soon)
+        self._turns = RoundRobin(clock)
+
+    def at_once(self, topic_name: str) -> int:
+        """Return how many messages to publish to the topic before other clients are served."""
+        topic = self.topics.get(topic_name)
+        return topic.at_once(AT_ONCE) if topic is not None else AT_ONCE
 
     # Publishing. Raises StorageFailed, or TopicStarting: then the caller must publish again later.
 
-    def publish(self, topic_name: str, bodies: list[bytes]) -> None:
+    def publish(self, topic_name: str, bodies: list[bytes]) -> int:
+        """Publish, and return the number of copies for all channels together, a measure of the work."""
         if self.draining:
             raise Draining
         topic = self.topics.get(topic_name) or self.topic(topic_name)
         if not topic.started:
             raise TopicStarting(topic)
-        topic.put(Batch(self._ids.take(len(bodies)), bodies, self._clock.time_ns()))
+        topic.put(Batch(self.ids.take(len(bodies)), bodies, self._clock.time_ns()))
+        return len(bodies) * (len(topic.channels) or 1)
 
-    def publish_deferred(self, topic_name: str, body: bytes, delay: float) -> None:
+    def publish_deferred(self, topic_name: str, body: bytes, delay: float) -> int:
+        """Publish, and return the number of copies."""
         if self.draining:
             raise Draining
         topic = self.topic(topic_name)
         if not topic.started:
             raise TopicStarting(topic)
         due = self._clock.now() + delay
-        topic.put_deferred(Message(self._ids.take(1)[0], body, self._clock.time_ns(), due))
+        topic.put_deferred(Message(self.ids.take(1)[0], body, self._clock.time_ns(), due))
+        return len(topic.channels) or 1
 
     # Topics and channels.
 
@@ -152,6 +162,7 @@ class Broker:
             self._backlogs.backlog(topic_name, name),
             self._clock,
             wake=self._wake,
+            on_another_turn=self._turns.ask,
             chance=self._chance,
             max_consumers=self._max_channel_consumers,
         )

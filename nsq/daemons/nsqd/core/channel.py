@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 import heapq
 import itertools
+from collections import deque
 from collections.abc import Callable, Generator
 from operator import itemgetter
 from typing import Protocol
@@ -44,6 +44,8 @@ class Subscriber:
         "max_msg_timeout",
         "message_count",
         "msg_timeout",
+        "next_check",
+        "queued",
         "rdy",
         "requeue_count",
         "sample_rate",
@@ -66,6 +68,8 @@ class Subscriber:
         self.locality = locality
         self.rdy = 0
         self.closing = False
+        self.queued = False  # whether the channel has it among those that may have room
+        self.next_check = float("inf")  # when the channel looks for messages that have timed out
         self.in_flight: dict[bytes, Message] = {}
         self.deadlines_mixed = False
         self.message_count = 0
@@ -122,9 +126,13 @@ class Subscriber:
         return expired
 
 
-#: Messages sent to a subscriber before checking ``full`` again: bounds the output held for a slow reader.
-_SLICE = 64
+#: Messages, and bytes of them, sent to a subscriber before checking ``full`` again: bounds the output that is
+#: held for a slow reader.
+_SLICE, _SLICE_BYTES = 64, 256 * 1024
 
+
+#: The most subscribers searched for the owner of a message. The search only improves an error's text.
+_SEARCHED = 64
 
 #: Deferred messages that one round puts back; the event loop serves others before the next round.
 _PORTION = 1000
@@ -149,9 +157,11 @@ class Channel:
         clock: Clock,
         *,
         wake: Callable[[Channel], None],
+        on_another_turn: Callable[[Callable[[], None]], object],
         chance: Callable[[int], int],
         max_consumers: int = 0,
     ) -> None:
+        """``wake`` requests one ``pump``; ``on_another_turn`` calls in a later round of the event loop."""
         self.topic_name = topic_name
         self.name = name
         self.backlog = backlog
@@ -163,13 +173,20 @@ class Channel:
         self.timeout_count = 0
         self._clock = clock
         self._wake = wake
+        self._on_another_turn = on_another_turn
+        self._asked = False  # whether ``_release_due`` is scheduled
         self._chance = chance
         self._max_consumers = max_consumers
         self._deferred: list[tuple[float, int, Message]] = []
         self._sequence = itertools.count()
         self._alarm = Alarm(clock, self._look_at_time)
         self._awake = False
-        self._turn = 0
+        # Subscribers that may have room, by locality, in the order of their turns. One without room leaves
+        # when its turn comes, and returns when ``wake`` names it. So a message costs the same work however
+        # many subscribers there are.
+        self._ready: list[deque[Subscriber]] = [deque() for _ in range(ANYWHERE + 1)]
+        # The subscribers with messages in flight, by the time of their next check.
+        self._checks: list[tuple[float, int, Subscriber]] = []
         self._needs_finished = backlog.needs_finished
 
     @property
@@ -222,8 +239,13 @@ class Channel:
 
     # Messages out.
 
-    def wake(self) -> None:
-        """Request one ``pump`` soon; further calls until then do nothing."""
+    def wake(self, subscriber: Subscriber | None = None) -> None:
+        """Request one ``pump`` soon; further calls until then do nothing. Name the subscriber that may have
+        room now.
+        """
+        if subscriber is not None and not subscriber.queued:
+            subscriber.queued = True
+            self._ready[subscriber.locality].append(subscriber)
         if not self._awake:
             self._awake = True
             self._wake(self)
@@ -231,40 +253,52 @@ class Channel:
     def pump(self) -> None:
         """Send waiting messages to the subscribers with room, round robin."""
         self._awake = False
-        if self.paused or not len(self.backlog):
+        if self.paused:
             return
         served: dict[int, Subscriber] = {}
         now = self._clock.now()
-        while len(self.backlog):
-            ready = self._in_turn()
-            if not ready:
-                break
+        while len(self.backlog) and (ready := self._nearest_ready()):
             share = -(-len(self.backlog) // len(ready))
-            for place, subscriber in ready:
-                messages = self.backlog.take(min(share, subscriber.room, _SLICE))
+            for _ in range(len(ready)):
+                if not ready:
+                    break  # delivering has disconnected subscribers
+                subscriber = ready[0]
+                room = subscriber.room
+                if not room:
+                    ready.popleft().queued = False
+                    continue
+                messages = self._take(min(share, room, _SLICE))
                 if not messages:
                     break
+                ready.rotate(-1)
                 served[id(subscriber)] = subscriber
-                self._turn = place + 1
                 self._hand_over(subscriber, messages, now)
             else:
                 continue
-            break  # the count was too high, or the disk cannot be read now
+            break  # nothing is left, the count was too high, or the disk cannot be read now
         for subscriber in served.values():
             subscriber.sink.flush()
 
-    def _in_turn(self) -> list[tuple[int, Subscriber]]:
-        """Return the nearest subscribers with room and their indexes, starting after the one served last."""
-        ready: list[tuple[int, Subscriber]] = []
-        nearest = ANYWHERE
-        for place, subscriber in enumerate(self.subscribers):
-            if subscriber.locality <= nearest and subscriber.room:
-                if subscriber.locality < nearest:
-                    nearest = subscriber.locality
-                    ready.clear()
-                ready.append((place, subscriber))
-        start = bisect.bisect_left(ready, self._turn, key=itemgetter(0))
-        return ready[start:] + ready[:start]
+    def _nearest_ready(self) -> deque[Subscriber] | None:
+        """Return the queue of the nearest subscribers of which one has room."""
+        for ready in self._ready:
+            while ready:
+                if ready[0].room:
+                    return ready
+                ready.popleft().queued = False
+        return None
+
+    def _take(self, limit: int) -> list[Message]:
+        """Take messages from the backlog, at most ``limit`` and little more than ``_SLICE_BYTES``."""
+        messages = self.backlog.take(limit)
+        if len(messages) < 2 or sum([len(message.body) for message in messages]) <= _SLICE_BYTES:
+            return messages
+        size = count = 0
+        while size < _SLICE_BYTES:
+            size += len(messages[count].body)
+            count += 1
+        self.backlog.put_first(messages[count:])
+        return messages[:count]
 
     def _hand_over(self, subscriber: Subscriber, messages: list[Message], now: float) -> None:
         if self._needs_finished:
@@ -273,8 +307,9 @@ class Channel:
             messages = self._sample(messages, subscriber.sample_rate)
         if messages:
             self.delivered[subscriber.locality] += len(messages)
+            if now + subscriber.msg_timeout < subscriber.next_check:
+                self._check_at(now + subscriber.msg_timeout, subscriber)
             subscriber.hand_over(messages, now)
-            self._alarm.set(now + subscriber.msg_timeout)
 
     def _without_deferred(self, messages: list[Message], now: float) -> list[Message]:
         """Defer again what is not due yet: after a restart a backlog may return such messages."""
@@ -331,7 +366,7 @@ class Channel:
         subscriber.finish_count += len(messages)
         if self._needs_finished:
             self.backlog.finished(messages)
-        self.wake()
+        self.wake(subscriber)
 
     def requeue(self, subscriber: Subscriber, message_id: bytes, delay: float) -> None:
         message = subscriber.in_flight.pop(message_id, None)
@@ -342,9 +377,9 @@ class Channel:
         if delay > 0:
             message.due = self._clock.now() + delay
             self._defer(message)
-            self.wake()
         else:
-            self._put_back([message])
+            self.backlog.put_back([message])
+        self.wake(subscriber)
 
     def touch(self, subscriber: Subscriber, message_id: bytes) -> None:
         message = subscriber.in_flight.get(message_id)
@@ -352,10 +387,11 @@ class Channel:
             raise self._not_in_flight(message_id)
         subscriber.touch(message, self._clock.now())
         # Usually later than before, but earlier if msg_timeout exceeds max_msg_timeout.
-        self._alarm.set(message.deadline)
+        self._check_at(message.deadline, subscriber)
 
     def _not_in_flight(self, message_id: bytes) -> NotInFlight:
-        if any(message_id in other.in_flight for other in self.subscribers):
+        searched = itertools.islice(self.subscribers, _SEARCHED)
+        if any(message_id in other.in_flight for other in searched):
             return NotInFlight("client does not own message")
         return NotInFlight("ID not in flight")
 
@@ -367,13 +403,18 @@ class Channel:
                 f"channel consumers for {self.topic_name}:{self.name} exceeds limit of {self._max_consumers}"
             )
         self.subscribers.append(subscriber)
-        self.wake()
+        self.wake(subscriber)
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """Remove the subscriber. Its messages in flight are requeued at once."""
         if subscriber not in self.subscribers:
             return
         self.subscribers.remove(subscriber)
+        if subscriber.queued:
+            self._ready[subscriber.locality].remove(subscriber)
+        if subscriber.next_check < float("inf"):
+            self._checks = [check for check in self._checks if check[2] is not subscriber]
+            heapq.heapify(self._checks)
         orphans = list(subscriber.in_flight.values())
         subscriber.in_flight.clear()
         self.requeue_count += len(orphans)
@@ -389,8 +430,10 @@ class Channel:
         self._deferred.clear()
         for subscriber in self.subscribers:
             subscriber.in_flight.clear()
+            subscriber.next_check = float("inf")
+            self.wake(subscriber)
+        self._checks.clear()
         self._alarm.cancel()
-        self.wake()
 
     def close(self) -> list[Message]:
         """Disconnect all subscribers. Returns the messages taken from the backlog and not finished."""
@@ -401,19 +444,47 @@ class Channel:
         for subscriber in self.subscribers:
             subscriber.sink.channel_closed()
         self.subscribers.clear()
+        self._checks.clear()
+        for ready in self._ready:
+            ready.clear()
         return taken
 
     # Time passes.
 
+    def _check_at(self, when: float, subscriber: Subscriber) -> None:
+        """Check the subscriber's messages for timeouts at ``when``, unless an earlier check is due."""
+        if when < subscriber.next_check:
+            subscriber.next_check = when
+            heapq.heappush(self._checks, (when, next(self._sequence), subscriber))
+            self._alarm.set(when)
+
     def _look_at_time(self) -> None:
         now = self._clock.now()
-        for subscriber in self.subscribers:
-            expired = subscriber.take_expired(now)
-            self.timeout_count += len(expired)
-            self._put_back(expired)
-        self._put_back(self._take_due(now))
-        next_deadline = min((s.next_deadline() for s in self.subscribers), default=float("inf"))
-        self._alarm.set(min(next_deadline, self._deferred[0][0] if self._deferred else float("inf")))
+        while self._checks and self._checks[0][0] <= now:
+            when, _, subscriber = heapq.heappop(self._checks)
+            if when != subscriber.next_check:
+                continue  # an earlier check has replaced it
+            subscriber.next_check = float("inf")
+            if expired := subscriber.take_expired(now):
+                self.timeout_count += len(expired)
+                self.backlog.put_back(expired)
+                self.wake(subscriber)
+            self._check_at(subscriber.next_deadline(), subscriber)
+        if self._checks:
+            self._alarm.set(self._checks[0][0])
+        if not self._deferred:
+            return
+        if self._deferred[0][0] > now:
+            self._alarm.set(self._deferred[0][0])
+        elif not self._asked:
+            # Thousands of channels may have messages that are due at the same time.
+            self._asked = True
+            self._on_another_turn(self._release_due)
+
+    def _release_due(self) -> None:
+        self._asked = False
+        self._put_back(self._take_due(self._clock.now()))
+        self._look_at_time()
 
     def _take_due(self, now: float) -> list[Message]:
         due: list[Message] = []

@@ -69,32 +69,53 @@ class Alarm:
 
 Work = Callable[[], None]
 
+#: Work that takes more seconds than this is followed by a pause.
+_LONG = 0.02
+
+
+def pause_after(seconds: float) -> float:
+    """Return how long to pause after work that took ``seconds`` on the event loop: as long, if that is long.
+
+    A request of another client needs several rounds of the loop. If each of them did such work, it would wait
+    many times as long.
+    """
+    return seconds if seconds > _LONG else 0.0
+
+
+def call_after(seconds: float, clock: Clock, work: Work) -> None:
+    """Call ``work`` in a later round, after the pause for work that took ``seconds``."""
+    if pause := pause_after(seconds):
+        clock.call_at(clock.now() + pause, work)
+    else:
+        clock.call_soon(work)
+
 
 class RoundRobin:
     """Runs one portion of work in each round of the event loop, in the order of the requests."""
 
-    def __init__(self, call_soon: Callable[[Work], object]) -> None:
-        self._call_soon = call_soon
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._waiting: deque[Work] = deque()
         self._asked = False
 
     def ask(self, portion: Work) -> None:
         """Call ``portion`` once, in a later round. If it leaves more to do, it must ask again."""
         self._waiting.append(portion)
-        self._go_on()
+        self._go_on(0.0)
 
-    def _go_on(self) -> None:
+    def _go_on(self, took: float) -> None:
         if self._waiting and not self._asked:
             self._asked = True
-            self._call_soon(self._take_turn)
+            call_after(took, self._clock, self._take_turn)
 
     def _take_turn(self) -> None:
-        self._asked = False
         portion = self._waiting.popleft()
+        began = self._clock.now()
         try:
             portion()
         finally:
-            self._go_on()
+            self._asked = False
+            self._go_on(self._clock.now() - began)
 
 
 class LoopClock:

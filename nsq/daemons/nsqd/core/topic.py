@@ -77,6 +77,8 @@ def _give(channel: Channel, messages: list[Message], alone: bool) -> None:
 
 #: The weight of one portion: messages handed from a topic to its channels at a time.
 _PORTION = 1000
+#: The most copies of messages, for all channels together, that are made at a time.
+COPIES_AT_ONCE = 10_000
 
 
 class TopicStarting(Exception):
@@ -137,6 +139,10 @@ class Topic:
     def _releasing(self) -> bool:
         """Whether new messages have to wait behind older ones."""
         return self._asked or self._portion is not None or bool(self._taken)
+
+    def at_once(self, most: int) -> int:
+        """Return how many of ``most`` messages to hand over at a time: fewer to very many channels."""
+        return max(1, min(most, COPIES_AT_ONCE // (len(self.channels) or 1)))
 
     def put(self, messages: Batch) -> None:
         # ``flows`` and ``_releasing``, inlined: the calls would be a noticeable part of a PUB's cost.
@@ -238,7 +244,7 @@ class Topic:
 
     def _hand_over(self) -> None:
         """Hand over one portion and as much as has arrived since the last round, to catch up in any case."""
-        room, self._arrived = _PORTION + self._arrived, 0
+        room, self._arrived = self.at_once(_PORTION) + self._arrived, 0
         while room > 0 and (portion := self._next_portion(room)) is not None:
             try:
                 portion.hand_over(self.channels.values())

@@ -222,6 +222,9 @@ class Segments:
     def __getitem__(self, number: int) -> Segment:
         return self._by_number[number]
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._by_number
+
     def __iter__(self) -> Iterator[Segment]:
         return iter([self._by_number[number] for number in self._order])
 

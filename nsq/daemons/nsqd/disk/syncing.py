@@ -75,9 +75,11 @@ class SyncJob:
         self.replacement = replacement
         self.new_names = new_names
         self.check = check
+        #: After the run: those ``files`` that did not exist.
+        self.missing: set[Path] = set()
 
     def __call__(self) -> None:
-        """Sync. Raises OSError if the disk fails, but not if the files were deleted meanwhile."""
+        """Sync. Raises OSError if the disk fails, but not for files that are ``missing`` meanwhile."""
         run_together([self])
 
     def cancel(self) -> None:
@@ -96,8 +98,9 @@ def run_together(jobs: Sequence[SyncJob]) -> None:
         for replacement in replacements:
             replacement.write()
         temporary = [replacement.temporary for replacement in replacements]
-        sync_files([*(path for job in jobs for path in job.files), *temporary])
+        missing = sync_files([*(path for job in jobs for path in job.files), *temporary])
         for job in jobs:
+            job.missing = missing.intersection(job.files)
             job.check()
         for replacement in replacements:
             replacement.rename()
@@ -114,17 +117,16 @@ def replace_content(target: Path, content: bytes) -> None:
     run_together([SyncJob(target.parent, (), replacement=Replacement(target, content))])
 
 
-def sync_files(paths: Sequence[Path]) -> None:
-    """Sync those files that exist. Raises the first error."""
+def sync_files(paths: Sequence[Path]) -> set[Path]:
+    """Sync those files that exist, and return the others. Raises the first error."""
     at_once = min(_AT_ONCE, share_of_limit() // 16, len(paths))  # each sync opens its file
     if len(paths) <= 2 or at_once <= 1:
-        for path in paths:
-            _sync_if_there(path)
-        return
+        return {path for path in paths if not _sync_if_there(path)}
     name = f"{threading.current_thread().name}-fsync"
     with ThreadPoolExecutor(at_once, thread_name_prefix=name) as threads:
-        for _ in threads.map(_sync_if_there, paths):
-            pass
+        return {
+            path for path, there in zip(paths, threads.map(_sync_if_there, paths), strict=True) if not there
+        }
 
 
 def sync_file(path: Path) -> None:
@@ -136,9 +138,12 @@ def sync_file(path: Path) -> None:
         os.close(descriptor)
 
 
-def _sync_if_there(path: Path) -> None:
-    with suppress(FileNotFoundError):
+def _sync_if_there(path: Path) -> bool:
+    try:
         sync_file(path)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 #: The minimum, however low the limit of the process is: an append needs one file, a read another.

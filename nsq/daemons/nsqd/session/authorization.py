@@ -15,6 +15,7 @@ from nsq.daemons.nsqd.core.clock import Clock
 from nsq.daemons.nsqd.patterns import BadPattern, Pattern
 from nsq.daemons.nsqd.session.stream import Refused
 from nsq.errors import NsqError
+from nsq.wire.identify import values_of
 from nsq.wire.names import quoted
 
 _MAX_TTL = 2**31
@@ -175,6 +176,7 @@ def parse_grant(body: bytes, now: float) -> Generator[None, None, Grant]:
         raise AuthError(f"the auth server's answer is not JSON: {error}") from None
     if not isinstance(answer, dict):
         raise AuthError("the auth server's answer is not a JSON object")
+    answer = values_of(answer, ("ttl", "authorizations", "identity", "identity_url"))
     ttl = answer.get("ttl")
     if type(ttl) is not int or not 0 < ttl <= _MAX_TTL:
         raise AuthError(f"the auth server's ttl is {ttl!r:.100}; it must be 1 to {_MAX_TTL} seconds")
@@ -194,6 +196,7 @@ def parse_grant(body: bytes, now: float) -> Generator[None, None, Grant]:
 def _rule(entry: Any) -> Generator[None, None, Rule]:
     if not isinstance(entry, dict):
         raise AuthError(f"an authorization is {entry!r}, not a JSON object")
+    entry = values_of(entry, ("topic", "channels", "permissions"))
     permissions = frozenset(str(permission) for permission in _list(entry, "permissions"))
     if unknown := permissions - {"subscribe", "publish"}:
         raise AuthError(f"unknown permission {sorted(unknown)[0]!r}; there are subscribe and publish")

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 from nsq.daemons.bodies import STALL_SECONDS, PendingBodies
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.core.backlog import Message, StorageFailed
-from nsq.daemons.nsqd.core.broker import AT_ONCE, Broker
+from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.channel import Subscriber
-from nsq.daemons.nsqd.core.clock import Alarm, Clock
-from nsq.daemons.nsqd.core.topic import TopicStarting
+from nsq.daemons.nsqd.core.clock import Alarm, Clock, call_after
+from nsq.daemons.nsqd.core.topic import COPIES_AT_ONCE, TopicStarting
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.session.authorization import AuthError, Authority, Credentials, Grant, Permit
 from nsq.daemons.nsqd.session.negotiation import Agreement, Liveness, negotiate, reply_to
@@ -36,6 +36,14 @@ _HEARTBEAT_FRAME = encode_response(HEARTBEAT)
 
 #: The most decompressed bytes whose commands are executed at once.
 _MAX_PORTION = 64 * 1024
+
+#: The copy of a deferred message takes as much work as this many other copies.
+_DEFERRED_WORK = 5
+
+#: The most characters kept of a name in IDENTIFY, because a session keeps it as long as it lives.
+_MAX_NAME = 1024
+#: The largest secret of AUTH. It is kept to ask again when the grant expires.
+_MAX_SECRET = 64 * 1024
 
 #: A command's parsed body: None, bytes, or a list of bytes (an MPUB's messages, the ids of a run of FINs).
 _Body = Any
@@ -107,6 +115,7 @@ class Session:
         self._permit = Permit(environment.authority is not None, environment.clock, self._ask, self._decide)
         self._suspended = False
         self._waiting: list[Command] = []
+        self._copies = 0  # made by publishes since other clients had their turns
         self._bodies = environment.bodies
         self._body_size = 0  # bytes of an unfinished command, as last reported to ``_bodies``
         self._waits_for_room = False
@@ -326,6 +335,7 @@ class Session:
         self._clean_up()
         self._stream.drop()
         self._waiting.clear()
+        self.tls = None  # free it now: the session is part of a reference cycle
 
     def _clean_up(self) -> None:
         self._liveness.stop()
@@ -369,8 +379,13 @@ class Session:
             raise Refused("E_BAD_BODY", "IDENTIFY failed to decode JSON body") from None
         request = dataclasses.replace(
             request,
-            client_id=request.client_id or request.short_id,
-            hostname=request.hostname or request.long_id,
+            client_id=(request.client_id or request.short_id)[:_MAX_NAME],
+            hostname=(request.hostname or request.long_id)[:_MAX_NAME],
+            user_agent=request.user_agent[:_MAX_NAME],
+            topology_region=request.topology_region[:_MAX_NAME],
+            topology_zone=request.topology_zone[:_MAX_NAME],
+            short_id="",
+            long_id="",
         )
         agreement = negotiate(request, self._options)
         # Held replies would have to be sent through the layers in force when they were written.
@@ -408,6 +423,8 @@ class Session:
 
     def _auth(self, params: list[bytes], body: _Body) -> None:
         self._subscription.require_init("AUTH")
+        if len(body) > _MAX_SECRET:
+            raise Refused("E_BAD_BODY", f"AUTH body too big {len(body)} > {_MAX_SECRET}")
         self._permit.authenticate(readable(body), self._authenticated)
 
     def _authenticated(self, grant: Grant) -> None:
@@ -490,10 +507,10 @@ class Session:
             self._permit.when_allowed("DPUB", params[0], b"", self._publish, "DPUB", topic, [body], 1)
 
     def _publish(self, verb: str, topic: str, bodies: list[bytes], commands: int, start: int = 0) -> None:
-        end = start + AT_ONCE
-        part = bodies[start:end] if len(bodies) > AT_ONCE else bodies
+        end = start + self._broker.at_once(topic) if len(bodies) > 1 else 1
+        part = bodies[start:end] if start or end < len(bodies) else bodies
         try:
-            self._broker.publish(topic, part)
+            self._copies += self._broker.publish(topic, part)
         except TopicStarting as starting:
             again = functools.partial(self._publish, verb, topic, bodies, commands, start)
             self._wait_for(starting.topic.when_started, again)
@@ -503,15 +520,17 @@ class Session:
         self.pub_counts[topic] = self.pub_counts.get(topic, 0) + len(part)
         if end < len(bodies):
             rest = functools.partial(self._publish, verb, topic, bodies, commands, end)
-            self._wait_for(self._clock.call_soon, rest)
+            self._end_turn(rest)
             return
         if self._durable:
             self._stream.hold()
         self._stream.write(_OK_FRAME * commands)
+        if self._copies >= COPIES_AT_ONCE:
+            self._end_turn()
 
     def _publish_deferred(self, topic: str, body: bytes, delay: float) -> None:
         try:
-            self._broker.publish_deferred(topic, body, delay)
+            self._copies += _DEFERRED_WORK * self._broker.publish_deferred(topic, body, delay)
         except TopicStarting as starting:
             again = functools.partial(self._publish_deferred, topic, body, delay)
             self._wait_for(starting.topic.when_started, again)
@@ -522,6 +541,14 @@ class Session:
             self._stream.hold()
         self.pub_counts[topic] = self.pub_counts.get(topic, 0) + 1
         self._stream.write(_OK_FRAME)
+        if self._copies >= COPIES_AT_ONCE:
+            self._end_turn()
+
+    def _end_turn(self, go_on: Callable[[], None] = lambda: None) -> None:
+        """Let other clients be served, then go on."""
+        self._copies = 0
+        took = self._clock.now() - self._liveness.heard_at  # which was set when the turn began
+        self._wait_for(functools.partial(call_after, took, self._clock), go_on)
 
     def _wait_for(self, when: Callable[[Callable[[], None]], object], publish: Callable[[], None]) -> None:
         """Execute no further commands until ``when`` calls back (a topic has its channels, or other clients

@@ -69,7 +69,7 @@ class Subscription:
     def wake(self) -> None:
         """Deliver more messages: the client has read its output."""
         if self._channel is not None:
-            self._channel.wake()
+            self._channel.wake(self.subscriber)
 
     # The commands. The session passes a body to all of them; only a run of FINs has one.
 
@@ -82,7 +82,7 @@ class Subscription:
             limit = self._options.max_rdy_count
             raise Refused("E_INVALID", f"RDY count {count} out of range 0-{limit}")
         subscriber.rdy = count
-        channel.wake()
+        channel.wake(subscriber)
 
     def fin(self, params: list[bytes], run: list[bytes] | None = None) -> list[Failed]:
         """Finish one message, or the ids of a run; return the errors of those that fail."""

@@ -174,6 +174,9 @@ class DurableBacklog:
             taken += found
         return taken
 
+    def put_first(self, messages: list[Message]) -> None:
+        self._ready.extendleft(reversed(messages))
+
     def _read(self, limit: int) -> list[Message] | None:
         """Return the messages of the next ``limit`` records; None at the end or if reading fails."""
         try:
@@ -240,6 +243,16 @@ class DurableBacklog:
             if 2 * finished >= count:
                 self._try_to_rewrite(count)
         self._commit()
+
+    def begin_new_file(self) -> None:
+        """Append to a new file from now on: an fsync has failed, or another program has removed files. If it
+        has, write the messages in memory again.
+        """
+        self.disk.begin_new_file()
+        if self.disk.lost_files:
+            self.disk.lost_files = False
+            self._try_to_rewrite(len(self._entries))
+            self._written()
 
     def _commit(self) -> None:
         if self._finished_to is not None:
@@ -378,6 +391,7 @@ class DueTimes:
         self._dues, self.finished_ids, self._size = _load(self._path, clock.time_ns())
         self._file = -1  # opened by the first write
         self._written = self._synced = 0  # entries in this run
+        self._released = False
         self._named = False  # whether the directory was synced since the file was created
 
     def get(self, message_id: bytes) -> float:
@@ -447,6 +461,8 @@ class DueTimes:
     def synced(self, job: DueSync) -> None:
         """Note that ``job`` has succeeded. Raises OSError if entries were lost all the same."""
         job.check()
+        if job.missing and not self._released:
+            self._rewrite()  # another program has removed the file
         self._synced = max(self._synced, job.written)
         if self._file >= 0 and self._synced == self._written:
             self._files.synced(self._file)
@@ -468,6 +484,7 @@ class DueTimes:
         return SyncJob(self._path.parent, (), replacement=Replacement(self._path, self._content()))
 
     def release(self) -> None:
+        self._released = True
         self._close_file()
 
     def delete(self) -> None:

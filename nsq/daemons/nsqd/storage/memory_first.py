@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 
-from nsq.daemons.nsqd.core.backlog import Batch, MemoryBacklog, Message, StorageFailed, Waiting, show
+from nsq.daemons.nsqd.core.backlog import Batch, MemoryBacklog, Message, StorageFailed, Waiting, show, weight
 from nsq.daemons.nsqd.disk.layout import Position, decode_record, encode_record
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import SyncJob
@@ -18,6 +18,8 @@ from nsq.daemons.worker_thread import in_thread
 
 #: Messages per write when nsqd stops: if the disk fills up, all earlier writes are kept.
 _PORTION = 100
+#: The weight of messages in memory with which ``take`` reads none from disk.
+_TAKE_WEIGHT = 1000
 
 
 class MemoryFirstBacklog(MemoryBacklog):
@@ -121,7 +123,8 @@ class MemoryFirstBacklog(MemoryBacklog):
 
     def take(self, limit: int) -> list[Message]:
         taken = super().take(limit)
-        if len(taken) < limit and self._spilled:
+        # Not with much in memory already: it would grow with every ``put_first``.
+        if len(taken) < limit and self._spilled and weight(taken) < _TAKE_WEIGHT:
             taken += self._read(limit - len(taken))
         if len(taken) < limit and self._stuck and not self._spilled:
             taken += [self._stuck.popleft() for _ in range(min(limit - len(taken), len(self._stuck)))]

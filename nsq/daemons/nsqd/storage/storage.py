@@ -11,7 +11,6 @@ import fcntl
 import functools
 import os
 import re
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -34,7 +33,14 @@ from nsq.daemons.nsqd.disk.layout import (
     queue_name,
 )
 from nsq.daemons.nsqd.disk.queue import DiskQueue
-from nsq.daemons.nsqd.disk.syncing import OpenFiles, Replacement, SyncJob, run_together, share_of_limit
+from nsq.daemons.nsqd.disk.syncing import (
+    OpenFiles,
+    Replacement,
+    SyncJob,
+    read_regular,
+    run_together,
+    share_of_limit,
+)
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.storage.committer import Committer, Round
 from nsq.daemons.nsqd.storage.durable import DueTimes, DurableBacklog
@@ -69,6 +75,9 @@ _ROOM_SECONDS = 0.1
 #: The errors of a full disk.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
+#: How far ahead ids are reserved: ten minutes, in ticks of 2²⁰ ns.
+_IDS_AHEAD = 600 * 10**9 >> 20
+
 OnDisk = MemoryFirstBacklog | DurableBacklog
 
 
@@ -86,6 +95,7 @@ class Storage:
         self._found: dict[str, list[str]] = {}  # files of earlier runs, by queue, until it is opened
         self._broker: Broker | None = None
         self._roster_changed = False
+        self._reserved = -1  # the last tick whose ids may be used, according to the disk
         self._unsynced = 0  # messages written since the last sync that they requested
         self._written: set[str] = set()  # names of durable queues written since the last round
         self._sync_all = True  # whether the next round must sync all queues
@@ -97,6 +107,8 @@ class Storage:
         self._made_room_at = float("-inf")
         self._stalled = False  # whether something failed since the last retry
         self._ticking: asyncio.Task[None] | None = None
+        self._stopping_since: float | None = None  # when a stop began to write everything down
+        self._unwritten: list[tuple[OnDisk, list[Message]]] = []  # what a stop has not written yet
 
     # Lifecycle.
 
@@ -106,6 +118,8 @@ class Storage:
         self._found = self._directory.files()
         after = self.failed, self._round_succeeded
         self.committer = Committer(self._prepare, *after, begin_new_files=self._begin_new_files)
+        self._reserved = self._directory.read_last_tick()
+        broker.ids.start_after(self._reserved)
         for topic in self._directory.read_roster():
             self._restore(broker, topic)
         self._broker = broker
@@ -128,36 +142,62 @@ class Storage:
     async def stop(self, left: list[tuple[Backlog, list[Message]]]) -> list[StorageFailed]:
         """Write everything to disk, and return the errors; ``left`` is the result of closing the broker.
 
-        A thread does it: while the disk hangs, nsqd still reacts to a second signal.
+        A thread does it: while the disk is slow, the log says what is left.
         """
+        self._stopping_since = self._clock.now()
+        queues = [(backlog, taken) for backlog, taken in left if isinstance(backlog, OnDisk)]
+        self._unwritten = queues
+        reporting = asyncio.get_running_loop().create_task(self._report_progress(), name="nsqd-progress")
+        try:
+            return await self._write_down(queues)
+        finally:
+            reporting.cancel()
+
+    async def _write_down(self, queues: list[tuple[OnDisk, list[Message]]]) -> list[StorageFailed]:
         if self._ticking is not None:
             self._ticking.cancel()
             await asyncio.gather(self._ticking, return_exceptions=True)
         if self.committer is not None:
             await self.committer.close()
-        roster = self._roster() if self._broker is not None else None
-        errors = await in_thread(lambda: self._persist(left, roster), "nsqd-write-down")
+        lists: list[SyncJob] = []
+        if self._broker is not None:
+            lists.append(self._directory.roster_job(self._roster(), COMPATIBLE_VERSION))
+            if self._broker.ids.tick != self._reserved:
+                lists.append(self._directory.last_tick_job(self._broker.ids.tick))
+        errors = await in_thread(lambda: self._persist(queues, lists), "nsqd-write-down")
         self._directory.unlock()
         return errors
 
     def _persist(
-        self, left: list[tuple[Backlog, list[Message]]], roster: list[TopicEntry] | None
+        self, queues: list[tuple[OnDisk, list[Message]]], lists: list[SyncJob]
     ) -> list[StorageFailed]:
         """Write and sync the queues in groups: faster than one by one, with few files open."""
         errors: list[StorageFailed] = []
-        queues = [(backlog, taken) for backlog, taken in left if isinstance(backlog, OnDisk)]
-        told = time.monotonic()
         for start in range(0, len(queues), _QUEUES_AT_THE_END):
-            if time.monotonic() > told + _PROGRESS_SECONDS:
-                told = time.monotonic()
-                self._log.info("nsqd: %d of %d queues are on disk", start, len(queues))
             errors += persist(queues[start : start + _QUEUES_AT_THE_END])
-        if roster is not None:
-            try:
-                self._directory.roster_job(roster, COMPATIBLE_VERSION)()
-            except OSError as error:
-                errors.append(StorageFailed(f"cannot write the list of topics: {error}"))
+            self._unwritten = queues[start + _QUEUES_AT_THE_END :]
+        try:
+            run_together(lists)
+        except OSError as error:
+            errors.append(StorageFailed(f"cannot write the list of topics: {error}"))
         return errors
+
+    async def _report_progress(self) -> None:
+        while True:
+            await asyncio.sleep(_PROGRESS_SECONDS)
+            self._log.info("nsqd: %s", self.progress)
+
+    @property
+    def progress(self) -> str:
+        """What a stop still writes to disk, for the log."""
+        if self._stopping_since is None:
+            return "writing to disk comes next"
+        left = self._unwritten
+        in_memory = sum(len(taken) + len(backlog) - backlog.backend_depth for backlog, taken in left)
+        took = self._clock.now() - self._stopping_since
+        queues = f"{len(left)} queue{'s'[: len(left) != 1]} with {in_memory} messages in memory"
+        what = queues if left else "the list of topics"
+        return f"still writing {what} to disk, for {took:.1f} s"
 
     # The broker's side.
 
@@ -249,6 +289,7 @@ class Storage:
         if self._broker is not None and (self._roster_changed or self._probing):
             self._roster_changed = False
             this.add(self._directory.roster_job(self._roster(), COMPATIBLE_VERSION))
+        self._reserve_ids(this)
         written, self._written = self._written, set()
         for name in written:
             self._add_records(this, name)
@@ -257,6 +298,19 @@ class Storage:
             self._to_sync.extend(sorted(self._backlogs, key=lambda name: ":" not in name))
         self._add_positions(this)
         return this
+
+    def _reserve_ids(self, this: Round) -> None:
+        """Reserve the next ids on disk. A restart begins after them: ids do not repeat if the clock has been
+        set back meanwhile.
+        """
+        used = self._broker.ids.tick if self._broker is not None else self._reserved
+        if used == self._reserved or used + _IDS_AHEAD // 2 <= self._reserved:
+            return  # no id was made in this run, or enough are reserved
+
+        def reserved(_: SyncJob) -> None:
+            self._reserved = used + _IDS_AHEAD
+
+        this.add(self._directory.last_tick_job(used + _IDS_AHEAD), reserved)
 
     def _add_records(self, this: Round, name: str) -> None:
         """Add a queue's records, whose sync publishers wait for."""
@@ -375,7 +429,7 @@ class Storage:
         """Begin new files after a failed sync: confirmed records must not follow bytes that may be lost."""
         for backlog in self._backlogs.values():
             if isinstance(backlog, DurableBacklog) and not backlog.disk.closed:
-                backlog.disk.begin_new_file()
+                backlog.begin_new_file()
 
     def _round_succeeded(self) -> None:
         """Note a successful round."""
@@ -423,6 +477,8 @@ def persist(left: Sequence[tuple[OnDisk, list[Message]]]) -> list[StorageFailed]
 
 
 _ROSTER = "nsqd.dat"
+_LAST_TICK = "nsqd.ids.dat"
+_TICK = re.compile(rb"([0-9]{1,13})\n").fullmatch
 _OLD_ROSTER = re.compile(r"nsqd\.[0-9]+\.dat").fullmatch  # before version 1.0 the node's id was in the name
 #: Bytes of one write when testing whether the disk has room.
 _PROBE_PIECE = 1024 * 1024
@@ -478,6 +534,24 @@ class DataDirectory:
         """Return a job that writes this list. If it fails, the old list stays, also after a power cut."""
         replacement = Replacement(self.path / _ROSTER, encode_roster(topics, version))
         return SyncJob(self.path, (), replacement=replacement)
+
+    def read_last_tick(self) -> int:
+        """Return the last tick whose ids an earlier run may have used; -1 if that is unknown."""
+        try:
+            content = read_regular(self.path / _LAST_TICK)
+        except FileNotFoundError:
+            return -1
+        except OSError as error:
+            self._log.warning("%s cannot be read (%s): new ids may repeat old ones", _LAST_TICK, error)
+            return -1
+        if (match := _TICK(content)) is None:
+            self._log.warning("%s is damaged: new ids may repeat old ones", _LAST_TICK)
+            return -1
+        return int(match[1])
+
+    def last_tick_job(self, tick: int) -> SyncJob:
+        """Return a job that writes the last tick whose ids may be used."""
+        return SyncJob(self.path, (), replacement=Replacement(self.path / _LAST_TICK, b"%d\n" % tick))
 
     def probe(self, size: int) -> None:
         """Raise OSError if the disk has no room for ``size`` bytes."""
@@ -537,6 +611,6 @@ class DataDirectory:
         return old[0] if old else None
 
     def _remove_temporary_files(self) -> None:
-        for path in self.path.glob(f"{_ROSTER}.*{TEMPORARY}"):
+        for path in self.path.glob(f"nsqd.*{TEMPORARY}"):
             self._log.info("removing %s, which was never finished", path)
             path.unlink(missing_ok=True)

@@ -68,6 +68,28 @@ def test_an_action_reaches_nsqlookupds_first_and_then_the_nsqds(
     assert upstreams.posted() == posted
 
 
+def test_capitals_in_the_keys_of_a_body_do_not_matter() -> None:
+    upstreams = Upstreams()
+    assert upstreams.ask("POST", "/api/topics", {"Topic": "new"}) == (200, {"message": ""})
+    assert upstreams.posted() == [f"{LOOKUPD}/topic/create?topic=new"]
+
+
+def test_to_tombstone_an_nsqd_that_does_not_answer_or_is_unknown_fails() -> None:
+    upstreams = Upstreams()
+    upstreams.answers[f"{NSQD2}/topic/delete"] = DOWN
+    for name in (NSQD2, "nsqd9:4151"):
+        status, told = upstreams.ask("DELETE", f"/api/nodes/{name}", {"topic": "orders"})
+        assert (status, told["message"].partition(":")[0]) == (502, "UPSTREAM_ERROR")
+    assert sum("/topic/tombstone" in each for each in upstreams.posted()) == 2
+
+
+def test_to_tombstone_an_nsqd_without_the_topic_is_a_warning() -> None:
+    upstreams = Upstreams()
+    upstreams.answers[f"{NSQD2}/topic/delete"] = 404
+    status, told = upstreams.ask("DELETE", f"/api/nodes/{NSQD2}", {"topic": "orders"})
+    assert (status, told["message"].partition(":")[0]) == (200, "WARNING")
+
+
 def test_an_action_reaches_an_nsqd_that_is_tombstoned() -> None:
     upstreams = Upstreams()
     upstreams.answers[f"{LOOKUPD}/lookup"] = {"channels": [], "producers": [node(NSQD1)]}

@@ -177,7 +177,10 @@ def test_tls_required_alone_is_yes_and_nonsense_is_refused() -> None:
         ({"tls_client_auth_policy": "maybe"}, "--tls-client-auth-policy is 'maybe'"),
         ({"tls_min_version": "ssl3"}, "--tls-min-version is 'ssl3'"),
         ({"auth_http_request_method": "put"}, "--auth-http-request-method is 'put'"),
-        ({"broadcast_address": ""}, "--broadcast-address is empty"),
+        (
+            {"http_address": "", "lookupd_tcp_addresses": ("lookup:4160",)},
+            "--http-address is empty, but nsqlookupd registers no nsqd without an HTTP port",
+        ),
         ({"tls_cert": "c"}, "--tls-cert and --tls-key go together"),
         ({"tls_key": "k"}, "--tls-cert and --tls-key go together"),
         ({"tls_required": "true"}, "need --tls-cert"),
@@ -190,7 +193,7 @@ def test_tls_required_alone_is_yes_and_nonsense_is_refused() -> None:
         ({"experiments": ("flying",)}, "--enable-experiment is 'flying', but must be one of: topology-aware"),
         ({"tcp_address": "4150"}, "--tcp-address: address '4150' has no port"),
         ({"lookupd_tcp_addresses": ("a:4160", "b")}, "--lookupd-tcp-address: address 'b' has no port"),
-        ({"lookupd_tcp_addresses": (":4160",)}, "--lookupd-tcp-address ':4160' is not <addr>:<port>"),
+        ({"lookupd_tcp_addresses": (":4160",)}, "--lookupd-tcp-address ':4160' is neither"),
         ({"statsd_address": "x"}, "--statsd-address: address 'x' has no port"),
         ({"data_path": "/does/not/exist"}, "--data-path '/does/not/exist' is not a directory"),
     ],
@@ -199,6 +202,14 @@ def test_what_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         NsqdOptions(**given)
     assert said in str(caught.value)
+
+
+def test_an_empty_address_means_none_or_the_default() -> None:
+    given = options("--http-address=", "--https-address=", "--broadcast-address=")
+    assert (given.http_address, given.https_address) == ("", "")
+    assert given.broadcast_address == socket.gethostname()
+    lookupd = ("--lookupd-tcp-address=/run/lookupd.sock", "--broadcast-http-port=4151")
+    assert options("--http-address=", *lookupd).lookupd_tcp_addresses == ("/run/lookupd.sock",)
 
 
 def test_options_are_frozen() -> None:

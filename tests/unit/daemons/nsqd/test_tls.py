@@ -23,6 +23,11 @@ def context_of(**options: str) -> tuple[ssl.SSLContext | None, str]:
     return server_context(NsqdOptions(**options), DaemonLog("", "info", log)), log.getvalue()  # type: ignore[arg-type]
 
 
+def test_a_missing_file_of_authorities_is_refused_also_without_a_certificate(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--tls-root-ca-file"):
+        context_of(tls_root_ca_file=str(tmp_path / "none.pem"))
+
+
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A good certificate, its key and its authority."""

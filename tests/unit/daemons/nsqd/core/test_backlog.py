@@ -43,6 +43,14 @@ def test_ids_ascend_whatever_the_clock_does(takes: list[tuple[int, int]], node: 
     assert all(len(each) == 16 and int(each, 16) >> 12 & 1023 == node for each in ids)
 
 
+def test_a_restart_makes_later_ids_though_the_clock_was_set_back() -> None:
+    before = MessageIds(1, lambda: 9 * TICK)
+    old = before.take(5000)
+    after = MessageIds(1, lambda: 2 * TICK)
+    after.start_after(before.tick)
+    assert min(after.take(5000)) > max(old)
+
+
 def test_nodes_of_one_moment_do_not_collide() -> None:
     both = [set(MessageIds(node, lambda: 9 * TICK).take(4096)) for node in (1, 2)]
     assert not both[0] & both[1]

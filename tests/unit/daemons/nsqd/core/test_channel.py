@@ -12,6 +12,7 @@ from nsq.daemons.nsqd.core.channel import (
     ZONE_LOCAL,
     Channel,
     NotInFlight,
+    Subscriber,
     TooManyConsumers,
 )
 from tests.fakes.clock import FakeClock
@@ -33,6 +34,7 @@ class Setup:
             MemoryBacklog(),
             self.clock,
             wake=self._wake,
+            on_another_turn=self.clock.call_soon,
             chance=chance,
             max_consumers=max_consumers,
         )
@@ -464,6 +466,7 @@ def test_what_a_leaving_consumer_held_goes_to_the_others_at_once() -> None:
     setup.put(b"a", b"b")
     setup.settle()
     stayer.subscriber.rdy = 5
+    setup.channel.wake(stayer.subscriber)
     setup.channel.unsubscribe(leaver.subscriber)
     setup.settle()
     assert (leaver.held, stayer.held) == ([], [b"a", b"b"])
@@ -536,6 +539,31 @@ def test_a_stop_gives_back_what_is_in_flight_and_deferred() -> None:
     assert [each.body for each in setup.channel.close()] == [b"a", b"c"]
 
 
+def test_messages_delivered_after_an_empty_time_out_too() -> None:
+    setup = Setup()
+    consumer = setup.consumer(1, msg_timeout=10.0)
+    setup.put(b"a")
+    setup.clock.advance(1.0)
+    setup.channel.empty()
+    setup.put(b"b")
+    setup.clock.advance(11.0)
+    assert consumer.bodies == [b"a", b"b", b"b"]
+
+
+def test_due_messages_wait_for_their_channels_turn() -> None:
+    """Thousands of channels may have messages that are due at the same time."""
+    setup = Setup()
+    turns: list[Callable[[], None]] = []
+    setup.channel._on_another_turn = turns.append
+    setup.defer(b"a", 1.0)
+    setup.clock.advance(1.0)
+    setup.defer(b"b", 0.0)
+    setup.settle()
+    assert (setup.channel.depth, len(turns)) == (0, 1)
+    turns.pop()()
+    assert (setup.channel.depth, turns) == (2, [])
+
+
 def test_thousands_that_are_due_at_once_come_in_portions() -> None:
     class Recording(MemoryBacklog):
         def put_back(self, messages: list[Message]) -> None:
@@ -604,3 +632,93 @@ def test_room_that_comes_back_nearby_is_used_again() -> None:
     assert not setup.channel.finish(near.subscriber, [near.delivered[0].id])
     setup.clock.settle()
     assert [len(near.delivered), len(far.delivered)] == [2, 1]
+
+
+# The work for one message does not grow with the number of subscribers, nor the output with their sizes
+
+
+class CountingConsumer(Consumer):
+    """Counts how often the channel asks whether it is full."""
+
+    asked = 0
+
+    @property  # type: ignore[override]
+    def full(self) -> bool:
+        CountingConsumer.asked += 1
+        return False
+
+    @full.setter
+    def full(self, full: bool) -> None: ...
+
+
+class CountedIds(dict[bytes, Message]):
+    """Counts how often an id is looked up in it."""
+
+    looked_up = 0
+
+    def __contains__(self, message_id: object) -> bool:
+        CountedIds.looked_up += 1
+        return super().__contains__(message_id)
+
+
+def test_a_message_visits_few_of_many_idle_subscribers() -> None:
+    setup = Setup()
+    for _ in range(1000):
+        setup.channel.subscribe(CountingConsumer(rdy=1).subscriber)
+    setup.settle()
+    CountingConsumer.asked = 0
+    for _ in range(500):
+        setup.put(b"a")
+        setup.settle()
+    assert setup.channel.in_flight_count == 500
+    assert CountingConsumer.asked < 5000
+
+
+def test_a_bad_fin_visits_few_of_many_subscribers() -> None:
+    setup = Setup()
+    consumers = [setup.consumer(1) for _ in range(1000)]
+    for consumer in consumers:
+        consumer.subscriber.in_flight = CountedIds()
+    CountedIds.looked_up = 0
+    setup.channel.finish(consumers[0].subscriber, [UNKNOWN])
+    assert CountedIds.looked_up <= 64
+
+
+def test_a_due_message_visits_no_subscriber_that_has_none_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    visited: list[Subscriber] = []
+    take_expired = Subscriber.take_expired
+
+    def counted(subscriber: Subscriber, now: float) -> list[Message]:
+        visited.append(subscriber)
+        return take_expired(subscriber, now)
+
+    monkeypatch.setattr(Subscriber, "take_expired", counted)
+    setup = Setup()
+    for _ in range(100):
+        setup.consumer(0)
+    consumer = setup.consumer(1)
+    setup.defer(b"a", 1.0)
+    setup.clock.advance(1.0)
+    assert consumer.held == [b"a"]
+    assert not visited
+    setup.clock.advance(60.0)
+    assert visited == [consumer.subscriber]
+
+
+class SlowConsumer(Consumer):
+    """Is full once it has got anything."""
+
+    def deliver(self, messages: list[Message]) -> None:
+        super().deliver(messages)
+        self.full = True
+
+
+def test_a_consumer_that_reads_nothing_gets_few_large_messages() -> None:
+    setup = Setup()
+    bodies = [b"%d" % number + b"x" * 100_000 for number in range(10)]
+    setup.put(*bodies)
+    slow = SlowConsumer(rdy=100)
+    setup.join(slow)
+    assert slow.bodies == bodies[:3]
+    assert setup.channel.depth == 7
+    assert setup.consumer(100).bodies == bodies[3:]

@@ -58,7 +58,7 @@ def test_never_is_not_set_and_the_past_rings_at_once() -> None:
 
 def test_nothing_is_done_at_once_and_one_portion_a_turn() -> None:
     clock, done = FakeClock(), list[str]()
-    turns = RoundRobin(clock.call_soon)
+    turns = RoundRobin(clock)
     for name in "abc":
         turns.ask(lambda name=name: done.append(name))  # type: ignore[misc]
     assert done == []
@@ -71,7 +71,7 @@ def test_nothing_is_done_at_once_and_one_portion_a_turn() -> None:
 
 def test_those_that_ask_again_take_turns() -> None:
     clock, done = FakeClock(), list[str]()
-    turns = RoundRobin(clock.call_soon)
+    turns = RoundRobin(clock)
 
     def work(name: str, portions: int) -> None:
         done.append(name)
@@ -87,9 +87,23 @@ def test_those_that_ask_again_take_turns() -> None:
     assert done[-1] == "c"
 
 
+def test_a_long_portion_is_followed_by_a_pause_of_the_same_length() -> None:
+    clock, began = FakeClock(), list[float]()
+    turns = RoundRobin(clock)
+
+    def work(seconds: float) -> None:
+        began.append(clock.now() - 1000.0)
+        clock.advance_without_calls(seconds)
+
+    for seconds in (0.25, 0.001, 0.0):
+        turns.ask(lambda seconds=seconds: work(seconds))  # type: ignore[misc]
+    clock.advance(1.0)
+    assert began == pytest.approx([0.0, 0.5, 0.501])
+
+
 def test_what_one_of_them_does_wrong_is_not_for_the_others() -> None:
     clock, done = FakeClock(), list[str]()
-    turns = RoundRobin(clock.call_soon)
+    turns = RoundRobin(clock)
     turns.ask(lambda: 1 // 0)  # type: ignore[arg-type, return-value]
     turns.ask(lambda: done.append("b"))
     with pytest.raises(ZeroDivisionError):

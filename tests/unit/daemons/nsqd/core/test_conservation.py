@@ -141,7 +141,7 @@ class Conservation(RuleBasedStateMachine):
     def ready(self, member: Member, rdy: int) -> None:
         if not member.subscriber.closing:
             member.subscriber.rdy = rdy
-            member.channel.wake()
+            member.channel.wake(member.subscriber)
 
     @rule(member=members)
     def start_closing(self, member: Member) -> None:
@@ -152,7 +152,7 @@ class Conservation(RuleBasedStateMachine):
     def congest(self, member: Member, full: bool) -> None:
         member.full = full
         if not full:
-            member.channel.wake()
+            member.channel.wake(member.subscriber)
 
     # Answers.
 

@@ -36,6 +36,7 @@ class Setup:
             MemoryBacklog(),
             self.clock,
             wake=lambda channel: self.clock.call_soon(channel.pump),
+            on_another_turn=self.clock.call_soon,
             chance=lambda limit: 0,
         )
 

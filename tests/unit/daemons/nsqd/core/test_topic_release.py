@@ -63,7 +63,13 @@ class Setup:
 
     def _make(self, topic_name: str, name: str) -> Channel:
         return Channel(
-            topic_name, name, Refusing(), self.clock, wake=lambda channel: None, chance=lambda limit: 0
+            topic_name,
+            name,
+            Refusing(),
+            self.clock,
+            wake=lambda channel: None,
+            on_another_turn=self.clock.call_soon,
+            chance=lambda limit: 0,
         )
 
     def put(self, count: int, due: float = 0.0) -> None:
@@ -107,6 +113,20 @@ def test_large_messages_come_in_smaller_portions() -> None:
         setup.clock.step()
         depths.append(channel.depth)
     assert depths == [3, 5]  # a MiB a turn, and what it began
+
+
+def test_many_channels_get_smaller_portions() -> None:
+    setup = Setup(many=0)
+    setup.topic.pause(True)
+    channels = [setup.topic.channel(str(number)) for number in range(100)]
+    setup.put(350)
+    setup.topic.pause(False)
+    depths = [channels[0].depth]
+    while not setup.clock.idle:
+        setup.clock.step()
+        depths.append(channels[0].depth)
+    assert depths == [100, 200, 300, 350]
+    assert {channel.depth for channel in channels} == {350}
 
 
 def test_what_fits_into_a_portion_is_there_at_once() -> None:

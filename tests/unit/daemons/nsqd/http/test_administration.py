@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from nsq.daemons.nsqd.core.backlog import InMemory, StorageFailed
 from nsq.daemons.routes import EMPTY
 from nsq.wire import commands
 from tests.unit.daemons.nsqd.http.api import Api
@@ -87,3 +88,17 @@ def test_channel_refusals_in_their_order(verb: str) -> None:
     if verb != "create":
         assert api.refused("POST", f"/channel/{verb}?topic=t&channel=c") == (404, "CHANNEL_NOT_FOUND")
     assert api.world.broker.topics["t"].channels == {}
+
+
+@pytest.mark.parametrize("target", ["/topic/create?topic=new", "/channel/create?topic=t&channel=new"])
+def test_a_topic_or_channel_that_the_disk_refuses_is_answered_with_503(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api = Api()
+    api.world.broker.topic("t")
+
+    def refuse(*_: object) -> None:
+        raise StorageFailed("Too many open files")
+
+    monkeypatch.setattr(InMemory, "backlog", refuse)
+    assert api.refused("POST", target) == (503, "STORAGE_FAILED")

@@ -248,8 +248,27 @@ def test_settings() -> None:
     assert api.json("/config/log_level") == 1
     assert api.text("/config/broadcast_address") == "here"
     assert api.text("/config/tls_cert") == ""
+    assert api.json("/config/broadcast_tcp_port") == 4150
+    assert api.json("/config/broadcast_http_port") == 4151
+    assert api.text("/config/statsd_prefix") == "nsq.here_4151."
+    assert api.json("/config/tls_required") == 0
+    assert api.json("/config/tls_min_version") == 769
     assert api.refused("GET", "/config/nope") == (400, "INVALID_OPTION")
     assert api.refused("GET", "/config/__class__") == (400, "INVALID_OPTION")
+
+
+@pytest.mark.parametrize(
+    ("options", "required", "version"),
+    [
+        ({"tls_required": "tcp-https", "tls_min_version": "tls1.2"}, 1, 771),
+        ({"tls_required": "true", "tls_min_version": "tls1.3"}, 2, 772),
+        ({"tls_client_auth_policy": "require"}, 2, 769),
+    ],
+)
+def test_tls_settings_are_shown_as_gos_numbers(options: dict[str, str], required: int, version: int) -> None:
+    api = Api(tls_cert="c", tls_key="k", **options)
+    assert api.json("/config/tls_required") == required
+    assert api.json("/config/tls_min_version") == version
 
 
 def test_the_log_level_can_be_changed() -> None:
@@ -415,6 +434,31 @@ def test_who_may_look(peek: str, remote: str, status: int, monkeypatch: pytest.M
     except HttpError as refusal:
         found = refusal.status
     assert found == status
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "localhost:4151"}, 200),
+        ({"Host": "127.0.0.1:4151", "Origin": "http://127.0.0.1:4151"}, 200),
+        ({"Host": "[::1]:4151"}, 200),
+        ({"Host": "nsqd1.shop.example:4151"}, 200),
+        ({"Host": "rebound.example:4151"}, 403),
+        ({"Host": "rebound.example:4151", "Origin": "http://rebound.example:4151"}, 403),
+        ({"Host": "127.0.0.1:4151", "Origin": "http://other.example"}, 403),
+        ({"Host": "127.0.0.1:4151", "Sec-Fetch-Site": "cross-site"}, 403),
+    ],
+)
+def test_a_web_page_of_another_site_sees_no_message(headers: dict[str, str], status: int) -> None:
+    """With DNS rebinding the page's own host name leads to this machine."""
+    api = Api(broadcast_address="nsqd1.shop.example")
+    api.world.broker.topic("t").channel("c")
+    for target in ("/topic/peek?topic=t", "/channel/peek?topic=t&channel=c"):
+        try:
+            found = api.ask("GET", target, headers=headers).status
+        except HttpError as refusal:
+            found = refusal.status
+        assert found == status
 
 
 def test_looking_can_be_switched_off() -> None:

@@ -21,7 +21,7 @@ def test_pub(path: str) -> None:
 def test_deferred_pub() -> None:
     api = Api()
     channel = api.world.broker.topic("t").channel("c")
-    assert api.ask("POST", "/pub?topic=t&defer=1500", b"x") == OK
+    assert api.ask("POST", "/pub?topic=t&defer=%2B1500", b"x") == OK
     assert api.ask("POST", "/pub?topic=t&defer=0", b"y") == OK
     assert (channel.depth, channel.deferred_count) == (1, 1)
     api.world.clock.advance(1.5)

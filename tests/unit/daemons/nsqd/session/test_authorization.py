@@ -42,6 +42,8 @@ def test_what_an_auth_server_says() -> None:
 def test_an_answer_may_be_bare() -> None:
     assert read(b'{"ttl": 1}', 0.0) == Grant((), 1.0)
     assert read(b'{"ttl": 1, "authorizations": null, "identity": null}', 0.0) == Grant((), 1.0)
+    rule = b'{"Topic": ".*", "CHANNELS": [".*"], "Permissions": ["publish"]}'
+    assert len(read(b'{"TTL": 1, "Authorizations": [%b]}' % rule, 0.0).rules) == 1
 
 
 @pytest.mark.parametrize(

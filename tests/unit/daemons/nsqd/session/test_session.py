@@ -16,9 +16,9 @@ from nsq.daemons.nsqd.core.broker import AT_ONCE, Unobserved
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.session.subscription import CLOSING, SUBSCRIBED
 from nsq.wire import commands
-from nsq.wire.frames import ErrorReply, RawMessage, Response
+from nsq.wire.frames import ErrorReply, RawMessage, Response, encode_response
 from nsq.wire.layers import Deflate
-from tests.fakes.session import HEARTBEAT, OK, Client, World
+from tests.fakes.session import HEARTBEAT, OK, Client, FakeAuthority, World
 
 UNKNOWN = b"0123456789abcdef"
 
@@ -129,6 +129,26 @@ def test_many_messages_are_published_in_parts_between_which_others_have_their_tu
     stored = [message.body for message in world.broker.topic("t").backlog.take(10_000)]
     assert stored == [*bodies[:AT_ONCE], b"in between", *bodies[AT_ONCE:], b"behind them"]
     assert client.session.pub_counts == {"t": len(bodies) + 1}
+
+
+def test_messages_to_many_channels_are_published_in_smaller_parts() -> None:
+    for wire in (
+        commands.mpub("t", [b"x"] * 200),
+        b"".join(commands.pub("t", b"x") + commands.pub("u", b"x") for _ in range(200)),
+        commands.dpub("t", 1000, b"x") * 200,
+    ):
+        world = World()
+        for topic in "tu":
+            for number in range(100):
+                world.broker.topic(topic).channel(str(number))
+        client, other = world.client(), world.client()
+        client.send(wire)
+        other.send(commands.pub("t", b"x"))
+        assert other.link.take() == encode_response(b"OK")
+        assert world.broker.topic("t").message_count < 110
+        client.settle()
+        assert world.broker.topic("t").message_count == 201
+        assert set(client.frames()) == {OK}
 
 
 def test_a_drain_in_the_middle_of_many_messages_refuses_them() -> None:
@@ -534,6 +554,27 @@ def test_a_client_that_does_not_introduce_itself_is_called_by_its_address() -> N
     assert plain.session.request.client_id == plain.session.request.hostname == "10.0.0.7"
     assert v6.session.request.client_id == "::1"
     assert unix.session.request.client_id == ""
+
+
+def test_long_names_in_identify_take_little_memory() -> None:
+    world = World()
+    names = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone", "short_id", "long_id")
+    wire = commands.identify(json.dumps(dict.fromkeys(names, "x" * 100_000 + "\N{GHOST}")).encode())
+    clients = [world.client() for _ in range(10)]
+    tracemalloc.start()
+    try:
+        for client in clients:
+            client.send(wire)
+            assert client.frames() == [OK]
+        assert tracemalloc.get_traced_memory()[0] < 500_000
+    finally:
+        tracemalloc.stop()
+    assert clients[0].session.request.client_id == "x" * 1024
+
+
+def test_a_secret_longer_than_64_kib_is_refused() -> None:
+    client = World(authority=FakeAuthority()).client()
+    assert client.refused(commands.auth(b"s" * 65_537)) == b"E_BAD_BODY AUTH body too big 65537 > 65536"
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import errno
 import io
 import json
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
@@ -98,6 +99,48 @@ def test_what_a_go_nsqd_left_comes_out_in_order(golden: Path, durable: bool) -> 
 
 
 @MODES
+@pytest.mark.parametrize("killed", [False, True], ids=["stopped", "killed"])
+def test_ids_do_not_repeat_when_the_clock_was_set_back_over_a_restart(
+    tmp_path: Path, durable: bool, killed: bool
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+
+    async def published(directory: Path, hour: int, kill: bool) -> list[bytes]:
+        """Publish at this hour of a day, stop or kill nsqd, and return the ids of all messages."""
+        with patch.object(time, "time_ns", lambda: (500_000 + hour) * 3600 * 10**9):
+            async with node(directory, durable=durable) as one:
+                one.broker.publish("t", [b"a", b"b"])
+                one.broker.publish("t", [b"c"])
+                await one.wait_until_synced()
+                if kill:
+                    shutil.copytree(directory, second)
+                return [message.id for message in await one.broker.topics["t"].peek(100, 0)]
+
+    async def scenario() -> None:
+        before = await published(first, 9, killed)
+        after = await published(second if killed else first, 7, False)
+        assert max(before) < min(set(after) - set(before))
+        assert len(after) == len(set(after)) == (3 if killed and not durable else 6)
+        assert (await published(second if killed else first, 7, False))[-1] > max(after)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("content", [b"", b"junk", b"9" * 30 + b"\n"])
+def test_a_damaged_list_of_ids_is_only_warned_about(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "nsqd.ids.dat").write_bytes(content)
+
+    async def scenario() -> None:
+        async with node(tmp_path) as one:
+            assert "nsqd.ids.dat is damaged: new ids may repeat old ones" in one.log.getvalue()
+            one.broker.publish("t", [b"a"])
+
+    asyncio.run(scenario())
+    assert int((tmp_path / "nsqd.ids.dat").read_bytes()) == pytest.approx(time.time_ns() >> 20, rel=0.001)
+
+
+@MODES
 def test_topics_channels_and_whether_they_are_paused(tmp_path: Path, durable: bool) -> None:
     data = tmp_path / "data"
     data.mkdir()
@@ -185,7 +228,7 @@ def test_deleting_leaves_nothing_on_disk(tmp_path: Path, durable: bool) -> None:
             one.broker.publish("t", [b"waits"])
             one.broker.delete_topic("t")
             await one.wait_until_synced()
-            assert names(tmp_path) == ["nsqd.dat"]
+            assert names(tmp_path) == ["nsqd.dat", "nsqd.ids.dat"]
             assert roster(tmp_path) is None
 
     asyncio.run(scenario())
@@ -221,8 +264,8 @@ def test_a_stop_syncs_many_queues_at_a_time_and_says_how_far_it_is(tmp_path: Pat
             patch.object(storage, "run_together", side_effect=storage.run_together) as together,
         ):
             assert await one.stop() == []
-        assert together.call_count == 3
-        assert "20 of 30 queues are on disk" in one.log.getvalue()
+        assert together.call_count == 4  # three groups of queues, then the lists
+        assert "still writing 30 queues with 30 messages in memory to disk" in one.log.getvalue()
         async with node(tmp_path, durable=durable) as two:
             assert [topic.depth for topic in two.broker.topics.values()] == [1] * 30
 
@@ -235,7 +278,7 @@ def test_what_is_ephemeral_touches_no_disk_and_needs_no_memory_to_be_promised(tm
             one.broker.topic("t#ephemeral").channel("c#ephemeral")
             one.broker.publish("t#ephemeral", [b"a"])
             assert one.broker.topics["t#ephemeral"].channels["c#ephemeral"].depth == 1
-        assert names(tmp_path) == ["nsqd.dat"]
+        assert names(tmp_path) == ["nsqd.dat", "nsqd.ids.dat"]
 
     asyncio.run(scenario())
 
@@ -494,3 +537,47 @@ def full_disk() -> Iterator[None]:
     fault = OSError(errno.ENOSPC, "No space left on device")
     with room_for(0), patch.object(Replacement, "write", side_effect=fault):
         yield
+
+
+def test_a_removed_message_file_is_noticed_and_its_messages_are_written_again(tmp_path: Path) -> None:
+    data, after = tmp_path / "data", tmp_path / "after"
+    data.mkdir()
+
+    async def scenario() -> None:
+        async with node(data, durable=True) as one:
+            one.broker.publish("t", [b"0", b"1", b"2", b"3"])
+            one.broker.publish_deferred("t", b"4", 3600.0)
+            await one.wait_until_synced()
+            for name in ("t.diskqueue.000000.dat", "t.dues.dat"):
+                (data / name).unlink()
+            one.broker.publish_deferred("t", b"5", 3600.0)
+            with pytest.raises(StorageFailed):
+                await one.wait_until_synced()
+            assert "another program has removed this file" in one.log.getvalue()
+            await until(lambda: one.storage.health == HEALTHY)
+            one.broker.publish("t", [b"6"])
+            await one.wait_until_synced()
+            shutil.copytree(data, after)
+        async with node(after, durable=True) as two:
+            topic = two.broker.topic("t")
+            assert sorted(each.body for each in await topic.peek(100, 100)) == [b"%d" % n for n in range(7)]
+            channel = topic.channel("c")
+            await two.consume("t", "c", 5)
+            assert channel.deferred_count == 2
+
+    asyncio.run(scenario())
+
+
+def test_a_removed_file_of_a_spilled_queue_is_noticed_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with node(tmp_path, mem_queue_size=0, sync_every=1) as one:
+            one.broker.publish("t", [b"a"])
+            await one.wait_until_synced()
+            (tmp_path / "t.diskqueue.000000.dat").unlink()
+            one.broker.publish("t", [b"b"])
+            await until(lambda: "another program has removed this file" in one.log.getvalue())
+            await until(lambda: one.storage.health == HEALTHY)
+            one.broker.publish("t", [b"c"])
+            assert b"c" in await one.consume("t", "c", 1, finish=False)
+
+    asyncio.run(scenario())

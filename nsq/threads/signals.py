@@ -2,6 +2,8 @@
 
 Python runs a handler only between two bytecodes of the main thread, so a signal just before a wait would be
 noticed only after the wait. Therefore the C handler writes to a pipe, and the wait polls the pipe.
+
+Signals within a second of the first count as one: see ``nsq.threads.stop_signals``.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from operator import attrgetter
 from types import FrameType
 from typing import Any, Self
 
-from nsq.waiting import Signal
+from nsq.threads.stop_signals import StopSignals
+from nsq.threads.waiters import Signal
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 _WOKEN = b"\0"
@@ -66,11 +69,15 @@ class SignalWatch:
     It takes SIGTERM, SIGINT and those in ``also``. Where a user's signal handler may raise, enter it twice,
     ``with SignalWatch() as watch, watch``: if an exception interrupts the first exit before it has done
     anything, the second one restores the signals.
+
+    A stop may end within the second in which the signal can be repeated. So where Python's own handlers are
+    restored after a signal, they ignore what repeats it: it would kill the program after a clean stop.
     """
 
     def __init__(self, *also: signal.Signals) -> None:
         self._numbers = (*_NUMBERS, *also)
         self._pipe: _Pipe | None = None
+        self._stop_signals = StopSignals()
         self._previous: dict[signal.Signals, Any] = {}
         self._previous_fd: int | None = None  # set while we handle the signals
 
@@ -103,11 +110,23 @@ class SignalWatch:
             self._previous_fd = None
         for number, previous in list(self._previous.items()):
             # None means a handler that was not set from Python; Python cannot restore it.
-            signal.signal(number, signal.SIG_DFL if previous is None else previous)
+            signal.signal(number, self._tolerant(signal.SIG_DFL if previous is None else previous))
             self._previous.pop(number, None)
 
+    def _tolerant(self, handler: Any) -> Any:
+        """Return the handler to restore: after a signal, one that ignores repetitions."""
+        if isinstance(handler, _AfterStop):
+            handler = handler.handler
+        until = self._stop_signals.until
+        if time.monotonic() >= until or handler not in (signal.SIG_DFL, signal.default_int_handler):
+            return handler
+        return _AfterStop(handler, until)
+
     def wait(self, timeout: float | None = None, descriptor: int = -1) -> signal.Signals | None:
-        """Return the next signal, or None after ``wake`` or ``timeout``, or if ``descriptor`` is readable."""
+        """Return the next signal, or None after ``wake`` or ``timeout``, or if ``descriptor`` is readable.
+
+        Skips a SIGTERM or SIGINT that repeats the first one.
+        """
         assert self._pipe is not None
         reader = self._pipe.reader
         poll = select.poll()
@@ -123,6 +142,8 @@ class SignalWatch:
                     return None
                 continue
             for code in os.read(reader, 1):
+                if code in _NUMBERS and self._stop_signals.repeats(time.monotonic()):
+                    continue
                 if code in self._numbers:
                     return signal.Signals(code)
                 if code == _WOKEN[0]:
@@ -144,3 +165,16 @@ class SignalWatch:
 
     def _arrived(self, number: int, frame: FrameType | None) -> None:
         """Do nothing: the pipe has the signal already, and raising could hit the main thread anywhere."""
+
+
+class _AfterStop:
+    """A signal handler: does nothing before ``until``, then restores and calls the handler it stands for."""
+
+    def __init__(self, handler: Any, until: float) -> None:
+        self.handler = handler
+        self._until = until
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        if time.monotonic() >= self._until:
+            signal.signal(number, self.handler)
+            signal.raise_signal(number)
