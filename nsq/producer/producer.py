@@ -13,10 +13,10 @@ from typing import Any, NoReturn, Self
 from nsq.config import Config
 from nsq.connection.handshake import describe, dial
 from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered, UsageError
+from nsq.producer.futures import PublishFuture
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
     Publish,
-    PublishFuture,
     checked_timeout,
     new_multi_publish,
     new_publish,
