@@ -121,8 +121,8 @@ class Program:
                 for consumer in _checked_consumers(target, found):
                     if consumer.health().state != "new":
                         raise UsageError(
-                            f"{target.partition(':')[0]} runs or starts {consumer!r} while it is imported: put "
-                            'that below `if __name__ == "__main__":`, because nsq work starts consumers itself'
+                            f"{target.partition(':')[0]} runs or starts {consumer!r} while it is imported: "
+                            'put that below `if __name__ == "__main__":`; nsq work starts the consumer itself'
                         )
         if logging.getLogger().handlers:  # the program has configured logging itself
             logging.getLogger("nsq").handlers.clear()
