@@ -206,6 +206,7 @@ class Engine(ConnDelegate):
     def abandon(self) -> None:
         """Forget everything in a forked child: it belongs to the parent."""
         self.owner.abandon()
+        self.pool.abandon()
         self.discovery.abandon()
         self._own_transport.abandon()
         for conn in [*self._conns.values(), *self._dialing.copy()]:

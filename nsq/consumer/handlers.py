@@ -87,6 +87,7 @@ class HandlerPool:
         self._groups: list[tuple[Callable[[], None], int | None, int]] = []
         self._threads: list[threading.Thread] = []
         self._closed = False
+        self._inherited = False  # by a child that a handler has forked
         self._running: dict[int, Message | list[Message] | None] = {}  # by thread: last message or batch
 
     def __len__(self) -> int:
@@ -129,6 +130,12 @@ class HandlerPool:
             for _ in self._threads:
                 self.inbox.put(None)
         return join_threads(self._threads, deadline)
+
+    def abandon(self) -> None:
+        """End the thread of a child that a handler has forked, once that handler returns or raises: a child
+        has no messages to wait for.
+        """
+        self._inherited = True
 
     def owns_current_thread(self) -> bool:
         return threading.current_thread() in self._threads
@@ -191,7 +198,7 @@ class HandlerPool:
         # The hot path: local names for everything that each message needs.
         me, monotonic, running = threading.get_ident(), time.monotonic, self._running
         get, timed_out_unhandled, max_attempts = self.inbox.get, self.timed_out_unhandled, self._max_attempts
-        while True:
+        while not self._inherited:
             try:
                 message = get(False)
             except queue.Empty:
@@ -208,6 +215,8 @@ class HandlerPool:
                     result = handler(message)
                     again = None if result is None else requeue_for_result(result)
                 except BaseException as error:
+                    if self._inherited:
+                        raise
                     # SystemExit and KeyboardInterrupt too: the thread goes on with the next message.
                     again = requeue_for_exception(error, no_backoff)
                     if not isinstance(error, Requeue):
@@ -224,6 +233,8 @@ class HandlerPool:
                 # The handler has answered it, or it timed out and nsqd has it again.
                 log.debug("%r needs no answer any more", message)
             except BaseException:
+                if self._inherited:
+                    raise
                 log.exception("handling %r failed, which is a bug of ours; nsqd delivers it again", message)
 
     def _outlook(self, message: Message, delay: float) -> str:
@@ -248,7 +259,7 @@ class HandlerPool:
     def _handle_batches(self, handler: BatchHandler, no_backoff: Exceptions, size: int, wait: float) -> None:
         me = threading.get_ident()
         over = False
-        while not over:
+        while not over and not self._inherited:
             over, batch = self._collect(size, wait)
             try:
                 self._running[me] = batch
@@ -264,6 +275,8 @@ class HandlerPool:
                 if ready := [message for message in doubtful if self._accept_or_dispose(message)]:
                     self._handle_batch(handler, no_backoff, ready)
             except BaseException:
+                if self._inherited:
+                    raise
                 log.exception(
                     "handling %d messages failed, which is a bug of ours; nsqd delivers them again",
                     len(batch),
@@ -316,6 +329,8 @@ class HandlerPool:
             result = handler(batch)
             again = None if result is None else requeue_for_result(result)
         except BaseException as error:
+            if self._inherited:
+                raise
             again = requeue_for_exception(error, no_backoff)
             if not isinstance(error, Requeue):
                 log.exception("batch handler failed on %d messages; %s", len(batch), self._outlook_of(batch))
