@@ -148,8 +148,7 @@ def places(options: PeekOptions) -> list[Place]:
         found = list(map(Place, options.nsqd, options.nsqd_http))
     else:
         found = [_beside(tcp, options.config) for tcp in options.nsqd]
-    having = lookups.nodes_of([options.topic])
-    found += lookups.found_by_any(options.lookupd, options.config, having)
+    found += lookups.places_or_raise(options.lookupd, options.config, [options.topic])
     return list({place.tcp: place for place in found}.values())
 
 
@@ -266,7 +265,7 @@ class StatsReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
-        listed = lookups.found_by_any(options.lookupd, options.config, lookups.nodes_of())
+        listed = lookups.places_or_raise(options.lookupd, options.config)
         nsqds = [*options.nsqd, *(place.http for place in listed)]
         # Spark needs a partition even if there is no nsqd.
         return [InputPartition(nsqd) for nsqd in dict.fromkeys(nsqds)] or [InputPartition("")]
