@@ -200,6 +200,10 @@ class Channel:
     def in_flight_count(self) -> int:
         return sum(len(subscriber.in_flight) for subscriber in self.subscribers)
 
+    def now(self) -> float:
+        """Return the time on the clock of deadlines and due times."""
+        return self._clock.now()
+
     @property
     def deferred_count(self) -> int:
         return len(self.deferred)

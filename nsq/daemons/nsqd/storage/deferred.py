@@ -107,7 +107,7 @@ class DeferredFile:
         self.count = self.left = 0  # messages in it, and those that have not left it
         self.sizes = (0, 0)  # of the index and of the records
         self.leaving: dict[bytes, None] = {}  # messages that have left; the index does not say so yet
-        self.intact = True  # whether it has exactly the messages that it says, so that it can be joined
+        self.intact = False  # whether it has exactly the messages that it says, so that it can be joined
         self.removed = False
         self._open: list[int] = []
 
@@ -126,6 +126,7 @@ class DeferredFile:
         self._write(b"".join(index), b"".join([pack_size(len(each)) + each for _, each in entries]))
         self.count += len(entries)
         self.left += len(entries)
+        self.intact = self.count == self.left
         for _, record in entries:  # it has come back before the index said that it had left
             self.leaving.pop(_id(record), None)
 
@@ -156,8 +157,6 @@ class DeferredFile:
     def read(self, sizes: Bounds) -> tuple[list[Entry], str]:
         """Return the messages that have not left, and what is wrong with the file. Raises OSError."""
         dues, problem = self.read_index(), ""
-        for special in (_JOINED, _BYTES):
-            dues.pop(special, None)
         records: dict[bytes, bytes] = {}
         content = read_regular(self.data)[: self.sizes[1]]
         spans, bad = cut(content, 0, len(content), sizes)
@@ -183,7 +182,20 @@ class DeferredFile:
             content = read_regular(self.index)
         except OSError:
             return {}
-        return dict(_ENTRY.iter_unpack(content[: len(content) // _ENTRY.size * _ENTRY.size]))
+        dues = dict(_ENTRY.iter_unpack(content[: len(content) // _ENTRY.size * _ENTRY.size]))
+        for special in (_JOINED, _BYTES):
+            dues.pop(special, None)
+        return dues
+
+    def read_joined(self) -> tuple[int, int]:
+        """Return the number and size of the queue's file that the records were joined to; else (-1, 0)."""
+        try:
+            with open(self.index, "rb") as index:
+                index.seek(-2 * _ENTRY.size, os.SEEK_END)
+                (mark, number), (_, size) = _ENTRY.iter_unpack(index.read(2 * _ENTRY.size))
+        except (OSError, ValueError, struct.error):
+            return -1, 0
+        return (number, size) if mark == _JOINED else (-1, 0)
 
     def remove(self) -> None:
         self.removed = True
@@ -440,7 +452,7 @@ class DeferredOnDisk(DeferredInMemory):
         try:
             entries, problem = file.read(self._sizes)
         except FileNotFoundError:
-            entries, problem = [], "is gone"
+            entries, problem = [], "is gone" if file.left else ""
         except OSError as error:
             if error.errno != errno.EIO:
                 self._failed(error, 0)
@@ -535,32 +547,27 @@ class DeferredOnDisk(DeferredInMemory):
 
     def _recover(self, numbers: list[int]) -> None:
         self._number = numbers[-1] if numbers else 0
-        joined: list[tuple[int, int, DeferredFile, dict[bytes, int]]] = []
-        killed: list[bytes] = []
-        for number in numbers:
-            file = DeferredFile(self._directory, self._disk.name, number)
-            dues = file.read_index()
-            place, size = dues.pop(_JOINED, -1), dues.pop(_BYTES, 0)
-            if file.data.exists():
-                index = file.index.stat().st_size // _ENTRY.size * _ENTRY.size if dues else 0
-                file.sizes = (index, file.data.stat().st_size)
-                file.intact = False
-                self._take_in(file, dues)
-                killed += dues
-            else:
-                joined.append((place, size, file, dues))
-        for place, size, file, dues in sorted(joined, key=lambda one: one[0], reverse=True):
-            if self._take_back(place, size, file, dues):
-                self._take_in(file, dues)
-            else:
+        files = [DeferredFile(self._directory, self._disk.name, number) for number in numbers]
+        # From the queue's end to its beginning, as the last file can be taken out.
+        for file in sorted(files, key=lambda file: file.read_joined(), reverse=True):
+            if not file.data.exists() and not self._take_back(file):
                 file.remove()
-        if self._durable and killed and self._disk.unread:
-            waiting = {found.record.id for found in self._disk.peek_job(_COMPARED, 0, ())()}
-            self.also_in_queue = waiting.intersection(killed)
+        left = [file for file in files if not file.removed and not file.intact]
+        in_queue: set[bytes] = set()
+        if left and self._durable and self._disk.unread:
+            in_queue = {found.record.id for found in self._disk.peek_job(_COMPARED, 0, ())()}
+        for file in left:  # by a kill
+            dues = file.read_index()
+            index = file.index.stat().st_size // _ENTRY.size * _ENTRY.size if dues else 0
+            file.sizes = (index, file.data.stat().st_size)
+            self._take_in(file, dues)
+            self.also_in_queue.update(in_queue.intersection(dues))
 
-    def _take_back(self, place: int, size: int, file: DeferredFile, dues: dict[bytes, int]) -> bool:
+    def _take_back(self, file: DeferredFile) -> bool:
         """Take a file's records back from the queue, if no message of it has been read and it is the same."""
+        place, size = file.read_joined()
         path = self._disk.last_full_file(place)
+        dues = file.read_index()
         if path is None or not dues or path.stat().st_size != size:
             return False
         with open(path, "rb") as records:
@@ -568,16 +575,18 @@ class DeferredOnDisk(DeferredInMemory):
                 return False
         self._disk.take_out_last_file(file.data, len(dues))
         file.sizes = (_ENTRY.size * len(dues), size)
+        file.intact = True
+        self._take_in(file, dues)
         return True
 
     def _take_in(self, file: DeferredFile, dues: dict[bytes, int]) -> None:
         """Note a file of an earlier run."""
         later = [due for due in dues.values() if due != _HAS_LEFT]
+        file.count, file.left = len(dues), len(later)
         if dues and not later:
             file.remove()
             return
         file.first, file.last = min(later, default=0), max(later, default=0)
-        file.count, file.left = len(dues), len(later)
         self.on_disk += file.left
         self._add_unread(file)
 
@@ -598,12 +607,14 @@ class DeferredOnDisk(DeferredInMemory):
         """
         now, wall = self._clock.now(), self._clock.time_ns()
         files = sorted((file for _, _, file in self._unread if file.intact), key=lambda file: file.first)
+        self._rewritten += [file.remove for _, _, file in self._unread if not file.left]
+        files = [file for file in files if file.left]
         left = len(self)
         try:
             in_memory = [(wall + round((due - now) * 1e9), encode(each)) for due, _, each, _ in self._heap]
             files += self._write_files(sorted(in_memory))
             self._rewritten += [file.remove for file in self._in_memory]
-            for file in [file for _, _, file in self._unread if not file.intact]:
+            for file in [file for _, _, file in self._unread if file.left and not file.intact]:
                 entries, problem = file.read(self._sizes)
                 self._report(file, problem)
                 files += self._write_files(sorted(entries))
