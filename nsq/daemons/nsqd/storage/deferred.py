@@ -23,6 +23,7 @@ import heapq
 import os
 import re
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -297,8 +298,8 @@ class DeferredOnDisk(DeferredInMemory):
         self._dirty: set[DeferredFile] = set()
         self._rewritten: list[Callable[[], None]] = []
         self.on_disk = 0
-        #: Ids of messages that, after a kill, are in the queue as well: those records are obsolete.
-        self.also_in_queue: set[bytes] = set()
+        #: After a kill: how many of the next records of messages in the queue to skip.
+        self.obsolete: Counter[bytes] = Counter()
         self._recover(sorted(numbers))
 
     def __len__(self) -> int:
@@ -553,15 +554,19 @@ class DeferredOnDisk(DeferredInMemory):
             if not file.data.exists() and not self._take_back(file):
                 file.remove()
         left = [file for file in files if not file.removed and not file.intact]
-        in_queue: set[bytes] = set()
+        in_queue: Counter[bytes] = Counter()
         if left and self._durable and self._disk.unread:
-            in_queue = {found.record.id for found in self._disk.peek_job(_COMPARED, 0, ())()}
+            in_queue.update(found.record.id for found in self._disk.peek_job(_COMPARED, 0, ())())
+            # Of several records of a message, the last has its attempts.
+            self.obsolete.update({each: count - 1 for each, count in in_queue.items() if count > 1})
         for file in left:  # by a kill
             dues = file.read_index()
             index = file.index.stat().st_size // _ENTRY.size * _ENTRY.size if dues else 0
             file.sizes = (index, file.data.stat().st_size)
             self._take_in(file, dues)
-            self.also_in_queue.update(in_queue.intersection(dues))
+            for each, due in dues.items():
+                if due != _HAS_LEFT and each in in_queue:
+                    self.obsolete[each] = in_queue[each]
 
     def _take_back(self, file: DeferredFile) -> bool:
         """Take a file's records back from the queue, if no message of it has been read and it is the same."""

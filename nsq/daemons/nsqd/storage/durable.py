@@ -8,7 +8,7 @@ rewrites it at the end, so that neither the files nor the messages that a restar
 from __future__ import annotations
 
 import itertools
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 from nsq.daemons.nsqd.core.backlog import Batch, Message, StorageFailed, Waiting, weight
@@ -78,6 +78,7 @@ class DurableBacklog:
         self._taken_unread: dict[bytes, Message | None] = {}
         # Messages that only the topic has on disk, and the function to call when they are finished.
         self._memory_only: dict[bytes, tuple[Message, Callable[[list[Message]], None]]] = {}
+        self._obsolete: Counter[bytes] = Counter()  # unread records to skip, by id
         self._finished_to: Position | None = None
         self._finished_unread: list[bytes] = []  # at a stop: ids of finished messages with unread records
 
@@ -125,9 +126,9 @@ class DurableBacklog:
             or message.id in self._memory_only
         )
 
-    def forget(self, ids: set[bytes]) -> None:
-        """Skip the unread records of these messages, which are deferred: nsqd was killed."""
-        self.dues.finished_ids.update(ids)
+    def forget(self, records: Counter[bytes]) -> None:
+        """Skip so many unread records of each of these messages: nsqd was killed, and later ones count."""
+        self._obsolete = records
 
     def _append(self, messages: list[Message]) -> list[Position]:
         if (known := self._sync_error()) is not None:
@@ -196,6 +197,9 @@ class DurableBacklog:
                 self._enter([(position, self._taken_unread.pop(message.id))])
             elif message.id in self._by_id or self.dues.was_finished(message.id):
                 self._enter([(position, None)])
+            elif self._obsolete[message.id]:
+                self._obsolete[message.id] -= 1
+                self._enter([(position, None)])
             else:
                 message.due = self.dues.get(message.id)
                 self._enter([(position, message)])
@@ -203,7 +207,7 @@ class DurableBacklog:
         return messages
 
     async def peek(self, n: int, max_bytes: int) -> list[Waiting]:
-        taken = {*self._taken_unread, *self._by_id} | self.dues.finished_ids
+        taken = {*self._taken_unread, *self._by_id, *+self._obsolete} | self.dues.finished_ids
         return await peek(self._ready, self.disk, n, max_bytes, taken)
 
     def finished(self, messages: list[Message]) -> None:
@@ -308,6 +312,7 @@ class DurableBacklog:
         self._entries.clear()
         self._by_id.clear()
         self._taken_unread.clear()
+        self._obsolete.clear()
         self._finished_to = None
 
     def persist(self, taken: list[Message]) -> None:
@@ -320,6 +325,7 @@ class DurableBacklog:
             self.dues.add(message for message in taken if message.id not in self._memory_only)
             self._rewrite_for_restart()
             self._finished_unread = [each for each, message in self._taken_unread.items() if message is None]
+            self._finished_unread += +self._obsolete
         except OSError as error:
             raise self.not_synced(error) from error
 

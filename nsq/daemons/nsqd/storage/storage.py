@@ -249,7 +249,7 @@ class Storage:
             make_room=self._make_room,
         )
         if isinstance(backlog, DurableBacklog):
-            backlog.forget(made.also_in_queue)
+            backlog.forget(made.obsolete)
         return made
 
     def _wrote_durably(self, name: str) -> None:

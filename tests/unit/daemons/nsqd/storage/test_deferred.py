@@ -16,6 +16,7 @@ from nsq.daemons.nsqd.disk.layout import HEAD_SIZE
 from nsq.daemons.nsqd.disk.queue import DiskQueue
 from nsq.daemons.nsqd.disk.syncing import run_together
 from nsq.daemons.nsqd.storage.deferred import DeferredOnDisk, deferred_files
+from nsq.daemons.nsqd.storage.memory_first import encode
 from tests.fakes.clock import FakeClock
 from tests.integration import go_reader
 from tests.unit.daemons.nsqd.disk.files import Lines, names, room_for
@@ -284,14 +285,18 @@ def test_a_kill_loses_only_what_was_in_memory(tmp_path: Path, durable: bool) -> 
     assert go_reader.bodies(tmp_path / "b", "t:c") == []
 
 
-def test_after_a_kill_a_message_that_the_queue_has_as_well_is_known(tmp_path: Path) -> None:
+def test_after_a_kill_older_records_in_the_queue_are_known(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     node = Node(tmp_path / "a", durable=True)
     node.add(3600.0)
     entry = node.deferred._unread[0][2].read(node.disk.sizes)[0][0]
-    node.disk.append([b"x" * HEAD_SIZE, entry[1]])
+    node.add(1.0, 1.9)
+    left = encode(node.deferred._heap[0][2])
+    node.run(1.5)
+    node.sync()
+    node.disk.append([b"x" * HEAD_SIZE, entry[1], left, entry[1], b"y" * HEAD_SIZE, b"y" * HEAD_SIZE])
     after = later(node, node.copy(tmp_path / "b"))
-    assert after.deferred.also_in_queue == {entry[1][10:HEAD_SIZE]}
+    assert after.deferred.obsolete == {entry[1][10:HEAD_SIZE]: 2, b"y" * 16: 1}
 
 
 def test_a_message_that_comes_back_before_the_sync_stays(tmp_path: Path) -> None:
