@@ -16,6 +16,7 @@ from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered, Usag
 from nsq.producer.futures import PublishFuture
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
+    Defer,
     Publish,
     checked_timeout,
     new_multi_publish,
@@ -106,12 +107,13 @@ class Producer:
     # Publishing.
 
     def publish(
-        self, topic: str, body: bytes, *, defer: float | None = None, timeout: float | None = None
+        self, topic: str, body: bytes, *, defer: Defer | None = None, timeout: float | None = None
     ) -> None:
         """Return when an nsqd has stored the message.
 
-        nsqd delivers it after ``defer`` seconds. ``timeout`` (default: publish_timeout) covers everything:
-        waiting for room among the pending publishes, connecting, sending, nsqd's answer, further attempts.
+        nsqd delivers it after ``defer``: seconds, a timedelta, or an aware datetime. ``timeout`` (default:
+        publish_timeout) covers everything: waiting for room among the pending publishes, connecting, sending,
+        nsqd's answer, further attempts.
         """
         self._pool.publish_and_wait(new_publish(Publish, topic, body, defer, self._config), timeout)
 
@@ -124,7 +126,7 @@ class Producer:
         topic: str,
         body: bytes,
         *,
-        defer: float | None = None,
+        defer: Defer | None = None,
         timeout: float | None = None,
         block: bool = True,
     ) -> PublishFuture:
