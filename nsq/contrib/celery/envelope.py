@@ -1,0 +1,85 @@
+"""A kombu message as the body of an NSQ message: one line of JSON, then the unchanged body."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from kombu.utils.json import dumps, loads
+
+from nsq.errors import InvalidMessage
+
+_VERSION = "nsq-celery"
+
+#: The header that counts how often the process that ran the task has died.
+DEATHS = "x-nsq-deaths"
+
+
+@dataclass
+class Envelope:
+    """A message as ``Channel.prepare_message`` makes it; exchange and key are known when it is published."""
+
+    body: str | bytes
+    content_type: str | None = None
+    content_encoding: str | None = None
+    headers: dict[str, Any] = field(default_factory=dict)
+    properties: dict[str, Any] = field(default_factory=dict)
+    exchange: str = ""
+    routing_key: str = ""
+
+    @property
+    def is_task(self) -> bool:
+        return "task" in self.headers
+
+    @property
+    def transient(self) -> bool:
+        return self.properties.get("delivery_mode") == 1
+
+    @property
+    def due(self) -> float | None:
+        """When the task is to run, in seconds since the epoch. None: at once, or Celery decides.
+
+        An eta without a zone is in the application's time zone, which only Celery knows.
+        """
+        eta = self.headers.get("eta") if self.is_task else None
+        if not eta:
+            return None
+        try:
+            when = eta if isinstance(eta, datetime) else datetime.fromisoformat(eta)
+            return when.timestamp() if when.tzinfo is not None else None
+        except (TypeError, ValueError, OverflowError):
+            return None
+
+    @property
+    def lifetime(self) -> float | None:
+        """How many seconds after its publishing the message is of use, None for ever. Tasks live for ever
+        here: Celery itself marks late ones as revoked.
+        """
+        expiration = self.properties.get("expiration")
+        return None if self.is_task or not expiration else float(expiration) / 1000
+
+    def encode(self) -> bytes:
+        head = {
+            _VERSION: 1,
+            "exchange": self.exchange,
+            "routing_key": self.routing_key,
+            "content_type": self.content_type,
+            "content_encoding": self.content_encoding,
+            "headers": self.headers,
+            "properties": self.properties,
+        }
+        body = self.body.encode() if isinstance(self.body, str) else self.body
+        return dumps(head).encode() + b"\n" + body  # type: ignore[no-any-return]
+
+    @classmethod
+    def decode(cls, data: bytes) -> Envelope:
+        """Raise InvalidMessage for a message that was not published by this transport."""
+        line, newline, body = data.partition(b"\n")
+        try:
+            head = loads(line) if newline else None
+            if not isinstance(head, dict) or head.pop(_VERSION) != 1:
+                raise ValueError("it has no head of version 1")
+            return cls(body, **head)
+        except (ValueError, TypeError, KeyError) as error:
+            raise InvalidMessage(f"not a message of Celery's: {error}") from error

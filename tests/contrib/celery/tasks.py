@@ -1,0 +1,57 @@
+"""The Celery application of the tests. Every run of a task adds a line to the file RUNS."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+from celery import Celery
+
+app = Celery("tests", broker=os.environ["BROKER"], backend=os.environ.get("BACKEND", "rpc://"))
+app.conf.update(
+    worker_hijack_root_logger=True,
+    broker_connection_retry_on_startup=True,
+    task_default_queue="celery",
+)
+
+
+def note(name: str, argument: object) -> None:
+    with open(os.environ["RUNS"], "a", encoding="utf-8") as file:
+        file.write(f"{name} {argument}\n")
+
+
+@app.task
+def run(number: int) -> int:
+    note("run", number)
+    return number
+
+
+@app.task
+def begin_and_end(number: int, seconds: float) -> int:
+    note("begin", number)
+    time.sleep(seconds)
+    note("end", number)
+    return number
+
+
+@app.task(acks_late=True)
+def begin_and_end_late(number: int, seconds: float) -> int:
+    note("begin", number)
+    time.sleep(seconds)
+    note("end", number)
+    return number
+
+
+@app.task(bind=True, max_retries=2)
+def fail_once(self, number: int):  # type: ignore[no-untyped-def]
+    note("try", number)
+    if self.request.retries == 0:
+        raise self.retry(countdown=0.5)
+    return number
+
+
+@app.task(acks_late=True, reject_on_worker_lost=True)
+def kill_its_process(number: int) -> None:
+    note("die", number)
+    os.kill(os.getpid(), signal.SIGKILL)
