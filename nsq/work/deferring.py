@@ -32,15 +32,25 @@ def publish_at(
         producer.publish(topic, body, defer=left if left > 0 else None)
 
 
-def hop(producer: Publisher, message: Message, topic: str, *, now: float, longest: float) -> bool:
+def hop(
+    producer: Publisher,
+    message: Message,
+    topic: str,
+    *,
+    now: float,
+    longest: float,
+    body: bytes | None = None,
+) -> bool:
     """Send a message on its way if it was deferred beyond nsqd's limit; return whether it was.
 
-    Raises what ``publish`` raises; the message is then not answered.
+    Each channel of a topic gets the message, so where there are several, ``topic`` must be one that only this
+    consumer reads. ``body`` replaces the message's own. Raises what ``publish`` raises; the message is then
+    not answered.
     """
     deferred = unwrap(message.body)
     if deferred is None:
         return False
-    body, due_ms = deferred
-    publish_at(producer, topic, body, due_ms / 1000, now=now, longest=longest)
+    own, due_ms = deferred
+    publish_at(producer, topic, own if body is None else body, due_ms / 1000, now=now, longest=longest)
     message.finish()
     return True

@@ -170,10 +170,12 @@ _lock = threading.Lock()
 
 
 def broker_of(settings: Settings) -> Broker:
-    with _lock:
-        if settings not in _brokers:
-            _brokers[settings] = Broker(settings)
-        return _brokers[settings]
+    # The lock only for the first one: a fork may copy it while another thread holds it.
+    found = _brokers.get(settings)
+    if found is None:
+        with _lock:
+            found = _brokers.get(settings) or _brokers.setdefault(settings, Broker(settings))
+    return found
 
 
 def close_brokers() -> None:

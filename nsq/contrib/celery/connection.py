@@ -72,6 +72,11 @@ class Connection:
         self._shortest_timeout = _NO_TIMEOUT  # of a message
         self._pid = os.getpid()
 
+    @property
+    def inherited(self) -> bool:
+        """Whether this process is a forked child: the connection belongs to its parent."""
+        return os.getpid() != self._pid
+
     # Subscriptions.
 
     def create(self, queue: Queue) -> None:
@@ -210,7 +215,7 @@ class Connection:
         if not self.connected:
             return
         self.connected = False
-        if os.getpid() == self._pid:
+        if not self.inherited:
             for channel in self.channels.copy():
                 channel.close()
             self._requests.put(False)

@@ -23,8 +23,11 @@ from functools import partial
 from nsq.consumer.consumer import Consumer
 from nsq.contrib.celery.broker import Broker, Queue
 from nsq.contrib.celery.envelope import DEATHS, Envelope
+from nsq.contrib.celery.names import nsq_name
 from nsq.errors import AlreadyResponded, ConnectionFailed, InvalidMessage, NsqError
 from nsq.message import Message
+from nsq.wire.deferred import unwrap
+from nsq.wire.names import EPHEMERAL
 from nsq.work.deferring import hop
 
 log = logging.getLogger("nsq.celery")
@@ -223,21 +226,24 @@ class Subscription:
             message.requeue(_AGAIN, backoff=False)
 
     def _decide(self, held: Held, key: Key, message: Message) -> None:
-        broker, now = self._broker, time.time()
-        if hop(broker.producer, message, self.topic, now=now, longest=broker.longest_defer):
-            return
+        deferred = unwrap(message.body)
         try:
-            envelope = Envelope.decode(message.body)
+            envelope = Envelope.decode(message.body if deferred is None else deferred[0])
         except InvalidMessage as error:
             topic = dead_letters(self.topic)
-            broker.producer.publish(topic, message.body)
+            self._broker.producer.publish(topic, message.body)
             message.finish()
             log.error("%r of %s goes to the topic %s: %s", message, self.topic, topic, error)
             return
-        if broker.takes(self.queue, envelope) and not self._is_stale(message, envelope, now):
-            self._arrived(held.admit(key, message, envelope, self.queue, self._consumer_tag))
-        else:
+        now = time.time()
+        if not self._broker.takes(self.queue, envelope) or self._is_stale(message, envelope, now):
             message.finish()
+        elif deferred is not None and not self.queue.transient:
+            address_to(self.queue, envelope)
+            longest, body = self._broker.longest_defer, envelope.encode()
+            hop(self._broker.producer, message, own_topic(self.queue), now=now, longest=longest, body=body)
+        else:  # a transient queue's task that is not due yet: Celery waits for it
+            self._arrived(held.admit(key, message, envelope, self.queue, self._consumer_tag))
 
     def _is_stale(self, message: Message, envelope: Envelope, now: float) -> bool:
         """Whether the message is too old, or older than the queue: nsqd keeps what a topic got before."""
@@ -248,20 +254,34 @@ class Subscription:
         return self.queue.transient and bool(envelope.exchange) and published < self._began
 
 
+# Messages that go back to the same queue: straight to it, as other queues of its exchange have had theirs.
+
+
+def own_topic(queue: Queue) -> str:
+    """Return the topic of a durable queue's own name."""
+    return nsq_name(queue.name, transient=False)
+
+
+def address_to(queue: Queue, envelope: Envelope) -> None:
+    envelope.exchange, envelope.routing_key = "", queue.name
+
+
 def dead_letters(topic: str) -> str:
-    """Return the topic of what nobody can work on."""
-    return f"{topic.partition('#')[0][:59]}.dead"
+    """Return the topic of messages that no worker can work on."""
+    return f"{topic.removesuffix(EPHEMERAL)}.dead"
 
 
 def requeue_after_death(broker: Broker, delivery: Delivery) -> None:
-    """Publish a task again whose process has died, with its count of deaths, or as a dead letter. Does not
-    wait: the message is finished once nsqd has the new one.
+    """Publish a task again whose process has died, with its count of deaths, or as a dead letter.
+
+    Does not wait: the message is finished once nsqd has the new one.
     """
     envelope, message = delivery.envelope, delivery.message
     deaths = int(envelope.headers.get(DEATHS) or 0) + 1
     most = broker.settings.max_deaths
     again = not most or deaths <= most
-    topic = broker.topic_to_publish(envelope) if again else dead_letters(broker.topic_to_publish(envelope))
+    address_to(delivery.queue, envelope)
+    topic = own_topic(delivery.queue) if again else dead_letters(own_topic(delivery.queue))
     if not again:
         log.error(
             "task %s was put back %d times, max_deaths is %d: it goes to the topic %s",

@@ -231,7 +231,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         delivery = self.held.get(delivery_tag)
         if delivery is None or not requeue:
             self.held.finish(delivery_tag)
-        elif delivery.envelope.is_task:
+        elif delivery.envelope.is_task and not delivery.queue.transient:
             self.held.release(delivery_tag)
             requeue_after_death(self._broker, delivery)
         else:
@@ -277,7 +277,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
 
     def close(self) -> None:
         """Give back what Celery still holds, and end the consumers. May be called again."""
-        if self.closed:
+        if self.closed or self.connection.inherited:
             return
         self.closed = True
         self.connection.channels.discard(self)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import kombu.serialization  # loads the entry point, as importing celery does
@@ -202,3 +203,25 @@ def test_nsqds_are_found_by_nsqlookupd(
 def test_no_nsqd_is_one_clear_line() -> None:
     with pytest.raises(nsq.ConnectionFailed, match=r"cannot connect to 127\.0\.0\.1:1"):
         kombu.Connection("nsq://127.0.0.1:1", connect_timeout=0.3).connect()
+
+
+def test_each_queue_of_an_exchange_gets_one_copy_of_a_message_that_hops(
+    connect: Connect, nsqd_factory: Factory[Nsqd]
+) -> None:
+    nsqd = nsqd_factory(max_req_timeout=1.0)
+    connection = connect(f"nsq://{nsqd.tcp_address}?max_defer=1s")
+    exchange = kombu.Exchange("news", type="topic")
+    queues = [kombu.Queue(name, exchange, routing_key="news.#") for name in ("news", "copy")]
+    got: list[str] = []
+    eta = datetime.now(UTC) + timedelta(seconds=3.2)
+    with kombu.Consumer(
+        connection,
+        queues,
+        callbacks=[lambda _, message: (got.append(message.delivery_info["consumer_tag"]), message.ack())],
+    ):
+        headers = {"task": "t", "eta": eta.isoformat()}
+        kombu.Producer(connection, exchange).publish("x", routing_key="news.today", headers=headers)
+        drain(connection, lambda: got)
+        assert datetime.now(UTC) > eta - timedelta(seconds=0.1)
+        drain(connection, lambda: len(got) > 2, 2.5)
+    assert len(set(got)) == len(got) == 2
