@@ -71,7 +71,7 @@ TOOLS: dict[str, type[Any]] = {
     to_nsq.PROG: to_nsq.ToNsqOptions,
 }
 #: Commands that are not checked.
-ELSEWHERE = {"source"}
+ELSEWHERE = {"source", "celery"}
 
 
 class Place:
