@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -181,6 +182,13 @@ class Subscription:
         """Wait until all nsqds have the channel, only a moment for the last ones. Return whether they do."""
         self.wait_until_exists(seconds)
         return self.consumer.wait_until_connected(min(seconds, _LAST_NSQDS), connections=self._nsqds)
+
+    @property
+    def longest_delivery(self) -> float:
+        """The seconds that nsqd allows for one delivery, however often it is touched (--max-msg-timeout)."""
+        # The consumer's reports do not say it.
+        conns = self.consumer._engine._conns.values()
+        return min((conn.session.max_msg_timeout for conn in conns), default=math.inf)
 
     def deliver_to(self, held: Held, consumer_tag: str, arrived: Callable[[Delivery], None]) -> None:
         self._consumer_tag, self._arrived = consumer_tag, arrived

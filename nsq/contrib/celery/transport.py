@@ -20,6 +20,7 @@ from nsq.consumer.rdy import Backoff, RdyWindows, exponential
 from nsq.contrib.celery.broker import Exchange, Queue
 from nsq.contrib.celery.connection import Connection, purge
 from nsq.contrib.celery.envelope import Envelope
+from nsq.contrib.celery.limits import check_time_limits
 from nsq.contrib.celery.receiving import Delivery, Held, Subscription, requeue_after_death
 from nsq.contrib.celery.settings import split_secret
 from nsq.errors import ConnectionFailed, PublishFailed, PublishUncertain, UsageError
@@ -161,6 +162,8 @@ class Channel(base.StdChannel):  # type: ignore[misc]
             self.no_ack_consumers.add(tag)
         subscriptions = self.connection.subscribe(self._broker.queue(queue))
         self._subscriptions[tag] = subscriptions
+        if not no_ack:
+            check_time_limits(min(each.longest_delivery for each in subscriptions))
         for subscription in subscriptions:
             subscription.deliver_to(self.held, tag, lambda delivery: self.connection.arrived(self, delivery))
             if no_ack:

@@ -28,16 +28,19 @@ def no_broker_left() -> Iterator[None]:
 class Site:
     """A Celery application at a broker, the file of its tasks' runs, and its workers."""
 
-    def __init__(self, broker: str, directory: Path) -> None:
+    def __init__(self, broker: str, directory: Path, **environment: str) -> None:
         self.broker = broker
         self.runs_file = directory / "runs"
         self.runs_file.touch()
         self._directory = directory
         self._workers: list[subprocess.Popen[bytes]] = []
-        self.environment = os.environ | {"BROKER": broker, "RUNS": str(self.runs_file)}
-        os.environ.update(BROKER=broker, RUNS=str(self.runs_file))
+        own = {"BROKER": broker, "RUNS": str(self.runs_file), **environment}
+        self.environment = os.environ | own
         sys.modules.pop("tests.contrib.celery.tasks", None)
-        self.tasks: Any = importlib.import_module("tests.contrib.celery.tasks")
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in own.items():
+                patch.setenv(name, value)
+            self.tasks: Any = importlib.import_module("tests.contrib.celery.tasks")
         self.app = self.tasks.app
 
     def worker(self, *options: str, name: str = "w1", quiet: bool = True) -> subprocess.Popen[bytes]:
@@ -97,12 +100,12 @@ def wait_for(condition: Callable[[], object], explain: Callable[[], str], second
 
 
 @pytest.fixture
-def site(tmp_path: Path, nsqd_factory: object) -> Iterator[Callable[[str], Site]]:
+def site(tmp_path: Path, nsqd_factory: object) -> Iterator[Callable[..., Site]]:
     """Make a site at a broker: ``site("nsq://127.0.0.1:4150")``. Its workers end before their nsqd."""
     sites: list[Site] = []
 
-    def make(broker: str) -> Site:
-        sites.append(Site(broker, tmp_path))
+    def make(broker: str, **environment: str) -> Site:
+        sites.append(Site(broker, tmp_path, **environment))
         return sites[-1]
 
     yield make

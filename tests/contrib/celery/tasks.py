@@ -13,6 +13,10 @@ app.conf.update(
     worker_hijack_root_logger=True,
     broker_connection_retry_on_startup=True,
     task_default_queue="celery",
+    # Chords look for their parts by a task of Celery's own, which must survive a killed worker too.
+    task_acks_late="LATE" in os.environ,
+    task_time_limit=float(os.environ.get("TIME_LIMIT", "0")) or None,
+    task_reject_on_worker_lost="LATE" in os.environ,
 )
 
 
@@ -23,7 +27,7 @@ def note(name: str, argument: object) -> None:
 
 @app.task
 def run(number: int) -> int:
-    note("run", number)
+    note("done" if "LATE" in os.environ else "run", number)
     return number
 
 
@@ -48,7 +52,14 @@ def fail_once(self, number: int):  # type: ignore[no-untyped-def]
     note("try", number)
     if self.request.retries == 0:
         raise self.retry(countdown=0.5)
+    note("done", number)
     return number
+
+
+@app.task
+def sum_up(numbers: list[int], number: int) -> int:
+    note("sum", number)
+    return sum(numbers)
 
 
 @app.task(acks_late=True, reject_on_worker_lost=True)

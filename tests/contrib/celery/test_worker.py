@@ -18,7 +18,7 @@ POOLS = ["prefork", "threads", "solo", "gevent"]
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_worker_runs_tasks_retries_and_eta_and_answers_remote_control(
-    site: Callable[[str], Site], nsqd: Nsqd, pool: str
+    site: Callable[..., Site], nsqd: Nsqd, pool: str
 ) -> None:
     here = site(f"nsq://{nsqd.tcp_address}")
     here.worker("-P", pool, "-c", "2")
@@ -36,7 +36,7 @@ def test_a_worker_runs_tasks_retries_and_eta_and_answers_remote_control(
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
 def test_a_restart_of_nsqd_runs_no_task_twice_and_loses_none(
-    site: Callable[[str], Site], nsqd_factory: Factory[Nsqd], pool: str
+    site: Callable[..., Site], nsqd_factory: Factory[Nsqd], pool: str
 ) -> None:
     nsqd = nsqd_factory(process=True, durable=True)
     here = site(f"nsq://{nsqd.tcp_address}")
@@ -57,7 +57,7 @@ def test_a_restart_of_nsqd_runs_no_task_twice_and_loses_none(
 
 @pytest.mark.parametrize(("pool", "task"), [("prefork", "begin_and_end_late"), ("threads", "begin_and_end")])
 def test_tasks_longer_than_nsqds_limit_run_once(
-    site: Callable[[str], Site], nsqd_factory: Factory[Nsqd], pool: str, task: str
+    site: Callable[..., Site], nsqd_factory: Factory[Nsqd], pool: str, task: str
 ) -> None:
     nsqd = nsqd_factory(process=True, msg_timeout=1.0, max_msg_timeout=2.0)
     here = site(f"nsq://{nsqd.tcp_address}")
@@ -71,7 +71,7 @@ def test_tasks_longer_than_nsqds_limit_run_once(
 
 
 def test_a_task_that_kills_its_process_ends_in_the_dead_letters(
-    site: Callable[[str], Site], nsqd: Nsqd
+    site: Callable[..., Site], nsqd: Nsqd
 ) -> None:
     here = site(f"nsq://{nsqd.tcp_address}?max_deaths=2")
     here.worker("-P", "prefork", "-c", "1")
@@ -82,7 +82,7 @@ def test_a_task_that_kills_its_process_ends_in_the_dead_letters(
 
 
 def test_waiting_eta_tasks_do_not_stop_a_worker(
-    site: Callable[[str], Site], nsqd_factory: Factory[Nsqd]
+    site: Callable[..., Site], nsqd_factory: Factory[Nsqd]
 ) -> None:
     nsqd = nsqd_factory(process=True, max_rdy_count=10)
     here = site(f"nsq://{nsqd.tcp_address}")
@@ -93,7 +93,7 @@ def test_waiting_eta_tasks_do_not_stop_a_worker(
 
 
 def test_an_eta_beyond_nsqds_limit_is_reached_by_hops(
-    site: Callable[[str], Site], nsqd_factory: Factory[Nsqd]
+    site: Callable[..., Site], nsqd_factory: Factory[Nsqd]
 ) -> None:
     nsqd = nsqd_factory(process=True, max_req_timeout=1.0)
     here = site(f"nsq://{nsqd.tcp_address}?max_defer=1s")
@@ -106,7 +106,7 @@ def test_an_eta_beyond_nsqds_limit_is_reached_by_hops(
 
 
 def test_a_command_from_before_a_workers_start_does_not_reach_it(
-    site: Callable[[str], Site], nsqd: Nsqd
+    site: Callable[..., Site], nsqd: Nsqd
 ) -> None:
     here = site(f"nsq://{nsqd.tcp_address}")
     here.app.control.shutdown()
@@ -115,7 +115,7 @@ def test_a_command_from_before_a_workers_start_does_not_reach_it(
     assert here.tasks.run.delay(1).get(timeout=PATIENCE) == 1
 
 
-def test_purge_takes_what_waits_and_leaves_what_runs(site: Callable[[str], Site], nsqd: Nsqd) -> None:
+def test_purge_takes_what_waits_and_leaves_what_runs(site: Callable[..., Site], nsqd: Nsqd) -> None:
     here = site(f"nsq://{nsqd.tcp_address}")
     here.worker("-P", "threads", "-c", "1", "--prefetch-multiplier", "1")
     here.tasks.begin_and_end_late.delay(1, 8.0)
@@ -128,7 +128,7 @@ def test_purge_takes_what_waits_and_leaves_what_runs(site: Callable[[str], Site]
 
 
 def test_mingle_and_gossip_work_and_the_secret_is_shown_nowhere(
-    site: Callable[[str], Site], nsqd: Nsqd
+    site: Callable[..., Site], nsqd: Nsqd
 ) -> None:
     here = site(f"nsq://hunter2@{nsqd.tcp_address}")
     here.worker("-P", "solo", name="w1", quiet=False)
@@ -139,3 +139,15 @@ def test_mingle_and_gossip_work_and_the_secret_is_shown_nowhere(
     shown = [repr(stats), here.log("w1"), here.log("w2"), here.app.connection().as_uri()]
     assert [text for text in shown if "hunter2" in text] == []
     assert here.app.connection().as_uri() == f"nsq://**@{nsqd.tcp_address}"
+
+
+def test_a_late_task_must_not_be_allowed_more_time_than_nsqd_allows(
+    site: Callable[..., Site], nsqd_factory: Factory[Nsqd]
+) -> None:
+    nsqd = nsqd_factory(process=True, max_msg_timeout=60.0)
+    here = site(f"nsq://{nsqd.tcp_address}", TIME_LIMIT="61")
+    with pytest.raises(AssertionError, match=r"time_limit of 61 s, but after 60 s nsqd gives it to another"):
+        here.worker("-P", "solo")
+    here = site(f"nsq://{nsqd.tcp_address}", TIME_LIMIT="60")
+    here.worker("-P", "solo")
+    assert "a task may take 60 s from its delivery to its end" in here.log()
