@@ -17,6 +17,7 @@ import pytest
 from nsq.contrib.celery.broker import close_brokers
 
 PATIENCE = 60.0
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -43,16 +44,18 @@ class Site:
             self.tasks: Any = importlib.import_module("tests.contrib.celery.tasks")
         self.app = self.tasks.app
 
-    def worker(self, *options: str, name: str = "w1", quiet: bool = True) -> subprocess.Popen[bytes]:
+    def worker(
+        self, *options: str, name: str = "w1", quiet: bool = True, python: str = sys.executable
+    ) -> subprocess.Popen[bytes]:
         """Start a worker, and return when it is ready."""
         log = self._directory / f"{name}.log"
         lonely = ("--without-mingle", "--without-gossip") if quiet else ()
         with log.open("wb") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "celery", "-A", "tests.contrib.celery.tasks", "worker", "-l", "INFO",
+                [python, "-m", "celery", "-A", "tests.contrib.celery.tasks", "worker", "-l", "INFO",
                  "-n", f"{name}@here", *lonely, *options],
-                env=self.environment, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-                cwd=Path(__file__).resolve().parents[3],
+                env=self.environment | {"PYTHONPATH": str(ROOT)}, cwd=ROOT,
+                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
             )  # fmt: skip
         self._workers.append(process)
         wait_for(lambda: "ready." in self.log(name) or process.poll() is not None, lambda: self.log(name))

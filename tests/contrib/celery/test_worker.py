@@ -11,8 +11,9 @@ import pytest
 from nsq.testing import Nsqd
 from nsq.testing.plugin import Factory
 
-from .conftest import PATIENCE, Site, wait_for
+from .conftest import PATIENCE, ROOT, Site, wait_for
 
+OLDEST = ROOT / ".venv" / "interop" / "celery" / "bin" / "python"
 POOLS = ["prefork", "threads", "solo", "gevent"]
 
 
@@ -32,6 +33,24 @@ def test_a_worker_runs_tasks_retries_and_eta_and_answers_remote_control(
     here.app.control.shutdown(["w1@here"])
     wait_for(lambda: here._workers[0].poll() is not None, here.log)
     assert here._workers[0].returncode == 0, here.log()
+
+
+@pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
+def test_a_worker_of_the_oldest_celery_works_with_a_publisher_of_the_newest(
+    site: Callable[..., Site], nsqd: Nsqd, pool: str
+) -> None:
+    if not OLDEST.exists():
+        pytest.skip("the oldest Celery is not installed: run 'make test'")
+    here = site(f"nsq://{nsqd.tcp_address}")
+    here.worker("-P", pool, "-c", "2", python=str(OLDEST))
+    results = [here.tasks.begin_and_end_late.delay(number, 0.0) for number in range(400)]
+    began = time.monotonic()
+    assert [result.get(timeout=PATIENCE) for result in results] == list(range(400))
+    # Without our help kombu before 5.7 lets acks of the threads pool wait for a second: 8 tasks a second.
+    assert time.monotonic() - began < 30
+    inspect = here.app.control.inspect(["w1@here"], timeout=PATIENCE)
+    assert inspect.ping() == {"w1@here": {"ok": "pong"}}
+    assert " v5.5." in here.log()
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads", "gevent"])
