@@ -58,6 +58,7 @@ class Broker:
         self.queues: dict[str, Queue] = {}
         self.created: set[tuple[str, str]] = set()
         """The channels of durable queues that this process has created."""
+        self._last_listed: tuple[str, ...] = ()  # by the nsqlookupds
         self.producer = Producer(nsqd=settings.nsqds, nsqlookupd=settings.lookupds, config=settings.config)
         atexit.register(self.producer.close, _LAST_PUBLISHES)
 
@@ -92,9 +93,11 @@ class Broker:
                 found.update(dict.fromkeys(node.tcp_address for node in nodes))
             except NsqError as error:
                 reasons.append(str(error))
-        if self.settings.lookupds and not found:
+        if found:
+            self._last_listed = tuple(found)
+        elif self.settings.lookupds and not self._last_listed:
             raise ConnectionFailed("; ".join(reasons) or "no nsqlookupd lists an nsqd")
-        return tuple(found)
+        return self._last_listed
 
     def _ping(self, nsqds: tuple[str, ...], seconds: float) -> None:
         reasons: list[NsqError] = []
