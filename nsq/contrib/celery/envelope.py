@@ -13,7 +13,7 @@ from nsq.errors import InvalidMessage
 _VERSION = "nsq-celery"
 
 #: The header that counts how often the process that ran the task has died.
-DEATHS = "x-nsq-deaths"
+_DEATHS = "x-nsq-deaths"
 
 
 @dataclass
@@ -57,7 +57,19 @@ class Envelope:
         here: Celery itself marks late ones as revoked.
         """
         expiration = self.properties.get("expiration")
-        return None if self.is_task or not expiration else float(expiration) / 1000
+        try:
+            return None if self.is_task or not expiration else float(expiration) / 1000
+        except (TypeError, ValueError):
+            return None
+
+    def count_death(self) -> int:
+        """Count one more death of the process that ran the task; return how many there were."""
+        try:
+            deaths = int(self.headers.get(_DEATHS) or 0) + 1
+        except (TypeError, ValueError):
+            deaths = 1
+        self.headers[_DEATHS] = deaths
+        return deaths
 
     def encode(self) -> bytes:
         head = {
@@ -80,6 +92,9 @@ class Envelope:
             head = loads(line) if newline else None
             if not isinstance(head, dict) or head.pop(_VERSION) != 1:
                 raise ValueError("it has no head of version 1")
-            return cls(body, **head)
-        except (ValueError, TypeError, KeyError) as error:
+            envelope = cls(body, **head)
+            if not (isinstance(envelope.headers, dict) and isinstance(envelope.properties, dict)):
+                raise ValueError("its headers or properties are no object")
+            return envelope
+        except Exception as error:  # kombu's decoders of dates and the like raise whatever they want
             raise InvalidMessage(f"not a message of Celery's: {error}") from error

@@ -23,7 +23,7 @@ from functools import partial
 
 from nsq.consumer.consumer import Consumer
 from nsq.contrib.celery.broker import Broker, Queue
-from nsq.contrib.celery.envelope import DEATHS, Envelope
+from nsq.contrib.celery.envelope import Envelope
 from nsq.contrib.celery.names import nsq_name
 from nsq.errors import AlreadyResponded, ConnectionFailed, InvalidMessage, NsqError
 from nsq.message import Message
@@ -285,7 +285,7 @@ def requeue_after_death(broker: Broker, delivery: Delivery) -> None:
     Does not wait: the message is finished once nsqd has the new one.
     """
     envelope, message = delivery.envelope, delivery.message
-    deaths = int(envelope.headers.get(DEATHS) or 0) + 1
+    deaths = envelope.count_death()
     most = broker.settings.max_deaths
     again = not most or deaths <= most
     address_to(delivery.queue, envelope)
@@ -295,7 +295,6 @@ def requeue_after_death(broker: Broker, delivery: Delivery) -> None:
             "task %s was put back %d times, max_deaths is %d: it goes to the topic %s",
             envelope.headers.get("id"), deaths, most, topic,
         )  # fmt: skip
-    envelope.headers[DEATHS] = deaths
     try:
         future = broker.producer.publish_async(topic, envelope.encode(), block=False)
     except NsqError as error:
