@@ -39,6 +39,7 @@ def test_other_messages_are_refused(data: bytes) -> None:
         b'{"nsq-celery": 2}\nbody',
         b'{"nsq-celery": 1, "unknown": 1}\nbody',
         b'{"nsq-celery": 1, "headers": null}\nbody',
+        b'{"nsq-celery": 1, "routing_key": 1}\nbody',
         b'{"nsq-celery": 1, "headers": {}, "properties": []}\nbody',
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -98,6 +99,30 @@ def test_a_task_that_kills_its_process_ends_in_the_dead_letters(
     wait_for(lambda: "celery.dead" in nsqd.get("/stats?format=json").body.decode(), here.log)
     assert here.tasks.run.delay(2).get(timeout=PATIENCE) == 2
     assert here.runs == ["die 1"] * 3 + ["run 2"]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="counts connections in /proc")
+def test_a_process_that_is_forked_late_inherits_no_connection(site: Callable[..., Site], nsqd: Nsqd) -> None:
+    here = site(f"nsq://{nsqd.tcp_address}")
+    here.worker("-P", "prefork", "-c", "1", "--max-tasks-per-child", "1")
+    port = int(nsqd.tcp_address.rpartition(":")[2])
+    results = [here.tasks.connections_to.delay(port) for _ in range(4)]
+    assert [result.get(timeout=PATIENCE) for result in results] == [0] * 4
+
+
+def test_a_killed_nsqd_that_forgets_its_tasks_costs_none_that_a_worker_holds(
+    site: Callable[..., Site], nsqd_factory: Factory[Nsqd]
+) -> None:
+    nsqd = nsqd_factory(process=True)
+    here = site(f"nsq://{nsqd.tcp_address}")
+    here.worker("-P", "threads", "-c", "2")
+    for number in range(8):  # as many as the prefetch
+        here.tasks.begin_and_end_late.delay(number, 1.0)
+    wait_for(lambda: here.log().count(" received") == 8, here.log)
+    nsqd.kill()
+    nsqd.start()
+    assert Counter(here.wait_for_runs(16)).most_common(1)[0][1] == 1
+    assert here.tasks.run.delay(9).get(timeout=PATIENCE) == 9
 
 
 def test_waiting_eta_tasks_do_not_stop_a_worker(
