@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import kombu.serialization  # loads the entry point, as importing celery does
@@ -15,6 +16,8 @@ import pytest
 import nsq
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
+from tests.integration.authority import Authority
+from tests.interop.auth_server import running_auth_server
 
 from .conftest import PATIENCE
 
@@ -198,6 +201,27 @@ def test_nsqds_are_found_by_nsqlookupd(
         assert sorted(str(body) for body, _ in got) == [str(each) for each in range(6)]
         for _, message in got:
             message.ack()
+
+
+def test_a_secret_in_the_url_authorizes_over_tls(
+    connect: Connect, nsqd_factory: Factory[Nsqd], tmp_path: Path
+) -> None:
+    authority = Authority(tmp_path)
+    grant = {"topic": ".*", "channels": [".*"], "permissions": ["subscribe", "publish"]}
+    with running_auth_server({"s3cr/t": [grant]}) as address:
+        nsqd = nsqd_factory(auth_http_addresses=[address], tls_required="true", **authority.server_options)
+        files = {"ca_certs": str(authority.certificate)}
+        connection = connect(f"nsqs://s3cr%2Ft@{nsqd.tcp_address}", ssl=files)
+        publish(connection, "a", "hello")
+        consuming, got = consumer(connection, "a", prefetch=1)
+        with consuming:
+            drain(connection, lambda: got)
+            assert got[0][0] == "hello"
+            got[0][1].ack()
+        connection.close()
+        with pytest.raises(nsq.NsqError, match="E_UNAUTHORIZED") as caught:
+            connect(f"nsqs://wrong-horse@{nsqd.tcp_address}", ssl=files).connect()
+        assert "wrong-horse" not in str(caught.value)
 
 
 def test_no_nsqd_is_one_clear_line() -> None:
