@@ -24,7 +24,6 @@ import nsq
 from nsq.contrib.celery.broker import Queue, broker_of
 from nsq.contrib.celery.receiving import Delivery, Held, Subscription
 from nsq.contrib.celery.settings import settings_of
-from nsq.errors import NsqError
 
 if TYPE_CHECKING:
     from nsq.contrib.celery.transport import Channel
@@ -39,6 +38,8 @@ _CONNECT_TIMEOUT = 5.0
 _PURGED_AT_ONCE, _PURGED = 2500, 1.0
 #: Seconds between two looks at how the prefetch is shared, while several subscriptions share it.
 _SHARING = 1.0
+#: Seconds for the keeper to end.
+_TO_STOP = 10.0
 #: The seconds of a message's timeout that the keeper reckons with before there was a message.
 _NO_TIMEOUT = 240.0
 
@@ -54,7 +55,7 @@ class Connection:
         self.nsqds = self.broker.reach(self.connect_timeout)
         self.channels: set[Channel] = set()
         self.sharing = threading.Lock()
-        """Held while a prefetch is shared out."""
+        """Held while prefetches are shared out: a consumer that is cancelled gets no share afterwards."""
         self.numbers = itertools.count(1)
         """Of the channels."""
         self._idle: dict[tuple[str, str], Subscription] = {}  # by queue and topic: without a consumer
@@ -155,8 +156,8 @@ class Connection:
                     channel.share()
                     if channel.shares:
                         pause = min(pause, _SHARING)
-                except NsqError as error:
-                    log.warning("prefetch and touching of a channel: %s", error)
+                except Exception:  # the others still need the keeper
+                    log.exception("touching messages, or sharing a prefetch out, has failed")
 
     # Messages, on their way to Celery's thread.
 
@@ -220,7 +221,7 @@ class Connection:
                 channel.close()
             self._requests.put(False)
             if self._keeper is not None:
-                self._keeper.join()
+                self._keeper.join(_TO_STOP)
             for subscription in list(self._all):
                 self._stop(subscription)
             if self._loop is not None and self._reader.fileno() in self._loop.readers:

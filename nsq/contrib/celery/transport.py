@@ -156,7 +156,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         callback: Callable[[Any], object] = lambda _: None,
         **_: Any,
     ) -> str:
-        tag = consumer_tag or f"nsq-{self.channel_id}-{len(self._callbacks) + 1}"
+        tag = consumer_tag or f"nsq-{random.getrandbits(64):016x}"
         self._callbacks[tag] = callback
         if no_ack:
             self.no_ack_consumers.add(tag)
@@ -169,7 +169,8 @@ class Channel(base.StdChannel):  # type: ignore[misc]
             if no_ack:
                 subscription.allow(_NO_ACK)
             else:
-                self._windows.connected(subscription, _UNLIMITED, time.monotonic())
+                with self.connection.sharing:
+                    self._windows.connected(subscription, _UNLIMITED, time.monotonic())
                 subscription.on_message = lambda one=subscription: self._note_message(one)  # type: ignore[misc]
         self.share()
         self.connection.share_soon()
@@ -178,7 +179,8 @@ class Channel(base.StdChannel):  # type: ignore[misc]
     def basic_cancel(self, consumer_tag: str, **_: Any) -> None:
         self._callbacks.pop(consumer_tag, None)
         for subscription in self._subscriptions.pop(consumer_tag, []):
-            self._windows.disconnected(subscription)
+            with self.connection.sharing:
+                self._windows.disconnected(subscription)
             self.connection.release(subscription, self.held)
         self.connection.share_soon()
 

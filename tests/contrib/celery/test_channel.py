@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -249,3 +250,32 @@ def test_each_queue_of_an_exchange_gets_one_copy_of_a_message_that_hops(
         assert datetime.now(UTC) > eta - timedelta(seconds=0.1)
         drain(connection, lambda: len(got) > 2, 2.5)
     assert len(set(got)) == len(got) == 2
+
+
+def test_consumers_come_and_go_while_the_prefetch_is_shared_out(connect: Connect) -> None:
+    channel = connect().default_channel
+    errors: list[BaseException] = []
+    over = threading.Event()
+
+    def share() -> None:
+        while not over.is_set():
+            try:
+                channel.share()
+            except BaseException as error:
+                errors.append(error)
+                return
+
+    sharing = threading.Thread(target=share)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    sharing.start()
+    try:
+        for number in range(60):
+            tags = [channel.basic_consume(name, consumer_tag=f"{name}{number}") for name in ("a", "b")]
+            for tag in tags:
+                channel.basic_cancel(tag)
+    finally:
+        over.set()
+        sharing.join()
+        sys.setswitchinterval(interval)
+    assert errors == []
