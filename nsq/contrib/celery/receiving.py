@@ -292,7 +292,7 @@ def requeue_after_death(broker: Broker, delivery: Delivery) -> None:
     topic = own_topic(delivery.queue) if again else dead_letters(own_topic(delivery.queue))
     if not again:
         log.error(
-            "task %s was put back %d times, max_deaths is %d: it goes to the topic %s",
+            "task %s lost its process or was rejected %d times, max_deaths is %d: it goes to the topic %s",
             envelope.headers.get("id"), deaths, most, topic,
         )  # fmt: skip
     try:

@@ -49,7 +49,8 @@ class TestMessage(common.BaseMessage):  # type: ignore[misc, name-defined]
     pass
 
 
-class TestEventLoop(common.BaseEventLoop):  # type: ignore[misc, name-defined]
+# kombu 5.5 has no tests of its event loop.
+class TestEventLoop(getattr(common, "BaseEventLoop", object)):  # type: ignore[misc]
     pass
 
 
