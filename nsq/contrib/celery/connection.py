@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import nsq
 from nsq.contrib.celery.broker import Queue, broker_of
-from nsq.contrib.celery.receiving import Delivery, Held, Subscription
+from nsq.contrib.celery.receiving import Delivery, Subscription
 from nsq.contrib.celery.settings import settings_of
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ _CONNECT_TIMEOUT = 5.0
 _PURGED_AT_ONCE, _PURGED = 2500, 1.0
 #: Seconds between two looks at how the prefetch is shared, while several subscriptions share it.
 _SHARING = 1.0
-#: Seconds for the keeper to end.
+#: Seconds for a thread to end.
 _TO_STOP = 10.0
 #: The seconds of a message's timeout that the keeper reckons with before there was a message.
 _NO_TIMEOUT = 240.0
@@ -112,15 +112,13 @@ class Connection:
             subscription.wait_until_exists(self.connect_timeout)
         return subscriptions
 
-    def release(self, subscription: Subscription, held: Held) -> None:
-        """Take a subscription back from a consumer that has been cancelled."""
+    def release(self, subscription: Subscription) -> None:
+        """Take a subscription back from a consumer that has been cancelled, and keep it for another one.
+
+        Celery may still answer its messages, and a transient queue would end with it.
+        """
         subscription.cancel()
-        # Celery may still answer messages of it. A transient queue would end with its subscription.
-        place = subscription.queue.name, subscription.topic
-        if place in self._idle or not (len(held) or subscription.queue.transient):
-            self._stop(subscription)
-        else:
-            self._idle[place] = subscription
+        self._idle[subscription.queue.name, subscription.topic] = subscription
 
     def drop_idle(self, name: str) -> None:
         for place in [place for place in self._idle if place[0] == name]:
@@ -222,8 +220,14 @@ class Connection:
             self._requests.put(False)
             if self._keeper is not None:
                 self._keeper.join(_TO_STOP)
-            for subscription in list(self._all):
-                self._stop(subscription)
+            stopping = [
+                threading.Thread(target=each.stop, name=f"nsq-celery-stop-{each.name}", daemon=True)
+                for each in self._all
+            ]
+            for thread in stopping:  # together: each may wait for an nsqd that does not answer
+                thread.start()
+            for thread in stopping:
+                thread.join(_TO_STOP)
             if self._loop is not None and self._reader.fileno() in self._loop.readers:
                 self._loop.remove_reader(self._reader.fileno())
         self._reader.close()

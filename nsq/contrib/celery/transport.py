@@ -181,7 +181,7 @@ class Channel(base.StdChannel):  # type: ignore[misc]
         for subscription in self._subscriptions.pop(consumer_tag, []):
             with self.connection.sharing:
                 self._windows.disconnected(subscription)
-            self.connection.release(subscription, self.held)
+            self.connection.release(subscription)
         self.connection.share_soon()
 
     def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
