@@ -29,6 +29,7 @@ ORDER = [
     ["producer"],
     ["consumer"],
     ["partitioned"],
+    ["work"],
     [PUBLIC],
     ["tools", "spark", "contrib", "daemons", "testing"],
     ["__main__"],
@@ -59,7 +60,8 @@ ONLY_IN = {
     "matplotlib": ["spark/"],
     "deltalake": ["spark/"],
     "django": ["contrib/"],
-    "celery": ["contrib/"],
+    "celery": ["contrib/celery/"],
+    "kombu": ["contrib/celery/"],
     "pytest": ["testing/"],
     "eventlet": ["threads/waiters.py"],
 }
@@ -73,7 +75,7 @@ NEVER_IN = {
 NO_NAMES = {"utils", "util", "helpers", "helper", "manager", "managers", "common", "misc"}
 
 # What `import nsq` must not load.
-NOT_LOADED = ["asyncio", "aiohttp", "uvloop", "pyspark", "pyarrow", "django", "celery"]
+NOT_LOADED = ["asyncio", "aiohttp", "uvloop", "pyspark", "pyarrow", "django", "celery", "kombu"]
 
 
 RANK = {part: rank for rank, line in enumerate(ORDER) for part in line}
@@ -192,6 +194,9 @@ BROKEN = [
     ("daemons/nsqadmin/live.py", "from nsq.consumer import consumer"),
     ("daemons/httpd.py", "from .nsqd.topic import Topic"),
     ("tools/nsq_tail.py", "from nsq.spark import source"),
+    ("tools/nsq_tail.py", "from nsq.contrib.celery import names"),
+    ("work/deferring.py", "from nsq import Producer"),
+    ("work/deferring.py", "import kombu"),
     ("testing/daemon.py", "import aiohttp"),
     ("unheard_of.py", "from nsq import errors"),
     ("__init__.py", "from nsq.testing import leaks"),
@@ -209,6 +214,9 @@ KEPT = [
         "import aiohttp\nfrom nsq import __version__, flags\nfrom ..process import run",
     ),
     ("tools/nsq_tail.py", "from nsq import Consumer, flags"),
+    ("tools/work.py", "from nsq.work.deferring import hop"),
+    ("work/deferring.py", "from nsq.producer.producer import Producer\nfrom nsq.wire.deferred import wrap"),
+    ("contrib/celery/transport.py", "import kombu, nsq\nfrom nsq.work.deferring import hop"),
     ("daemons/nsqadmin/live.py", "from nsq import Consumer"),
     ("testing/daemon.py", "import asyncio\nfrom nsq.daemons.nsqd import main\nfrom nsq import Consumer"),
     ("__init__.py", "from nsq.consumer import Consumer\nfrom .errors import NsqError"),

@@ -21,8 +21,9 @@ EXTRAS = {
     "spark": {"pyspark[sql]", "pyarrow", "pandas"},
     "chart": {"matplotlib"},
     "delta": {"nsq[spark]", "deltalake"},
-    "test": {"nsq[server]", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "trustme", "gevent"}
-    | {"eventlet"},
+    "celery": {"celery"},
+    "test": {"nsq[server,celery]", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "trustme"}
+    | {"gevent", "eventlet"},
     "spark-test": {"nsq[test,spark,chart,delta]"},
     "browser-test": {"nsq[test]", "playwright", "axe-playwright-python"},
     "dev": {"nsq[test]", "coverage", "ruff", "mypy"},

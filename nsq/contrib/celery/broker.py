@@ -1,0 +1,190 @@
+"""What all kombu connections of a process to one broker share: a producer, and what was declared.
+
+NSQ has no place for exchanges and bindings, so each process knows those that it has declared itself. That is
+enough: whoever consumes from a queue declares it, and topics get their names without that knowledge.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from nsq.contrib.celery.envelope import Envelope
+from nsq.contrib.celery.names import is_for_live_workers, nsq_name, takes
+from nsq.contrib.celery.settings import Settings
+from nsq.errors import ConnectionFailed, NsqError
+from nsq.http.nsqlookupd import NsqlookupdApi
+from nsq.log import Logger
+from nsq.producer.producer import Producer
+from nsq.work.deferring import publish_at
+
+log = Logger("nsq.celery")
+
+#: Seconds between two attempts to reach the broker.
+_PAUSE = 0.2
+#: Seconds for the last publishes when the program ends.
+_LAST_PUBLISHES = 2.0
+
+
+@dataclass
+class Exchange:
+    kind: str = "direct"
+    transient: bool = False
+
+
+@dataclass
+class Queue:
+    name: str
+    transient: bool = False
+    """Whether it ends with its consumer: auto_delete, exclusive or not durable."""
+    lifetime: float | None = None
+    """Seconds after which a message is of no use any more (x-message-ttl)."""
+    bindings: dict[str, set[str]] = field(default_factory=dict)
+    """The routing keys by exchange."""
+
+    @property
+    def channel(self) -> str:
+        return nsq_name(self.name, transient=self.transient)
+
+
+class Broker:
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.exchanges: dict[str, Exchange] = {}
+        self.queues: dict[str, Queue] = {}
+        self.created: set[tuple[str, str]] = set()
+        """The channels of durable queues that this process has created."""
+        self._last_listed: tuple[str, ...] = ()  # by the nsqlookupds
+        self.producer = Producer(nsqd=settings.nsqds, nsqlookupd=settings.lookupds, config=settings.config)
+        atexit.register(self.producer.close, _LAST_PUBLISHES)
+
+    # Reaching it.
+
+    def reach(self, seconds: float) -> tuple[str, ...]:
+        """Return the nsqds once one answers, within ``seconds``, or raise the reason.
+
+        An nsqd that restarts is awaited, so that publishers need not fail for that.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                nsqds = self.settings.nsqds + self._listed()
+                if not any(each.state == "open" for each in self.producer.stats().connections):
+                    self._ping(nsqds, max(deadline - time.monotonic(), _PAUSE))
+                return nsqds
+            except NsqError as error:
+                if not error.retry or time.monotonic() + _PAUSE >= deadline:
+                    raise
+            time.sleep(_PAUSE)
+
+    def _listed(self) -> tuple[str, ...]:
+        """Return the nsqds that the nsqlookupds list. All are consumed from: nobody can tell on which of them
+        the first message of a new topic will be, and remote control does not wait for a lookup.
+        """
+        found: dict[str, None] = {}
+        reasons: list[str] = []
+        for address in self.settings.lookupds:
+            try:
+                nodes = NsqlookupdApi.of(address, self.settings.config).nodes()
+                found.update(dict.fromkeys(node.tcp_address for node in nodes))
+            except NsqError as error:
+                reasons.append(str(error))
+        if found:
+            self._last_listed = tuple(found)
+        elif self.settings.lookupds and not self._last_listed:
+            raise ConnectionFailed("; ".join(reasons) or "no nsqlookupd lists an nsqd")
+        return self._last_listed
+
+    def _ping(self, nsqds: tuple[str, ...], seconds: float) -> None:
+        reasons: list[NsqError] = []
+        for address in nsqds:
+            try:
+                return self.producer.ping(address, timeout=seconds / len(nsqds))
+            except NsqError as error:
+                reasons.append(error)
+        raise reasons[0]
+
+    # Topics.
+
+    def exchange(self, name: str) -> Exchange:
+        return self.exchanges.get(name) or Exchange(transient=is_for_live_workers(name))
+
+    def queue(self, name: str) -> Queue:
+        return self.queues.get(name) or Queue(name)
+
+    def topic_to_publish(self, envelope: Envelope) -> str:
+        if envelope.exchange:
+            transient = self.exchange(envelope.exchange).transient or is_for_live_workers(envelope.exchange)
+            return nsq_name(envelope.exchange, transient=transient)
+        # The queue of a result or a reply is unknown here. Such messages are not persistent.
+        known = self.queues.get(envelope.routing_key)
+        transient = envelope.transient if known is None else known.transient
+        return nsq_name(envelope.routing_key, transient=transient)
+
+    def topics_to_consume(self, queue: Queue) -> list[str]:
+        topics = [
+            nsq_name(name, transient=self.exchange(name).transient or is_for_live_workers(name))
+            for name in queue.bindings
+        ]
+        # Nobody publishes straight to a queue that exists for its bindings and ends with its consumer.
+        if not topics or not queue.transient:
+            topics.append(nsq_name(queue.name, transient=queue.transient))
+        return list(dict.fromkeys(topics))
+
+    def takes(self, queue: Queue, envelope: Envelope) -> bool:
+        """Whether the queue gets this message of one of its topics."""
+        if not envelope.exchange:
+            return envelope.routing_key == queue.name
+        keys = queue.bindings.get(envelope.exchange)
+        return keys is not None and takes(self.exchange(envelope.exchange).kind, keys, envelope.routing_key)
+
+    # Publishing.
+
+    @property
+    def longest_defer(self) -> float:
+        return self.settings.config.max_defer
+
+    def publish(self, envelope: Envelope) -> None:
+        topic, body, due = self.topic_to_publish(envelope), envelope.encode(), envelope.due
+        if envelope.transient and envelope.exchange:
+            # Events and replies to remote control: the worker's loop must not wait for them.
+            with suppress(NsqError):
+                self.producer.publish_async(topic, body, block=False).add_done_callback(_note_loss)
+        elif due is not None:
+            publish_at(self.producer, topic, body, due, now=time.time(), longest=self.longest_defer)
+        else:
+            self.producer.publish(topic, body)
+
+
+def _note_loss(future: Future[None]) -> None:
+    error = future.exception()
+    if error is not None:
+        log.debug("an event or a reply was not published: %s", error)
+
+
+# One for each broker.
+
+_brokers: dict[Settings, Broker] = {}
+_lock = threading.Lock()
+
+
+def broker_of(settings: Settings) -> Broker:
+    # The lock only for the first one: a fork may copy it while another thread holds it.
+    found = _brokers.get(settings)
+    if found is None:
+        with _lock:
+            found = _brokers.get(settings) or _brokers.setdefault(settings, Broker(settings))
+    return found
+
+
+def close_brokers() -> None:
+    """Close the producers of this process. A later connection makes new ones."""
+    with _lock:
+        while _brokers:
+            _, broker = _brokers.popitem()
+            atexit.unregister(broker.producer.close)
+            broker.producer.close(_LAST_PUBLISHES)

@@ -1,0 +1,102 @@
+"""A kombu message as the body of an NSQ message: one line of JSON, then the unchanged body."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from kombu.utils.json import dumps, loads
+
+from nsq.errors import InvalidMessage
+
+_VERSION = "nsq-celery"
+
+#: The header that counts how often the process that ran the task has died.
+_DEATHS = "x-nsq-deaths"
+
+
+@dataclass
+class Envelope:
+    """A message as ``Channel.prepare_message`` makes it; exchange and key are known when it is published."""
+
+    body: str | bytes
+    content_type: str | None = None
+    content_encoding: str | None = None
+    headers: dict[str, Any] = field(default_factory=dict)
+    properties: dict[str, Any] = field(default_factory=dict)
+    exchange: str = ""
+    routing_key: str = ""
+
+    @property
+    def is_task(self) -> bool:
+        return "task" in self.headers
+
+    @property
+    def transient(self) -> bool:
+        return self.properties.get("delivery_mode") == 1
+
+    @property
+    def due(self) -> float | None:
+        """When the task is to run, in seconds since the epoch. None: at once, or Celery decides.
+
+        An eta without a zone is in the application's time zone, which only Celery knows.
+        """
+        eta = self.headers.get("eta") if self.is_task else None
+        if not eta:
+            return None
+        try:
+            when = eta if isinstance(eta, datetime) else datetime.fromisoformat(eta)
+            return when.timestamp() if when.tzinfo is not None else None
+        except (TypeError, ValueError, OverflowError):
+            return None
+
+    @property
+    def lifetime(self) -> float | None:
+        """How many seconds after its publishing the message is of use, None for ever. Tasks live for ever
+        here: Celery itself marks late ones as revoked.
+        """
+        expiration = self.properties.get("expiration")
+        try:
+            return None if self.is_task or not expiration else float(expiration) / 1000
+        except (TypeError, ValueError):
+            return None
+
+    def count_death(self) -> int:
+        """Count one more death of the process that ran the task; return how many there were."""
+        try:
+            deaths = int(self.headers.get(_DEATHS) or 0) + 1
+        except (TypeError, ValueError):
+            deaths = 1
+        self.headers[_DEATHS] = deaths
+        return deaths
+
+    def encode(self) -> bytes:
+        head = {
+            _VERSION: 1,
+            "exchange": self.exchange,
+            "routing_key": self.routing_key,
+            "content_type": self.content_type,
+            "content_encoding": self.content_encoding,
+            "headers": self.headers,
+            "properties": self.properties,
+        }
+        body = self.body.encode() if isinstance(self.body, str) else self.body
+        return dumps(head).encode() + b"\n" + body  # type: ignore[no-any-return]
+
+    @classmethod
+    def decode(cls, data: bytes) -> Envelope:
+        """Raise InvalidMessage for a message that was not published by this transport."""
+        line, newline, body = data.partition(b"\n")
+        try:
+            head = loads(line) if newline else None
+            if not isinstance(head, dict) or head.pop(_VERSION) != 1:
+                raise ValueError("it has no head of version 1")
+            envelope = cls(body, **head)
+            if not (isinstance(envelope.headers, dict) and isinstance(envelope.properties, dict)):
+                raise ValueError("its headers or properties are no object")
+            if not (isinstance(envelope.exchange, str) and isinstance(envelope.routing_key, str)):
+                raise ValueError("its exchange or routing key is no text")
+            return envelope
+        except Exception as error:  # kombu's decoders of dates and the like raise whatever they want
+            raise InvalidMessage(f"not a message of Celery's: {error}") from error

@@ -1,0 +1,366 @@
+"""The kombu transport: what Celery calls, in terms of NSQ.
+
+Channel     exchanges, queues, consumers, prefetch, acknowledgements
+Transport   what kombu makes of a URL; one for each kombu connection
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from kombu.transport import base
+
+import nsq
+from nsq.consumer.rdy import Backoff, RdyWindows, exponential
+from nsq.contrib.celery.broker import Exchange, Queue
+from nsq.contrib.celery.connection import Connection, purge
+from nsq.contrib.celery.envelope import Envelope
+from nsq.contrib.celery.limits import check_time_limits
+from nsq.contrib.celery.receiving import Delivery, Held, Subscription, requeue_after_death
+from nsq.contrib.celery.settings import split_secret
+from nsq.errors import ConnectionFailed, PublishFailed, PublishUncertain, UsageError
+
+#: In flight where Celery sets no limit, and for consumers that acknowledge nothing.
+_UNLIMITED, _NO_ACK = 2500, 500
+#: Seconds in which nsqd has answered ``basic_get`` if there is a message.
+_GET_PATIENCE = 1.0
+#: After so many seconds without a message a subscription keeps only one place of the prefetch, and while
+#: there are more subscriptions than places, one has a place for so long.
+_IDLE, _TURN = 2.0, 10.0
+
+
+class Channel(base.StdChannel):  # type: ignore[misc]
+    """A kombu channel. The prefetch, and the messages that Celery holds, belong to it."""
+
+    Message = base.Message
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection = connection
+        self.channel_id = number
+        self.no_ack_consumers: set[str] = set()
+        self.held = Held()
+        self.closed = False
+        self._broker = connection.broker
+        self._prefetch = 0
+        self._callbacks: dict[str, Callable[[Any], object]] = {}
+        self._subscriptions: dict[str, list[Subscription]] = {}  # by consumer tag
+        self._got: dict[str, list[Any]] = {}  # messages for ``basic_get``, by queue
+        self._windows = RdyWindows(0, Backoff(exponential(0), 0.0), random.choice, _IDLE, _TURN)
+
+    # Exchanges and queues.
+
+    def exchange_declare(
+        self,
+        exchange: str = "",
+        type: str = "direct",  # noqa: A002
+        durable: bool = True,
+        **_: Any,
+    ) -> None:
+        if type not in Transport.implements.exchange_type:
+            raise UsageError(f"exchange {exchange!r} is of type {type!r}; nsq has direct, topic and fanout")
+        if exchange:
+            self._broker.exchanges[exchange] = Exchange(type, transient=not durable)
+
+    def exchange_delete(self, exchange: str, **_: Any) -> None:
+        self._broker.exchanges.pop(exchange, None)
+
+    def prepare_queue_arguments(self, arguments: dict[str, Any], **options: Any) -> dict[str, Any]:
+        return base.to_rabbitmq_queue_arguments(arguments, **options)  # type: ignore[no-any-return]
+
+    def queue_declare(
+        self,
+        queue: str = "",
+        passive: bool = False,
+        durable: bool = True,
+        exclusive: bool = False,
+        auto_delete: bool = False,
+        arguments: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> tuple[str, int, int]:
+        """Note the queue. The counts are zeros: nsqd tells them over HTTP only."""
+        arguments = arguments or {}
+        if arguments.get("x-max-priority"):
+            raise UsageError(
+                f"queue {queue!r} has x-max-priority; nsq has no priorities: use one queue for each, and "
+                "more workers for the urgent one"
+            )
+        for name in ("x-max-length", "x-max-length-bytes"):
+            if arguments.get(name) is not None:
+                raise UsageError(f"queue {queue!r} has {name}; nsq cannot limit a queue")
+        name = queue or f"nsq.gen-{random.getrandbits(96):024x}"
+        if not passive:
+            known = self._broker.queues.setdefault(name, Queue(name))
+            known.transient = auto_delete or exclusive or not durable
+            lifetime = arguments.get("x-message-ttl")
+            known.lifetime = None if lifetime is None else lifetime / 1000
+        return name, 0, 0
+
+    def queue_bind(self, queue: str, exchange: str = "", routing_key: str = "", **_: Any) -> None:
+        """Bind, and have nsqd keep messages for the queue from now on."""
+        if exchange:
+            known = self._broker.queues.setdefault(queue, Queue(queue))
+            known.bindings.setdefault(exchange, set()).add(routing_key)
+            self.connection.create(known)
+
+    def queue_unbind(self, queue: str, exchange: str = "", routing_key: str = "", **_: Any) -> None:
+        self._broker.queue(queue).bindings.get(exchange, set()).discard(routing_key)
+
+    def queue_delete(self, queue: str = "", **_: Any) -> int:
+        """Forget the queue here. On nsqd a durable queue stays; nsqadmin deletes it."""
+        self._broker.queues.pop(queue, None)
+        self.connection.drop_idle(queue)
+        return 0
+
+    def queue_purge(self, queue: str = "", **_: Any) -> int:
+        """Take the messages that wait; those that workers hold or that are deferred stay. Return how many."""
+        known = self._broker.queue(queue)
+        return sum(
+            [purge(self.connection, topic, known.channel) for topic in self._broker.topics_to_consume(known)]
+        )
+
+    # Publishing.
+
+    def prepare_message(
+        self,
+        body: str | bytes,
+        priority: int | None = None,
+        content_type: str | None = None,
+        content_encoding: str | None = None,
+        headers: dict[str, Any] | None = None,
+        properties: dict[str, Any] | None = None,
+    ) -> Envelope:
+        if priority:
+            raise UsageError(f"priority is {priority!r}; nsq has no priorities: use one queue for each")
+        return Envelope(body, content_type, content_encoding, headers or {}, properties or {})
+
+    def basic_publish(self, message: Envelope, exchange: str = "", routing_key: str = "", **_: Any) -> None:
+        message.exchange, message.routing_key = exchange or "", routing_key or ""
+        self._broker.publish(message)
+
+    # Consuming.
+
+    def basic_qos(self, prefetch_size: int, prefetch_count: int, a_global: bool = False) -> None:
+        self._prefetch = prefetch_count
+        self.connection.share_soon()
+
+    def basic_consume(
+        self,
+        queue: str,
+        no_ack: bool = False,
+        consumer_tag: str = "",
+        callback: Callable[[Any], object] = lambda _: None,
+        **_: Any,
+    ) -> str:
+        tag = consumer_tag or f"nsq-{random.getrandbits(64):016x}"
+        self._callbacks[tag] = callback
+        if no_ack:
+            self.no_ack_consumers.add(tag)
+        subscriptions = self.connection.subscribe(self._broker.queue(queue))
+        self._subscriptions[tag] = subscriptions
+        if not no_ack:
+            check_time_limits(min(each.longest_delivery for each in subscriptions))
+        for subscription in subscriptions:
+            subscription.deliver_to(self.held, tag, lambda delivery: self.connection.arrived(self, delivery))
+            if no_ack:
+                subscription.allow(_NO_ACK)
+            else:
+                with self.connection.sharing:
+                    self._windows.connected(subscription, _UNLIMITED, time.monotonic())
+                subscription.on_message = lambda one=subscription: self._note_message(one)  # type: ignore[misc]
+        self.share()
+        self.connection.share_soon()
+        return tag
+
+    def basic_cancel(self, consumer_tag: str, **_: Any) -> None:
+        self._callbacks.pop(consumer_tag, None)
+        for subscription in self._subscriptions.pop(consumer_tag, []):
+            with self.connection.sharing:
+                self._windows.disconnected(subscription)
+            self.connection.release(subscription)
+        self.connection.share_soon()
+
+    def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
+        """Return a message, or None if nsqd sends none within a second. Celery never calls this."""
+        messages = self._got.setdefault(queue, [])
+        if not messages:
+            tag = self.basic_consume(queue, no_ack, f"get-{queue}", messages.append)
+            try:
+                with suppress(TimeoutError):
+                    self.connection.drain_events(_GET_PATIENCE)
+            finally:
+                self.basic_cancel(tag)
+        return messages.pop(0) if messages else None
+
+    def deliver(self, delivery: Delivery) -> bool:
+        """Hand a message to Celery, on its thread; return whether a consumer took it."""
+        callback = self._callbacks.get(delivery.consumer_tag)
+        if callback is None:
+            self.held.give_back(delivery.tag)
+            return False
+        if delivery.consumer_tag in self.no_ack_consumers:
+            self.held.finish(delivery.tag)
+        envelope = delivery.envelope
+        callback(
+            self.Message(
+                body=envelope.body,
+                delivery_tag=delivery.tag,
+                content_type=envelope.content_type,
+                content_encoding=envelope.content_encoding,
+                headers=envelope.headers,
+                properties=envelope.properties,
+                delivery_info={
+                    "exchange": envelope.exchange,
+                    "routing_key": envelope.routing_key,
+                    "consumer_tag": delivery.consumer_tag,
+                    "redelivered": delivery.message.attempts > 1,
+                },
+                channel=self,
+            )
+        )
+        return True
+
+    # Answers. They raise nothing: an error that is no connection error would end the worker.
+
+    def basic_ack(self, delivery_tag: int, multiple: bool = False) -> None:
+        tags = [tag for tag in self.held.tags() if tag <= delivery_tag] if multiple else [delivery_tag]
+        for tag in tags:
+            self.held.finish(tag)
+        self._make_room()
+
+    def basic_reject(self, delivery_tag: int, requeue: bool = False, **_: Any) -> None:
+        delivery = self.held.get(delivery_tag)
+        if delivery is None or not requeue:
+            self.held.finish(delivery_tag)
+        elif delivery.envelope.is_task and not delivery.queue.transient:
+            self.held.release(delivery_tag)
+            requeue_after_death(self._broker, delivery)
+        else:
+            self.held.give_back(delivery_tag)
+        self._make_room()
+
+    def basic_recover(self, requeue: bool = False) -> None:
+        for tag in self.held.tags():
+            self.held.give_back(tag)
+
+    def flow(self, active: bool = True) -> None:
+        """Do nothing: ``basic_qos`` limits the messages."""
+
+    # The prefetch.
+
+    def _note_message(self, subscription: Subscription) -> None:
+        window = self._windows.nsqds.get(subscription)
+        if window is not None:
+            now = time.monotonic()
+            silent = now - window.last_message_at
+            window.last_message_at = window.has_sent_at = now
+            if silent >= _IDLE:
+                self.connection.share_soon()
+
+    def _make_room(self) -> None:
+        if self._windows.below_target:
+            self.connection.share_soon()
+
+    @property
+    def shares(self) -> bool:
+        """Whether several subscriptions share the prefetch."""
+        return len(self._windows.nsqds) > 1
+
+    def share(self) -> None:
+        """Share the prefetch out over the subscriptions."""
+        with self.connection.sharing:
+            windows, now = self._windows, time.monotonic()
+            windows.max_in_flight = self._prefetch or _UNLIMITED
+            in_flight = {one: one.consumer.stats().in_flight for one in list(windows.nsqds)}  # type: ignore[attr-defined]
+            windows.tick(now, in_flight)
+            for subscription, allowed in windows.decide(now, in_flight):
+                subscription.allow(allowed)  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Give back what Celery still holds, and end the consumers. May be called again."""
+        if self.closed or self.connection.inherited:
+            return
+        self.closed = True
+        self.connection.channels.discard(self)
+        for consumer_tag in list(self._callbacks):
+            self.basic_cancel(consumer_tag)
+        for tag in self.held.tags():
+            self.held.give_back(tag)
+
+
+class Transport(base.Transport):  # type: ignore[misc]
+    Channel = Channel
+
+    can_parse_url = True
+    default_port = 4150
+    driver_type = "nsq"
+    driver_name = "nsq"
+    implements = base.Transport.implements.extend(
+        asynchronous=True,
+        exchange_type=frozenset(["direct", "topic", "fanout"]),
+        heartbeats=False,
+    )
+    connection_errors = (ConnectionFailed, PublishFailed, PublishUncertain, ConnectionError)
+    recoverable_connection_errors = connection_errors
+    channel_errors = (base.ChannelError,)
+    recoverable_channel_errors = ()
+
+    def __init__(self, client: Any, **kwargs: Any) -> None:
+        super().__init__(client, **kwargs)
+        _hide_secrets(client)
+        _admit_to_mingle_and_gossip()
+
+    def driver_version(self) -> str:
+        return nsq.__version__
+
+    @property
+    def default_connection_params(self) -> dict[str, Any]:
+        return {"hostname": "127.0.0.1", "port": self.default_port}
+
+    def as_uri(self, uri: str, include_password: bool = False, mask: str = "**") -> str:
+        url, secret = split_secret(uri)
+        secret = secret or self.client.password
+        prefix = f"{self.client.uri_prefix}+" if self.client.uri_prefix else ""
+        scheme, slashes, rest = url.rpartition("://")
+        shown = f"{secret if include_password else mask}@" if secret else ""
+        return f"{prefix}{scheme or 'nsq'}{slashes or '://'}{shown}{rest}"
+
+    def establish_connection(self) -> Connection:
+        return Connection(self.client)
+
+    def close_connection(self, connection: Connection) -> None:
+        connection.close()
+
+    def create_channel(self, connection: Connection) -> base.StdChannel:
+        channel = Channel(connection, next(connection.numbers))
+        connection.channels.add(channel)
+        return channel
+
+    def verify_connection(self, connection: Connection) -> bool:
+        return connection.connected
+
+    def drain_events(self, connection: Connection, timeout: float | None = None, **_: Any) -> None:
+        connection.drain_events(timeout)
+
+    def register_with_event_loop(self, connection: Connection, loop: Any) -> None:
+        connection.register(loop)
+
+
+def _hide_secrets(client: Any) -> None:
+    """Move the secret from the URL to ``password``, which Celery does not show, as it shows ``hostname``."""
+    client.hostname, secret = split_secret(client.hostname or "")
+    client.password = client.password or secret
+    for place, url in enumerate(client.alt or []):
+        client.alt[place] = split_secret(url)[0]
+
+
+def _admit_to_mingle_and_gossip() -> None:
+    """Add ourselves to the transports that Celery's mingle and gossip work with; otherwise both are off."""
+    for module, name in (("mingle", "Mingle"), ("gossip", "Gossip")):
+        step = getattr(sys.modules.get(f"celery.worker.consumer.{module}"), name, None)
+        if step is not None:
+            step.compatible_transports = step.compatible_transports | {"nsq"}

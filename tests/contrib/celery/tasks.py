@@ -1,0 +1,82 @@
+"""The Celery application of the tests. Every run of a task adds a line to the file RUNS."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+
+from celery import Celery
+
+app = Celery("tests", broker=os.environ["BROKER"], backend=os.environ.get("BACKEND", "rpc://"))
+app.conf.update(
+    worker_hijack_root_logger=True,
+    broker_connection_retry_on_startup=True,
+    task_default_queue="celery",
+    # Chords look for their parts by a task of Celery's own, which must survive a killed worker too.
+    task_acks_late="LATE" in os.environ,
+    task_time_limit=float(os.environ.get("TIME_LIMIT", "0")) or None,
+    task_reject_on_worker_lost="LATE" in os.environ,
+)
+
+
+def note(name: str, argument: object) -> None:
+    with open(os.environ["RUNS"], "a", encoding="utf-8") as file:
+        file.write(f"{name} {argument}\n")
+
+
+@app.task
+def run(number: int) -> int:
+    note("done" if "LATE" in os.environ else "run", number)
+    return number
+
+
+@app.task
+def begin_and_end(number: int, seconds: float) -> int:
+    note("begin", number)
+    time.sleep(seconds)
+    note("end", number)
+    return number
+
+
+@app.task(acks_late=True)
+def begin_and_end_late(number: int, seconds: float) -> int:
+    note("begin", number)
+    time.sleep(seconds)
+    note("end", number)
+    return number
+
+
+@app.task(bind=True, max_retries=2)
+def fail_once(self, number: int):  # type: ignore[no-untyped-def]
+    note("try", number)
+    if self.request.retries == 0:
+        raise self.retry(countdown=0.5)
+    note("done", number)
+    return number
+
+
+@app.task
+def connections_to(port: int) -> int:
+    """Count the connections of this process to a port."""
+    with open("/proc/net/tcp", encoding="utf-8") as table:
+        rows = [line.split() for line in table][1:]
+    inodes = {f"socket:[{row[9]}]" for row in rows if row[2].endswith(f":{port:04X}")}
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{name}") in inodes
+    return found
+
+
+@app.task
+def sum_up(numbers: list[int], number: int) -> int:
+    note("sum", number)
+    return sum(numbers)
+
+
+@app.task(acks_late=True, reject_on_worker_lost=True)
+def kill_its_process(number: int) -> None:
+    note("die", number)
+    os.kill(os.getpid(), signal.SIGKILL)
