@@ -52,11 +52,13 @@ _HAS_LEFT = 0
 _JOINED, _BYTES = b"joined the queue", b"bytes of records"
 
 #: The most messages and bytes of one file: reading one must not keep clients waiting.
-_FILE_RECORDS, _FILE_BYTES = 4000, 4 << 20
+_FILE_RECORDS, _FILE_BYTES = 1000, 1 << 20
 #: Messages due within so many nanoseconds are in memory, if there is room.
 _SOON = 2 * 10**9
-#: The widths of buckets, as powers of two of nanoseconds: 208 days, 78 hours, 73 minutes, 69 s and 1.07 s.
-_SHIFTS = (54, 48, 42, 36, 30)
+#: The widths of buckets, as powers of two of nanoseconds (208 days, 78 hours, 73 minutes, 69 s, 1.07 s), and
+#: how long before its beginning each is opened: the wider, the earlier, as many messages may have to be
+#: written to narrower buckets in time.
+_WIDTHS = [(shift, (1 << shift - 4) + _SOON) for shift in (54, 48, 42, 36, 30)]
 #: Look at the files at least so often, in seconds: the wall clock may have been set.
 _LOOK_EVERY = 60.0
 #: How soon a file is tried again that could not be written or read.
@@ -85,15 +87,10 @@ def deferred_files(filenames: Iterable[str]) -> dict[str, set[int]]:
 
 def bucket(due: int, wall: int) -> Bucket:
     """Return the widest bucket that is not opened yet."""
-    for shift in _SHIFTS:
-        if _opens(due >> shift << shift, 1 << shift) > wall:
+    for shift, before in _WIDTHS:
+        if (due >> shift << shift) - before > wall:
             return shift, due >> shift
     return None
-
-
-def _opens(first: int, width: int) -> int:
-    # The wider, the earlier, as many messages may have to be written to narrower buckets in time.
-    return first - (width >> 4) - _SOON
 
 
 class DeferredFile:
@@ -115,7 +112,7 @@ class DeferredFile:
     @property
     def opens(self) -> int:
         """The time on the wall clock to read it."""
-        return _opens(self.first, self.last - self.first)
+        return self.first - (self.last - self.first >> 4) - _SOON
 
     @property
     def full(self) -> bool:
@@ -350,14 +347,14 @@ class DeferredOnDisk(DeferredInMemory):
             raise
 
     def _spill(self) -> None:
-        """Write the messages due last to files, until half of the room is free. Raises OSError."""
+        """Write the messages due last to files, until a quarter of the room is free. Raises OSError."""
         now, wall = self._clock.now(), self._clock.time_ns()
         self._heap.sort()
         kept = weight = 0
         by_bucket: dict[Bucket, list[Entry]] = {}
         for due, _, message, _ in self._heap:
             each = _weight(message)
-            if weight + each <= self._limit // 2:
+            if weight + each <= self._limit * 3 // 4:
                 kept, weight = kept + 1, weight + each
                 continue
             at = wall + round((due - now) * 1e9)

@@ -185,7 +185,7 @@ def test_many_due_at_once_come_in_portions(tmp_path: Path, durable: bool) -> Non
     node = Node(tmp_path, durable=durable)
     node.add(*[5000.0] * 9000)
     assert node.run(4990.0) == []
-    assert len(node.deferred._heap) <= 4010
+    assert len(node.deferred._heap) <= 1010
     assert len(node.run(11.0)) == 9000
     assert max(node.lateness()) < 0.002
 
