@@ -575,7 +575,7 @@ class DeferredOnDisk(DeferredInMemory):
         with open(path, "rb") as records:
             if _id(records.read(SIZE_BYTES + HEAD_SIZE)[SIZE_BYTES:]) != next(iter(dues)):
                 return False
-        self._disk.take_out_last_file(file.data, len(dues))
+        self._disk.take_out_last_file(place, file.data, len(dues))
         file.sizes = (_ENTRY.size * len(dues), size)
         file.intact = True
         self._take_in(file, dues)
@@ -660,6 +660,11 @@ class DeferredOnDisk(DeferredInMemory):
             remove()
 
     # Seeing, emptying and deleting.
+
+    def next_due(self) -> float:
+        now, wall = self._clock.now(), self._clock.time_ns()
+        on_disk = min((file.first for _, _, file in self._unread), default=float("inf"))
+        return min(super().next_due(), now + (on_disk - wall) / 1e9)
 
     def due_ranges(self) -> list[DueRange]:
         now, wall = self._clock.now(), self._clock.time_ns()
