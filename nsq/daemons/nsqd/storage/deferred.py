@@ -106,6 +106,7 @@ class DeferredFile:
         self.sizes = (0, 0)  # of the index and of the records
         self.leaving: dict[bytes, None] = {}  # messages that have left; the index does not say so yet
         self.intact = False  # whether it has exactly the messages that it says, so that it can be joined
+        self.damaged = False  # whether some messages were lost, or their due times
         self.removed = False
         self._open: list[int] = []
 
@@ -196,18 +197,15 @@ class DeferredFile:
         return (number, size) if mark == _JOINED else (-1, 0)
 
     def remove(self) -> None:
+        """Remove it; a damaged one is renamed."""
         self.removed = True
         self.close()
         for path in (self.data, self.index):  # the records first: without them the index means nothing
             with suppress(OSError):
-                path.unlink(missing_ok=True)
-
-    def keep_aside(self) -> None:
-        self.removed = True
-        self.close()
-        for path in (self.data, self.index):
-            with suppress(OSError):
-                path.replace(path.with_name(path.name + BAD))
+                if self.damaged:
+                    path.replace(path.with_name(path.name + BAD))
+                else:
+                    path.unlink()
 
     def close(self) -> None:
         while self._open:
@@ -293,7 +291,7 @@ class DeferredOnDisk(DeferredInMemory):
         self._current: dict[Bucket, DeferredFile] = {}
         self._in_memory: set[DeferredFile] = set()  # with --durable
         self._dirty: set[DeferredFile] = set()
-        self._rewritten: list[Callable[[], None]] = []
+        self._rewritten: list[DeferredFile] = []
         self.on_disk = 0
         #: After a kill: how many of the next records of messages in the queue to skip.
         self.obsolete: Counter[bytes] = Counter()
@@ -464,9 +462,7 @@ class DeferredOnDisk(DeferredInMemory):
         file.left = len(entries)
         self._report(file, problem)
         self._put_in_place(file, entries, now, wall)
-        if problem:
-            file.keep_aside()
-        elif not self._durable:
+        if not self._durable:
             file.remove()
         else:
             self._in_memory.add(file)
@@ -495,6 +491,7 @@ class DeferredOnDisk(DeferredInMemory):
 
     def _report(self, file: DeferredFile, problem: str) -> None:
         if problem:
+            file.damaged = True
             name, left = file.data.name, file.left
             self._log.error(
                 "%s %s; keeping it as %s%s, with %d readable messages", name, problem, name, BAD, left
@@ -608,19 +605,19 @@ class DeferredOnDisk(DeferredInMemory):
         Raises StorageFailed if some of them are lost, or not in the queue.
         """
         now, wall = self._clock.now(), self._clock.time_ns()
-        files = sorted((file for _, _, file in self._unread if file.intact), key=lambda file: file.first)
-        self._rewritten += [file.remove for _, _, file in self._unread if not file.left]
-        files = [file for file in files if file.left]
+        unread = sorted((file for _, _, file in self._unread), key=lambda file: file.first)
+        files = [file for file in unread if file.left and file.intact]
+        self._rewritten += [file for file in unread if not file.left]
         left = len(self)
         try:
             in_memory = [(wall + round((due - now) * 1e9), encode(each)) for due, _, each, _ in self._heap]
             files += self._write_files(sorted(in_memory))
-            self._rewritten += [file.remove for file in self._in_memory]
-            for file in [file for _, _, file in self._unread if file.left and not file.intact]:
+            self._rewritten += self._in_memory
+            for file in [file for file in unread if file.left and not file.intact]:
                 entries, problem = file.read(self._sizes)
                 self._report(file, problem)
                 files += self._write_files(sorted(entries))
-                self._rewritten.append(file.keep_aside if problem else file.remove)
+                self._rewritten.append(file)
             for file in files:
                 self._join(file)
                 left -= file.left
@@ -656,8 +653,8 @@ class DeferredOnDisk(DeferredInMemory):
 
     def remove_rewritten(self) -> None:
         """Remove files whose messages are elsewhere, after everything is synced."""
-        for remove in self._rewritten:
-            remove()
+        for file in self._rewritten:
+            file.remove()
 
     # Seeing, emptying and deleting.
 
