@@ -42,6 +42,7 @@ from nsq.daemons.nsqd.disk.layout import (
     pack_size,
 )
 from nsq.daemons.nsqd.disk.queue import DiskQueue
+from nsq.daemons.nsqd.disk.reading import survey
 from nsq.daemons.nsqd.disk.syncing import SyncJob, open_regular, read_regular
 from nsq.daemons.nsqd.storage.memory_first import decode, encode
 from nsq.daemons.worker_thread import in_thread
@@ -582,6 +583,8 @@ class DeferredOnDisk(DeferredInMemory):
         """Note a file of an earlier run."""
         later = [due for due in dues.values() if due != _HAS_LEFT]
         file.count, file.left = len(dues), len(later)
+        if not dues:
+            file.count = file.left = survey(file.data, 0, file.sizes[1], self._sizes).records
         if dues and not later:
             file.remove()
             return
@@ -632,15 +635,22 @@ class DeferredOnDisk(DeferredInMemory):
     def _write_files(self, entries: list[Entry]) -> list[DeferredFile]:
         """Write messages to new files."""
         files: list[DeferredFile] = []
-        while entries:
-            size = count = 0
-            while count < min(_FILE_RECORDS, len(entries)) and size < _FILE_BYTES:
-                size += len(entries[count][1])
-                count += 1
-            files.append(self._new_file())
-            files[-1].append(entries[:count])
-            files[-1].close()
-            entries = entries[count:]
+        try:
+            while entries:
+                size = count = 0
+                while count < min(_FILE_RECORDS, len(entries)) and size < _FILE_BYTES:
+                    size += len(entries[count][1])
+                    count += 1
+                files.append(self._new_file())
+                files[-1].append(entries[:count])
+                files[-1].close()
+                entries = entries[count:]
+        except OSError:
+            for file in files:
+                file.close()
+                if self._durable:  # the messages are in other files
+                    file.remove()
+            raise
         return files
 
     def _join(self, file: DeferredFile) -> None:

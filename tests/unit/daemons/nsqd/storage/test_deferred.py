@@ -432,3 +432,31 @@ def test_messages_that_the_disk_refused_to_defer_go_back_to_the_backlog_at_a_sto
     node.deferred.hold(held)
     assert node.deferred.take_held() == [held]
     assert len(node.deferred) == 0
+
+
+@MODES
+def test_a_stop_on_a_full_disk_says_what_is_lost_and_loses_no_more(tmp_path: Path, durable: bool) -> None:
+    node = Node(tmp_path, durable=durable)
+    node.add(*delays(100))
+    node.add(1.0, 1.5)
+    node.sync()
+    in_memory = len(node.deferred._heap)
+    with (
+        room_for(50),
+        pytest.raises(StorageFailed, match="deferred messages of t:c are lost or not in the queue"),
+    ):
+        node.deferred.persist()
+    node.disk.close()
+    after = later(node, tmp_path)
+    assert len(after.run(2 * DAY)) == 102 - (0 if durable else in_memory)
+
+
+def test_a_stop_right_after_the_start_keeps_messages_whose_index_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    node = Node(tmp_path / "a")
+    node.add(*[5000.0] * 50)
+    after_kill = node.copy(tmp_path / "b")
+    for index in after_kill.glob("*.dues.dat"):
+        index.unlink()
+    after = restarted(later(node, after_kill))
+    assert len(after.run(10.0)) == node.deferred.on_disk
