@@ -101,7 +101,7 @@ def _channels(topic: Topic, wanted: Filter) -> Channels:
     for channel in sorted(topic.channels.values(), key=lambda channel: channel.name):
         if not wanted.channel or wanted.channel == channel.name:
             figures = _channel(channel)
-            if wanted.channel:
+            if wanted.channel and channel.deferred_count:
                 figures["deferred_due"] = due_within(channel.deferred.due_ranges(), channel.now())
             yield figures, _clients(channel) if wanted.include_clients else None
 
