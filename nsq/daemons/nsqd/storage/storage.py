@@ -201,7 +201,8 @@ class Storage:
         if self._stopping_since is None:
             return "writing to disk comes next"
         left = self._unwritten
-        in_memory = sum(len(taken) + len(backlog) - backlog.backend_depth for backlog, taken in left)
+        # A queue that is being written may have more on disk by now than it has counted.
+        in_memory = sum(max(0, len(taken) + len(backlog) - backlog.backend_depth) for backlog, taken in left)
         took = self._clock.now() - self._stopping_since
         queues = f"{len(left)} queue{'s'[: len(left) != 1]} with {in_memory} messages in memory"
         what = queues if left else "the list of topics"
