@@ -140,14 +140,26 @@ class Message:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        """Finish the message, or requeue it if the block raised. Does nothing if the block answered it."""
+        """Finish the message, or requeue it if the block raised. Does nothing if the block answered it.
+
+        A block that was interrupted has not failed: after KeyboardInterrupt, or in a cancelled task of
+        asyncio, the message comes again at once, and the consumer does not back off.
+        """
         if not self._delegate.holds(self):
             return
         with suppress(AlreadyResponded):  # it expired between the look and the answer
             if kind is None:
                 self.finish()
-            else:
+            elif issubclass(kind, Exception):
                 self.requeue()
+            else:
+                self.requeue(0.0, backoff=False)
+
+    async def __aenter__(self) -> Message:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        self.__exit__(kind, error, traceback)  # answers do not block
 
 
 def finish_all(messages: Iterable[Message]) -> None:

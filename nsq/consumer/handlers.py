@@ -333,24 +333,35 @@ class HandlerPool:
                     self._forget(message)
 
 
-_NO_AWAIT = (
-    "Give a plain function that runs it to its end: def handle(message): asyncio.run(handler(message)), or, "
-    "on an event loop of another thread, asyncio.run_coroutine_threadsafe(handler(message), loop).result()"
-)
+_NO_AWAIT = "Give an async def to the add_handler of nsq.aio.Consumer, which runs it on your event loop"
 
 
 def _check_handler(handler: object, no_backoff: object) -> None:
     if not callable(handler):
         raise ConfigError(f"handler {handler!r} is not callable")
+    functions = _called(handler)
+    if is_async(handler) or any(map(inspect.isasyncgenfunction, functions)):
+        raise ConfigError(f"handler {handler!r} is an async def, but handlers run in threads. {_NO_AWAIT}")
+    if any(map(inspect.isgeneratorfunction, functions)):
+        raise ConfigError(f"handler {handler!r} has a yield: to call it runs nothing. Write a plain function")
+    check_no_backoff(no_backoff)
+
+
+def is_async(handler: object) -> bool:
+    """Whether a call of the handler returns a coroutine, as far as one can see."""
+    return any(map(inspect.iscoroutinefunction, _called(handler)))
+
+
+def _called(handler: object) -> tuple[object, object]:
+    """Return the function that a handler calls: itself, or the __call__ of its class."""
     # Python 3.11 does not see through a partial of a method, or of an object with __call__.
     called: Any = handler
     while isinstance(called, (partial, MethodType)):
         called = called.func if isinstance(called, partial) else called.__func__
-    functions = called, type(called).__call__
-    if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in functions):
-        raise ConfigError(f"handler {handler!r} is an async def, but handlers run in threads. {_NO_AWAIT}")
-    if any(map(inspect.isgeneratorfunction, functions)):
-        raise ConfigError(f"handler {handler!r} has a yield: to call it runs nothing. Write a plain function")
+    return called, type(called).__call__
+
+
+def check_no_backoff(no_backoff: object) -> None:
     classes = no_backoff if isinstance(no_backoff, tuple) else ()
     if classes != no_backoff or not all(
         isinstance(c, type) and issubclass(c, BaseException) for c in classes
@@ -382,12 +393,12 @@ RequeueDecision = tuple[float | None, bool]
 
 def requeue_for_result(result: object) -> RequeueDecision | None:
     """Return how to requeue: a result of False asks for it, as in pynsq; any other result is a success."""
-    if inspect.iscoroutine(result) or inspect.isasyncgen(result) or inspect.isgenerator(result):
-        if inspect.iscoroutine(result):
-            result.close()  # else Python warns that it was never awaited
-        raise UsageError(
-            f"the handler returned a {type(result).__name__}, which nothing here runs. {_NO_AWAIT}"
-        )
+    unrun = f"the handler returned a {type(result).__name__}, which nothing here runs."
+    if inspect.iscoroutine(result):
+        result.close()  # else Python warns that it was never awaited
+        raise UsageError(f"{unrun} {_NO_AWAIT}")
+    if inspect.isasyncgen(result) or inspect.isgenerator(result):
+        raise UsageError(f"{unrun} Write a plain function")
     return (None, True) if result is False else None
 
 

@@ -30,7 +30,7 @@ ORDER = [
     ["consumer"],
     ["partitioned"],
     [PUBLIC],
-    ["tools", "spark", "contrib", "daemons", "testing"],
+    ["aio", "tools", "spark", "contrib", "daemons", "testing"],
     ["__main__"],
 ]
 
@@ -46,7 +46,7 @@ STRANGERS = {"daemons": {"nsqd", "nsqlookupd", "nsqadmin"}}
 # A module from outside, and where alone it may be imported: folders end with a slash.
 ONLY_IN = {
     "socket": ["transport/", "daemons/", "testing/"],
-    "asyncio": ["daemons/", "testing/"],
+    "asyncio": ["aio.py", "contrib/", "daemons/", "testing/"],
     "_xxsubinterpreters": ["waiting.py"],  # private in Python 3.11, renamed later
     "ssl": ["wire/layers/tls.py", "options.py", "config.py", "transport/", "http/", "daemons/", "testing/"],
     "aiohttp": ["daemons/"],
@@ -192,6 +192,8 @@ BROKEN = [
     ("daemons/nsqadmin/live.py", "from nsq.consumer import consumer"),
     ("daemons/httpd.py", "from .nsqd.topic import Topic"),
     ("tools/nsq_tail.py", "from nsq.spark import source"),
+    ("consumer/consumer.py", "from nsq import aio"),
+    ("tools/nsq_tail.py", "from nsq.aio import Consumer"),
     ("testing/daemon.py", "import aiohttp"),
     ("unheard_of.py", "from nsq import errors"),
     ("__init__.py", "from nsq.testing import leaks"),
