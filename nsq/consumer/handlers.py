@@ -393,12 +393,13 @@ RequeueDecision = tuple[float | None, bool]
 
 def requeue_for_result(result: object) -> RequeueDecision | None:
     """Return how to requeue: a result of False asks for it, as in pynsq; any other result is a success."""
-    unrun = f"the handler returned a {type(result).__name__}, which nothing here runs."
     if inspect.iscoroutine(result):
         result.close()  # else Python warns that it was never awaited
-        raise UsageError(f"{unrun} {_NO_AWAIT}")
+        raise UsageError(f"the handler returned a coroutine, which nothing here runs. {_NO_AWAIT}")
     if inspect.isasyncgen(result) or inspect.isgenerator(result):
-        raise UsageError(f"{unrun} Write a plain function")
+        raise UsageError(
+            f"the handler returned a {type(result).__name__}, which nothing here runs. Write a plain function"
+        )
     return (None, True) if result is False else None
 
 

@@ -22,7 +22,7 @@ EXTRAS = {
     "chart": {"matplotlib"},
     "delta": {"nsq[spark]", "deltalake"},
     "test": {"nsq[server]", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "trustme", "gevent"}
-    | {"eventlet"},
+    | {"eventlet", "fastapi", "uvicorn"},
     "spark-test": {"nsq[test,spark,chart,delta]"},
     "browser-test": {"nsq[test]", "playwright", "axe-playwright-python"},
     "dev": {"nsq[test]", "coverage", "ruff", "mypy"},
