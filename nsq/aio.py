@@ -30,15 +30,15 @@ from nsq.consumer.handlers import (
     requeue_for_result,
 )
 from nsq.consumer.reports import StopReport
-from nsq.consumer.signals import SignalWatch
 from nsq.errors import AlreadyResponded, Closed, ConfigError, QueueFull, UsageError
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.producer import producer as threads_producer
 from nsq.producer.publishes import PublishFuture, checked_timeout
 from nsq.producer.reports import CloseReport, FlushReport
-from nsq.stop_signals import StopSignals
-from nsq.waiting import Waiters
+from nsq.threads.signals import SignalWatch
+from nsq.threads.stop_signals import StopSignals
+from nsq.threads.waiters import Waiters
 
 log = Logger("nsq.aio")
 
@@ -427,7 +427,7 @@ class Consumer:
                 if not message.responded:
                     return message
                 # It has timed out here: nsqd delivers it again, and this attempt does not count.
-                self._engine._ask(partial(self._engine.pool.expire, message))
+                self._engine.owner.ask(partial(self._engine.pool.expire, message))
             if self._over:
                 return None
             taker = messages.loop.create_future()
@@ -508,9 +508,9 @@ class Consumer:
         engine = self._engine
         engine.ask_to_stop(deadline)
         begun: list[bool] = []
-        engine._ask(lambda: begun.append(True))
+        engine.owner.ask(lambda: begun.append(True))
         # Not before RDY is 0: what is requeued before comes straight back.
-        engine.changed.wait_for(lambda: begun or engine.state == "stopped", deadline)
+        engine.owner.changed.wait_for(lambda: begun or engine.state == "stopped", deadline)
         self._returns = True
         self._return_waiting()
         if self._messages is not None:

@@ -35,9 +35,9 @@ from nsq.errors import (
 )
 from nsq.log import Logger
 from nsq.message import Message
+from nsq.threads.waiters import join_threads
 from nsq.transport.base import Stream, Transport
 from nsq.transport.layered import LayeredStream
-from nsq.waiting import join_threads
 from nsq.wire import commands
 from nsq.wire.frames import CLOSE_WAIT, HEARTBEAT, OK_FRAME, OKAY, ErrorReply, FrameParser, Response
 from nsq.wire.identify import IdentifyReply

@@ -15,14 +15,14 @@ from nsq.config import Config
 from nsq.consumer.engine import Engine
 from nsq.consumer.handlers import BatchHandler, Handler
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport
-from nsq.consumer.signals import SignalWatch
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, ConfigError, Forked, UsageError
 from nsq.log import Logger
 from nsq.message import Message
+from nsq.threads.signals import SignalWatch
+from nsq.threads.waiters import refuse_eventlet
 from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
-from nsq.waiting import refuse_eventlet
 from nsq.wire.names import check_channel, check_topic
 
 log = Logger("nsq.consumer")
@@ -260,7 +260,7 @@ class Consumer:
         """Wait until the consumer has stopped; return whether it has within ``timeout``."""
         engine = self._own_engine
         deadline = math.inf if timeout is None else time.monotonic() + checked_seconds(timeout)
-        return engine.changed.wait_for(lambda: engine.state == "stopped", deadline)
+        return engine.owner.changed.wait_for(lambda: engine.state == "stopped", deadline)
 
     def run(self, timeout: float = 30.0) -> StopReport:
         """Start, and stop at SIGTERM or SIGINT, within ``timeout``. Another signal, more than a second

@@ -15,7 +15,6 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-import queue
 import random
 import threading
 import time
@@ -25,7 +24,6 @@ from functools import partial
 
 from nsq.config import Config
 from nsq.connection.conn import Conn, ConnDelegate
-from nsq.connection.forks import abandon_in_children
 from nsq.connection.handshake import describe
 from nsq.consumer.handlers import DeadLetters, HandlerPool, requeue_delay
 from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential
@@ -36,15 +34,17 @@ from nsq.consumer.reports import (
     ConsumerStats,
     StopReport,
 )
-from nsq.consumer.signals import SignalWatch
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, NsqError, ServerError
 from nsq.log import Logger
 from nsq.message import Message
+from nsq.threads.forks import abandon_in_children
+from nsq.threads.owner import Owner
+from nsq.threads.signals import SignalWatch
+from nsq.threads.waiters import Callbacks
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
-from nsq.waiting import Callbacks, Waiters, carry_out, join_threads, start_thread
 from nsq.wire.names import EPHEMERAL
 
 log = Logger("nsq.consumer")
@@ -58,8 +58,6 @@ _LEAST_TO_STOP = 0.1
 _STEP = 0.05
 #: The share of RDY in flight from which on hardly more messages can come.
 _STARVED_AT = 0.85
-#: Seconds to pause after a bug of ours, so that it does not repeat as fast as the machine can.
-_RESPITE = 0.1
 #: Seconds that a caller waits for the owner to carry out a request such as ``pause``.
 _PATIENCE = 5.0
 
@@ -88,8 +86,7 @@ class Engine(ConnDelegate):
             config.low_rdy_idle_timeout,
             config.low_rdy_timeout,
         )
-        self.changed = Waiters()
-        """Woken after every change that a user may wait for."""
+        self.owner = Owner(f"{self.name}-rdy", log, begin=self._begin, turn=self._turn)
         self.report: StopReport | None = None  # set when the consumer has stopped
         self.refusal: ServerError | None = None
         """The error of an nsqd, if every nsqd refuses the subscription."""
@@ -115,8 +112,7 @@ class Engine(ConnDelegate):
             None if dead_letters is None else DeadLetters(dead_letters, config, transport, self._known_nsqds)
         )
         self._keep = self._dead_letters or give_up
-        self._requests: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._look = False  # the windows may have to change
+        self._decision_due = False  # the windows may have to change
         # The connections by address, and the totals of ended ones: received, finished, requeued, timed out.
         self._table: tuple[dict[str, Conn], list[int]] = {}, [0, 0, 0, 0]
         self._dialing: set[Conn] = set()
@@ -125,82 +121,63 @@ class Engine(ConnDelegate):
         self._counting = threading.Lock()  # guards the line above; taken by handler threads alone
         self._ticked_at = 0.0
         self._shrunk = False  # the log has a warning about the handlers' limit
-        # The owner's beginning and end.
-        self._boot = threading.Lock()  # the owner takes it and keeps it
-        self._owner: threading.Thread | None = None
-        self._up = False  # all threads run
-        self._failed: Exception | None = None  # why it could not start
+        # The beginning and the end.
+        self._failed: Exception | None = None  # why not all threads could be started
         self._inherited = False  # by a forked child, from the parent process
-        self._unwanted = False  # a stop was asked for
+        self._stop_requested = False  # a stop was asked for
         self._closing: list[Conn] | None = None  # during a stop: the connections that got CLS
         self._left: StopReport | None = None  # for a ``stop`` whose time is up before the threads have ended
         self._stop_by = self._handlers_by = self._join_by = math.inf
 
     # Requests: any thread.
 
-    def _ask(self, request: Callable[[], None]) -> None:
-        self._requests.put(request)
-
-    def look(self) -> None:
+    def request_decision(self) -> None:
         """Have the owner check soon whether windows change."""
-        if not self._look:
-            self._look = True
-            self._requests.put(None)
+        if not self._decision_due:
+            self._decision_due = True
+            self.owner.wake()
 
-    def _do(self, action: Callable[[], None], deadline: float) -> None:
-        """Have the owner run ``action``, and wait for that unless it stops; raise the action's error."""
-        outcome: list[BaseException | None] = []
-
-        def request() -> None:
-            try:
-                action()
-            except BaseException as error:
-                outcome.append(error)
-            else:
-                outcome.append(None)
-
-        self._ask(request)
-        self.changed.wait_for(lambda: outcome or self._closing is not None, deadline)
-        if outcome and outcome[0] is not None:
-            raise outcome[0]
+    def _do(self, action: Callable[[], object], deadline: float) -> None:
+        """Have the owner carry out an action, and wait for that, unless it stops."""
+        self.owner.do(action, deadline, lambda: self._closing is not None)
 
     def decide_soon(self) -> None:
         """Have the owner decide about RDY with the new settings, and wait for that."""
-        if threading.current_thread() is self._owner or not self._up:  # a user's backoff_strategy
-            self.look()
+        if self.owner.is_current or not self.running:  # a user's backoff_strategy
+            self.request_decision()
         else:
             self._do(self._decide, time.monotonic() + _PATIENCE)
 
     # Beginning and end: any thread.
 
     @property
+    def running(self) -> bool:
+        """Whether all threads have been started."""
+        return self.owner.begun and self._failed is None
+
+    @property
     def state(self) -> str:
         if self._inherited:
             return "inherited from the parent process, inert"
-        if self.report is not None or (self._unwanted and not self._boot.locked()):
+        if self.report is not None or (self._stop_requested and not self.owner.exists):
             return "stopped"
-        if self._unwanted:
+        if self._stop_requested:
             return "stopping"
-        return "running" if self._up else "new"
+        return "running" if self.running else "new"
 
     def start(self) -> None:
         """Start all threads, and return when they run. Raises NsqError when threads cannot be started."""
         abandon_in_children(self)
-        self._failed = None
-        start_thread(self._run, f"{self.name}-rdy", self._not_started)
-        self.changed.wait_for(lambda: self._up or self.report is not None or self._failed is not None)
-        if self._failed is not None:
-            raise NsqError(f"the consumer cannot start, as no thread can be had: {self._failed}")
-
-    def _not_started(self, error: Exception) -> None:
-        self._failed = error
-        self.changed.wake()
+        self.owner.start()
+        failure = self._failed or self.owner.failure
+        if failure is not None:
+            raise NsqError(f"the consumer cannot start, as no thread can be had: {failure}")
 
     def ask_to_stop(self, deadline: float) -> None:
         """Request a stop. Does not wait."""
-        self._ask(partial(self._begin_to_stop, deadline))
-        self._unwanted = True
-        self.changed.wake()
+        self.owner.ask(partial(self._begin_to_stop, deadline))
+        self._stop_requested = True
+        self.owner.changed.wake()
         self._wake_run()
 
     def _wake_run(self) -> None:
@@ -212,13 +189,12 @@ class Engine(ConnDelegate):
         """Take no more messages, wait for those in flight, cut off the connections that are left."""
         self.ask_to_stop(deadline)
         # After the line above: an owner that begins now sees ``_unwanted``.
-        if not self._boot.locked():
+        if not self.owner.exists:
             return StopReport(clean=True)
         if not self.owns_current_thread():
             hard = max(deadline, time.monotonic() + _LEAST_TO_STOP)
-            self.changed.wait_for(lambda: self.report is not None, hard)
-            if self._owner is not None:
-                join_threads([self._owner], hard)
+            self.owner.changed.wait_for(lambda: self.report is not None, hard)
+            self.owner.join(hard)
         for report in (self.report, self._left):  # not ``or``: an unclean report is false
             if report is not None:
                 return report
@@ -226,14 +202,12 @@ class Engine(ConnDelegate):
 
     def owns_current_thread(self) -> bool:
         """Whether this is a thread of ours that runs user code: it cannot wait for its own end."""
-        current = threading.current_thread()
-        owners = (self.pool, self._callbacks, self.discovery)
-        return current is self._owner or any(owner.owns_current_thread() for owner in owners)
+        others = (self.pool, self._callbacks, self.discovery)
+        return self.owner.is_current or any(other.owns_current_thread() for other in others)
 
     def abandon(self) -> None:
         """Forget everything in a forked child: it belongs to the parent."""
-        self._requests = queue.SimpleQueue()
-        self.changed = Waiters()
+        self.owner.abandon()
         self.discovery.abandon()
         self._own_transport.abandon()
         for conn in [*self._conns.values(), *self._dialing.copy()]:
@@ -246,12 +220,9 @@ class Engine(ConnDelegate):
 
     # The owner.
 
-    def _run(self) -> None:
-        if not self._boot.acquire(False):
-            return
-        self._owner = threading.current_thread()
+    def _begin(self) -> None:
         try:
-            if not self._unwanted:
+            if not self._stop_requested:
                 if self._hooked:
                     self._callbacks.start()
                 self.pool.start()
@@ -259,34 +230,28 @@ class Engine(ConnDelegate):
         except RuntimeError as error:
             self._failed = error
             self._begin_to_stop(time.monotonic())
-        if self._failed is None:
-            self._up = True
-        if self._unwanted:
+        if self._stop_requested:
             self._begin_to_stop(math.inf)
-        self.changed.wake()
-        while self.report is None:
-            try:
-                due = min(self._next_tick(), self._stop_by)
-                carry_out(self._requests, due - time.monotonic(), log)
-                self._tick()
-                if self._look:
-                    self._look = False
-                    self._decide()
-                if self._refusals:
-                    self._see_whether_all_refuse()
-                if self._closing is not None:
-                    self._stop_when_done(self._closing)
-            except Exception:
-                log.exception("%s failed, which is a bug of ours; it goes on", self.name)
-                time.sleep(_RESPITE)
-            self.changed.wake()
-        self._wake_run()
+
+    def _turn(self) -> float | None:
+        self._tick()
+        if self._decision_due:
+            self._decision_due = False
+            self._decide()
+        if self._refusals:
+            self._see_whether_all_refuse()
+        if self._closing is not None:
+            self._stop_when_done(self._closing)
+        if self.report is not None:
+            self._wake_run()
+            return None
+        return min(self._next_tick(), self._stop_by)
 
     # The stop: the owner.
 
     def _begin_to_stop(self, deadline: float) -> None:
         """Begin to stop, or make the stop under way more urgent."""
-        self._unwanted = True
+        self._stop_requested = True
         now = time.monotonic()
         hard = max(deadline, now + _LEAST_TO_STOP)
         keep = min(_ENDING_SECONDS, _ENDING_SHARE * (hard - now))
@@ -296,7 +261,7 @@ class Engine(ConnDelegate):
         if self._closing is not None:
             return
         self._closing = conns = list(self._conns.values())
-        self.changed.wake()
+        self.owner.changed.wake()
         self.discovery.stop()
         self._own_transport.interrupt()
         for conn in self._dialing.copy():
@@ -331,7 +296,7 @@ class Engine(ConnDelegate):
             self._left = replace(self._left, unfinished_threads=threads)
         self._join(self.pool.stop, lambda: self._handlers_by)
         self._join(self.discovery.join, lambda: self._join_by)
-        carry_out(self._requests, 0.0, log)
+        self.owner.run_requests()
         for conn in list(self._conns.values()):  # cut off, but its threads have not ended yet
             self._forget(conn, None)
         self._join(self._callbacks.stop, lambda: self._join_by)
@@ -353,7 +318,7 @@ class Engine(ConnDelegate):
         step = 0.0  # the first join does not wait: it fills in ``_left``
         while left := join(min(by(), time.monotonic() + step)):
             self._left = replace(before, unfinished_threads=[*before.unfinished_threads, *left])
-            carry_out(self._requests, 0.0, log)
+            self.owner.run_requests()
             if time.monotonic() >= by():
                 return
             step = _STEP
@@ -431,7 +396,7 @@ class Engine(ConnDelegate):
         was_short = self.windows.short
         self._send_rdy()
         if self.windows.short and not was_short:
-            # Again: an answer given meanwhile did not see ``short``, and so did not call ``look``.
+            # Again: an answer given meanwhile did not see ``short``, and so requested no decision.
             self._send_rdy()
 
     def _send_rdy(self) -> None:
@@ -442,7 +407,7 @@ class Engine(ConnDelegate):
     def expect(self, connections: int) -> None:
         """Note how many connections there will be shortly. Called by discovery."""
         self.windows.expected = connections
-        self.look()
+        self.request_decision()
 
     def _outcome(self, outcome: Outcome, conn: Conn, answer: Message | tuple[Message, int]) -> None:
         """Note an outcome, and send the answer after the RDY: the answer makes room for another message."""
@@ -490,7 +455,7 @@ class Engine(ConnDelegate):
         )
         self._dialing.add(conn)
         try:
-            if self._unwanted:  # after ``add``: ``_begin_to_stop`` sees the connection, or we see that
+            if self._stop_requested:  # after ``add``: ``_begin_to_stop`` sees the connection, or we see that
                 raise Closed("the consumer is stopping")
             conn.connect(time.monotonic() + self._config.handshake_timeout)
             self._do(partial(self._adopt, conn), math.inf)
@@ -500,7 +465,7 @@ class Engine(ConnDelegate):
                 conn.close()
 
     def _adopt(self, conn: Conn) -> None:
-        if self._unwanted or conn.address in self._conns:
+        if self._stop_requested or conn.address in self._conns:
             raise Closed(f"the connection to {conn.address} is not needed any more")
         self._refusals.pop(conn.address, None)
         conns, gone = self._table
@@ -533,7 +498,7 @@ class Engine(ConnDelegate):
 
     def drop(self, address: str) -> None:
         """Close a connection that is not wanted any more. Called by discovery."""
-        self._ask(partial(self._drop, address))
+        self.owner.ask(partial(self._drop, address))
 
     def _drop(self, address: str) -> None:
         conn = self._conns.get(address)
@@ -544,7 +509,7 @@ class Engine(ConnDelegate):
 
     def refused(self, address: str, error: NsqError) -> None:
         """Note that a dial has failed. Called by discovery."""
-        self._ask(partial(self._refused, address, error))
+        self.owner.ask(partial(self._refused, address, error))
 
     def _refused(self, address: str, error: NsqError) -> None:
         if not isinstance(error, ServerError) or error.retry:
@@ -570,7 +535,7 @@ class Engine(ConnDelegate):
             silent = now - nsqd.last_message_at
             nsqd.last_message_at = nsqd.has_sent_at = now
             if silent >= self._config.low_rdy_idle_timeout:
-                self.look()  # this nsqd's share grows again
+                self.request_decision()  # this nsqd's share grows again
         self._tell(self._hooks.received, messages)
         self.pool.put(messages)
 
@@ -583,7 +548,7 @@ class Engine(ConnDelegate):
         self._tell(self._hooks.heartbeat, conn.address)
 
     def on_close(self, conn: Conn, cause: NsqError | None) -> None:
-        self._ask(partial(self._forget, conn, cause))
+        self.owner.ask(partial(self._forget, conn, cause))
         self.discovery.lost(conn.address, time.monotonic() - conn.connected_at, cause)
 
     def wants_answers(self) -> bool:
@@ -594,20 +559,20 @@ class Engine(ConnDelegate):
             self._tell(self._hooks.finished, message)
         windows = self.windows
         if windows.backoff.level:  # the RDY that follows from this answer goes out before it
-            self._ask(partial(self._outcome, Outcome.SUCCESS, conn, message))
+            self.owner.ask(partial(self._outcome, Outcome.SUCCESS, conn, message))
             return True
         if windows.short:
-            self.look()
+            self.request_decision()
         return False
 
     def on_requeued(self, conn: Conn, message: Message, delay_ms: int, backoff: bool) -> bool:
         self._tell(self._hooks.requeued, message)
         outcome = Outcome.FAILURE if backoff else Outcome.NEUTRAL
         if backoff or self.windows.backoff.level:
-            self._ask(partial(self._outcome, outcome, conn, (message, delay_ms)))
+            self.owner.ask(partial(self._outcome, outcome, conn, (message, delay_ms)))
             return True
         if self.windows.short:
-            self.look()
+            self.request_decision()
         return False
 
     def requeue_delay(self, attempts: int) -> float:
@@ -617,9 +582,9 @@ class Engine(ConnDelegate):
         log.warning("%r from %s timed out here", message, conn.address)
         self._tell(self._hooks.timed_out, message)
         if message.auto_response:  # it was in the inbox, or its handler began it too late
-            self._ask(self._handlers_are_late)
+            self.owner.ask(self._handlers_are_late)
         if self.windows.short:
-            self.look()
+            self.request_decision()
 
     # The handlers' threads.
 
@@ -653,7 +618,7 @@ class Engine(ConnDelegate):
     # State and reports: any thread.
 
     def wait_until_connected(self, connections: int, deadline: float) -> bool:
-        self.changed.wait_for(lambda: self._started >= connections or self._unwanted, deadline)
+        self.owner.changed.wait_for(lambda: self._started >= connections or self._stop_requested, deadline)
         return self._started >= connections
 
     @property
@@ -697,7 +662,7 @@ class Engine(ConnDelegate):
             starved=self.starved,
             backoff_level=self.windows.backoff.level,
             connections=connections,
-            discovery=self.discovery.health() if self._up else [],
+            discovery=self.discovery.health() if self.running else [],
         )
 
     def _summary(self, connections: list[ConnectionHealth]) -> str:

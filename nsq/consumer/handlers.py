@@ -29,8 +29,8 @@ from nsq.config import Config
 from nsq.errors import AlreadyResponded, Closed, ConfigError, InvalidMessage, NsqError, UsageError
 from nsq.log import Logger
 from nsq.message import Message, finish_all
+from nsq.threads.waiters import join_threads
 from nsq.transport.base import Transport
-from nsq.waiting import join_threads
 from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.logs import DaemonLog, LogOptions
 from nsq.errors import NsqError
 from nsq.flags import parse_or_exit
-from nsq.stop_signals import DAEMON_SIGNALS, StopSignals
+from nsq.threads.stop_signals import DAEMON_SIGNALS, StopSignals
 
 OptionsT = TypeVar("OptionsT", bound=LogOptions)
 

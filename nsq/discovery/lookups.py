@@ -7,7 +7,6 @@ them at any bytecode and call the same method. Must not import socket.
 
 from __future__ import annotations
 
-import queue
 import random
 import threading
 import time
@@ -23,9 +22,10 @@ from nsq.discovery.directory import Answer, Directory, Lookupd, LookupSchedule, 
 from nsq.errors import Closed, NsqError, UsageError
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
 from nsq.log import Logger
+from nsq.threads.owner import Owner
+from nsq.threads.waiters import join_threads
 from nsq.transport.addresses import checked, checked_nsqds
 from nsq.transport.dialing import SocketTransport
-from nsq.waiting import carry_out, join_threads
 
 log = Logger("nsq.discovery")
 
@@ -38,8 +38,6 @@ Accept = Callable[[list[str]], Iterable[str]]
 
 #: A question ends by itself at its deadline, with a reason. If not, it has failed so many seconds later.
 _MARGIN = 0.25
-#: Seconds to pause after a bug of ours, so that it does not repeat as fast as the machine can.
-_RESPITE = 1.0
 
 
 class Host(Protocol):
@@ -135,10 +133,8 @@ class Discovery:
         # thread compares them with its own state.
         self._nsqds = {address: address for address in checked_nsqds(nsqds)}
         self._nsqlookupds = {nsqlookupd_address(text): text for text in checked("nsqlookupd", nsqlookupds)}
-        # Events, each called on the discovery thread; None only wakes it.
-        self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._owner = Owner(f"{name}-lookupd", log, turn=self._turn, clock=clock)
         self._stopping = False
-        self._thread: threading.Thread | None = None
         # All attributes below belong to the discovery thread; it replaces the tuple and the snapshot, and
         # never changes them.
         self._tasks: tuple[threading.Thread, ...] = ()
@@ -171,32 +167,28 @@ class Discovery:
     @property
     def threads(self) -> tuple[threading.Thread, ...]:
         """The threads that have been started and may still run."""
-        return self._tasks if self._thread is None else (self._thread, *self._tasks)
+        own = self._owner.thread
+        return self._tasks if own is None else (own, *self._tasks)
 
     def start(self) -> None:
         """Start the discovery thread, unless it exists or has nothing to do. Raises RuntimeError when no
         thread can be started; may be called again then.
         """
-        if self._thread is not None or self._stopping or (self._host is None and not self.asks):
+        if self._owner.exists or self._stopping or (self._host is None and not self.asks):
             return
-        thread = threading.Thread(target=self._run, name=f"{self._name}-lookupd", daemon=True)
-        self._thread = thread
-        try:
-            thread.start()
-        except RuntimeError:
-            self._thread = None
-            raise
+        self._owner.start()
+        if self._owner.failure is not None:
+            raise self._owner.failure
 
     def stop(self) -> None:
         """Begin no more questions and dials, and cut questions short; the host ends dials. Does not wait."""
         self._stopping = True
-        self._events.put(None)
+        self._owner.wake()
 
     def join(self, deadline: float) -> list[str]:
         """Wait for all threads after ``stop``; return the names of those that have not ended in time."""
         # The tasks last: until its end the discovery thread starts more of them.
-        own = [] if self._thread is None else [self._thread]
-        return join_threads(own, deadline) or join_threads(self._tasks, deadline)
+        return self._owner.join(deadline) or join_threads(self._tasks, deadline)
 
     def abandon(self) -> None:
         """Drop everything in a forked child, where none of these threads exists."""
@@ -204,7 +196,7 @@ class Discovery:
 
     def owns_current_thread(self) -> bool:
         """Whether this is the discovery thread, on which ``rewrite`` and ``accept`` run."""
-        return threading.current_thread() is self._thread
+        return self._owner.is_current
 
     # The user's addresses: any thread, signal handlers too. An exception may interrupt these anywhere.
 
@@ -212,7 +204,7 @@ class Discovery:
         """Connect to an nsqd, and again whenever the connection is lost. Does nothing if added before."""
         checked_nsqds([address])
         self._nsqds.setdefault(address, address)
-        self._events.put(None)
+        self._owner.wake()
 
     def remove_nsqd(self, address: str) -> None:
         """Disconnect from an nsqd, unless an nsqlookupd lists it."""
@@ -221,7 +213,7 @@ class Discovery:
     def add_nsqlookupd(self, address: str) -> None:
         """Ask this nsqlookupd too, and at once. Does nothing if added before."""
         self._nsqlookupds.setdefault(nsqlookupd_address(address), address)
-        self._events.put(None)
+        self._owner.wake()
 
     def remove_nsqlookupd(self, address: str) -> None:
         """Ask this nsqlookupd no more. Connections to the nsqds that it listed stay until they end."""
@@ -235,7 +227,7 @@ class Discovery:
         if len(self._nsqds) + len(self._nsqlookupds) > 1:
             wanted.pop(key, None)
             if self._nsqds or self._nsqlookupds:
-                self._events.put(None)
+                self._owner.wake()
                 return
             wanted.setdefault(key, address)  # another thread has removed the other one meanwhile
         raise UsageError(
@@ -245,14 +237,14 @@ class Discovery:
 
     def ask_soon(self) -> None:
         """Have the nsqlookupds asked ahead of time, at most once a second."""
-        self._events.put(lambda: self._schedule.request(self._clock()))
+        self._owner.ask(lambda: self._schedule.request(self._clock()))
 
     def lost(self, address: str, lived: float, cause: NsqError | None) -> None:
         """Note that a connection has ended, as ordered or not, after ``lived`` seconds. Called once for each
         that ``dial`` made, perhaps before ``dial`` returns.
         """
         error = "" if cause is None else describe(address, cause)
-        self._events.put(lambda: self._directory.lost(address, lived, error, self._clock()))
+        self._owner.ask(lambda: self._directory.lost(address, lived, error, self._clock()))
 
     # State and reports.
 
@@ -266,19 +258,15 @@ class Discovery:
 
     # The discovery thread.
 
-    def _run(self) -> None:
-        while not self._stopping:
-            respite = 0.0
-            try:
-                self._act()
-            except Exception:
-                # Go on: without this thread the client would get no new connections.
-                log.exception("%s-lookupd failed, which is a bug of ours; it goes on", self._name)
-                respite = _RESPITE
+    def _turn(self) -> float | None:
+        if self._stopping:
+            self._asker.cancel()
+            return None
+        try:
+            self._act()
+        finally:
             self.state = self._look()
-            due = min(self._schedule.next_due(), self._directory.next_due())
-            carry_out(self._events, max(respite, due - self._clock()), log)
-        self._asker.cancel()
+        return min(self._schedule.next_due(), self._directory.next_due())
 
     def _act(self) -> None:
         """Do everything that is due."""
@@ -326,13 +314,13 @@ class Discovery:
             except BaseException as error:
                 log.exception("%s-%s failed, which is a bug of ours", self._name, job)
                 result = NsqError(f"{type(error).__name__}, a bug of ours; see the log")
-            self._events.put(partial(over, result))
+            self._owner.ask(partial(over, result))
 
         thread = threading.Thread(target=task, name=f"{self._name}-{job}", daemon=True)
         try:
             thread.start()
         except RuntimeError as error:  # no more threads, or the interpreter is ending
-            self._events.put(partial(over, NsqError(f"no thread for {job}: {error}")))
+            self._owner.ask(partial(over, NsqError(f"no thread for {job}: {error}")))
         else:
             self._tasks = (*(each for each in self._tasks if each.is_alive()), thread)
 

@@ -175,7 +175,7 @@ class Endpoint(ConnDelegate):
                 self._dial_failed(ConnectionLost(f"{self.address}: {error!r}"))
             self._pause()
         self._to_write.put(None)
-        self._pool.look()
+        self._pool.owner.wake()
 
     def _write(self) -> None:
         while (conn := self._to_write.get()) is not None:
@@ -185,7 +185,7 @@ class Endpoint(ConnDelegate):
                 log.exception("writing to %s failed, which is a bug of ours", self.address)
 
     def _pause(self) -> None:
-        self._pool.look()
+        self._pool.owner.wake()
         while not self._stopped:
             due = self.backoff.due_at(urgent=self._pool.urgent) if self.wanted else math.inf
             left = due - self._clock()
@@ -223,7 +223,7 @@ class Endpoint(ConnDelegate):
             self._to_write.put(conn)
             self.dialing = False
             log.info("connected to %s", self.address, extra=self._fields())
-            self._pool.look()
+            self._pool.owner.wake()
             conn.read_loop()
 
     def _dial_failed(self, error: NsqError) -> None:
@@ -288,7 +288,7 @@ class Endpoint(ConnDelegate):
             self._proven, self.overdue = True, False
             self._largest = self._config.max_body_size if self._config.coalesce else 0
             self.backoff.succeeded()
-            self._pool.look()
+            self._pool.owner.wake()
         self._pool.settled(answered, None)
 
     def on_response(self, conn: Conn, data: bytes) -> None:

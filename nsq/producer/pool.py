@@ -54,18 +54,11 @@ from nsq.producer.reports import (
     FlushReport,
     ProducerStats,
 )
-from nsq.stop_signals import SAME_REQUEST_SECONDS
+from nsq.threads.owner import Owner
+from nsq.threads.stop_signals import SAME_REQUEST_SECONDS
+from nsq.threads.waiters import Callbacks, Waiters, event_loop, in_main_interpreter, join_threads
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
-from nsq.waiting import (
-    Callbacks,
-    Waiters,
-    carry_out,
-    event_loop,
-    in_main_interpreter,
-    join_threads,
-    start_thread,
-)
 from nsq.wire import commands
 from nsq.wire.layers import TlsContext
 
@@ -133,15 +126,16 @@ class Pool:
         self._dials: queue.SimpleQueue[Endpoint | None] = queue.SimpleQueue()
         self._dialer: threading.Thread | None = None
         self._closers: set[int] = set()  # threads that have called ``close``
-        # The pool's thread.
-        self._to_do: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._boot = _thread.allocate_lock()  # the pool's thread takes it and keeps it
-        self._thread: threading.Thread | None = None
-        self._up = False  # all threads run
-        self._unstarted: Exception | None = None  # why the threads could not start
-        self._changed = Waiters()  # for ``_up``, ``_unstarted`` and ``report``
+        self.owner = Owner(
+            NAME,
+            log,
+            begin=self._start_threads,
+            turn=self._take_turn,
+            failed=self._end_unstarted,
+            clock=clock,
+        )
         self._close_by = self._join_by = math.inf
-        self._gone = False  # the pool's thread has ended
+        self._gone = False  # the owner ends: it carries out no more requests
         self._warned_of_loop = False
         self._rung = False  # endpoints know that a publish waits
         self._endpoints: tuple[Endpoint, ...] = ()
@@ -172,7 +166,7 @@ class Pool:
                     if self._round_trip(publish, endpoint, own):
                         return
                 elif endpoint.own.miss(publish.started):
-                    self._to_do.put(partial(self._grow, endpoint))
+                    self.owner.ask(partial(self._grow, endpoint))
             if not publish.done():
                 self._queue(publish, turn)
                 if publish.endpoint is None and event_loop() is not None:
@@ -251,7 +245,7 @@ class Pool:
         publish.started = started = self._clock()
         publish.deadline = deadline = started + seconds
         publish.endpoint, publish.handed_over, publish.sent, publish.caller = None, False, False, 0
-        if not self._up:
+        if not self.owner.begun:
             self._start(deadline)
         if len(self.pending) >= self._config.max_pending or self._bytes_left <= 0:
             self._await_room(publish.topic, deadline, block)
@@ -269,10 +263,10 @@ class Pool:
                 self.take_back(conn.waiting)
         else:
             self.waiting.append(publish)
-            self.look()
+            self.owner.wake()
         publish.handed_over = True
         if publish.deadline < self._wakes_at:
-            self._to_do.put(self._look_at_deadlines)
+            self.owner.ask(self._look_at_deadlines)
         if self._gone:
             self.give_up(publish, "the producer was closed")
 
@@ -310,7 +304,7 @@ class Pool:
             self._forget(publish)
             publish.end(unsent(publish, "the call was interrupted"))
             if self.closed:
-                self.look()
+                self.owner.wake()
 
     def give_up(self, publish: Publish, reason: str = "") -> None:
         """End a publish at its deadline or at the producer's close. For its caller and the pool's thread."""
@@ -330,7 +324,7 @@ class Pool:
             if publish.end(error):
                 self._tell(publish, error)
             if endpoint is not None:
-                self._to_do.put(partial(self._suspect, endpoint))
+                self.owner.ask(partial(self._suspect, endpoint))
 
     def refuse_own_thread(self, what: str) -> None:
         """Raise UsageError on one of our threads: it would wait for itself. Idents of ended threads recur."""
@@ -349,7 +343,7 @@ class Pool:
                 "publish to %r waits on the thread of an event loop, and stops everything there for up to "
                 "its timeout: use nsq.aio.Producer"
             )
-            self._to_do.put(partial(log.warning, text, topic))  # not on the user's thread
+            self.owner.ask(partial(log.warning, text, topic))  # not on the user's thread
 
     # Ends of publishes: the endpoints' loops, and threads that give up.
 
@@ -364,7 +358,7 @@ class Pool:
         if self._room.locks:
             self._room.wake()
         if self.closed:
-            self.look()
+            self.owner.wake()
 
     def _tell(self, publish: Publish, error: NsqError | None) -> None:
         """Have the callbacks' thread call the hook, if there is one."""
@@ -381,11 +375,7 @@ class Pool:
 
     def take_back(self, *left: deque[Any]) -> None:
         """Queue the publishes that a closed connection has not sent, in front of all that wait."""
-        self._to_do.put(partial(self._take_back, left))
-
-    def look(self) -> None:
-        """Wake the pool's thread, so that it sees a change."""
-        self._to_do.put(None)
+        self.owner.ask(partial(self._take_back, left))
 
     # Beginning.
 
@@ -393,20 +383,18 @@ class Pool:
         """Start all threads that the producer will ever need, and return when they run."""
         if self.closed:
             raise Closed("the producer is closed")
-        self._unstarted = None
-        start_thread(self._run, NAME, self._not_started)
-        self._changed.wait_for(lambda: self._up or self._unstarted or self._gone, deadline)
+        self.owner.start(deadline)
         if self.closed:
             raise Closed("the producer is closed")
-        if self._unstarted is not None:
+        if self.owner.failure is not None:
             raise PublishFailed(
-                f"no thread can be started ({self._unstarted}): publish once before the main thread ends"
+                f"no thread can be started ({self.owner.failure}): publish once before the main thread ends"
             )
-        if not self._up:
+        if not self.owner.begun:
             raise PublishFailed("the producer's threads did not start in time")
 
     def _start_threads(self) -> None:
-        """Start all other threads. Runs on the pool's thread."""
+        """Start all other threads. Runs on the owner's."""
         if self.closed:
             raise Closed("the producer is closed")
         # Threads that an earlier attempt has started still run.
@@ -421,11 +409,11 @@ class Pool:
         self.discovery.start()
         _flush_at_exit(self)
         self._note_own_threads()
-        self._to_do.put(self._note_own_threads)  # once more later, for discovery's threads
+        self.owner.ask(self._note_own_threads)  # once more later, for discovery's threads
 
-    def _not_started(self, error: Exception) -> None:
-        self._unstarted = error
-        self._changed.wake()
+    def _end_unstarted(self) -> None:
+        if self.closed:
+            self._close_unstarted()
 
     def _started(self) -> Endpoint:
         endpoint = Endpoint(self, self._config, self._clock, self._chance)
@@ -444,37 +432,18 @@ class Pool:
 
     def _note_own_threads(self) -> None:
         threads = [thread for each in self._endpoints for thread in each.threads]
-        own = [self._thread, self._dialer, *threads, *self.discovery.threads]
+        own = [self.owner.thread, self._dialer, *threads, *self.discovery.threads]
         self.own_threads = {each.ident: each for each in own if each is not None and each.ident is not None}
 
     # The pool's thread.
 
-    def _run(self) -> None:
-        if not self._boot.acquire(False):
-            return
-        self._thread = threading.current_thread()
-        try:
-            self._start_threads()
-        except Exception as error:
-            self._thread = None
-            self._boot.release()
-            if self.closed:
-                self._close_unstarted()
-            self._not_started(error)
-            return
-        self._up = True
-        self._changed.wake()
-        while not self._gone:
-            try:
-                due = min(self._wakes_at, self._close_by, self._sweeps_at)
-                carry_out(self._to_do, due - self._clock(), log)
-                self._choose()
-                self._sweep()
-                self._expire()
-                if self._close_by < math.inf:
-                    self._close_when_done()
-            except Exception:
-                log.exception("the producer's own thread failed, which is a bug of ours")
+    def _take_turn(self) -> float | None:
+        self._choose()
+        self._sweep()
+        self._expire()
+        if self._close_by < math.inf:
+            self._close_when_done()
+        return None if self._gone else min(self._wakes_at, self._close_by, self._sweeps_at)
 
     def _choose(self) -> None:
         """Choose the connections to use from now on. Waiting publishes go first."""
@@ -614,7 +583,7 @@ class Pool:
 
     def dispose(self, conn: OwnConn) -> None:
         """Have the pool's thread close a connection. Any thread may call this."""
-        self._to_do.put(conn.dispose)
+        self.owner.ask(conn.dispose)
         if self._gone:  # after the line above: either the pool's thread has seen the request, or we see this
             conn.dispose()
 
@@ -622,7 +591,7 @@ class Pool:
         while (endpoint := self._dials.get()) is not None:
             conn = endpoint.own.dial(self.transport, self.context)
             if conn is not None:
-                self._to_do.put(partial(self._adopt, endpoint, conn))
+                self.owner.ask(partial(self._adopt, endpoint, conn))
 
     def _adopt(self, endpoint: Endpoint, conn: OwnConn) -> None:
         endpoint.own.adopt(conn)
@@ -642,7 +611,7 @@ class Pool:
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
         """Replace the discovered addresses. An nsqd no longer listed is kept while its connection lasts."""
-        self._to_do.put(partial(self._set_addresses, set(addresses)))
+        self.owner.ask(partial(self._set_addresses, set(addresses)))
 
     def _set_addresses(self, wanted: set[str]) -> None:
         known = {endpoint.address: endpoint for endpoint in self._endpoints}
@@ -667,7 +636,7 @@ class Pool:
         self._refuse_callback("flush")
         publishes = self._unended()
         left = sum([not publish.wait_for(publish.done, deadline) for publish in publishes])
-        told = self.callbacks.wait_until_run(deadline) if self._up else True
+        told = self.callbacks.wait_until_run(deadline) if self.owner.begun else True
         return FlushReport(clean=told and not left, unanswered=left)
 
     def _unended(self) -> list[Publish]:
@@ -686,12 +655,11 @@ class Pool:
         self._refuse_callback("close")
         deadline = self._clock() + seconds
         self.ask_to_close(deadline)
-        if self._thread is None and not self._boot.locked():
+        if not self.owner.exists:
             self._close_unstarted()
         hard = max(deadline, self._clock() + _LEAST_TO_CLOSE)
-        self._changed.wait_for(lambda: self.report is not None, hard)
-        if self._thread is not None:
-            join_threads([self._thread], hard)
+        self.owner.changed.wait_for(lambda: self.report is not None, hard)
+        self.owner.join(hard)
         if self.report is None:
             return CloseReport(clean=False, unanswered=self.unended, unfinished_threads=[NAME])
         return self.report
@@ -701,12 +669,12 @@ class Pool:
         self._stop_all()
         self.callbacks.stop(-math.inf)
         self.report = CloseReport(clean=True)
-        self._changed.wake()
+        self.owner.changed.wake()
 
     def ask_to_close(self, deadline: float) -> None:
         """Refuse new publishes and begin to close. Does not wait."""
         self._closers.add(_thread.get_ident())
-        self._to_do.put(partial(self._begin_close, deadline))
+        self.owner.ask(partial(self._begin_close, deadline))
         self.closed = True
         self._room.wake()
 
@@ -734,7 +702,7 @@ class Pool:
         unfinished = join_threads(threads, self._join_by)
         unfinished += self.discovery.join(self._join_by)
         self._gone = True
-        carry_out(self._to_do, 0.0, log)
+        self.owner.run_requests()
         for publish in self.pending.copy():  # added while we closed; later ones look at ``_gone``
             if publish.caller not in self._closers:
                 self.give_up(publish, "the producer was closed")
@@ -745,7 +713,7 @@ class Pool:
         self.report = CloseReport(
             clean=not (left or unfinished), unanswered=len(left), unfinished_threads=unfinished
         )
-        self._changed.wake()
+        self.owner.changed.wake()
 
     def _stop_all(self) -> None:
         self.discovery.stop()

@@ -11,7 +11,6 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from nsq.config import Config
-from nsq.connection.forks import abandon_in_children
 from nsq.connection.handshake import describe, dial
 from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered, UsageError
 from nsq.producer.pool import Pool
@@ -30,11 +29,12 @@ from nsq.producer.reports import (
     ProducerHealth,
     ProducerStats,
 )
+from nsq.threads.forks import abandon_in_children
+from nsq.threads.waiters import Waiters, refuse_eventlet, start_thread
 from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
-from nsq.waiting import Waiters, refuse_eventlet, start_thread
 
 
 class Producer:

@@ -35,7 +35,7 @@ from nsq.errors import (
     UsageError,
 )
 from nsq.log import Logger
-from nsq.waiting import Callbacks, Signal, Waiters, event_loop
+from nsq.threads.waiters import Callbacks, Signal, Waiters, event_loop
 from nsq.wire import commands
 from nsq.wire.names import check_topic
 

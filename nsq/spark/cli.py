@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, ClassVar, TextIO, TypeVar
 
 from nsq import __version__, flags
 from nsq.config import Config
-from nsq.consumer.signals import SignalWatch
 from nsq.errors import ConfigError, NsqError, UsageError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.spark.options import Options
 from nsq.tables import table
+from nsq.threads.signals import SignalWatch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

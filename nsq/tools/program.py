@@ -22,12 +22,12 @@ from typing import Any, TypeVar
 
 from nsq import Config, Consumer, NsqError, Producer, __version__, flags
 from nsq.collector import calm_collector
-from nsq.consumer.signals import SignalWatch
 from nsq.errors import ConfigError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.http.nsqd import NsqdApi
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.log import Logger
+from nsq.threads.signals import SignalWatch
 from nsq.transport.base import Stream
 from nsq.transport.dialing import default_transport
 

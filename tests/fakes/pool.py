@@ -14,8 +14,8 @@ from nsq.producer.endpoint import Endpoint
 from nsq.producer.own import OwnConn
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import Publish
+from nsq.threads.waiters import Waiters
 from nsq.transport import MemoryTransport
-from nsq.waiting import Waiters
 from tests.fakes.clock import Clock
 from tests.fakes.nsqd import A
 
@@ -57,7 +57,7 @@ class FakePool:
         self.transport: Any = MemoryTransport()
         self.context = None
         self.urgent = False
-        self.looks = 0
+        self.wakes = 0
         self.ends: list[tuple[Publish, NsqError | None]] = []
         """Publishes and their errors, in the order of their ends."""
         self.back: list[Publish] = []
@@ -82,8 +82,12 @@ class FakePool:
                 if isinstance(item, Publish):
                     self.back.append(item)
 
-    def look(self) -> None:
-        self.looks += 1
+    @property
+    def owner(self) -> FakePool:
+        return self
+
+    def wake(self) -> None:
+        self.wakes += 1
 
     def dispose(self, conn: OwnConn) -> None:
         conn.dispose()
@@ -126,8 +130,8 @@ class StillPool(Pool):
             clock=self.time,
             chance=lambda: 0.0,
         )
-        self._up = True
-        self._boot.acquire()
+        self.owner.begun = True
+        self.owner._once.acquire()
 
     def add(self, address: str = A, *, connected: bool = True) -> Endpoint:
         """An endpoint without threads."""
@@ -145,7 +149,7 @@ class StillPool(Pool):
         """Carry out the pending requests, without the other steps of a turn."""
         while True:
             try:
-                job = self._to_do.get_nowait()
+                job = self.owner._requests.get_nowait()
             except queue.Empty:
                 return
             if job is not None:

@@ -374,7 +374,7 @@ def test_a_message_that_times_out_before_it_is_taken_comes_again(nsqd: Nsqd, run
 
     async def main() -> int:
         async with make(nsqd, msg_timeout=1.0) as consumer:
-            await until(lambda: channel_of(nsqd)["timeout_count"])
+            await until(lambda: consumer.consumer.stats().timed_out)
             async for message in consumer:
                 async with message:
                     return message.attempts

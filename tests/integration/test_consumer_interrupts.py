@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from nsq import Closed, Consumer, ConsumerHooks, Message, StopReport, UsageError
-from nsq.consumer.signals import SignalWatch
 from nsq.testing import Nsqd
+from nsq.threads.signals import SignalWatch
 
 from .consuming import PATIENCE, Recorder, clients_of, create, make_consumer, publish, until
 from .test_interrupts import AtLine, Interrupted, Signals, each_line, ignored_by_python

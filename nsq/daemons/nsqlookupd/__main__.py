@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nsq.stop_signals import daemon_signals_blocked
+from nsq.threads.stop_signals import daemon_signals_blocked
 
 if TYPE_CHECKING:
     from nsq.daemons.logs import DaemonLog

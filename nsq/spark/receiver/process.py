@@ -17,7 +17,6 @@ from contextlib import suppress
 from types import FrameType
 
 from nsq.collector import calm_collector
-from nsq.consumer.signals import SignalWatch
 from nsq.errors import ConfigError, NsqError, UsageError, WalForeign
 from nsq.log import Logger
 from nsq.spark.receiver import protocol
@@ -26,7 +25,8 @@ from nsq.spark.receiver.receiving import Receiving
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.names import Subject
 from nsq.spark.wal.store import open_wal
-from nsq.stop_signals import StopSignals
+from nsq.threads.signals import SignalWatch
+from nsq.threads.stop_signals import StopSignals
 
 log = Logger("nsq.spark.receiver")
 

@@ -134,7 +134,7 @@ class World:
 
     def pass_time(self, discovery: Discovery, seconds: float) -> None:
         self.now += seconds
-        discovery._events.put(None)
+        discovery._owner.wake()
 
     def close(self) -> None:
         for gate in self.gates.values():
@@ -273,7 +273,7 @@ class TestAsking:
         world.now += 1.0
         world.chance = 1.0
         gate = threading.Event()  # what comes until it opens is taken in together
-        discovery._events.put(lambda: assert_opened(gate))
+        discovery._owner.ask(lambda: assert_opened(gate))
         for address in (A, B):
             discovery.lost(address, 1.0, ConnectionLost("gone"))
         gate.set()

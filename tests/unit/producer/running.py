@@ -62,10 +62,10 @@ def wait_for_state(p: Producer, state: str, *addresses: str) -> None:
 
 def on_pools_thread(p: Producer) -> None:
     """Return when the pool's thread has done all that it was told to before, and what follows from it."""
-    assert p._pool._changed.wait_for(lambda: p._pool._up, time.monotonic() + PATIENCE)
+    assert p._pool.owner.changed.wait_for(lambda: p._pool.owner.begun, time.monotonic() + PATIENCE)
     for _ in range(2):
         reached = threading.Event()
-        p._pool._to_do.put(reached.set)
+        p._pool.owner.ask(reached.set)
         assert reached.wait(PATIENCE)
 
 
@@ -78,7 +78,7 @@ def time_is_up(p: Producer) -> None:
     for publish in p._pool.pending.copy():
         publish.deadline = 0.0
         publish.wake()
-    p._pool._to_do.put(p._pool._look_at_deadlines)
+    p._pool.owner.ask(p._pool._look_at_deadlines)
 
 
 def publishing(p: Producer, body: bytes = b"body", **options: Any) -> Future[object]:

@@ -180,7 +180,7 @@ class TestOk:
         """The pool looks once: when the connection has proven itself, or is overdue no more."""
         endpoint, seen = joining.endpoint, list[object]()
         joining.pool.on_settled = lambda: seen.append(
-            (endpoint.published, endpoint.pending, endpoint.overdue, endpoint.state, joining.pool.looks)
+            (endpoint.published, endpoint.pending, endpoint.overdue, endpoint.state, joining.pool.wakes)
         )
         endpoint.backoff.failed(LOST, 0.0)
         joining.send(b"a", b"b")
@@ -466,7 +466,7 @@ class TestPause:
             scene.endpoint.backoff.failed(LOST, scene.clock.now)
             scene.endpoint.stop()
         scene.endpoint._pause()
-        assert scene.pool.looks == 1
+        assert scene.pool.wakes == 1
 
     def test_it_lasts_while_discovery_lists_another(self, scene: Scene) -> None:
         endpoint: Any = scene.endpoint

@@ -231,7 +231,7 @@ def test_idle_connections_end_when_the_shared_one_ends(scene: Scene) -> None:
 def test_an_idle_connection_is_closed_before_nsqd_misses_a_heartbeat(scene: Scene) -> None:
     (conn,) = scene.conns._idle
     conn.used_at -= 31.0  # heartbeat_interval is 30 s; nsqd waits for two
-    scene.p._pool._to_do.put(scene.conns.sweep)
+    scene.p._pool.owner.ask(scene.conns.sweep)
     scene.own.peer.wait_closed()
     assert scene.p.stats().published == 3
 

@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq import waiting
 from nsq.errors import (
     AuthFirst,
     BadMessage,
@@ -31,10 +30,10 @@ from nsq.errors import (
     QueueFull,
     UsageError,
 )
-from nsq.producer import pool as pool_module
 from nsq.producer.endpoint import Endpoint
 from nsq.producer.publishes import Publish
 from nsq.producer.reports import Acknowledged, CloseReport, Failed, FlushReport
+from nsq.threads import owner, waiters
 from nsq.wire.commands import NOP
 from tests.fakes.nsqd import A, B, C
 from tests.fakes.pool import (
@@ -249,7 +248,7 @@ class TestSettled:
     def test_events_for_a_slow_hook_are_dropped_rather_than_memory_used_up(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(waiting, "_MAX_EVENTS", 3)
+        monkeypatch.setattr(waiters, "_MAX_EVENTS", 3)
         told: list[Acknowledged] = []
         pool = StillPool(on_acknowledged=told.append)
         pool.settled(pool.make(*[b"x"] * 10), None)
@@ -471,9 +470,9 @@ class TestDeadlines:
         pool.turn()
         jobs = []
         for seconds in (10.0, 20.0, 15.0, 5.0, 7.0):
-            before = pool._to_do.qsize()
+            before = pool.owner._requests.qsize()
             pool.make(b"body", seconds=seconds)
-            jobs.append(pool._to_do.qsize() - before)
+            jobs.append(pool.owner._requests.qsize() - before)
             pool.turn()
         assert jobs == [1, 0, 0, 1, 0]
 
@@ -617,7 +616,7 @@ class TestClosing:
         assert pool.report is None
         pool.do_jobs()
         end(pool, made)
-        assert pool._to_do.qsize() > 0
+        assert pool.owner._requests.qsize() > 0
         pool.turn()
         assert pool.report == CloseReport(clean=True)
 
@@ -662,7 +661,7 @@ class TestClosing:
         elif place == "pending":
             pool.pending = interleaved(set, "add", behind=[lambda: close_all_of(pool)])
         else:
-            pool.look = lambda: pool._gone or close_all_of(pool)  # type: ignore[method-assign, return-value]
+            pool.owner.wake = lambda: pool._gone or close_all_of(pool)  # type: ignore[method-assign, return-value]
         (made,) = pool.make(b"body")
         assert type(made.error) is (PublishUncertain if place == "written" else PublishFailed)
         assert "the producer was closed" in str(made.error)
@@ -693,7 +692,7 @@ class TestClosing:
         assert not pool.closed
 
     def test_one_that_never_started_is_closed_at_once(self, pool: StillPool) -> None:
-        pool._boot.release()
+        pool.owner._once.release()
         assert pool.close(10.0) == CloseReport(clean=True)
 
 
@@ -714,10 +713,10 @@ class TestStarting:
             if refused:
                 failed(RuntimeError("can't start new thread"))
 
-        monkeypatch.setattr(pool_module, "start_thread", start)
+        monkeypatch.setattr(owner, "start_thread", start)
         pool = StillPool()
         pool._clock = time.monotonic  # the one that the wait itself looks at
-        pool._up = False
+        pool.owner.begun = False
         with pytest.raises(error, match=text):
             pool.make(b"body", seconds=1e-9)
         assert not pool.pending
@@ -728,10 +727,10 @@ class TestStarting:
         def start(target: Callable[[], None], name: str, failed: object) -> None:
             starts.append(name)
             target()  # while another thread starts them: it does nothing
-            pool._up = True
+            pool.owner.begun = True
 
-        monkeypatch.setattr(pool_module, "start_thread", start)
-        pool._up = False
+        monkeypatch.setattr(owner, "start_thread", start)
+        pool.owner.begun = False
         pool.make(b"0", b"1")
         assert starts == ["nsq-producer"]
 

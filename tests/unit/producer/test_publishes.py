@@ -45,7 +45,7 @@ from nsq.producer.publishes import (
     refused,
     unsent,
 )
-from nsq.waiting import Signal
+from nsq.threads.waiters import Signal
 from nsq.wire import commands
 from tests.fakes.nsqd import A, B
 from tests.fakes.pool import LOST, QUOTA

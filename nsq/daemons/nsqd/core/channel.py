@@ -291,7 +291,7 @@ class Channel:
     def _take(self, limit: int) -> list[Message]:
         """Take messages from the backlog, at most ``limit`` and little more than ``_SLICE_BYTES``."""
         messages = self.backlog.take(limit)
-        if sum([len(message.body) for message in messages]) <= _SLICE_BYTES:
+        if len(messages) < 2 or sum([len(message.body) for message in messages]) <= _SLICE_BYTES:
             return messages
         size = count = 0
         while size < _SLICE_BYTES:
@@ -307,7 +307,8 @@ class Channel:
             messages = self._sample(messages, subscriber.sample_rate)
         if messages:
             self.delivered[subscriber.locality] += len(messages)
-            self._check_at(now + subscriber.msg_timeout, subscriber)
+            if now + subscriber.msg_timeout < subscriber.next_check:
+                self._check_at(now + subscriber.msg_timeout, subscriber)
             subscriber.hand_over(messages, now)
 
     def _without_deferred(self, messages: list[Message], now: float) -> list[Message]:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from nsq import stop_signals
 from nsq.config import Config
 from nsq.errors import UsageError, WalError
 from nsq.spark import cli, session
@@ -19,6 +18,7 @@ from nsq.spark.cli import WalLs, in_a_line, main
 from nsq.spark.pipelines import replay as replaying
 from nsq.spark.pipelines.archive import ArchiveResult
 from nsq.spark.pipelines.replay import ReplayResult
+from nsq.threads import stop_signals
 
 
 def test_a_fault_of_ours_is_told_as_it_is() -> None:

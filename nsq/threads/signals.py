@@ -3,7 +3,7 @@
 Python runs a handler only between two bytecodes of the main thread, so a signal just before a wait would be
 noticed only after the wait. Therefore the C handler writes to a pipe, and the wait polls the pipe.
 
-Signals within a second of the first count as one: see ``nsq.stop_signals``.
+Signals within a second of the first count as one: see ``nsq.threads.stop_signals``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from operator import attrgetter
 from types import FrameType
 from typing import Any, Self
 
-from nsq.stop_signals import StopSignals
-from nsq.waiting import Signal
+from nsq.threads.stop_signals import StopSignals
+from nsq.threads.waiters import Signal
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 _WOKEN = b"\0"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.stop_signals import StopSignals
+from nsq.threads.stop_signals import StopSignals
 
 
 @pytest.mark.parametrize(

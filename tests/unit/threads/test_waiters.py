@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import logging
-import queue
 import signal
 import sys
 import threading
@@ -15,9 +14,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from nsq import waiting
 from nsq.errors import ConfigError
-from nsq.waiting import Callbacks, Signal, Waiters, carry_out, join_threads, refuse_eventlet, start_thread
+from nsq.threads import waiters
+from nsq.threads.waiters import (
+    Callbacks,
+    Signal,
+    Waiters,
+    join_threads,
+    refuse_eventlet,
+    start_thread,
+)
 from tests.fakes.threads import Running
 
 PATIENCE = 20.0
@@ -236,7 +242,7 @@ class TestStartThread:
         def refuse(*_: object) -> int:
             raise RuntimeError("can't start new thread")
 
-        monkeypatch.setattr(waiting._thread, "start_new_thread", refuse)
+        monkeypatch.setattr(waiters._thread, "start_new_thread", refuse)
         failed: list[str] = []
         start_thread(pytest.fail, "nsq-test", failed=lambda error: failed.append(str(error)))
         assert failed == ["can't start new thread"]
@@ -286,7 +292,7 @@ class TestCallbacks:
     def test_events_that_slow_hooks_cannot_take_are_dropped(
         self, callbacks: Callbacks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr(waiting, "_MAX_EVENTS", 3)
+        monkeypatch.setattr(waiters, "_MAX_EVENTS", 3)
         ran: list[int] = []
         for number in range(10):
             callbacks.tell(ran.append, number)
@@ -304,23 +310,6 @@ class TestCallbacks:
         assert callbacks.stop(time.monotonic() + PATIENCE) == []
         callbacks.put(lambda: ran.append("late"))
         assert ran == ["before", "behind", "late"]
-
-
-def test_requests_are_carried_out_in_order_whatever_they_raise(caplog: pytest.LogCaptureFixture) -> None:
-    requests: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-    done: list[str] = []
-
-    def fail() -> None:
-        raise SystemExit
-
-    for request in (None, lambda: done.append("one"), fail, lambda: requests.put(None)):
-        requests.put(request)
-    carry_out(requests, 0.0, logging.getLogger("nsq.test"))
-    assert (done, requests.qsize()) == (["one"], 1)  # what came meanwhile waits for the next time
-    assert caplog.text.count("a request failed") == 1
-    for _ in range(2):
-        carry_out(requests, -1.0, logging.getLogger("nsq.test"))
-    assert requests.empty()
 
 
 def test_threads_are_joined_until_the_deadline() -> None:

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from nsq.connection import forks
+from nsq.threads import forks
 
 
 class Owner:

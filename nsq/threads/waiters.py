@@ -150,22 +150,6 @@ def start_thread(target: Callable[[], None], name: str, failed: Callable[[Runtim
         failed(error)
 
 
-def carry_out(requests: queue.SimpleQueue[Callable[[], object] | None], seconds: float, log: Logger) -> None:
-    """Sleep until there is a request, for ``seconds`` at most, then carry out all waiting requests in order.
-    None only wakes. Exceptions of a request are logged.
-    """
-    with suppress(queue.Empty):
-        request = requests.get(timeout=min(max(seconds, 0.0), _LONGEST))
-        for left in range(requests.qsize(), -1, -1):
-            try:
-                if request is not None:
-                    request()
-            except BaseException:  # SystemExit too, from a user's backoff_strategy
-                log.exception("a request failed, which is a bug of ours")
-            if left:
-                request = requests.get_nowait()
-
-
 def join_threads(threads: Iterable[threading.Thread], deadline: float) -> list[str]:
     """Wait for threads; return the names of those that have not ended by ``deadline`` (monotonic). A thread
     that was never started counts as ended, and so does the calling one. Does not wait while the interpreter
