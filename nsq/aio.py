@@ -376,6 +376,7 @@ class Consumer:
         messages = self._messages
         assert messages is not None
         message.disable_auto_response()
+        self._drop_expired(messages.items)
         try:
             messages.put(message)
         except RuntimeError:  # the loop was closed before the consumer was stopped
@@ -383,6 +384,15 @@ class Consumer:
             self.consumer.stop()  # only asks for it here
         if self._returns:
             self._return_waiting()
+
+    def _drop_expired(self, items: deque[Message]) -> None:
+        """Drop messages that timed out before they were taken: nsqd delivers them again, and their attempts
+        do not count towards max_attempts. Runs on the handler thread, before another message is put.
+        """
+        with suppress(IndexError):
+            while _is_late(oldest := items.popleft()):
+                self._engine.pool.expire(oldest)
+            items.appendleft(oldest)
 
     def _return_waiting(self) -> None:
         """Requeue what waits to be taken. Any thread."""
@@ -424,9 +434,8 @@ class Consumer:
                     message = messages.items.popleft()
                 except IndexError:
                     break  # another one has taken it
-                if not message.responded:
+                if not _is_late(message):
                     return message
-                # It has timed out here: nsqd delivers it again, and this attempt does not count.
                 self._engine.owner.ask(partial(self._engine.pool.expire, message))
             if self._over:
                 return None
@@ -560,6 +569,10 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.stop()
+
+
+def _is_late(message: Message) -> bool:
+    return message.expired or message.responded
 
 
 def _answer(message: Message, again: RequeueDecision | None) -> None:

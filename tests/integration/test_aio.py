@@ -368,19 +368,21 @@ def test_messages_in_work_and_waiting_are_touched_where_asked_for(
     expect_drained(nsqd)
 
 
-def test_a_message_that_times_out_before_it_is_taken_comes_again(nsqd: Nsqd, run: Run) -> None:
+def test_a_message_that_times_out_before_it_is_taken_comes_again_and_is_not_given_up(
+    nsqd: Nsqd, run: Run
+) -> None:
     create(nsqd)
     publish(nsqd, [b"message"])
 
     async def main() -> int:
-        async with make(nsqd, msg_timeout=1.0) as consumer:
-            await until(lambda: consumer.consumer.stats().timed_out)
+        async with make(nsqd, msg_timeout=1.0, max_attempts=2) as consumer:
+            await until(lambda: channel_of(nsqd)["timeout_count"] >= 3)
             async for message in consumer:
                 async with message:
                     return message.attempts
         return 0
 
-    assert run(main()) >= 2
+    assert run(main()) >= 3
     expect_drained(nsqd, timeouts=None)
 
 
