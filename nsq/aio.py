@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
 
 from nsq.consumer import consumer as threads_consumer
-from nsq.consumer.consumer import checked_seconds, checked_whole
+from nsq.consumer.consumer import checked_callable, checked_seconds, checked_whole
 from nsq.consumer.handlers import (
     Exceptions,
     Requeue,
@@ -34,7 +34,8 @@ from nsq.errors import AlreadyResponded, Closed, ConfigError, QueueFull, UsageEr
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.producer import producer as threads_producer
-from nsq.producer.publishes import PublishFuture, checked_timeout
+from nsq.producer.producer import around
+from nsq.producer.publishes import PublishFuture, checked_timeout, new_multi_publish, new_publish
 from nsq.producer.reports import CloseReport, FlushReport
 from nsq.threads.signals import SignalWatch
 from nsq.threads.stop_signals import StopSignals
@@ -95,17 +96,24 @@ class _FromThreads(Generic[T]):
 class _Result:
     """Stands in a publish's list of waiters, and passes its end to the loop."""
 
-    __slots__ = ("_results", "ended", "publish")
+    __slots__ = ("_results", "deadline", "ended", "publish")
 
-    def __init__(self, results: _FromThreads[_Result], ended: Ended) -> None:
+    def __init__(self, results: _FromThreads[_Result], publish: PublishFuture, deadline: float) -> None:
         self._results = results
-        self.ended = ended
-        self.publish: PublishFuture
+        self.publish = publish
+        self.deadline = deadline
+        self.ended: Ended = results.loop.create_future()
 
     def release(self) -> None:
         """Called by the thread that ends the publish."""
         with suppress(RuntimeError):  # the loop is closed
             self._results.put(self)
+
+    def end_without_room(self) -> None:
+        """Called at the deadline of a publish that still waits for room."""
+        if not self.ended.done():
+            full = "as many publishes are unanswered as max_pending or max_pending_bytes allow"
+            self.ended.set_result(QueueFull(f"{full}, and none was answered in time"))
 
 
 class _RoomWaiter:
@@ -141,10 +149,9 @@ class Producer:
 
     def __init__(self, *addresses: str, **options: Any) -> None:
         self.producer = threads_producer.Producer(*addresses, **options)
-        self._default_timeout = self.producer._config.publish_timeout
         self._results: _FromThreads[_Result] | None = None
-        # Publishes that wait for room: what sends them, the future that ends them, and their timeout.
-        self._queue: deque[tuple[Callable[[], PublishFuture], Ended, asyncio.TimerHandle]] = deque()
+        # Publishes that wait for room, and what ends them at their deadline.
+        self._queue: deque[tuple[_Result, asyncio.TimerHandle]] = deque()
         self._room_waiter: _RoomWaiter | None = None
 
     def __repr__(self) -> str:
@@ -154,37 +161,34 @@ class Producer:
         self, topic: str, body: bytes, *, defer: float | None = None, timeout: float | None = None
     ) -> None:
         """Return when an nsqd has stored the message. ``timeout`` covers everything, waiting for room too."""
-        deadline = time.monotonic() + checked_timeout(timeout, self._default_timeout)
-
-        def send() -> PublishFuture:
-            left = max(_LEAST_TIMEOUT, deadline - time.monotonic())
-            return self.producer.publish_async(topic, body, defer=defer, timeout=left, block=False)
-
-        await self._send(send, deadline)
+        hook, config = self.producer._around_publish, self.producer._config
+        if hook is None:
+            await self._send(new_publish(PublishFuture, topic, body, defer, config), timeout)
+            return
+        with around(hook, topic, [body]) as (body,):
+            await self._send(new_publish(PublishFuture, topic, body, defer, config), timeout)
 
     async def multi_publish(
         self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None
     ) -> None:
         """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none."""
-        deadline = time.monotonic() + checked_timeout(timeout, self._default_timeout)
-        if not isinstance(bodies, (bytes, bytearray, memoryview, str)) and isinstance(bodies, Iterable):
-            bodies = list(bodies)  # it may have to be read twice
+        hook, config = self.producer._around_publish, self.producer._config
+        if hook is None:
+            await self._send(new_multi_publish(PublishFuture, topic, bodies, config), timeout)
+            return
+        with around(hook, topic, bodies) as several:
+            await self._send(new_multi_publish(PublishFuture, topic, several, config), timeout)
 
-        def send() -> PublishFuture:
-            left = max(_LEAST_TIMEOUT, deadline - time.monotonic())
-            return self.producer.multi_publish_async(topic, bodies, timeout=left, block=False)
-
-        await self._send(send, deadline)
-
-    async def _send(self, send: Callable[[], PublishFuture], deadline: float) -> None:
+    async def _send(self, publish: PublishFuture, timeout: float | None) -> None:
         results = self._own_results()
-        ended: Ended = results.loop.create_future()
-        if self._queue or not self._try(send, ended):
+        deadline = time.monotonic() + checked_timeout(timeout, self.producer._config.publish_timeout)
+        result = _Result(results, publish, deadline)
+        if self._queue or not self._try(result):
             seconds = max(0.0, deadline - time.monotonic())
-            self._queue.append((send, ended, results.loop.call_later(seconds, _end_without_room, ended)))
+            self._queue.append((result, results.loop.call_later(seconds, result.end_without_room)))
             if self._room_waiter is None:
                 self._send_waiting()
-        error = await ended
+        error = await result.ended
         if error is not None:
             raise error
 
@@ -196,16 +200,16 @@ class Producer:
             raise UsageError(f"{self!r} belongs to another event loop: make one for each loop")
         return self._results
 
-    def _try(self, send: Callable[[], PublishFuture], ended: Ended) -> bool:
+    def _try(self, result: _Result) -> bool:
         """Send a publish, or return False if there is no room for it."""
-        results = self._own_results()
-        result = _Result(results, ended)
+        publish, pool = result.publish, self.producer._pool
+        publish.callbacks = pool.callbacks
         try:
-            result.publish = send()
+            pool.publish(publish, max(_LEAST_TIMEOUT, result.deadline - time.monotonic()), block=False)
         except QueueFull:
             return False
-        result.publish.locks.append(result)
-        if result.publish.done():  # it may have ended before the line above
+        publish.locks.append(result)
+        if publish.done():  # it may have ended before the line above
             result.release()
         return True
 
@@ -219,29 +223,31 @@ class Producer:
 
     def _send_waiting(self) -> None:
         """Send the publishes that wait for room, in order, as far as there is room now."""
-        if self._room_waiter is not None:
-            self._room_waiter.remove()
-            self._room_waiter = None
+        self._stop_waiting_for_room()
         while self._queue:
-            send, ended, timer = self._queue[0]
-            if not ended.done():
+            result, timer = self._queue[0]
+            if not result.ended.done():
                 try:
-                    if not self._try(send, ended) and not self._wait_for_room(send, ended):
+                    if not self._try(result) and not self._wait_for_room(result):
                         return
                 except Exception as error:
-                    ended.set_result(error)  # such as Closed
+                    result.ended.set_result(error)  # such as Closed
             timer.cancel()
             self._queue.popleft()
 
-    def _wait_for_room(self, send: Callable[[], PublishFuture], ended: Ended) -> bool:
+    def _wait_for_room(self, result: _Result) -> bool:
         """Have ``_send_waiting`` called when there is room, then try once more: room may have come before."""
         loop = self._own_results().loop
         self._room_waiter = _RoomWaiter(self.producer._pool._room, loop, self._send_waiting)
-        if not self._try(send, ended):
+        if not self._try(result):
             return False
-        self._room_waiter.remove()
-        self._room_waiter = None
+        self._stop_waiting_for_room()
         return True
+
+    def _stop_waiting_for_room(self) -> None:
+        if self._room_waiter is not None:
+            self._room_waiter.remove()
+            self._room_waiter = None
 
     async def flush(self, timeout: float | None = None) -> FlushReport:
         """Wait until nsqd has answered all publishes so far, as ``nsq.Producer.flush`` does."""
@@ -259,16 +265,6 @@ class Producer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def _end_without_room(ended: Ended) -> None:
-    if not ended.done():
-        ended.set_result(
-            QueueFull(
-                "as many publishes are unanswered as max_pending or max_pending_bytes "
-                "allow, and none was answered in time"
-            )
-        )
 
 
 # Consuming.
@@ -306,9 +302,17 @@ class Consumer:
     its ``stats`` and ``health`` do not block.
     """
 
-    def __init__(self, topic: str, channel: str, **options: Any) -> None:
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        around_handler: Callable[[AsyncHandler], AsyncHandler] | None = None,
+        **options: Any,
+    ) -> None:
         if "threads" in options:
             raise ConfigError("aio.Consumer has no threads: give add_handler a concurrency instead")
+        self._around_handler = checked_callable("around_handler", around_handler)
         self.consumer = threads_consumer.Consumer(topic, channel, **options)
         self.consumer.add_handler(self._take_over)
         self._engine = self.consumer._engine
@@ -344,6 +348,8 @@ class Consumer:
             )
         if self._messages is not None:
             raise Closed(f"add_handler comes before start: {self!r}")
+        if self._around_handler is not None:
+            handler = self._around_handler(handler)
         self._handlers.append((handler, concurrency, no_backoff))
         return self
 

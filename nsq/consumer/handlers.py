@@ -86,6 +86,8 @@ class HandlerPool:
         # For each handler: the function its threads run, their number, the messages one works on at once.
         self._groups: list[tuple[Callable[[], None], int | None, int]] = []
         self._threads: list[threading.Thread] = []
+        self.at_thread_end: Callable[[], object] | None = None
+        """Called by each thread before it ends."""
         self._closed = False
         self._running: dict[int, Message | list[Message] | None] = {}  # by thread: last message or batch
 
@@ -99,25 +101,39 @@ class HandlerPool:
         return sum((threads or self.threads) * size for _, threads, size in self._groups)
 
     def add(self, handler: Handler, threads: int | None = None, no_backoff: Exceptions = ()) -> None:
-        _check_handler(handler, no_backoff)
+        check_handler(handler)
+        check_no_backoff(no_backoff)
         self._groups.append((lambda: self._handle_each(handler, no_backoff), threads, 1))
 
     def add_batch(
         self, handler: BatchHandler, size: int, wait: float, threads: int, no_backoff: Exceptions = ()
     ) -> None:
-        _check_handler(handler, no_backoff)
+        check_handler(handler)
+        check_no_backoff(no_backoff)
         self._groups.append((lambda: self._handle_batches(handler, no_backoff, size, wait), threads, size))
 
     def start(self) -> None:
         """Start the threads. Raises RuntimeError when one cannot be started."""
         # Made here: a Thread object made before a fork counts as ended in the child.
         runs = [run for run, threads, _ in self._groups for _ in range(threads or self.threads)]
+        if self.at_thread_end is not None:
+            runs = [partial(self._run_to_end, run, self.at_thread_end) for run in runs]
         self._threads = [
             threading.Thread(target=run, name=f"{self._name}-handler-{number}", daemon=True)
             for number, run in enumerate(runs)
         ]
         for thread in self._threads:
             thread.start()
+
+    @staticmethod
+    def _run_to_end(run: Callable[[], None], at_end: Callable[[], object]) -> None:
+        try:
+            run()
+        finally:
+            try:
+                at_end()
+            except BaseException:
+                log.exception("at_thread_end failed")
 
     def stop(self, deadline: float) -> list[str]:
         """End the threads once the inbox is empty; return the names of those still busy at the deadline.
@@ -336,7 +352,7 @@ class HandlerPool:
 _NO_AWAIT = "Give an async def to the add_handler of nsq.aio.Consumer, which runs it on your event loop"
 
 
-def _check_handler(handler: object, no_backoff: object) -> None:
+def check_handler(handler: object) -> None:
     if not callable(handler):
         raise ConfigError(f"handler {handler!r} is not callable")
     functions = _called(handler)
@@ -344,7 +360,6 @@ def _check_handler(handler: object, no_backoff: object) -> None:
         raise ConfigError(f"handler {handler!r} is an async def, but handlers run in threads. {_NO_AWAIT}")
     if any(map(inspect.isgeneratorfunction, functions)):
         raise ConfigError(f"handler {handler!r} has a yield: to call it runs nothing. Write a plain function")
-    check_no_backoff(no_backoff)
 
 
 def is_async(handler: object) -> bool:
