@@ -58,6 +58,7 @@ ONLY_IN = {
     "pandas": ["spark/"],
     "matplotlib": ["spark/"],
     "deltalake": ["spark/"],
+    "prometheus_client": ["contrib/prometheus.py"],
     "django": ["contrib/"],
     "celery": ["contrib/"],
     "pytest": ["testing/"],

@@ -21,7 +21,16 @@ EXTRAS = {
     "spark": {"pyspark[sql]", "pyarrow", "pandas"},
     "chart": {"matplotlib"},
     "delta": {"nsq[spark]", "deltalake"},
-    "test": {"nsq[server]", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "trustme", "gevent"}
+    "prometheus": {"prometheus_client"},
+    "test": {
+        "nsq[server,prometheus]",
+        "pytest",
+        "pytest-timeout",
+        "pytest-xdist",
+        "hypothesis",
+        "trustme",
+        "gevent",
+    }
     | {"eventlet", "fastapi", "uvicorn"},
     "spark-test": {"nsq[test,spark,chart,delta]"},
     "browser-test": {"nsq[test]", "playwright", "axe-playwright-python"},
