@@ -22,6 +22,7 @@ from nsq.consumer import consumer as threads_consumer
 from nsq.consumer.consumer import checked_callable, checked_seconds, checked_whole
 from nsq.consumer.handlers import (
     Exceptions,
+    GiveUp,
     Requeue,
     RequeueDecision,
     check_no_backoff,
@@ -368,6 +369,10 @@ class Consumer:
             except (KeyboardInterrupt, SystemExit):
                 _answer(message, (0.0, False))
                 raise
+            except GiveUp as error:
+                message.enable_auto_response()
+                await asyncio.to_thread(self._engine.pool.give_up_for, error, [message])
+                continue
             except BaseException as error:
                 again = requeue_for_exception(error, no_backoff)
                 if not isinstance(error, Requeue):

@@ -6,12 +6,13 @@ in flight. Must not import anything that knows a connection.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from nsq.errors import AlreadyResponded
 
@@ -112,6 +113,10 @@ class Message:
     def time_left(self) -> float:
         """Seconds until the message expires."""
         return max(0.0, self.expires_at - time.monotonic())
+
+    def json(self) -> Any:
+        """Return the body, parsed as JSON. Raises ValueError if it is none."""
+        return json.loads(self.body)
 
     def finish(self) -> None:
         """Tell nsqd that the message is done. Raises AlreadyResponded if it was answered or has timed out."""

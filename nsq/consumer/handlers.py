@@ -225,6 +225,9 @@ class HandlerPool:
                     again = None if result is None else requeue_for_result(result)
                 except BaseException as error:
                     # SystemExit and KeyboardInterrupt too: the thread goes on with the next message.
+                    if isinstance(error, GiveUp):
+                        self.give_up_for(error, [message])
+                        continue
                     again = requeue_for_exception(error, no_backoff)
                     if not isinstance(error, Requeue):
                         delay = self._requeue_delay(message.attempts)
@@ -316,6 +319,11 @@ class HandlerPool:
             return False
         if self._handled_attempts(message) <= self._max_attempts:
             return True
+        self.give_up(message)
+        return False
+
+    def give_up(self, message: Message) -> None:
+        """Give a message up, and finish it; requeue it if that fails."""
         with suppress(AlreadyResponded):  # ``give_up`` has answered it, or was too slow
             try:
                 self._give_up(message)
@@ -325,13 +333,22 @@ class HandlerPool:
             else:
                 message.finish()
                 self._forget(message)
-        return False
+
+    def give_up_for(self, error: GiveUp, messages: list[Message]) -> None:
+        """Give up the messages that have no answer and are to get one now."""
+        for message in messages:
+            if message.auto_response and not message.responded:
+                log.error("the handler gives up on %r: %s", message, error)
+                self.give_up(message)
 
     def _handle_batch(self, handler: BatchHandler, no_backoff: Exceptions, batch: list[Message]) -> None:
         try:
             result = handler(batch)
             again = None if result is None else requeue_for_result(result)
         except BaseException as error:
+            if isinstance(error, GiveUp):
+                self.give_up_for(error, batch)
+                return
             again = requeue_for_exception(error, no_backoff)
             if not isinstance(error, Requeue):
                 log.exception("batch handler failed on %d messages; %s", len(batch), self._outlook_of(batch))
@@ -400,6 +417,12 @@ class Requeue(NsqError):
 
     def __str__(self) -> str:
         return "requeue"
+
+
+class GiveUp(NsqError):
+    """Raised by a handler that can never handle the message: it is given up at once, as after max_attempts,
+    and goes to the dead letters. The text says why.
+    """
 
 
 #: How to requeue a message: the delay (None: the default one), and whether to back off.

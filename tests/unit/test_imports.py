@@ -59,6 +59,8 @@ ONLY_IN = {
     "matplotlib": ["spark/"],
     "deltalake": ["spark/"],
     "prometheus_client": ["contrib/prometheus.py"],
+    "msgspec": ["contrib/codecs.py"],
+    "pydantic": ["contrib/codecs.py"],
     "django": ["contrib/"],
     "celery": ["contrib/"],
     "pytest": ["testing/"],

@@ -21,9 +21,11 @@ EXTRAS = {
     "spark": {"pyspark[sql]", "pyarrow", "pandas"},
     "chart": {"matplotlib"},
     "delta": {"nsq[spark]", "deltalake"},
+    "msgspec": {"msgspec"},
+    "pydantic": {"pydantic"},
     "prometheus": {"prometheus_client"},
     "test": {
-        "nsq[server,prometheus]",
+        "nsq[server,prometheus,msgspec,pydantic]",
         "pytest",
         "pytest-timeout",
         "pytest-xdist",
@@ -31,7 +33,7 @@ EXTRAS = {
         "trustme",
         "gevent",
     }
-    | {"eventlet", "fastapi", "uvicorn"},
+    | {"eventlet", "cloudevents", "fastapi", "uvicorn"},
     "spark-test": {"nsq[test,spark,chart,delta]"},
     "browser-test": {"nsq[test]", "playwright", "axe-playwright-python"},
     "dev": {"nsq[test]", "coverage", "ruff", "mypy"},
