@@ -59,6 +59,7 @@ ONLY_IN = {
     "matplotlib": ["spark/"],
     "deltalake": ["spark/"],
     "prometheus_client": ["contrib/prometheus.py"],
+    "opentelemetry": ["contrib/opentelemetry.py"],
     "msgspec": ["contrib/codecs.py"],
     "pydantic": ["contrib/codecs.py"],
     "django": ["contrib/"],
