@@ -35,8 +35,9 @@ from nsq.errors import AlreadyResponded, Closed, ConfigError, QueueFull, UsageEr
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.producer import producer as threads_producer
+from nsq.producer.futures import PublishFuture
 from nsq.producer.producer import around
-from nsq.producer.publishes import PublishFuture, checked_timeout, new_multi_publish, new_publish
+from nsq.producer.publishes import Defer, checked_timeout, new_multi_publish, new_publish
 from nsq.producer.reports import CloseReport, FlushReport
 from nsq.threads.signals import SignalWatch
 from nsq.threads.stop_signals import StopSignals
@@ -159,7 +160,7 @@ class Producer:
         return f"<aio.{repr(self.producer)[1:]}"
 
     async def publish(
-        self, topic: str, body: bytes, *, defer: float | None = None, timeout: float | None = None
+        self, topic: str, body: bytes, *, defer: Defer | None = None, timeout: float | None = None
     ) -> None:
         """Return when an nsqd has stored the message. ``timeout`` covers everything, waiting for room too."""
         hook, config = self.producer._around_publish, self.producer._config

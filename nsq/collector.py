@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 
 
-def calm_collector() -> None:
+def tune_gc() -> None:
     """Make the collector run less often: messages make no cycles, yet it visits every waiting message.
 
     With the default thresholds that took 45 % of nsqd's time under a pipelined MPUB, and 12 % of a Spark

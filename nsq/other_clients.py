@@ -110,7 +110,7 @@ def warn_about_replaced_client() -> None:
     from importlib import metadata
 
     found = [each for name in ("pynsq", "nsq-py") for each in metadata.distributions(name=name)]
-    names = " and ".join(f"{each.name} {each.version}" for each in found) or "another client"
+    names = " and ".join(dict.fromkeys(f"{each.name} {each.version}" for each in found)) or "another client"
     warnings.warn(
         f"{names} is installed in this environment too, and its module is also called nsq: this package has "
         "replaced some of its files, so it cannot work, and uninstalling it would delete files of this "

@@ -49,8 +49,8 @@ Tool = Callable[[Setting], Sequence[str]]
 
 _NOTHING_PROGRAM = """\
 import nsq
-from nsq.collector import calm_collector
-calm_collector()
+from nsq.collector import tune_gc
+tune_gc()
 consumer = nsq.Consumer("{topic}", "{channel}", nsqd="{nsqd}", max_in_flight={in_flight})
 consumer.add_handler(lambda message: None).run()
 """

@@ -139,8 +139,8 @@ class Conn:
         self._channel = channel
         self._encode = encode or self._encode_answers
         self._name = name
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._asleep = False  # the write loop waits on ``_bell``
+        self._wakeup: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._asleep = False  # the write loop waits on ``_wakeup``
         self._asked_to_close = False
         self._closing = False  # the write loop ends once ``waiting`` is empty
         self._causes: list[NsqError | None] = []  # why the connection ended; the first counts
@@ -167,7 +167,7 @@ class Conn:
             deadline=deadline,
             opened=self._adopt,
         )
-        ready.stream.on_pending = self._ring
+        ready.stream.on_pending = self._wake
         # Without layers use the inner stream directly: it saves a call.
         self._layers = ready.stream if ready.stream.stack.layers else None
         self._stream: Stream = self._layers or ready.stream.stream
@@ -211,8 +211,8 @@ class Conn:
     def put(self, item: Any) -> None:
         """Queue an item. Look at ``closed`` afterwards: items put after closing are never written."""
         self.waiting.append(item)
-        if self._asleep and self._bell.empty():
-            self._bell.put(None)
+        if self._asleep and self._wakeup.empty():
+            self._wakeup.put(None)
 
     def send_rdy(self, count: int) -> None:
         """Send RDY, unless the connection is about to end."""
@@ -226,10 +226,10 @@ class Conn:
         self.session.rdy = 0
         self.put(commands.CLS)
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         """Wake the write loop if it sleeps; awake, it looks again anyway."""
-        if self._asleep and self._bell.empty():
-            self._bell.put(None)
+        if self._asleep and self._wakeup.empty():
+            self._wakeup.put(None)
 
     # The write loop.
 
@@ -268,7 +268,7 @@ class Conn:
             if not data and self._closing:
                 return False
             if not (data or (self._layers is not None and self._layers.has_pending)):
-                self._bell.get()
+                self._wakeup.get()
             self._asleep = False
         for start in range(0, len(data), _PIECE):
             self._stream.write(data[start : start + _PIECE], self._config.write_timeout)
@@ -296,7 +296,7 @@ class Conn:
                     session.requeued += 1
                     parts.append(commands.req(message.id, delay_ms))
         session.written(answered)
-        rdy = session.rdy_again(bool(answered))
+        rdy = session.rdy_refresh(bool(answered))
         if rdy:
             # After the answers, which make room for the messages that this RDY brings.
             parts.append(commands.rdy(rdy))
@@ -369,7 +369,7 @@ class Conn:
             self._delegate.on_heartbeat(self)
         elif frame.data == CLOSE_WAIT:
             self.session.close_wait = True
-            self._ring()
+            self._wake()
         else:
             self._delegate.on_response(self, frame.data)
 
@@ -380,7 +380,7 @@ class Conn:
         self._asked_to_close = True
         if after_writing:
             self._closing = True
-            self._bell.put(None)
+            self._wakeup.put(None)
         else:
             self._fail(None)
 
@@ -388,7 +388,7 @@ class Conn:
         """End the connection; the first cause counts. Wakes the read loop, which releases the connection."""
         self._causes.append(cause)
         self.closed = True
-        self._bell.put(None)
+        self._wakeup.put(None)
         if self._layered is not None:
             if self._reading:
                 self._layered.wake()
@@ -413,7 +413,7 @@ class Conn:
         """Forget the connection in a forked child: it belongs to the parent. Takes no lock."""
         self.closed = True
         self.waiting = deque()
-        self._bell = queue.SimpleQueue()
+        self._wakeup = queue.SimpleQueue()
         self._asleep = False
         self._release_messages()
         if self._layered is not None:
@@ -434,8 +434,8 @@ class Conn:
             self._refuse(message)
         if not self._delegate.on_finished(self, message):
             self.waiting.append(message)  # ``put``, inlined on the hot path
-            if self._asleep and self._bell.empty():
-                self._bell.put(None)
+            if self._asleep and self._wakeup.empty():
+                self._wakeup.put(None)
 
     def finish_all(self, messages: list[Message]) -> None:
         """Finish the messages that still need an answer; skip the others."""
@@ -447,7 +447,7 @@ class Conn:
             return
         take = self.session.take
         self.waiting.extend([message for message in messages if take(message)])
-        self._ring()
+        self._wake()
 
     def requeue(self, message: Message, delay: float | None, backoff: bool) -> None:
         delay_ms = _milliseconds(self._delegate.requeue_delay(message.attempts) if delay is None else delay)
@@ -490,7 +490,7 @@ class Conn:
         Any thread may call this.
         """
         dropped = self.session.drop(message)
-        self._ring()  # it may have been the last in flight
+        self._wake()  # it may have been the last in flight
         if dropped:
             self._delegate.on_timed_out(self, message)
         return dropped
@@ -498,7 +498,7 @@ class Conn:
     def expire(self, now: float) -> list[Message]:
         """Drop the messages whose time is up, and return them."""
         expired = self.session.expire(now)
-        self._ring()
+        self._wake()
         return expired
 
 

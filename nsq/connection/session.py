@@ -176,7 +176,7 @@ class Session:
         self.rdy = self._left = count
         self._highest_rdy = max(self._highest_rdy, count)
 
-    def rdy_again(self, answered: bool) -> int:
+    def rdy_refresh(self, answered: bool) -> int:
         """Return the RDY that the write loop must send again, or 0. ``answered``: it just sent answers.
 
         nsqd takes RDY as a window and needs it once. The guides for clients describe servers that count RDY

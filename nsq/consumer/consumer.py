@@ -16,7 +16,7 @@ from nsq.consumer.engine import Engine
 from nsq.consumer.handlers import BatchHandler, Handler, check_handler
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport
 from nsq.discovery.lookups import Discovery
-from nsq.errors import Closed, ConfigError, Forked, UsageError
+from nsq.errors import Closed, ConfigError, Forked, ServerError, UsageError
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.threads.signals import SignalWatch
@@ -358,6 +358,11 @@ class Consumer:
         engine = self._own_engine
         engine.windows.paused = paused
         engine.decide_soon()
+
+    @property
+    def refusal(self) -> ServerError | None:
+        """The error of an nsqd, if every known nsqd refuses this consumer for good; ``run`` raises it."""
+        return self._engine.refusal
 
     @property
     def is_starved(self) -> bool:

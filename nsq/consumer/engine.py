@@ -7,7 +7,7 @@
     the owner         (NAME-rdy) carries out the requests, one after the other, and looks at the clock
 
 Connections, windows and the stop belong to the owner alone, so they need no lock, and a signal may interrupt
-a user's thread at any bytecode. Other threads read ``_table``, which is replaced and never changed.
+a user's thread at any bytecode. Other threads read ``_conns_and_totals``, which is swapped, never changed.
 """
 
 from __future__ import annotations
@@ -111,10 +111,10 @@ class Engine(ConnDelegate):
         self._dead_letters = (
             None if dead_letters is None else DeadLetters(dead_letters, config, transport, self._known_nsqds)
         )
-        self._keep = self._dead_letters or give_up
+        self._give_up = self._dead_letters or give_up
         self._decision_due = False  # the windows may have to change
         # The connections by address, and the totals of ended ones: received, finished, requeued, timed out.
-        self._table: tuple[dict[str, Conn], list[int]] = {}, [0, 0, 0, 0]
+        self._conns_and_totals: tuple[dict[str, Conn], list[int]] = {}, [0, 0, 0, 0]
         self._dialing: set[Conn] = set()
         self._refusals: dict[str, ServerError] = {}  # by address
         self._given_up = 0
@@ -188,7 +188,7 @@ class Engine(ConnDelegate):
     def stop(self, deadline: float) -> StopReport:
         """Take no more messages, wait for those in flight, cut off the connections that are left."""
         self.ask_to_stop(deadline)
-        # After the line above: an owner that begins now sees ``_unwanted``.
+        # After the line above: an owner that begins now sees ``_stop_requested``.
         if not self.owner.exists:
             return StopReport(clean=True)
         if not self.owns_current_thread():
@@ -208,11 +208,12 @@ class Engine(ConnDelegate):
     def abandon(self) -> None:
         """Forget everything in a forked child: it belongs to the parent."""
         self.owner.abandon()
+        self.pool.abandon()
         self.discovery.abandon()
         self._own_transport.abandon()
         for conn in [*self._conns.values(), *self._dialing.copy()]:
             conn.abandon()
-        self._table = {}, self._table[1]
+        self._conns_and_totals = {}, self._conns_and_totals[1]
         self._inherited = True
         watch, self.watch = self.watch, None
         if watch is not None:
@@ -272,7 +273,7 @@ class Engine(ConnDelegate):
             self.windows.closing(conn)
         self._decide()
 
-    def _stop_when_done(self, told: list[Conn]) -> None:
+    def _stop_when_done(self, closing: list[Conn]) -> None:
         if self._conns and time.monotonic() < self._stop_by:
             return
         left = list(self._conns.values())
@@ -285,7 +286,7 @@ class Engine(ConnDelegate):
         for conn in left:
             conn.close()
         # Join also those that have ended by themselves: their loops report events until their end.
-        conns = {*told, *left}
+        conns = {*closing, *left}
         self._join(
             lambda by: [] if all(conn.join(by) for conn in conns) else ["connections"], lambda: self._join_by
         )
@@ -393,10 +394,10 @@ class Engine(ConnDelegate):
         return {conn: conn.session.in_flight for conn in self._conns.values()}
 
     def _decide(self) -> None:
-        was_short = self.windows.short
+        was_below_target = self.windows.below_target
         self._send_rdy()
-        if self.windows.short and not was_short:
-            # Again: an answer given meanwhile did not see ``short``, and so requested no decision.
+        if self.windows.below_target and not was_below_target:
+            # Again: an answer given meanwhile did not see ``below_target``, and so requested no decision.
             self._send_rdy()
 
     def _send_rdy(self) -> None:
@@ -414,7 +415,7 @@ class Engine(ConnDelegate):
         backoff, now = self.windows.backoff, time.monotonic()
         before = backoff.level, backoff.until
         try:
-            if self.windows.outcome(outcome, now) or self.windows.short:
+            if self.windows.outcome(outcome, now) or self.windows.below_target:
                 self._decide()
         finally:
             conn.put(answer)
@@ -439,7 +440,7 @@ class Engine(ConnDelegate):
 
     @property
     def _conns(self) -> dict[str, Conn]:
-        return self._table[0]
+        return self._conns_and_totals[0]
 
     def dial(self, address: str) -> None:
         """Dial an nsqd, on a thread of discovery."""
@@ -468,8 +469,8 @@ class Engine(ConnDelegate):
         if self._stop_requested or conn.address in self._conns:
             raise Closed(f"the connection to {conn.address} is not needed any more")
         self._refusals.pop(conn.address, None)
-        conns, gone = self._table
-        self._table = {**conns, conn.address: conn}, gone
+        conns, gone = self._conns_and_totals
+        self._conns_and_totals = {**conns, conn.address: conn}, gone
         self._dialing.discard(conn)  # here: a stop from now on must not cut it off
         # Before the loops run: hooks must hear of a connection's beginning before its end.
         self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
@@ -483,9 +484,9 @@ class Engine(ConnDelegate):
             raise
 
     def _forget(self, conn: Conn, cause: NsqError | None) -> None:
-        self._table = (
+        self._conns_and_totals = (
             {address: each for address, each in self._conns.items() if each is not conn},
-            _added(self._table[1], [conn]),
+            _added(self._conns_and_totals[1], [conn]),
         )
         self.windows.disconnected(conn)
         self._decide()
@@ -552,7 +553,7 @@ class Engine(ConnDelegate):
         self.discovery.lost(conn.address, time.monotonic() - conn.connected_at, cause)
 
     def wants_answers(self) -> bool:
-        return self._hooked or self.windows.backoff.level > 0 or self.windows.short
+        return self._hooked or self.windows.backoff.level > 0 or self.windows.below_target
 
     def on_finished(self, conn: Conn, message: Message) -> bool:
         if self._hooked:
@@ -561,7 +562,7 @@ class Engine(ConnDelegate):
         if windows.backoff.level:  # the RDY that follows from this answer goes out before it
             self.owner.ask(partial(self._outcome, Outcome.SUCCESS, conn, message))
             return True
-        if windows.short:
+        if windows.below_target:
             self.request_decision()
         return False
 
@@ -571,7 +572,7 @@ class Engine(ConnDelegate):
         if backoff or self.windows.backoff.level:
             self.owner.ask(partial(self._outcome, outcome, conn, (message, delay_ms)))
             return True
-        if self.windows.short:
+        if self.windows.below_target:
             self.request_decision()
         return False
 
@@ -583,7 +584,7 @@ class Engine(ConnDelegate):
         self._tell(self._hooks.timed_out, message)
         if message.auto_response:  # it was in the inbox, or its handler began it too late
             self.owner.ask(self._handlers_are_late)
-        if self.windows.short:
+        if self.windows.below_target:
             self.request_decision()
 
     # The handlers' threads.
@@ -597,11 +598,11 @@ class Engine(ConnDelegate):
         return any(each.in_flight > 0 and each.in_flight >= each.rdy * _STARVED_AT for each in sessions)
 
     def _gives_up(self, message: Message) -> None:
-        if self._keep is None:
+        if self._give_up is None:
             dead = f"{self.topic.removesuffix(EPHEMERAL)}.dead"
             fate = f"it is lost. Consumer(…, dead_letters={dead!r}) would keep it in that topic"
         else:
-            self._keep(message)
+            self._give_up(message)
             fate = f"{f'topic {self._dead_letters.topic}' if self._dead_letters else 'give_up'} has it"
         most = self._config.max_attempts
         log.error("gave up on %r from %s (max_attempts is %d): %s", message, message.nsqd_address, most, fate)
@@ -626,7 +627,7 @@ class Engine(ConnDelegate):
         return sum([conn.started for conn in self._conns.values()])
 
     def stats(self) -> ConsumerStats:
-        conns, gone = self._table
+        conns, gone = self._conns_and_totals
         received, finished, requeued, timed_out = _added(gone, conns.values())
         return ConsumerStats(
             received=received,
@@ -669,9 +670,9 @@ class Engine(ConnDelegate):
         if self.state != "running":
             return self.state
         if not connections:
-            told = [describe(*refusal) for refusal in self._refusals.copy().items()]
-            told += [nsqd.error for nsqd in self.discovery.state.nsqds if nsqd.error]
-            reasons = dict.fromkeys(told)  # a refusal is in both, but not at the same moment
+            found = [describe(*refusal) for refusal in self._refusals.copy().items()]
+            found += [nsqd.error for nsqd in self.discovery.state.nsqds if nsqd.error]
+            reasons = dict.fromkeys(found)  # a refusal is in both, but not at the same moment
             return "; ".join(["no connection to any nsqd", *itertools.islice(reasons, 3)])
         stuck = [connection for connection in connections if not connection.rdy]
         many, open_ones = len(connections), len(connections) - len(stuck)

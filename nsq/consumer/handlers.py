@@ -89,6 +89,7 @@ class HandlerPool:
         self.at_thread_end: Callable[[], object] | None = None
         """Called by each thread before it ends."""
         self._closed = False
+        self._inherited = False  # by a child that a handler has forked
         self._running: dict[int, Message | list[Message] | None] = {}  # by thread: last message or batch
 
     def __len__(self) -> int:
@@ -145,6 +146,12 @@ class HandlerPool:
             for _ in self._threads:
                 self.inbox.put(None)
         return join_threads(self._threads, deadline)
+
+    def abandon(self) -> None:
+        """End the thread of a child that a handler has forked, once that handler returns or raises: a child
+        has no messages to wait for.
+        """
+        self._inherited = True
 
     def owns_current_thread(self) -> bool:
         return threading.current_thread() in self._threads
@@ -207,7 +214,7 @@ class HandlerPool:
         # The hot path: local names for everything that each message needs.
         me, monotonic, running = threading.get_ident(), time.monotonic, self._running
         get, timed_out_unhandled, max_attempts = self.inbox.get, self.timed_out_unhandled, self._max_attempts
-        while True:
+        while not self._inherited:
             try:
                 message = get(False)
             except queue.Empty:
@@ -224,6 +231,8 @@ class HandlerPool:
                     result = handler(message)
                     again = None if result is None else requeue_for_result(result)
                 except BaseException as error:
+                    if self._inherited:
+                        raise
                     # SystemExit and KeyboardInterrupt too: the thread goes on with the next message.
                     if isinstance(error, GiveUp):
                         self.give_up_for(error, [message])
@@ -243,6 +252,8 @@ class HandlerPool:
                 # The handler has answered it, or it timed out and nsqd has it again.
                 log.debug("%r needs no answer any more", message)
             except BaseException:
+                if self._inherited:
+                    raise
                 log.exception("handling %r failed, which is a bug of ours; nsqd delivers it again", message)
 
     def _outlook(self, message: Message, delay: float) -> str:
@@ -267,7 +278,7 @@ class HandlerPool:
     def _handle_batches(self, handler: BatchHandler, no_backoff: Exceptions, size: int, wait: float) -> None:
         me = threading.get_ident()
         over = False
-        while not over:
+        while not over and not self._inherited:
             over, batch = self._collect(size, wait)
             try:
                 self._running[me] = batch
@@ -283,6 +294,8 @@ class HandlerPool:
                 if ready := [message for message in doubtful if self._accept_or_dispose(message)]:
                     self._handle_batch(handler, no_backoff, ready)
             except BaseException:
+                if self._inherited:
+                    raise
                 log.exception(
                     "handling %d messages failed, which is a bug of ours; nsqd delivers them again",
                     len(batch),
@@ -346,6 +359,8 @@ class HandlerPool:
             result = handler(batch)
             again = None if result is None else requeue_for_result(result)
         except BaseException as error:
+            if self._inherited:
+                raise
             if isinstance(error, GiveUp):
                 self.give_up_for(error, batch)
                 return

@@ -175,7 +175,7 @@ class RdyWindows:
         self._turns: list[Hashable] = []  # the connections with RDY 1, while not all can have it
         self.paused = False
         self.handling = HandlingLimit()
-        self.short = False
+        self.below_target = False
         """Whether a window is too small for want of room: decide again when a message is done."""
 
     @property
@@ -223,7 +223,7 @@ class RdyWindows:
     def decide(self, now: float, in_flight: Mapping[Hashable, int]) -> list[Order]:
         """Shrink windows that are too large, then grow others into the free room; return the orders."""
         nsqds = [nsqd for nsqd in self.nsqds.values() if not nsqd.closing]
-        self._aim(nsqds, now, in_flight)
+        self._set_targets(nsqds, now, in_flight)
         windows = {nsqd.key: min(nsqd.rdy, nsqd.target) for nsqd in nsqds}
         used = sum(max(windows.get(nsqd.key, 0), in_flight.get(nsqd.key, 0)) for nsqd in self.nsqds.values())
         free = self.allowed - used
@@ -232,7 +232,7 @@ class RdyWindows:
                 free += _give_back(nsqd.key, windows, in_flight.get(nsqd.key, 0), -free)
         for nsqd in sorted(nsqds, key=lambda nsqd: nsqd.rdy):
             free -= _grow(nsqd, windows, in_flight.get(nsqd.key, 0), free)
-        self.short = free < 0 or any(windows[nsqd.key] < nsqd.target for nsqd in nsqds)
+        self.below_target = free < 0 or any(windows[nsqd.key] < nsqd.target for nsqd in nsqds)
         changed = [nsqd for nsqd in nsqds if windows[nsqd.key] != nsqd.rdy]
         changed.sort(key=lambda nsqd: windows[nsqd.key] > nsqd.rdy)  # the shrinking ones first
         return [self._grant(nsqd, windows[nsqd.key], now) for nsqd in changed]
@@ -245,7 +245,7 @@ class RdyWindows:
 
     # Targets.
 
-    def _aim(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
+    def _set_targets(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:
         connections = max(len(nsqds), self.expected)
         stopped = self._why_stopped(now)
         if stopped:
@@ -254,12 +254,12 @@ class RdyWindows:
             self._give_turns(nsqds, 1)
             level = f"backing off (level {self.backoff.level})"
             _set_all(nsqds, 0, f"{level}: another connection tests the waters")
-            _set_all(self._having_turns(), 1, f"{level}: tests the waters with one message")
+            _set_all(self._current_holders(), 1, f"{level}: tests the waters with one message")
         elif connections > self.allowed:
             self._give_turns(nsqds, self.allowed)
             many = f"{connections} connections share a max_in_flight of {self.allowed}"
             _set_all(nsqds, 0, f"{many}: waits for its turn")
-            _set_all(self._having_turns(), 1, f"{many}: has its turn")
+            _set_all(self._current_holders(), 1, f"{many}: has its turn")
         else:
             self._turns.clear()
             self._aim_at_shares(nsqds, now, in_flight)
@@ -296,7 +296,7 @@ class RdyWindows:
             waiting.remove(self.nsqds[chosen])
             self._turns.append(chosen)
 
-    def _having_turns(self) -> list[Nsqd]:
+    def _current_holders(self) -> list[Nsqd]:
         return [self.nsqds[key] for key in self._turns]
 
     def _aim_at_shares(self, nsqds: list[Nsqd], now: float, in_flight: Mapping[Hashable, int]) -> None:

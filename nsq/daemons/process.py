@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from nsq.collector import calm_collector
+from nsq.collector import tune_gc
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.logs import DaemonLog, LogOptions
 from nsq.errors import NsqError
@@ -69,7 +69,7 @@ def run_program(
 
 def run(make_daemon: Callable[[], Daemon], log: DaemonLog) -> int:
     """Run until SIGTERM, SIGINT or the end of a drain, and return the exit status."""
-    calm_collector()
+    tune_gc()
     _allow_many_files()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         try:

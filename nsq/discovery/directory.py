@@ -316,12 +316,12 @@ class Lookupd:
     answer: Answer = None  # the newest one of this round
 
     def words(self, now: float) -> str:
-        told = []
+        parts = []
         if self.failed_at is not None:
-            told.append(f"failed {now - self.failed_at:.1f} s ago: {self.error}")
+            parts.append(f"failed {now - self.failed_at:.1f} s ago: {self.error}")
         if self.answered_at is not None:
-            told.append(f"answered {now - self.answered_at:.1f} s ago, listing {len(self.listed)}")
-        return f"nsqlookupd {self.address}: " + ("; before that, ".join(told) or "has not answered yet")
+            parts.append(f"answered {now - self.answered_at:.1f} s ago, listing {len(self.listed)}")
+        return f"nsqlookupd {self.address}: " + ("; before that, ".join(parts) or "has not answered yet")
 
 
 class LookupSchedule:

@@ -107,14 +107,14 @@ class Endpoint(ConnDelegate):
         self._clock = clock
         self._sent: deque[list[Publish]] = deque()  # batches without an answer, in the order of the wire
         self._asked_at = 0.0  # when the oldest of ``_sent`` was sent, or later
-        self._proven = False  # nsqd has stored something over this connection
+        self._has_stored = False  # nsqd has stored something over this connection
         self._error: NsqError | None = None  # why we closed this connection
-        self._halted = False  # nsqd executes no more commands on this connection
-        self._mistake = False  # a caller's mistake made nsqd close the connection; nsqd is well
+        self._server_stopped = False  # nsqd executes no more commands on this connection
+        self._caller_error = False  # a caller's mistake made nsqd close the connection; nsqd is well
         self._again: deque[Publish] = deque()  # publishes to send elsewhere after the connection's end
         self._largest = config.max_body_size if config.coalesce else 0  # bytes of a joined MPUB
         self._stopped = False
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._wakeup: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._to_write: queue.SimpleQueue[Conn | None] = queue.SimpleQueue()
         self.threads: list[threading.Thread] = []
         self.own = OwnConns(config, clock, pool.dispose)
@@ -141,17 +141,17 @@ class Endpoint(ConnDelegate):
         self.address = address  # the read thread waits for it
         for thread in self.threads:
             thread.name = f"{thread.name}-{address}"
-        self.ring()
+        self.wake()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the read thread, so that it looks again whether to dial."""
-        self._bell.put(None)
+        self._wakeup.put(None)
 
     def stop(self) -> None:
         """End the dial, or the connection once everything is written, then both threads. Does not wait."""
         self._stopped = True
         self.own.stop()
-        self.ring()
+        self.wake()
         if self.conn is not None:
             self.conn.close(after_writing=not self.dialing)
 
@@ -166,7 +166,7 @@ class Endpoint(ConnDelegate):
 
     def _run(self) -> None:
         while not (self.address or self._stopped):
-            self._bell.get()
+            self._wakeup.get()
         while not self._stopped:
             try:
                 self._dial()
@@ -192,14 +192,14 @@ class Endpoint(ConnDelegate):
             if left <= 0:
                 break
             with suppress(queue.Empty):
-                self._bell.get(timeout=min(left, 3600.0))
+                self._wakeup.get(timeout=min(left, 3600.0))
 
     def _dial(self) -> None:
         """Dial once, and run the connection's read loop to its end."""
         self.dialing = True
         # New deques: a write loop that ends late must not touch those of the next connection.
         self._sent, self._again = deque(), deque()
-        self._error, self._proven, self._halted, self._mistake = None, False, False, False
+        self._error, self._has_stored, self._server_stopped, self._caller_error = None, False, False, False
         self.overdue = False
         self.conn = conn = Conn(
             self.address,
@@ -277,22 +277,22 @@ class Endpoint(ConnDelegate):
             for _ in range(count):
                 answered += self._sent.popleft()
         except IndexError:
-            self._break_over("an OK to nothing")
+            self._desynchronized("an OK to nothing")
         if not answered:
             return
-        self._halted = False  # a foreign server, which goes on after a fatal error
+        self._server_stopped = False  # a foreign server, which goes on after a fatal error
         self._asked_at = self._clock()
         for publish in answered:
             self.published += publish.messages
-        if not self._proven or self.overdue:
-            self._proven, self.overdue = True, False
+        if not self._has_stored or self.overdue:
+            self._has_stored, self.overdue = True, False
             self._largest = self._config.max_body_size if self._config.coalesce else 0
             self.backoff.succeeded()
             self._pool.owner.wake()
-        self._pool.settled(answered, None)
+        self._pool.complete(answered, None)
 
     def on_response(self, conn: Conn, data: bytes) -> None:
-        self._break_over(repr(data[:80]))
+        self._desynchronized(repr(data[:80]))
 
     def on_error(self, conn: Conn, error: ServerError) -> None:
         if isinstance(self._error, WireError):
@@ -302,9 +302,9 @@ class Endpoint(ConnDelegate):
         if isinstance(error, MpubFailed):
             self._largest = 0  # no joining: nsqd can refuse each publish, which then goes elsewhere
         if error.fatal:  # nsqd closes too, and executes no more commands
-            self._halted, self._mistake = True, bool(batch) and not error.retry
+            self._server_stopped, self._caller_error = True, bool(batch) and not error.retry
             self._break(error)
-        self.failed += sum(not (each.again and each.publish.alone) for each in verdicts)
+        self.failed += sum(not (each.again and each.publish.no_batching) for each in verdicts)
         self._carry_out(verdicts)
         if self._again and self._error is None:  # the connection goes on
             again, self._again = self._again, deque()
@@ -331,10 +331,10 @@ class Endpoint(ConnDelegate):
                 self._sent.popleft(),
                 cause,
                 self.address,
-                executed=not self._halted,
+                executed=not self._server_stopped,
                 retry_uncertain=self._config.retry_uncertain,
             )
-        self.failed += 0 if self._halted else len(verdicts)
+        self.failed += 0 if self._server_stopped else len(verdicts)
         self._carry_out(verdicts)
         # In one call, to keep the order: refused publishes, those sent after them, those not sent.
         self._pool.take_back(self._again, conn.waiting)
@@ -344,9 +344,9 @@ class Endpoint(ConnDelegate):
     def _judge(self, cause: NsqError) -> None:
         """Set the pause before the next dial: none if the connection worked."""
         now = self._clock()
-        if self._mistake:
+        if self._caller_error:
             self.backoff.lost(None, now)
-        elif self._proven and isinstance(cause, ConnectionFailed):
+        elif self._has_stored and isinstance(cause, ConnectionFailed):
             self.backoff.lost(cause, now)
         else:
             self.backoff.failed(cause, now)
@@ -357,9 +357,9 @@ class Endpoint(ConnDelegate):
                 publish.try_again()
                 self._again.append(publish)
             else:
-                self._pool.settled([publish], error)
+                self._pool.complete([publish], error)
 
-    def _break_over(self, what: str) -> None:
+    def _desynchronized(self, what: str) -> None:
         self._break(WireError(f"{self.address} answered with {what}: its answers cannot be matched any more"))
 
     def _break(self, error: NsqError) -> None:
@@ -380,7 +380,7 @@ class Endpoint(ConnDelegate):
         waiting = len(self.conn.waiting) if self.conn is not None else 0
         return waiting + sum(map(len, self._sent.copy()))
 
-    def hopeless(self, since: float) -> bool:
+    def cannot_succeed(self, since: float) -> bool:
         """Whether the last dial, made after ``since`` or a moment ago, failed for a reason that stays."""
         backoff = self.backoff
         if not backoff.final:

@@ -1,7 +1,7 @@
 """The connections of a producer, keyed by the address of their nsqd, and the publishes sent over them.
 
     a user's thread   adds a publish to ``pending``, and to the queue of an open connection or to ``waiting``
-    endpoints' loops  send, read answers, and report each publish's end to ``settled``
+    endpoints' loops  send, read answers, and report each publish's end to ``complete``
     the pool's thread hands ``waiting`` out when a connection opens, takes back the publishes that a closed
                       one left, ends publishes at their deadline, and closes
     callbacks' thread runs futures' callbacks and hooks
@@ -137,7 +137,7 @@ class Pool:
         self._close_by = self._join_by = math.inf
         self._gone = False  # the owner ends: it carries out no more requests
         self._warned_of_loop = False
-        self._rung = False  # endpoints know that a publish waits
+        self._redial_requested = False  # endpoints know that a publish waits
         self._endpoints: tuple[Endpoint, ...] = ()
         self._counts_gone = [0, 0]  # published and failed, of endpoints that are gone
         # Its threads run already, for an nsqd that discovery finds when no more threads can be started.
@@ -206,14 +206,14 @@ class Pool:
             endpoint.own.drop(own, publish)
             raise
         if error is None:
-            self.settled([publish], None)
+            self.complete([publish], None)
             return True
         self._carry_out(refused([publish], error, endpoint.address, self._config.retry_uncertain))
         return False
 
     def _end_unanswered(self, publish: Publish, address: str, cause: NsqError) -> None:
         if self._clock() >= publish.deadline:
-            self.settled([publish], unanswered(publish, address, "no answer in time", cause))
+            self.complete([publish], unanswered(publish, address, "no answer in time", cause))
             return
         retry = self._config.retry_uncertain
         self._carry_out(lost([publish], cause, address, executed=True, retry_uncertain=retry))
@@ -223,7 +223,7 @@ class Pool:
             if again and not publish.done():
                 publish.try_again()
             else:
-                self.settled([publish], error)
+                self.complete([publish], error)
 
     def publish(self, publish: Publish, timeout: float | None, block: bool = True) -> None:
         """Queue a publish, which ends by itself. A caller interrupted after this must call ``cancel``."""
@@ -299,7 +299,7 @@ class Pool:
         """Cancel a publish whose caller was interrupted, unless the loops have claimed it."""
         if publish.caller and publish.sent:
             address = "an nsqd" if publish.endpoint is None else publish.endpoint.address
-            self.settled([publish], unanswered(publish, address, "the call was interrupted"))
+            self.complete([publish], unanswered(publish, address, "the call was interrupted"))
         elif publish.claim.acquire(False):
             self._forget(publish)
             publish.end(unsent(publish, "the call was interrupted"))
@@ -315,7 +315,7 @@ class Pool:
         if publish.claim.acquire(False) or not publish.sent:
             if not reason and endpoint is not None:
                 reason = f"{endpoint.address} did not take it in time"
-            self.settled([publish], unsent(publish, reason or self._reasons()))
+            self.complete([publish], unsent(publish, reason or self._reasons()))
             publish.body, publish.command = b"", None  # it may stay queued for long
         else:
             # It keeps its place on the connection: its answer must not be taken for that of the next.
@@ -347,7 +347,7 @@ class Pool:
 
     # Ends of publishes: the endpoints' loops, and threads that give up.
 
-    def settled(self, publishes: list[Publish], error: NsqError | None) -> None:
+    def complete(self, publishes: list[Publish], error: NsqError | None) -> None:
         """End publishes that have left their connection: with ``error``, or stored."""
         hook = self._hooks[error is not None]
         for publish in publishes:
@@ -462,7 +462,7 @@ class Pool:
         takers = [(each, conn) for each in self._endpoints if (conn := each.open) is not None]
         usable = tuple(each for each in takers if not each[0].overdue) or tuple(takers)
         if usable:
-            self._rung = False
+            self._redial_requested = False
             self._hand_out(usable)
             self.usable = usable
             if self.waiting:  # a publish came between the two lines above
@@ -471,15 +471,15 @@ class Pool:
         self.usable = ()
         self._forget_ended()
         if self.waiting:
-            self._raise_if_hopeless()
+            self._raise_if_none_can_succeed()
         if not self.waiting:
-            self._rung = False
-        elif not self._rung:
-            self._rung = True
+            self._redial_requested = False
+        elif not self._redial_requested:
+            self._redial_requested = True
             if self.discovery.asks:
                 self.discovery.ask_soon()
             for endpoint in self._endpoints:
-                endpoint.ring()  # its pause is shorter now
+                endpoint.wake()  # its pause is shorter now
 
     @property
     def urgent(self) -> bool:
@@ -529,22 +529,22 @@ class Pool:
             older.append(self.waiting.popleft())
         self.waiting.extendleft(reversed(older + publishes))
 
-    def _raise_if_hopeless(self) -> None:
+    def _raise_if_none_can_succeed(self) -> None:
         endpoints = self._endpoints
         if not all(each.backoff.final for each in endpoints):
             return
         for publish in self.waiting.copy():
-            if not endpoints or not all(each.hopeless(publish.started) for each in endpoints):
+            if not endpoints or not all(each.cannot_succeed(publish.started) for each in endpoints):
                 continue
             with suppress(ValueError):
                 self.waiting.remove(publish)
             error = unsent(publish, self._reasons())
             reason = endpoints[0].backoff.reason
-            if len(endpoints) == 1 and not publish.doubts and reason is not None:
+            if len(endpoints) == 1 and not publish.uncertain_at and reason is not None:
                 error = copy.copy(reason)  # callers must not share a traceback
                 error.add_note(f"said by {endpoints[0].address}")
             if publish.claim.acquire(False):
-                self.settled([publish], error)
+                self.complete([publish], error)
 
     def _look_at_deadlines(self) -> None:
         self._wakes_at = -math.inf
@@ -617,7 +617,7 @@ class Pool:
         known = {endpoint.address: endpoint for endpoint in self._endpoints}
         for address, endpoint in known.items():
             endpoint.wanted = address in wanted
-            endpoint.ring()
+            endpoint.wake()
         for address in sorted(wanted - known.keys()):
             try:
                 endpoint = self._spare or self._started()
@@ -636,8 +636,8 @@ class Pool:
         self._refuse_callback("flush")
         publishes = self._unended()
         left = sum([not publish.wait_for(publish.done, deadline) for publish in publishes])
-        told = self.callbacks.wait_until_run(deadline) if self.owner.begun else True
-        return FlushReport(clean=told and not left, unanswered=left)
+        all_called = self.callbacks.wait_until_run(deadline) if self.owner.begun else True
+        return FlushReport(clean=all_called and not left, unanswered=left)
 
     def _unended(self) -> list[Publish]:
         """Omit publishes that wait for the calling thread itself, which may be a signal handler: those not

@@ -14,10 +14,11 @@ from typing import Any, NoReturn, Self
 from nsq.config import Config
 from nsq.connection.handshake import describe, dial
 from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered, UsageError
+from nsq.producer.futures import PublishFuture
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
+    Defer,
     Publish,
-    PublishFuture,
     checked_timeout,
     new_multi_publish,
     new_publish,
@@ -121,12 +122,13 @@ class Producer:
     # Publishing.
 
     def publish(
-        self, topic: str, body: bytes, *, defer: float | None = None, timeout: float | None = None
+        self, topic: str, body: bytes, *, defer: Defer | None = None, timeout: float | None = None
     ) -> None:
         """Return when an nsqd has stored the message.
 
-        nsqd delivers it after ``defer`` seconds. ``timeout`` (default: publish_timeout) covers everything:
-        waiting for room among the pending publishes, connecting, sending, nsqd's answer, further attempts.
+        nsqd delivers it after ``defer``: seconds, a timedelta, or an aware datetime. ``timeout`` (default:
+        publish_timeout) covers everything: waiting for room among the pending publishes, connecting, sending,
+        nsqd's answer, further attempts.
         """
         if self._around_publish is not None:
             with around(self._around_publish, topic, [body]) as (body,):
@@ -147,7 +149,7 @@ class Producer:
         topic: str,
         body: bytes,
         *,
-        defer: float | None = None,
+        defer: Defer | None = None,
         timeout: float | None = None,
         block: bool = True,
     ) -> PublishFuture:

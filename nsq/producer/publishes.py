@@ -13,13 +13,10 @@ from __future__ import annotations
 import _thread
 import copy
 import math
-import sys
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable
-from concurrent.futures import Future
-from concurrent.futures._base import FINISHED, RUNNING
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -35,7 +32,7 @@ from nsq.errors import (
     UsageError,
 )
 from nsq.log import Logger
-from nsq.threads.waiters import Callbacks, Signal, Waiters, event_loop
+from nsq.threads.waiters import Waiters
 from nsq.wire import commands
 from nsq.wire.names import check_topic
 
@@ -79,8 +76,8 @@ class Publish(Waiters):
     )
     command: bytes | None = None
     messages = 1
-    alone = False  # nsqd refused it together with others: do not join it again
-    doubts: tuple[str, ...] = ()  # the nsqds that may have stored it
+    no_batching = False  # nsqd refused it together with others: do not join it again
+    uncertain_at: tuple[str, ...] = ()  # the nsqds that may have stored it
 
     def __init__(self, topic: str, body: bytes) -> None:
         self.locks: list[Any] = []  # instead of Waiters.__init__: a call less per publish
@@ -142,11 +139,14 @@ class Publish(Waiters):
 
 P = TypeVar("P", bound=Publish)
 
+#: Seconds or a timedelta from now, or an aware datetime.
+Defer = float | timedelta | datetime
+
 # Making a publish from a user's arguments.
 
 
-def new_publish(make: type[P], topic: str, body: object, defer: float | None, config: Config) -> P:
-    """Make a PUB, or a DPUB for a message that nsqd delivers after ``defer`` seconds."""
+def new_publish(make: type[P], topic: str, body: object, defer: Defer | None, config: Config) -> P:
+    """Make a PUB, or a DPUB for a message that nsqd delivers after ``defer``."""
     name = _checked_topic(topic) if type(topic) is str else check_topic(topic)
     # The usual case first: this runs for every message.
     if type(body) is not bytes or not 0 < len(body) <= config.max_msg_size:
@@ -227,10 +227,16 @@ def _checked_body(body: object, config: Config, what: str) -> bytes:
     return data
 
 
-def _checked_delay(defer: float, longest: float) -> int:
-    """Return the delay in milliseconds."""
+def _checked_delay(defer: Defer, longest: float) -> int:
+    """Return the delay in milliseconds; at least 0 for a datetime, which may have passed by now."""
+    if isinstance(defer, timedelta):
+        defer = defer.total_seconds()
+    elif isinstance(defer, datetime):
+        if defer.utcoffset() is None:
+            raise InvalidMessage(f"defer is {defer!r}, must have a time zone")
+        defer = max(0.0, defer.timestamp() - time.time())
     if isinstance(defer, bool) or not isinstance(defer, (int, float)) or not math.isfinite(defer):
-        raise InvalidMessage(f"defer is {defer!r}, must be a number of seconds")
+        raise InvalidMessage(f"defer is {defer!r}, must be seconds, a timedelta or an aware datetime")
     if not 0 <= defer <= longest:
         raise InvalidMessage(
             f"defer is {defer:g} s, must be 0 to {longest:g} s (max_defer, to be nsqd's --max-req-timeout)"
@@ -258,7 +264,7 @@ def join(publishes: list[Publish], largest: int) -> list[list[Publish]]:
             topic = publish.topic
             batch, used = growing.get(topic, ([], largest))
         used += size
-        alone = publish.alone or publish.command is not None
+        alone = publish.no_batching or publish.command is not None
         if used <= largest and len(batch) < _JOINED_MESSAGES and not alone:
             batch.append(publish)
             continue
@@ -294,11 +300,11 @@ def refused(batch: list[Publish], error: ServerError, address: str, retry_uncert
     if len(batch) > 1 and isinstance(error, (BadMessage, BadBody)):
         # No message of the batch is stored. One publish is at fault: send each alone now.
         for publish in batch:
-            publish.alone = True
+            publish.no_batching = True
         return [Verdict(publish, error, again=True) for publish in batch]
     if error.maybe_stored:
         for publish in batch:
-            publish.doubts += (address,)
+            publish.uncertain_at += (address,)
         if len(batch) > 1:
             return [
                 Verdict(each, unanswered(each, address, str(error), error), retry_uncertain) for each in batch
@@ -316,7 +322,7 @@ def lost(
         return [Verdict(publish, cause, again=True) for publish in batch]
     verdicts = []
     for publish in batch:
-        publish.doubts += (address,)
+        publish.uncertain_at += (address,)
         verdicts.append(Verdict(publish, unanswered(publish, address, str(cause), cause), retry_uncertain))
     return verdicts
 
@@ -334,164 +340,6 @@ def unanswered(
 
 def unsent(publish: Publish, reason: str) -> NsqError:
     """Return the error for a publish that was not sent, or not sent again."""
-    if publish.doubts:
-        return unanswered(publish, " and ".join(publish.doubts), f"then: {reason}")
+    if publish.uncertain_at:
+        return unanswered(publish, " and ".join(publish.uncertain_at), f"then: {reason}")
     return PublishFailed(f"publishing to {publish.topic!r}: {reason}")
-
-
-# Futures.
-
-
-class PublishFuture(Publish, Future[None]):
-    """The result of ``publish_async``: a concurrent.futures.Future without its Condition.
-
-    A signal handler that raises inside a Condition leaks its lock. Here a waiting thread brings its own lock.
-    Callbacks are kept among these locks: ``release`` hands a callback to the thread that runs callbacks.
-    """
-
-    __slots__ = ("callbacks",)
-
-    callbacks: Callbacks
-    """Runs the callbacks. Set before the publish is sent."""
-
-    __repr__ = Publish.__repr__
-
-    def cancel(self) -> bool:
-        """Return False: a publish cannot be cancelled. It ends at its timeout at the latest."""
-        return False
-
-    def cancelled(self) -> bool:
-        return False
-
-    def running(self) -> bool:
-        return not self.done()
-
-    done = Publish.done
-
-    def result(self, timeout: float | None = None) -> None:
-        error = self.exception(timeout)
-        if error is not None:
-            raise error
-
-    def exception(self, timeout: float | None = None) -> NsqError | None:
-        if not self.done():
-            self._refuse_in_callback()
-            deadline = math.inf if timeout is None else time.monotonic() + timeout
-            if not self.wait_for(self.done, deadline):
-                reason = "before the interpreter" if timeout is None else f"within {timeout:g} s"
-                raise TimeoutError(f"{self!r} has not ended {reason}")
-        return self.error
-
-    def _refuse_in_callback(self) -> None:
-        if self.callbacks.owns_current_thread():
-            raise UsageError(
-                "a future's callback waits for another future of the same producer, which holds up all other "
-                "callbacks: add a callback to that one instead, or wait on another thread"
-            )
-
-    def __await__(self) -> Generator[Any, None, None]:
-        """Wait in a coroutine, as in ``await producer.publish_async(…)``."""
-        if event_loop() is None:
-            raise UsageError("a future was awaited where no asyncio event loop runs: use its result() there")
-        waiter: Awaitable[None] = sys.modules["asyncio"].wrap_future(self)
-        return waiter.__await__()
-
-    def add_done_callback(self, fn: Callable[[Future[None]], object]) -> None:
-        """Call ``fn`` with the future when it ends, on a thread of the producer; at once if it has ended."""
-        callback = Callback(self, fn)
-        self.locks.append(callback)
-        if self.done():  # ``end`` may have missed the callback; only one of us runs it
-            callback.run(Exception)
-
-    def _get_snapshot(self) -> tuple[bool, bool, None, NsqError | None]:
-        """Return done, cancelled, result and exception, for the asyncio of newer Pythons."""
-        return (True, False, None, self.error) if self.done() else (False, False, None, None)
-
-    # Internals that concurrent.futures.wait and as_completed use.
-
-    @property
-    def _state(self) -> str:  # type: ignore[override]
-        frozen = self._frozen.get(_thread.get_ident())
-        return frozen or (FINISHED if self.done() else RUNNING)
-
-    @property
-    def _frozen(self) -> dict[int, str]:
-        """By thread: the state it saw when it "locked" the future, kept until it "unlocks" it."""
-        frozen: dict[int, str] = self.__dict__.setdefault("_states", {})
-        return frozen
-
-    @property
-    def _condition(self) -> Any:  # type: ignore[override]
-        return _Watched(self)
-
-    @property
-    def _waiters(self) -> Any:  # type: ignore[override]
-        return _Watched(self)
-
-
-class Callback:
-    """A future's callback, stored with the waiters' locks; ``release`` queues it for the callback thread."""
-
-    def __init__(self, future: PublishFuture, fn: Callable[[Future[None]], object]) -> None:
-        self.fn = fn
-        self._future = future
-        self._left = [None]  # popped by the thread that runs it
-
-    def release(self) -> None:
-        self._future.callbacks.put(self.run)
-
-    def run(self, kept_here: type[BaseException] = BaseException) -> None:
-        """Call ``fn`` once. On the callbacks' thread catch even SystemExit: that thread must go on."""
-        try:
-            self._left.pop()
-        except IndexError:
-            return
-        try:
-            self.fn(self._future)
-        except kept_here:
-            log.exception("a callback of %r failed", self._future)
-
-
-class _Watched:
-    """Stands in for a future's ``_condition`` and ``_waiters``. Takes no lock; a thread that "holds" it sees
-    one state throughout.
-    """
-
-    def __init__(self, future: PublishFuture) -> None:
-        self._future = future
-
-    def acquire(self) -> None:
-        future = self._future
-        future._frozen[_thread.get_ident()] = FINISHED if future.done() else RUNNING
-
-    def release(self, *_: object) -> None:
-        self._future._frozen.pop(_thread.get_ident(), None)
-
-    __enter__, __exit__ = acquire, release
-
-    def append(self, waiter: Any) -> None:
-        if self._future._state == FINISHED:
-            return
-        self._future._refuse_in_callback()
-        if not isinstance(waiter.event, Signal):
-            waiter.event = Signal()  # interrupting a wait on an Event leaks its lock
-        self._future.add_done_callback(_Told(waiter))
-
-    def remove(self, waiter: Any) -> None:
-        for each in self._future.locks.copy():
-            if isinstance(each, Callback) and each.fn == _Told(waiter):
-                with suppress(ValueError):
-                    self._future.locks.remove(each)
-
-
-@dataclass(frozen=True)
-class _Told:
-    """The callback that tells a waiter of concurrent.futures about the end."""
-
-    waiter: Any
-
-    def __call__(self, future: Future[None]) -> None:
-        if future.exception() is None:
-            self.waiter.add_result(future)
-        else:
-            self.waiter.add_exception(future)

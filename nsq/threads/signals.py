@@ -24,7 +24,7 @@ from types import FrameType
 from typing import Any, Self
 
 from nsq.threads.stop_signals import StopSignals
-from nsq.threads.waiters import Signal
+from nsq.threads.waiters import SafeEvent
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 _WOKEN = b"\0"
@@ -45,7 +45,7 @@ class _Pipe:
     __del__ = property(attrgetter("_close"))
 
     def __init__(self) -> None:
-        self._made = Signal()
+        self._made = SafeEvent()
         self._failure: OSError | None = None
         _thread.start_new_thread(self._make, ())
         self._made.wait()

@@ -72,7 +72,7 @@ class Waiters:
                     self.locks.remove(lock)
 
 
-class Signal(Waiters):
+class SafeEvent(Waiters):
     """An Event that an interrupted wait cannot break."""
 
     __slots__ = ("_set",)
@@ -200,7 +200,7 @@ class Callbacks:
 
     def wait_until_run(self, deadline: float) -> bool:
         """Return whether all callbacks that are queued now have run by ``deadline``."""
-        run = Signal()
+        run = SafeEvent()
         self.put(run.set)
         return run.wait_for(run.is_set, deadline)
 

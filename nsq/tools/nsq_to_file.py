@@ -232,6 +232,9 @@ def archive(options: ToFileOptions) -> int:
     with SignalWatch(signal.SIGHUP) as watch:
         _archive_until_signal(options, writers, watch)
         _end(writers, watch)
+    for writer in writers:
+        if writer.consumer.refusal is not None:
+            raise writer.consumer.refusal
     return 0 if all(writer.ended and not writer.failure for writer in writers) else 1
 
 
@@ -251,11 +254,11 @@ def _end(writers: list[Writer], watch: SignalWatch) -> None:
 
 
 def _archive_until_signal(options: ToFileOptions, writers: list[Writer], watch: SignalWatch) -> None:
-    """Run until a signal, or until a writer has failed. Adds the started writers to ``writers``."""
+    """Run until a signal, a failure, or a refusal by every nsqd. Adds the started writers to ``writers``."""
     wanted = re.compile(options.topic_pattern)
     seen: set[str] = set()
     refresh_at = time.monotonic()
-    while not any(writer.failure for writer in writers):
+    while not any(writer.failure or writer.consumer.refusal for writer in writers):
         now = time.monotonic()
         if now >= refresh_at:
             refresh_at = math.inf if options.topic else now + options.topic_refresh
@@ -265,6 +268,7 @@ def _archive_until_signal(options: ToFileOptions, writers: list[Writer], watch: 
             made = _make_writers(fresh, options, watch)
             writers += made
             for writer in made:
+                writer.consumer._engine.watch = watch  # which is woken when every nsqd refuses it
                 writer.start()
         number = watch.wait(None if math.isinf(refresh_at) else max(0.0, refresh_at - now))
         if number is signal.SIGHUP:

@@ -21,7 +21,7 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from nsq import Config, Consumer, NsqError, Producer, __version__, flags
-from nsq.collector import calm_collector
+from nsq.collector import tune_gc
 from nsq.errors import ConfigError
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.http.nsqd import NsqdApi
@@ -91,7 +91,7 @@ def run(
     except FlagExit as end:
         return _ended(end)
     if argv is None:
-        calm_collector()
+        tune_gc()
     options = parsed.options
     with logging_to_stderr(getattr(options, "log_prefix", ""), getattr(options, "log_level", "info")):
         for warning in parsed.warnings:
@@ -356,15 +356,20 @@ def run_consumers(
 ) -> None:
     """Start the consumers, wait for SIGTERM, SIGINT or until ``ended`` after a ``watch.wake``, and stop them.
 
-    If the stop uses up its time, or a later signal comes, close their producers at once.
+    If the stop uses up its time, or a later signal comes, close their producers at once. Raises the nsqd's
+    error if every nsqd refuses a consumer.
     """
     for consumer in consumers:
+        consumer._engine.watch = watch  # which is woken when every nsqd refuses it
         consumer.start()
-    while not ended() and watch.wait() is None:
-        pass
+    refusal = None
+    while refusal is None and not ended() and watch.wait() is None:
+        refusal = next((consumer.refusal for consumer in consumers if consumer.refusal), None)
     if not stop_all(consumers, watch):
         for producer in producers:
             producer.close(0.0)
+    if refusal is not None:
+        raise refusal
 
 
 def stop_all(consumers: Sequence[Consumer], watch: SignalWatch, timeout: float = STOP_TIMEOUT) -> bool:

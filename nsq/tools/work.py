@@ -114,11 +114,16 @@ class Program:
         self._before = set(sys.modules)
 
     def load(self) -> None:
-        """Import the modules; UsageError when a named consumer is missing."""
+        """Import the modules; UsageError when a named consumer is missing or was started."""
         for target in self._targets:
             found = self._named(target)
             if not callable(found) or isinstance(found, Consumer):
-                _checked_consumers(target, found)
+                for consumer in _checked_consumers(target, found):
+                    if consumer.health().state != "new":
+                        raise UsageError(
+                            f"{target.partition(':')[0]} runs or starts {consumer!r} while it is imported: "
+                            'put that below `if __name__ == "__main__":`; nsq work starts the consumer itself'
+                        )
         if logging.getLogger().handlers:  # the program has configured logging itself
             logging.getLogger("nsq").handlers.clear()
 

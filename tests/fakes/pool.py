@@ -69,7 +69,7 @@ class FakePool:
     def errors(self) -> list[type[object]]:
         return [type(error) for _, error in self.ends]
 
-    def settled(self, publishes: list[Publish], error: NsqError | None) -> None:
+    def complete(self, publishes: list[Publish], error: NsqError | None) -> None:
         self.on_settled()
         for publish in publishes:
             publish.end(error)

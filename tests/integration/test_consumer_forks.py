@@ -51,7 +51,7 @@ def in_child(call):
         os.write(writing, json.dumps(result).encode())
         os._exit(0)
     os.close(writing)
-    killer = threading.Timer(60, os.kill, (child, 9))
+    killer = threading.Timer(40, os.kill, (child, 9))
     killer.start()
     with os.fdopen(reading) as pipe:
         text = pipe.read()
@@ -293,4 +293,35 @@ def test_multiprocessing_workers_share_a_channel(nsqd: Nsqd, tmp_path: Path, met
     assert bodies == sorted(body.decode() for body in numbered(200))
     assert processes == 2
     assert statuses == [0, 0]
+    expect_drained(nsqd)
+
+
+@pytest.mark.parametrize("add", ["add_handler(work)", "add_batch_handler(work, size=1)"])
+@pytest.mark.parametrize("end", ["return", "sys.exit(3)", "raise ValueError('a defect')"])
+def test_a_child_forked_by_a_handler_ends_with_the_handler(nsqd: Nsqd, add: str, end: str) -> None:
+    """A child that went on to wait for messages, which it never gets, would keep its parent waiting."""
+    create(nsqd)
+    publish(nsqd, [b"one", b"two"])
+    program = f"""
+def work(message):
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        {end}
+        return
+    killer = threading.Timer(40, os.kill, (child, 9))
+    killer.start()
+    _, status = os.waitpid(child, 0)
+    killer.cancel()
+    with changed:
+        seen.append(status)
+        changed.notify_all()
+
+consumer = nsq.Consumer("orders", "billing", nsqd=ADDRESS, threads=1)
+consumer.{add}
+with consumer:
+    wait_for(2)
+print(json.dumps(seen))
+"""
+    assert run(program, nsqd) == [0, 0]
     expect_drained(nsqd)

@@ -30,7 +30,7 @@ from .consuming import (
 
 def test_a_message_is_given_up_after_its_attempts(nsqd: Nsqd) -> None:
     create(nsqd)
-    publish(nsqd, [b"hopeless"])
+    publish(nsqd, [b"cannot_succeed"])
     seen = Recorder(lambda message: False)
     kept = Recorder()
     given_up: list[bytes] = []
@@ -44,10 +44,10 @@ def test_a_message_is_given_up_after_its_attempts(nsqd: Nsqd) -> None:
         kept.wait_for(1)
         expect_drained(nsqd, requeues=3)
         until("counted", lambda: consumer.stats().given_up == 1)
-        log.wait_for("ERROR", "gave up on", "attempt 4", "hopeless", nsqd.tcp_address, "give_up has it")
+        log.wait_for("ERROR", "gave up on", "attempt 4", "cannot_succeed", nsqd.tcp_address, "give_up has it")
     assert seen.attempts == [1, 2, 3]
     assert kept.attempts == [4]
-    assert given_up == [b"hopeless"]
+    assert given_up == [b"cannot_succeed"]
 
 
 def test_without_max_attempts_nothing_is_given_up(nsqd: Nsqd) -> None:
@@ -82,7 +82,7 @@ def test_what_cannot_be_kept_is_not_given_up(nsqd: Nsqd) -> None:
 def test_dead_letters_go_to_a_topic(nsqd: Nsqd, own_producer: bool) -> None:
     create(nsqd)
     create(nsqd, "orders.dead", "people")
-    publish(nsqd, [b"hopeless", b"fine"])
+    publish(nsqd, [b"cannot_succeed", b"fine"])
     dead = Recorder()
     with Producer(nsqd.tcp_address) as producer:
         give_up = DeadLetterTopic(producer, "orders.dead")
@@ -93,13 +93,13 @@ def test_dead_letters_go_to_a_topic(nsqd: Nsqd, own_producer: bool) -> None:
         with running(consumer), running(undertaker):
             (message,) = dead.wait_for(1)
             expect_drained(nsqd, requeues=2)
-    assert message.body == b"hopeless"
+    assert message.body == b"cannot_succeed"
 
 
 def test_dead_letters_stay_while_their_topic_cannot_be_reached(nsqd_factory: Factory[Nsqd]) -> None:
     nsqd, cemetery = nsqd_factory(), nsqd_factory()
     create(nsqd)
-    publish(nsqd, [b"hopeless"])
+    publish(nsqd, [b"cannot_succeed"])
     cemetery.stop(keep_data=True)
     with Producer(cemetery.tcp_address, publish_timeout=0.2) as producer:
         consumer = make_consumer(nsqd, max_attempts=1, give_up=DeadLetterTopic(producer, "dead"))

@@ -57,7 +57,7 @@ def counted() -> Iterator[Callable[[Callable[[], object]], Hops]]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "most_functions", "most_files"), [("publish", 15, 6), ("publish_async", 25, 8)]
+    ("kind", "most_functions", "most_files"), [("publish", 15, 6), ("publish_async", 25, 9)]
 )
 def test_a_publish_is_few_hops(kind: str, most_functions: int, most_files: int) -> None:
     with Nsqd(process=True) as nsqd, counted() as count, nsq.Producer(nsqd.tcp_address) as producer:

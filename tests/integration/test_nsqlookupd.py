@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq.collector import calm_collector
+from nsq.collector import tune_gc
 from nsq.daemons.listen import ListenError
 from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqlookupd import tcp
@@ -270,7 +270,7 @@ def fetched(address: str | None, target: str) -> int:
 def collector() -> Iterator[None]:
     """The garbage collector, set as the program sets it."""
     before = gc.get_threshold()
-    calm_collector()
+    tune_gc()
     yield
     gc.set_threshold(*before)
     gc.unfreeze()

@@ -56,6 +56,10 @@ class TestTail:
 
         until("finished", two_finished)
 
+    def test_a_refused_identify_ends_it(self, nsqd: Nsqd, capfd: pytest.CaptureFixture[str]) -> None:
+        assert nsq_tail.main([TOPIC, CHANNEL, nsqd_of(nsqd), "--consumer-opt=msg_timeout,1h"]) == 1
+        assert "E_BAD_BODY" in capfd.readouterr().err.splitlines()[-1]
+
     def test_what_comes_behind_the_last_one_is_not_lost(
         self, nsqd: Nsqd, capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -216,6 +216,14 @@ def test_what_cannot_be_run(
     assert said in capfd.readouterr().err
 
 
+def test_a_module_that_runs_its_consumer_while_it_is_imported_is_refused(work: Work) -> None:
+    """Its workers could not use the consumer, which was started before they were forked."""
+    work.write(text=f"{PROGRAM}\nconsumer.start()\nconsumer.stop()\n")
+    with work.running("app:consumer", status=1):
+        until("refused", lambda: work.process.poll() is not None)
+    assert 'put that below `if __name__ == "__main__":`' in work.log.read_text()
+
+
 def test_a_signal_a_second_after_the_first_ends_the_workers_at_once(work: Work) -> None:
     work.write(pause=300.0)
     with work.running("app:consumer", "--processes=2", "--timeout=200s"):

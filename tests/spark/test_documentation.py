@@ -1,4 +1,4 @@
-"""The Python of the Spark pages is run as their reader would: one block after the other, in one session."""
+"""The Python of the Spark pages, and the README's commands for Spark, run in order, in one session."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from tests.integration.pages import ROOT, SPARK_PAGES, blocks
 from tests.integration.patience import eventually
+from tests.integration.shell_session import shell_session
 from tests.integration.spark.receivers import with_neighbouring_ports
 
 if TYPE_CHECKING:
@@ -83,6 +84,28 @@ def test_the_walkthrough(
         > 0
     )
     assert (ROOT / "docs" / "visits.png").read_bytes().startswith(PNG)
+
+
+def test_the_readme(java: None, tmp_path: Path) -> None:
+    """Its commands for Spark, in the shell in which nsqd was started."""
+    environment = {
+        name: value for name, value in os.environ.items() if name.startswith(("JAVA", "SPARK", "MPL"))
+    }
+    with shell_session(tmp_path, **environment) as session:
+        session.run("nsq up &", "Ctrl-C stops them")
+        session.follow(
+            ROOT / "README.md",
+            [
+                (
+                    "nsq-spark metrics clicks --nsqd 127.0.0.1:4150 --window '1 second' --chart clicks.png",
+                    "^100 messages(.*\n)*.*drawn: clicks.png",
+                ),
+                ("nsq-spark archive clicks --nsqd 127.0.0.1:4150 --to clicks", "^100 messages.* 1 files: "),
+            ],
+            lambda command: "clicks" not in command,
+        )
+        session.run("kill %1; wait")
+    assert (tmp_path / "clicks.png").read_bytes().startswith(PNG)
 
 
 def run_page(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from nsq.collector import calm_collector
+from nsq.collector import tune_gc
 
 
 class Cycle:
@@ -36,12 +36,12 @@ def looks_while_making(count: int) -> int:
 
 def test_messages_in_flight_are_not_looked_at() -> None:
     assert looks_while_making(10_000) > 1
-    calm_collector()
+    tune_gc()
     assert looks_while_making(10_000) <= 1
 
 
 def test_cycles_still_go_away() -> None:
-    calm_collector()
+    tune_gc()
     first = weakref.ref(Cycle())
     looks_while_making(50_000)
     assert first() is None

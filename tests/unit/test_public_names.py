@@ -147,9 +147,9 @@ def install_metadata(site_packages: Path, name: str, version: str) -> None:
 
 
 def run_python(site_packages: Path, *arguments: str) -> tuple[int, str]:
-    # -S: without the packages of this environment, of which nsq is one.
+    # -S: without this environment's packages, of which nsq is one. -E: without PYTHONPATH, which Spark sets.
     done = subprocess.run(
-        [sys.executable, "-S", *arguments],
+        [sys.executable, "-E", "-S", *arguments],
         cwd=site_packages,
         capture_output=True,
         text=True,

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
-from nsq.collector import calm_collector
+from nsq.collector import tune_gc
 from nsq.errors import ConfigError, NsqError, UsageError, WalForeign
 from nsq.log import Logger
 from nsq.spark.receiver import protocol
@@ -205,7 +205,7 @@ class NoPandas:
 
 def prepare_process() -> None:
     """Prepare a process that does nothing but receive."""
-    calm_collector()
+    tune_gc()
     sys.meta_path.insert(0, NoPandas())
 
 

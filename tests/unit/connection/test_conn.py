@@ -955,7 +955,7 @@ class TestInAChild:
     def test_what_is_inherited_is_inert(self, pair: Pair) -> None:
         """What ``abandon`` leaves, seen without a fork: nothing is sent, answers are refused."""
         nsqd, (one,) = in_flight(pair, 1)
-        bell = pair.conn._bell
+        bell = pair.conn._wakeup
         pair.conn.abandon()
         assert not pair.conn.open
         assert nsqd.peer.abandoned

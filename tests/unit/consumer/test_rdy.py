@@ -77,7 +77,7 @@ class World:
     def answer(self, key: str, outcome: Outcome = SUCCESS, count: int = 1) -> None:
         self.in_flight[key] -= count
         self.orders = []
-        if self.windows.outcome(outcome, self.now) or self.windows.short:
+        if self.windows.outcome(outcome, self.now) or self.windows.below_target:
             self.decide()
 
     def set_max_in_flight(self, count: int) -> None:
@@ -160,7 +160,7 @@ class TestShares:
         assert world.rdy == {"a": 5, "b": 4}
         world.answer("a", count=1)
         assert world.rdy == {"a": 5, "b": 5}
-        assert not world.windows.short
+        assert not world.windows.below_target
 
 
 class TestMaxInFlight:

@@ -80,7 +80,7 @@ def endpoint(clock: Clock) -> Endpoint:
 
 
 @pytest.mark.parametrize(
-    ("final", "since", "now", "hopeless"),
+    ("final", "since", "now", "cannot_succeed"),
     [
         (True, 5.0, 5.0, True),
         (True, 4.0, 500.0, True),
@@ -97,26 +97,26 @@ def endpoint(clock: Clock) -> Endpoint:
     ],
 )
 def test_hopeless_is_an_nsqd_that_has_just_refused_for_good(
-    final: bool, since: float, now: float, hopeless: bool
+    final: bool, since: float, now: float, cannot_succeed: bool
 ) -> None:
     """At 5 s."""
     clock = Clock()
     made = endpoint(clock)
     made.backoff.failed(UNAUTHORIZED, 5.0, final=final)
     clock.now = now
-    assert made.hopeless(since) is hopeless
+    assert made.cannot_succeed(since) is cannot_succeed
 
 
 def test_an_nsqd_that_was_not_dialed_yet_is_not_hopeless() -> None:
-    assert not endpoint(Clock()).hopeless(0.0)
+    assert not endpoint(Clock()).cannot_succeed(0.0)
 
 
 def test_while_it_is_dialed_again_it_is_hopeless_only_if_it_refused_during_the_call() -> None:
     made = endpoint(Clock())
     made.backoff.failed(UNAUTHORIZED, 5.0, final=True)
     made.dialing = True
-    assert made.hopeless(5.0)
-    assert not made.hopeless(5.1)
+    assert made.cannot_succeed(5.0)
+    assert not made.cannot_succeed(5.1)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +131,9 @@ def test_while_it_is_dialed_again_it_is_hopeless_only_if_it_refused_during_the_c
 def test_hopeless_only_until_it_changes(change: Any) -> None:
     made = endpoint(Clock())
     made.backoff.failed(UNAUTHORIZED, 5.0, final=True)
-    assert made.hopeless(5.0)
+    assert made.cannot_succeed(5.0)
     change(made.backoff)
-    assert not made.hopeless(5.0)
+    assert not made.cannot_succeed(5.0)
 
 
 def test_the_state_tells_a_pause_from_what_may_be_dialed() -> None:

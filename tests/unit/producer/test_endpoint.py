@@ -262,7 +262,7 @@ class TestError:
         scene.lose()
         assert scene.ended == [first, second]
         assert scene.pool.back == [third]
-        assert third.doubts == ()
+        assert third.uncertain_at == ()
         assert scene.endpoint.failed == 1
 
     @pytest.mark.parametrize("error", [BadTopic("E_BAD_TOPIC"), QUOTA])
@@ -345,7 +345,7 @@ class TestClose:
         scene.lose()
         assert scene.ended == ([] if retry_uncertain else sent) + ended
         assert scene.pool.back == (sent if retry_uncertain else []) + waiting
-        assert [each.doubts for each in sent] == [(A,), (A,)]
+        assert [each.uncertain_at for each in sent] == [(A,), (A,)]
         assert all(each.claim.acquire(False) for each in scene.pool.back)
         assert (scene.endpoint.pending, scene.endpoint.failed) == (0, 3)
         errors = [error for _, error in scene.pool.ends]
@@ -478,7 +478,7 @@ class TestPause:
                 waits.append(timeout)
                 endpoint.wanted = len(waits) == 2
 
-        endpoint._bell = Bell()
+        endpoint._wakeup = Bell()
         endpoint._pause()
         assert waits == [3600.0, 3600.0]
 
@@ -496,8 +496,8 @@ class TestPause:
         endpoint: Any = scene.endpoint
         endpoint._pool = Urgent()
         endpoint.backoff.failed(LOST, scene.clock.now - 1.5)
-        endpoint.ring()
-        endpoint.ring()
+        endpoint.wake()
+        endpoint.wake()
         endpoint._pause()
         assert looks == [False, False, True]
 

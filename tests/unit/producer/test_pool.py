@@ -176,7 +176,7 @@ class TestRoom:
             else:
                 assert is_full(pool)
             if ends and pool.pending:
-                pool.settled([next(iter(pool.pending))], None)
+                pool.complete([next(iter(pool.pending))], None)
 
 
 class TestGivingUp:
@@ -229,8 +229,8 @@ class TestSettled:
         write(endpoint)
         pool.give_up(made[0])
         pool.give_up(made[0])
-        pool.settled(made[:2], None)
-        pool.settled(made, BAD)
+        pool.complete(made[:2], None)
+        pool.complete(made, BAD)
         pool.run_callbacks()
         late, stored, refused = told
         assert isinstance(late, Failed)
@@ -241,7 +241,7 @@ class TestSettled:
 
     def test_a_hook_that_raises_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
         pool = StillPool(on_acknowledged=lambda _: 1 / 0)
-        pool.settled(pool.make(b"a"), None)
+        pool.complete(pool.make(b"a"), None)
         pool.run_callbacks()
         assert "ZeroDivisionError" in caplog.text
 
@@ -251,7 +251,7 @@ class TestSettled:
         monkeypatch.setattr(waiters, "_MAX_EVENTS", 3)
         told: list[Acknowledged] = []
         pool = StillPool(on_acknowledged=told.append)
-        pool.settled(pool.make(*[b"x"] * 10), None)
+        pool.complete(pool.make(*[b"x"] * 10), None)
         assert pool.flush(PAST) == FlushReport(clean=False)  # answered, but the hook has not run
         pool.run_callbacks()
         assert len(told) == 3
@@ -352,7 +352,7 @@ class TestHandingOut:
         for step in steps:
             step()
             pool.turn()
-            rings.append(endpoint._bell.qsize())
+            rings.append(endpoint._wakeup.qsize())
         assert rings == [0, 1, 1, 1, 2]
         assert pool.urgent
 
@@ -807,7 +807,7 @@ def in_order(steps: list[str]) -> None:
             lose(endpoint)
         elif step == "connect" and conn.closed:  # as ``_dial`` does
             endpoint._sent.clear()
-            endpoint._error, endpoint._proven, endpoint._halted = None, False, False
+            endpoint._error, endpoint._has_stored, endpoint._server_stopped = None, False, False
             connect(endpoint)
         elif step == "write" and connected:
             write(endpoint)
@@ -862,10 +862,10 @@ class TestRaces:
         class Slow(StillPool):
             meanwhile: Any = staticmethod(nothing)
 
-            def settled(self, publishes: list[Publish], error: NsqError | None) -> None:
+            def complete(self, publishes: list[Publish], error: NsqError | None) -> None:
                 meanwhile, self.meanwhile = self.meanwhile, nothing
                 meanwhile()
-                super().settled(publishes, error)
+                super().complete(publishes, error)
 
         pool = Slow()
         made = is_sent(pool)

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import math
-import threading
-from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import nullcontext, suppress
+from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -35,7 +30,6 @@ from nsq.errors import (
 )
 from nsq.producer.publishes import (
     Publish,
-    PublishFuture,
     checked_timeout,
     command_of,
     join,
@@ -45,11 +39,10 @@ from nsq.producer.publishes import (
     refused,
     unsent,
 )
-from nsq.threads.waiters import Signal
 from nsq.wire import commands
 from tests.fakes.nsqd import A, B
 from tests.fakes.pool import LOST, QUOTA
-from tests.fakes.threads import PATIENCE, in_threads
+from tests.fakes.threads import in_threads
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -59,7 +52,7 @@ FAILED = PublishFailed("no nsqd took it")
 
 def publish(topic: str = "orders", body: bytes = b"body", *, alone: bool = False) -> Publish:
     made = Publish(topic, body)
-    made.alone = alone
+    made.no_batching = alone
     return made
 
 
@@ -91,12 +84,31 @@ class TestMade:
         assert (made.topic, made.messages, made.size, made.done()) == ("orders", 1, 4, False)
         assert repr(made) == "<Publish orders, 1 messages>"
 
+    def test_a_message_is_deferred_by_a_timedelta_or_until_a_datetime(self) -> None:
+        now = datetime.now(UTC)
+        for defer, milliseconds in (
+            (timedelta(seconds=1.5), 1500),
+            (now.astimezone(timezone(timedelta(hours=9))) + timedelta(seconds=600), 600_000),
+            (now - timedelta(days=1), 0),
+        ):
+            made = new_publish(Publish, "orders", b"body", defer, CONFIG)
+            delay = int(made.command.split(b"\n")[0].split()[2]) if made.command else 0
+            assert milliseconds - 60_000 < delay <= milliseconds
+        with pytest.raises(InvalidMessage, match="must have a time zone"):
+            new_publish(Publish, "orders", b"body", datetime(2030, 1, 1), CONFIG)
+
     @pytest.mark.parametrize(
         ("topic", "body", "defer", "error", "text"),
         [
             *[
-                ("orders", b"body", defer, InvalidMessage, r"^defer is .* must be a number of seconds")
-                for defer in (math.inf, math.nan, True, "30")
+                (
+                    "orders",
+                    b"body",
+                    defer,
+                    InvalidMessage,
+                    r"^defer is .* must be seconds, a timedelta or an aware datetime",
+                )
+                for defer in (math.inf, math.nan, True, "30", object())
             ],
             ("orders", b"body", -0.001, InvalidMessage, r"^defer is -0.001 s, must be 0 to 7200 s"),
             ("orders", b"body", 7201.0, InvalidMessage, r"^defer is 7201 s, must be 0 to 7200 s"),
@@ -230,11 +242,11 @@ class TestJoin:
             assert [each for batch in mine for each in batch] == of_topic
             for one, other in pairwise(mine):
                 both = one + other[:1]  # they would not fit together
-                alone = any(each.command or each.alone for each in both)
+                alone = any(each.command or each.no_batching for each in both)
                 assert alone or 4 + sum(4 + each.size for each in both) > largest
         for batch in batches:
             if len(batch) > 1:
-                assert not any(each.command or each.alone for each in batch)
+                assert not any(each.command or each.no_batching for each in batch)
                 assert command_of(batch) == commands.mpub(batch[0].topic, [each.body for each in batch])
                 # nsqd counts the number of messages, then each with its size.
                 assert len(command_of(batch).partition(b"\n")[2]) - 4 <= largest
@@ -273,11 +285,11 @@ class TestRefused:
         verdicts = refused(batch, error, A, retry_uncertain)
         assert [verdict.publish for verdict in verdicts] == batch
         assert all((type(each.error), each.again) == (kind, again) for each in verdicts)
-        assert all(each.doubts == ((A,) if doubted else ()) for each in batch)
+        assert all(each.uncertain_at == ((A,) if doubted else ()) for each in batch)
         if count > 1 and again and not doubted:
             assert joined(*batch) == [[0], [1], [2]]  # each goes alone from now on
         else:
-            assert not any(each.alone for each in batch)
+            assert not any(each.no_batching for each in batch)
         if not again:  # callers do not share an error
             assert len({id(verdict.error) for verdict in verdicts}) == count
         for each in verdicts:
@@ -330,214 +342,3 @@ class TestEnds:
                 assert claims.count(True) == 1
                 made.try_again()
                 assert made.endpoint is None
-
-
-class Callbacks:
-    """Stands for the thread of that name, and runs at once what it is given."""
-
-    is_ours = False
-
-    def owns_current_thread(self) -> bool:
-        return self.is_ours
-
-    def put(self, callback: Callable[[], None]) -> None:
-        callback()
-
-
-def future(callbacks: Any = None) -> PublishFuture:
-    made = new_publish(PublishFuture, "orders", b"body", None, CONFIG)
-    made.callbacks = callbacks or Callbacks()
-    return made
-
-
-class TestFuture:
-    def test_a_future_runs_until_it_ends_and_cannot_be_cancelled(self) -> None:
-        made = future()
-        assert isinstance(made, Future)
-        assert not made.cancel()
-        assert (made.running(), made.done(), made.cancelled()) == (True, False, False)
-        assert "<Publish orders" in repr(made)
-        for wait in (made.result, made.exception):
-            with pytest.raises(TimeoutError, match="has not ended within 0 s"):
-                wait(0.0)
-
-    @pytest.mark.parametrize("error", [None, FAILED])
-    def test_an_ended_future(self, error: NsqError | None) -> None:
-        made = future()
-        made.end(error)
-        assert made.exception(0.0) is error
-        if error is None:
-            made.result()
-        else:
-            with pytest.raises(PublishFailed):
-                made.result(0.0)
-        assert (made.running(), made.done(), made.cancel(), made.cancelled()) == (False, True, False, False)
-
-    @pytest.mark.parametrize("timeout", [None, PATIENCE])
-    def test_every_thread_that_waits_is_woken(self, timeout: float | None) -> None:
-        made = future()
-        wait = partial(made.exception, timeout)
-        assert in_threads(wait, wait, partial(made.end, FAILED))[:2] == [FAILED, FAILED]
-
-    def test_an_interrupted_wait_does_not_disturb_the_others(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def interrupt(*_: object) -> bool:
-            raise KeyboardInterrupt
-
-        made = future()
-        with monkeypatch.context() as patched:
-            patched.setattr(Signal, "wait", interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                concurrent.futures.wait([made])
-            with pytest.raises(KeyboardInterrupt):
-                next(concurrent.futures.as_completed([made]))
-        made.end(None)
-        assert concurrent.futures.wait([made], PATIENCE).done == {made}
-        made.result(0.0)
-
-
-class TestCallbacks:
-    def test_they_run_in_order_and_once_and_late_ones_at_once(self) -> None:
-        made, called = future(), list[object]()
-        made.add_done_callback(called.append)
-        made.add_done_callback(lambda _: called.append("second"))
-        assert called == []
-        made.end(None)
-        assert called == [made, "second"]
-        made.add_done_callback(lambda _: called.append("late"))
-        made.wake()
-        assert called == [made, "second", "late"]
-
-    def test_one_that_raises_does_not_keep_the_others(self) -> None:
-        made, called = future(), list[object]()
-        made.add_done_callback(lambda _: 1 / 0)
-        made.add_done_callback(called.append)
-        with suppress(ZeroDivisionError):  # the thread that runs callbacks logs it
-            made.end(None)
-        assert called == [made]
-
-    def test_one_that_raises_at_once_is_logged(self, caplog: pytest.LogCaptureFixture) -> None:
-        """As in the standard library: its caller cannot know whether it runs at once."""
-        made = future()
-        made.end(None)
-        made.add_done_callback(lambda _: 1 / 0)
-        assert "ZeroDivisionError" in caplog.text
-
-    def test_each_runs_once_even_if_it_is_added_while_the_publish_ends(self) -> None:
-        for _ in range(100):
-            made, called = future(), list[object]()
-            add = partial(made.add_done_callback, called.append)
-            in_threads(add, partial(made.end, None), add)
-            assert called == [made, made]
-
-    def test_they_must_not_wait_for_futures_of_the_same_producer(self) -> None:
-        callbacks = Callbacks()
-        callbacks.is_ours = True
-        made = future(callbacks)
-        waits: list[Callable[[], object]] = [
-            made.result,
-            lambda: made.exception(PATIENCE),
-            lambda: concurrent.futures.wait([made]),
-            lambda: next(concurrent.futures.as_completed([made])),
-        ]
-        for wait in waits:
-            with pytest.raises(UsageError, match="waits for another future of the same producer"):
-                wait()
-        made.end(None)
-        for wait in waits:
-            wait()
-
-
-class TestTogether:
-    """What concurrent.futures and asyncio do with futures."""
-
-    @pytest.mark.parametrize(
-        ("until", "ends"),
-        [
-            (concurrent.futures.ALL_COMPLETED, [None, FAILED, None]),
-            (concurrent.futures.FIRST_COMPLETED, [None]),
-            (concurrent.futures.FIRST_COMPLETED, [FAILED]),
-            (concurrent.futures.FIRST_EXCEPTION, [None, FAILED]),
-        ],
-    )
-    def test_several_are_waited_for(
-        self, until: str, ends: list[NsqError | None], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        futures = [future(), future(), future()]
-        wait = Signal.wait
-
-        def end_and_wait(signal: Signal, timeout: float | None = None) -> bool:
-            for each, error in zip(futures, ends, strict=False):
-                each.end(error)
-            return wait(signal, timeout)
-
-        monkeypatch.setattr(Signal, "wait", end_and_wait)
-        ended = set(futures[: len(ends)])
-        assert concurrent.futures.wait(futures, PATIENCE, until) == (ended, set(futures) - ended)
-
-    def test_many_threads_wait_for_the_same_while_they_end(self) -> None:
-        for _ in range(30):
-            futures = [future() for _ in range(4)]
-            wait = partial(concurrent.futures.wait, futures, PATIENCE)
-            results = in_threads(wait, wait, *[partial(each.end, None) for each in futures])
-            assert results[0] == results[1] == (set(futures), set())
-
-    def test_those_that_have_ended_are_not_waited_for(self) -> None:
-        ended, running = future(), future()
-        ended.end(None)
-        assert concurrent.futures.wait([ended]).done == {ended}
-        for _ in range(3):
-            assert concurrent.futures.wait([ended, running], 0.0) == ({ended}, {running})
-        assert not running.locks  # a wait that gave up leaves nothing behind
-        wait = partial(concurrent.futures.wait, [ended, running], PATIENCE)
-        (done, _), _ = in_threads(wait, partial(running.end, None))
-        assert done == {ended, running}
-
-    def test_they_are_waited_for_with_futures_of_others(self) -> None:
-        for mine_first in (True, False):
-            mine, other = future(), Future[None]()
-            wait = partial(concurrent.futures.wait, [mine, other] if mine_first else [other, mine], PATIENCE)
-            (done, _), *_ = in_threads(wait, partial(mine.end, None), partial(other.set_result, None))
-            assert done == {mine, other}
-
-    def test_they_come_as_they_are_completed(self) -> None:
-        first, second, never = future(), future(), future()
-        second.end(None)
-        completed = concurrent.futures.as_completed([first, second], PATIENCE)
-        assert next(completed) is second
-        first.end(FAILED)
-        assert next(completed) is first
-        with pytest.raises(StopIteration):
-            next(completed)
-        with pytest.raises(TimeoutError):
-            next(concurrent.futures.as_completed([never], 0.0))
-
-    @pytest.mark.parametrize("awaited", [lambda made: made, asyncio.wrap_future], ids=["itself", "wrapped"])
-    @pytest.mark.parametrize("error", [None, FAILED])
-    def test_a_coroutine_can_await_one(self, error: NsqError | None, awaited: Any) -> None:
-        made = future()
-
-        async def wait() -> None:
-            threading.Thread(target=made.end, args=(error,)).start()
-            await asyncio.wait_for(awaited(made), PATIENCE)
-
-        with nullcontext() if error is None else pytest.raises(PublishFailed):
-            asyncio.run(wait())
-
-    def test_a_coroutine_that_gives_up_does_not_end_the_publish(self) -> None:
-        made = future()
-
-        async def give_up() -> None:
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(asyncio.wrap_future(made), 0.0)
-            assert made.running()
-            made.end(None)
-
-        asyncio.run(give_up())
-        made.result(0.0)
-
-    def test_a_future_is_awaited_only_where_an_event_loop_runs(self) -> None:
-        async def wait() -> None:
-            await future()
-
-        with pytest.raises(UsageError, match="no asyncio event loop"):
-            wait().send(None)

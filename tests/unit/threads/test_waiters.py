@@ -18,7 +18,7 @@ from nsq.errors import ConfigError
 from nsq.threads import waiters
 from nsq.threads.waiters import (
     Callbacks,
-    Signal,
+    SafeEvent,
     Waiters,
     join_threads,
     refuse_eventlet,
@@ -177,7 +177,7 @@ class TestWaiters:
 
 class TestSignal:
     def test_set_and_clear(self) -> None:
-        flag = Signal()
+        flag = SafeEvent()
         assert not flag.is_set()
         assert not flag.wait(0.0)
         flag.set()
@@ -191,7 +191,7 @@ class TestSignal:
 
     @pytest.mark.parametrize("timeout", [None, PATIENCE])
     def test_a_set_wakes_all_who_wait(self, timeout: float | None) -> None:
-        flag = Signal()
+        flag = SafeEvent()
         running = [Running(lambda: flag.wait(timeout)) for _ in range(3)]
         flag.set()
         assert [each.result() for each in running] == [True] * 3
