@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from nsq.consumer.consumer import Consumer as Consumer
     from nsq.consumer.handlers import DeadLetterFile as DeadLetterFile
     from nsq.consumer.handlers import DeadLetterTopic as DeadLetterTopic
+    from nsq.consumer.handlers import GiveUp as GiveUp
     from nsq.consumer.handlers import Requeue as Requeue
     from nsq.consumer.reports import ConsumerHooks as ConsumerHooks
     from nsq.consumer.reports import StopReport as StopReport
@@ -83,6 +84,7 @@ _HOME = {
     "Consumer": "nsq.consumer.consumer",
     "DeadLetterFile": "nsq.consumer.handlers",
     "DeadLetterTopic": "nsq.consumer.handlers",
+    "GiveUp": "nsq.consumer.handlers",
     "Requeue": "nsq.consumer.handlers",
     "ConsumerHooks": "nsq.consumer.reports",
     "StopReport": "nsq.consumer.reports",

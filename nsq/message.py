@@ -6,12 +6,13 @@ in flight. Must not import anything that knows a connection.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from nsq.errors import AlreadyResponded
 
@@ -113,6 +114,10 @@ class Message:
         """Seconds until the message expires."""
         return max(0.0, self.expires_at - time.monotonic())
 
+    def json(self) -> Any:
+        """Return the body, parsed as JSON. Raises ValueError if it is none."""
+        return json.loads(self.body)
+
     def finish(self) -> None:
         """Tell nsqd that the message is done. Raises AlreadyResponded if it was answered or has timed out."""
         self._delegate.finish(self)
@@ -140,14 +145,26 @@ class Message:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        """Finish the message, or requeue it if the block raised. Does nothing if the block answered it."""
+        """Finish the message, or requeue it if the block raised. Does nothing if the block answered it.
+
+        A block that was interrupted has not failed: after KeyboardInterrupt, or in a cancelled task of
+        asyncio, the message comes again at once, and the consumer does not back off.
+        """
         if not self._delegate.holds(self):
             return
         with suppress(AlreadyResponded):  # it expired between the look and the answer
             if kind is None:
                 self.finish()
-            else:
+            elif issubclass(kind, Exception):
                 self.requeue()
+            else:
+                self.requeue(0.0, backoff=False)
+
+    async def __aenter__(self) -> Message:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        self.__exit__(kind, error, traceback)  # answers do not block
 
 
 def finish_all(messages: Iterable[Message]) -> None:

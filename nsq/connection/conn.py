@@ -462,10 +462,12 @@ class Conn:
             self._refuse(message)
         self.put(commands.touch(message.id))
 
-    def touch_expiring(self, now: float, working: Container[Message]) -> None:
-        """Touch messages past half of their time, but not those whose handler left the answer for later."""
+    def touch_expiring(self, now: float, working: Container[Message] | None) -> None:
+        """Touch messages past half of their time, but not those whose handler left the answer for later.
+        ``working`` are those that handlers work on; None touches all.
+        """
         for message in self.session.expiring(now):
-            if message.auto_response or message in working:
+            if message.auto_response or working is None or message in working:
                 with suppress(AlreadyResponded):
                     self.touch(message)
 

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast, overload
 
 from nsq.config import Config
 from nsq.consumer.engine import Engine
-from nsq.consumer.handlers import BatchHandler, Handler
+from nsq.consumer.handlers import BatchHandler, Handler, check_handler
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport
 from nsq.discovery.lookups import Discovery
 from nsq.errors import Closed, ConfigError, Forked, ServerError, UsageError
@@ -54,6 +54,9 @@ class Consumer:
     After more than ``max_attempts`` attempts the consumer gives a message up: it is logged and finished, and
     so lost. With ``dead_letters="orders.dead"`` it is published to that topic before, on one of the nsqds
     that the consumer knows; ``give_up`` is a function that gets it instead.
+
+    ``around_handler`` gets each handler when it is added, and returns the function to call instead, on the
+    handler's threads. ``at_thread_end`` is called by every handler thread before it ends.
     """
 
     def __init__(
@@ -67,6 +70,8 @@ class Consumer:
         dead_letters: str | None = None,
         give_up: Callable[[Message], None] | None = None,
         hooks: ConsumerHooks | None = None,
+        around_handler: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+        at_thread_end: Callable[[], object] | None = None,
         rewrite_address: Callable[[str], str] | None = None,
         accept_addresses: Callable[[list[str]], Iterable[str]] | None = None,
         transport: Transport | None = None,
@@ -94,6 +99,8 @@ class Consumer:
             self._checked_dead_letters(dead_letters, give_up),
         )
         self._engine.pool.threads = checked_whole("threads", threads)
+        self._engine.pool.at_thread_end = checked_callable("at_thread_end", at_thread_end)
+        self._around_handler = checked_callable("around_handler", around_handler)
         self._engine.discovery = Discovery(  # made here, so that a wrong address raises here
             self.topic,
             self.config,
@@ -149,7 +156,7 @@ class Consumer:
         if threads is not None:
             checked_whole("threads", threads)
         self._refuse_started("add_handler")
-        self._engine.pool.add(_function(handler), threads, no_backoff)
+        self._engine.pool.add(self._surrounded(_function(handler)), threads, no_backoff)
         return self
 
     @overload
@@ -198,8 +205,13 @@ class Consumer:
         if isinstance(wait, bool) or not isinstance(wait, (int, float)) or not 0 <= wait <= _LONGEST_WAIT:
             raise ConfigError(f"wait is {wait!r}; it must be seconds, from 0 to {_LONGEST_WAIT:g}")
         self._refuse_started("add_batch_handler")
-        self._engine.pool.add_batch(_function(handler), size, wait, threads, no_backoff)
+        self._engine.pool.add_batch(self._surrounded(_function(handler)), size, wait, threads, no_backoff)
         return self
+
+    def _surrounded(self, handler: H) -> H:
+        """Return the function to call for a handler."""
+        check_handler(handler)  # before another function stands in for it
+        return handler if self._around_handler is None else cast(H, self._around_handler(handler))
 
     def set_threads(self, threads: int) -> None:
         """Set the threads of each handler that was added without a number. Call it before the start."""

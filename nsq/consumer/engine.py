@@ -99,6 +99,8 @@ class Engine(ConnDelegate):
             starved=lambda: self.starved,
             requeue_delay=self.requeue_delay,
         )
+        self.touches_unanswered = False
+        """Whether auto_touch also touches messages that the program answers after their handler's end."""
         self._config = config
         self._own_transport = SocketTransport(config.local_address)
         self._transport = transport or self._own_transport
@@ -344,7 +346,7 @@ class Engine(ConnDelegate):
         self._ticked_at = now
         conns = list(self._conns.values())
         if self._config.auto_touch:
-            working = set(self.pool.in_work())
+            working = None if self.touches_unanswered else set(self.pool.in_work())
             for conn in conns:
                 conn.touch_expiring(now, working)
         for conn in conns:

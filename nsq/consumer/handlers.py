@@ -86,6 +86,8 @@ class HandlerPool:
         # For each handler: the function its threads run, their number, the messages one works on at once.
         self._groups: list[tuple[Callable[[], None], int | None, int]] = []
         self._threads: list[threading.Thread] = []
+        self.at_thread_end: Callable[[], object] | None = None
+        """Called by each thread before it ends."""
         self._closed = False
         self._inherited = False  # by a child that a handler has forked
         self._running: dict[int, Message | list[Message] | None] = {}  # by thread: last message or batch
@@ -100,25 +102,39 @@ class HandlerPool:
         return sum((threads or self.threads) * size for _, threads, size in self._groups)
 
     def add(self, handler: Handler, threads: int | None = None, no_backoff: Exceptions = ()) -> None:
-        _check_handler(handler, no_backoff)
+        check_handler(handler)
+        check_no_backoff(no_backoff)
         self._groups.append((lambda: self._handle_each(handler, no_backoff), threads, 1))
 
     def add_batch(
         self, handler: BatchHandler, size: int, wait: float, threads: int, no_backoff: Exceptions = ()
     ) -> None:
-        _check_handler(handler, no_backoff)
+        check_handler(handler)
+        check_no_backoff(no_backoff)
         self._groups.append((lambda: self._handle_batches(handler, no_backoff, size, wait), threads, size))
 
     def start(self) -> None:
         """Start the threads. Raises RuntimeError when one cannot be started."""
         # Made here: a Thread object made before a fork counts as ended in the child.
         runs = [run for run, threads, _ in self._groups for _ in range(threads or self.threads)]
+        if self.at_thread_end is not None:
+            runs = [partial(self._run_to_end, run, self.at_thread_end) for run in runs]
         self._threads = [
             threading.Thread(target=run, name=f"{self._name}-handler-{number}", daemon=True)
             for number, run in enumerate(runs)
         ]
         for thread in self._threads:
             thread.start()
+
+    @staticmethod
+    def _run_to_end(run: Callable[[], None], at_end: Callable[[], object]) -> None:
+        try:
+            run()
+        finally:
+            try:
+                at_end()
+            except BaseException:
+                log.exception("at_thread_end failed")
 
     def stop(self, deadline: float) -> list[str]:
         """End the threads once the inbox is empty; return the names of those still busy at the deadline.
@@ -218,6 +234,9 @@ class HandlerPool:
                     if self._inherited:
                         raise
                     # SystemExit and KeyboardInterrupt too: the thread goes on with the next message.
+                    if isinstance(error, GiveUp):
+                        self.give_up_for(error, [message])
+                        continue
                     again = requeue_for_exception(error, no_backoff)
                     if not isinstance(error, Requeue):
                         delay = self._requeue_delay(message.attempts)
@@ -313,6 +332,11 @@ class HandlerPool:
             return False
         if self._handled_attempts(message) <= self._max_attempts:
             return True
+        self.give_up(message)
+        return False
+
+    def give_up(self, message: Message) -> None:
+        """Give a message up, and finish it; requeue it if that fails."""
         with suppress(AlreadyResponded):  # ``give_up`` has answered it, or was too slow
             try:
                 self._give_up(message)
@@ -322,7 +346,13 @@ class HandlerPool:
             else:
                 message.finish()
                 self._forget(message)
-        return False
+
+    def give_up_for(self, error: GiveUp, messages: list[Message]) -> None:
+        """Give up the messages that have no answer and are to get one now."""
+        for message in messages:
+            if message.auto_response and not message.responded:
+                log.error("the handler gives up on %r: %s", message, error)
+                self.give_up(message)
 
     def _handle_batch(self, handler: BatchHandler, no_backoff: Exceptions, batch: list[Message]) -> None:
         try:
@@ -331,6 +361,9 @@ class HandlerPool:
         except BaseException as error:
             if self._inherited:
                 raise
+            if isinstance(error, GiveUp):
+                self.give_up_for(error, batch)
+                return
             again = requeue_for_exception(error, no_backoff)
             if not isinstance(error, Requeue):
                 log.exception("batch handler failed on %d messages; %s", len(batch), self._outlook_of(batch))
@@ -348,24 +381,34 @@ class HandlerPool:
                     self._forget(message)
 
 
-_NO_AWAIT = (
-    "Give a plain function that runs it to its end: def handle(message): asyncio.run(handler(message)), or, "
-    "on an event loop of another thread, asyncio.run_coroutine_threadsafe(handler(message), loop).result()"
-)
+_NO_AWAIT = "Give an async def to the add_handler of nsq.aio.Consumer, which runs it on your event loop"
 
 
-def _check_handler(handler: object, no_backoff: object) -> None:
+def check_handler(handler: object) -> None:
     if not callable(handler):
         raise ConfigError(f"handler {handler!r} is not callable")
+    functions = _called(handler)
+    if is_async(handler) or any(map(inspect.isasyncgenfunction, functions)):
+        raise ConfigError(f"handler {handler!r} is an async def, but handlers run in threads. {_NO_AWAIT}")
+    if any(map(inspect.isgeneratorfunction, functions)):
+        raise ConfigError(f"handler {handler!r} has a yield: to call it runs nothing. Write a plain function")
+
+
+def is_async(handler: object) -> bool:
+    """Whether a call of the handler returns a coroutine, as far as one can see."""
+    return any(map(inspect.iscoroutinefunction, _called(handler)))
+
+
+def _called(handler: object) -> tuple[object, object]:
+    """Return the function that a handler calls: itself, or the __call__ of its class."""
     # Python 3.11 does not see through a partial of a method, or of an object with __call__.
     called: Any = handler
     while isinstance(called, (partial, MethodType)):
         called = called.func if isinstance(called, partial) else called.__func__
-    functions = called, type(called).__call__
-    if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in functions):
-        raise ConfigError(f"handler {handler!r} is an async def, but handlers run in threads. {_NO_AWAIT}")
-    if any(map(inspect.isgeneratorfunction, functions)):
-        raise ConfigError(f"handler {handler!r} has a yield: to call it runs nothing. Write a plain function")
+    return called, type(called).__call__
+
+
+def check_no_backoff(no_backoff: object) -> None:
     classes = no_backoff if isinstance(no_backoff, tuple) else ()
     if classes != no_backoff or not all(
         isinstance(c, type) and issubclass(c, BaseException) for c in classes
@@ -391,17 +434,24 @@ class Requeue(NsqError):
         return "requeue"
 
 
+class GiveUp(NsqError):
+    """Raised by a handler that can never handle the message: it is given up at once, as after max_attempts,
+    and goes to the dead letters. The text says why.
+    """
+
+
 #: How to requeue a message: the delay (None: the default one), and whether to back off.
 RequeueDecision = tuple[float | None, bool]
 
 
 def requeue_for_result(result: object) -> RequeueDecision | None:
     """Return how to requeue: a result of False asks for it, as in pynsq; any other result is a success."""
-    if inspect.iscoroutine(result) or inspect.isasyncgen(result) or inspect.isgenerator(result):
-        if inspect.iscoroutine(result):
-            result.close()  # else Python warns that it was never awaited
+    if inspect.iscoroutine(result):
+        result.close()  # else Python warns that it was never awaited
+        raise UsageError(f"the handler returned a coroutine, which nothing here runs. {_NO_AWAIT}")
+    if inspect.isasyncgen(result) or inspect.isgenerator(result):
         raise UsageError(
-            f"the handler returned a {type(result).__name__}, which nothing here runs. {_NO_AWAIT}"
+            f"the handler returned a {type(result).__name__}, which nothing here runs. Write a plain function"
         )
     return (None, True) if result is False else None
 

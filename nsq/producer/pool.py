@@ -248,7 +248,7 @@ class Pool:
         if not self.owner.begun:
             self._start(deadline)
         if len(self.pending) >= self._config.max_pending or self._bytes_left <= 0:
-            self._await_room(deadline, block)
+            self._await_room(publish.topic, deadline, block)
         if self.closed:
             raise Closed("the producer is closed")
 
@@ -270,7 +270,7 @@ class Pool:
         if self._gone:
             self.give_up(publish, "the producer was closed")
 
-    def _await_room(self, deadline: float, block: bool) -> None:
+    def _await_room(self, topic: str, deadline: float, block: bool) -> None:
         if self._has_room():
             return
         full = (
@@ -279,6 +279,8 @@ class Pool:
         if not block:
             raise QueueFull(full)
         self.refuse_own_thread("publish, which would wait for room,")
+        if event_loop() is not None:
+            self._warn_of_event_loop(topic)
         if not self._room.wait_for(lambda: self.closed or self._has_room(), deadline):
             raise QueueFull(f"{full}, and none was answered in time")
 
@@ -334,12 +336,12 @@ class Pool:
             )
 
     def _warn_of_event_loop(self, topic: str) -> None:
-        """Warn once that a publish stops the event loop of its thread while it waits for a connection."""
+        """Warn once that a publish stops the event loop of its thread while it waits."""
         if not self._warned_of_loop:
             self._warned_of_loop = True
             text = (
-                "publish to %r waits for an nsqd on the thread of an event loop, and stops everything there "
-                "for up to its timeout: use `await producer.publish_async(…)`"
+                "publish to %r waits on the thread of an event loop, and stops everything there for up to "
+                "its timeout: use nsq.aio.Producer"
             )
             self.owner.ask(partial(log.warning, text, topic))  # not on the user's thread
 

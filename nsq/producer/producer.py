@@ -6,7 +6,8 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -36,6 +37,10 @@ from nsq.transport.addresses import Addresses, checked, checked_nsqds
 from nsq.transport.base import Transport
 from nsq.transport.dialing import SocketTransport
 from nsq.transport.tls import context_of
+
+#: Called before a publish with its topic and its bodies. Returns the bodies to send, as many, and a function
+#: that is called once with the publish's error, or with None when nsqd has stored it.
+PublishHook = Callable[[str, list[bytes]], tuple[list[bytes], Callable[[BaseException | None], object]]]
 
 
 class Producer:
@@ -67,10 +72,15 @@ class Producer:
         transport: Transport | None = None,
         on_acknowledged: Callable[[Acknowledged], None] | None = None,
         on_failed: Callable[[Failed], None] | None = None,
+        around_publish: PublishHook | None = None,
         **options: Any,
     ) -> None:
         """``nsqd`` and ``nsqlookupd`` take one address or several. ``on_acknowledged`` is called for every
         publish that was stored, ``on_failed`` for every other, on the thread that runs futures' callbacks.
+
+        ``around_publish(topic, bodies)`` is called on the publishing thread, before anything is sent. It
+        returns the bodies to send instead, and a function that gets the publish's error, or None; of
+        ``publish_async`` that function is called on the thread that runs futures' callbacks.
         """
         refuse_eventlet()
         self._config = Config.of(config, options)
@@ -83,10 +93,15 @@ class Producer:
         # Not the pool's: closing that ends its dials. One for all pings: lookups of a name share a thread.
         self._pings = transport or SocketTransport(self._config.local_address)
         self._context = context_of(self._config)
-        for name, hook in (("on_acknowledged", on_acknowledged), ("on_failed", on_failed)):
+        for name, hook in (
+            ("on_acknowledged", on_acknowledged),
+            ("on_failed", on_failed),
+            ("around_publish", around_publish),
+        ):
             if hook is not None and not callable(hook):
                 raise ConfigError(f"{name} is {hook!r}, must be a function")
         self._hooks = on_acknowledged, on_failed
+        self._around_publish = around_publish
         self._pool = self._new_pool()
         abandon_in_children(self)
 
@@ -115,10 +130,18 @@ class Producer:
         publish_timeout) covers everything: waiting for room among the pending publishes, connecting, sending,
         nsqd's answer, further attempts.
         """
+        if self._around_publish is not None:
+            with around(self._around_publish, topic, [body]) as (body,):
+                self._pool.publish_and_wait(new_publish(Publish, topic, body, defer, self._config), timeout)
+            return
         self._pool.publish_and_wait(new_publish(Publish, topic, body, defer, self._config), timeout)
 
     def multi_publish(self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None) -> None:
         """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none."""
+        if self._around_publish is not None:
+            with around(self._around_publish, topic, bodies) as several:
+                self._pool.publish_and_wait(new_multi_publish(Publish, topic, several, self._config), timeout)
+            return
         self._pool.publish_and_wait(new_multi_publish(Publish, topic, bodies, self._config), timeout)
 
     def publish_async(
@@ -139,6 +162,15 @@ class Producer:
         for other futures.
         """
         pool = self._pool
+        if self._around_publish is not None:
+            return self._send_around(
+                self._around_publish,
+                topic,
+                [body],
+                lambda bodies: new_publish(PublishFuture, topic, bodies[0], defer, self._config),
+                timeout,
+                block,
+            )
         publish = new_publish(PublishFuture, topic, body, defer, self._config)
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
@@ -151,9 +183,40 @@ class Producer:
         way at a time keep nsqd busy while you make the next one.
         """
         pool = self._pool
+        if self._around_publish is not None:
+            return self._send_around(
+                self._around_publish,
+                topic,
+                bodies,
+                lambda several: new_multi_publish(PublishFuture, topic, several, self._config),
+                timeout,
+                block,
+            )
         publish = new_multi_publish(PublishFuture, topic, bodies, self._config)
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
+        return publish
+
+    def _send_around(
+        self,
+        hook: PublishHook,
+        topic: str,
+        bodies: Iterable[bytes],
+        make: Callable[[list[bytes]], PublishFuture],
+        timeout: float | None,
+        block: bool,
+    ) -> PublishFuture:
+        """Publish with ``around_publish``; its second function is called when the future ends."""
+        several, ended = begin(hook, topic, bodies)
+        pool = self._pool
+        try:
+            publish = make(several)
+            publish.callbacks = pool.callbacks
+            pool.publish(publish, timeout, block)
+        except BaseException as error:
+            ended(error)
+            raise
+        publish.add_done_callback(lambda future: ended(future.exception()))
         return publish
 
     def _current(self) -> Pool:
@@ -294,3 +357,31 @@ class Producer:
             healthy=any(each.state == "open" for each in connections) or (not problems and bool(connections)),
             problems=problems,
         )
+
+
+# The hook around a publish.
+
+
+def begin(
+    hook: PublishHook, topic: str, bodies: Iterable[bytes]
+) -> tuple[list[bytes], Callable[[BaseException | None], object]]:
+    """Call the hook, unless the bodies are none: then the checks of a publish say so."""
+    if isinstance(bodies, (bytes, bytearray, memoryview, str)) or not isinstance(bodies, Iterable):
+        return bodies, lambda _: None  # type: ignore[return-value]
+    given = list(bodies)
+    several, ended = hook(topic, given)
+    if len(several) != len(given):
+        raise UsageError(f"around_publish returned {len(several)} bodies for {len(given)}")
+    return several, ended
+
+
+@contextmanager
+def around(hook: PublishHook, topic: str, bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
+    """Give the bodies that the hook returns, and tell it how the block ends."""
+    several, ended = begin(hook, topic, bodies)
+    try:
+        yield several
+    except BaseException as error:
+        ended(error)
+        raise
+    ended(None)

@@ -31,7 +31,7 @@ ORDER = [
     ["partitioned"],
     ["work"],
     [PUBLIC],
-    ["tools", "spark", "contrib", "daemons", "testing"],
+    ["aio", "tools", "spark", "contrib", "daemons", "testing"],
     ["__main__"],
 ]
 
@@ -47,7 +47,7 @@ STRANGERS = {"daemons": {"nsqd", "nsqlookupd", "nsqadmin"}}
 # A module from outside, and where alone it may be imported: folders end with a slash.
 ONLY_IN = {
     "socket": ["transport/", "daemons/", "testing/"],
-    "asyncio": ["daemons/", "testing/"],
+    "asyncio": ["aio.py", "contrib/", "daemons/", "testing/"],
     "_xxsubinterpreters": ["threads/waiters.py"],  # private in Python 3.11, renamed later
     "ssl": ["wire/layers/tls.py", "options.py", "config.py", "transport/", "http/", "daemons/", "testing/"],
     "aiohttp": ["daemons/"],
@@ -59,6 +59,10 @@ ONLY_IN = {
     "pandas": ["spark/"],
     "matplotlib": ["spark/"],
     "deltalake": ["spark/"],
+    "prometheus_client": ["contrib/prometheus.py"],
+    "opentelemetry": ["contrib/opentelemetry.py"],
+    "msgspec": ["contrib/codecs.py"],
+    "pydantic": ["contrib/codecs.py"],
     "django": ["contrib/"],
     "celery": ["contrib/celery/"],
     "kombu": ["contrib/celery/"],
@@ -197,6 +201,8 @@ BROKEN = [
     ("tools/nsq_tail.py", "from nsq.contrib.celery import names"),
     ("work/deferring.py", "from nsq import Producer"),
     ("work/deferring.py", "import kombu"),
+    ("consumer/consumer.py", "from nsq import aio"),
+    ("tools/nsq_tail.py", "from nsq.aio import Consumer"),
     ("testing/daemon.py", "import aiohttp"),
     ("unheard_of.py", "from nsq import errors"),
     ("__init__.py", "from nsq.testing import leaks"),

@@ -22,8 +22,21 @@ EXTRAS = {
     "chart": {"matplotlib"},
     "delta": {"nsq[spark]", "deltalake"},
     "celery": {"celery"},
-    "test": {"nsq[server,celery]", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "trustme"}
-    | {"gevent", "eventlet"},
+    "opentelemetry": {"opentelemetry-api"},
+    "msgspec": {"msgspec"},
+    "pydantic": {"pydantic"},
+    "prometheus": {"prometheus_client"},
+    "test": {
+        "nsq[server,celery,prometheus,opentelemetry,msgspec,pydantic]",
+        "opentelemetry-sdk",
+        "pytest",
+        "pytest-timeout",
+        "pytest-xdist",
+        "hypothesis",
+        "trustme",
+        "gevent",
+    }
+    | {"eventlet", "cloudevents", "fastapi", "uvicorn"},
     "spark-test": {"nsq[test,spark,chart,delta]"},
     "browser-test": {"nsq[test]", "playwright", "axe-playwright-python"},
     "dev": {"nsq[test]", "coverage", "ruff", "mypy"},

@@ -454,7 +454,7 @@ class TestWhatIsNoHandler:
     def test_an_async_handler_is_refused_with_what_to_do(
         self, pool: HandlerPool, kind: str, handler: Any
     ) -> None:
-        with pytest.raises(ConfigError, match=r"async def.*def handle\(message\): asyncio\.run"):
+        with pytest.raises(ConfigError, match=r"async def.*nsq\.aio\.Consumer"):
             self.add(pool, kind)(handler)
         assert len(pool) == 0
 

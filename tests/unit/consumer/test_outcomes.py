@@ -32,7 +32,7 @@ def generator() -> Iterator[None]:
 
 @pytest.mark.parametrize("handler", [coroutine, async_generator, generator])
 def test_a_result_that_has_not_run_is_no_success(handler: Callable[[], object]) -> None:
-    with pytest.raises(UsageError, match=r"returned a (coroutine|async_generator|generator).*plain function"):
+    with pytest.raises(UsageError, match=r"returned a (coroutine.*nsq\.aio|.*generator.*plain function)"):
         requeue_for_result(handler())
 
 

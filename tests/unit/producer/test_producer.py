@@ -434,7 +434,7 @@ def test_publishes_that_wait_for_an_nsqd_on_an_event_loops_thread_are_warned_abo
             with pytest.raises(PublishFailed):
                 asyncio.run(publish_on_the_loop(p, timeout=0.01))
         (warning,) = warnings_of(p, caplog)
-        assert "await producer.publish_async" in warning
+        assert "nsq.aio.Producer" in warning
 
 
 def test_other_publishes_are_not_warned_about(

@@ -1,0 +1,616 @@
+"""The client for programs on an asyncio event loop: ``Producer`` and ``Consumer`` with coroutines.
+
+The work is done by the threads of nsq.Producer and nsq.Consumer. This module passes results and messages to
+the loop and never blocks it. Many of them cost one wakeup: a thread that finds a wakeup requested already
+only appends to a deque. An object of this module belongs to the loop on which it was used first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, cast
+
+from nsq.consumer import consumer as threads_consumer
+from nsq.consumer.consumer import checked_callable, checked_seconds, checked_whole
+from nsq.consumer.handlers import (
+    Exceptions,
+    GiveUp,
+    Requeue,
+    RequeueDecision,
+    check_no_backoff,
+    is_async,
+    requeue_for_exception,
+    requeue_for_result,
+)
+from nsq.consumer.reports import StopReport
+from nsq.errors import AlreadyResponded, Closed, ConfigError, QueueFull, UsageError
+from nsq.log import Logger
+from nsq.message import Message
+from nsq.producer import producer as threads_producer
+from nsq.producer.futures import PublishFuture
+from nsq.producer.producer import around
+from nsq.producer.publishes import Defer, checked_timeout, new_multi_publish, new_publish
+from nsq.producer.reports import CloseReport, FlushReport
+from nsq.threads.signals import SignalWatch
+from nsq.threads.stop_signals import StopSignals
+from nsq.threads.waiters import Waiters
+
+log = Logger("nsq.aio")
+
+T = TypeVar("T")
+
+AsyncHandler = Callable[[Message], Coroutine[Any, Any, Any]]
+#: The end of a publish: its error, or None. An error is no exception of the future: asyncio would complain
+#: of one that no task takes, as its task was cancelled.
+Ended = asyncio.Future[Exception | None]
+
+#: Messages that a consumer hands out before it lets other tasks run.
+_IN_A_ROW = 50
+#: Messages here for each that is worked on, so that the next one is at hand.
+_IN_FLIGHT_PER_TASK = 2
+#: Of a stop's time, the part kept for cancelled handlers to give their messages back: this share, and at most
+#: so many seconds.
+_CANCEL_SHARE, _CANCEL_SECONDS = 0.2, 2.0
+#: Seconds until a publish ends that has just got room; it may not be zero.
+_LEAST_TIMEOUT = 0.001
+
+
+class _FromThreads(Generic[T]):
+    """Items that threads pass to an event loop, and one call of ``deliver`` there for all that wait."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, deliver: Callable[[], None]) -> None:
+        self.loop = loop
+        self.items: deque[T] = deque()
+        self._deliver = deliver
+        self._requested = False
+
+    def put(self, item: T) -> None:
+        """Raises RuntimeError if the loop is closed."""
+        self.items.append(item)
+        self.wake()
+
+    def wake(self) -> None:
+        # After the item is in ``items``: if we see a request, ``_run`` has not looked at them yet.
+        if not self._requested:
+            self._requested = True
+            try:
+                self.loop.call_soon_threadsafe(self._run)
+            except RuntimeError:
+                self._requested = False
+                raise
+
+    def _run(self) -> None:
+        self._requested = False
+        self._deliver()
+
+
+# Publishing.
+
+
+class _Result:
+    """Stands in a publish's list of waiters, and passes its end to the loop."""
+
+    __slots__ = ("_results", "deadline", "ended", "publish")
+
+    def __init__(self, results: _FromThreads[_Result], publish: PublishFuture, deadline: float) -> None:
+        self._results = results
+        self.publish = publish
+        self.deadline = deadline
+        self.ended: Ended = results.loop.create_future()
+
+    def release(self) -> None:
+        """Called by the thread that ends the publish."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._results.put(self)
+
+    def end_without_room(self) -> None:
+        """Called at the deadline of a publish that still waits for room."""
+        if not self.ended.done():
+            full = "as many publishes are unanswered as max_pending or max_pending_bytes allow"
+            self.ended.set_result(QueueFull(f"{full}, and none was answered in time"))
+
+
+class _RoomWaiter:
+    """Stands in the pool's list of threads that wait for room; one for all coroutines that do."""
+
+    def __init__(self, room: Waiters, loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
+        self._locks: list[Any] = cast(list[Any], room.locks)
+        self._loop, self._call = loop, call
+        self._released = False
+        self._locks.append(self)
+
+    def release(self) -> None:
+        if self._released:
+            raise RuntimeError("released before")
+        self._released = True
+        self._loop.call_soon_threadsafe(self._call)
+
+    def remove(self) -> None:
+        with suppress(ValueError):
+            self._locks.remove(self)
+
+
+class Producer:
+    """``nsq.Producer`` for coroutines, with the same arguments.
+
+        async with aio.Producer("10.0.0.2:4150") as producer:
+            await producer.publish("orders", b"body")
+
+    A publish ends as one of nsq.Producer does. If its task is cancelled, the message may be stored, unless it
+    still waited for room among max_pending. ``producer`` is the nsq.Producer itself: its ``stats`` and
+    ``health`` do not block.
+    """
+
+    def __init__(self, *addresses: str, **options: Any) -> None:
+        self.producer = threads_producer.Producer(*addresses, **options)
+        self._results: _FromThreads[_Result] | None = None
+        # Publishes that wait for room, and what ends them at their deadline.
+        self._queue: deque[tuple[_Result, asyncio.TimerHandle]] = deque()
+        self._room_waiter: _RoomWaiter | None = None
+
+    def __repr__(self) -> str:
+        return f"<aio.{repr(self.producer)[1:]}"
+
+    async def publish(
+        self, topic: str, body: bytes, *, defer: Defer | None = None, timeout: float | None = None
+    ) -> None:
+        """Return when an nsqd has stored the message. ``timeout`` covers everything, waiting for room too."""
+        hook, config = self.producer._around_publish, self.producer._config
+        if hook is None:
+            await self._send(new_publish(PublishFuture, topic, body, defer, config), timeout)
+            return
+        with around(hook, topic, [body]) as (body,):
+            await self._send(new_publish(PublishFuture, topic, body, defer, config), timeout)
+
+    async def multi_publish(
+        self, topic: str, bodies: Iterable[bytes], *, timeout: float | None = None
+    ) -> None:
+        """Publish all messages at once to one nsqd, which stores all or, unless it fails midway, none."""
+        hook, config = self.producer._around_publish, self.producer._config
+        if hook is None:
+            await self._send(new_multi_publish(PublishFuture, topic, bodies, config), timeout)
+            return
+        with around(hook, topic, bodies) as several:
+            await self._send(new_multi_publish(PublishFuture, topic, several, config), timeout)
+
+    async def _send(self, publish: PublishFuture, timeout: float | None) -> None:
+        results = self._own_results()
+        deadline = time.monotonic() + checked_timeout(timeout, self.producer._config.publish_timeout)
+        result = _Result(results, publish, deadline)
+        if self._queue or not self._try(result):
+            seconds = max(0.0, deadline - time.monotonic())
+            self._queue.append((result, results.loop.call_later(seconds, result.end_without_room)))
+            if self._room_waiter is None:
+                self._send_waiting()
+        error = await result.ended
+        if error is not None:
+            raise error
+
+    def _own_results(self) -> _FromThreads[_Result]:
+        loop = asyncio.get_running_loop()
+        if self._results is None:
+            self._results = _FromThreads(loop, self._deliver)
+        if self._results.loop is not loop:
+            raise UsageError(f"{self!r} belongs to another event loop: make one for each loop")
+        return self._results
+
+    def _try(self, result: _Result) -> bool:
+        """Send a publish, or return False if there is no room for it."""
+        publish, pool = result.publish, self.producer._pool
+        publish.callbacks = pool.callbacks
+        try:
+            pool.publish(publish, max(_LEAST_TIMEOUT, result.deadline - time.monotonic()), block=False)
+        except QueueFull:
+            return False
+        publish.locks.append(result)
+        if publish.done():  # it may have ended before the line above
+            result.release()
+        return True
+
+    def _deliver(self) -> None:
+        assert self._results is not None
+        items = self._results.items
+        while items:
+            result = items.popleft()
+            if not result.ended.done():  # else its task was cancelled, or it came twice
+                result.ended.set_result(result.publish.error)
+
+    def _send_waiting(self) -> None:
+        """Send the publishes that wait for room, in order, as far as there is room now."""
+        self._stop_waiting_for_room()
+        while self._queue:
+            result, timer = self._queue[0]
+            if not result.ended.done():
+                try:
+                    if not self._try(result) and not self._wait_for_room(result):
+                        return
+                except Exception as error:
+                    result.ended.set_result(error)  # such as Closed
+            timer.cancel()
+            self._queue.popleft()
+
+    def _wait_for_room(self, result: _Result) -> bool:
+        """Have ``_send_waiting`` called when there is room, then try once more: room may have come before."""
+        loop = self._own_results().loop
+        self._room_waiter = _RoomWaiter(self.producer._pool._room, loop, self._send_waiting)
+        if not self._try(result):
+            return False
+        self._stop_waiting_for_room()
+        return True
+
+    def _stop_waiting_for_room(self) -> None:
+        if self._room_waiter is not None:
+            self._room_waiter.remove()
+            self._room_waiter = None
+
+    async def flush(self, timeout: float | None = None) -> FlushReport:
+        """Wait until nsqd has answered all publishes so far, as ``nsq.Producer.flush`` does."""
+        return await asyncio.to_thread(self.producer.flush, timeout)
+
+    async def close(self, timeout: float | None = None) -> CloseReport:
+        """Refuse new publishes, wait for pending ones, and disconnect, as ``nsq.Producer.close`` does."""
+        return await asyncio.to_thread(self.producer.close, timeout)
+
+    async def __aenter__(self) -> Self:
+        self._own_results()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+# Consuming.
+
+
+class _Watch:
+    """Told by the engine when the consumer has stopped, or every nsqd refuses the subscription."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    def wake(self) -> None:
+        with suppress(RuntimeError):  # the loop is closed
+            self._wake()
+
+    def abandon(self) -> None: ...
+
+
+class Consumer:
+    """``nsq.Consumer`` for coroutines, with the same arguments but ``threads``. Take messages in a loop:
+
+        async with aio.Consumer("orders", "billing", nsqd="10.0.0.2:4150") as consumer:
+            async for message in consumer:
+                async with message:
+                    await bill(message.body)
+
+    or add handlers and run it:
+
+        consumer = aio.Consumer("orders", "billing", nsqd="10.0.0.2:4150")
+        consumer.add_handler(bill, concurrency=20)
+        await consumer.run()
+
+    ``async with message`` finishes the message at its end; an exception requeues it and makes the consumer
+    back off; a cancelled task requeues it at once and without backing off. ``consumer`` is the nsq.Consumer:
+    its ``stats`` and ``health`` do not block.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        around_handler: Callable[[AsyncHandler], AsyncHandler] | None = None,
+        **options: Any,
+    ) -> None:
+        if "threads" in options:
+            raise ConfigError("aio.Consumer has no threads: give add_handler a concurrency instead")
+        self._around_handler = checked_callable("around_handler", around_handler)
+        self.consumer = threads_consumer.Consumer(topic, channel, **options)
+        self.consumer.add_handler(self._take_over)
+        self._engine = self.consumer._engine
+        # Answers come later, from the loop. A message that waits or is worked on is touched all the same.
+        self._engine.touches_unanswered = True
+        self._handlers: list[tuple[AsyncHandler, int, Exceptions]] = []
+        self._workers: list[asyncio.Task[None]] = []
+        self._messages: _FromThreads[Message] | None = None
+        self._takers: deque[asyncio.Future[None]] = deque()
+        self._taken = 0
+        self._ended = asyncio.Event()
+        self._returns = False  # a stop has begun: messages that nobody has taken go back
+        self._background: set[asyncio.Task[StopReport]] = set()
+
+    def __repr__(self) -> str:
+        return f"<aio.{repr(self.consumer)[1:]}"
+
+    # Handlers.
+
+    def add_handler(
+        self, handler: AsyncHandler, *, concurrency: int = 1, no_backoff: Exceptions = ()
+    ) -> Self:
+        """Add an ``async def`` that is called as ``await handler(message)``, for up to ``concurrency``
+        messages at a time. Its end answers the message as in ``nsq.Consumer.add_handler``; if it is
+        cancelled, the message is requeued without delay and without backing off.
+        """
+        checked_whole("concurrency", concurrency)
+        check_no_backoff(no_backoff)
+        if not is_async(handler):
+            raise ConfigError(
+                f"handler {handler!r} is not an async def, and would stop the event loop while it works: "
+                "write an async def, or give it to an nsq.Consumer, which runs it on threads"
+            )
+        if self._messages is not None:
+            raise Closed(f"add_handler comes before start: {self!r}")
+        if self._around_handler is not None:
+            handler = self._around_handler(handler)
+        self._handlers.append((handler, concurrency, no_backoff))
+        return self
+
+    async def _work(self, handler: AsyncHandler, no_backoff: Exceptions) -> None:
+        while (message := await self._take()) is not None:
+            again: RequeueDecision | None
+            try:
+                result = await handler(message)
+                again = None if result is None else requeue_for_result(result)
+            except asyncio.CancelledError:
+                _answer(message, (0.0, False))
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                continue  # the handler has cancelled something of its own
+            except (KeyboardInterrupt, SystemExit):
+                _answer(message, (0.0, False))
+                raise
+            except GiveUp as error:
+                message.enable_auto_response()
+                await asyncio.to_thread(self._engine.pool.give_up_for, error, [message])
+                continue
+            except BaseException as error:
+                again = requeue_for_exception(error, no_backoff)
+                if not isinstance(error, Requeue):
+                    again = self._engine.requeue_delay(message.attempts), again[1]
+                    log.exception("handler failed on %r; again in %g s", message, again[0])
+            _answer(message, again)
+
+    # Messages: from the handler thread to the loop.
+
+    def _take_over(self, message: Message) -> None:
+        """Pass a message to the loop. Runs on the consumer's handler thread."""
+        messages = self._messages
+        assert messages is not None
+        message.disable_auto_response()
+        self._drop_expired(messages.items)
+        try:
+            messages.put(message)
+        except RuntimeError:  # the loop was closed before the consumer was stopped
+            self._returns = True
+            self.consumer.stop()  # only asks for it here
+        if self._returns:
+            self._return_waiting()
+
+    def _drop_expired(self, items: deque[Message]) -> None:
+        """Drop messages that timed out before they were taken: nsqd delivers them again, and their attempts
+        do not count towards max_attempts. Runs on the handler thread, before another message is put.
+        """
+        with suppress(IndexError):
+            while _is_late(oldest := items.popleft()):
+                self._engine.pool.expire(oldest)
+            items.appendleft(oldest)
+
+    def _return_waiting(self) -> None:
+        """Requeue what waits to be taken. Any thread."""
+        messages = self._messages
+        while messages is not None:
+            try:
+                message = messages.items.popleft()
+            except IndexError:
+                return
+            _answer(message, (0.0, False))
+
+    def _wake_takers(self) -> None:
+        """Wake a taker for each message that waits; at the end, all of them."""
+        assert self._messages is not None
+        if self._over:
+            self._ended.set()
+        count = len(self._takers) if self._over else min(len(self._messages.items), len(self._takers))
+        while count and self._takers:
+            taker = self._takers.popleft()
+            if not taker.done():
+                taker.set_result(None)
+                count -= 1
+
+    @property
+    def _over(self) -> bool:
+        return self._returns or self._engine.report is not None or self._engine.refusal is not None
+
+    async def _take(self) -> Message | None:
+        """Return the next message; None at the end."""
+        messages = self._messages
+        if messages is None:
+            raise UsageError(f"{self!r} has not been started: use it in `async with`")
+        while True:
+            while messages.items and not self._over:
+                self._taken += 1
+                if self._taken % _IN_A_ROW == 0:
+                    await asyncio.sleep(0)
+                try:
+                    message = messages.items.popleft()
+                except IndexError:
+                    break  # another one has taken it
+                if not _is_late(message):
+                    return message
+                self._engine.owner.ask(partial(self._engine.pool.expire, message))
+            if self._over:
+                return None
+            taker = messages.loop.create_future()
+            self._takers.append(taker)
+            try:
+                await taker
+            except BaseException:
+                if taker.cancelled():
+                    with suppress(ValueError):
+                        self._takers.remove(taker)
+                else:
+                    self._wake_takers()  # it was woken for a message that another one can take
+                raise
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        """Return the next message. The iteration ends when the consumer is stopped; it raises nsqd's error,
+        such as Unauthorized, if every nsqd refuses the subscription.
+        """
+        if self._handlers:
+            raise UsageError(
+                f"{self!r} has handlers, which take all its messages: it cannot be iterated over"
+            )
+        message = await self._take()
+        if message is not None:
+            return message
+        if self._engine.refusal is not None and not self._returns:
+            raise self._engine.refusal
+        raise StopAsyncIteration
+
+    # Lifecycle.
+
+    async def start(self) -> Self:
+        """Connect, and begin to take messages."""
+        loop = asyncio.get_running_loop()
+        if self._messages is not None:
+            raise Closed(f"{self!r} cannot be started again: make a new one")
+        self._messages = _FromThreads(loop, self._wake_takers)
+        self._engine.watch = cast(SignalWatch, _Watch(self._messages.wake))
+        at_once = sum(concurrency for _, concurrency, _ in self._handlers) or 1
+        if self.consumer.config.max_in_flight is None:
+            self.consumer.set_max_in_flight(at_once * _IN_FLIGHT_PER_TASK)
+        await asyncio.to_thread(self.consumer.start)
+        for handler, concurrency, no_backoff in self._handlers:
+            for number in range(concurrency):
+                name = f"{self._engine.name}-handler-{number}"
+                self._workers.append(loop.create_task(self._work(handler, no_backoff), name=name))
+        return self
+
+    async def stop(self, timeout: float = 30.0) -> StopReport:
+        """Take no more messages, give back those that wait, let tasks and handlers finish theirs, disconnect.
+
+        Takes up to ``timeout`` seconds; handlers still at work shortly before are cancelled. In a handler it
+        only asks for the stop and returns at once.
+        """
+        timeout = checked_seconds(timeout)
+        if asyncio.current_task() in self._workers:
+            task = asyncio.create_task(self._stop(timeout))
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+            return StopReport(clean=False, in_flight=self.consumer.stats().in_flight)
+        return await self._stop(timeout)
+
+    async def _stop(self, timeout: float) -> StopReport:
+        stopping = asyncio.ensure_future(asyncio.to_thread(self._stop_in_thread, timeout))
+        try:
+            reserved = min(_CANCEL_SECONDS, _CANCEL_SHARE * timeout)
+            await asyncio.wait({stopping}, timeout=timeout - reserved)
+        finally:
+            self._cancel_handlers()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        return await stopping
+
+    def _stop_in_thread(self, timeout: float) -> StopReport:
+        deadline = time.monotonic() + timeout
+        engine = self._engine
+        engine.ask_to_stop(deadline)
+        begun: list[bool] = []
+        engine.owner.ask(lambda: begun.append(True))
+        # Not before RDY is 0: what is requeued before comes straight back.
+        engine.owner.changed.wait_for(lambda: begun or engine.state == "stopped", deadline)
+        self._returns = True
+        self._return_waiting()
+        if self._messages is not None:
+            with suppress(RuntimeError):
+                self._messages.wake()
+        return self.consumer.stop(max(0.0, deadline - time.monotonic()))
+
+    async def run(self, timeout: float = 30.0) -> StopReport:
+        """Start, and stop at SIGTERM or SIGINT, within ``timeout``. Another signal, more than a second later,
+        cancels the handlers.
+
+        If every nsqd refuses the subscription, raises the nsqd's error. On threads other than the main one it
+        handles no signals: there it ends when ``stop`` is called.
+        """
+        if not self._handlers:
+            raise UsageError(f"{self!r} has no handler: call add_handler before run")
+        signals = StopSignals()
+        signalled = False
+
+        def on_signal() -> None:
+            nonlocal signalled
+            if signals.repeats(time.monotonic()):
+                return
+            if signalled:
+                self._cancel_handlers()
+            signalled = True
+            self._ended.set()
+
+        with _handling_signals(on_signal):
+            try:
+                await self.start()
+                await self._ended.wait()
+            finally:
+                report = await self.stop(timeout)
+        if self._engine.refusal is not None and not signalled:
+            raise self._engine.refusal
+        return report
+
+    def _cancel_handlers(self) -> None:
+        for worker in self._workers:
+            worker.cancel()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+def _is_late(message: Message) -> bool:
+    return message.expired or message.responded
+
+
+def _answer(message: Message, again: RequeueDecision | None) -> None:
+    """Finish the message or requeue it, unless it has an answer."""
+    with suppress(AlreadyResponded):
+        if message.responded:
+            return
+        if again is None:
+            message.finish()
+        else:
+            message.requeue(again[0], backoff=again[1])
+
+
+@contextmanager
+def _handling_signals(call: Callable[[], None]) -> Iterator[None]:
+    """Have the loop call ``call`` at SIGTERM and SIGINT, if this is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in before:
+        loop.add_signal_handler(number, call)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

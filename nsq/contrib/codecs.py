@@ -1,0 +1,137 @@
+"""Typed bodies: JSON, msgspec or pydantic, with or without an envelope of CloudEvents.
+
+    orders = Pydantic(Order)
+    producer.publish("orders", orders.encode(Order(number=1, amount=20)))
+
+    @orders.handler
+    def bill(order: Order, message: nsq.Message) -> None: ...
+
+    consumer.add_handler(bill)
+
+What a codec cannot decode no attempt will: such a message is given up at once, and goes to the dead letters.
+Errors of the handler itself are retried as ever.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import wraps
+from typing import Any, Generic, TypeVar
+
+from nsq import GiveUp, Message
+from nsq.consumer.handlers import is_async
+from nsq.producer.producer import PublishHook
+from nsq.wire.envelope import unwrap, wrap
+
+T = TypeVar("T")
+
+
+class Codec(Generic[T]):
+    """Turns objects into bodies and back; ``decode`` raises ValueError for a body that is none of its own."""
+
+    def encode(self, value: T) -> bytes:
+        raise NotImplementedError
+
+    def decode(self, body: bytes) -> T:
+        raise NotImplementedError
+
+    def of(self, message: Message) -> T:
+        """Decode a message, with or without an envelope. Raises GiveUp if that is impossible."""
+        envelope = unwrap(message.body)
+        try:
+            return self.decode(message.body if envelope is None else envelope.body)
+        except (ValueError, RecursionError) as error:
+            raise GiveUp(f"the body cannot be decoded: {error}") from error
+
+    def handler(self, function: Callable[[T, Message], Any]) -> Callable[[Message], Any]:
+        """Return a handler that calls ``function(value, message)``; of an async def, one for nsq.aio."""
+
+        @wraps(function)
+        def handle(message: Message) -> Any:
+            return function(self.of(message), message)
+
+        @wraps(function)
+        async def handle_on_loop(message: Message) -> Any:
+            return await function(self.of(message), message)
+
+        return handle_on_loop if is_async(function) else handle
+
+
+class Json(Codec[Any]):
+    """Whatever the json module takes."""
+
+    def encode(self, value: Any) -> bytes:
+        return json.dumps(value, separators=(",", ":")).encode()
+
+    def decode(self, body: bytes) -> Any:
+        return json.loads(body)
+
+
+class Msgspec(Codec[T]):
+    """A type that msgspec knows, such as a Struct, as JSON."""
+
+    def __init__(self, kind: type[T]) -> None:
+        try:
+            import msgspec
+        except ImportError as error:
+            raise ImportError("codecs.Msgspec needs msgspec: pip install 'nsq[msgspec]'") from error
+        self._encoder, self._decoder = msgspec.json.Encoder(), msgspec.json.Decoder(kind)
+
+    def encode(self, value: T) -> bytes:
+        return self._encoder.encode(value)
+
+    def decode(self, body: bytes) -> T:
+        return self._decoder.decode(body)
+
+
+class Pydantic(Codec[T]):
+    """A model of pydantic, or another type that its TypeAdapter takes, as JSON."""
+
+    def __init__(self, kind: type[T]) -> None:
+        try:
+            from pydantic import TypeAdapter
+        except ImportError as error:
+            raise ImportError("codecs.Pydantic needs pydantic: pip install 'nsq[pydantic]'") from error
+        self._adapter = TypeAdapter(kind)
+
+    def encode(self, value: T) -> bytes:
+        return self._adapter.dump_json(value)
+
+    def decode(self, body: bytes) -> T:
+        return self._adapter.validate_json(body)
+
+
+# Envelopes.
+
+
+def enveloping(source: str, kind: str, *, is_json: bool = False, **headers: str) -> PublishHook:
+    """Return an ``around_publish`` for a producer, which puts every body into an envelope of CloudEvents with
+    these headers. ``is_json`` says that all bodies are valid JSON, which is not checked.
+    """
+    wrap(b"1", {"id": "1", "source": source, "type": kind, **headers})  # a wrong header raises here
+
+    def around(_: str, bodies: list[bytes]) -> tuple[list[bytes], Callable[[object], object]]:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        head = {"source": source, "type": kind, "time": now, **headers}
+        wrapped = [wrap(body, {"id": str(uuid.uuid4()), **head}, is_json=is_json) for body in bodies]
+        return wrapped, _ignore
+
+    return around
+
+
+def _ignore(_: object) -> None: ...
+
+
+def headers_of(message: Message) -> dict[str, str]:
+    """Return the headers of a message's envelope; empty if it has none."""
+    envelope = unwrap(message.body)
+    return {} if envelope is None else envelope.attributes
+
+
+def body_of(message: Message) -> bytes:
+    """Return the body inside the message's envelope, or the message's body if it has none."""
+    envelope = unwrap(message.body)
+    return message.body if envelope is None else envelope.body

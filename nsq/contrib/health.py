@@ -1,0 +1,108 @@
+"""A tiny HTTP endpoint with the health of consumers, for a plain ``run()``:
+
+    with serving_health("127.0.0.1:8080", consumer):
+        consumer.run()
+
+    /live    200 until a consumer has stopped, then 503
+    /ready   200 while messages can come to all consumers, else 503: Kubernetes' probes
+    /health  the same status as /ready, and what ``health()`` says as JSON
+
+A consumer that is paused or backs off is ready: it waits on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from nsq import Consumer
+from nsq.consumer.reports import ConsumerHealth
+from nsq.errors import ConfigError
+from nsq.transport.addresses import join, split
+from nsq.transport.sockets import address_family
+
+#: Seconds that a client may take for its request.
+_REQUEST_SECONDS = 5
+#: Seconds between two looks whether the server is to end.
+_STEP = 0.1
+
+
+@contextmanager
+def serving_health(address: str, *consumers: Consumer) -> Iterator[str]:
+    """Serve on ``host:port`` in the block, on own threads; give the address. Port 0 takes a free one."""
+    if not consumers:
+        raise ConfigError("serving_health needs at least one consumer")
+    host, port = _listen_address(address)
+
+    class Server(ThreadingHTTPServer):
+        address_family = address_family(host)
+        daemon_threads = True
+
+    try:
+        server = Server((host, port), _page_of(consumers))
+    except OSError as error:
+        raise ConfigError(f"the health endpoint cannot listen on {address}: {error}") from error
+    thread = threading.Thread(
+        target=server.serve_forever, args=(_STEP,), name=f"nsq-health-{server.server_port}", daemon=True
+    )
+    thread.start()
+    try:
+        yield join(host, server.server_port)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()  # waits for no request: they are short, and on daemon threads
+
+
+def _listen_address(text: str) -> tuple[str, int]:
+    """Split ``host:port``; ``:8080`` means every interface, and port 0 a free port."""
+    text = f"0.0.0.0{text}" if text.startswith(":") else text
+    if text.endswith(":0"):
+        return split(f"{text[:-1]}1")[0], 0
+    return split(text)
+
+
+def _page_of(consumers: tuple[Consumer, ...]) -> type[BaseHTTPRequestHandler]:
+    class Page(BaseHTTPRequestHandler):
+        timeout = _REQUEST_SECONDS
+
+        def do_GET(self) -> None:
+            reports = [consumer.health() for consumer in consumers]
+            good = {"/live": _is_live, "/ready": _is_ready, "/health": _is_ready}.get(self.path)
+            if good is None:
+                self._answer(404, {"error": f"there is no {self.path}: ask /live, /ready or /health"})
+                return
+            status = 200 if all(map(good, reports)) else 503
+            content: dict[str, object] = {"ok": status == 200}
+            if self.path == "/health":
+                content["consumers"] = [
+                    {"topic": consumer.topic, "channel": consumer.channel, **asdict(report)}
+                    for consumer, report in zip(consumers, reports, strict=True)
+                ]
+            self._answer(status, content)
+
+        def _answer(self, status: int, content: dict[str, object]) -> None:
+            body = json.dumps(content).encode() + b"\n"
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Log no requests."""
+
+    return Page
+
+
+def _is_live(report: ConsumerHealth) -> bool:
+    return report.state != "stopped"
+
+
+def _is_ready(report: ConsumerHealth) -> bool:
+    waits = report.paused or report.backoff_level > 0
+    return report.state == "running" and (report.ok or (waits and bool(report.connections)))

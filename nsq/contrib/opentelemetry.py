@@ -1,0 +1,192 @@
+"""Traces and metrics by OpenTelemetry's messaging conventions (``pip install 'nsq[opentelemetry]'``).
+
+    telemetry = Telemetry(source="/shop")
+    producer = nsq.Producer("10.0.0.2:4150", **telemetry.of_producer())
+    traced = telemetry.of_consumer("orders", "billing")
+    consumer = nsq.Consumer("orders", "billing", nsqd="10.0.0.2:4150", **traced)
+
+With a ``source``, every body is put into an envelope of CloudEvents, which carries the context of the trace
+to the consumer. Without one, bodies are unchanged, and producer and consumer have traces of their own.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+try:
+    from opentelemetry import metrics, propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, Span, SpanKind, StatusCode
+except ImportError as error:
+    raise ImportError(
+        "nsq.contrib.opentelemetry needs opentelemetry-api: pip install 'nsq[opentelemetry]'"
+    ) from error
+
+from nsq import GiveUp, Message, Requeue, __version__
+from nsq.consumer.handlers import is_async
+from nsq.transport.addresses import split
+from nsq.wire.envelope import unwrap, wrap
+
+#: The parts of a trace's context that may stand in an envelope.
+_CONTEXT = ("traceparent", "tracestate")
+
+
+class Telemetry:
+    """Makes arguments for producers and consumers, with the given providers or the global ones.
+
+    A consumer's span links to the spans of the producers of its messages. With ``parents=True`` the span for
+    a single message is the child of its producer's span instead, so that both are one trace.
+    """
+
+    def __init__(
+        self,
+        *,
+        source: str = "",
+        parents: bool = False,
+        tracer_provider: trace.TracerProvider | None = None,
+        meter_provider: metrics.MeterProvider | None = None,
+    ) -> None:
+        self._source, self._parents = source, parents
+        self._tracer = trace.get_tracer("nsq", __version__, tracer_provider)
+        meter = metrics.get_meter("nsq", __version__, meter_provider)
+        self._operation_seconds = meter.create_histogram(
+            "messaging.client.operation.duration", "s", "Duration of a publish."
+        )
+        self._sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Messages sent.")
+        self._process_seconds = meter.create_histogram(
+            "messaging.process.duration", "s", "Duration of a handler."
+        )
+        self._consumed = meter.create_counter(
+            "messaging.client.consumed.messages", "{message}", "Messages given to handlers."
+        )
+
+    # Publishing.
+
+    def of_producer(self) -> dict[str, Any]:
+        """Return arguments for a Producer."""
+        return {"around_publish": self._around_publish}
+
+    def _around_publish(
+        self, topic: str, bodies: list[bytes]
+    ) -> tuple[list[bytes], Callable[[BaseException | None], object]]:
+        began = time.perf_counter()
+        common: dict[str, Any] = _attributes("publish", "send", topic)
+        about = dict(common)
+        if len(bodies) == 1:
+            about["messaging.message.body.size"] = len(bodies[0])
+        else:
+            about["messaging.batch.message_count"] = len(bodies)
+        span = self._tracer.start_span(f"publish {topic}", kind=SpanKind.PRODUCER, attributes=about)
+        if self._source:
+            carrier: dict[str, str] = {}
+            propagate.inject(carrier, trace.set_span_in_context(span))
+            head = {"source": self._source, "type": topic}
+            head |= {name: carrier[name] for name in _CONTEXT if name in carrier}
+            bodies = [wrap(body, {"id": str(uuid.uuid4()), **head}) for body in bodies]
+        count = len(bodies)
+
+        def ended(error: BaseException | None) -> None:
+            if error is not None:
+                common["error.type"] = type(error).__qualname__
+                _fail(span, error)
+            span.end()
+            self._operation_seconds.record(time.perf_counter() - began, common)
+            self._sent.add(count, common)
+
+        return bodies, ended
+
+    # Consuming.
+
+    def of_consumer(self, topic: str, channel: str) -> dict[str, Any]:
+        """Return arguments for a Consumer of this topic and channel."""
+        common = _attributes("process", "process", topic)
+        common["messaging.destination.subscription.name"] = channel
+
+        def around(handler: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(handler)
+            def handle(messages: Any) -> Any:
+                with self._processing(messages, common):
+                    return handler(messages)
+
+            @wraps(handler)
+            async def handle_on_loop(message: Message) -> Any:
+                with self._processing(message, common):
+                    return await handler(message)
+
+            return handle_on_loop if is_async(handler) else handle
+
+        return {"around_handler": around}
+
+    @contextmanager
+    def _processing(self, given: Message | list[Message], common: dict[str, Any]) -> Iterator[None]:
+        began = time.perf_counter()
+        messages = given if isinstance(given, list) else [given]
+        about, result = dict(common), dict(common)
+        if isinstance(given, list):
+            about["messaging.batch.message_count"] = len(given)
+        else:
+            about |= _attributes_of(given)
+        contexts = list(map(_context_of, messages))
+        parent = contexts[0] if self._parents and not isinstance(given, list) else None
+        found = [trace.get_current_span(each).get_span_context() for each in contexts if each is not None]
+        links = [] if parent is not None else [Link(each) for each in found if each.is_valid]
+        with self._tracer.start_as_current_span(
+            f"process {common['messaging.destination.name']}",
+            context=parent,
+            kind=SpanKind.CONSUMER,
+            attributes=about,
+            links=links,
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                yield
+            except Requeue:  # no error: trying later is normal
+                raise
+            except BaseException as error:
+                result["error.type"] = type(error).__qualname__
+                _fail(span, error)
+                raise
+            finally:
+                self._process_seconds.record(time.perf_counter() - began, result)
+                self._consumed.add(len(messages), result)
+
+
+def _attributes(name: str, kind: str, topic: str) -> dict[str, Any]:
+    return {
+        "messaging.system": "nsq",
+        "messaging.operation.name": name,
+        "messaging.operation.type": kind,
+        "messaging.destination.name": topic,
+    }
+
+
+def _attributes_of(message: Message) -> dict[str, Any]:
+    host, port = split(message.nsqd_address)
+    return {
+        "messaging.message.id": message.id.decode("latin-1"),
+        "messaging.message.body.size": len(message.body),
+        "server.address": host,
+        "server.port": port,
+    }
+
+
+def _context_of(message: Message) -> Context | None:
+    """Return the context of the trace in which the message was published; None if it carries none."""
+    envelope = unwrap(message.body)
+    if envelope is None or "traceparent" not in envelope.attributes:
+        return None
+    carrier = {name: envelope.attributes[name] for name in _CONTEXT if name in envelope.attributes}
+    return propagate.extract(carrier, Context())
+
+
+def _fail(span: Span, error: BaseException) -> None:
+    span.set_attribute("error.type", type(error).__qualname__)
+    span.set_status(StatusCode.ERROR, str(error))
+    if not isinstance(error, GiveUp):
+        span.record_exception(error)

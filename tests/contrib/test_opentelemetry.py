@@ -1,0 +1,185 @@
+"""Spans and metrics of real clients, in OpenTelemetry's in-memory exporters."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import messaging_attributes
+from opentelemetry.semconv._incubating.metrics import messaging_metrics
+from opentelemetry.trace import SpanKind
+
+import nsq
+from nsq import aio
+from nsq.contrib.codecs import body_of
+from nsq.contrib.opentelemetry import Telemetry
+from nsq.testing import Nsqd
+
+PATIENCE = 60.0
+
+
+class Recorded:
+    def __init__(self) -> None:
+        self._spans, self._reader = InMemorySpanExporter(), InMemoryMetricReader()
+        self.tracers = TracerProvider(shutdown_on_exit=False)
+        self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
+        self.meters = MeterProvider([self._reader], shutdown_on_exit=False)
+
+    def telemetry(self, **options: Any) -> Telemetry:
+        return Telemetry(tracer_provider=self.tracers, meter_provider=self.meters, **options)
+
+    def spans(self, kind: SpanKind) -> list[ReadableSpan]:
+        return [span for span in self._spans.get_finished_spans() if span.kind is kind]
+
+    def metrics(self) -> dict[str, list[Any]]:
+        data = self._reader.get_metrics_data()
+        assert data is not None
+        scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics]
+        return {metric.name: list(metric.data.data_points) for scope in scopes for metric in scope.metrics}
+
+
+@pytest.fixture
+def recorded() -> Iterator[Recorded]:
+    recorded = Recorded()
+    yield recorded
+    recorded.tracers.shutdown()
+    recorded.meters.shutdown()
+
+
+@pytest.fixture
+def orders(nsqd: Nsqd) -> Nsqd:
+    assert nsqd.post("/topic/create?topic=orders").status == 200
+    assert nsqd.post("/channel/create?topic=orders&channel=billing").status == 200
+    return nsqd
+
+
+def until(condition: Callable[[], object]) -> None:
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + PATIENCE
+        time.sleep(0.02)
+
+
+def id_of(span: Any) -> int:
+    return int(span.get_span_context().span_id)
+
+
+def consumer_of(nsqd: Nsqd, telemetry: Telemetry) -> nsq.Consumer:
+    quick: dict[str, Any] = {"default_requeue_delay": 0.0, "max_backoff_duration": 0.0}
+    traced = telemetry.of_consumer("orders", "billing")
+    return nsq.Consumer("orders", "billing", nsqd=nsqd.tcp_address, **quick, **traced)
+
+
+def test_spans_are_linked_through_the_envelope(orders: Nsqd, recorded: Recorded) -> None:
+    telemetry = recorded.telemetry(source="/shop")
+    bodies = []
+    consumer = consumer_of(orders, telemetry).add_handler(lambda message: bodies.append(body_of(message)))
+    with nsq.Producer(orders.tcp_address, **telemetry.of_producer()) as producer, consumer:
+        with recorded.tracers.get_tracer("test").start_as_current_span("request") as request:
+            producer.publish("orders", b"one")
+        until(lambda: recorded.spans(SpanKind.CONSUMER))
+    (sent,), (processed,) = recorded.spans(SpanKind.PRODUCER), recorded.spans(SpanKind.CONSUMER)
+    assert bodies == [b"one"]
+    assert sent.parent is not None
+    assert sent.parent.span_id == id_of(request)
+    assert [link.context.span_id for link in processed.links] == [id_of(sent)]
+    assert processed.parent is None
+    host, port = orders.tcp_address.rsplit(":", 1)
+    assert dict(sent.attributes or {}) == {
+        "messaging.system": "nsq",
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "orders",
+        "messaging.message.body.size": 3,
+    }
+    attributes = dict(processed.attributes or {})
+    assert len(str(attributes.pop("messaging.message.id"))) == 16
+    assert attributes.pop("messaging.message.body.size")
+    assert attributes == {
+        "messaging.system": "nsq",
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.destination.name": "orders",
+        "messaging.destination.subscription.name": "billing",
+        "server.address": host,
+        "server.port": int(port),
+    }
+
+
+def test_parents_make_one_trace_on_a_loop_too(orders: Nsqd, recorded: Recorded) -> None:
+    telemetry = recorded.telemetry(source="/shop", parents=True)
+
+    async def main() -> None:
+        traced = telemetry.of_consumer("orders", "billing")
+        consumer = aio.Consumer("orders", "billing", nsqd=orders.tcp_address, **traced)
+
+        async def handle(message: nsq.Message) -> None:
+            await consumer.stop()
+
+        async with aio.Producer(orders.tcp_address, **telemetry.of_producer()) as producer:
+            await producer.publish("orders", b"body")
+        await consumer.add_handler(handle).run()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    (sent,), (processed,) = recorded.spans(SpanKind.PRODUCER), recorded.spans(SpanKind.CONSUMER)
+    assert processed.parent is not None
+    assert processed.parent.span_id == id_of(sent)
+    assert not processed.links
+
+
+def test_without_a_source_bodies_are_unchanged_and_batches_and_errors_are_recorded(
+    orders: Nsqd, recorded: Recorded
+) -> None:
+    telemetry = recorded.telemetry()
+    batches: list[list[bytes]] = []
+
+    def handle(messages: list[nsq.Message]) -> None:
+        batches.append([message.body for message in messages])
+        if len(batches) == 1:
+            raise ValueError("not yet")
+        if len(batches) == 2:
+            raise nsq.Requeue(0.0, backoff=False)
+
+    consumer = consumer_of(orders, telemetry).add_batch_handler(handle, 2, 5.0)
+    with nsq.Producer(orders.tcp_address, **telemetry.of_producer()) as producer:
+        producer.multi_publish("orders", [b"1", b"2"])
+        with pytest.raises(nsq.InvalidName):
+            producer.publish("no topic", b"body")
+        with consumer:
+            until(lambda: consumer.stats().finished == 2)
+    assert sorted(batches[0]) == [b"1", b"2"]
+    sent = recorded.spans(SpanKind.PRODUCER)
+    assert [(span.attributes or {}).get("error.type") for span in sent] == [None, "InvalidName"]
+    assert [(span.attributes or {}).get("messaging.batch.message_count") for span in sent] == [2, None]
+    errors = [(span.attributes or {}).get("error.type") for span in recorded.spans(SpanKind.CONSUMER)]
+    assert errors == ["ValueError", *[None] * (len(batches) - 1)]
+    metrics = recorded.metrics()
+    assert sum(point.value for point in metrics["messaging.client.sent.messages"]) == 3
+    assert sum(point.value for point in metrics["messaging.client.consumed.messages"]) >= 6
+    assert sum(point.count for point in metrics["messaging.client.operation.duration"]) == 2
+    assert sum(point.count for point in metrics["messaging.process.duration"]) == len(batches)
+    known = {value for name, value in vars(messaging_metrics).items() if name.startswith("MESSAGING_")}
+    assert set(metrics) <= known
+    used = {name for point in metrics["messaging.process.duration"] for name in point.attributes}
+    known = {value for name, value in vars(messaging_attributes).items() if name.startswith("MESSAGING_")}
+    assert used - {"error.type"} <= known
+
+
+def test_without_the_extra_the_error_names_it() -> None:
+    program = "import sys; sys.modules['opentelemetry'] = None; import nsq.contrib.opentelemetry"
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, capture_output=True, text=True, check=False
+    )
+    assert "pip install 'nsq[opentelemetry]'" in done.stderr

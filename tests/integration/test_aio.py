@@ -1,0 +1,444 @@
+"""``nsq.aio`` on the event loops of asyncio and uvloop, against a real nsqd."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+import pytest
+import uvloop
+
+import nsq
+from nsq import aio
+from nsq.testing import Nsqd
+from nsq.testing.plugin import Factory
+
+from .consuming import CHANNEL, PATIENCE, TOPIC, channel_of, create, expect_drained, log_of, numbered, publish
+
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def first_uvloop() -> None:
+    """Make a loop before a test looks at descriptors: the first one keeps a pipe for the whole process."""
+    uvloop.new_event_loop().close()
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    factory = uvloop.new_event_loop if request.param == "uvloop" else asyncio.new_event_loop
+
+    def run(main: Coroutine[Any, Any, Any]) -> Any:
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(asyncio.wait_for(main, 2 * PATIENCE))
+
+    return run
+
+
+def make(nsqd: Nsqd, **options: Any) -> aio.Consumer:
+    quick = {"default_requeue_delay": 0.0, "max_backoff_duration": 0.0, "reconnect_max": 0.5}
+    return aio.Consumer(TOPIC, CHANNEL, nsqd=nsqd.tcp_address, **{**quick, **options})
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while not condition():  # noqa: ASYNC110 - what it waits for happens in nsqd
+        await asyncio.sleep(0.01)
+
+
+async def take(consumer: aio.Consumer, count: int) -> list[bytes]:
+    """Take and finish this number of messages."""
+    bodies = []
+    async for message in consumer:
+        async with message:
+            bodies.append(message.body)
+        if len(bodies) == count:
+            break
+    return bodies
+
+
+# Publishing.
+
+
+def test_coroutines_publish_and_iterate(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd)
+
+    async def main() -> None:
+        async with aio.Producer(nsqd.tcp_address) as producer:
+            await producer.publish(TOPIC, b"one")
+            await producer.multi_publish(TOPIC, iter([b"two", b"three"]))
+            await producer.publish(TOPIC, b"four", defer=0.05)
+        async with make(nsqd) as consumer:
+            assert sorted(await take(consumer, 4)) == [b"four", b"one", b"three", b"two"]
+
+    run(main())
+    expect_drained(nsqd)
+
+
+def test_many_publishes_at_once_wait_for_room_and_all_arrive(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd)
+
+    async def main() -> int:
+        async with aio.Producer(nsqd.tcp_address, max_pending=3) as producer:
+            await asyncio.gather(*[producer.publish(TOPIC, body) for body in numbered(2000)])
+            await asyncio.gather(*[producer.multi_publish(TOPIC, [body] * 2) for body in numbered(20)])
+            return producer.producer.stats().published
+
+    assert run(main()) == 2040
+    assert channel_of(nsqd)["depth"] == 2040
+
+
+def test_the_loop_runs_on_while_a_publish_waits_for_an_nsqd_or_for_room(run: Run) -> None:
+    async def main() -> tuple[list[BaseException | None], int]:
+        turns = 0
+
+        async def tick() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0.01)
+
+        ticking = asyncio.create_task(tick())
+        async with aio.Producer("127.0.0.1:1", max_pending=2) as producer:
+            errors = await asyncio.gather(
+                *[producer.publish(TOPIC, b"body", timeout=2.0) for _ in range(2)],
+                *[producer.publish(TOPIC, b"body", timeout=0.2) for _ in range(3)],
+                return_exceptions=True,
+            )
+        ticking.cancel()
+        return errors, turns
+
+    errors, turns = run(main())
+    assert [type(error) for error in errors] == [nsq.PublishFailed] * 2 + [nsq.QueueFull] * 3
+    assert turns >= 10
+
+
+def test_a_publish_of_what_cannot_be_sent_raises_the_usual_errors(nsqd: Nsqd, run: Run) -> None:
+    async def main() -> None:
+        async with aio.Producer(nsqd.tcp_address) as producer:
+            with pytest.raises(nsq.InvalidName):
+                await producer.publish("no topic", b"body")
+            with pytest.raises(nsq.UsageError, match="bodies is one bytes"):
+                await producer.multi_publish(TOPIC, b"body")  # type: ignore[arg-type]
+            with pytest.raises(nsq.UsageError, match="timeout is -1"):
+                await producer.publish(TOPIC, b"body", timeout=-1)
+        with pytest.raises(nsq.Closed):
+            await producer.publish(TOPIC, b"body")
+
+    run(main())
+
+
+def test_cancelled_publishes_leave_nothing_behind(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd)
+
+    async def main() -> None:
+        complaints: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        async with aio.Producer(nsqd.tcp_address, max_pending=50) as producer:
+            tasks = [asyncio.create_task(producer.publish(TOPIC, body)) for body in numbered(1000)]
+            for turn, task in enumerate(tasks):
+                if turn % 10 == 0:
+                    await asyncio.sleep(0.0005 * (turn % 7))
+                if turn % 2:
+                    task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            assert {type(each) for each in results[1::2]} <= {asyncio.CancelledError, type(None)}
+            assert results[::2] == [None] * 500
+            assert (await producer.flush()).clean
+            assert producer.producer.stats().pending == 0
+            await producer.publish(TOPIC, b"after them")
+        gc.collect()
+        assert not complaints
+
+    run(main())
+    assert channel_of(nsqd)["depth"] >= 501
+
+
+def test_a_producer_belongs_to_one_loop(nsqd: Nsqd) -> None:
+    producer = aio.Producer(nsqd.tcp_address)
+    asyncio.run(producer.publish(TOPIC, b"body"))
+    with pytest.raises(nsq.UsageError, match="another event loop"):
+        asyncio.run(producer.publish(TOPIC, b"body"))
+    asyncio.run(producer.close())
+
+
+# Consuming.
+
+
+def test_handlers_work_on_many_messages_at_a_time(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd)
+    publish(nsqd, numbered(60))
+    at_work = most = 0
+    bodies = []
+
+    async def handle(prefix: str, message: nsq.Message) -> None:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        await asyncio.sleep(0.02)
+        at_work -= 1
+        bodies.append(message.body)
+
+    async def main() -> None:
+        async with make(nsqd).add_handler(partial(handle, "a"), concurrency=10):
+            await until(lambda: len(bodies) == 60)
+
+    run(main())
+    assert sorted(bodies) == sorted(numbered(60))
+    assert 5 <= most <= 10
+    expect_drained(nsqd)
+
+
+def test_what_a_handler_returns_or_raises_is_the_answer(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd)
+    publish(nsqd, [b"raise", b"false", b"requeue", b"answered", b"fine"])
+    seen: dict[bytes, int] = {}
+
+    async def handle(message: nsq.Message) -> object:
+        seen[message.body] = message.attempts
+        if message.body == b"answered":
+            message.finish()
+            raise RuntimeError("too late to matter")
+        if message.attempts > 1 or message.body == b"fine":
+            return None
+        if message.body == b"raise":
+            raise ValueError("not this time")
+        if message.body == b"requeue":
+            raise nsq.Requeue(0.0, backoff=False)
+        return False
+
+    async def main() -> None:
+        async with make(nsqd).add_handler(handle, concurrency=2):
+            await until(lambda: len(seen) == 5 and sum(seen.values()) == 8)
+
+    with log_of() as log:
+        run(main())
+    assert seen == {b"raise": 2, b"false": 2, b"requeue": 2, b"answered": 1, b"fine": 1}
+    assert sum("handler failed" in line for line in log.lines) == 2
+    expect_drained(nsqd, requeues=3)
+
+
+def test_messages_too_often_failed_become_dead_letters(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd)
+    create(nsqd, f"{TOPIC}.dead")
+    publish(nsqd, [b"bad"])
+
+    async def handle(message: nsq.Message) -> None:
+        raise ValueError("never")
+
+    async def main() -> None:
+        async with make(nsqd, max_attempts=2, dead_letters=f"{TOPIC}.dead").add_handler(handle) as consumer:
+            await until(lambda: consumer.consumer.stats().given_up)
+
+    run(main())
+    assert channel_of(nsqd, f"{TOPIC}.dead")["depth"] == 1
+
+
+def test_a_failed_block_requeues_and_a_cancelled_one_requeues_at_once(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd)
+    publish(nsqd, [b"message"])
+
+    async def worker(consumer: aio.Consumer, begun: asyncio.Event) -> None:
+        async for message in consumer:
+            async with message:
+                begun.set()
+                await asyncio.sleep(PATIENCE)
+
+    async def main() -> list[int]:
+        attempts = []
+        # A default delay and a backoff would be seen: the message would not come back in time.
+        async with make(nsqd, default_requeue_delay=600.0, max_backoff_duration=600.0) as consumer:
+            begun = asyncio.Event()
+            task = asyncio.create_task(worker(consumer, begun))
+            await begun.wait()
+            task.cancel()
+            await asyncio.wait({task})
+            async for message in consumer:
+                attempts.append(message.attempts)
+                with pytest.raises(ValueError, match="failed"):
+                    async with message:
+                        raise ValueError("failed")
+                break
+            await until(lambda: consumer.consumer.health().backoff_level == 1)
+        return attempts
+
+    assert run(main()) == [2]
+    assert channel_of(nsqd)["deferred_count"] == 1
+
+
+def test_a_stop_gives_waiting_messages_back_at_once(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd)
+    publish(nsqd, numbered(200))
+
+    async def main() -> nsq.StopReport:
+        consumer = await make(nsqd, max_in_flight=100).start()
+        await take(consumer, 1)
+        await until(lambda: consumer.consumer.stats().in_flight == 100)
+        began = time.monotonic()
+        report = await consumer.stop(PATIENCE)
+        assert time.monotonic() - began < PATIENCE / 2
+        assert [message async for message in consumer] == []
+        return report
+
+    assert run(main()).clean
+    assert channel_of(nsqd)["depth"] == 199
+    assert channel_of(nsqd)["timeout_count"] == 0
+
+    async def rest() -> list[bytes]:
+        async with make(nsqd, max_in_flight=50) as consumer:
+            return await take(consumer, 199)
+
+    assert len(set(run(rest()))) == 199
+    expect_drained(nsqd, requeues=channel_of(nsqd)["requeue_count"])
+
+
+def test_a_stop_waits_for_handlers_and_cancels_them_when_its_time_is_up(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd)
+    publish(nsqd, [b"quick", b"endless"])
+    begun: set[bytes] = set()
+
+    async def handle(message: nsq.Message) -> None:
+        begun.add(message.body)
+        await asyncio.sleep(0.2 if message.body == b"quick" else 10 * PATIENCE)
+
+    async def main() -> nsq.StopReport:
+        consumer = await make(nsqd).add_handler(handle, concurrency=2).start()
+        await until(lambda: len(begun) == 2)
+        return await consumer.stop(4.0)
+
+    assert run(main()).clean
+    stats = channel_of(nsqd)
+    assert (stats["depth"], stats["requeue_count"], stats["timeout_count"]) == (1, 1, 0)
+
+
+def test_a_handler_may_stop_its_consumer(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd)
+    publish(nsqd, [b"last"])
+
+    async def main() -> nsq.StopReport:
+        consumer = make(nsqd)
+
+        async def handle(message: nsq.Message) -> None:
+            await consumer.stop(PATIENCE)
+
+        return await consumer.add_handler(handle).run(PATIENCE)
+
+    assert run(main()).clean
+    expect_drained(nsqd)
+
+
+def test_run_stops_at_a_signal_and_restores_the_handlers(nsqd: Nsqd, run: Run) -> None:
+    create(nsqd)
+    publish(nsqd, [b"message"])
+    before = signal.getsignal(signal.SIGTERM)
+
+    async def handle(message: nsq.Message) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)  # a repetition, as from a group
+        await asyncio.sleep(0.2)
+
+    assert run(make(nsqd).add_handler(handle).run(PATIENCE)).clean
+    assert signal.getsignal(signal.SIGTERM) is before
+    expect_drained(nsqd)
+
+
+def test_messages_in_work_and_waiting_are_touched_where_asked_for(
+    nsqd_factory: Factory[Nsqd], run: Run
+) -> None:
+    nsqd = nsqd_factory()
+    create(nsqd)
+    publish(nsqd, numbered(2))
+
+    async def main() -> None:
+        async with make(nsqd, max_in_flight=2, msg_timeout=2.0, auto_touch=True) as consumer:
+            await until(lambda: consumer.consumer.stats().in_flight == 2)
+            async for message in consumer:
+                async with message:
+                    await asyncio.sleep(5.0)
+                    assert not message.responded
+                break
+            await take(consumer, 1)  # it has waited for so long too
+
+    run(main())
+    expect_drained(nsqd)
+
+
+def test_a_message_that_times_out_before_it_is_taken_comes_again_and_is_not_given_up(
+    nsqd: Nsqd, run: Run
+) -> None:
+    create(nsqd)
+    publish(nsqd, [b"message"])
+
+    async def main() -> int:
+        async with make(nsqd, msg_timeout=1.0, max_attempts=2) as consumer:
+            await until(lambda: channel_of(nsqd)["timeout_count"] >= 3)
+            async for message in consumer:
+                async with message:
+                    return message.attempts
+        return 0
+
+    assert run(main()) >= 3
+    expect_drained(nsqd, timeouts=None)
+
+
+def test_a_refused_subscription_ends_the_iteration_and_run(nsqd: Nsqd, run: Run) -> None:
+    async def iterate() -> None:
+        async with aio.Consumer(TOPIC, CHANNEL, nsqd=nsqd.tcp_address, auth_secret="secret") as consumer:
+            async for _ in consumer:
+                raise AssertionError("a message came")
+
+    async def handle(message: nsq.Message) -> None: ...
+
+    async def handle_all() -> None:
+        consumer = aio.Consumer(TOPIC, CHANNEL, nsqd=nsqd.tcp_address, msg_timeout=3000.0)
+        await consumer.add_handler(handle).run()
+
+    with pytest.raises(nsq.ServerError):
+        run(handle_all())
+
+
+def test_a_loop_that_is_closed_too_early_stops_the_consumer(nsqd: Nsqd) -> None:
+    create(nsqd)
+
+    async def main() -> aio.Consumer:
+        return await make(nsqd).start()
+
+    consumer = asyncio.run(main())
+    publish(nsqd, [b"message"])
+    assert consumer.consumer.wait(PATIENCE)
+    assert consumer.consumer.stop().clean
+    assert channel_of(nsqd)["depth"] == 1
+
+
+# What callers are told.
+
+
+def test_mistakes_name_what_to_do() -> None:
+    consumer = aio.Consumer(TOPIC, CHANNEL, nsqd="127.0.0.1:1")
+    with pytest.raises(nsq.ConfigError, match="not an async def"):
+        consumer.add_handler(lambda message: None)  # type: ignore[arg-type, return-value]
+    with pytest.raises(nsq.ConfigError, match="concurrency is 0"):
+        consumer.add_handler(until, concurrency=0)  # type: ignore[arg-type]
+    with pytest.raises(nsq.ConfigError, match="concurrency"):
+        aio.Consumer(TOPIC, CHANNEL, nsqd="127.0.0.1:1", threads=4)
+    with pytest.raises(nsq.UsageError, match="has no handler"):
+        asyncio.run(consumer.run())
+
+    async def iterate(consumer: aio.Consumer) -> None:
+        async for _ in consumer:
+            pass
+
+    with pytest.raises(nsq.UsageError, match="has not been started"):
+        asyncio.run(iterate(consumer))
+
+    async def handle(message: nsq.Message) -> None: ...
+
+    with pytest.raises(nsq.UsageError, match="has handlers"):
+        asyncio.run(iterate(consumer.add_handler(handle)))
+    with pytest.raises(nsq.ConfigError, match=r"nsq\.aio\.Consumer"):
+        nsq.Consumer(TOPIC, CHANNEL, nsqd="127.0.0.1:1").add_handler(handle)
