@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import importlib.util
 import os
-import re
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -69,37 +68,22 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
         faulthandler.cancel_dump_traceback_later()
 
 
-#: How tests are distributed over processes: by file, or in larger groups if the tests share something costly,
-#: such as Spark's JVM or the drivers of other clients. Spark's come last: its JVM lives to the end of the
-#: process, and opens and closes connections at any time, which would fail other tests.
-GROUPS = {
-    "other clients": re.compile(r"tests/interop/"),
-    "integration": re.compile(r"tests/integration/"),
-    "any other": re.compile(r"(?!tests/spark/)"),
-    "Spark: streams": re.compile(r"tests/spark/test_(stream|listener)"),
-    "Spark: the demonstration": re.compile(r"tests/spark/test_demo\.py"),
-    "Spark: a kill": re.compile(r"tests/spark/test_kill\.py"),
-    "Spark: any other": re.compile(r"tests/spark/"),
-}
-
-
-def lane_of(process: int, processes: int) -> list[str]:
-    """The groups that a process begins with, and after which it ends; begun later, all would wait for them.
-    Of four processes or more, two are for Spark, of three one, of two none.
-    """
-    streams = ["Spark: streams", "Spark: the demonstration"]
-    others = ["Spark: any other", "Spark: a kill"]
-    lanes = [streams, others] if processes > 3 else [streams + others] if processes == 3 else []
-    return lanes[process] if process < len(lanes) else []
+#: Folders whose tests share something costly: Spark's JVM, or the programs of other clients.
+SHARING = ("tests/spark/", "tests/interop/")
+#: Starts Sparks of its own.
+ALONE = "tests/spark/test_demo.py"
 
 
 def group_of(nodeid: str) -> str:
-    return next(name for name, begin in GROUPS.items() if begin.match(nodeid))
+    """Return the file of a test, or its folder in SHARING: one process runs all tests of such a group."""
+    file = nodeid.partition("::")[0]
+    return next((folder for folder in SHARING if file.startswith(folder) and file != ALONE), file)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    order = list(GROUPS)
-    items.sort(key=lambda item: order.index(group_of(item.nodeid)))
+    """Put the longest groups first: if they began late, all processes would wait for one."""
+    order = (*SHARING, "tests/integration/", "")
+    items.sort(key=lambda item: [item.nodeid.startswith(begin) for begin in order].index(True))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -108,26 +92,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByGroup(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            group = group_of(nodeid)
-            return nodeid.partition("::")[0] if group in ("integration", "any other") else group
-
-        def _lane(self, node: Any) -> list[str]:
-            return lane_of(int(node.gateway.id.removeprefix("gw")), self.numnodes)
-
-        def _next(self, node: Any) -> str | None:
-            return next((group for group in self._lane(node) if group in self.workqueue), None)
-
-        def _assign_work_unit(self, node: Any) -> None:
-            if (group := self._next(node)) is not None:
-                self.workqueue.move_to_end(group, last=False)
-            super()._assign_work_unit(node)
-
-        def _reschedule(self, node: Any) -> None:
-            begun = any(group in self.assigned_work[node] for group in self._lane(node))
-            if not begun or self._next(node) is not None:
-                super()._reschedule(node)
-            elif not node.shutting_down:
-                node.shutdown()
+            return group_of(nodeid)
 
         def remove_node(self, node: Any) -> str | None:
             """Unlike xdist, do not run a test again that has ended its process: it would end others, too."""

@@ -26,13 +26,15 @@ if TYPE_CHECKING:
 
 _PAUSE = 0.05
 
+Act = Literal["follow", "drain"]
+
 
 @dataclass(frozen=True)
 class Plan:
     """What a driver is told. ``folder`` holds everything: checkpoint, sink, the log, Spark's own files."""
 
     folder: str
-    act: Literal["follow", "drain"]
+    act: Act
     master: str
     options: dict[str, str] = field(default_factory=dict)
 
@@ -43,17 +45,26 @@ class Plan:
 def main(plan: Plan) -> None:
     folder = Path(plan.folder)
     spark = _session(plan, folder)
-    frame = spark.readStream.format("nsq").options(**plan.options).load()
     if plan.act == "follow":
+        frame = _rows(spark, plan)
         query = _start(frame.mapInArrow(gate(folder), frame.schema), folder)
         # A daemon: when the JVM dies, nobody will say anything any more.
         threading.Thread(target=_listen, args=(query,), name="listening", daemon=True).start()
         query.awaitTermination()
     else:
-        _start(frame, folder, availableNow=True).awaitTermination()
-        rows = spark.read.parquet(str(folder / "out")).select("nsqd", "id", "attempts", "body")
-        rows.coalesce(1).write.parquet(str(folder / "rows"))
+        drain(spark, plan)
     spark.stop()
+
+
+def drain(spark: SparkSession, plan: Plan) -> None:
+    folder = Path(plan.folder)
+    _start(_rows(spark, plan), folder, availableNow=True).awaitTermination()
+    rows = spark.read.parquet(str(folder / "out")).select("nsqd", "id", "attempts", "body")
+    rows.coalesce(1).write.parquet(str(folder / "rows"))
+
+
+def _rows(spark: SparkSession, plan: Plan) -> DataFrame:
+    return spark.readStream.format("nsq").options(**plan.options).load()
 
 
 def _session(plan: Plan, folder: Path) -> SparkSession:

@@ -20,17 +20,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from nsq.http.nsqd import NsqdApi
 from nsq.spark import doctor
 from nsq.testing import Nsqd
-from tests.chaos import spark_processes
-from tests.chaos.spark_driver import Plan
+from tests.chaos import spark_driver, spark_processes
+from tests.chaos.spark_driver import Act, Plan
 from tests.chaos.spark_processes import DRIVER, EXECUTOR, JVM, MARK
 from tests.integration.patience import eventually
 from tests.spark.home import make_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 #: Seconds that anything may take on a machine that has other things to do.
 PATIENCE = 300.0
@@ -135,7 +139,7 @@ class Scene:
     # Spark.
 
     def follow(self, master: str) -> None:
-        self._start(Plan(str(self._folder), "follow", master, self._options))
+        self._start(self._plan("follow", master))
 
     def await_batches(self, count: int) -> None:
         """So many more are committed."""
@@ -201,13 +205,21 @@ class Scene:
         self.await_end()
 
     def drain(self) -> Verdict:
-        """What has come of everything, once another driver has read the rest."""
-        self._start(Plan(str(self._folder), "drain", "local[2]", self._options))
+        """Read the rest in another driver; return the verdict about all rows."""
+        self._start(self._plan("drain"))
         assert self._driver is not None
         status = self._driver.wait(PATIENCE)
         assert status == 0, self._said()
         self.await_end()
         return self._judge()
+
+    def drain_in(self, spark: SparkSession) -> Verdict:
+        """Read the rest in a session that runs already; return the verdict about all rows."""
+        spark_driver.drain(spark, self._plan("drain"))
+        return self._judge()
+
+    def _plan(self, act: Act, master: str = "local[2]") -> Plan:
+        return Plan(str(self._folder), act, master, self._options)
 
     def close(self) -> None:
         """However it came to that: nobody stays."""

@@ -135,11 +135,11 @@ def test_nothing_is_given_up_that_no_handler_has_seen(nsqd_factory: Factory[Nsqd
     """A handler that is much slower than the window allows: messages time out here, again and again."""
     nsqd = nsqd_factory(max_msg_timeout="2s")
     create(nsqd)
-    bodies = [b"%d" % number for number in range(60)]
+    bodies = [b"%d" % number for number in range(30)]
     publish(nsqd, bodies)
     given_up = Recorder()
     seen = Recorder(lambda message: time.sleep(0.1))
-    consumer = make_consumer(nsqd, max_in_flight=40, msg_timeout=1.0, auto_touch=auto_touch, give_up=given_up)
+    consumer = make_consumer(nsqd, max_in_flight=20, msg_timeout=1.0, auto_touch=auto_touch, give_up=given_up)
     with log_of() as log, running(consumer.add_handler(seen)):
         until("all are handled", lambda: set(seen.bodies) == set(bodies), 60.0)
         until("all are finished", lambda: consumer.stats().finished == len(bodies), 60.0)

@@ -224,7 +224,7 @@ def test_every_future_ends_when_it_is_closed(nsqd: Nsqd, warm: bool) -> None:
         for thread in threads:
             thread.join(PATIENCE)
         for future in futures:
-            error = future.exception(1.0)
+            error = future.exception(PATIENCE)
             assert error is None or isinstance(error, (nsq.PublishFailed, nsq.PublishUncertain))
 
 

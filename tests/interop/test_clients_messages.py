@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from nsq.testing.plugin import factory
 from tests.golden.recordings import others_are_judged
 
 from . import installed, nsqds
-from .driver import Driver, DriverFailed
+from .driver import Consumer, Driver, DriverFailed, Drivers
 
 #: Text, bytes that are no text, what the protocol itself is made of, and the shortest there is.
 BODIES = sorted([b"text", bytes(range(256)), b"\n", b"FIN 0123456789abcdef\n", b"\0\0\0\0", "ö".encode()])
@@ -102,23 +103,12 @@ class TestAnswering:
             nsqds.expect_drained(shared_nsqd, topic, 1, requeues=1)
 
     def test_touch_keeps_a_message_beyond_its_timeout(
-        self, driver: Driver, impatient_nsqd: Nsqd, topic: str
+        self, driver: Driver, touching: dict[str, Consumer], impatient_nsqd: Nsqd
     ) -> None:
         """The other message shows that the timeout is in force: it is not touched, and comes again."""
-        address = impatient_nsqd.tcp_address
-        with (
-            driver.producer(address) as producer,
-            driver.consumer(
-                topic,
-                nsqd=address,
-                treatment={"touch": (MSG_TIMEOUT * 0.3, 5), "ignore": True},
-                **MSG_TIMEOUT_OPTION[driver.client],
-            ) as consumer,
-        ):
-            producer.multi_publish(topic, [b"ignored once", b"touched"])
-            attempts = sorted((each.body, each.attempts) for each in consumer.received(3))
-            assert attempts == [(b"ignored once", 1), (b"ignored once", 2), (b"touched", 1)]
-            nsqds.expect_drained(impatient_nsqd, topic, 2, timeouts=1)
+        attempts = sorted((each.body, each.attempts) for each in touching[driver.client].received(3))
+        assert attempts == [(b"ignored once", 1), (b"ignored once", 2), (b"touched", 1)]
+        nsqds.expect_drained(impatient_nsqd, f"touch-{driver.client}", 2, timeouts=1)
         assert nsqds.trouble(impatient_nsqd.log) == []
 
 
@@ -134,6 +124,22 @@ MSG_TIMEOUT_OPTION: dict[str, dict[str, Any]] = {
 def impatient_nsqd() -> Iterator[Nsqd]:
     with factory(Nsqd) as make:
         yield make(process=True, msg_timeout=MSG_TIMEOUT, log_level="debug")
+
+
+@pytest.fixture(scope="module")
+def touching(drivers: Drivers, impatient_nsqd: Nsqd) -> Iterator[dict[str, Consumer]]:
+    """Each client's consumer, which has two messages. All are started at once, because each takes seconds."""
+    address, treatment = impatient_nsqd.tcp_address, {"touch": (MSG_TIMEOUT * 0.3, 5), "ignore": True}
+    with ExitStack() as stack:
+        consumers = {}
+        for client, driver in drivers.running():
+            topic, option = f"touch-{client}", MSG_TIMEOUT_OPTION[client]
+            producer = stack.enter_context(driver.producer(address))
+            consumers[client] = stack.enter_context(
+                driver.consumer(topic, nsqd=address, treatment=treatment, **option)
+            )
+            producer.multi_publish(topic, [b"ignored once", b"touched"])
+        yield consumers
 
 
 class TestManyMessages:

@@ -1,4 +1,4 @@
-"""One Spark session for all tests here, daemons, and what a JVM next door means for "nothing left behind"."""
+"""One Spark session for the tests here, daemons, and a check for leaks that ignores Spark's connections."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(_TIMEOUT))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """For tests that start a Spark of their own."""
     _require_java()
@@ -47,9 +47,9 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A local one with two cores, that tries a failed task twice more."""
+    """A local session with two cores. It tries a failed task twice more."""
     where = tmp_path_factory.mktemp("spark")
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYSPARK_PYTHON", sys.executable)
@@ -87,11 +87,6 @@ def _session(where: Path) -> SparkSession:
         .config("spark.sql.streaming.stopTimeout", STOP_TIMEOUT)
         .config("spark.sql.warehouse.dir", str(where / "warehouse"))
         .config("spark.local.dir", str(where / "local"))
-        .config("spark.driver.memory", "512m")
-        .config(
-            "spark.driver.extraJavaOptions",
-            f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Dderby.system.home={where}",
-        )
     )
     session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
@@ -99,7 +94,7 @@ def _session(where: Path) -> SparkSession:
 
 
 def _end(gateway: object) -> None:
-    """pyspark leaves the JVM to the end of the interpreter; a test run does not leave it to anybody."""
+    """End the JVM, which pyspark leaves running until the interpreter ends: the next tests may be others."""
     from pyspark import SparkContext
 
     gateway.shutdown()  # type: ignore[attr-defined]

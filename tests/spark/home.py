@@ -1,8 +1,14 @@
-"""A home for Spark in which its Python processes start in half a second instead of one and a half."""
+"""A home for Spark in which Java and Spark's Python processes start with half the work."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+#: A short life is not worth the work of Java's optimizing compiler.
+DEFAULTS = """
+spark.driver.memory 512m
+spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:-UsePerfData
+"""
 
 
 def make_home(where: Path) -> Path:
@@ -17,4 +23,6 @@ def make_home(where: Path) -> Path:
     for entry in Path(pyspark.__file__).parent.iterdir():
         if entry.name != "python":
             (where / entry.name).symlink_to(entry)
+    (where / "conf").mkdir()
+    (where / "conf" / "spark-defaults.conf").write_text(DEFAULTS)
     return where

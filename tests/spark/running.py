@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -158,21 +157,3 @@ EXACT = (0, 0, 0)
 
 def segments(folder: Path) -> list[Path]:
     return sorted((folder / "wal").glob("*/*.arrow"))
-
-
-def receiver_pids() -> list[int]:
-    """Of all receivers that descend from this process."""
-    found = []
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with suppress(OSError):
-            command = Path(f"/proc/{name}/cmdline").read_bytes()
-            if b"nsq.spark.receiver" in command and _descends(int(name)):
-                found.append(int(name))
-    return found
-
-
-def _descends(pid: int) -> bool:
-    while pid > 1 and pid != os.getpid():
-        _, _, tail = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
-        pid = int(tail.split()[1])
-    return pid == os.getpid()

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from nsq.errors import UsageError
-from nsq.spark import rows
+from nsq.spark import dedup, rows
 from nsq.spark.pipelines import archive as archiving
 from nsq.spark.pipelines.archive import ArchiveResult, store_rows
 from nsq.spark.pipelines.files import Batch, HadoopFiles, LocalFiles, Written, open_files, publish
 from nsq.spark.pipelines.metrics import Window, archive_chart, collect_windows, measured
 from nsq.spark.pipelines.replay import Mark, _counted, entries, remaining, replay, selected
 from nsq.spark.pipelines.streaming import Progress, Running
-from tests.spark.running import PATIENCE
+from tests.spark.running import PATIENCE, drain, written
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -81,6 +81,16 @@ def stored(spark: SparkSession, folder: Path) -> list[bytes]:
     return sorted(bytes(row.body) for row in spark.read.parquet(str(folder / "out")).collect())
 
 
+# dedup
+
+
+def test_a_message_that_comes_again_is_one_row_after_dedup(spark: SparkSession, tmp_path: Path) -> None:
+    put(tmp_path, "1", numbered(20))
+    put(tmp_path, "2", numbered(10, 15), first=15, attempts=2)
+    drain(dedup(stream(spark, tmp_path), "1 hour"), tmp_path)
+    assert sorted(written(tmp_path)) == numbered(25)
+
+
 # archive
 
 
@@ -109,12 +119,19 @@ def test_an_archive_is_parted_by_the_hour_of_the_message_and_continued(
     }
 
 
-def test_pyarrow_reads_it_too_and_exactly(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def archive(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive of twenty messages, for tests that only read it."""
+    folder = tmp_path_factory.mktemp("archive")
+    put(folder, "1", numbered(20))
+    archived(spark, folder)
+    return folder / "out"
+
+
+def test_pyarrow_reads_it_too_and_exactly(archive: Path) -> None:
     import pyarrow.dataset as ds
 
-    put(tmp_path, "1", numbered(20))
-    archived(spark, tmp_path)
-    table = ds.dataset(tmp_path / "out", format="parquet", partitioning="hive").to_table()
+    table = ds.dataset(archive, format="parquet", partitioning="hive").to_table()
     assert sorted(table["body"].to_pylist()) == numbered(20)
     assert str(table.schema.field("timestamp").type) == "timestamp[us, tz=UTC]"
     assert min(table["timestamp_ns"].to_pylist()) == NANOS + 7
@@ -189,10 +206,8 @@ def test_a_delta_table_has_every_row_once(
     assert sorted(table["body"].to_pylist()) == numbered(25)
 
 
-def test_an_archive_is_drawn(spark: SparkSession, fonts: None, tmp_path: Path) -> None:
-    put(tmp_path, "1", numbered(20))
-    archived(spark, tmp_path)
-    image = archive_chart(str(tmp_path / "out"), tmp_path / "out.png", spark=spark)
+def test_an_archive_is_drawn(spark: SparkSession, fonts: None, archive: Path, tmp_path: Path) -> None:
+    image = archive_chart(str(archive), tmp_path / "out.png", spark=spark)
     assert Path(image).read_bytes().startswith(b"\x89PNG")
 
 
@@ -317,15 +332,13 @@ def test_closed_windows_are_written_once(spark: SparkSession, tmp_path: Path) ->
 # replay
 
 
-def test_a_dry_run_counts_what_would_go(spark: SparkSession, tmp_path: Path) -> None:
-    put(tmp_path, "1", numbered(20))
-    archived(spark, tmp_path)
-    every = replay(tmp_path / "out", "again", dry_run=True, spark=spark)
+def test_a_dry_run_counts_what_would_go(spark: SparkSession, archive: Path) -> None:
+    every = replay(archive, "again", dry_run=True, spark=spark)
     assert (every.rows, every.bytes, every.first) == (20, 80, START)
-    some = replay(tmp_path / "out", "again", since="2026-03-01T07:00", until="2026-03-01T07:00:05",
+    some = replay(archive, "again", since="2026-03-01T07:00", until="2026-03-01T07:00:05",
                   where="body > X'30303132'", dry_run=True, spark=spark)  # fmt: skip
     assert (some.rows, some.bytes) == (2, 8)
-    none = replay(tmp_path / "out", "again", since="2027-01-01", dry_run=True, spark=spark)
+    none = replay(archive, "again", since="2027-01-01", dry_run=True, spark=spark)
     assert (none.rows, none.first, none.complete) == (0, None, True)
 
 

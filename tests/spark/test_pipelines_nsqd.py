@@ -99,16 +99,6 @@ def test_an_archive_and_its_replay(spark: SparkSession, nsqd: Nsqd, tmp_path: Pa
     assert sorted(again) == wanted
 
 
-def test_metrics(spark: SparkSession, nsqd: Nsqd) -> None:
-    channel(nsqd, "metrics")
-    publish(nsqd, [b'{"k": "a"}'] * 60 + [b'{"k": "b"}'] * 40)
-    result = nsq.spark.metrics(TOPIC, nsqd=nsqd.tcp_address, key="$.k", options=options(nsqd), spark=spark)
-    assert sum(window.messages for window in result.windows) == result.rows == 100
-    assert result.bytes == 1000
-    assert {name for window in result.windows for name, _ in window.top} == {"a", "b"}
-    assert all(0 <= window.latency_p50 < 3600 for window in result.windows)
-
-
 def test_an_error_of_the_source_is_heard(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
     (tmp_path / "wal").write_text("a file")
     with pytest.raises(Exception, match="wal"):
