@@ -3,7 +3,7 @@
 #   ARGS='-k name -x'        handed to pytest, or to the command that the target runs
 #   JOBS=4                   make test: processes that share the tests (default: one for each core, or two more; with ARGS none)
 #   SMOKE=1                  make test: the unit tests only
-#   KEEP=1                   make run: leave the daemons running at the end, until Ctrl-C
+#   KEEP=1                   make run: go on with a light load until Ctrl-C, and leave no files
 #   SPARK=1                  make run: end in the Spark pipelines; needs Java 17 or later
 
 SHELL := /bin/sh
@@ -38,7 +38,7 @@ endif
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
-run: .venv/installed-run $(if $(SPARK),.venv/installed-spark) ## a web shop on a whole NSQ of its own (KEEP=1: leaves it running; SPARK=1)
+run: .venv/installed-run $(if $(SPARK),.venv/installed-spark) ## a web shop on a whole NSQ of its own (KEEP=1: goes on until Ctrl-C; SPARK=1)
 	@$(python) -m examples.demo $(if $(KEEP),--keep) $(if $(SPARK),--spark) $(ARGS)
 
 test: .venv/installed-dev $(if $(SMOKE),,.venv/installed-spark .venv/installed-browser .venv/installed-interop) ## the tests (SMOKE=1: unit tests only; ARGS='-k name' goes to pytest)

@@ -32,11 +32,9 @@ class Cluster:
             for channel in self._channels:
                 nsqd.post(f"/channel/create?topic={TOPIC}&channel={channel}")
 
-    def show(self) -> str:
-        """Start nsqadmin unless it runs; return the address of its page."""
-        if self.nsqadmin is None:
-            self.nsqadmin = self._running.enter_context(Nsqadmin(process=True, lookupd=[self.nsqlookupd]))
-        return f"http://{self.nsqadmin.http_address}/"
+    def show(self) -> None:
+        """Start nsqadmin."""
+        self.nsqadmin = self._running.enter_context(Nsqadmin(process=True, lookupd=[self.nsqlookupd]))
 
     def stop(self) -> None:
         self._running.close()
@@ -46,10 +44,11 @@ class Cluster:
         return [nsqd.tcp_address for nsqd in self.nsqds]
 
     def describe(self) -> list[str]:
+        page = [f"nsqadmin    http://{self.nsqadmin.http_address}/"] if self.nsqadmin else []
         return [
             f"{daemon.program:<10}  tcp {daemon.tcp_address}  http {daemon.http_address}"
             for daemon in (self.nsqlookupd, *self.nsqds)
-        ]
+        ] + page
 
     def kill(self) -> str:
         """Kill the second nsqd with SIGKILL; return its address."""

@@ -13,6 +13,7 @@ from nsq.testing import DaemonFailed
 
 from . import pipelines
 from .cluster import Cluster
+from .load import Load
 from .play import Play
 from .screen import Screen
 from .shop import STEPS
@@ -47,7 +48,9 @@ def read_arguments() -> argparse.Namespace:
         "--orders", type=positive, default=60_000, help="of four events each (default: %(default)s)"
     )
     parser.add_argument(
-        "--keep", action="store_true", help="leave the daemons running at the end, until Ctrl-C"
+        "--keep",
+        action="store_true",
+        help="go on with a light load until Ctrl-C, and leave no files",
     )
     parser.add_argument(
         "--spark",
@@ -71,19 +74,25 @@ def run(options: argparse.Namespace, screen: Screen, signals: Signals) -> int:
         try:
             with signals.held():
                 cluster.start()
+                if options.keep:
+                    cluster.show()
             screen.say("\n".join([*cluster.describe(), ""]))
-            status = perform(cluster, options.orders, screen, signals)
+            # With --keep nothing stays when the program ends.
+            leftovers = closing if options.keep else ExitStack()
+            status = perform(cluster, options.orders, screen, signals, leftovers)
             if options.spark:
-                status = max(status, continue_on_spark(cluster, options.orders, screen))
+                status = max(status, continue_on_spark(cluster, options.orders, screen, leftovers))
             if options.keep:
-                keep(cluster, screen)
+                keep(cluster, screen, signals, closing)
         finally:
             signals.ignore()
     return status
 
 
-def perform(cluster: Cluster, orders: int, screen: Screen, signals: Signals) -> int:
-    """Run the demonstration; return the exit status. Leaves only a complete archive behind."""
+def perform(cluster: Cluster, orders: int, screen: Screen, signals: Signals, leftovers: ExitStack) -> int:
+    """Run the demonstration; return the exit status. Leaves only a complete archive, which ``leftovers``
+    deletes.
+    """
     with ExitStack() as interrupted:
         with signals.held():
             play = Play(cluster, screen, signals, orders)
@@ -92,24 +101,29 @@ def perform(cluster: Cluster, orders: int, screen: Screen, signals: Signals) -> 
         play.perform()
         with signals.held():
             interrupted.pop_all()
+            leftovers.callback(play.archive.discard)
             play.close()
             screen.say("\n".join(summarize(play)))
     return 1 if play.lost else 0
 
 
-def continue_on_spark(cluster: Cluster, orders: int, screen: Screen) -> int:
+def continue_on_spark(cluster: Cluster, orders: int, screen: Screen, leftovers: ExitStack) -> int:
     last_act = pipelines.Pipelines(cluster, screen, orders * len(STEPS))
     try:
         last_act.run()
     except BaseException:
         shutil.rmtree(last_act.directory)
         raise
+    leftovers.callback(shutil.rmtree, last_act.directory)
     return 1 if last_act.lost else 0
 
 
-def keep(cluster: Cluster, screen: Screen) -> None:
-    """Wait for a signal, which here is the normal end."""
-    page = cluster.show()
+def keep(cluster: Cluster, screen: Screen, signals: Signals, closing: ExitStack) -> None:
+    """Publish and consume a little until a signal, which here is the normal end."""
     with suppress(KeyboardInterrupt):  # a signal may come as soon as this is on the screen
-        screen.say("\n".join(["", "everything runs until Ctrl-C:", *cluster.describe(), "", page]))
+        with signals.held():
+            load = Load(cluster.tcp_addresses, cluster.nsqlookupd.http_address)
+            closing.callback(load.close)
+        lines = ["", "everything runs until Ctrl-C, with a light load; then the archive is deleted too:"]
+        screen.say("\n".join([*lines, *cluster.describe()]))
         signal.pause()

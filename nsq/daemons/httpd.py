@@ -10,6 +10,7 @@ import asyncio
 import email.utils
 import functools
 import http
+import re
 import ssl
 import time
 from collections import Counter
@@ -35,6 +36,7 @@ UNSENT_BYTES = 64 * 1024
 # A connection beyond --max-connections gets a 503 if its request arrives within this time.
 REFUSED_SECONDS = 5.0
 TOO_MANY = "TOO_MANY_CONNECTIONS"
+_CODE = re.compile("[A-Z_]+")
 # After an early error reply (413) the rest of the body is read and discarded for this long: if the server
 # closed at once, the client would lose the reply.
 LINGER_SECONDS = 5.0
@@ -129,7 +131,8 @@ class HttpServer:
         except Exception as error:
             self._log.error("panic in HTTP handler %s %s", route.method, route.path, exc=error)
             status, code = 500, "INTERNAL_ERROR"
-        self._errors[code] += 1
+        # A text may hold what the caller wrote: counted by the text, the counter would grow without end.
+        self._errors[code if _CODE.fullmatch(code) else http.HTTPStatus(status).name] += 1
         return Reply.text(code, status) if route.plain else Reply.error(status, code)
 
 

@@ -114,7 +114,7 @@ class StatsReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         options = self._options
         given = map(Place, options.nsqd, options.nsqd_http or map(next_port, options.nsqd))
-        listed = lookups.found_by_any(options.lookupd, options.config, lookups.nodes_of())
+        listed = lookups.places_or_raise(options.lookupd, options.config)
         places = {place.tcp: place for place in [*listed, *given]}
         # Spark needs a partition even if there is no nsqd.
         return [InputPartition(place) for place in places.values()] or [InputPartition(None)]

@@ -1,23 +1,24 @@
-"""Queries to nsqlookupds, for nsqds and topics, and to nsqds, for stats. Imports neither pyspark nor
-pyarrow.
+"""Asks nsqlookupds for nsqds and topics, and nsqds for statistics, with the options of a read or a stream.
+Imports neither pyspark nor pyarrow.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Collection, Iterable
-from typing import NamedTuple, TypeVar
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from nsq.config import Config
-from nsq.errors import NsqError
+from nsq.errors import NsqError, UsageError
+from nsq.http.asking import ask_all
+from nsq.http.cluster import Node, merge_lookups, merge_nodes
 from nsq.http.nsqd import NsqdApi, NsqdStats
-from nsq.http.nsqlookupd import NsqlookupdApi
+from nsq.http.nsqlookupd import Lookup, NsqlookupdApi
 from nsq.http.sending import DEFAULT_TIMEOUT
 from nsq.transport.tls import context_of
 
 log = logging.getLogger("nsq.spark")
-
-T = TypeVar("T")
 
 
 class Place(NamedTuple):
@@ -27,45 +28,50 @@ class Place(NamedTuple):
     http: str
 
 
+def places(
+    lookupds: Sequence[str], config: Config, topics: Collection[str] = ()
+) -> tuple[list[Place], list[NsqError]]:
+    """Find the nsqds that have any of these topics; without topics, all nsqds. Also return the errors: of the
+    nsqlookupds that failed, and of the nsqds with unusable addresses.
+    """
+    found: list[Node]
+    if topics:
+
+        def lookup(lookupd: str) -> list[Lookup]:
+            api = NsqlookupdApi.of(lookupd, config)
+            return [Lookup((), api.nodes_of(topic)) for topic in topics]
+
+        looked_up = ask_all(lookupds, lookup)
+        found = merge_lookups(itertools.chain(*looked_up.found.values()))
+        errors = [*looked_up.errors.values()]
+    else:
+        listed = ask_all(lookupds, lambda lookupd: NsqlookupdApi.of(lookupd, config).nodes())
+        found = merge_nodes(listed.found)
+        errors = [*listed.errors.values()]
+    unusable: list[NsqError] = [UsageError(node.problem) for node in found if node.problem]
+    usable = [Place(node.info.tcp_address, node.name) for node in found if not node.problem]
+    return usable, errors + unusable
+
+
+def places_or_raise(lookupds: Sequence[str], config: Config, topics: Collection[str] = ()) -> list[Place]:
+    """Like ``places``, but logs the errors, and raises the first one when they left no nsqd."""
+    found, errors = places(lookupds, config, topics)
+    for error in errors:
+        log.warning("%s", error)
+    if errors and not found:
+        raise errors[0]
+    return found
+
+
+def topics(lookupds: Sequence[str], config: Config) -> tuple[list[str], list[NsqError]]:
+    """Find all topics; also return the errors of the nsqlookupds that failed."""
+    answers = ask_all(lookupds, lambda lookupd: NsqlookupdApi.of(lookupd, config).topics())
+    return sorted({*itertools.chain(*answers.found.values())}), [*answers.errors.values()]
+
+
 def stats_of(
     nsqd: str, config: Config, topic: str = "", channel: str = "", timeout: float = DEFAULT_TIMEOUT
 ) -> NsqdStats:
     """An nsqd's stats for all topics, one topic, or one channel. ``nsqd`` is its HTTP address."""
     api = NsqdApi(nsqd, timeout=timeout, tls=context_of(config))
     return api.stats(topic, channel, include_clients=False)
-
-
-def ask_all(
-    lookupds: Iterable[str], config: Config, question: Callable[[NsqlookupdApi], Iterable[T]]
-) -> tuple[list[T], list[NsqError]]:
-    """Ask all nsqlookupds; return their distinct answers, and the errors of those that failed."""
-    found: dict[T, None] = {}
-    faults: list[NsqError] = []
-    for address in lookupds:
-        try:
-            found |= dict.fromkeys(question(NsqlookupdApi.of(address, config)))
-        except NsqError as error:
-            faults.append(error)
-    return list(found), faults
-
-
-def found_by_any(
-    lookupds: tuple[str, ...], config: Config, question: Callable[[NsqlookupdApi], Iterable[T]]
-) -> list[T]:
-    """Like ``ask_all``, but logs the errors, and raises the first one when no nsqlookupd answers."""
-    found, faults = ask_all(lookupds, config, question)
-    for fault in faults:
-        log.warning("%s", fault)
-    if faults and len(faults) == len(lookupds):
-        raise faults[0]
-    return found
-
-
-def nodes_of(topics: Collection[str] = ()) -> Callable[[NsqlookupdApi], list[Place]]:
-    """Make a question for ``ask_all``: which nsqds have any of these topics; without topics, all nsqds."""
-
-    def ask(api: NsqlookupdApi) -> list[Place]:
-        found = [node for topic in topics for node in api.nodes_of(topic)] if topics else api.nodes()
-        return [Place(node.tcp_address, node.http_address) for node in found]
-
-    return ask

@@ -6,20 +6,22 @@ the nsqlookupds first and then to each nsqd, as in nsqadmin; a failure on one do
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from nsq.config import Config
 from nsq.errors import ApiError, ApiRefused, ConfigError, NsqError, UsageError
+from nsq.http.asking import ask_all
+from nsq.http.cluster import Node, Topic, count_topics, merge_nodes
 from nsq.http.message import parse_url
-from nsq.http.nsqd import ChannelStats, NsqdApi, TopicStats
+from nsq.http.nsqd import NsqdApi, NsqdStats
 from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.tables import printable, table
 from nsq.tools.program import HttpFlags, check_ranges, flag, repeated, run_command
@@ -29,21 +31,24 @@ from nsq.wire.names import check_channel, check_topic
 
 T = TypeVar("T")
 
-_DEFAULT_LOOKUPD = "127.0.0.1:4161"
-_ENVIRONMENT = "NSQ_LOOKUPD_HTTP_ADDRESS"
-#: How many daemons are asked at the same time.
-_AT_ONCE = 16
+#: Addresses, separated by commas, for when no flag gives any.
+_ENVIRONMENT = "NSQ_ADDRESS"
+#: Where to look for an nsqlookupd, and then for an nsqd, when nothing names one.
+_USUAL = ("127.0.0.1:4161", "127.0.0.1:4151")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterFlags(HttpFlags):
-    lookupd_http_address: tuple[str, ...] = repeated(
+    address: tuple[str, ...] = repeated(
         str,
-        f"lookupd HTTP address (may be given multiple times; default: {_ENVIRONMENT} of the environment, "
-        f"else {_DEFAULT_LOOKUPD})",
+        "HTTP address of an nsqlookupd, or of an nsqd (may be given multiple times; default: "
+        f"{_ENVIRONMENT} of the environment, else the first that answers of {' and '.join(_USUAL)})",
+    )
+    lookupd_http_address: tuple[str, ...] = repeated(
+        str, "like --address, for nsqlookupds alone (may be given multiple times)"
     )
     nsqd_http_address: tuple[str, ...] = repeated(
-        str, "nsqd HTTP address, instead of nsqlookupds (may be given multiple times)"
+        str, "like --address, for nsqds alone (may be given multiple times)"
     )
     http_client_tls_root_ca_file: str = flag(
         "", "authorities that may sign the certificates of HTTPS servers (default: the public ones)"
@@ -54,10 +59,15 @@ class ClusterFlags(HttpFlags):
         check_ranges(self)
         if self.http_client_tls_root_ca_file:
             context_of(self._tls)  # refuses an invalid file
-        if self.lookupd_http_address and self.nsqd_http_address:
-            raise ConfigError("use --lookupd-http-address or --nsqd-http-address not both")
-        if not self.lookupd_http_address and not self.nsqd_http_address:
-            object.__setattr__(self, "lookupd_http_address", default_lookupds())
+        if len(given := [flag_name for flag_name, addresses in self._flags() if addresses]) > 1:
+            raise ConfigError(f"give {' or '.join(given)}, not both")
+
+    def _flags(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        return (
+            ("--address", self.address),
+            ("--lookupd-http-address", self.lookupd_http_address),
+            ("--nsqd-http-address", self.nsqd_http_address),
+        )
 
     def _http_options(self) -> dict[str, Any]:
         authorities = self.http_client_tls_root_ca_file
@@ -68,8 +78,65 @@ class ClusterFlags(HttpFlags):
         return Config(tls=True, tls_ca_file=self.http_client_tls_root_ca_file)
 
 
-def default_lookupds() -> tuple[str, ...]:
-    return tuple(filter(None, os.environ.get(_ENVIRONMENT, "").split(","))) or (_DEFAULT_LOOKUPD,)
+class Named(NamedTuple):
+    """The HTTP addresses of the nsqlookupds, or else of the nsqds, to begin with; ``source`` is the flag or
+    the variable that gave them, empty for the usual ones.
+    """
+
+    lookupds: tuple[str, ...]
+    nsqds: tuple[str, ...]
+    source: str
+
+
+def named_daemons(options: ClusterFlags) -> Named:
+    """Find out which nsqlookupds or nsqds the user means. Raises ApiError if none of them answers."""
+    if options.lookupd_http_address:
+        return Named(options.lookupd_http_address, (), "--lookupd-http-address")
+    if options.nsqd_http_address:
+        return Named((), options.nsqd_http_address, "--nsqd-http-address")
+    source = "--address" if options.address else _ENVIRONMENT
+    in_environment = filter(None, map(str.strip, os.environ.get(_ENVIRONMENT, "").split(",")))
+    addresses = options.address or tuple(in_environment)
+    if not addresses:
+        return _usual_daemon(options)
+    answers = ask_all(addresses, lambda address: _is_nsqd(options, address))
+    if not answers.found:
+        raise ApiError("; ".join(f"{source}: {error}" for error in answers.errors.values()))
+    if len(kinds := set(answers.found.values())) > 1:
+        raise UsageError(
+            f"{source} names nsqlookupds and nsqds: {', '.join(addresses)}; give the nsqlookupds alone"
+        )
+    # One that does not answer now is asked later, and is then a problem of its own.
+    return Named((), addresses, source) if kinds == {True} else Named(addresses, (), source)
+
+
+def _usual_daemon(options: ClusterFlags) -> Named:
+    reasons = []
+    for address in _USUAL:
+        try:
+            is_nsqd = _is_nsqd(options, address)
+        except NsqError as error:
+            reasons.append(str(error))
+        else:
+            return Named((), (address,), "") if is_nsqd else Named((address,), (), "")
+    raise ApiError(
+        f"no nsqlookupd and no nsqd was found: name one with --address=HOST:PORT or {_ENVIRONMENT}, "
+        f"or start them with `nsq up` ({'; '.join(reasons)})"
+    )
+
+
+def _is_nsqd(options: ClusterFlags, address: str) -> bool:
+    """Whether an nsqd answers there, and not an nsqlookupd: only an nsqd's /info has a TCP port."""
+    answered = False
+    with suppress(ApiRefused):  # an nsqd that insists on TLS
+        answered = bool(options.lookupd_api(address).info())
+    try:
+        options.nsqd_api(address).info()
+    except ApiError:
+        if not answered:
+            raise
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -81,22 +148,29 @@ class Outcome:
 
 
 class Cluster:
-    """The daemons that the flags name. ``problems`` lists the requests that failed."""
+    """The daemons that the user means. ``problems`` lists the requests that failed."""
 
     def __init__(self, options: ClusterFlags) -> None:
         self._options = options
+        self._named = named_daemons(options)
         self.problems: list[str] = []
-        self.lookupds = {each: options.lookupd_api(each) for each in options.lookupd_http_address}
+        self.lookupds = {each: options.lookupd_api(each) for each in self._named.lookupds}
+
+    @cached_property
+    def _nodes(self) -> list[Node]:
+        """The nsqds that the nsqlookupds list and that can be reached by what they have registered."""
+        nodes = merge_nodes(self._ask(self.lookupds, NsqlookupdApi.nodes))
+        self.problems += [node.problem for node in nodes if node.problem]
+        return [node for node in nodes if not node.problem]
 
     @cached_property
     def nsqds(self) -> dict[str, NsqdApi]:
         """The nsqds that the flags name, or all that the nsqlookupds list, by HTTP address."""
         if not self.lookupds:
-            return {each: self._options.nsqd_api(each) for each in self._options.nsqd_http_address}
-        found = self._ask(self.lookupds, NsqlookupdApi.nodes)
-        if not found:
+            return {each: self._options.nsqd_api(each) for each in self._named.nsqds}
+        if not self._nodes and self.problems:
             raise ApiError("; ".join(self.problems))
-        addresses = sorted({node.http_address for nodes in found.values() for node in nodes})
+        addresses = sorted({node.name for node in self._nodes})
         return {each: self._options.nsqd_api(each) for each in addresses}
 
     @cached_property
@@ -105,8 +179,7 @@ class Cluster:
         is none.
         """
         if self.lookupds:
-            found = self._ask(self.lookupds, NsqlookupdApi.nodes)
-            addresses = sorted({node.tcp_address for nodes in found.values() for node in nodes})
+            addresses = sorted({node.info.tcp_address for node in self._nodes})
         else:
             infos = self._ask(self.nsqds, NsqdApi.info)
             addresses = [join(parse_url(address).host, info.tcp_port) for address, info in infos.items()]
@@ -114,28 +187,32 @@ class Cluster:
             raise ApiError(
                 "; ".join(self.problems)
                 or f"no nsqd is registered with nsqlookupd {', '.join(self.lookupds)}: start nsqd with "
-                "--lookupd-tcp-address, or name one with --nsqd-http-address"
+                "--lookupd-tcp-address, or name one with --address"
             )
         return addresses
 
-    def stats(self, topic: str = "", channel: str = "") -> dict[str, list[TopicStats]]:
-        """Return the topics of each nsqd that answers."""
+    def stats(self, topic: str = "", channel: str = "") -> dict[str, NsqdStats]:
+        """Return the statistics of each nsqd that answers."""
         found = self._ask(self.nsqds, lambda nsqd: nsqd.stats(topic, channel, include_clients=False))
         if self.nsqds and not found:
             raise ApiError("; ".join(self.problems))
-        return {address: stats["topics"] for address, stats in found.items()}
+        return found
+
+    def topics(self) -> list[Topic]:
+        """Return all topics, merged; also those that only nsqlookupds know."""
+        stats = self.stats()
+        known = self._ask(self.lookupds, NsqlookupdApi.topics)
+        return count_topics(stats.values(), itertools.chain.from_iterable(known.values()))
 
     def having(self, topic: str) -> dict[str, NsqdApi]:
-        return {each: self.nsqds[each] for each, topics in self.stats(topic).items() if topics}
+        return {each: self.nsqds[each] for each, stats in self.stats(topic).items() if stats["topics"]}
 
     def _ask(self, daemons: dict[str, Any], question: Callable[[Any], T]) -> dict[str, T]:
-        answers: dict[str, T] = {}
-        for (address, _), answer in zip(daemons.items(), at_once(daemons.values(), question), strict=True):
-            if isinstance(answer, NsqError):
-                self.problems.append(str(answer))
-            else:
-                answers[address] = answer
-        return answers
+        answers = ask_all(daemons, lambda address: question(daemons[address]))
+        for address, error in answers.errors.items():
+            named = address in (*self._named.lookupds, *self._named.nsqds) and self._named.source
+            self.problems.append(f"{named}: {error}" if named else str(error))
+        return answers.found
 
     def change(
         self,
@@ -149,41 +226,9 @@ class Cluster:
         return outcomes + _outcomes("nsqd", nsqds, on_nsqd)
 
 
-def at_once(daemons: Iterable[Any], question: Callable[[Any], T]) -> list[T | NsqError]:
-    """Ask all daemons; return the answers in their order.
-
-    Uses daemon threads, because the end of a program would wait for those of a ThreadPoolExecutor.
-    """
-    waiting = deque(enumerate(daemons))
-    answers: dict[int, T | NsqError] = {}
-
-    def ask() -> None:
-        while True:
-            try:
-                number, daemon = waiting.popleft()
-            except IndexError:
-                return
-            try:
-                answers[number] = question(daemon)
-            except NsqError as error:
-                answers[number] = error
-
-    threads = [
-        threading.Thread(target=ask, name="nsq-ask", daemon=True) for _ in range(min(len(waiting), _AT_ONCE))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [answers[number] for number in sorted(answers)]
-
-
 def _outcomes(kind: str, daemons: dict[str, Any], step: Callable[[Any], None]) -> list[Outcome]:
-    answers = at_once(daemons.values(), step)
-    return [
-        Outcome(f"{kind} {address}", str(answer) if isinstance(answer, NsqError) else "")
-        for address, answer in zip(daemons, answers, strict=True)
-    ]
+    errors = ask_all(daemons, lambda address: step(daemons[address])).errors
+    return [Outcome(f"{kind} {address}", str(errors.get(address, ""))) for address in daemons]
 
 
 def warn_of(problems: Iterable[str]) -> int:
@@ -208,25 +253,18 @@ def main_topics(argv: Sequence[str]) -> int:
 
 def _topics(options: ListOptions, _: tuple[str, ...]) -> int:
     cluster = Cluster(options)
-    found: dict[str, list[TopicStats]] = {}
-    for topics in cluster.stats().values():
-        for topic in topics:
-            found.setdefault(topic["topic_name"], []).append(topic)
-    for names in cluster._ask(cluster.lookupds, NsqlookupdApi.topics).values():
-        for name in names:
-            found.setdefault(name, [])
     rows = [
         {
-            "topic": name,
-            "depth": sum(each["depth"] for each in nodes),
-            "messages": sum(each["message_count"] for each in nodes),
-            "channels": len({channel["channel_name"] for each in nodes for channel in each["channels"]}),
-            "nsqds": len(nodes),
-            "paused": any(each["paused"] for each in nodes),
+            "topic": topic.name,
+            "depth": topic.depth,
+            "messages": topic.messages,
+            "channels": len(topic.channels),
+            "nsqds": topic.nodes,
+            "paused": topic.paused,
         }
-        for name, nodes in sorted(found.items())
+        for topic in cluster.topics()
     ]
-    return _show(options, rows, cluster)
+    return _show(options, rows, cluster, "there are no topics: a publish creates one, or `nsq create TOPIC`")
 
 
 def main_channels(argv: Sequence[str]) -> int:
@@ -237,32 +275,30 @@ def main_channels(argv: Sequence[str]) -> int:
 def _channels(options: ListOptions, words: tuple[str, ...]) -> int:
     (topic,) = words
     cluster = Cluster(options)
-    stats = cluster.stats(topic)
-    if not any(stats.values()):
+    found = count_topics(cluster.stats(topic).values())
+    if not found:
         cluster.problems.append(f"no nsqd has the topic {topic!r}")
-    found: dict[str, list[ChannelStats]] = {}
-    for topics in stats.values():
-        for each in topics:
-            for channel in each["channels"]:
-                found.setdefault(channel["channel_name"], []).append(channel)
     rows = [
         {
-            "channel": name,
-            "depth": sum(each["depth"] for each in nodes),
-            "in_flight": sum(each["in_flight_count"] for each in nodes),
-            "deferred": sum(each["deferred_count"] for each in nodes),
-            "requeued": sum(each["requeue_count"] for each in nodes),
-            "timed_out": sum(each["timeout_count"] for each in nodes),
-            "messages": sum(each["message_count"] for each in nodes),
-            "clients": sum(each.get("client_count", 0) for each in nodes),
-            "paused": any(each["paused"] for each in nodes),
+            "channel": channel.name,
+            "depth": channel.depth,
+            "in_flight": channel.in_flight,
+            "deferred": channel.deferred,
+            "requeued": channel.requeued,
+            "timed_out": channel.timed_out,
+            "messages": channel.messages,
+            "clients": channel.clients,
+            "paused": channel.paused,
         }
-        for name, nodes in sorted(found.items())
+        for each in found
+        for channel in each.channels
     ]
-    return _show(options, rows, cluster)
+    none = f"topic {topic} has no channels: a consumer creates one, or `nsq create {topic}/CHANNEL`"
+    return _show(options, rows, cluster, none if found else "")
 
 
-def _show(options: ListOptions, rows: list[dict[str, Any]], cluster: Cluster) -> int:
+def _show(options: ListOptions, rows: list[dict[str, Any]], cluster: Cluster, none: str) -> int:
+    """Write the rows; if there are none, write ``none`` to stderr."""
     if options.json:
         sys.stdout.write(json.dumps(rows, indent=2) + "\n")
     elif options.names:
@@ -274,6 +310,8 @@ def _show(options: ListOptions, rows: list[dict[str, Any]], cluster: Cluster) ->
             for row in rows
         ]
         sys.stdout.write(f"{table(header, shown)}\n")
+    elif none:
+        sys.stderr.write(f"{printable(none)}\n")
     return warn_of(cluster.problems)
 
 
@@ -292,8 +330,8 @@ class ConfirmedOptions(ClusterFlags):
 
 def main_create(argv: Sequence[str]) -> int:
     synopsis = (
-        "TOPIC[/CHANNEL]\nCreates a topic on the nsqlookupds, and a channel there and on each nsqd that "
-        "has the topic.\nWith --nsqd-http-address it creates both on these nsqds."
+        "TOPIC[/CHANNEL]\nCreates a topic, and a channel of it, on the nsqlookupds and on each nsqd that has "
+        "the topic;\nif none has it yet, on every nsqd."
     )
     return run_command(ChangeOptions, argv, "nsq create", synopsis, _create)
 
@@ -301,28 +339,14 @@ def main_create(argv: Sequence[str]) -> int:
 def _create(options: ChangeOptions, words: tuple[str, ...]) -> int:
     topic, channel = topic_and_channel(words[0], check=True)
     cluster = Cluster(options)
-    outcomes: list[Outcome] = []
-    if cluster.lookupds:
-        nsqds = cluster.having(topic) if channel else {}
-        outcomes += cluster.change(lambda lookupd: lookupd.create_topic(topic), _nothing, {})
+    nsqds = cluster.nsqds if not cluster.lookupds else cluster.having(topic) or cluster.nsqds
+
+    def create(daemon: NsqlookupdApi | NsqdApi) -> None:
+        daemon.create_topic(topic)
         if channel:
-            outcomes += cluster.change(
-                lambda lookupd: lookupd.create_channel(topic, channel),
-                lambda nsqd: nsqd.create_channel(topic, channel),
-                nsqds,
-            )
-    else:
+            daemon.create_channel(topic, channel)
 
-        def create(nsqd: NsqdApi) -> None:
-            nsqd.create_topic(topic)
-            if channel:
-                nsqd.create_channel(topic, channel)
-
-        outcomes += cluster.change(None, create, cluster.nsqds)
-    return _report(options, "create", words[0], outcomes, cluster)
-
-
-def _nothing(_: NsqdApi) -> None: ...
+    return _report(options, "create", words[0], cluster.change(create, create, nsqds), cluster)
 
 
 def main_delete(argv: Sequence[str]) -> int:
@@ -403,8 +427,8 @@ def _on_nsqds(
     cluster = Cluster(options)
     nsqds = {
         address: cluster.nsqds[address]
-        for address, topics in cluster.stats(topic, channel).items()
-        if topics and (not channel or topics[0]["channels"])
+        for address, stats in cluster.stats(topic, channel).items()
+        if any(each["channels"] or not channel for each in stats["topics"])
     }
     if ask is not None:
         ask(len(nsqds))

@@ -11,16 +11,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nsq import ConnectionFailed, NsqError
+from nsq.errors import ApiError
+from nsq.http.cluster import merge_nodes
 from nsq.http.message import HttpRequest, parse_url
 from nsq.http.nsqd import NsqdStats
 from nsq.http.nsqlookupd import RegisteredNode
 from nsq.http.sending import send
 from nsq.tables import printable
-from nsq.tools.cluster import ClusterFlags
+from nsq.tools.cluster import ClusterFlags, named_daemons
 from nsq.tools.program import ProducerFlags, config_of, run_command
 from nsq.transport.addresses import join
 from nsq.transport.dialing import default_transport
-from nsq.wire.commands import CLS, MAGIC_V2
+from nsq.wire.commands import MAGIC_V2, NOP, identify
+from nsq.wire.frames import split_reply
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"
 #: Seconds; HTTP gives the time in whole seconds.
@@ -63,20 +66,30 @@ def _examine(options: DoctorOptions, _: tuple[str, ...]) -> int:
 
 
 def examine(options: DoctorOptions) -> Iterator[Finding]:
+    try:
+        named = named_daemons(options)
+    except ApiError as error:
+        remedy = _http_remedy(error, "Is it running, and is this its HTTP port?")
+        yield Finding(FAILURE, "nsqlookupd or nsqd", str(error), remedy)
+        return
     nodes: dict[str, list[RegisteredNode]] = {}
-    for address in options.lookupd_http_address:
+    for address in named.lookupds:
         yield from _lookupd(options, address, nodes)
     addresses: dict[str, str] = {}  # TCP address by HTTP address
-    for registered in nodes.values():
-        addresses.update({node.http_address: node.tcp_address for node in registered})
+    for node in merge_nodes(nodes):
+        if node.problem:
+            remedy = "Give this nsqd a --broadcast-address and ports at which others reach it."
+            yield Finding(WARNING, "nsqds", node.problem, remedy)
+        else:
+            addresses[node.name] = node.info.tcp_address
     yield from _registrations(nodes)
     versions: dict[str, list[str]] = {}
-    for address in sorted({*addresses, *options.nsqd_http_address}):
+    for address in sorted({*addresses, *named.nsqds}):
         yield from _nsqd(options, address, addresses.get(address, ""), versions)
     if len(versions) > 1:
         told = "; ".join(f"{version}: {', '.join(which)}" for version, which in sorted(versions.items()))
         yield Finding(WARNING, "nsqds", f"versions differ: {told}", "Upgrade all to the newest version.")
-    if not addresses and not options.nsqd_http_address and nodes:
+    if not addresses and not named.nsqds and nodes:
         yield Finding(
             FAILURE,
             "nsqds",
@@ -173,21 +186,21 @@ def _handshake(options: DoctorOptions, address: str) -> Finding:
 
 
 def _insists_on_tls(address: str, timeout: float) -> bool:
-    """Whether nsqd refuses commands without TLS. It answers IDENTIFY even then, so this sends CLS, which
-    every nsqd refuses before SUB: the error says why.
+    """Whether nsqd refuses commands without TLS. It answers IDENTIFY even then, so this sends a NOP first,
+    which a healthy nsqd accepts silently.
     """
     stream = default_transport.connect(address, timeout=timeout)
     said = b""
     try:
-        stream.write(MAGIC_V2 + CLS, timeout)
+        stream.write(MAGIC_V2 + NOP + identify(b"{}"), timeout)
         stream.read_timeout = timeout
-        while data := stream.read():  # until it has closed the connection
+        while (first := split_reply(said)) is None and (data := stream.read()):
             said += data
     except NsqError:
-        pass
+        return False
     finally:
         stream.close()
-    return b"TLS required" in said
+    return first is not None and b"TLS required" in first[0].data
 
 
 def _contents(where: str, stats: NsqdStats) -> Iterator[Finding]:

@@ -18,11 +18,13 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from nsq.errors import UsageError
+from nsq.errors import NsqError, UsageError
 from nsq.flags import Flag
+from nsq.http.cluster import count_topics
 from nsq.options import METADATA
-from nsq.tools.cluster import default_lookupds, topic_and_channel
+from nsq.tools.cluster import Cluster, ClusterFlags, named_daemons, topic_and_channel
 from nsq.tools.program import VERSION, exit_status, open_standard_streams
+from nsq.wire.names import valid_channel, valid_topic
 
 
 class Command(NamedTuple):
@@ -40,6 +42,7 @@ def _classic(module: str, options: str, about: str) -> Command:
 
 
 COMMANDS = {
+    "up": Command("up", "UpOptions", "run nsqd, nsqlookupd and nsqadmin on this machine"),
     "pub": Command("pub", "PubOptions", "publish messages from the command line or stdin"),
     "tail": _classic("nsq_tail", "TailOptions", "show messages as they come"),
     "stat": _classic("nsq_stat", "StatOptions", "watch a channel's rates and depth"),
@@ -64,21 +67,28 @@ COMMANDS = {
     ),
 }
 
+#: The commands whose arguments are topics or channels, for completion.
+_WITH_TOPICS = ["pub", "channels", "create", "delete", "empty", "pause", "unpause", "peek", "redrive"]
+_WITH_TOPICS += [name for name, command in COMMANDS.items() if command.classic]
+
 _HELP = """\
 Usage: nsq COMMAND [arguments and flags]
 
 {commands}
 
 For details: nsq COMMAND --help. Write a topic as TOPIC, a channel as TOPIC/CHANNEL.
-Without an address flag, nsq asks the nsqlookupds in $NSQ_LOOKUPD_HTTP_ADDRESS, or else 127.0.0.1:4161.
+nsq asks the nsqlookupds, or the nsqds, at --address=HOST:PORT or in $NSQ_ADDRESS (HTTP addresses, separated
+by commas); without either an nsqlookupd at 127.0.0.1:4161, or else an nsqd at 127.0.0.1:4151.
 
+  nsq up                                      run all daemons on this machine
   nsq pub orders '{{"id": 1}}'                  publish a message
   nsq tail orders                             watch the topic, in a channel of its own
   nsq stat orders/billing                     watch the rates of a channel
   nsq doctor                                  find out what is wrong
-  eval "$(nsq completion bash)"               complete commands and flags
+  eval "$(nsq completion bash)"               complete commands, flags, topics and channels
 """
 _ADDRESS = re.compile(r"--?(nsqd-tcp-address|nsqd-http-address|lookupd-http-address)(=|$)")
+_ANY_ADDRESS = re.compile(r"--?address(=(?P<address>.*)|$)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -106,7 +116,7 @@ def _run(words: list[str]) -> int:
         return 2
     try:
         arguments = filled_in(command, arguments) if command.classic else arguments
-    except UsageError as error:
+    except NsqError as error:
         sys.stderr.write(f"nsq {name}: {error}\n")
         return 1
     run = getattr(importlib.import_module(f"nsq.tools.{command.module}"), command.main)
@@ -119,11 +129,14 @@ def help_text() -> str:
 
 
 def filled_in(command: Command, arguments: Sequence[str]) -> list[str]:
-    """Return the flags of a Go-style program, given flags and TOPIC or TOPIC/CHANNEL in any order."""
+    """Return the flags of a Go-style program, given flags and TOPIC or TOPIC/CHANNEL in any order. --address,
+    which it does not have, becomes its flag for nsqlookupds or for nsqds.
+    """
     bare = {"h", "help", "version"}
     bare |= {field.name.replace("_", "-") for field in _fields(command) if field.type == "bool"}
     given: list[str] = []
     topics: list[str] = []
+    addresses: list[str] = []
     rest = deque(arguments)
     while rest:
         argument = rest.popleft()
@@ -131,18 +144,40 @@ def filled_in(command: Command, arguments: Sequence[str]) -> list[str]:
             topic, channel = topic_and_channel(argument)
             topics += [f"--topic={topic}", *([f"--channel={channel}"] if channel else [])]
             continue
+        if found := _ANY_ADDRESS.match(argument):
+            if found["address"] is None and not rest:
+                raise UsageError("--address needs a value: HOST:PORT")
+            addresses.append(rest.popleft() if found["address"] is None else found["address"])
+            continue
         given.append(argument)
         if rest and "=" not in argument and argument.lstrip("-") not in bare:
             given.append(rest.popleft())
-    if not any(map(_ADDRESS.match, given)):
-        topics += [f"--lookupd-http-address={address}" for address in default_lookupds()]
-    return topics + given
+    if any(each.lstrip("-") in ("h", "help", "version") for each in given):
+        return given
+    if any(map(_ADDRESS.match, given)):
+        if addresses:
+            raise UsageError("give --address or another address flag, not both")
+        return topics + given
+    over_http = any(field.name == "nsqd_http_address" for field in _fields(command))
+    return topics + _address_flags(ClusterFlags(address=tuple(addresses)), over_http) + given
+
+
+def _address_flags(options: ClusterFlags, over_http: bool) -> list[str]:
+    named = named_daemons(options)
+    if named.lookupds:
+        return [f"--lookupd-http-address={address}" for address in named.lookupds]
+    if over_http:
+        return [f"--nsqd-http-address={address}" for address in named.nsqds]
+    return [f"--nsqd-tcp-address={address}" for address in Cluster(options).tcp_addresses]
 
 
 # Completion
 
 
 def main_completion(argv: Sequence[str]) -> int:
+    if len(argv) == 2 and argv[0] == "names":
+        sys.stdout.write("".join(f"{name}\n" for name in _names(argv[1])))
+        return 0
     helped = list(argv) in (["-h"], ["-help"], ["--help"])
     if helped or len(argv) != 1 or argv[0] not in _SHELLS:
         (sys.stdout if helped else sys.stderr).write(f"Usage: nsq completion {'|'.join(_SHELLS)}\n")
@@ -151,9 +186,28 @@ def main_completion(argv: Sequence[str]) -> int:
     return 0
 
 
+def _names(prefix: str) -> list[str]:
+    """Return the topics, or of ``TOPIC/`` the channels, for the scripts. Only valid names: some shells would
+    run what other names say.
+    """
+    topic, slash, _ = prefix.partition("/")
+    options = ClusterFlags(http_client_connect_timeout=0.5, http_client_request_timeout=1.0)
+    try:
+        cluster = Cluster(options)
+        found = count_topics(cluster.stats(topic).values()) if slash else cluster.topics()
+    except NsqError:
+        return []
+    if not slash:
+        return [each.name for each in found if valid_topic(each.name)]
+    channels = {channel.name for each in found if each.name == topic for channel in each.channels}
+    return [f"{topic}/{name}" for name in sorted(channels) if valid_channel(name) and valid_topic(topic)]
+
+
 def flags_of(command: Command) -> dict[str, Flag]:
-    """Return the flags by name, without deprecated ones."""
-    declared = {field.name.replace("_", "-"): field.metadata[METADATA] for field in _fields(command)}
+    """Return the flags by name, without deprecated ones; those of Go's programs with --address."""
+    shared = dataclasses.fields(ClusterFlags) if command.classic else ()
+    fields = [*_fields(command), *(each for each in shared if each.name == "address")]
+    declared = {field.name.replace("_", "-"): field.metadata[METADATA] for field in fields}
     return {name: each for name, each in declared.items() if not each.deprecated}
 
 
@@ -172,22 +226,29 @@ def _bash() -> str:
     cases = "\n".join(
         f'        {name}) words="{_words_behind(command)}" ;;' for name, command in COMMANDS.items()
     )
+    with_topics = "|".join(f'"{name} "*' for name in _WITH_TOPICS)
+    asking = f'        {with_topics})\n            words+=" $(nsq completion names "$now" 2>/dev/null)" ;;'
     return f"""\
 _nsq() {{
-    local words=""
+    local words="" now="${{COMP_WORDS[COMP_CWORD]}}"
     case "$COMP_CWORD:${{COMP_WORDS[1]}}" in
         1:*) words="{" ".join(COMMANDS)}" ;;
     *) case "${{COMP_WORDS[1]}}" in
 {cases}
+    esac
+    case "${{COMP_WORDS[1]}} ${{COMP_WORDS[COMP_CWORD - 1]}} $now" in
+        *" = "*|*" "[-=]*) ;;
+{asking}
     esac ;;
     esac
-    COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
+    COMPREPLY=($(compgen -W "$words" -- "$now"))
 }}
 complete -o default -F _nsq nsq
 """
 
 
 def _zsh() -> str:
+    with_topics = "|".join(_WITH_TOPICS)
     cases = "\n".join(
         f"        {name}) compadd -- {_words_behind(command)} ;;" for name, command in COMMANDS.items()
     )
@@ -203,6 +264,9 @@ _nsq() {{
         return
     fi
     case $words[2] in
+        {with_topics}) [[ $PREFIX == -* ]] || compadd -- $(nsq completion names "$PREFIX" 2>/dev/null) ;;
+    esac
+    case $words[2] in
 {cases}
     esac
 }}
@@ -217,6 +281,9 @@ def _fish() -> str:
         seen = f"complete -c nsq -n '__fish_seen_subcommand_from {name}'"
         for flag, each in flags_of(command).items():
             lines.append(f"{seen} -l {flag} -d {_quoted(each.help)}")
+    with_topics = " ".join(_WITH_TOPICS)
+    asking = "(nsq completion names (commandline -ct) 2>/dev/null)"
+    lines.append(f"complete -c nsq -n '__fish_seen_subcommand_from {with_topics}' -a '{asking}'")
     lines.append(f"complete -c nsq -n '__fish_seen_subcommand_from completion' -f -a '{' '.join(_SHELLS)}'")
     return "\n".join(lines) + "\n"
 

@@ -10,11 +10,11 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Self
+from dataclasses import dataclass
+from functools import reduce
 
 from nsq.errors import ApiError, ConfigError
-from nsq.http.nsqd import ChannelStats
+from nsq.http.cluster import Channel, count_topics, merge_lookups
 from nsq.tools.program import (
     HttpFlags,
     SignalWatch,
@@ -22,6 +22,7 @@ from nsq.tools.program import (
     duration,
     exactly_one_kind,
     flag,
+    log,
     repeated,
     run,
 )
@@ -67,63 +68,33 @@ class StatOptions(HttpFlags):
         return self.interval if self.status_every is None else self.status_every
 
 
-@dataclass(frozen=True)
-class Counts:
-    """The counts of a channel, on one nsqd or summed over several."""
-
-    messages: int = 0
-    depth: int = 0
-    disk: int = 0
-    in_flight: int = 0
-    deferred: int = 0
-    requeued: int = 0
-    timed_out: int = 0
-    clients: int = 0
-
-    @classmethod
-    def of(cls, told: ChannelStats) -> Self:
-        return cls(
-            told["message_count"],
-            told["depth"],
-            told["backend_depth"],
-            told["in_flight_count"],
-            told["deferred_count"],
-            told["requeue_count"],
-            told["timeout_count"],
-            told.get("client_count", len(told["clients"])),
-        )
-
-    def __add__(self, other: Counts) -> Counts:
-        pairs = zip(vars(self).values(), vars(other).values(), strict=True)
-        return Counts(*(one + another for one, another in pairs))
-
-    def row(self, before: Counts, interval: float) -> str:
-        came = self.messages - before.messages
-        left = came - (self.depth - before.depth)
-        return _ROW.format(
-            int(came / interval),
-            int(left / interval),
-            self.depth,
-            self.depth - self.disk,
-            self.disk,
-            self.in_flight,
-            self.deferred,
-            self.requeued,
-            self.timed_out,
-            self.messages,
-            self.clients,
-        )
+def row(now: Channel, before: Channel, interval: float) -> str:
+    came = now.messages - before.messages
+    left = came - (now.depth - before.depth)
+    return _ROW.format(
+        int(came / interval),
+        int(left / interval),
+        now.depth,
+        now.depth - now.backend_depth,
+        now.backend_depth,
+        now.in_flight,
+        now.deferred,
+        now.requeued,
+        now.timed_out,
+        now.messages,
+        now.clients,
+    )
 
 
 @dataclass(frozen=True)
 class Poll:
     """The answers of the nsqds at one moment, by address."""
 
-    nsqds: dict[str, Counts] = field(default_factory=dict)
+    nsqds: dict[str, Channel]
 
     @property
-    def total(self) -> Counts:
-        return sum(self.nsqds.values(), Counts())
+    def total(self) -> Channel:
+        return reduce(Channel.merged_with, self.nsqds.values())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -134,9 +105,10 @@ def stat(options: StatOptions) -> int:
     live = sys.stdout.isatty()
     before: Poll | None = None
     polls = 0
+    warned: set[str] = set()
     with SignalWatch(signal.SIGHUP) as watch:
         while options.count is None or polls <= options.count:
-            poll = ask(options)
+            poll = ask(options, warned)
             text = screen(options, poll, before) if live else lines(options, poll, before, polls)
             sys.stdout.write(text)
             sys.stdout.flush()
@@ -147,24 +119,25 @@ def stat(options: StatOptions) -> int:
     return 0
 
 
-def ask(options: StatOptions) -> Poll:
-    """Poll all nsqds. Raise ApiError if one does not answer (a partial sum misleads), or none has it."""
+def ask(options: StatOptions, warned: set[str]) -> Poll:
+    """Poll all nsqds. Raise ApiError if one does not answer (a partial sum misleads), or none has it. Skip an
+    nsqd whose registered addresses cannot be used, with one warning.
+    """
     addresses = options.nsqd_http_address
     if options.lookupd_http_address:
-        addresses = tuple(
-            dict.fromkeys(
-                node.http_address
-                for lookupd in options.lookupd_http_address
-                for node in options.lookupd_api(lookupd).lookup(options.topic).producers
-            )
-        )
+        lookups = [options.lookupd_api(each).lookup(options.topic) for each in options.lookupd_http_address]
+        nodes = merge_lookups(lookups)
+        addresses = tuple(dict.fromkeys(node.name for node in nodes if not node.problem))
+        for problem in {node.problem for node in nodes} - {""} - warned:
+            log.warning("%s", problem)
+            warned.add(problem)
     found = {}
     for address in addresses:
         stats = options.nsqd_api(address).stats(options.topic, options.channel, include_clients=False)
-        for topic in stats["topics"]:
-            for channel in topic["channels"]:
-                if (topic["topic_name"], channel["channel_name"]) == (options.topic, options.channel):
-                    found[address] = Counts.of(channel)
+        for topic in count_topics([stats]):
+            for channel in topic.channels:
+                if (topic.name, channel.name) == (options.topic, options.channel):
+                    found[address] = channel
     if not found:
         raise ApiError(f"no nsqd has channel {options.channel} of topic {options.topic}")
     return Poll(found)
@@ -173,20 +146,19 @@ def ask(options: StatOptions) -> Poll:
 def lines(options: StatOptions, poll: Poll, before: Poll | None, number: int) -> str:
     """Return lines in Go's format. The first poll gives no row, because a rate needs two polls."""
     header = f"{_HEADER}\n" if number % _PAGE == 0 else ""
-    row = "" if before is None else f"{poll.total.row(before.total, options.pause)}\n"
-    return header + row
+    return header + ("" if before is None else f"{row(poll.total, before.total, options.pause)}\n")
 
 
 def screen(options: StatOptions, poll: Poll, before: Poll | None) -> str:
     """Return the screen of a terminal: the same columns, the sum first, then each nsqd."""
     earlier = poll if before is None else before
-    rows = [("", poll.total.row(earlier.total, options.pause))]
+    rows = [("", row(poll.total, earlier.total, options.pause))]
     if len(poll.nsqds) > 1:
         rows += [
-            (address, counts.row(earlier.nsqds.get(address, counts), options.pause))
-            for address, counts in sorted(poll.nsqds.items())
+            (address, row(channel, earlier.nsqds.get(address, channel), options.pause))
+            for address, channel in sorted(poll.nsqds.items())
         ]
-    text = "\n".join(f"{row}  {address}".rstrip() for address, row in rows)
+    text = "\n".join(f"{line}  {address}".rstrip() for address, line in rows)
     head = f"{options.topic}/{options.channel}  {time.strftime('%H:%M:%S')}  every {options.pause:g} s"
     return f"{_CLEAR}{head}\n{_HEADER}\n{text}\n"
 

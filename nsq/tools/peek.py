@@ -9,9 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nsq.errors import ApiRefused, NsqError
+from nsq.errors import ApiRefused
+from nsq.http.asking import ask_all
+from nsq.http.cluster import count_topics
 from nsq.http.nsqd import PeekedMessage
-from nsq.tools.cluster import Cluster, ClusterFlags, at_once, topic_and_channel, warn_of
+from nsq.tables import printable
+from nsq.tools.cluster import Cluster, ClusterFlags, topic_and_channel, warn_of
 from nsq.tools.nsq_tail import pretty
 from nsq.tools.program import flag, run_command
 
@@ -44,23 +47,29 @@ def main(argv: Sequence[str]) -> int:
 def _peek(options: PeekOptions, words: tuple[str, ...]) -> int:
     topic, channel = topic_and_channel(words[0])
     cluster = Cluster(options)
-    nsqds = cluster.having(topic)
-    answers = at_once(nsqds.values(), lambda nsqd: nsqd.peek(topic, channel, n=options.n))
+    stats = cluster.stats(topic)
+    nsqds = {address: cluster.nsqds[address] for address, told in stats.items() if told["topics"]}
+    answers = ask_all(nsqds, lambda address: nsqds[address].peek(topic, channel, n=options.n))
     told: list[dict[str, Any]] = []
-    for address, answer in zip(nsqds, answers, strict=True):
-        if isinstance(answer, NsqError):
-            code = answer.code if isinstance(answer, ApiRefused) else ""
-            if code != "CHANNEL_NOT_FOUND":
-                cluster.problems.append(f"{address}: {_REMEDIES.get(code, answer)}")
-        elif options.json:
-            told += [_as_json(address, message) for message in answer]
-        else:
-            for message in answer:
+    for address, messages in answers.found.items():
+        for message in messages:
+            if options.json:
+                told.append(_as_json(address, message))
+            else:
                 _show(address, message, options)
+    for address, error in answers.errors.items():
+        code = error.code if isinstance(error, ApiRefused) else ""
+        if code != "CHANNEL_NOT_FOUND":
+            cluster.problems.append(f"{address}: {_REMEDIES.get(code, error)}")
     if options.json:
         sys.stdout.write(json.dumps(told, indent=2) + "\n")
     if not nsqds and not cluster.problems:
         cluster.problems.append(f"no nsqd has the topic {topic}")
+    if not channel and not any(answers.found.values()):
+        waiting = {each.name: each.depth for told in count_topics(stats.values()) for each in told.channels}
+        for name, depth in waiting.items():
+            if depth:
+                sys.stderr.write(f"{depth} messages wait in a channel: nsq peek {topic}/{printable(name)}\n")
     return warn_of(cluster.problems)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from nsq import Producer
-from nsq.tools.cluster import Cluster, ClusterFlags
+from nsq.tools.cluster import Cluster, ClusterFlags, warn_of
 from nsq.tools.program import ProducerFlags, SignalWatch, duration, run_command
 from nsq.tools.to_nsq import Publisher, publish_records
 from nsq.wire.names import check_topic
@@ -28,7 +28,8 @@ def main(argv: Sequence[str]) -> int:
 def _publish(options: PubOptions, words: tuple[str, ...]) -> int:
     topic, *bodies = words
     check_topic(topic)
-    with options.producer("nsq-pub", *Cluster(options).tcp_addresses) as producer:
+    cluster = Cluster(options)
+    with options.producer("nsq-pub", *cluster.tcp_addresses) as producer:
         if bodies:
             count = _publish_each(topic, map(os.fsencode, bodies), producer, options.defer)
         elif options.defer:
@@ -43,6 +44,7 @@ def _publish(options: PubOptions, words: tuple[str, ...]) -> int:
         sys.stdout.write(json.dumps({"topic": topic, "published": count}) + "\n")
     else:
         sys.stderr.write(f"published {count} message{'s'[: count != 1]} to {topic}\n")
+    warn_of(cluster.problems)  # status 0: the messages are published
     return 0
 
 

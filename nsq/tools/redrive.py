@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from nsq import Consumer, Message, NsqError, Producer, Requeue
 from nsq.errors import UsageError
-from nsq.http.nsqd import TopicStats
+from nsq.http.nsqd import NsqdStats
 from nsq.tools.cluster import Cluster, ClusterFlags, warn_of
 from nsq.tools.program import (
     ConsumerOptions,
@@ -104,20 +104,20 @@ def _move(options: RedriveOptions, cluster: Cluster, source: str, target: str, w
     return mover.moved
 
 
-def waiting_messages(stats: dict[str, list[TopicStats]], channel: str) -> dict[str, int]:
+def waiting_messages(stats: dict[str, NsqdStats], channel: str) -> dict[str, int]:
     """Count waiting messages, by nsqd. Those that wait in the topic will go to its first channel."""
     found = {}
-    for address, topics in stats.items():
-        for each in topics:
+    for address, told in stats.items():
+        for each in told["topics"]:
             depths = [one["depth"] for one in each["channels"] if one["channel_name"] == channel]
             found[address] = sum(depths) + (0 if each["channels"] and not depths else each["depth"])
     return found
 
 
-def paused_names(stats: dict[str, list[TopicStats]], channel: str) -> list[str]:
+def paused_names(stats: dict[str, NsqdStats], channel: str) -> list[str]:
     """Return the names of the topic and of the channel if they are paused on any nsqd."""
     names = set()
-    for each in itertools.chain.from_iterable(stats.values()):
+    for each in itertools.chain.from_iterable(told["topics"] for told in stats.values()):
         topic = each["topic_name"]
         if each["paused"]:
             names.add(topic)

@@ -1,7 +1,7 @@
 """``nsq top``: a screen that shows depth, rates and consumers of every topic and channel of a cluster.
 
-``Model`` sums the answers of the nsqds and is pure. A thread polls the nsqds; the main thread draws and reads
-keys.
+``Model`` makes rows of the nsqds' answers and is pure. A thread polls the nsqds; the main thread draws and
+reads keys.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, NoReturn
 
 from nsq import NsqError
 from nsq.errors import ApiRefused, UsageError
-from nsq.http.nsqd import NsqdApi, PeekedMessage, TopicStats
+from nsq.http.asking import ask_all
+from nsq.http.cluster import REQUEUED, TIMED_OUT, Topic, Track, merge_topics, summarize
+from nsq.http.nsqd import NsqdApi, NsqdStats, PeekedMessage
 from nsq.tables import table
-from nsq.tools.cluster import Cluster, ClusterFlags, at_once
+from nsq.tools.cluster import Cluster, ClusterFlags
 from nsq.tools.program import duration, run_command
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -145,63 +147,58 @@ def fitted_table(rows: Sequence[Row], width: int = 1000) -> str:
 
 
 class Model:
-    """The last two polls. A counter that decreases (its nsqd was restarted) counts as 0."""
+    """The rows of the last poll, and what rates and bars need of the polls before."""
 
     def __init__(self) -> None:
-        self._rows: dict[tuple[str, str], Row] = {}
-        self._counts: dict[tuple[str, str], tuple[int, int, int]] = {}
-        self._depths: dict[tuple[str, str], deque[int]] = {}
-        self._at: float | None = None
+        self._rows: list[Row] = []
+        self._tracks: dict[str, Track] = {}
+        self._depths: dict[str, deque[int]] = {}
 
     def add(
-        self, stats: dict[str, list[TopicStats]], now: float, ages: dict[tuple[str, str], float] | None = None
+        self, stats: Mapping[str, NsqdStats], now: float, ages: Mapping[tuple[str, str], float] | None = None
     ) -> None:
-        rows: dict[tuple[str, str], Row] = {}
-        counts: dict[tuple[str, str], tuple[int, int, int]] = {}
-        for topics in stats.values():
-            for topic in topics:
-                name = topic["topic_name"]
-                key = name, ""
-                row = rows.setdefault(key, Row(name))
-                row.depth += topic["depth"]
-                row.paused = row.paused or topic["paused"]
-                counts[key] = _sum(counts.get(key), (topic["message_count"], 0, 0))
-                for channel in topic["channels"]:
-                    key = name, channel["channel_name"]
-                    row = rows.setdefault(key, Row(*key))
-                    row.depth += channel["depth"]
-                    row.in_flight += channel["in_flight_count"]
-                    row.deferred += channel["deferred_count"]
-                    row.clients += channel.get("client_count", len(channel["clients"]))
-                    row.paused = row.paused or channel["paused"]
-                    three = channel["message_count"], channel["requeue_count"], channel["timeout_count"]
-                    counts[key] = _sum(counts.get(key), three)
-        self._depths = {key: self._depths.get(key, deque(maxlen=_HISTORY)) for key in rows}
-        for key, row in rows.items():
-            self._depths[key].append(row.depth)
-            row.history = list(self._depths[key])
-            row.age = (ages or {}).get(key)
-            before = self._counts.get(key)
-            if before is not None and self._at is not None and now > self._at:
-                self._rate(
-                    row, self._rows[key], [n - o for n, o in zip(counts[key], before, strict=True)], now
-                )
-        self._rows, self._counts, self._at = rows, counts, now
-
-    def _rate(self, row: Row, before: Row, grown: list[int], now: float) -> None:
-        assert self._at is not None
-        seconds = now - self._at
-        came, requeued, timed_out = (max(0, each) / seconds for each in grown)
-        row.in_rate, row.requeue_rate, row.timeout_rate = came, requeued, timed_out
-        row.out_rate = max(0.0, came - (row.depth - before.depth) / seconds)
+        self._tracks = {address: self._tracks.get(address) or Track() for address in stats}
+        for address, told in stats.items():
+            self._tracks[address].add(summarize(told, now))
+        self._rows = list(_rows(merge_topics(self._tracks.values())))
+        self._depths = {row.name: self._depths.get(row.name, deque(maxlen=_HISTORY)) for row in self._rows}
+        for row in self._rows:
+            self._depths[row.name].append(row.depth)
+            row.history = list(self._depths[row.name])
+            row.age = (ages or {}).get((row.topic, row.channel))
 
     def rows(self, sort: str, reverse: bool = False, pattern: str = "") -> list[Row]:
         """Sort numbers in descending order, names in ascending order."""
-        found = [row for row in self._rows.values() if pattern.lower() in row.name.lower()]
+        found = [row for row in self._rows if pattern.lower() in row.name.lower()]
         found.sort(key=lambda row: (row.topic, row.channel))
         if sort != "name":
             found.sort(key=lambda row: -getattr(row, sort))
         return found[::-1] if reverse else found
+
+
+def _rows(topics: Iterable[Topic]) -> Iterator[Row]:
+    for topic in topics:
+        yield Row(
+            topic.name,
+            depth=topic.depth,
+            in_rate=topic.rate,
+            out_rate=max(0.0, topic.rate - topic.growth),
+            paused=topic.paused,
+        )
+        for each in topic.channels:
+            yield Row(
+                topic.name,
+                each.name,
+                depth=each.depth,
+                in_rate=each.rate,
+                out_rate=each.delivered,
+                in_flight=each.in_flight,
+                deferred=each.deferred,
+                requeue_rate=max(0.0, each.changes[REQUEUED]),
+                timeout_rate=max(0.0, each.changes[TIMED_OUT]),
+                clients=each.clients,
+                paused=each.paused,
+            )
 
 
 class Ages:
@@ -210,12 +207,12 @@ class Ages:
     def __init__(self) -> None:
         self._silent: set[str] = set()
 
-    def ask(self, cluster: Cluster, stats: dict[str, list[TopicStats]]) -> dict[tuple[str, str], float]:
+    def ask(self, cluster: Cluster, stats: Mapping[str, NsqdStats]) -> dict[tuple[str, str], float]:
         asked = [
             (address, topic["topic_name"], channel["channel_name"])
-            for address, topics in stats.items()
+            for address, told in stats.items()
             if address not in self._silent
-            for topic in topics
+            for topic in told["topics"]
             for channel in topic["channels"]
             if channel["depth"]
         ][:_MOST_AGES]
@@ -224,13 +221,16 @@ class Ages:
             address, topic, channel = place
             return cluster.nsqds[address].peek(topic, channel, n=1)
 
+        answers = ask_all(asked, peek)
+        self._silent |= {
+            address
+            for (address, _, _), error in answers.errors.items()
+            if isinstance(error, ApiRefused) and error.code != "CHANNEL_NOT_FOUND"
+        }
         ages: dict[tuple[str, str], float] = {}
-        for (address, *names), answer in zip(asked, at_once(asked, peek), strict=True):
-            if isinstance(answer, ApiRefused) and answer.code != "CHANNEL_NOT_FOUND":
-                self._silent.add(address)
-            elif not isinstance(answer, NsqError) and answer:
-                topic, channel = names
-                ages[topic, channel] = max(ages.get((topic, channel), 0.0), answer[0].age)
+        for (_, topic, channel), messages in answers.found.items():
+            if messages:
+                ages[topic, channel] = max(ages.get((topic, channel), 0.0), messages[0].age)
         return ages
 
 
@@ -243,15 +243,11 @@ def short_age(seconds: float | None) -> str:
     return f"{seconds:.0f}s"
 
 
-def _sum(one: tuple[int, int, int] | None, other: tuple[int, int, int]) -> tuple[int, int, int]:
-    return other if one is None else (one[0] + other[0], one[1] + other[1], one[2] + other[2])
-
-
 # The screen
 
 
 class News(NamedTuple):
-    stats: dict[str, list[TopicStats]]
+    stats: dict[str, NsqdStats]
     ages: dict[tuple[str, str], float]
 
 
@@ -288,8 +284,8 @@ class Screen:
     def _poll(self) -> None:
         ages = Ages()
         while not self._over.is_set():
-            cluster = Cluster(self._options)  # a new one each time, because nsqds come and go
             try:
+                cluster = Cluster(self._options)  # a new one each time, because nsqds come and go
                 stats = cluster.stats()
                 if self._over.is_set():
                     break

@@ -18,6 +18,7 @@ from nsq.wire import commands
 from tests.browser.conftest import REBOUND
 from tests.fakes import big_cluster
 from tests.fakes.big_cluster import NODES, TOPICS, CannedNsqd
+from tests.integration.consuming import until
 
 HOSTILE_NAME = "<img src=x onerror=document.title='owned'>"
 HOSTILE = "<script>document.title='owned'</script><img src=x onerror=alert(1)>"
@@ -95,6 +96,49 @@ def test_a_topic_is_found_by_search_and_keyboard(visit: Visit) -> None:
     page.get_by_role("heading", name="Topics", level=1).wait_for()
 
 
+def test_search_finds_topics_channels_and_nsqds_from_every_view(visit: Visit, cluster: Cluster) -> None:
+    cluster.nsqd.post("/channel/create?topic=clicks&channel=warehouse")
+    page = visit.open("/topics/payments")
+    visit.see("In the topic itself")
+    field = page.get_by_label("Search", exact=True)
+    field.fill("warehou")
+    page.get_by_role("link", name="clicks / warehouse").wait_for()
+    assert page.get_by_role("heading", name="payments", level=1).count() == 0
+    assert page.locator("tbody tr").count() == 1
+    field.fill(cluster.nsqd.http_address)
+    page.get_by_role("row").filter(has_text="nsqd").get_by_role("link").wait_for()
+    field.fill("no such thing")
+    visit.see("No topic, channel or nsqd of the cluster has this name.")
+    field.fill("")
+    page.get_by_role("heading", name="payments", level=1).wait_for()
+    field.fill("ware cli")
+    page.get_by_role("link", name="clicks / warehouse").wait_for()
+    field.press("Enter")
+    page.get_by_role("heading", name="warehouse", level=1).wait_for()
+    assert field.input_value() == ""
+    assert page.url.endswith("/topics/clicks/warehouse")
+
+
+def test_curves_begin_before_a_page_is_opened(
+    browser: Any, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nsq.daemons.nsqadmin.overview._WATCHED_EVERY", 0.2)
+    context = browser.new_context()
+    with Nsqadmin(lookupd=[cluster.nsqlookupd]) as admin:
+
+        def points() -> int:
+            history = admin.get("/api/overview?opening=true").json()["history"]
+            return len(history["figures"].get("topic payments", []))
+
+        until("three points without a page", lambda: points() >= 3)
+        visit = Visit(context.new_page(), admin.http_address)
+        page = visit.open("/topics/payments")
+        page.locator("svg.spark polyline[points*=' ']").first.wait_for(state="attached")
+        assert page.evaluate("past.get('topic payments').length") >= 3
+        context.close()
+    assert visit.complaints == []
+
+
 def test_depth_is_seen_to_grow(visit: Visit, cluster: Cluster) -> None:
     page = visit.open("/topics/payments")
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="billing", exact=True))
@@ -119,6 +163,19 @@ def test_waiting_messages_are_shown_as_what_they_are_and_stay(visit: Visit, clus
     assert page.locator("main script, main img").count() == 0
     assert page.title() == "billing of orders · nsqadmin"
     assert cluster.channel("orders", "billing")["depth"] == 2
+
+
+def test_a_topics_messages_are_found_in_its_channels(visit: Visit, cluster: Cluster) -> None:
+    cluster.nsqd.post("/topic/create?topic=shipments")
+    for channel in ("billing", "audit"):
+        cluster.nsqd.post(f"/channel/create?topic=shipments&channel={channel}")
+    cluster.publish("shipments", b"parcel 7")
+    page = visit.open("/topics/shipments")
+    page.get_by_role("button", name="Look at messages").click()
+    visit.see("The topic's own queue is empty. 1 message waits in its channels.")
+    visit.see("parcel 7")
+    visit.see(re.compile("in audit, billing|in billing, audit"))
+    assert page.locator(".messages > li").count() == 1
 
 
 def test_a_consumer_is_shown_with_what_it_holds_and_its_name_is_text(visit: Visit, cluster: Cluster) -> None:
@@ -406,6 +463,11 @@ def test_every_view_is_accessible_and_fits_a_phone(browser: Any, cluster: Cluste
             page.set_viewport_size({"width": 360, "height": 740})
             assert page.evaluate("document.documentElement.scrollWidth") == 360, path
             page.set_viewport_size({"width": 1200, "height": 760})
+        page.get_by_label("Search", exact=True).fill("orders")
+        page.get_by_role("heading", name="Search in the whole cluster").wait_for()
+        page.set_viewport_size({"width": 360, "height": 740})
+        assert Axe().run(page).response["violations"] == []
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
     finally:
         context.close()
     assert visit.complaints == []

@@ -12,8 +12,10 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -232,21 +234,43 @@ def test_custom_transport(example: Start, nsqd: Nsqd) -> None:
 
 
 def test_demo(example: Start, tmp_path: Path) -> None:
-    """It brings its own daemons, survives the kill of one of them, stays until Ctrl-C, and leaves a file."""
+    """It brings its own daemons, survives the kill of one of them, and leaves a file."""
+    script = example("demo", "--orders", "500", TMPDIR=str(tmp_path))
+    assert script.end() == 0, script.lines
+    assert_nothing_is_lost(script, tmp_path)
+
+
+def test_the_demo_kept_goes_on_with_a_light_load_and_leaves_nothing(example: Start, tmp_path: Path) -> None:
     script = example("demo", "--orders", "500", "--keep", TMPDIR=str(tmp_path))
+    page = script.wait_for("^nsqadmin    (http://.*/)$")[1]
+    script.wait_for("^everything runs until Ctrl-C")
+    first = [line.partition(" ")[0] for line in script.lines]
+    assert first.index("nsqadmin") < first.index("a")  # its address is shown before "a web shop ..."
+    addresses = script.addresses()
+    until("shown again", lambda: len(script.addresses()) == 2 * len(set(addresses)))
+    assert [address for address in addresses if not is_listening(address)] == []
+    assert_nothing_is_lost(script, tmp_path)
+
+    def overview() -> Any:
+        with urllib.request.urlopen(f"{page}api/overview", timeout=60) as reply:
+            return json.load(reply)["topics"][0]
+
+    began = overview()["messages"]
+    until("a light load", lambda: overview()["messages"] > began + 20)
+    until("consumed", lambda: all(each["clients"] == 2 for each in overview()["channels"]))
+    assert script.interrupt() == 0
+    assert [address for address in addresses if is_listening(address)] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def assert_nothing_is_lost(script: Example, directory: Path) -> None:
     script.wait_for("^half-way: nsqd .* is killed")
     script.wait_for("^it is back after")
     script.wait_for("^2,000 events published in")
     for channel in ("billing", "archive"):
         script.wait_for(rf"^{channel} +2,000 .* 0$")
     script.wait_for(r"^0 lost, [\d,]+ twice")
-    script.wait_for("^everything runs until Ctrl-C")
-    addresses = script.addresses()
-    until("shown again", lambda: len(script.addresses()) == 2 * len(set(addresses)))
-    assert [address for address in addresses if not is_listening(address)] == []
-    assert script.interrupt() == 0
-    assert [address for address in addresses if is_listening(address)] == []
-    (archive,) = tmp_path.iterdir()
+    (archive,) = directory.glob("*.jsonl")
     assert {json.loads(line)["event"] for line in archive.read_text().splitlines()} == set(range(2000))
 
 

@@ -17,6 +17,7 @@ import pytest
 
 from nsq.errors import ApiRefused
 from nsq.http.nsqd import NsqdApi
+from nsq.http.nsqlookupd import Lookup, NsqlookupdApi, RegisteredNode
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.plugin import Factory
 from nsq.tools.front_door import COMMANDS, filled_in, main
@@ -97,6 +98,75 @@ def test_when_there_is_no_nsqd_to_publish_to_the_reason_is_told(
         assert said in err
 
 
+def test_without_a_flag_an_nsqlookupd_is_found_or_else_an_nsqd(
+    cluster: Cluster, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookupd, nsqd = cluster.lookupd.http_address, cluster.nsqds[0].http_address
+
+    def topics() -> Any:
+        return json.loads(run("topics", "--json")[1])
+
+    monkeypatch.setattr("nsq.tools.cluster._USUAL", (lookupd, "127.0.0.1:1"))
+    assert topics()[0]["nsqds"] == 2
+    monkeypatch.setattr("nsq.tools.cluster._USUAL", ("127.0.0.1:1", nsqd))
+    assert topics()[0]["nsqds"] == 1
+    for words in (["pub", "orders", "x"], ["channels", "orders"], ["peek", "orders"], ["doctor"]):
+        assert run(*words)[0] == 0, words
+    assert run("create", "returns/audit") == (0, f"create returns/audit: nsqd {nsqd}: ok\n", "")
+    assert run("channels", "returns", "--names")[1] == "audit\n"
+    monkeypatch.setattr("nsq.tools.cluster._USUAL", ("127.0.0.1:1", "127.0.0.1:2"))
+    for words in (["topics"], ["doctor"], ["tail", "orders"]):
+        status, out, error = run(*words)
+        assert status == 1
+        for said in ("--address=HOST:PORT", "NSQ_ADDRESS", "`nsq up`", "127.0.0.1:1", "127.0.0.1:2"):
+            assert said in out + error
+
+
+def test_one_flag_and_one_variable_name_nsqlookupds_or_nsqds(
+    cluster: Cluster, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookupd, nsqd = cluster.lookupd.http_address, cluster.nsqds[0].http_address
+
+    def nsqds(*flags: str) -> Any:
+        return json.loads(run("topics", "--json", *flags)[1])[0]["nsqds"]
+
+    assert nsqds(f"--address={lookupd}") == 2
+    assert nsqds(f"--address={nsqd}") == 1
+    monkeypatch.setenv("NSQ_ADDRESS", f" {nsqd}, {cluster.nsqds[1].http_address}")
+    assert nsqds() == 2
+    assert nsqds(f"--address={nsqd}") == 1
+    gone = "127.0.0.1:1"
+    for words, said in (
+        ([f"--address={nsqd}", f"--address={lookupd}"], "--address names nsqlookupds and nsqds"),
+        ([f"--address={nsqd}", f"--nsqd-http-address={nsqd}"], "give --address or --nsqd-http-address,"),
+        ([f"--address={gone}"], f"--address: http://{gone}/info cannot be reached"),
+        ([f"--nsqd-http-address={gone}"], f"--nsqd-http-address: http://{gone}/stats cannot be"),
+        ([f"--lookupd-http-address={gone}"], f"--lookupd-http-address: http://{gone}/nodes cannot"),
+        ([f"--address={nsqd}", f"--address={gone}"], f"WARNING: --address: http://{gone}/stats cannot"),
+    ):  # fmt: skip
+        status, _, error = run("topics", *words)
+        assert status == 1
+        assert said in error
+
+
+def test_a_new_topic_and_channel_reach_every_nsqd(cluster: Cluster) -> None:
+    status, out, _ = cluster("create", "returns/audit")
+    assert (status, len(out.splitlines())) == (0, 3)
+    assert [channel_of(nsqd, "returns", "audit")["depth"] for nsqd in cluster.nsqds] == [0, 0]
+
+
+def test_an_empty_list_says_so(nsqd: Nsqd, run: Run) -> None:
+    address = f"--address={nsqd.http_address}"
+    assert run("topics", address) == (
+        0, "", "there are no topics: a publish creates one, or `nsq create TOPIC`\n"
+    )  # fmt: skip
+    nsqd.post("/topic/create?topic=orders")
+    assert run("channels", "orders", address) == (
+        0, "", "topic orders has no channels: a consumer creates one, or `nsq create orders/CHANNEL`\n"
+    )  # fmt: skip
+    assert run("channels", "orders", "--json", address) == (0, "[]\n", "")
+
+
 def test_topics_and_channels_are_added_up(cluster: Cluster) -> None:
     for nsqd in cluster.nsqds:
         publish(nsqd, numbered(3))
@@ -121,7 +191,7 @@ def test_a_channel_is_created_paused_emptied_and_deleted_everywhere(cluster: Clu
     status, out, _ = cluster("create", "orders/audit")
     assert (status, [line.split(":")[1].split()[0] for line in out.splitlines()]) == (
         0,
-        ["nsqlookupd", "nsqlookupd", "nsqd", "nsqd"],
+        ["nsqlookupd", "nsqd", "nsqd"],
     )
     assert "audit" in lookupd.get("/channels?topic=orders").json()["channels"]
     assert cluster("pause", "orders/audit")[0] == 0
@@ -154,6 +224,44 @@ def test_what_fails_on_one_nsqd_is_told_and_done_on_the_others(cluster: Cluster)
     assert told["steps"] == [{"where": f"nsqd {alive.http_address}", "ok": True, "error": ""}]
     assert address in told["problems"][0]
     assert address in error
+
+
+def test_stat_skips_an_unusable_registration_with_one_warning(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lookup = NsqlookupdApi.lookup
+    lost = RegisteredNode(hostname="lost", broadcast_address="h", tcp_port=4150, http_port=99999)
+
+    def with_lost(api: NsqlookupdApi, topic: str) -> Lookup:
+        told = lookup(api, topic)
+        return Lookup(told.channels, (lost, *told.producers))
+
+    monkeypatch.setattr(NsqlookupdApi, "lookup", with_lost)
+    status, out, error = cluster("stat", "orders/billing", "--count=2", "--interval=100ms")
+    assert (status, len(out.splitlines())) == (0, 4)
+    assert error.count("lost is registered with addresses that cannot be used") == 1
+
+
+@pytest.mark.parametrize("broken", [{"http_port": 99999}, {"broadcast_address": "[::1"}])
+def test_an_unusable_registration_is_skipped_with_a_warning(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, broken: dict[str, Any]
+) -> None:
+    nodes = NsqlookupdApi.nodes
+    wrong: dict[str, Any] = {"broadcast_address": "h", "tcp_port": 4150, "http_port": 4151, **broken}
+    monkeypatch.setattr(
+        NsqlookupdApi, "nodes", lambda api: [RegisteredNode(hostname="lost", **wrong), *nodes(api)]
+    )
+    for words in (
+        ["topics"],
+        ["channels", "orders"],
+        ["pause", "orders"],
+        ["doctor"],
+        ["pub", "orders", "x"],
+    ):
+        status, out, error = cluster(*words)
+        assert "lost is registered with addresses that cannot be used" in error + out
+        assert words[0] in ("pause", "doctor", "pub") or "\n" in out
+        assert status == (0 if words[0] in ("doctor", "pub") else 1)
 
 
 def test_dead_letters_go_back_and_those_that_return_meanwhile_wait(cluster: Cluster) -> None:
@@ -231,6 +339,8 @@ def test_a_peek_takes_nothing(cluster: Cluster, monkeypatch: pytest.MonkeyPatch)
     heads, bodies = out.splitlines()[::2], out.encode("utf-8", "surrogateescape").splitlines()[1::2]
     assert (status, len(heads)) == (0, 2)
     assert b"one" in bodies
+    said = "3 messages wait in a channel: nsq peek orders/billing\n"
+    assert cluster("peek", "orders") == (0, "", said)
     told = json.loads(cluster("peek", "orders/billing", "--json")[1])
     assert sorted(each.get("body", each.get("body_base64")) for each in told) == ["/w==", "one", "two"]
     assert [channel_of(nsqd)["depth"] for nsqd in cluster.nsqds] == [2, 1]
@@ -269,6 +379,14 @@ def test_the_doctor_says_what_is_wrong_and_what_to_do(cluster: Cluster, nsqd_fac
     status, out, _ = cluster._run("doctor", "--json", *words)
     failures = [each for each in json.loads(out) if each["level"] == "failure"]
     assert (status, [each["where"] for each in failures]) == (1, ["nsqd 127.0.0.1:1"])
+
+
+def test_the_doctor_causes_no_error_in_the_log_of_a_healthy_nsqd(nsqd: Nsqd, run: Run) -> None:
+    status, out, _ = run("doctor", f"--address={nsqd.http_address}")
+    assert (status, out.count("(TCP): answers")) == (0, 1)
+    lines = nsqd.log.splitlines()
+    assert lines
+    assert [line for line in lines if "ERROR" in line or "E_" in line] == []
 
 
 def test_an_nsqd_may_be_named_by_a_url(nsqd: Nsqd, run: Run) -> None:
@@ -319,6 +437,8 @@ def test_the_doctor_finds_a_wrong_port_and_missing_tls(
         (["completion", "tcsh"], 2, "bash|zsh|fish"),
         (["completion", "--help"], 0, "bash|zsh|fish"),
         (["pub", "a b", "body"], 1, "contains ' '"),
+        (["up", "--log-level=loud"], 1, "must be one of: debug"),
+        (["up", "--port=65530"], 1, "must be 1 to 65514"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -328,14 +448,25 @@ def test_help_and_mistakes(run: Run, words: list[str], status: int, said: str) -
     assert said in (error if status else out)
 
 
-def test_programs_of_gos_get_a_topic_and_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NSQ_LOOKUPD_HTTP_ADDRESS", "a:1,b:1")
-    lookupds = ["--lookupd-http-address=a:1", "--lookupd-http-address=b:1"]
-    tail = COMMANDS["tail"]
+def test_programs_of_gos_get_a_topic_and_an_address(
+    nsqd: Nsqd, nsqlookupd: Nsqlookupd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tail, stat = COMMANDS["tail"], COMMANDS["stat"]
+    lookupd = f"--lookupd-http-address={nsqlookupd.http_address}"
+    monkeypatch.setenv("NSQ_ADDRESS", nsqlookupd.http_address)
     for words in (["t/c", "-n", "3"], ["-n", "3", "t/c"]):
-        assert filled_in(tail, words) == ["--topic=t", "--channel=c", *lookupds, "-n", "3"]
-    assert filled_in(tail, ["--meta", "t", "u"]) == ["--topic=t", "--topic=u", *lookupds, "--meta"]
+        assert filled_in(tail, words) == ["--topic=t", "--channel=c", lookupd, "-n", "3"]
+    assert filled_in(tail, ["--meta", "t", "u"]) == ["--topic=t", "--topic=u", lookupd, "--meta"]
     assert filled_in(tail, ["--nsqd-tcp-address", "a:2", "t"]) == ["--topic=t", "--nsqd-tcp-address", "a:2"]
+    tcp, http = f"--nsqd-tcp-address={nsqd.tcp_address}", f"--nsqd-http-address={nsqd.http_address}"
+    assert filled_in(tail, ["t", "--address", nsqd.http_address]) == ["--topic=t", tcp]
+    assert filled_in(stat, ["t/c", f"--address={nsqd.http_address}"]) == ["--topic=t", "--channel=c", http]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"]])
+def test_help_of_gos_programs_asks_no_daemon(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.setenv("NSQ_ADDRESS", "127.0.0.1:1")
+    assert filled_in(COMMANDS["tail"], words) == words
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -353,15 +484,39 @@ SHELLS = {
 }
 
 
+def test_completion_offers_topics_and_channels_with_valid_names(
+    nsqd: Nsqd, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NSQ_ADDRESS", nsqd.http_address)
+    create(nsqd, "orders", "billing")
+    create(nsqd, "orders", "audit#ephemeral")
+    create(nsqd, "returns")
+    assert run("completion", "names", "o") == (0, "orders\nreturns\n", "")
+    assert run("completion", "names", "orders/b")[1] == "orders/audit#ephemeral\norders/billing\n"
+    stats = NsqdApi.stats
+
+    def hostile(api: NsqdApi, *args: Any, **more: Any) -> Any:
+        told = stats(api, *args, **more)
+        return {**told, "topics": [{**told["topics"][0], "topic_name": "$(date)"}]}
+
+    monkeypatch.setattr(NsqdApi, "stats", hostile)
+    assert run("completion", "names", "") == (0, "", "")
+    monkeypatch.setenv("NSQ_ADDRESS", "127.0.0.1:1")
+    assert run("completion", "names", "o") == (0, "", "")
+
+
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_shell_completes_commands_flags_and_files(
-    run: Run, shell: str, tmp_path: Path, tmux: Callable[..., str]
+def test_a_shell_completes_commands_flags_names_and_files(
+    nsqd: Nsqd, run: Run, shell: str, tmp_path: Path, tmux: Callable[..., str]
 ) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"not run: there is no {shell}")
     (tmp_path / "script").write_text(run("completion", shell)[1])
     (tmp_path / "archive").mkdir()
-    tmux("new-session", "-d", "-x", "150", "-y", "30", "-c", str(tmp_path), SHELLS[shell])
+    create(nsqd, "orders", "billing")
+    programs = Path(sys.executable).parent
+    setting = f"env NSQ_ADDRESS={nsqd.http_address} PATH={programs}:{os.environ['PATH']} {SHELLS[shell]}"
+    tmux("new-session", "-d", "-x", "150", "-y", "30", "-c", str(tmp_path), setting)
 
     def shown(text: str) -> Callable[[], bool]:
         return lambda: text in tmux("capture-pane", "-p", "-J")
@@ -375,6 +530,8 @@ def test_a_shell_completes_commands_flags_and_files(
         ("nsq del", "nsq delete "),
         ("nsq redrive --dr", "nsq redrive --dry-run"),
         ("nsq completion zs", "nsq completion zsh"),
+        ("nsq pause ord", "nsq pause orders"),
+        ("nsq tail orders/b", "nsq tail orders/billing"),
         ("nsq to-file --output-dir=arch", "nsq to-file --output-dir=archive/"),
     ):
         tmux("send-keys", typed, "Tab")

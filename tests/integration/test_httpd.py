@@ -8,6 +8,7 @@ import gc
 import gzip
 import io
 import ssl
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from unittest.mock import Mock
@@ -19,7 +20,7 @@ from nsq.daemons import httpd
 from nsq.daemons.httpd import HttpServer
 from nsq.daemons.listen import Address, ListenError, TcpAddress, parse_address
 from nsq.daemons.logs import DaemonLog
-from nsq.daemons.routes import EMPTY, OK, Reply, Request, Route, read_body
+from nsq.daemons.routes import EMPTY, OK, HttpError, Reply, Request, Route, read_body
 
 LIMIT = 100_000
 
@@ -369,6 +370,30 @@ def test_requests_are_logged_as_they_were_sent() -> None:
         assert "/echo" not in served.log
 
     asyncio.run(scenario())
+
+
+def test_errors_are_counted_by_codes_and_not_by_what_a_caller_wrote() -> None:
+    def refuse(request: Request) -> Reply:
+        raise HttpError(403, f"UNKNOWN_HOST: {request.headers['Host']}")
+
+    def refuse_plainly(request: Request) -> Reply:
+        raise HttpError(403, "UNKNOWN_HOST")
+
+    counted: Counter[str] = Counter()
+    routes = [Route("GET", "/peek", refuse), Route("GET", "/other", refuse_plainly)]
+
+    async def run() -> None:
+        server = HttpServer(routes, DaemonLog(stream=io.StringIO()), errors=counted)
+        address = await server.listen(parse_address("127.0.0.1:0"))
+        for host in ("a.example", "b.example"):
+            given = request("GET", "/peek").replace(b"Host: x", f"Host: {host}".encode())
+            _, _, body = await exchange(address, given)
+            assert host.encode() in body
+        await exchange(address, request("GET", "/other"))
+        await server.close()
+
+    asyncio.run(run())
+    assert counted == {"FORBIDDEN": 2, "UNKNOWN_HOST": 1}
 
 
 def test_a_unix_socket_and_ipv6(tmp_path: Path) -> None:

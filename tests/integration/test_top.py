@@ -20,7 +20,7 @@ def test_keys_sort_filter_pause_and_quit(nsqd: Nsqd, tmux: Callable[..., str], t
     create(nsqd, "returns")
     publish(nsqd, numbered(7))
     until("there", lambda: channel_of(nsqd)["depth"] == 7)
-    command = f"{sys.executable} -m nsq top --nsqd-http-address={nsqd.http_address} --interval=100ms"
+    command = f"{sys.executable} -m nsq top --address={nsqd.http_address} --interval=100ms"
     ending = f"cd {ROOT} && unset COLUMNS LINES && {command}; echo ended $? > {tmp_path}/ended"
     tmux("new-session", "-d", "-x", "140", "-y", "30", ending)
 

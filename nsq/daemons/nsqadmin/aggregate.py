@@ -1,4 +1,5 @@
-"""Merges the statistics of several nsqds for a topic or channel, in the shapes of Go's nsqadmin. Pure.
+"""The shapes of Go's nsqadmin: topics, channels, clients and latencies of one nsqd and of several, and nodes.
+Pure.
 
 ``read_topics`` parses and checks one nsqd's /stats; the other functions merge its results.
 """
@@ -9,12 +10,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from nsq.http.calls import Misshapen
+from nsq.http.cluster import Node, an_object, rows, value, version_number
 
 Json = dict[str, Any]
 
 ALL_NODES = "*"
-#: The largest figure that is accepted: a larger integer could make a division fail.
-MOST = 2**63
 
 _CHANNEL_COUNTS = (
     "depth",
@@ -61,11 +61,11 @@ _CLIENT_KEYS: tuple[tuple[str, type], ...] = (
 
 def read_topics(stats: Any, node: str, hostname: str, now: float) -> list[Json]:
     """Return the topics of one nsqd's /stats. Raises Misshapen if they are invalid."""
-    return [_topic(each, node, hostname, now) for each in rows(_object(stats), "topics")]
+    return [_topic(each, node, hostname, now) for each in rows(an_object(stats), "topics")]
 
 
 def _topic(told: Any, node: str, hostname: str, now: float) -> Json:
-    told = _object(told)
+    told = an_object(told)
     name = value(told, "topic_name", str)
     depth, backend = value(told, "depth", int), value(told, "backend_depth", int)
     return {
@@ -85,7 +85,7 @@ def _topic(told: Any, node: str, hostname: str, now: float) -> Json:
 
 
 def _channel(told: Any, topic: str, node: str, hostname: str, now: float) -> Json:
-    told = _object(told)
+    told = an_object(told)
     depth, backend = value(told, "depth", int), value(told, "backend_depth", int)
     delivered = {name: value(told, name, int) for name in _DELIVERIES}
     clients = told.get("clients")
@@ -108,7 +108,7 @@ def _channel(told: Any, topic: str, node: str, hostname: str, now: float) -> Jso
 
 
 def _client(told: Any, node: str, now: float) -> Json:
-    told = _object(told)
+    told = an_object(told)
     since = value(told, "connect_ts", int)
     shown = {
         "node": node,
@@ -126,11 +126,11 @@ def _client(told: Any, node: str, now: float) -> Json:
 
 
 def _latency(told: Json) -> Json:
-    latency = _object(told.get("e2e_processing_latency") or {})
+    latency = an_object(told.get("e2e_processing_latency") or {})
     count = value(latency, "count", int)
     percentiles = []
     for each in rows(latency, "percentiles"):
-        each = _object(each)
+        each = an_object(each)
         share, time = _number(each, "quantile"), _number(each, "value")
         both = {"average": time, "count": count, "max": time, "min": time}
         percentiles.append({**both, "quantile": share, "value": time})
@@ -178,6 +178,22 @@ def merge_channels(topic: str, name: str, parts: Iterable[Json]) -> Json:
         "clients": sorted(clients, key=lambda client: (client["hostname"], client["node"])) or None,
         "paused": any(part["paused"] for part in nodes),
         "e2e_processing_latency": _merge_latencies(nodes, topic, name),
+    }
+
+
+def node_shown(node: Node, newest: tuple[int, ...]) -> Json:
+    """Return the node as /api/nodes lists it; ``newest`` is the newest version of all."""
+    told = node.info
+    return {
+        "remote_addresses": None if node.registrations is None else list(node.registrations),
+        "remote_address": told.remote_address,
+        "hostname": told.hostname,
+        "broadcast_address": told.broadcast_address,
+        "tcp_port": told.tcp_port,
+        "http_port": told.http_port,
+        "version": told.version,
+        "topics": [{"topic": name, "tombstoned": node.topics[name]} for name in sorted(node.topics)],
+        "out_of_date": version_number(told.version) < newest,
     }
 
 
@@ -239,37 +255,6 @@ def _by_host(part: Json) -> tuple[str, str]:
 def _plain(number: float) -> float:
     """Convert a whole float to an int, which JSON writes without a point, as Go does."""
     return int(number) if number == int(number) else number
-
-
-# Parsing an nsqd's reply, which may be invalid
-
-
-def _object(told: Any) -> Json:
-    if not isinstance(told, dict):
-        raise Misshapen(f"its statistics have {type(told).__name__} where an object belongs")
-    return told
-
-
-def rows(told: Any, name: str) -> list[Any]:
-    """Return a list in an object; Go writes an empty one as null."""
-    found = _object(told).get(name)
-    if found is None:
-        return []
-    if not isinstance(found, list):
-        raise Misshapen(f"{name} is {type(found).__name__}, not a list")
-    return found
-
-
-def value(told: Any, name: str, kind: type) -> Any:
-    """Return a checked value. If it is missing, as with old versions, return 0, an empty text or False."""
-    found = _object(told).get(name)
-    if found is None:
-        return kind()
-    if type(found) is int and abs(found) > MOST:
-        raise Misshapen(f"{name} is too large for a count")
-    if type(found) is not kind:
-        raise Misshapen(f"{name} is {type(found).__name__}, not {kind.__name__}")
-    return found
 
 
 def _number(told: Json, name: str) -> float:

@@ -17,7 +17,7 @@ from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqadmin import aggregate
 from nsq.daemons.nsqadmin.actions import Actions
 from nsq.daemons.nsqadmin.aggregate import Json
-from nsq.daemons.nsqadmin.cluster import Cluster, Node, get, newest_version
+from nsq.daemons.nsqadmin.cluster import Cluster
 from nsq.daemons.nsqadmin.graphite import Graphite
 from nsq.daemons.nsqadmin.guard import MAX_BODY, Guard, finished, reply_with
 from nsq.daemons.nsqadmin.live import Live
@@ -25,15 +25,14 @@ from nsq.daemons.nsqadmin.notifications import Notifications
 from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.nsqadmin.overview import Overview
 from nsq.daemons.nsqadmin.page import Page
+from nsq.daemons.nsqadmin.peek import peek
 from nsq.daemons.routes import OK, Handler, HttpError, Reply, Request, Route, read_body
-from nsq.errors import ApiRefused
 from nsq.flags import config_key, is_duration
-from nsq.http.calls import json_value
+from nsq.http.cluster import Node, newest_version
 from nsq.http.nsqlookupd import nsqlookupd_address
 
 #: Routes that an open page polls: they are not logged.
 _POLLED = (("GET", "/api/overview"), ("GET", "/api/tail/:topic/:id"))
-_MAX_PEEKED = 100
 #: The age in seconds that a page's first figures may have.
 _OPENING = 10.0
 _VIEWS: tuple[str, ...] = (
@@ -61,6 +60,10 @@ class Api:
         self._graphite = Graphite(options, cluster, log)
         self._overview = Overview(cluster)
         self._settings = {config_key(field): field for field in dataclasses.fields(options)}
+
+    def watch(self) -> None:
+        """Begin to record the figures that pages draw as curves."""
+        self._overview.watch()
 
     async def close(self) -> None:
         """End polls and tails."""
@@ -153,7 +156,9 @@ class Api:
     async def nodes(self, request: Request) -> Reply:
         found = await self._cluster.nodes()
         newest = newest_version(found.value)
-        return reply_with({"nodes": [node.shown(newest) for node in found.value]}, found.failures)
+        return reply_with(
+            {"nodes": [aggregate.node_shown(node, newest) for node in found.value]}, found.failures
+        )
 
     async def node(self, request: Request) -> Reply:
         found = await self._cluster.nodes()
@@ -175,43 +180,16 @@ class Api:
         return reply_with({"stats": aggregate.counters(found.value)}, nodes.failures + found.failures)
 
     async def overview(self, request: Request) -> Reply:
-        """Serve the overview. With ?opening=true an older one is enough: the page polls again at once."""
+        """Serve the overview. With ?opening=true an older one is enough, as the page polls again at once, and
+        it has the figures of the last minutes.
+        """
         if request.args.get("opening") == "true":
-            return Reply.json(await self._overview.look(_OPENING))
+            overview = await self._overview.look(_OPENING)
+            return Reply.json({**overview, "history": self._overview.history.shown()})
         return Reply.json(await self._overview.look())
 
     async def peek(self, request: Request) -> Reply:
-        """Return the first waiting messages, or with ?in_flight=true those longest in flight, from every nsqd
-        that can show them.
-        """
-        topic, channel = request.params["topic"], request.params.get("channel", "")
-        text = request.args.get("n", "10")
-        if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= _MAX_PEEKED):
-            raise HttpError(400, "INVALID_ARG_N")
-        args = {"topic": topic, "n": text} | ({"channel": channel} if channel else {})
-        in_flight = bool(channel) and request.args.get("in_flight") == "true"
-        args |= {"in_flight": "true"} if in_flight else {}
-        path = "/channel/peek" if channel else "/topic/peek"
-        nodes = await self._cluster.holders(topic)
-        refusals: dict[str, str] = {}
-
-        async def one(node: Node) -> list[Json]:
-            try:
-                told = await self._cluster.ask(get(node.url, path, args, json_value))
-            except ApiRefused as error:
-                if error.code in ("NOT_FOUND", "PEEK_FROM_THIS_MACHINE_ONLY"):
-                    refusals[node.name] = error.code
-                    return []
-                if error.code in ("TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"):
-                    return []
-                raise
-            messages = aggregate.rows(told, "messages")
-            return [{"node": node.name, **_message(each, in_flight)} for each in messages]
-
-        found = await self._cluster.gather("nsqd", nodes.value, one)
-        messages = [each for shown in found.value.values() for each in shown]
-        messages.sort(key=lambda each: -each["in_flight_ms"] if in_flight else each["timestamp"])
-        return reply_with({"messages": messages, "refused": refusals}, nodes.failures + found.failures)
+        return await peek(self._cluster, request)
 
     # Settings
 
@@ -239,14 +217,14 @@ class Api:
         field = self._settings.get(name)
         if field is None or field.name == "client_opts":  # it may hold a secret
             raise HttpError(400, "INVALID_OPTION")
-        value = getattr(self._options, field.name)
+        setting = getattr(self._options, field.name)
         if name == "nsqlookupd_http_addresses":
-            value = self._cluster.lookupds
+            setting = self._cluster.lookupds
         elif name == "log_level":
-            value = self._log.level
+            setting = self._log.level
         elif is_duration(field):
-            value = round(value * 1_000_000_000)
-        return Reply.text(value) if isinstance(value, str) else Reply.json(value)
+            setting = round(setting * 1_000_000_000)
+        return Reply.text(setting) if isinstance(setting, str) else Reply.json(setting)
 
 
 def _named(nodes: Iterable[Node], name: str) -> Node:
@@ -262,16 +240,3 @@ def _addresses(told: Any) -> tuple[str, ...]:
     for each in told:
         nsqlookupd_address(each)
     return tuple(told)
-
-
-def _message(told: Any, in_flight: bool) -> Json:
-    """Check a waiting or in-flight message from an nsqd, and copy its fields."""
-    kinds = {"id": str, "timestamp": int, "age_ms": int, "attempts": int, "size": int, "truncated": bool}
-    kinds |= {"encoding": str, "body": str}
-    shown = {name: aggregate.value(told, name, kind) for name, kind in kinds.items()}
-    if in_flight:
-        client = aggregate.value(told, "client", dict)
-        names = ("client_id", "hostname", "remote_address")
-        shown["client"] = {name: aggregate.value(client, name, str) for name in names}
-        shown["in_flight_ms"] = aggregate.value(told, "in_flight_ms", int)
-    return shown

@@ -10,21 +10,20 @@ import asyncio
 import dataclasses
 import itertools
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 from nsq.daemons import http_client
-from nsq.daemons.nsqadmin.aggregate import Json, read_topics, rows, value
+from nsq.daemons.nsqadmin.aggregate import Json, read_topics
 from nsq.daemons.nsqadmin.options import NSQD_PORT, NsqadminOptions
 from nsq.errors import ApiError, ConfigError, NsqError
 from nsq.http.calls import ACCEPT, Call, endpoint, json_value
+from nsq.http.cluster import Node, by_host, merge_lookups, merge_nodes, named_node, rows, value
 from nsq.http.message import HttpReply, HttpRequest, Url, parse_url, tls_port
-from nsq.http.nsqd import NsqdInfo
 from nsq.http.nsqd import parse_info as parse_nsqd_info
 from nsq.http.nsqlookupd import (
-    NsqdNode,
     RegisteredNode,
     beside_lookup,
     nsqlookupd_address,
@@ -52,38 +51,6 @@ class Send(Protocol):
         request_timeout: float,
         tls: ssl.SSLContext | None,
     ) -> Awaitable[HttpReply]: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Node:
-    """An nsqd: its registration and its URL. ``topics`` maps each topic to whether it is tombstoned there."""
-
-    info: NsqdNode
-    url: Url
-    topics: Mapping[str, bool] = field(default_factory=dict)
-    registrations: tuple[str, ...] | None = (
-        None  # for each nsqlookupd that lists it: nsqlookupd's address/the nsqd's address
-    )
-
-    @property
-    def name(self) -> str:
-        """``broadcast_address:http_port``, as people and nsqlookupd name it."""
-        return self.info.http_address
-
-    def shown(self, newest: tuple[int, ...]) -> Json:
-        """Return the node as /api/nodes lists it; ``newest`` is the newest version of all."""
-        registrations = self.registrations
-        return {
-            "remote_addresses": None if registrations is None else list(registrations),
-            "remote_address": self.info.remote_address,
-            "hostname": self.info.hostname,
-            "broadcast_address": self.info.broadcast_address,
-            "tcp_port": self.info.tcp_port,
-            "http_port": self.info.http_port,
-            "version": self.info.version,
-            "topics": [{"topic": name, "tombstoned": self.topics[name]} for name in sorted(self.topics)],
-            "out_of_date": version_number(self.info.version) < newest,
-        }
 
 
 @dataclass
@@ -138,8 +105,7 @@ class Cluster:
             named = await self._named_nodes()
             return Found([node for node in named.value if topic in node.topics], named.failures)
         found = await self._ask_lookupds("/lookup", {"topic": topic}, parse_lookup, lookup=True)
-        nodes = {told.tcp_address: told for each in found.value.values() for told in each.producers}
-        return Found([Node(told, _url(told)) for told in nodes.values()], found.failures)
+        return Found(merge_lookups(found.value.values()), found.failures)
 
     async def holders(self, topic: str) -> Found[list[Node]]:
         """Return all nsqds that have the topic, also tombstoned ones: an action must reach them all."""
@@ -151,7 +117,7 @@ class Cluster:
             if topic in node.topics:
                 found.setdefault(node.info.tcp_address, node)
         failures = list(dict.fromkeys(producers.failures + nodes.failures))
-        return Found(sorted(found.values(), key=_by_host), failures)
+        return Found(sorted(found.values(), key=by_host), failures)
 
     async def listed(self, lookupd: str) -> tuple[list[RegisteredNode], list[str]]:
         """Return the nsqds and the topics that one nsqlookupd knows."""
@@ -272,7 +238,7 @@ class Cluster:
     async def named_node(self, address: str) -> Node:
         """Return an nsqd of --nsqd-http-address, without its topics."""
         url = parse_url(address, NSQD_PORT)
-        return Node(_told_by(await self.ask(get(url, "/info", {}, parse_nsqd_info))), url)
+        return named_node(url, await self.ask(get(url, "/info", {}, parse_nsqd_info)))
 
     async def _named_nodes(self) -> Found[list[Node]]:
         """Return the nsqds of --nsqd-http-address, with their topics."""
@@ -286,42 +252,7 @@ class Cluster:
             return dataclasses.replace(node, topics=dict.fromkeys(names, False))
 
         found = await self.gather("nsqd", self.nsqds, one)
-        return Found(sorted(found.value.values(), key=_by_host), found.failures)
-
-
-def merge_nodes(listed: Mapping[str, Iterable[RegisteredNode]]) -> list[Node]:
-    """Merge the lists of several nsqlookupds: each nsqd once, sorted by host name."""
-    nodes: dict[str, Node] = {}
-    for lookupd, each in listed.items():
-        for told in each:
-            nodes[told.tcp_address] = _listed(nodes.get(told.tcp_address), told, lookupd)
-    return sorted(nodes.values(), key=_by_host)
-
-
-def _listed(known: Node | None, told: RegisteredNode, lookupd: str) -> Node:
-    """Return a node, merged with the entry of one more nsqlookupd."""
-    registration = f"{lookupd}/{told.remote_address}"
-    topics = {name: name in told.tombstoned for name in told.topics}
-    if known is None:
-        return Node(told, _url(told), topics, (registration,))
-    # A topic counts as tombstoned only if all nsqlookupds that list it there say so.
-    for name, hidden in known.topics.items():
-        topics[name] = hidden and topics.get(name, hidden)
-    return dataclasses.replace(
-        known, topics=topics, registrations=(*(known.registrations or ()), registration)
-    )
-
-
-def _told_by(info: NsqdInfo) -> NsqdNode:
-    return NsqdNode(
-        broadcast_address=info.broadcast_address,
-        tcp_port=info.tcp_port,
-        http_port=info.http_port,
-        hostname=info.hostname,
-        version=info.version,
-        topology_region=info.topology_region,
-        topology_zone=info.topology_zone,
-    )
+        return Found(sorted(found.value.values(), key=by_host), found.failures)
 
 
 def get(base: Url, path: str, args: Mapping[str, str], parse: Callable[[HttpReply], T]) -> Call[T]:
@@ -330,24 +261,6 @@ def get(base: Url, path: str, args: Mapping[str, str], parse: Callable[[HttpRepl
 
 def post(base: Url, path: str, args: Mapping[str, str]) -> Call[None]:
     return Call(HttpRequest(endpoint(base, path, args), "POST", ACCEPT), lambda _: None)
-
-
-def newest_version(nodes: Iterable[Node]) -> tuple[int, ...]:
-    return max((version_number(node.info.version) for node in nodes), default=())
-
-
-def version_number(text: str) -> tuple[int, ...]:
-    """Parse a version: ``1.3.0-alpha`` is 1, 3, 0."""
-    words = text.partition("-")[0].split(".")
-    return tuple(int(word) for word in words if word.isascii() and word.isdigit() and len(word) < 10)
-
-
-def _by_host(node: Node) -> tuple[str, str]:
-    return node.info.hostname, node.name
-
-
-def _url(told: NsqdNode) -> Url:
-    return Url("http", told.broadcast_address, told.http_port, "/")
 
 
 def _lookupd_url(lookupd: str) -> Url:

@@ -40,6 +40,7 @@ class Nsqadmin:
         """Listen, or raise ListenError."""
         self._http_address = await self._http.listen(parse_address(self._options.http_address))
         self._log.info("HTTP: listening on %s", self._http_address)
+        self._api.watch()
 
     async def reload(self) -> None:
         """Do nothing: only the log has a file to open again."""

@@ -8,7 +8,7 @@ FINE, NOTICE, BAD = 0, 1, 2
 
 #: The least growth that is a problem, in messages per second and as a share of the depth per minute.
 _GROWING, _SHARE = 1.0, 0.01
-#: The share of requeues among taken messages from which on they are mentioned.
+#: The share of requeues among finished messages from which on they are mentioned.
 _REQUEUED = 0.1
 #: Seconds without a reply from which on an upstream is slow; pages poll every 2 s.
 _SLOW = 3.0
@@ -28,7 +28,7 @@ class ChannelState(NamedTuple):
     clients: int = 0
     paused: bool = False
     growth: float = 0.0
-    taken: float = 0.0
+    finished: float = 0.0
     requeued: float = 0.0
     timed_out: float = 0.0
     room: int | None = None
@@ -39,13 +39,13 @@ def of_channel(state: ChannelState) -> Health:
         return Health(BAD if state.depth else NOTICE, _with_waiting("paused", state.depth))
     if not state.clients:
         return Health(BAD if state.depth else NOTICE, _with_waiting("no consumers", state.depth))
-    if state.depth and not state.in_flight and state.taken < 0.05:
+    if state.depth and not state.in_flight and state.finished < 0.05:
         return Health(BAD, _with_waiting("consumers take nothing: backing off, or not ready", state.depth))
     if state.timed_out >= 0.05:
         return Health(BAD, f"a client times out: {_rate(state.timed_out)} messages are sent again")
     if state.growth >= _GROWING and state.growth * 60 >= state.depth * _SHARE:
         return Health(BAD, f"depth grows by {_rate(state.growth)}{_until_full(state)}")
-    if state.requeued >= 0.05 and state.requeued > _REQUEUED * max(state.taken, state.requeued):
+    if state.requeued >= 0.05 and state.requeued > _REQUEUED * max(state.finished, state.requeued):
         return Health(NOTICE, f"clients requeue {_rate(state.requeued)}")
     return Health(FINE, "fine")
 

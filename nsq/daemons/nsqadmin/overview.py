@@ -2,24 +2,39 @@
 
 Every upstream is polled by a task of its own. ``Overview.look`` waits for them a moment and then uses their
 last replies, so that a slow nsqd delays no page; the page marks it as slow. However many pages are open, no
-upstream is polled more than once a second, and none while no page is open.
+upstream is polled more than once a second. ``Overview.watch`` polls every 10 s also while no page is open, so
+that a page shows curves of the last minutes at once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
-from itertools import chain
-from operator import itemgetter, sub
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nsq.daemons.nsqadmin import health
-from nsq.daemons.nsqadmin.aggregate import MOST, Json, rows, value
-from nsq.daemons.nsqadmin.cluster import Cluster, Node, get, merge_nodes, newest_version, version_number
+from nsq.daemons.nsqadmin.aggregate import Json
+from nsq.daemons.nsqadmin.cluster import Cluster, get
 from nsq.errors import NsqError
-from nsq.http.calls import Misshapen, json_value
+from nsq.http.calls import json_value
+from nsq.http.cluster import (
+    CLIENTS,
+    DEPTH,
+    REQUEUED,
+    TIMED_OUT,
+    Channel,
+    Node,
+    Summary,
+    Topic,
+    Track,
+    merge_nodes,
+    merge_topics,
+    newest_version,
+    summarize,
+    version_number,
+)
 from nsq.http.nsqlookupd import RegisteredNode
 
 T = TypeVar("T")
@@ -33,91 +48,12 @@ _PATIENCE, _FIRST_PATIENCE = 0.7, 2.0
 _BASE = 5.0
 #: Older figures of an nsqd are ignored.
 _TRUSTED = 30.0
+#: Seconds between two polls while no page is open, and between two points of the curves.
+_WATCHED_EVERY = 10.0
+#: How long the curves are, in seconds.
+_HISTORY = 300.0
 #: How long an nsqd stays on the page when no nsqlookupd lists it any more.
 _REMEMBERED = 3600.0
-
-# The counts of a channel, in the order of ``Counts``.
-_CHANNEL = itemgetter(
-    "depth",
-    "backend_depth",
-    "in_flight_count",
-    "deferred_count",
-    "requeue_count",
-    "timeout_count",
-    "message_count",
-    "client_count",
-)
-DEPTH, BACKEND, IN_FLIGHT, DEFERRED, REQUEUED, TIMED_OUT, MESSAGES, CLIENTS = range(8)
-_SHOWN = ("depth", "backend_depth", "in_flight", "deferred", "requeued", "timed_out", "messages", "clients")
-_COLUMNS = len(_SHOWN)
-_NAME, _PAUSED = itemgetter("channel_name"), itemgetter("paused")
-Counts = tuple[int, ...]
-
-
-class TopicSummary(NamedTuple):
-    """A topic of one nsqd. ``counts`` has the counts of all its channels in one flat tuple: 500 topics with 5
-    channels on 10 nsqds are 25,000 channels in each poll, too many for one object each.
-    """
-
-    depth: int
-    backend: int
-    messages: int
-    paused: bool
-    channels: tuple[str, ...]
-    paused_channels: tuple[bool, ...]
-    counts: Counts
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The statistics of one nsqd at one time."""
-
-    at: float
-    health: str
-    start_time: int
-    memory: Json
-    topics: dict[str, TopicSummary]
-
-
-def summarize(stats: Any, at: float) -> Summary:
-    """Summarize an nsqd's /stats. Raises Misshapen if they are invalid."""
-    try:
-        topics = {value(topic, "topic_name", str): _summarize_topic(topic) for topic in rows(stats, "topics")}
-        memory = stats.get("memory") or {}
-        figures = {name: value(memory, name, int) for name in memory if isinstance(name, str)}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise Misshapen(f"its statistics lack something: {error}") from None
-    return Summary(at, value(stats, "health", str) or "OK", value(stats, "start_time", int), figures, topics)
-
-
-def _summarize_topic(topic: Json) -> TopicSummary:
-    channels = rows(topic, "channels")
-    try:
-        counts, names, paused = _columns(channels)
-    except KeyError:  # an nsqd from before 1.2.1 does not count the clients
-        older = (
-            {"client_count": len(told.get("clients") or ()), "paused": False} | told for told in channels
-        )
-        counts, names, paused = _columns(list(older))
-    if counts and (type(sum(counts)) is not int or not -MOST <= min(counts) <= max(counts) <= MOST):
-        raise Misshapen("its statistics have counts that are not whole numbers, or are too large")
-    if not {*map(type, names)} <= {str} or not {*map(type, paused)} <= {bool}:
-        raise Misshapen("its statistics have a channel with an invalid name or paused flag")
-    return TopicSummary(
-        value(topic, "depth", int),
-        value(topic, "backend_depth", int),
-        value(topic, "message_count", int),
-        value(topic, "paused", bool),
-        names,
-        paused,
-        counts,
-    )
-
-
-def _columns(channels: list[Json]) -> tuple[Counts, tuple[str, ...], tuple[bool, ...]]:
-    """Return the counts of all channels in one flat tuple, their names, and whether they are paused."""
-    counts = tuple(chain.from_iterable(map(_CHANNEL, channels)))
-    return counts, tuple(map(_NAME, channels)), tuple(map(_PAUSED, channels))
 
 
 class Poll(Generic[T]):
@@ -172,26 +108,7 @@ class NodePoll(Poll[Summary]):
         self.node = node
         self.listed_at = now
         self.listed = True
-        self.memory_size: int | None = None
-        self._middle: Summary | None = None
-        self.base: Summary | None = None
-
-    def keep(self, summary: Summary) -> Summary:
-        base = self.base
-        if base is None or summary.start_time != base.start_time or summary.at < base.at:
-            self.base = self._middle = summary  # a new or restarted nsqd, or the clock was set back
-        elif self._middle is not None and summary.at - self._middle.at >= _BASE:
-            self.base, self._middle = self._middle, summary
-        return summary
-
-    def growth(self, topic: str) -> tuple[float, TopicSummary | None]:
-        """Return the seconds since ``base`` (0 without one) and the topic at that time. The seconds are
-        rounded, so that nsqds polled at the same time have equal spans.
-        """
-        now, base = self.value, self.base
-        if now is None or base is None or now.at - base.at < 0.5:
-            return 0.0, None
-        return round(now.at - base.at, 1), base.topics.get(topic)
+        self.track = Track(_BASE)
 
 
 class Overview:
@@ -202,7 +119,9 @@ class Overview:
         self._clock = clock
         self._directory: dict[str, Poll[Any]] = {}  # by nsqlookupd, or without one by nsqd
         self._nodes: dict[str, NodePoll] = {}
+        self.history = History()
         self._last: tuple[float, Json] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[Json] | None = None
         self._reading = asyncio.Lock()
 
@@ -211,6 +130,19 @@ class Overview:
         if self._last is not None and self._is_younger(within):
             return self._last[1]
         return await asyncio.shield(self._begin())
+
+    def watch(self) -> None:
+        """Poll now and then until ``close``."""
+        self._watching = asyncio.get_running_loop().create_task(self._watch(), name="overview-watch")
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self.look(_WATCHED_EVERY / 2)
+            except Exception as error:
+                context = {"message": "watching the cluster failed", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
+            await asyncio.sleep(_WATCHED_EVERY)
 
     def prepare(self, within: float) -> None:
         """Start polling for a page that is about to call ``look``, unless the overview is recent enough."""
@@ -227,7 +159,11 @@ class Overview:
 
     async def close(self) -> None:
         polls: Iterable[Poll[Any]] = [*self._directory.values(), *self._nodes.values()]
-        tasks = [task for task in [self._looking, *(poll.task for poll in polls)] if task is not None]
+        tasks = [
+            task
+            for task in [self._watching, self._looking, *(poll.task for poll in polls)]
+            if task is not None
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -245,6 +181,7 @@ class Overview:
             for address, poll in self._directory.items()
         ]
         self._last = (now, shown)
+        self.history.add(shown)
         return shown
 
     async def _find_nodes(self) -> list[str]:
@@ -282,14 +219,14 @@ class Overview:
 
         async def ask() -> Summary:
             stats = self._cluster.ask(get(poll.node.url, "/stats", args, lambda reply: reply))
-            if poll.memory_size is None:
-                reply, poll.memory_size = await asyncio.gather(stats, self._memory_size(poll.node))
+            if poll.track.memory_size is None:
+                reply, poll.track.memory_size = await asyncio.gather(stats, self._memory_size(poll.node))
             else:
                 reply = await stats
             at = self._clock()
             async with self._reading:  # one at a time; the event loop serves others in between
                 await asyncio.sleep(0)
-                return poll.keep(summarize(json_value(reply), at))
+                return poll.track.add(summarize(json_value(reply), at))
 
         return ask
 
@@ -302,168 +239,121 @@ class Overview:
         return told if type(told) is int and told > 0 else 0
 
 
-# Merging. Pure, except that it reads the polls.
+class History:
+    """Figures of the last minutes, by the names that the page gives them: the points of its curves."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque()
+        self._figures: dict[str, deque[float]] = {}
+
+    def add(self, overview: Json) -> None:
+        """Keep the overview's figures, unless the last ones are recent."""
+        now, times = round(overview["time"], 1), self._times
+        if times and 0 <= now - times[-1] < _WATCHED_EVERY * 0.9:
+            return
+        if times and now < times[-1]:  # the clock was set back
+            times.clear()
+            self._figures.clear()
+        times.append(now)
+        while times[0] < now - _HISTORY:
+            times.popleft()
+        figures = dict(_figures_of(overview))
+        self._figures = {name: self._figures.get(name, deque()) for name in figures}
+        for name, figure in figures.items():
+            kept = self._figures[name]
+            kept.append(figure)
+            while len(kept) > len(times):
+                kept.popleft()
+
+    def shown(self) -> Json:
+        """Return the times, and for each name the figures at the last of these times."""
+        return {
+            "times": list(self._times),
+            "figures": {name: list(figures) for name, figures in self._figures.items()},
+        }
+
+
+def _figures_of(overview: Json) -> Iterable[tuple[str, float]]:
+    total = rate = 0
+    for topic in overview["topics"]:
+        name, waiting = topic["name"], topic["depth"]
+        for channel in topic["channels"]:
+            waiting += channel["depth"]
+            yield f"channel {name} {channel['name']}", channel["depth"]
+        yield f"topic {name}", waiting
+        total += waiting
+        rate += topic["rate"]
+    yield "waiting", total
+    yield "rate", round(rate, 2)
+    for node in overview["nodes"]:
+        yield f"memory {node['name']}", node["memory"].get("heap_in_use_bytes", 0)
+        yield f"pause {node['name']}", node["memory"].get("gc_pause_usec_99", 0)
+        yield f"depth {node['name']}", node["depth"]
+
+
+# Its JSON. Pure, except that it reads the polls.
 
 
 def describe(polls: list[NodePoll], known_topics: Iterable[str], now: float) -> Json:
     newest = newest_version(poll.node for poll in polls)
-    topics: dict[str, _TopicRates] = {name: _TopicRates() for name in known_topics}
-    nodes = []
-    for poll in polls:
-        nodes.append(_describe_node(poll, now, newest))
-        if poll.value is not None and poll.listed and now - poll.value.at < _TRUSTED:
-            for name, summary in poll.value.topics.items():
-                topic = topics.get(name)
-                if topic is None:
-                    topic = topics[name] = _TopicRates()
-                topic.add(poll, name, summary)
+    counted = [
+        poll.track
+        for poll in polls
+        if poll.value is not None and poll.listed and now - poll.value.at < _TRUSTED
+    ]
     return {
         "time": now,
-        "topics": [topics[name].shown(name) for name in sorted(topics)],
-        "nodes": nodes,
+        "topics": [_describe_topic(topic) for topic in merge_topics(counted, known_topics)],
+        "nodes": [_describe_node(poll, now, newest) for poll in polls],
     }
 
 
-class _TopicRates:
-    """One topic, merged over all nsqds."""
-
-    def __init__(self) -> None:
-        self.nodes = self.depth = self.backend = self.messages = 0
-        self.rate = 0.0
-        self.paused = False
-        # By the names of its channels, which are usually the same on all nsqds.
-        self.by_channels: dict[tuple[str, ...], _SameChannels] = {}
-
-    def add(self, poll: NodePoll, name: str, summary: TopicSummary) -> None:
-        seconds, base = poll.growth(name)
-        self.nodes += 1
-        self.depth += summary.depth
-        self.backend += summary.backend
-        self.messages += summary.messages
-        self.paused |= summary.paused
-        if base is not None:
-            self.rate += max(0, summary.messages - base.messages) / seconds
-        alike = self.by_channels.get(summary.channels)
-        if alike is None:
-            alike = self.by_channels[summary.channels] = _SameChannels()
-        alike.add(summary, base, seconds, poll.memory_size)
-
-    def shown(self, name: str) -> Json:
-        merged: dict[str, _Channel] = {}
-        for names, alike in self.by_channels.items():
-            for channel, part in zip(names, alike.channels(), strict=True):
-                merged[channel] = merged[channel].merged_with(part) if channel in merged else part
-        channels = [merged[channel].shown(channel) for channel in sorted(merged)]
-        healths = [health.Health(*channel["health"]) for channel in channels]
-        judged = health.of_topic(depth=self.depth, paused=self.paused, channels=healths, nodes=self.nodes)
-        return {
-            "name": name,
-            "nodes": self.nodes,
-            "depth": self.depth,
-            "backend_depth": self.backend,
-            "messages": self.messages,
-            "rate": round(self.rate, 2),
-            "paused": self.paused,
-            "health": judged,
-            "channels": channels,
-        }
+def _describe_topic(topic: Topic) -> Json:
+    judged = [_judge(channel) for channel in topic.channels]
+    return {
+        "name": topic.name,
+        "nodes": topic.nodes,
+        "depth": topic.depth,
+        "backend_depth": topic.backend_depth,
+        "messages": topic.messages,
+        "rate": round(topic.rate, 2),
+        "paused": topic.paused,
+        "health": health.of_topic(depth=topic.depth, paused=topic.paused, channels=judged, nodes=topic.nodes),
+        "channels": [
+            {
+                "name": each.name,
+                "depth": each.depth,
+                "backend_depth": each.backend_depth,
+                "in_flight": each.in_flight,
+                "deferred": each.deferred,
+                "requeued": each.requeued,
+                "timed_out": each.timed_out,
+                "messages": each.messages,
+                "clients": each.clients,
+                "paused": each.paused,
+                "rate": round(each.rate, 2),
+                "finished": round(each.finished, 2),
+                "health": worth,
+            }
+            for each, worth in zip(topic.channels, judged, strict=True)
+        ],
+    }
 
 
-class _SameChannels:
-    """A topic on those nsqds where it has the same channels, whose counts can be added column by column."""
-
-    def __init__(self) -> None:
-        self._summaries: list[TopicSummary] = []
-        self._memory_sizes: list[int | None] = []
-        # By seconds since the base: the counts now, and those of the base.
-        self._spans: dict[float, tuple[list[Counts], list[Counts]]] = {}
-
-    def add(
-        self, summary: TopicSummary, base: TopicSummary | None, seconds: float, memory_size: int | None
-    ) -> None:
-        self._summaries.append(summary)
-        self._memory_sizes.append(memory_size)
-        if base is not None:
-            now, then = self._spans.setdefault(seconds, ([], []))
-            now.append(summary.counts)
-            then.append(base.counts if base.channels == summary.channels else _counts_before(base, summary))
-
-    def channels(self) -> Iterable[_Channel]:
-        totals = tuple(_added(each.counts for each in self._summaries))
-        changes = [0.0] * len(totals)
-        for seconds, (now, then) in self._spans.items():
-            changed = map(sub, _added(now), _added(then))
-            changes = [rate + each / seconds for rate, each in zip(changes, changed, strict=True)]
-        paused = map(any, zip(*(each.paused_channels for each in self._summaries), strict=True))
-        for start, is_paused in zip(range(0, len(totals), _COLUMNS), paused, strict=True):
-            end = start + _COLUMNS
-            room = self._room(start) if changes[start + DEPTH] > 0 else None
-            yield _Channel(totals[start:end], changes[start:end], is_paused, room)
-
-    def _room(self, start: int) -> int | None:
-        """Count the messages that still fit into the nsqds' memory; None if a size is unknown."""
-        if not all(self._memory_sizes):
-            return None
-        room = 0
-        for each, size in zip(self._summaries, self._memory_sizes, strict=True):
-            if not each.counts[start + BACKEND]:
-                room += max(0, (size or 0) - each.counts[start + DEPTH])
-        return room
-
-
-def _counts_before(base: TopicSummary, summary: TopicSummary) -> Counts:
-    """Return the base's counts of the topic's current channels; a new channel counts as unchanged."""
-    places = {name: number * _COLUMNS for number, name in enumerate(base.channels)}
-    before: list[int] = []
-    for start, name in zip(range(0, len(summary.counts), _COLUMNS), summary.channels, strict=True):
-        counts, place = (base.counts, places[name]) if name in places else (summary.counts, start)
-        before += counts[place : place + _COLUMNS]
-    return tuple(before)
-
-
-def _added(counts: Iterable[Counts]) -> Iterable[int]:
-    return map(sum, zip(*counts, strict=True))
-
-
-class _Channel(NamedTuple):
-    """One channel, merged over several nsqds. ``changes`` are the changes of its counts per second."""
-
-    counts: Counts
-    changes: list[float]
-    paused: bool
-    room: int | None
-
-    def merged_with(self, other: _Channel) -> _Channel:
-        return _Channel(
-            tuple(map(int.__add__, self.counts, other.counts)),
-            [one + another for one, another in zip(self.changes, other.changes, strict=True)],
-            self.paused or other.paused,
-            None if self.room is None or other.room is None else self.room + other.room,
+def _judge(channel: Channel) -> health.Health:
+    return health.of_channel(
+        health.ChannelState(
+            depth=channel.depth,
+            in_flight=channel.in_flight,
+            clients=channel.clients,
+            paused=channel.paused,
+            growth=channel.changes[DEPTH],
+            finished=channel.finished,
+            requeued=max(0.0, channel.changes[REQUEUED]),
+            timed_out=max(0.0, channel.changes[TIMED_OUT]),
+            room=channel.room,
         )
-
-    def shown(self, name: str) -> Json:
-        counts, change = dict(zip(_SHOWN, self.counts, strict=True)), self.changes
-        came = max(0.0, change[MESSAGES])
-        taken = max(0.0, came - change[DEPTH] - change[IN_FLIGHT] - change[DEFERRED])
-        state = health.ChannelState(
-            depth=counts["depth"],
-            in_flight=counts["in_flight"],
-            clients=counts["clients"],
-            paused=self.paused,
-            growth=change[DEPTH],
-            taken=taken,
-            requeued=max(0.0, change[REQUEUED]),
-            timed_out=max(0.0, change[TIMED_OUT]),
-            room=self.room,
-        )
-        return {
-            "name": name,
-            **counts,
-            "paused": self.paused,
-            "rate": round(came, 2),
-            "taken": round(taken, 2),
-            "health": health.of_channel(state),
-        }
+    )
 
 
 def _describe_node(poll: NodePoll, now: float, newest: tuple[int, ...]) -> Json:
@@ -488,9 +378,8 @@ def _describe_node(poll: NodePoll, now: float, newest: tuple[int, ...]) -> Json:
         "silent": round(silent, 1),
         "start_time": summary.start_time if summary else 0,
         "topics": len(topics),
-        "depth": sum(topic.depth for topic in topics)
-        + sum(sum(topic.counts[DEPTH::_COLUMNS]) for topic in topics),
+        "depth": sum(topic.depth + topic.column(DEPTH) for topic in topics),
         "messages": sum(topic.messages for topic in topics),
-        "clients": sum(sum(topic.counts[CLIENTS::_COLUMNS]) for topic in topics),
+        "clients": sum(topic.column(CLIENTS) for topic in topics),
         "memory": summary.memory if summary else {},
     }

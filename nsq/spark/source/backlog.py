@@ -16,7 +16,6 @@ from typing import Generic, TypeVar
 
 from nsq.errors import NsqError
 from nsq.http.nsqd import NsqdStats, TopicStats
-from nsq.http.nsqlookupd import NsqlookupdApi
 from nsq.spark import lookups
 from nsq.spark.source.options import SourceOptions
 
@@ -62,8 +61,8 @@ def measure(options: SourceOptions, received: int) -> Backlog:
     messages which arrive meanwhile do not count twice.
     """
     began = time.monotonic()
-    having = lookups.nodes_of(options.named_topics)  # no names with topicsPattern: asks for all nsqds
-    places, errors = lookups.ask_all(options.lookupd, options.config, having)
+    # No names with topicsPattern: asks for all nsqds.
+    places, errors = lookups.places(options.lookupd, options.config, options.named_topics)
     addresses = dict.fromkeys([*_own_http_addresses(options), *(place.http for place in places)])
     stats = _ask_nsqds(addresses, options, options.topic, errors)  # topic is empty unless one is given
     counted = [counts(each, options.wants, options.channel) for each in stats]
@@ -73,7 +72,7 @@ def measure(options: SourceOptions, received: int) -> Backlog:
 
 def topics(options: SourceOptions) -> list[str]:
     """All existing topics that ``topicsPattern`` matches. Raises NsqError when no server answers."""
-    listed, errors = lookups.ask_all(options.lookupd, options.config, NsqlookupdApi.topics)
+    listed, errors = lookups.topics(options.lookupd, options.config)
     stats = _ask_nsqds(_own_http_addresses(options), options, "", errors)
     found = {*listed, *(topic["topic_name"] for each in stats for topic in each["topics"])}
     if errors and not found:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
-from nsq.http.nsqd import ChannelStats
-from nsq.tools.nsq_stat import Counts, Poll, StatOptions, lines, screen
+from nsq.http.cluster import Channel, count_topics
+from nsq.http.nsqd import NsqdStats
+from nsq.tools.nsq_stat import Poll, StatOptions, lines, row, screen
 from nsq.tools.nsq_tail import pretty
 from nsq.tools.to_nsq import Splitter, Throttle
 
@@ -42,8 +43,18 @@ CHANNEL = {
     "paused": False,
 }  # fmt: skip
 OPTIONS = StatOptions(topic="t", channel="c", nsqd_http_address=("a:1",))
-NOW = Poll({"a:1": Counts.of(cast("ChannelStats", CHANNEL))})
-BEFORE = Poll({"a:1": Counts(messages=101, depth=40)})
+TOPIC = {"topic_name": "t", "depth": 0, "backend_depth": 0, "message_count": 0, "paused": False}
+
+
+def counted(**counts: int) -> Channel:
+    zero = {name: 0 for name, value in CHANNEL.items() if type(value) is int}
+    stats = {"topics": [{**TOPIC, "channels": [{**CHANNEL, **zero, **counts}]}]}
+    (topic,) = count_topics([cast("NsqdStats", stats)])
+    return topic.channels[0]
+
+
+NOW = Poll({"a:1": counted(**{name: value for name, value in CHANNEL.items() if type(value) is int})})
+BEFORE = Poll({"a:1": counted(message_count=101, depth=40)})
 
 
 def test_stat_writes_gos_lines() -> None:
@@ -59,12 +70,12 @@ def test_stat_writes_gos_lines() -> None:
 
 
 def test_a_rate_is_cut_not_rounded_and_may_be_negative() -> None:
-    row: Any = Counts(messages=100, depth=13).row(Counts(messages=103, depth=10), 2.0)
-    assert row.split()[:2] == ["-1", "-3"]
+    text = row(counted(message_count=100, depth=13), counted(message_count=103, depth=10), 2.0)
+    assert text.split()[:2] == ["-1", "-3"]
 
 
 def test_on_a_terminal_each_nsqd_has_a_line_below_the_sum() -> None:
-    poll = Poll({**NOW.nsqds, "b:1": Counts(messages=1, depth=1, clients=1)})
+    poll = Poll({**NOW.nsqds, "b:1": counted(message_count=1, depth=1, client_count=1)})
     *_, total, first, second = screen(OPTIONS, poll, None).splitlines()
     assert [line.split()[-1] for line in (total, first, second)] == ["9", "a:1", "b:1"]
 

@@ -6,19 +6,21 @@ from typing import Any, cast
 
 import pytest
 
-from nsq.http.nsqd import TopicStats
+from nsq.http.nsqd import NsqdStats
 from nsq.tools.top import Model, Row, fitted_table, short_age, spark
 
 
-def topic(name: str, messages: int, depth: int = 0, **channels: tuple[int, int]) -> TopicStats:
+def topic(name: str, messages: int, depth: int = 0, **channels: tuple[int, int]) -> dict[str, Any]:
     """Channels are given as their messages and depth."""
-    told: dict[str, Any] = {
+    return {
         "topic_name": name,
         "message_count": messages,
         "depth": depth,
+        "backend_depth": 0,
         "paused": False,
         "channels": [
             {
+                "backend_depth": 0,
                 "channel_name": channel,
                 "message_count": count,
                 "depth": waiting,
@@ -33,14 +35,17 @@ def topic(name: str, messages: int, depth: int = 0, **channels: tuple[int, int])
             for channel, (count, waiting) in channels.items()
         ],
     }
-    return cast("TopicStats", told)
+
+
+def stats(*topics: dict[str, Any]) -> NsqdStats:
+    return cast("NsqdStats", {"topics": list(topics)})
 
 
 def test_rates_are_added_up_over_the_nsqds() -> None:
     model = Model()
-    model.add({"a:1": [topic("t", 100, c=(100, 50))], "b:1": [topic("t", 10, c=(10, 0))]}, 10.0)
+    model.add({"a:1": stats(topic("t", 100, c=(100, 50))), "b:1": stats(topic("t", 10, c=(10, 0)))}, 10.0)
     assert [row.in_rate for row in model.rows("name")] == [0.0, 0.0]
-    model.add({"a:1": [topic("t", 140, c=(140, 70))], "b:1": [topic("t", 20, c=(20, 0))]}, 12.0)
+    model.add({"a:1": stats(topic("t", 140, c=(140, 70))), "b:1": stats(topic("t", 20, c=(20, 0)))}, 12.0)
     total, channel = model.rows("name")
     assert (total.in_rate, channel.in_rate, channel.out_rate, channel.requeue_rate) == (25.0, 25.0, 15.0, 2.5)
     assert (channel.depth, channel.in_flight, channel.deferred, channel.clients) == (70, 2, 4, 6)
@@ -49,8 +54,8 @@ def test_rates_are_added_up_over_the_nsqds() -> None:
 
 def test_an_nsqd_that_was_started_again_counts_as_0() -> None:
     model = Model()
-    model.add({"a:1": [topic("t", 100)]}, 10.0)
-    model.add({"a:1": [topic("t", 5)]}, 11.0)
+    model.add({"a:1": stats(topic("t", 100))}, 10.0)
+    model.add({"a:1": stats(topic("t", 5))}, 11.0)
     assert model.rows("name")[0].in_rate == 0.0
 
 
@@ -65,7 +70,7 @@ def test_an_nsqd_that_was_started_again_counts_as_0() -> None:
 )
 def test_rows_are_sorted_and_filtered(sort: str, reverse: bool, pattern: str, names: list[str]) -> None:
     model = Model()
-    model.add({"a:1": [topic("b", 1, c=(9, 9)), topic("a", 1, depth=1)]}, 1.0)
+    model.add({"a:1": stats(topic("b", 1, c=(9, 9)), topic("a", 1, depth=1))}, 1.0)
     assert [row.name for row in model.rows(sort, reverse, pattern)] == names
 
 

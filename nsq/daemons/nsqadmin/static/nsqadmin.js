@@ -7,8 +7,10 @@
 const settings = JSON.parse(document.body.dataset.settings);
 const base = settings.base;
 const POLL_MS = 2000;
-const HISTORY = 150; // points of a sparkline: five minutes
-const LEVELS = ["fine", "look", "bad"];
+const PAUSE_MS = 20000; // without polls, such as in a hidden tab
+const HISTORY = 300; // seconds of a curve
+const SHORTEST = 40; // a few points are drawn wide enough to be seen
+const LEVELS = ["fine", "notice", "problem"];
 
 // The DOM
 
@@ -67,23 +69,32 @@ function drawSpark(place, points) {
 
 function sparkPoints(points) {
   if (!points || points.length < 2) return "";
-  const high = Math.max(...points, 1);
-  const step = 100 / (Math.max(points.length, 20) - 1); // a few points are drawn wide enough to be seen
-  const start = 100 - step * (points.length - 1);
-  return points.map((value, place) => `${(start + place * step).toFixed(1)},${(22.5 - (value / high) * 21).toFixed(1)}`).join(" ");
+  const high = Math.max(...points.map(([, value]) => value), 1);
+  const last = points[points.length - 1][0];
+  const [[first]] = past.get("waiting") || points; // all curves have the same time axis
+  const scale = 100 / Math.max(last - first, SHORTEST);
+  return points.map(([time, value]) => `${(100 - (last - time) * scale).toFixed(1)},${(22.5 - (value / high) * 21).toFixed(1)}`).join(" ");
 }
 
-// What has been seen: the last overview, and figures over time by name
+// What has been seen: the last overview, and figures over time by name, as pairs of time and value
 
-const seen = { overview: null, at: 0, error: "" };
+const seen = { overview: null, asked: 0, at: 0, error: "" };
 const past = new Map();
 
-function remember(name, value, known) {
+function remember(name, time, value, known) {
   let points = past.get(name);
   if (!points) past.set(name, (points = []));
-  points.push(value);
-  if (points.length > HISTORY) points.shift();
+  points.push([time, value]);
+  while (points[0][0] < time - HISTORY) points.shift();
   known.add(name);
+}
+
+// What nsqadmin has seen before this page was opened.
+function recall({ times, figures }) {
+  past.clear();
+  for (const [name, values] of Object.entries(figures)) {
+    past.set(name, values.map((value, place) => [times[times.length - values.length + place], value]));
+  }
 }
 
 const waiting = (topic) => topic.depth + topic.channels.reduce((sum, channel) => sum + channel.depth, 0);
@@ -91,16 +102,18 @@ const sum = (things, figure) => things.reduce((total, thing) => total + figure(t
 
 function rememberAll(overview) {
   const known = new Set();
+  const note = (name, value) => remember(name, overview.time, value, known);
+  // The names are those of nsqadmin's history.
   for (const topic of overview.topics) {
-    remember(`topic ${topic.name}`, waiting(topic), known);
-    for (const channel of topic.channels) remember(`channel ${topic.name} ${channel.name}`, channel.depth, known);
+    note(`topic ${topic.name}`, waiting(topic));
+    for (const channel of topic.channels) note(`channel ${topic.name} ${channel.name}`, channel.depth);
   }
-  remember("waiting", sum(overview.topics, waiting), known);
-  remember("rate", sum(overview.topics, (topic) => topic.rate), known);
+  note("waiting", sum(overview.topics, waiting));
+  note("rate", sum(overview.topics, (topic) => topic.rate));
   for (const node of overview.nodes) {
-    remember(`memory ${node.name}`, node.memory.heap_in_use_bytes || 0, known);
-    remember(`pause ${node.name}`, node.memory.gc_pause_usec_99 || 0, known);
-    remember(`depth ${node.name}`, node.depth, known);
+    note(`memory ${node.name}`, node.memory.heap_in_use_bytes || 0);
+    note(`pause ${node.name}`, node.memory.gc_pause_usec_99 || 0);
+    note(`depth ${node.name}`, node.depth);
   }
   for (const name of past.keys()) { // a page may stay open for weeks, and see many channels that live for a minute
     if (!known.has(name)) past.delete(name);
@@ -410,22 +423,21 @@ function topicsView() {
     number("Consumers", (row) => sum(row.channels, (each) => each.clients), { class: "number wide" }),
     number("nsqds", (row) => row.nodes, { class: "number wide" }),
     health,
-  ], (row) => row.name, "No topic has this name.");
+  ], (row) => row.name, "There are no topics: a publish creates one.");
   const all = () => seen.overview.topics;
   const facts = tiles(
     tile("Messages waiting", () => count(sum(all(), waiting)), "waiting"),
     tile("Published", () => rate(sum(all(), (topic) => topic.rate)), "rate"),
     tile("Topics", () => count(all().length)),
-    tile("nsqds well", () => `${seen.overview.nodes.filter((node) => node.health[0] < 2).length} of ${seen.overview.nodes.length}`),
-    tile("Need a look", () => count(all().filter((topic) => topic.health[0] === 2).length)),
+    tile("nsqds up", () => `${seen.overview.nodes.filter((node) => node.health[0] < 2).length} of ${seen.overview.nodes.length}`),
+    tile("Problems", () => count(all().filter((topic) => topic.health[0] === 2).length)),
   );
   return {
     title: "Topics",
     node: h("div", {}, heading("Topics"), facts, creation(), table.node),
     show(overview) {
-      const words = searched();
       facts.show();
-      table.show(overview.topics.filter((topic) => matches(words, topic.name, ...topic.channels.map((each) => each.name))));
+      table.show(overview.topics);
     },
   };
 }
@@ -440,7 +452,7 @@ function topicView(topic) {
     number("Deferred", (row) => row.deferred, { class: "number wide" }),
     number("Requeued", (row) => row.requeued, { class: "number wide" }),
     number("Timed out", (row) => row.timed_out, { class: "number wide" }),
-    number("Taken", (row) => row.taken, { text: (row) => rate(row.taken), class: "number wide" }),
+    number("Finished", (row) => row.finished, { text: (row) => rate(row.finished), class: "number wide" }),
     number("Consumers", (row) => row.clients, { class: "number wide" }),
     health,
   ], (row) => row.name, "No channel: messages wait for the first one.");
@@ -467,7 +479,7 @@ function topicView(topic) {
     show() {
       facts.show();
       if (buttons.show) buttons.show();
-      channels.show(figures().channels.filter((each) => matches(searched(), each.name)));
+      channels.show(figures().channels);
     },
     async poll() {
       const told = await ask("GET", apiOf(topic));
@@ -491,7 +503,7 @@ function latency(row) {
 }
 
 function channelView(topic, channel) {
-  const none = { depth: 0, in_flight: 0, deferred: 0, requeued: 0, timed_out: 0, messages: 0, clients: 0, rate: 0, taken: 0, paused: false, health: [1, "there is no such channel"] };
+  const none = { depth: 0, in_flight: 0, deferred: 0, requeued: 0, timed_out: 0, messages: 0, clients: 0, rate: 0, finished: 0, paused: false, health: [1, "there is no such channel"] };
   const figures = () => find((find(seen.overview.topics, topic) || { channels: [] }).channels, channel) || none;
   const clients = new Table(`Consumers of ${channel}`, [
     { title: "Consumer", text: (row) => row.client_id || row.hostname || row.remote_address, sort: (row) => row.hostname },
@@ -519,7 +531,7 @@ function channelView(topic, channel) {
     tile("In flight", () => count(figures().in_flight)),
     tile("Deferred", () => count(figures().deferred)),
     tile("In", () => rate(figures().rate)),
-    tile("Taken", () => rate(figures().taken)),
+    tile("Finished", () => rate(figures().finished)),
     tile("Requeued", () => count(figures().requeued)),
     tile("Timed out", () => count(figures().timed_out)),
     tile("Health", () => healthOf(figures().health)),
@@ -538,7 +550,7 @@ function channelView(topic, channel) {
     async poll() {
       const told = await ask("GET", apiOf(topic, channel));
       nodes.show(told.nodes || []);
-      clients.show((told.clients || []).filter((each) => matches(searched(), each.client_id, each.hostname, each.remote_address, each.user_agent)));
+      clients.show(told.clients || []);
     },
   };
 }
@@ -560,9 +572,11 @@ function stateOf(client) {
 
 // Messages that wait, or that consumers have now
 
+const firstOf = (number_) => (number_ === 1 ? "1 message waits" : `The first ${messages(number_)} that wait`);
 const WAITING = {
   args: "",
-  some: (number_) => `The first ${messages(number_)} that wait. Looking takes none away.`,
+  some: (number_) => `${firstOf(number_)}. Looking takes none away.`,
+  inChannels: (number_) => `The topic's own queue is empty. ${firstOf(number_)} in its channels. Looking takes none away.`,
   none: "No message waits.",
   cannot: "cannot show messages, as no nsqd of Go's can",
 };
@@ -596,7 +610,8 @@ function peeking(topic, channel) {
       const cannot = refused.filter(([, code]) => code === "NOT_FOUND").map(([node]) => node);
       const must = refused.filter(([, code]) => code !== "NOT_FOUND").map(([node]) => node);
       setText(status, [
-        shown.length ? kind.some(shown.length) : refused.length ? "" : kind.none,
+        shown.length && shown[0].channels ? kind.inChannels(shown.length)
+          : shown.length ? kind.some(shown.length) : refused.length ? "" : kind.none,
         cannot.length ? `${cannot.join(", ")} ${kind.cannot}.` : "",
         must.length ? `${must.join(", ")} shows messages only to its own machine: start it with --peek=all.` : "",
         told.message,
@@ -707,6 +722,7 @@ function messageNode(message, word) {
   const age = `${span(message.age_ms / 1000)} old`;
   const attempts = message.attempts === 1 ? "1 attempt" : `${message.attempts} attempts`;
   const facts = [message.id, age, attempts, bytes(message.size), message.node];
+  if (message.channels) facts.push(`in ${message.channels.join(", ")}`);
   if (message.truncated) facts.push("only its beginning is shown");
   const holder = holderOf(message);
   return h("li", {}, holder ? h("div", {}, marked(holder, word)) : null, h("div", { class: "soft" }, facts.join(" · ")), bodyNode(message, word));
@@ -783,7 +799,7 @@ function nodesView() {
   return {
     title: "Nodes",
     node: h("div", {}, heading("Nodes"), table.node),
-    show: (overview) => table.show(overview.nodes.filter((node) => matches(searched(), node.name, node.hostname))),
+    show: (overview) => table.show(overview.nodes),
   };
 }
 
@@ -815,7 +831,7 @@ function nodeView(name) {
     show: () => facts.show(),
     async poll() {
       const told = await ask("GET", `/api/nodes/${encodeURIComponent(name)}`);
-      topics.show(told.topics.filter((row) => matches(searched(), row.topic_name)));
+      topics.show(told.topics);
     },
   };
 }
@@ -867,15 +883,51 @@ function graphite(query) {
   return node;
 }
 
-// Search
+// Search: while there is text in its field, its results stand in place of the view
 
 const search = document.getElementById("search");
 const searched = () => search.value.toLowerCase().split(/\s+/).filter(Boolean);
-const matches = (words, ...names) => words.every((word) => names.some((name) => name && name.toLowerCase().includes(word)));
-search.addEventListener("input", () => redraw());
+const includes = (name, word) => Boolean(name) && name.toLowerCase().includes(word);
+const matches = (words, ...names) => words.every((word) => names.some((name) => includes(name, word)));
+search.addEventListener("input", () => place());
 search.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && !/^\/topics?$|^\/$/.test(location.pathname.slice(base.length))) go(path("topics"));
+  const first = event.key === "Enter" && searched().length && results.node.querySelector("a[href]");
+  if (first) first.click();
 });
+
+function searchView() {
+  const table = new Table("Results", [
+    { title: "Name", node: (row) => link(row.name, ...row.place), key: (row) => row.key, sort: (row) => row.name },
+    { title: "Kind", text: (row) => row.kind, sort: (row) => row.kind },
+    number("Waiting", (row) => row.waiting),
+    health,
+  ], (row) => row.key, "No topic, channel or nsqd of the cluster has this name.");
+  return {
+    title: "Search",
+    node: h("div", {}, heading("Search in the whole cluster"), table.node),
+    show: (overview) => table.show(found(overview, searched())),
+  };
+}
+
+function found(overview, words) {
+  const rows = [];
+  const add = (kind, name, waits, judged, ...parts) => rows.push({
+    kind, name, waiting: waits, health: judged, place: parts, key: [kind, ...parts].join(" "),
+  });
+  for (const topic of overview.topics) {
+    if (matches(words, topic.name)) add("topic", topic.name, waiting(topic), topic.health, "topics", topic.name);
+    for (const channel of topic.channels) {
+      // A word that only the topic has finds the topic, not each of its channels.
+      if (matches(words, topic.name, channel.name) && words.some((word) => includes(channel.name, word))) {
+        add("channel", `${topic.name} / ${channel.name}`, channel.depth, channel.health, "topics", topic.name, channel.name);
+      }
+    }
+  }
+  for (const node of overview.nodes) {
+    if (matches(words, node.name, node.hostname)) add("nsqd", node.name, node.depth, node.health, "nodes", node.name);
+  }
+  return rows;
+}
 document.addEventListener("keydown", (event) => {
   if (event.key === "/" && !event.ctrlKey && !event.metaKey && !/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) {
     event.preventDefault();
@@ -886,6 +938,7 @@ document.addEventListener("keydown", (event) => {
 // Which view
 
 let view = null;
+const results = searchView();
 
 function decoded(part) {
   try {
@@ -906,17 +959,27 @@ function viewOf(pathname) {
 
 function open(focus) {
   view = viewOf(location.pathname);
-  document.title = `${view.title} · nsqadmin`;
-  document.getElementById("main").replaceChildren(view.node);
+  search.value = "";
   const section = location.pathname.slice(base.length).split("/")[1] || "topics";
   for (const item of document.querySelectorAll("nav a")) {
     if (item.pathname === `${base}/${section}`) item.setAttribute("aria-current", "page");
     else item.removeAttribute("aria-current");
   }
-  redraw();
+  place();
   if (focus) view.node.querySelector("h1").focus();
   poll();
 }
+
+// Shows the view, or the results of a search.
+function place() {
+  const main = document.getElementById("main");
+  const shown = current();
+  document.title = `${shown.title} · nsqadmin`;
+  if (main.firstChild !== shown.node) main.replaceChildren(shown.node);
+  redraw();
+}
+
+const current = () => (searched().length ? results : view);
 
 function go(target) {
   history.pushState(null, "", target);
@@ -954,8 +1017,11 @@ document.addEventListener("visibilitychange", () => document.hidden || poll());
 
 async function pollOnce() {
   try {
-    const opening = !seen.overview; // then others' figures of some seconds ago come first
+    // At first, and after a pause, figures of some seconds ago come at once, with those of the last minutes.
+    const opening = !seen.overview || Date.now() - seen.asked > PAUSE_MS;
+    seen.asked = Date.now();
     seen.overview = await ask("GET", `/api/overview${opening ? "?opening=true" : ""}`);
+    if (seen.overview.history) recall(seen.overview.history);
     seen.error = "";
     if (seen.overview.time !== seen.at) rememberAll(seen.overview);
     seen.at = seen.overview.time;
@@ -977,11 +1043,11 @@ async function pollDetails(asked) {
     asked.error = error.status === 502 ? "" : error.message;
   }
   asked.polling = false;
-  if (asked === view) redraw();
+  if (asked === current()) redraw();
 }
 
 function redraw() {
-  if (seen.overview && view) view.show(seen.overview);
+  if (seen.overview && view) current().show(seen.overview);
   showBanner();
 }
 

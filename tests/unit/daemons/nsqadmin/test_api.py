@@ -353,6 +353,32 @@ def test_settings() -> None:
     assert upstreams.ask("PUT", "/config/nsqlookupd_http_addresses", ["a:1", "b:2"]) == (200, ["a:1", "b:2"])
 
 
+def test_a_peek_at_a_topic_whose_queue_is_empty_looks_in_its_channels() -> None:
+    upstreams = Upstreams()
+
+    def shown(*ids: str) -> dict[str, Any]:
+        return {"messages": [{"id": each, "timestamp": int(each), "body": "x"} for each in ids]}
+
+    channels = [channel("billing", depth=2), channel("audit", depth=1), channel("idle")]
+    upstreams.answers |= {
+        f"{NSQD1}/stats": stats(topic("orders", *channels)),
+        f"{NSQD1}/topic/peek": shown(),
+        f"{NSQD2}/topic/peek": shown(),
+        f"{NSQD1}/channel/peek": shown("3", "1"),
+        f"{NSQD2}/channel/peek": shown("2"),
+    }
+    _, told = upstreams.ask("GET", "/api/peek/orders")
+    assert [(each["node"], each["id"], each["channels"]) for each in told["messages"]] == [
+        (NSQD1, "1", ["billing", "audit"]),
+        (NSQD2, "2", ["billing"]),
+        (NSQD1, "3", ["billing", "audit"]),
+    ]
+    assert not any("channel=idle" in each for each in upstreams.asked)
+    upstreams.answers[f"{NSQD2}/topic/peek"] = shown("9")
+    _, told = upstreams.ask("GET", "/api/peek/orders")
+    assert [each["id"] for each in told["messages"]] == ["9"]
+
+
 def test_peek_gathers_what_waits_and_says_which_nsqd_cannot_show_it() -> None:
     upstreams = Upstreams()
     message = {"id": "0" * 16, "timestamp": 1, "age_ms": 2, "attempts": 0, "size": 1, "truncated": False}

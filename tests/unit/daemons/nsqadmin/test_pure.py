@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from nsq.daemons.nsqadmin import aggregate, health
-from nsq.daemons.nsqadmin.cluster import Node
 from nsq.daemons.nsqadmin.graphite import Charts
 from nsq.daemons.nsqadmin.guard import Guard, finished
 from nsq.daemons.nsqadmin.health import BAD, FINE, NOTICE, ChannelState, Health
 from nsq.daemons.nsqadmin.options import NsqadminOptions
-from nsq.daemons.nsqadmin.overview import NodePoll, describe, summarize
+from nsq.daemons.nsqadmin.overview import History, NodePoll, describe
 from nsq.daemons.routes import HttpError, Reply, Request
 from nsq.errors import ConfigError
 from nsq.http.calls import Misshapen
+from nsq.http.cluster import Node, summarize
 from nsq.http.message import Url
 from nsq.http.nsqlookupd import NsqdNode
 from tests.fakes import big_cluster
@@ -99,7 +99,7 @@ def test_statistics_that_are_none_are_refused_by_both_readers(wrong: Any) -> Non
         ),
         ({"depth": 5, "clients": 2, "in_flight": 1}, Health(FINE, "fine")),
         (
-            {"depth": 5000, "clients": 2, "in_flight": 1, "growth": 10.0, "taken": 50.0, "room": 108_000},
+            {"depth": 5000, "clients": 2, "in_flight": 1, "growth": 10.0, "finished": 50.0, "room": 108_000},
             Health(BAD, "depth grows by 10/s: memory is full in 3 h, then it goes to disk"),
         ),
         (
@@ -111,7 +111,7 @@ def test_statistics_that_are_none_are_refused_by_both_readers(wrong: Any) -> Non
             {"clients": 1, "in_flight": 9, "timed_out": 0.5},
             Health(BAD, "a client times out: 30/min messages are sent again"),
         ),
-        ({"clients": 1, "taken": 10.0, "requeued": 4.0}, Health(NOTICE, "clients requeue 4/s")),
+        ({"clients": 1, "finished": 10.0, "requeued": 4.0}, Health(NOTICE, "clients requeue 4/s")),
     ],
 )
 def test_the_health_of_a_channel_in_words(state: dict[str, Any], judged: Health) -> None:
@@ -120,18 +120,18 @@ def test_the_health_of_a_channel_in_words(state: dict[str, Any], judged: Health)
 
 def test_rates_are_what_came_since_some_seconds_before() -> None:
     poll = node_poll("n")
-    poll.memory_size = None
+    poll.track.memory_size = None
 
     def at(second: float, messages: int, depth: int, started: int = 1) -> dict[str, Any]:
         counts = channel(depth=depth, message_count=messages, client_count=1, in_flight_count=1)
         seen = stats(topic("orders", counts, message_count=messages), start_time=started)
-        poll.value, poll.answered = poll.keep(summarize(seen, second)), second
+        poll.value, poll.answered = poll.track.add(summarize(seen, second)), second
         (shown,) = describe([poll], ["old"], second)["topics"][1:]
         return {"topic": shown["rate"], **shown["channels"][0]}
 
     assert at(0.0, 100, 10)["rate"] == 0
     second = at(2.0, 140, 20)
-    assert (second["topic"], second["rate"], second["taken"]) == (20.0, 20.0, 15.0)
+    assert (second["topic"], second["rate"], second["finished"]) == (20.0, 20.0, 15.0)
     assert second["health"] == (BAD, "depth grows by 5/s")
     for moment in (4.0, 6.0, 8.0, 10.0, 12.0):
         last = at(moment, 140, 20)
@@ -142,7 +142,7 @@ def test_rates_are_what_came_since_some_seconds_before() -> None:
 def node_poll(name: str) -> NodePoll:
     told = NsqdNode(broadcast_address=name, tcp_port=1, http_port=2, version="1.3.0")
     poll = NodePoll(Node(told, Url("http", name, 2, "/")), 0.0)
-    poll.memory_size = 100
+    poll.track.memory_size = 100
     return poll
 
 
@@ -153,7 +153,7 @@ def test_channels_are_added_up_whether_or_not_every_nsqd_has_them() -> None:
         for number, (poll, names) in enumerate(zip(polls, have, strict=True), 1):
             counts = {"depth": 10 * number + second, "message_count": 100 + second * number}
             channels = [channel(name, **counts, client_count=1, in_flight_count=1) for name in names]
-            poll.value = poll.keep(summarize(stats(topic("orders", *channels)), float(second)))
+            poll.value = poll.track.add(summarize(stats(topic("orders", *channels)), float(second)))
             poll.answered = float(second)
     (shown,) = describe(polls, [], 5.0)["topics"]
     found = [(each["name"], each["depth"], each["rate"], each["health"]) for each in shown["channels"]]
@@ -170,7 +170,7 @@ def test_a_channel_that_comes_or_goes_leaves_the_others_their_rates() -> None:
     def rates(second: float, *names: str) -> dict[str, float]:
         counts = {"message_count": int(100 + 20 * second), "client_count": 1}
         seen = stats(topic("orders", *(channel(name, **counts) for name in names)))
-        poll.value, poll.answered = poll.keep(summarize(seen, second)), second
+        poll.value, poll.answered = poll.track.add(summarize(seen, second)), second
         (shown,) = describe([poll], [], second)["topics"]
         return {each["name"]: each["rate"] for each in shown["channels"]}
 
@@ -183,7 +183,7 @@ def test_an_nsqd_of_an_old_version_says_less_of_its_channels() -> None:
     counts = channel(depth=3, clients=[{}, {}])
     del counts["client_count"], counts["paused"]
     poll = node_poll("a")
-    poll.value, poll.answered = poll.keep(summarize(stats(topic("orders", counts)), 0.0)), 0.0
+    poll.value, poll.answered = poll.track.add(summarize(stats(topic("orders", counts)), 0.0)), 0.0
     (shown,) = describe([poll], [], 0.0)["topics"]
     assert [shown["channels"][0][name] for name in ("depth", "clients", "paused")] == [3, 2, False]
 
@@ -210,11 +210,11 @@ def test_a_large_cluster_is_put_together_by_few_calls_for_each_channel() -> None
     raw = json.dumps(big_cluster.stats(1)).encode()
     earlier = big_cluster.stats(0)
     for poll in polls:
-        poll.keep(summarize(earlier, 0.0))
+        poll.track.add(summarize(earlier, 0.0))
 
     def look() -> None:
         for poll in polls:
-            poll.value = poll.keep(summarize(json.loads(raw), 5.0))
+            poll.value = poll.track.add(summarize(json.loads(raw), 5.0))
             poll.answered = 5.0
         assert len(describe(polls, [], 5.0)["topics"]) == big_cluster.TOPICS
 
@@ -222,9 +222,37 @@ def test_a_large_cluster_is_put_together_by_few_calls_for_each_channel() -> None
     assert calls_of(look) < 20 * channels
 
 
+def test_the_history_has_the_figures_of_five_minutes_every_ten_seconds() -> None:
+    history, poll = History(), node_poll("n")
+
+    def see(second: float, *names: str) -> None:
+        told = [channel(name, depth=int(second)) for name in names]
+        told_stats = stats(topic("orders", *told, depth=1), memory={"heap_in_use_bytes": 7})
+        poll.value = poll.track.add(summarize(told_stats, second))
+        history.add(describe([poll], [], second))
+
+    for second in range(0, 402, 2):
+        see(
+            float(second),
+            "billing",
+            *(["late"] if second >= 380 else []),
+            *(["gone"] if second < 380 else []),
+        )
+    shown = history.shown()
+    assert shown["times"] == [float(second) for second in range(100, 410, 10)]
+    figures = shown["figures"]
+    assert figures["channel orders billing"] == list(range(100, 410, 10))
+    assert figures["channel orders late"] == [380, 390, 400]
+    assert "channel orders gone" not in figures
+    assert (figures["topic orders"][-1], figures["waiting"][-1], figures["depth n:2"][-1]) == (801, 801, 801)
+    assert figures["memory n:2"][-1] == 7
+    see(5.0, "billing")  # the clock was set back
+    assert history.shown()["times"] == [5.0]
+
+
 def test_an_nsqd_that_is_gone_is_marked_and_its_messages_count_no_more() -> None:
     poll = node_poll("n")
-    poll.value, poll.answered = poll.keep(summarize(stats(topic("orders", depth=5)), 0.0)), 0.0
+    poll.value, poll.answered = poll.track.add(summarize(stats(topic("orders", depth=5)), 0.0)), 0.0
     poll.listed, poll.waiting_since = False, 0.0
     shown = describe([poll], [], 90.0)
     assert shown["topics"] == []

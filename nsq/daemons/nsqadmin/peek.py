@@ -1,0 +1,102 @@
+"""Shows messages that wait in a topic or channel, or are in flight, from every nsqd that can show them."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+
+from nsq.daemons.nsqadmin.aggregate import Json
+from nsq.daemons.nsqadmin.cluster import Cluster, Found, get
+from nsq.daemons.nsqadmin.guard import reply_with
+from nsq.daemons.routes import HttpError, Reply, Request
+from nsq.errors import ApiRefused
+from nsq.http.calls import json_value
+from nsq.http.cluster import Node, rows, value
+
+_MAX_PEEKED = 100
+#: How many channels of each nsqd are asked, the deepest first, when the topic's own queue is empty.
+_MOST_CHANNELS = 10
+
+_KINDS = {"id": str, "timestamp": int, "age_ms": int, "attempts": int, "size": int, "truncated": bool}
+_KINDS |= {"encoding": str, "body": str}
+
+
+async def peek(cluster: Cluster, request: Request) -> Reply:
+    """Return the first waiting messages, or with ?in_flight=true those longest in flight. If the topic's own
+    queue is empty, return what waits in its channels; each message then names its channels.
+    """
+    topic, channel = request.params["topic"], request.params.get("channel", "")
+    n = request.args.get("n", "10")
+    if not (n.isascii() and n.isdigit() and 0 < int(n[:9]) <= _MAX_PEEKED):
+        raise HttpError(400, "INVALID_ARG_N")
+    in_flight = bool(channel) and request.args.get("in_flight") == "true"
+    nodes = await cluster.holders(topic)
+    refused: dict[str, str] = {}
+    ask = functools.partial(_ask, cluster, topic, n, in_flight, refused)
+    found = await cluster.gather("nsqd", [(node, channel) for node in nodes.value], ask)
+    messages = [message for shown in found.value.values() for message in shown]
+    failures = nodes.failures + found.failures
+    if not channel and not messages:
+        places = await _deepest_channels(cluster, nodes.value, topic)
+        failures += places.failures
+        if places.value:
+            inside = await cluster.gather("nsqd", places.value, ask)
+            messages = _distinct(inside.value)
+            failures += inside.failures
+    messages.sort(key=lambda each: -each["in_flight_ms"] if in_flight else each["timestamp"])
+    return reply_with({"messages": messages, "refused": refused}, failures)
+
+
+async def _ask(
+    cluster: Cluster, topic: str, n: str, in_flight: bool, refused: dict[str, str], place: tuple[Node, str]
+) -> list[Json]:
+    node, channel = place
+    args = {"topic": topic, "n": n} | ({"channel": channel} if channel else {})
+    args |= {"in_flight": "true"} if in_flight else {}
+    path = "/channel/peek" if channel else "/topic/peek"
+    try:
+        told = await cluster.ask(get(node.url, path, args, json_value))
+    except ApiRefused as error:
+        if error.code in ("NOT_FOUND", "PEEK_FROM_THIS_MACHINE_ONLY"):
+            refused[node.name] = error.code
+            return []
+        if error.code in ("TOPIC_NOT_FOUND", "CHANNEL_NOT_FOUND"):
+            return []
+        raise
+    return [{"node": node.name, **_message(each, in_flight)} for each in rows(told, "messages")]
+
+
+async def _deepest_channels(
+    cluster: Cluster, nodes: Sequence[Node], topic: str
+) -> Found[list[tuple[Node, str]]]:
+    """Return the channels with waiting messages, for each nsqd."""
+    stats = await cluster.stats(nodes, time.time(), topic=topic)
+    by_name = {node.name: node for node in nodes}
+    places = []
+    for told in stats.value:
+        waiting = [each for each in told["channels"] if each["depth"] and told["topic_name"] == topic]
+        waiting.sort(key=lambda each: -each["depth"])
+        places += [(by_name[told["node"]], each["channel_name"]) for each in waiting[:_MOST_CHANNELS]]
+    return Found(places, stats.failures)
+
+
+def _distinct(found: dict[tuple[Node, str], list[Json]]) -> list[Json]:
+    """Merge the copies of a message that wait in several channels of an nsqd."""
+    messages: dict[tuple[str, str], Json] = {}
+    for (node, channel), shown in found.items():
+        for message in shown:
+            known = messages.setdefault((node.name, message["id"]), {**message, "channels": []})
+            known["channels"].append(channel)
+    return list(messages.values())
+
+
+def _message(told: object, in_flight: bool) -> Json:
+    """Check a waiting or in-flight message from an nsqd, and copy its fields."""
+    shown: Json = {name: value(told, name, kind) for name, kind in _KINDS.items()}
+    if in_flight:
+        client = value(told, "client", dict)
+        names = ("client_id", "hostname", "remote_address")
+        shown["client"] = {name: value(client, name, str) for name in names}
+        shown["in_flight_ms"] = value(told, "in_flight_ms", int)
+    return shown
