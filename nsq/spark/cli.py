@@ -165,7 +165,7 @@ class StreamCommand(SparkCommand):
 
     channel: str = flag("", "the channel to read")
     follow: bool = flag(False, "run until Ctrl-C instead of exiting when the channel is drained")
-    wal: str = flag("", "the write-ahead log: a directory, or a URI of pyarrow.fs")
+    wal: str = flag("", "the write-ahead log: a directory, or s3://bucket/folder")
     checkpoint: str = flag("", "Spark's checkpoint folder")
     chart: str = flag("", "image file for a chart of the result: .png, .svg or .pdf")
 
@@ -329,23 +329,6 @@ class Receive(NsqCommand):
             standalone(options, progress=meter.show)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Readers(Command):
-    """Show who reads a write-ahead log, and how much it holds for each."""
-
-    remove: str = flag(
-        "", "forget this reader, which holds up deletion; what it has not read is deleted once others have"
-    )
-
-    def run(self) -> None:
-        from nsq.spark.wal import inspect
-
-        if self.remove:
-            inspect.remove_reader(self.argument, self.remove)
-            print(f"removed: reader {self.remove}")
-        _tell_readers(inspect.readers(self.argument))
-
-
 def _tell_readers(found: Sequence[ReaderLine]) -> None:
     heads = ["reader", "to read", "last commit", "read by"]
     rows = [[each.reader, f"{each.rows:,}", f"{span(each.idle_seconds)} ago", each.owner] for each in found]
@@ -354,11 +337,19 @@ def _tell_readers(found: Sequence[ReaderLine]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class WalLs(Command):
-    """Show what is in a write-ahead log, by receiver."""
+    """Show what is in a write-ahead log: its readers, and its receivers."""
+
+    remove: str = flag(
+        "",
+        "forget this reader, which holds up deletion; what it has not read is deleted once others have",
+    )
 
     def run(self) -> None:
-        from nsq.spark.wal.inspect import ls
+        from nsq.spark.wal.inspect import ls, remove_reader
 
+        if self.remove:
+            remove_reader(self.argument, self.remove)
+            print(f"removed: reader {self.remove}")
         found = ls(self.argument)
         subject = f" of {found.subject}" if found.subject else ""
         print(f"log {found.identity}{subject} at {found.location}")
@@ -400,7 +391,7 @@ class WalGc(Command):
         done = gc(self.argument, force=self.force)
         print(
             f"{len(done.recovered):,} segments recovered, {len(done.deleted):,} deleted, "
-            f"{len(done.folders):,} empty folders removed"
+            f"{len(done.folders):,} empty folders removed, {done.orphans:,} orphans deleted"
         )
 
 
@@ -432,7 +423,6 @@ COMMANDS: dict[str, type[Command]] = {
     "metrics": Metrics,
     "replay": Replay,
     "receive": Receive,
-    "readers": Readers,
     "wal ls": WalLs,
     "wal verify": WalVerify,
     "wal gc": WalGc,
@@ -450,7 +440,7 @@ NSQ and Spark: archive a topic, count it, replay it.
 
 {}
 
-`nsq-spark COMMAND --help` says more. PLACE is a directory, or a URI of pyarrow.fs.
+`nsq-spark COMMAND --help` says more. PLACE is a directory, or s3://bucket/folder.
 """
 #: Aliases of flags: short ones, and the names that other NSQ tools use.
 _SPELLINGS = {

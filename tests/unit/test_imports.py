@@ -56,6 +56,7 @@ ONLY_IN = {
     "pandas": ["spark/"],
     "matplotlib": ["spark/"],
     "deltalake": ["spark/"],
+    "obstore": ["spark/"],
     "django": ["contrib/"],
     "celery": ["contrib/"],
     "pytest": ["testing/"],

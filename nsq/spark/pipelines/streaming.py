@@ -78,7 +78,7 @@ def stream_options(
     if not wal and local_path(root) is None:
         raise ConfigError(
             f"wal is missing: {root} is not on this machine, where the log would be kept by default; "
-            "give a directory that all receivers can reach, or a URI of pyarrow.fs"
+            "give a directory that all receivers can reach, or an object store: s3://bucket/folder"
         )
     given = {"topic": topic, "channel": channel, "wal": wal or below(root, "_wal")}
     given |= {"nsqd": addresses(nsqd), "lookupd": addresses(lookupd)}

@@ -181,17 +181,17 @@ def start_feed(options: SourceOptions) -> Feed:
     identity = wal.prepare(subject)
     claim = wal.own(options.reader, f"the query that reads {subject}", PATIENCE)
     try:
-        receivers = ReceiverPool(options, wal)
-        return Feed(
+        feed = Feed(
             options,
             wal,
             identity,
             claim,
-            receivers,
-            Poller("backlog", lambda: measure(options, receivers.status().received), _BACKLOG_EVERY),
+            ReceiverPool(options, wal),
+            Poller("backlog", lambda: measure(options, feed.received()), _BACKLOG_EVERY),
             functools.lru_cache(maxsize=64)(functools.partial(published, wal)),
             functools.partial(newest, wal),
         )
+        return feed
     except BaseException:
         claim.release()
         raise

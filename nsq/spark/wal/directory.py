@@ -18,7 +18,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from nsq.errors import SegmentLost, WalError
 from nsq.spark.wal import names, ownership, readers, records
-from nsq.spark.wal.names import ReceiverFolder, Segment, SegmentFile
+from nsq.spark.wal.names import Listing, Position, ReceiverFolder, Segment, SegmentFile
 from nsq.spark.wal.ownership import FileLock
 from nsq.spark.wal.readers import check_reader
 from nsq.spark.wal.store import BaseWal
@@ -189,11 +189,12 @@ class DirectoryWal(BaseWal):
         super().__init__(self._place, str(location))
         self._clock = clock
         self._nap = nap
+        self._files: dict[str, dict[str, SegmentFile]] = {}  # by receiver and name: they never change
 
     def own(self, reader: str, description: str, patience: float) -> FileLock:
         """Lock a reader's name. Raises WalOwned, with the owner's description, when the owner does not leave
         within ``patience`` seconds (30 s when the owner has announced that it is leaving). With leases, on an
-        object store, it may first take 30 s to find out whether the owner is alive.
+        object store, it may first take 20 s to find out whether the owner is alive.
         """
         path = self._root / readers.lock_of(check_reader(reader))
         self._place.make_folder(readers.FOLDER)
@@ -225,26 +226,59 @@ class DirectoryWal(BaseWal):
 
     def files(self) -> list[SegmentFile]:
         """All sealed segments, with the sizes and modification times of their files."""
-        found = []
-        for segment in self.segments():
-            with contextlib.suppress(FileNotFoundError):  # another reader has deleted it
-                there = self.path(segment).stat()
-                found.append(SegmentFile(segment, there.st_size, there.st_mtime))
-        return found
+        return self.listing().files
 
-    def receivers(self) -> list[ReceiverFolder]:
-        found = []
+    def listing(self, after: Mapping[str, Position] | None = None) -> Listing:
+        """List the log. Only segments ``after`` these positions are listed, but all are counted; without
+        positions, all are listed."""
+        found: list[SegmentFile] = []
+        folders = []
+        size = 0
+        known: dict[str, dict[str, SegmentFile]] = {}
         for receiver in self._receivers():
-            sealed = size = 0
+            low = (after or {}).get(receiver, Position()).segment
+            before, there = self._files.get(receiver, {}), {}
+            open_bytes = 0
             for name in self._place.names(receiver):
-                if names.read_sealed(receiver, name) is not None:
-                    sealed += 1
+                file = before.get(name)
+                if file is not None:
+                    there[name] = file
+                elif (segment := names.read_sealed(receiver, name)) is not None:
+                    with contextlib.suppress(FileNotFoundError):  # another reader has deleted it
+                        status = self.path(segment).stat()
+                        there[name] = SegmentFile(segment, status.st_size, status.st_mtime)
                 elif names.read_open(name) is not None:
                     with contextlib.suppress(FileNotFoundError):
-                        size += os.stat(self._root / receiver / name).st_size
+                        open_bytes += os.stat(self._root / receiver / name).st_size
             with self._if_dead(receiver) as dead:
-                found.append(ReceiverFolder(receiver, not dead, size, sealed))
-        return found
+                folders.append(ReceiverFolder(receiver, not dead, open_bytes, len(there)))
+            known[receiver] = there
+            found += (file for file in there.values() if file.segment.number > low)
+            size += open_bytes + sum(file.size for file in there.values())
+        self._files = known
+        return Listing(sorted(found), folders, size)
+
+    def files_of_readers(self) -> list[SegmentFile]:
+        """The segments that readers delete: all."""
+        return self.files()
+
+    def receivers(self) -> list[ReceiverFolder]:
+        return self.listing().receivers
+
+    def delete(self, segments: Iterable[Segment]) -> list[Segment]:
+        """Delete segments, and return them; missing ones are no error."""
+        gone = list(segments)
+        for segment in gone:
+            self._place.delete(names.path_of(segment))
+        return gone
+
+    def delete_orphans(self) -> int:
+        """Return 0: a directory has none."""
+        return 0
+
+    def measure(self, logs: Sequence[DirectoryLog], limit: int) -> tuple[int, int]:
+        """The bytes of all files, and the most that there may be; ``logs`` are those of this process."""
+        return self.listing().size, limit
 
     def recover(self) -> list[Segment]:
         """Seal the complete batches in the open files of dead receivers; return the new segments."""

@@ -91,6 +91,8 @@ class FileLock:
     def check(self) -> None:
         """Do nothing: a file lock cannot be lost while this process lives."""
 
+    verify = check
+
 
 def acquire(path: Path, mode: int = 0o666) -> FileLock | None:
     """Create the file if it is missing, and lock it; None when another process holds the lock."""
