@@ -192,7 +192,11 @@ class StreamCommand(SparkCommand):
             )
 
 
-def source_options(command: StreamCommand | Receive, wal: str) -> SourceOptions:
+#: Seconds between two looks at receivers on a cluster.
+_WATCH_EVERY = 5.0
+
+
+def source_options(command: StreamCommand | Receive | Receivers, wal: str) -> SourceOptions:
     from nsq.spark.source.options import SourceOptions
 
     require_address(command)
@@ -319,14 +323,56 @@ class Receive(NsqCommand):
     quiet: bool = flag(False, "show no progress, only the result; also -q")
     channel: str = flag("", "the channel to read")
     wal: str = flag("", "the log, which Spark must be able to reach")
+    share: str = flag("1/1", "which part of the nsqds to take: 3/40 is the third of 40 receivers")
 
     def run(self) -> None:
         from nsq.spark.receiver.process import prepare_process, standalone
+        from nsq.spark.receiver.standing import Share
 
         options = source_options(self, self.wal)
+        share = Share.of(self.share)
         prepare_process()
         with contextlib.closing(Meter(sys.stderr, quiet=self.quiet)) as meter:
-            standalone(options, progress=meter.show)
+            standalone(options, progress=meter.show, share=share)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receivers(SparkCommand):
+    """Receive on the executors of a cluster, into a log that a stream elsewhere reads (receivers=0)."""
+
+    takes = "TOPIC"
+    needs = ("channel", "wal")
+
+    channel: str = flag("", "the channel to read")
+    wal: str = flag("", "the log, which all executors must be able to reach")
+    n: int = flag(2, "receivers; each holds one of the cluster's slots; also -n")
+
+    def run(self) -> None:
+        from nsq.spark.receiver.job import receivers
+        from nsq.spark.receiver.process import progress_line
+
+        source_options(self, self.wal)  # report mistakes before Spark starts
+        given = {"topic": self.argument, "channel": self.channel, "wal": self.wal}
+        given |= {"nsqd": ",".join(self.nsqd), "lookupd": ",".join(self.lookupd)}
+        with (
+            own_stderr() as stderr,
+            contextlib.closing(Meter(stderr, quiet=self.quiet)) as meter,
+            stop_signals(meter.note) as signals,
+        ):
+            started: list[SparkSession] = []
+            try:
+                with receivers(self._start(meter, started), self.options | given, self.n) as job:
+                    before, then = 0, time.monotonic()
+                    while not signals.stop.wait(_WATCH_EVERY):
+                        job.check()
+                        status, now = job.status(), time.monotonic()
+                        rate = max(0.0, (status.received - before) / (now - then))
+                        before, then = status.received, now
+                        meter.show(f"{len(job.alive())} receivers, {progress_line(status, rate)}")
+                meter.note("stopped")
+            finally:
+                for spark in started:
+                    spark.stop()
 
 
 def _tell_readers(found: Sequence[ReaderLine]) -> None:
@@ -423,6 +469,7 @@ COMMANDS: dict[str, type[Command]] = {
     "metrics": Metrics,
     "replay": Replay,
     "receive": Receive,
+    "receivers": Receivers,
     "wal ls": WalLs,
     "wal verify": WalVerify,
     "wal gc": WalGc,
@@ -446,6 +493,7 @@ NSQ and Spark: archive a topic, count it, replay it.
 _SPELLINGS = {
     "-o": "--option",
     "-q": "--quiet",
+    "-n": "--n",
     "--nsqd-tcp-address": "--nsqd",
     "--lookupd-http-address": "--lookupd",
 }
