@@ -382,6 +382,33 @@ def _tell_readers(found: Sequence[ReaderLine]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Simulate(Command):
+    """Compute what a log in an object store needs: requests, cost, time to plan a batch, messages in flight."""
+
+    takes = ""
+
+    receivers: int = flag(80, "receivers on the cluster")
+    rate: int = flag(25_000, "messages per second of each receiver")
+    size: int = flag(200, "bytes of a message")
+    interval: float = duration(1.0, "time between two segments of a receiver (commitInterval)")
+    delay: float = duration(0.05, "time that one request takes")
+    retention: float = duration(0.0, "how long the log keeps committed segments")
+
+    def run(self) -> None:
+        from nsq.spark.simulate import Scene, simulate
+
+        scene = Scene(self.receivers, self.rate, self.size, self.interval, self.delay, self.retention)
+        found = simulate(scene)
+        print(f"{found.messages:,} messages/s, {size(found.bytes)}/s of bodies")
+        counts = ", ".join(f"{count:,.1f} {kind}" for kind, count in found.requests.items())
+        print(f"requests/s: {counts}; ${found.dollars_a_day:,.0f} a day at S3's list prices, without storage")
+        planned = f"{span(found.planning)}, of which {span(found.computing)} is computing"
+        print(f"planning a batch: {planned}; the largest manifest has {size(found.largest_head)}")
+        print(f"memory of this simulation: {size(found.memory)}")
+        print(f"maxInFlight per receiver: {found.in_flight:,}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class WalLs(Command):
     """Show what is in a write-ahead log: its readers, and its receivers."""
 
@@ -470,6 +497,7 @@ COMMANDS: dict[str, type[Command]] = {
     "replay": Replay,
     "receive": Receive,
     "receivers": Receivers,
+    "simulate": Simulate,
     "wal ls": WalLs,
     "wal verify": WalVerify,
     "wal gc": WalGc,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nsq.testing import Link, Network, Nsqd, Nsqlookupd
-from nsq.testing.network import KINDS, Failed, Strike
+from nsq.testing.network import KINDS, Fault, Strike
 from nsq.testing.network.faults import LISTENING, STANDING
 from nsq.testing.plugin import Factory
 from tests.chaos.actors import Actor
@@ -293,7 +293,7 @@ class Stage:
         return "\n".join(words)
 
     def heal(self) -> None:
-        self.network.inflict(Failed("heal"))
+        self.network.inflict(Fault("heal"))
         for nsqd, disk in zip(self.nsqds, self.disks, strict=True):
             disk.free(nsqd)
         self._later.clear()

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("nsq.spark.receiver")
 
 #: Seconds between two looks at how full the log is; of the second kind if it is less than half full.
-_MEASURE_EVERY, _MEASURE_SELDOM = 1.0, 10.0
+MEASURE_EVERY, MEASURE_SELDOM = 1.0, 10.0
 #: The longest between two searches for new topics: messages go to other channels until the topic is found.
 _SEARCH_EVERY = 5.0
 #: Receiving resumes when the log holds less than this fraction of walMaxBytes.
@@ -134,9 +134,9 @@ class Receiving:
 
     def _watch(self) -> None:
         before = ""
-        while not self._ending.wait(_MEASURE_EVERY):
+        while not self._ending.wait(MEASURE_EVERY):
             seldom = 2 * (self._others + self._written) < self._most
-            if time.monotonic() - self._measured >= (_MEASURE_SELDOM if seldom else _MEASURE_EVERY):
+            if time.monotonic() - self._measured >= (MEASURE_SELDOM if seldom else MEASURE_EVERY):
                 self._measure_log()
             why = self.status().paused
             if why != before:
