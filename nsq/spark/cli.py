@@ -383,7 +383,7 @@ def _tell_readers(found: Sequence[ReaderLine]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Simulate(Command):
-    """Compute what a log in an object store needs: requests, cost, time to plan a batch, messages in flight."""
+    """Compute what a log in S3 needs: requests, cost, time to plan a batch, messages in flight."""
 
     takes = ""
 
@@ -475,12 +475,23 @@ class Doctor(NsqCommand):
     takes = ""
 
     wal: str = flag("", "write-ahead log to check, by writing there")
+    sink: str = flag("", "folder of files that a stream writes: check that --checkpoint belongs to it")
+    checkpoint: str = flag("", "the checkpoint of that stream")
 
     def run(self) -> int:
         from nsq.spark.doctor import SKIPPED, WRONG, examine
 
+        if bool(self.sink) != bool(self.checkpoint):
+            raise ConfigError("--sink and --checkpoint are checked together: give both")
         wrong = skipped = 0
-        for found in examine(nsqd=self.nsqd, lookupd=self.lookupd, wal=self.wal or None, config=self.config):
+        for found in examine(
+            nsqd=self.nsqd,
+            lookupd=self.lookupd,
+            wal=self.wal or None,
+            config=self.config,
+            sink=self.sink,
+            checkpoint=self.checkpoint,
+        ):
             wrong += found.state == WRONG
             skipped += found.state == SKIPPED
             print(f"{found.state:8}{found.what}: {found.text}", flush=True)

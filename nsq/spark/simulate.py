@@ -1,8 +1,9 @@
-"""``nsq-spark simulate``: what a log in an object store costs, and how fast a batch is planned, without a cluster.
+"""``nsq-spark simulate``: what a log in an object store costs, and how fast a batch is planned, without a
+cluster.
 
-Real manifests of simulated receivers go into a store in this process, second by second, and a real planner reads
-them. Segments have no content. Requests are counted; the time of a request, and prices, are assumptions.
-Imports pyarrow, never pyspark.
+Real manifests of simulated receivers go into a store in this process, second by second, and a real planner
+reads them. Segments have no content. Requests are counted; the time of a request, and prices, are
+assumptions. Imports pyarrow, never pyspark.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ _PER_TASK = 32 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Scene:
-    """``rate`` is messages a second of each receiver, ``size`` bytes of a body, ``interval`` seconds between two
-    segments of a receiver, ``delay`` the seconds that a request takes, ``retention`` seconds."""
+    """``rate`` is messages a second of each receiver, ``size`` bytes of a body, ``interval`` seconds between
+    two segments of a receiver, ``delay`` the seconds that a request takes, ``retention`` seconds.
+    """
 
     receivers: int = 80
     rate: int = 25_000

@@ -44,7 +44,7 @@ _PATIENCE = 180.0
 TOPIC, CHANNEL = "orders", "spark"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def s3() -> Iterator[S3]:
     with running_s3() as server:
         open_wal(server.uri("first")).identity()  # obstore keeps the descriptors of its first use
@@ -229,7 +229,7 @@ def test_a_rate_is_sustained_and_deletes_keep_up(
     nsqd_factory: Factory[Nsqd], s3: S3, tmp_path: Path, tell: Tell
 ) -> None:
     rate, seconds = 25_000, float(os.environ.get("NSQ_SUSTAIN", "60"))
-    nsqd = nsqd_factory("--max-rdy-count=30000", "--mem-queue-size=200000", process=True)
+    nsqd = nsqd_factory(process=True, max_rdy_count=30_000, mem_queue_size=200_000)
     api, uri = prepared(nsqd), s3.uri("sustained")
     s3.control(delay=0.05)
     reader = Reader(uri)

@@ -1,4 +1,6 @@
-"""A program that uses Spark Connect: ``python -m tests.spark.connect_program JSON``; the last line is its result."""
+"""A program that uses Spark Connect: ``python -m tests.spark.connect_program JSON``; the last line is its
+result.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def main(given: dict[str, Any]) -> dict[str, Any]:
         with nsq.spark.receivers(spark, options, n=1) as job:
             stream = spark.readStream.format("nsq").options(**options, receivers="0").load()
             writer = stream.selectExpr("body", "'copies' as topic").writeStream.format("nsq")
-            writer = writer.option("nsqd", given["nsqd"]).option("checkpointLocation", str(folder / "checkpoint"))
+            writer = writer.option("nsqd", given["nsqd"]).option(
+                "checkpointLocation", str(folder / "checkpoint")
+            )
             query = writer.start()
             until = time.monotonic() + 120
             rows = 0

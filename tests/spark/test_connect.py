@@ -32,6 +32,7 @@ def test_all_of_it_works_with_spark_connect(java: None, nsqd: Nsqd, tmp_path: Pa
         **os.environ,
         "PYSPARK_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_TESTING": "1",  # any free port, instead of 15002
         "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]),
     }
     done = subprocess.run(

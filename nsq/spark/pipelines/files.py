@@ -58,8 +58,8 @@ def open_files(location: str | os.PathLike[str], spark: SparkSession) -> Files:
         return LocalFiles(local)
     if not hasattr(spark, "sparkContext"):
         raise UsageError(
-            f"{os.fspath(location)} is on a file system of Hadoop, which Spark Connect does not let this program "
-            "reach: give a directory, or use a session without Connect"
+            f"{os.fspath(location)} is on a file system of Hadoop, which Spark Connect does not let this "
+            "program reach: give a directory, or use a session without Connect"
         )
     return HadoopFiles(os.fspath(location), spark)
 

@@ -125,7 +125,9 @@ class Running:
 def run(
     frame: DataFrame, handle: Handle, running: Running, absorb: Absorb = lambda written: written
 ) -> Totals:
-    """Run a query: call ``handle`` with each batch, ``absorb`` with what that returned, and add up the results."""
+    """Run a query: call ``handle`` with each batch, ``absorb`` with what that returned, and add up the
+    results.
+    """
     from nsq.spark.listener import figures
 
     stop = running.stop or threading.Event()
@@ -221,8 +223,9 @@ class Batches:
 
 
 class ConnectBatches(Batches):
-    """The same with Spark Connect, whose server calls ``function`` in a process of its own. It leaves what a batch
-    returned in a file beside the checkpoint, and this process collects them. So both need the same file system.
+    """The same with Spark Connect, whose server calls ``function`` in a process of its own. It leaves what a
+    batch returned in a file beside the checkpoint, and this process collects them. So both need the same file
+    system.
     """
 
     def __init__(self, handle: Handle, absorb: Absorb, checkpoint: str) -> None:
@@ -230,8 +233,8 @@ class ConnectBatches(Batches):
         local = local_path(checkpoint)
         if local is None:
             raise ConfigError(
-                f"checkpoint is {checkpoint}: with Spark Connect it must be a directory that this process and "
-                "Spark's server both reach"
+                f"checkpoint is {checkpoint}: with Spark Connect it must be a directory that this process "
+                "and Spark's server both reach"
             )
         os.makedirs(local, exist_ok=True)
         self._results = tempfile.mkdtemp(prefix="_results-", dir=local)

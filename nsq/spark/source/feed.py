@@ -441,6 +441,12 @@ class Feed:
                 "its sink remembers batch numbers, as Parquet files do, and is not empty",
                 *(options.reader, shown(self.wal.location), options.starting),
             )
+        else:
+            log.info(
+                "reader %r begins to read the log %s. Its sink must be new too: a folder of files that "
+                "remembers batches of another checkpoint would leave rows out (nsq-spark doctor --sink)",
+                *(options.reader, shown(self.wal.location)),
+            )
         self._list({})
         at: dict[str, Position] = {}
         if options.starting_timestamp is not None:
