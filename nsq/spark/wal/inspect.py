@@ -16,6 +16,7 @@ from nsq.errors import SegmentLost, UsageError, WalError
 from nsq.spark.wal import records
 from nsq.spark.wal.names import Segment
 from nsq.spark.wal.readers import DEFAULT
+from nsq.spark.wal.shared import CONFIRMED
 from nsq.spark.wal.store import Wal, open_wal, shown
 
 
@@ -141,6 +142,9 @@ def gc(location: str, force: bool = False) -> Tidied:
     """
     wal, _ = _existing(location)
     recovered = wal.recover()
+    if any(not folder.alive and folder.needs_recovery for folder in wal.receivers()):
+        time.sleep(CONFIRMED)  # in an object store, a receiver is found dead by two looks
+        recovered += wal.recover()
     deleted: list[Segment] = []
     if force:
         claims = []

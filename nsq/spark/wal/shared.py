@@ -40,8 +40,10 @@ from nsq.spark.wal.store import BaseWal
 
 _logger = logging.getLogger("nsq.spark.wal")
 
-#: A receiver is dead when its head has not changed for so many seconds; its heartbeat is every ten.
-DEAD = 60.0
+#: A receiver seems dead when its head has not changed for so many seconds; its heartbeat is every ten. It is
+#: declared dead if that is still so a while later: if the store was away, or this process suspended,
+#: receivers have had no chance to change anything.
+DEAD, CONFIRMED = 60.0, 15.0
 #: A query writes its position at least so often, and has ended when it was silent for so long.
 BEAT, SILENCE = 5.0, 20.0
 #: Seconds between two searches for objects that no manifest names, and the age from which they are orphans.
@@ -53,11 +55,14 @@ _JOIN = 30.0
 
 
 class _Known(NamedTuple):
-    """A head as last read. ``since``: since when, on our clock, it has not changed."""
+    """A head as last read. ``since``: since when, on our clock, it has not changed. ``suspected``: when it
+    seemed dead for the first time; None while it does not.
+    """
 
     tag: str
     head: Head
     since: float
+    suspected: float | None = None
 
 
 class SharedWal(BaseWal):
@@ -141,6 +146,9 @@ class SharedWal(BaseWal):
             elif receiver not in known or known[receiver].tag != read[1]:
                 since = now if receiver in before else now - age[receiver]
                 known[receiver] = _Known(read[1], read[0], since)
+        for receiver, one in known.items():
+            if one.suspected is None and now - one.since >= DEAD:
+                known[receiver] = one._replace(suspected=now)
         self._known = known
 
     def _read_head(self, receiver: str) -> tuple[Head, str] | None:
@@ -214,10 +222,12 @@ class SharedWal(BaseWal):
         """Close the manifests of dead receivers, so that a receiver that was only suspended notices. Returns
         no segments: what a manifest does not name was not finished, and nsqd delivers it again.
         """
-        for folder in self.receivers():
-            known = self._known[folder.receiver]
-            if not folder.alive and not known.head.closed:
-                _logger.warning("receiver %s has been silent for %d s, and is dead", folder.receiver, DEAD)
+        self._look()
+        now = self._clock()
+        for receiver, known in list(self._known.items()):
+            seems_dead = known.suspected is not None and now - known.suspected >= CONFIRMED
+            if seems_dead and not known.head.closed:
+                _logger.warning("receiver %s is dead: it was silent for %d s", receiver, now - known.since)
                 self._rewrite(known, known.head.trimmed(known.head.first), closed=True)
         return []
 

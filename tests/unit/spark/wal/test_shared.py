@@ -134,8 +134,11 @@ def test_a_receiver_that_was_taken_for_dead_names_nothing_more(make: Make, clock
     put_all(log, make, 1)
     wal.receivers()
     clock.time += shared.DEAD + 1
+    wal.recover()  # it may be that this process was suspended
+    assert [(folder.alive, folder.closed) for folder in wal.receivers()] == [(False, False)]
+    clock.time += shared.CONFIRMED
     wal.recover()
-    assert [folder.alive for folder in wal.receivers()] == [False]
+    assert [(folder.alive, folder.closed) for folder in wal.receivers()] == [(False, True)]
 
     done: list[int] = []
     log.put(make(1, start=1), lambda: done.append(1))
@@ -150,6 +153,19 @@ def test_a_receiver_that_was_taken_for_dead_names_nothing_more(make: Make, clock
     clock.time += shared.ORPHAN_AGE + 1
     assert wal.delete_orphans() == 1
     assert store.get(manifest.segment_name("one", 1)) is not None
+
+
+def test_a_receiver_that_goes_on_after_an_outage_of_the_store_is_not_dead(make: Make, clock: Clock) -> None:
+    wal = opened(Memory(), clock)
+    with log_of(wal) as log:
+        put_all(log, make, 1)
+        wal.receivers()
+        clock.time += 10 * shared.DEAD  # no process reached the store meanwhile
+        wal.recover()
+        put_all(log, make, 1, start=1)
+        clock.time += shared.CONFIRMED
+        wal.recover()
+        assert [(folder.alive, folder.closed) for folder in wal.receivers()] == [(True, False)]
 
 
 def test_a_process_that_has_just_begun_finds_the_dead_by_the_stores_clock(make: Make, clock: Clock) -> None:
