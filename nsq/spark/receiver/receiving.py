@@ -62,6 +62,7 @@ class Receiving:
         self._others = 0  # bytes in the log at the last look, less what this receiver had written
         self._most = options.wal_max_bytes  # that the log may hold; in an object store, our share
         self._measured = float("-inf")
+        self._measuring = threading.Lock()  # one look at the log at a time: the log remembers what it saw
         self._unlisted = ""  # why the log could not be listed at the last look
         self._watching = threading.Thread(target=self._watch, name="nsq-spark-limit", daemon=True)
         self._ending = threading.Event()
@@ -110,7 +111,8 @@ class Receiving:
         written = self._written
         logs: list[Any] = [each.log for each in self._all()]
         try:
-            held, self._most = self._wal.measure(logs, self._options.wal_max_bytes)
+            with self._measuring:
+                held, self._most = self._wal.measure(logs, self._options.wal_max_bytes)
         except (WalError, OSError) as error:
             if self._unlisted != str(error):
                 self._unlisted = str(error)

@@ -40,7 +40,7 @@ ROLLING = 5.0
 #: The longest that an AvailableNow run waits, before it begins, for the nsqds to report their depths.
 MEASURING = 60.0
 #: The shortest time between two deletions of committed segments, unless the log is full or keeps none.
-DELETING = 10.0
+DELETING = 30.0
 #: The shortest wait for news of the receivers.
 _PAUSE = 0.05
 #: The pause before another attempt to make a batch of pending rows.

@@ -169,6 +169,26 @@ class Directory:
 # The log
 
 
+class _Known:
+    """The sealed segments of a receiver, as last listed: there may be a hundred thousand, which never
+    change.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[str, SegmentFile] = {}
+        self.numbers: dict[int, SegmentFile] = {}
+        self.size = 0
+
+    def add(self, name: str, file: SegmentFile) -> None:
+        self.names[name] = self.numbers[file.segment.number] = file
+        self.size += file.size
+
+    def forget(self, name: str) -> None:
+        file = self.names.pop(name)
+        self.numbers.pop(file.segment.number, None)
+        self.size -= file.size
+
+
 class DirectoryWal(BaseWal):
     """A log that many processes may use at once; each reader name belongs to one process at a time.
 
@@ -189,7 +209,7 @@ class DirectoryWal(BaseWal):
         super().__init__(self._place, str(location))
         self._clock = clock
         self._nap = nap
-        self._files: dict[str, dict[str, SegmentFile]] = {}  # by receiver and name: they never change
+        self._known: dict[str, _Known] = {}  # by receiver
 
     def own(self, reader: str, description: str, patience: float) -> FileLock:
         """Lock a reader's name. Raises WalOwned, with the owner's description, when the owner does not leave
@@ -231,39 +251,47 @@ class DirectoryWal(BaseWal):
     def listing(self, after: Mapping[str, Position] | None = None) -> Listing:
         """List the log. Only segments ``after`` these positions are listed, but all are counted; without
         positions, all are listed."""
-        found: list[SegmentFile] = []
+        folders, size = self._look()
+        files: list[SegmentFile] = []
+        for receiver, known in self._known.items():
+            low = (after or {}).get(receiver, Position()).segment
+            # From the newest down: a reader has usually committed most of them.
+            for number in sorted(known.numbers, reverse=True):
+                if number <= low:
+                    break
+                files.append(known.numbers[number])
+        return Listing(sorted(files), folders, size)
+
+    def _look(self) -> tuple[list[ReceiverFolder], int]:
+        """Look at what has changed. Returns the receivers, and the bytes of all files."""
         folders = []
         size = 0
-        known: dict[str, dict[str, SegmentFile]] = {}
+        looked: dict[str, _Known] = {}
         for receiver in self._receivers():
-            low = (after or {}).get(receiver, Position()).segment
-            before, there = self._files.get(receiver, {}), {}
+            known = looked[receiver] = self._known.get(receiver, _Known())
             open_bytes = 0
-            for name in self._place.names(receiver):
-                file = before.get(name)
-                if file is not None:
-                    there[name] = file
-                elif (segment := names.read_sealed(receiver, name)) is not None:
-                    with contextlib.suppress(FileNotFoundError):  # another reader has deleted it
+            there = set(self._place.names(receiver))
+            for name in known.names.keys() - there:
+                known.forget(name)
+            for name in there - known.names.keys():
+                with contextlib.suppress(FileNotFoundError):  # another reader has deleted it
+                    if (segment := names.read_sealed(receiver, name)) is not None:
                         status = self.path(segment).stat()
-                        there[name] = SegmentFile(segment, status.st_size, status.st_mtime)
-                elif names.read_open(name) is not None:
-                    with contextlib.suppress(FileNotFoundError):
+                        known.add(name, SegmentFile(segment, status.st_size, status.st_mtime))
+                    elif names.read_open(name) is not None:
                         open_bytes += os.stat(self._root / receiver / name).st_size
             with self._if_dead(receiver) as dead:
-                folders.append(ReceiverFolder(receiver, not dead, open_bytes, len(there)))
-            known[receiver] = there
-            found += (file for file in there.values() if file.segment.number > low)
-            size += open_bytes + sum(file.size for file in there.values())
-        self._files = known
-        return Listing(sorted(found), folders, size)
+                folders.append(ReceiverFolder(receiver, not dead, open_bytes, len(known.names)))
+            size += open_bytes + known.size
+        self._known = looked
+        return folders, size
 
     def files_of_readers(self) -> list[SegmentFile]:
         """The segments that readers delete: all."""
         return self.files()
 
     def receivers(self) -> list[ReceiverFolder]:
-        return self.listing().receivers
+        return self._look()[0]
 
     def delete(self, segments: Iterable[Segment]) -> list[Segment]:
         """Delete segments, and return them; missing ones are no error."""
@@ -278,7 +306,7 @@ class DirectoryWal(BaseWal):
 
     def measure(self, logs: Sequence[DirectoryLog], limit: int) -> tuple[int, int]:
         """The bytes of all files, and the most that there may be; ``logs`` are those of this process."""
-        return self.listing().size, limit
+        return self._look()[1], limit
 
     def recover(self) -> list[Segment]:
         """Seal the complete batches in the open files of dead receivers; return the new segments."""

@@ -858,7 +858,7 @@ def test_committed_segments_are_deleted_now_and_then_while_retention_keeps_some(
         looked.clear()
         scene.feed.commit(end)
         last = end
-    assert looked == []  # not again within ten seconds
+    assert looked == []  # not again so soon
     scene.clock.now += feed.DELETING
     scene.feed.commit(last)
     assert looked == [1]
