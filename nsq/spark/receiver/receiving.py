@@ -431,10 +431,10 @@ class Intake:
 
     def take(self, messages: list[Message]) -> None:
         """Store the messages: they are in the log on return. Raises Requeue for those that are not."""
-        portions = list(_portions(messages))
-        for portion in portions:
+        portioned = list(portions(messages))
+        for portion in portioned:
             self._keep(portion)
-            if len(portions) > 1:
+            if len(portioned) > 1:
                 finish_all(portion)  # now, because a later portion may fail
 
     def _keep(self, messages: list[Message]) -> None:
@@ -536,11 +536,11 @@ def _latest(message: Message) -> float:
     return message.expires_at - _RESERVE * (message.expires_at - message.received_at)
 
 
-def _portions(messages: list[Message], largest: int = LARGEST_APPEND) -> Iterator[list[Message]]:
+def portions(messages: list[Message], largest: int = LARGEST_APPEND) -> Iterator[list[Message]]:
     """Split messages into lists whose bodies fit into one append."""
     if len(messages) > 1 and sum(len(message.body) for message in messages) > largest:
         middle = len(messages) // 2
-        yield from _portions(messages[:middle], largest)
-        yield from _portions(messages[middle:], largest)
+        yield from portions(messages[:middle], largest)
+        yield from portions(messages[middle:], largest)
     else:
         yield messages

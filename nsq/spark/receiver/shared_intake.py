@@ -17,9 +17,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from nsq.errors import AlreadyResponded, NsqError, WalError
+from nsq.errors import AlreadyResponded, NsqError
 from nsq.message import Message, finish_all
-from nsq.spark.receiver.receiving import Counts, Store
+from nsq.spark.receiver.receiving import Counts, Store, portions
 from nsq.spark.wal.shared_log import SharedLog
 
 log = logging.getLogger("nsq.spark.receiver")
@@ -30,6 +30,8 @@ PUTS = 3
 LARGEST_SEGMENT = 64 << 20
 #: Seconds between two looks for messages whose timeout is near.
 _TOUCH_EVERY = 1.0
+#: Seconds for the last puts when a receiver stops.
+_LAST_PUTS = 5.0
 _JOIN = 30.0
 
 
@@ -91,10 +93,11 @@ class SharedIntake:
             return
         if not self._timeout:  # nsqd's, which a touch does not change yet
             self._timeout = messages[0].expires_at - messages[0].received_at
-        with self._lock:
-            number = next(self._numbers)
-            self._batches[number] = messages
-        self._waiting.put(number)
+        for portion in portions(messages, LARGEST_SEGMENT // 2):
+            with self._lock:
+                number = next(self._numbers)
+                self._batches[number] = portion
+            self._waiting.put(number)
 
     # The threads that put
 
@@ -111,7 +114,7 @@ class SharedIntake:
                 continue
             try:
                 self.log.put(self._store(fresh), functools.partial(self._named, numbers, fresh))
-            except WalError as error:
+            except Exception as error:
                 log.warning("%d messages go back to nsqd: %s", len(fresh), error)
                 _give_back(self._forget(numbers))
 
@@ -158,9 +161,10 @@ class SharedIntake:
         """Put what waits, after the last batch, and end. Messages that are not named go back to nsqd."""
         for _ in range(PUTS):
             self._waiting.put(None)
+        until = self._clock() + _LAST_PUTS
         for thread in self._threads[:PUTS]:
-            thread.join(_JOIN)
-        self.log.close()
+            thread.join(max(0.0, until - self._clock()))
+        self.log.close()  # which ends those that still wait for the store
         self._ending.set()
         for thread in self._threads:
             thread.join(_JOIN)

@@ -97,7 +97,12 @@ class SharedLog:
             number, self._next = self._next, self._next + 1
             self.written += len(data)
         name = manifest.segment_name(self.receiver, number)
-        if not self._persist(lambda: create(self._store, name, data)):
+        try:
+            put = self._persist(lambda: create(self._store, name, data))
+        except BaseException as error:
+            self._break(f"{name} cannot be written, and no later segment can be named: {error!r}")
+            raise
+        if not put:
             raise WalError(self.broken)
         with self._lock:
             self._check()

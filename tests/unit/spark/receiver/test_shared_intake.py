@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import pytest
 
 from nsq.errors import AlreadyResponded
 from nsq.message import Message
+from nsq.spark.receiver import shared_intake
 from nsq.spark.receiver.shared_intake import SharedIntake, touch_expiring
 from nsq.spark.wal import records, shared_log
 from nsq.spark.wal.shared import SharedWal
@@ -63,7 +65,7 @@ def log(store: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[SharedL
     made = wal.log("one")
     yield made
     store.running.set()
-    made.close(60.0)
+    made.close(timeout=60.0)
 
 
 def intake_of(log: SharedLog) -> SharedIntake:
@@ -138,3 +140,43 @@ def test_a_stalled_store_has_messages_touched(store: FaultyStore, log: SharedLog
     store.running.set()
     intake.close()
     assert nsqd.finished == [b"1"]
+
+
+def test_large_bodies_are_divided_among_segments(log: SharedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_intake, "LARGEST_SEGMENT", 200)
+    nsqd, intake = Delegate(), intake_of(log)
+    intake.take(messages(nsqd, *(b"%02d" % number + b"." * 48 for number in range(10))))
+    intake.close()
+    assert len(nsqd.finished) == 10
+    assert max(file.segment.bytes for file in log.files()) <= 200
+    assert log.named >= 3
+
+
+def test_a_stop_while_the_store_is_away_gives_messages_back(
+    store: FaultyStore, log: SharedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_intake, "_LAST_PUTS", 0.05)
+    monkeypatch.setattr(log, "close", functools.partial(log.close, timeout=0.05))
+    nsqd, intake = Delegate(), intake_of(log)
+    store.errors = 1.0
+    intake.take(messages(nsqd, b"1"))
+    intake.take(messages(nsqd, b"2"))
+    intake.close()
+    assert sorted(nsqd.requeued) == [b"1", b"2"]
+    assert nsqd.finished == []
+
+
+def test_messages_that_cannot_be_stored_go_back_and_others_go_on(log: SharedLog) -> None:
+    nsqd = Delegate()
+
+    def store(listed: list[Message]) -> object:
+        if listed[0].body == b"wrong":
+            raise ValueError("no such thing")
+        return records.stored_messages("t", listed)
+
+    intake = SharedIntake(log, store, changed=lambda: None, clock=time.monotonic)  # type: ignore[arg-type]
+    intake.take(messages(nsqd, b"wrong"))
+    eventually(lambda: nsqd.requeued, lambda found: found == [b"wrong"], 60.0)
+    intake.take(messages(nsqd, b"right"))
+    intake.close()
+    assert nsqd.finished == [b"right"]
