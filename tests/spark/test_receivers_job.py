@@ -10,12 +10,14 @@ import pytest
 from nsq.errors import ConfigError, UsageError
 from nsq.spark import receivers
 from nsq.testing import Nsqd
+from tests.fakes import s3
 from tests.integration.patience import eventually
 from tests.spark.running import (
     CHANNEL,
     PATIENCE,
     TOPIC,
     bodies,
+    drain,
     publish,
     running,
     stream,
@@ -45,6 +47,16 @@ def test_a_query_reads_what_the_executors_receive(spark: SparkSession, nsqd: Nsq
     assert job.alive() == []
     assert sorted(written(tmp_path)) == sorted(bodies(1000))
     assert not list((tmp_path / "wal" / "jobs").iterdir())
+
+
+def test_a_stream_keeps_its_log_in_s3(spark: SparkSession, nsqd: Nsqd, tmp_path: Path) -> None:
+    subscribe(nsqd)
+    with s3.running() as server:
+        for first in (0, 200):
+            publish(nsqd, bodies(200, first))
+            progress = drain(stream(spark, nsqd, tmp_path, wal=server.uri("wal")), tmp_path)
+            assert progress[-1]["sources"][0]["latestOffset"]["walRows"] == 0
+        assert sorted(written(tmp_path)) == sorted(bodies(400))
 
 
 def test_receivers_that_leave_no_slot_for_a_query_are_refused(

@@ -105,6 +105,12 @@ def _is_local(spark: SparkSession) -> bool:
     return master.startswith("local") and not master.startswith("local-cluster")
 
 
+def _is_stopped(spark: SparkSession) -> bool:
+    if hasattr(spark, "sparkContext"):
+        return spark.sparkContext._jsc is None
+    return bool(getattr(spark, "is_stopped", False))
+
+
 class Receivers:
     """The running job. ``error`` is why it has ended for good; None while it runs."""
 
@@ -150,7 +156,10 @@ class Receivers:
             log.warning("the receivers cannot be asked to stop: %s", error)
         if self._thread.is_alive():
             log.warning("the receivers have not ended within %.0f s, and are interrupted", timeout)
-            self._spark.interruptTag(self._tag)
+            try:
+                self._spark.interruptTag(self._tag)
+            except Exception as error:  # the session may have ended
+                log.warning("Spark cannot be told to end the receivers: %s", error)
             self._thread.join(_INTERRUPTED)
         with contextlib.suppress(NsqError):
             self._wal.forget_job(self._job)
@@ -174,7 +183,7 @@ class Receivers:
             except Exception as error:
                 if self._ending.is_set():
                     return
-                if any(text in str(error) for text in _HOPELESS):
+                if _is_stopped(self._spark) or any(text in str(error) for text in _HOPELESS):
                     self.error = error
                     log.error("the receivers end: %s", error)
                     return

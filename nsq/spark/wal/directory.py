@@ -213,8 +213,8 @@ class DirectoryWal(BaseWal):
 
     def own(self, reader: str, description: str, patience: float) -> FileLock:
         """Lock a reader's name. Raises WalOwned, with the owner's description, when the owner does not leave
-        within ``patience`` seconds (30 s when the owner has announced that it is leaving). With leases, on an
-        object store, it may first take 20 s to find out whether the owner is alive.
+        within ``patience`` seconds (30 s when the owner has announced that it is leaving). In an object
+        store it may first take 20 s to find out whether the owner is alive.
         """
         path = self._root / readers.lock_of(check_reader(reader))
         self._place.make_folder(readers.FOLDER)

@@ -26,7 +26,7 @@ from nsq.errors import WalOwned
 
 
 class Owner(NamedTuple):
-    """The process that owns a lock or lease, as described in the lock's file."""
+    """The process that owns a reader's name, as described in its file."""
 
     description: str
     leaving: bool

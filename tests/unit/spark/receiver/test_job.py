@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from nsq.errors import ConfigError, UsageError
 pytest.importorskip("pyarrow", reason="pip install 'nsq[spark]'")
 
 from nsq.spark.receiver import job
+from nsq.spark.source.options import SourceOptions
 
 
 class Context:
@@ -52,6 +55,37 @@ def test_a_cluster_gets_time_to_register_its_executors(monkeypatch: pytest.Monke
     monkeypatch.setattr(job, "REGISTERING", 0.0)
     with pytest.raises(UsageError, match="4 receivers would hold"):
         refuse(Spark(2, spark_master="spark://host:7077"), 4)
+
+
+class Failing:
+    """A session whose jobs fail; it is stopped after the third."""
+
+    def __init__(self) -> None:
+        self.tags: list[str] = []
+        self.sparkContext = SimpleNamespace(
+            _jsc=self, setLocalProperty=lambda *_: None, setJobDescription=lambda _: None
+        )
+
+    def addTag(self, tag: str) -> None:  # noqa: N802
+        self.tags.append(tag)
+        if len(self.tags) == 3:
+            self.sparkContext._jsc = None
+        raise RuntimeError("Job aborted due to stage failure")
+
+
+def test_a_job_that_spark_gives_up_is_submitted_again_until_the_session_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "FIRST_PAUSE", 0.001)
+    given = {"topic": "t", "channel": "c", "wal": str(tmp_path / "wal"), "nsqd": "a:1"}
+    spark = Failing()
+    running = job.Receivers(spark, SourceOptions.of(given), 2)  # type: ignore[arg-type]
+    running.start()
+    running._thread.join(60.0)
+    assert len(spark.tags) == 3
+    with pytest.raises(RuntimeError, match="stage failure"):
+        running.check()
+    running.stop()
 
 
 def test_speculation_is_refused() -> None:
