@@ -17,11 +17,12 @@ EXTRAS = {
     "server": {"aiohttp"},
     "fast": {"uvloop"},
     "spark": {"pyspark[sql]", "pyarrow", "pandas"},
+    "s3": {"obstore", "pyarrow"},
     "chart": {"matplotlib"},
     "delta": {"nsq[spark]", "deltalake"},
     "test": {"nsq[server]", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "trustme", "gevent"}
     | {"eventlet"},
-    "spark-test": {"nsq[test,spark,chart,delta]"},
+    "spark-test": {"nsq[test,spark,s3,chart,delta]", "moto[server,s3]", "pyspark[connect]"},
     "browser-test": {"nsq[test]", "playwright", "axe-playwright-python"},
     "dev": {"nsq[test]", "coverage", "ruff", "mypy"},
     "docs": {"mkdocs", "mkdocstrings[python]", "pygments", "ruff"},
