@@ -368,7 +368,11 @@ class Receivers(SparkCommand):
                         status, now = job.status(), time.monotonic()
                         rate = max(0.0, (status.received - before) / (now - then))
                         before, then = status.received, now
-                        meter.show(f"{len(job.alive())} receivers, {progress_line(status, rate)}")
+                        alive = job.alive()
+                        # Receivers do not tell a directory what they do.
+                        told = any(folder.status for folder in alive)
+                        kept = f"{sum(folder.segments for folder in alive):,} segments in the log"
+                        meter.show(f"{len(alive)} receivers, {progress_line(status, rate) if told else kept}")
                 meter.note("stopped")
             finally:
                 for spark in started:
