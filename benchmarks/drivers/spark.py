@@ -29,7 +29,8 @@ from benchmarks.usage import MEGABYTE, resident_memory
 from nsq.http.nsqd import NsqdApi
 from nsq.spark import register
 from nsq.spark.session import local_session
-from nsq.spark.wal import new_receiver, open_wal
+from nsq.spark.wal import new_receiver
+from nsq.spark.wal.directory import DirectoryWal
 from nsq.spark.wal.records import stored
 
 _PATIENCE = 110
@@ -181,7 +182,7 @@ class Loads:
 
 def _fill(location: Path, rows: int, size: int, a_segment: int) -> None:
     """Write a log as a receiver does, with segments of ``a_segment`` rows or of the usual size."""
-    wal = open_wal(str(location), fsync=False)
+    wal = DirectoryWal(location, fsync=False)
     wal.prepare()
     body = _bodies(size)
     with wal.log(new_receiver()) as log:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nsq.spark.pipelines.metrics import metrics as metrics
     from nsq.spark.pipelines.metrics import metrics_chart as metrics_chart
     from nsq.spark.pipelines.replay import replay as replay
+    from nsq.spark.receiver.job import receivers as receivers
     from nsq.spark.rows import dedup as dedup
     from nsq.spark.rows import json as json
     from nsq.spark.session import register as register
@@ -31,6 +32,7 @@ _HOME = {
     "json": "nsq.spark.rows",
     "metrics_chart": "nsq.spark.pipelines.metrics",
     "metrics": "nsq.spark.pipelines.metrics",
+    "receivers": "nsq.spark.receiver.job",
     "register": "nsq.spark.session",
     "replay": "nsq.spark.pipelines.replay",
 }

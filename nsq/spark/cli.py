@@ -165,7 +165,7 @@ class StreamCommand(SparkCommand):
 
     channel: str = flag("", "the channel to read")
     follow: bool = flag(False, "run until Ctrl-C instead of exiting when the channel is drained")
-    wal: str = flag("", "the write-ahead log: a directory, or a URI of pyarrow.fs")
+    wal: str = flag("", "the write-ahead log: a directory, or s3://bucket/folder")
     checkpoint: str = flag("", "Spark's checkpoint folder")
     chart: str = flag("", "image file for a chart of the result: .png, .svg or .pdf")
 
@@ -192,7 +192,11 @@ class StreamCommand(SparkCommand):
             )
 
 
-def source_options(command: StreamCommand | Receive, wal: str) -> SourceOptions:
+#: Seconds between two looks at receivers on a cluster.
+_WATCH_EVERY = 5.0
+
+
+def source_options(command: StreamCommand | Receive | Receivers, wal: str) -> SourceOptions:
     from nsq.spark.source.options import SourceOptions
 
     require_address(command)
@@ -319,31 +323,60 @@ class Receive(NsqCommand):
     quiet: bool = flag(False, "show no progress, only the result; also -q")
     channel: str = flag("", "the channel to read")
     wal: str = flag("", "the log, which Spark must be able to reach")
+    share: str = flag("1/1", "which part of the nsqds to take: 3/40 is the third of 40 receivers")
 
     def run(self) -> None:
         from nsq.spark.receiver.process import prepare_process, standalone
+        from nsq.spark.receiver.standing import Share
 
         options = source_options(self, self.wal)
+        share = Share.of(self.share)
         prepare_process()
         with contextlib.closing(Meter(sys.stderr, quiet=self.quiet)) as meter:
-            standalone(options, progress=meter.show)
+            standalone(options, progress=meter.show, share=share)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Readers(Command):
-    """Show who reads a write-ahead log, and how much it holds for each."""
+class Receivers(SparkCommand):
+    """Receive on the executors of a cluster, into a log that a stream elsewhere reads (receivers=0)."""
 
-    remove: str = flag(
-        "", "forget this reader, which holds up deletion; what it has not read is deleted once others have"
-    )
+    takes = "TOPIC"
+    needs = ("channel", "wal")
+
+    channel: str = flag("", "the channel to read")
+    wal: str = flag("", "the log, which all executors must be able to reach")
+    n: int = flag(2, "receivers; each holds one of the cluster's slots; also -n")
 
     def run(self) -> None:
-        from nsq.spark.wal import inspect
+        from nsq.spark.receiver.job import receivers
+        from nsq.spark.receiver.process import progress_line
 
-        if self.remove:
-            inspect.remove_reader(self.argument, self.remove)
-            print(f"removed: reader {self.remove}")
-        _tell_readers(inspect.readers(self.argument))
+        source_options(self, self.wal)  # report mistakes before Spark starts
+        given = {"topic": self.argument, "channel": self.channel, "wal": self.wal}
+        given |= {"nsqd": ",".join(self.nsqd), "lookupd": ",".join(self.lookupd)}
+        with (
+            own_stderr() as stderr,
+            contextlib.closing(Meter(stderr, quiet=self.quiet)) as meter,
+            stop_signals(meter.note) as signals,
+        ):
+            started: list[SparkSession] = []
+            try:
+                with receivers(self._start(meter, started), self.options | given, self.n) as job:
+                    before, then = 0, time.monotonic()
+                    while not signals.stop.wait(_WATCH_EVERY):
+                        job.check()
+                        status, now = job.status(), time.monotonic()
+                        rate = max(0.0, (status.received - before) / (now - then))
+                        before, then = status.received, now
+                        alive = job.alive()
+                        # Receivers do not tell a directory what they do.
+                        told = any(folder.status for folder in alive)
+                        kept = f"{sum(folder.segments for folder in alive):,} segments in the log"
+                        meter.show(f"{len(alive)} receivers, {progress_line(status, rate) if told else kept}")
+                meter.note("stopped")
+            finally:
+                for spark in started:
+                    spark.stop()
 
 
 def _tell_readers(found: Sequence[ReaderLine]) -> None:
@@ -353,12 +386,47 @@ def _tell_readers(found: Sequence[ReaderLine]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WalLs(Command):
-    """Show what is in a write-ahead log, by receiver."""
+class Simulate(Command):
+    """Compute what a log in S3 needs: requests, cost, time to plan a batch, messages in flight."""
+
+    takes = ""
+
+    receivers: int = flag(80, "receivers on the cluster")
+    rate: int = flag(25_000, "messages per second of each receiver")
+    size: int = flag(200, "bytes of a message")
+    interval: float = duration(1.0, "time between two segments of a receiver (commitInterval)")
+    delay: float = duration(0.05, "time that one request takes")
+    retention: float = duration(0.0, "how long the log keeps committed segments")
 
     def run(self) -> None:
-        from nsq.spark.wal.inspect import ls
+        from nsq.spark.simulate import Scene, simulate
 
+        scene = Scene(self.receivers, self.rate, self.size, self.interval, self.delay, self.retention)
+        found = simulate(scene)
+        print(f"{found.messages:,} messages/s, {size(found.bytes)}/s of bodies")
+        counts = ", ".join(f"{count:,.1f} {kind}" for kind, count in found.requests.items())
+        print(f"requests/s: {counts}; ${found.dollars_a_day:,.0f} a day at S3's list prices, without storage")
+        planned = f"{span(found.planning)}, of which {span(found.computing)} is computing"
+        print(f"planning a batch: {planned}; the largest manifest has {size(found.largest_head)}")
+        print(f"memory of this simulation: {size(found.memory)}")
+        print(f"maxInFlight per receiver: {found.in_flight:,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WalLs(Command):
+    """Show what is in a write-ahead log: its readers, and its receivers."""
+
+    remove: str = flag(
+        "",
+        "forget this reader, which holds up deletion; what it has not read is deleted once others have",
+    )
+
+    def run(self) -> None:
+        from nsq.spark.wal.inspect import ls, remove_reader
+
+        if self.remove:
+            remove_reader(self.argument, self.remove)
+            print(f"removed: reader {self.remove}")
         found = ls(self.argument)
         subject = f" of {found.subject}" if found.subject else ""
         print(f"log {found.identity}{subject} at {found.location}")
@@ -400,7 +468,7 @@ class WalGc(Command):
         done = gc(self.argument, force=self.force)
         print(
             f"{len(done.recovered):,} segments recovered, {len(done.deleted):,} deleted, "
-            f"{len(done.folders):,} empty folders removed"
+            f"{len(done.folders):,} empty folders removed, {done.orphans:,} orphans deleted"
         )
 
 
@@ -411,12 +479,23 @@ class Doctor(NsqCommand):
     takes = ""
 
     wal: str = flag("", "write-ahead log to check, by writing there")
+    sink: str = flag("", "folder of files that a stream writes: check that --checkpoint belongs to it")
+    checkpoint: str = flag("", "the checkpoint of that stream")
 
     def run(self) -> int:
         from nsq.spark.doctor import SKIPPED, WRONG, examine
 
+        if bool(self.sink) != bool(self.checkpoint):
+            raise ConfigError("--sink and --checkpoint are checked together: give both")
         wrong = skipped = 0
-        for found in examine(nsqd=self.nsqd, lookupd=self.lookupd, wal=self.wal or None, config=self.config):
+        for found in examine(
+            nsqd=self.nsqd,
+            lookupd=self.lookupd,
+            wal=self.wal or None,
+            config=self.config,
+            sink=self.sink,
+            checkpoint=self.checkpoint,
+        ):
             wrong += found.state == WRONG
             skipped += found.state == SKIPPED
             print(f"{found.state:8}{found.what}: {found.text}", flush=True)
@@ -432,7 +511,8 @@ COMMANDS: dict[str, type[Command]] = {
     "metrics": Metrics,
     "replay": Replay,
     "receive": Receive,
-    "readers": Readers,
+    "receivers": Receivers,
+    "simulate": Simulate,
     "wal ls": WalLs,
     "wal verify": WalVerify,
     "wal gc": WalGc,
@@ -450,12 +530,13 @@ NSQ and Spark: archive a topic, count it, replay it.
 
 {}
 
-`nsq-spark COMMAND --help` says more. PLACE is a directory, or a URI of pyarrow.fs.
+`nsq-spark COMMAND --help` says more. PLACE is a directory, or s3://bucket/folder.
 """
 #: Aliases of flags: short ones, and the names that other NSQ tools use.
 _SPELLINGS = {
     "-o": "--option",
     "-q": "--quiet",
+    "-n": "--n",
     "--nsqd-tcp-address": "--nsqd",
     "--lookupd-http-address": "--lookupd",
 }

@@ -50,7 +50,13 @@ class Finding(NamedTuple):
 
 
 def examine(
-    *, nsqd: Iterable[str], lookupd: Iterable[str], wal: str | None, config: Config
+    *,
+    nsqd: Iterable[str],
+    lookupd: Iterable[str],
+    wal: str | None,
+    config: Config,
+    sink: str = "",
+    checkpoint: str = "",
 ) -> Iterator[Finding]:
     """Run all checks; yields each finding as soon as its check ends."""
     yield check_java()
@@ -62,6 +68,8 @@ def examine(
         yield Finding("wal", SKIPPED, "no write-ahead log was given", "check one with --wal DIR")
     else:
         yield check_wal(wal)
+    if sink:
+        yield check_sink(Path(sink), Path(checkpoint))
     nsqd, lookupd = list(nsqd), list(lookupd)
     if not nsqd and not lookupd:
         remedy = "check some with --nsqd HOST:PORT or --lookupd HOST:PORT"
@@ -209,25 +217,42 @@ def _exercise(directory: Path) -> None:
 
 
 def check_object_wal(location: str) -> Finding:
+    """Check that an object store answers, and heeds the conditions of puts."""
     place = shown(location)
     try:
-        from pyarrow import fs
+        from nsq.spark.wal.objects import Bucket, refuse_unconditional
 
-        store, path = fs.FileSystem.from_uri(location)
-        probe = f"{path.rstrip('/')}/.nsq-doctor-{os.getpid()}"
+        store = Bucket(location)
         began = time.monotonic()
-        with store.open_output_stream(probe) as stream:
-            stream.write(b"nsq")
-        seconds = time.monotonic() - began
-        store.delete_file(probe)
-    except Exception as error:
-        # Each file system of pyarrow raises errors of its own.
-        remedy = "check the URI and the credentials that pyarrow.fs finds"
-        remedy = INSTALL if isinstance(error, ImportError) else remedy
-        reason = _lines(str(error))[0].replace(location, place)
-        return Finding("wal", WRONG, f"{place}: {reason}", remedy)
-    text = f"{place}: a put takes {seconds * 1000:.0f} ms, which a whole window of messages waits for"
+        refuse_unconditional(store)
+        seconds = (time.monotonic() - began) / 5  # it makes about five requests
+    except NsqError as error:
+        remedy = "correct the URI, and set credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        return Finding("wal", WRONG, f"{place}: {_lines(str(error))[0]}", remedy)
+    text = f"{place}: heeds the conditions of puts; a request takes {seconds * 1000:.0f} ms"
     return Finding("wal", OK, text)
+
+
+# A sink of files remembers the numbers of batches, and skips those that it has
+
+
+def check_sink(sink: Path, checkpoint: Path) -> Finding:
+    """Check that a folder of files, written by ``writeStream``, and a checkpoint belong together."""
+    kept, done = _newest(sink / "_spark_metadata"), _newest(checkpoint / "commits")
+    if kept < 0:
+        return Finding("sink", OK, f"{sink} remembers no batches")
+    if kept > done + 1:
+        text = f"{sink} has batches up to {kept}, {checkpoint} "
+        text += f"commits up to {done}" if done >= 0 else "no commits"
+        remedy = f"use the old checkpoint, or a new folder: Spark would lose the rows of batches up to {kept}"
+        return Finding("sink", WRONG, text, remedy)
+    return Finding("sink", OK, f"{sink} and {checkpoint} belong together, up to batch {max(kept, done)}")
+
+
+def _newest(folder: Path) -> int:
+    """The highest number in the names of files such as ``7`` and ``9.compact``; -1 when there is none."""
+    numbers = [name.partition(".")[0] for name in os.listdir(folder)] if folder.is_dir() else []
+    return max((int(number) for number in numbers if number.isdecimal()), default=-1)
 
 
 # NSQ

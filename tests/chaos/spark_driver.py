@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from nsq.spark import receivers
 from nsq.spark.session import local_session
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Plan:
     act: Act
     master: str
     options: dict[str, str] = field(default_factory=dict)
+    on_executors: int = 0  # receivers as a job of Spark
 
     def encode(self) -> str:
         return json.dumps(asdict(self))
@@ -46,6 +48,9 @@ def main(plan: Plan) -> None:
     folder = Path(plan.folder)
     spark = _session(plan, folder)
     if plan.act == "follow":
+        if plan.on_executors:
+            receivers(spark, plan.options, n=plan.on_executors)
+            plan.options["receivers"] = "0"
         frame = _rows(spark, plan)
         query = _start(frame.mapInArrow(gate(folder), frame.schema), folder)
         # A daemon: when the JVM dies, nobody will say anything any more.

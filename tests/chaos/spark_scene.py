@@ -18,7 +18,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -138,8 +138,9 @@ class Scene:
 
     # Spark.
 
-    def follow(self, master: str) -> None:
-        self._start(self._plan("follow", master))
+    def follow(self, master: str, on_executors: int = 0) -> None:
+        plan = self._plan("follow", master)
+        self._start(replace(plan, on_executors=on_executors))
 
     def await_batches(self, count: int) -> None:
         """So many more are committed."""

@@ -21,6 +21,8 @@ pytest.importorskip("pyspark", reason="pip install 'nsq[spark]'")
 from tests.chaos.spark_processes import DRIVER, JVM, RECEIVER, RUNNER
 from tests.chaos.spark_scene import PATIENCE, WINDOW, Scene, Verdict, judge, playing
 from tests.chaos.telling import Tell
+from tests.fakes.s3 import S3
+from tests.fakes.s3 import running as running_s3
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 
@@ -43,11 +45,17 @@ def stage(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> Iterator[Stage]:
         yield build
 
 
+@pytest.fixture
+def s3() -> Iterator[S3]:
+    with running_s3() as server:
+        yield server
+
+
 @contextmanager
-def in_the_middle(scene: Scene, master: str = "local[2]") -> Iterator[None]:
+def in_the_middle(scene: Scene, master: str = "local[2]", on_executors: int = 0) -> Iterator[None]:
     """Publishing goes on, some batches are done, and one is logged and half done."""
     with scene.publishing():
-        scene.follow(master)
+        scene.follow(master, on_executors)
         scene.await_batches(2)
         scene.hold()
         yield
@@ -107,6 +115,33 @@ def test_an_executor(stage: Stage, told: Told) -> None:
         scene.await_batches(3)
     scene.stop()
     judge(told("an executor", scene.drain()), 0)
+
+
+def test_an_executor_that_receives(stage: Stage, told: Told) -> None:
+    """Spark starts the lost receivers on another executor, where they receive under new names."""
+    scene = stage(**_SOON)
+    with in_the_middle(scene, "local-cluster[2,2,1024]", on_executors=2):
+        scene.kill_executor_at_work()
+        scene.go_on()
+        scene.await_batches(5)
+    scene.kill(DRIVER, JVM)
+    scene.await_end()
+    judge(told("an executor that receives", scene.drain()), 4 * WINDOW)
+
+
+def test_an_executor_that_receives_into_an_object_store(stage: Stage, told: Told, s3: S3) -> None:
+    """Its answers are slow and get lost, and it stalls for longer than a message's timeout."""
+    scene = stage(**_SOON, wal=s3.uri("orders"))
+    s3.control(delay=0.05, errors=0.03, lost=0.03, conflicts=0.03)
+    with in_the_middle(scene, "local-cluster[2,2,1024]", on_executors=2):
+        scene.kill_executor_at_work()
+        scene.go_on()
+        scene.await_batches(3)
+        s3.control(stall=12)
+        scene.await_batches(3)
+    scene.kill(DRIVER, JVM)
+    scene.await_end()
+    judge(told("an executor that receives into S3", scene.drain()), 4 * WINDOW)
 
 
 def test_everybody_at_once(stage: Stage, told: Told) -> None:

@@ -15,6 +15,7 @@ from nsq.spark import doctor
 from nsq.spark.session import STOP_TIMEOUT
 from nsq.testing import leaks
 from nsq.testing.plugin import nsqd, nsqd_factory, nsqlookupd, nsqlookupd_factory
+from tests.fakes.s3 import CREDENTIALS
 from tests.spark.home import make_home
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYSPARK_PYTHON", sys.executable)
         environment.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+        for name, value in CREDENTIALS.items():  # Spark's processes inherit the JVM's environment
+            environment.setenv(name, value)
         # Workers run in a directory of Spark's; the package need not be installed.
         environment.setenv("PYTHONPATH", os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]))
         session = _session(where)

@@ -13,6 +13,7 @@ from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 from nsq.flags import FlagExit, parse
+from nsq.spark.cli import Receive
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -76,7 +77,8 @@ def test_flags_and_defaults(page: str, options: type) -> None:
 
 def test_flags_in_examples_of_other_languages_exist() -> None:
     """Containers and the like; what is written for a shell is tested by itself."""
-    known = set(flags(NsqdOptions)) | set(flags(NsqlookupdOptions)) | {"no-cache-dir"}
+    programs = NsqdOptions, NsqlookupdOptions, Receive
+    known = {flag for options in programs for flag in flags(options)} | {"no-cache-dir"}
     named = 0
     for page in PAGES:
         for code in re.findall(r"^```(?:dockerfile|yaml)\n(.*?)^```", page.read_text("utf-8"), re.M | re.S):

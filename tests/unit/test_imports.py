@@ -63,6 +63,7 @@ ONLY_IN = {
     "opentelemetry": ["contrib/opentelemetry.py"],
     "msgspec": ["contrib/codecs.py"],
     "pydantic": ["contrib/codecs.py"],
+    "obstore": ["spark/"],
     "django": ["contrib/"],
     "celery": ["contrib/celery/"],
     "kombu": ["contrib/celery/"],

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXTRAS = {
     "server": {"aiohttp", "uvloop"},
     "spark": {"pyspark[sql]", "pyarrow", "pandas"},
+    "s3": {"obstore", "pyarrow"},
     "chart": {"matplotlib"},
     "delta": {"nsq[spark]", "deltalake"},
     "celery": {"celery"},
@@ -37,7 +38,7 @@ EXTRAS = {
         "gevent",
     }
     | {"eventlet", "cloudevents", "fastapi", "uvicorn"},
-    "spark-test": {"nsq[test,spark,chart,delta]"},
+    "spark-test": {"nsq[test,spark,s3,chart,delta]", "moto[server,s3]", "pyspark[connect]"},
     "browser-test": {"nsq[test]", "playwright", "axe-playwright-python"},
     "dev": {"nsq[test]", "coverage", "ruff", "mypy"},
     "docs": {"mkdocs", "mkdocstrings[python]", "pygments", "ruff"},

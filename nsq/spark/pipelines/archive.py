@@ -190,13 +190,15 @@ def _merge_types(known: DataType, wanted: DataType, name: str) -> DataType:
 def store_rows(rows: DataFrame, path: str, running: Running, *, table: bool = False) -> ArchiveResult:
     """Run the query that ``archived`` returns."""
     files = None if table else open_files(path, rows.sparkSession)
-
-    def handle(part: DataFrame, batch: Batch) -> Written:
-        if files is None:
-            return write_delta(part, path, batch)
-        return publish(files, batch, lambda uri: write_parquet(part, uri, partitions=_PARTITIONS))
-
+    handle = partial(store_batch, files, path)
     return ArchiveResult(path=path, **vars(streaming.run(rows, handle, running)))
+
+
+def store_batch(files: Files | None, path: str, part: DataFrame, batch: Batch) -> Written:
+    """Store a batch in a folder; without ``files``, in the Delta table at ``path``."""
+    if files is None:
+        return write_delta(part, path, batch)
+    return publish(files, batch, lambda uri: write_parquet(part, uri, partitions=_PARTITIONS))
 
 
 def archived(frame: DataFrame, body: str, schema: StructType | str | None = None) -> DataFrame:

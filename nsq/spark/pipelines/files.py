@@ -54,7 +54,14 @@ def below(location: str | os.PathLike[str], *names: str) -> str:
 
 def open_files(location: str | os.PathLike[str], spark: SparkSession) -> Files:
     local = local_path(location)
-    return LocalFiles(local) if local is not None else HadoopFiles(os.fspath(location), spark)
+    if local is not None:
+        return LocalFiles(local)
+    if not hasattr(spark, "sparkContext"):
+        raise UsageError(
+            f"{os.fspath(location)} is on a file system of Hadoop, which Spark Connect does not let this "
+            "program reach: give a directory, or use a session without Connect"
+        )
+    return HadoopFiles(os.fspath(location), spark)
 
 
 def check_writable(name: str, location: str) -> None:

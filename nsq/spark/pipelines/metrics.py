@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from nsq.errors import ConfigError, UsageError
 from nsq.spark.pipelines import streaming
 from nsq.spark.pipelines.archive import BYTES, write_parquet
-from nsq.spark.pipelines.files import Batch, Written, below, check_writable, open_files, publish
+from nsq.spark.pipelines.files import Batch, Files, Written, below, check_writable, open_files, publish
 from nsq.spark.pipelines.streaming import Addresses, OnProgress, Running, Totals
 from nsq.spark.session import GivenSession, session_or_own
 
@@ -145,14 +145,8 @@ def collect_windows(
     files = open_files(to, rows.sparkSession) if to is not None else None
     known: dict[datetime.datetime, Window] = {}
 
-    def handle(part: DataFrame, batch: Batch) -> Written:
-        part.persist()  # windows are few, and computing them again would read the whole batch
-        write = partial(write_parquet, part.coalesce(1).withColumn(BYTES, part["bytes"]))
-        try:
-            changed = sorted(map(window_of, part.collect()), key=lambda each: each.start)
-            written = publish(files, batch, write).files if files and changed else 0
-        finally:
-            part.unpersist()
+    def absorb(done: tuple[list[Window], int]) -> Written:
+        changed, written = done
         before = [known[each.start] for each in changed if each.start in known]
         known.update((each.start, each) for each in changed)
         for start in sorted(known)[:-_REMEMBERED]:
@@ -165,8 +159,19 @@ def collect_windows(
             written,
         )
 
-    totals = streaming.run(rows, handle, running)
+    totals = streaming.run(rows, partial(windows_of_batch, files), running, absorb)
     return MetricsResult(windows=tuple(known[start] for start in sorted(known)), **vars(totals))
+
+
+def windows_of_batch(files: Files | None, part: DataFrame, batch: Batch) -> tuple[list[Window], int]:
+    """The windows of a batch, by time, and how many files were written."""
+    part.persist()  # windows are few, and computing them again would read the whole batch
+    write = partial(write_parquet, part.coalesce(1).withColumn(BYTES, part["bytes"]))
+    try:
+        changed = sorted(map(window_of, part.collect()), key=lambda each: each.start)
+        return changed, publish(files, batch, write).files if files and changed else 0
+    finally:
+        part.unpersist()
 
 
 def measured(stream: DataFrame, window: str, watermark: str | None, key: str | None, top: int) -> DataFrame:

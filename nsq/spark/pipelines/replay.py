@@ -237,7 +237,9 @@ def read_archive(spark: SparkSession, path: str | os.PathLike[str]) -> DataFrame
 
     try:
         # By default Spark takes the schema of one file, and leaves out the fields that only others have.
-        return spark.read.option("mergeSchema", True).parquet(open_files(path, spark).uri(""))
+        frame = spark.read.option("mergeSchema", True).parquet(open_files(path, spark).uri(""))
+        frame.schema  # noqa: B018  Spark Connect looks at the files only now
+        return frame
     except AnalysisException as error:
         if error.getCondition() not in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
             raise

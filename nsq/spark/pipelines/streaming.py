@@ -7,6 +7,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import os
+import pickle
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -23,8 +27,11 @@ if TYPE_CHECKING:
 #: One address or several: ``"10.0.0.2:4150"``, ``["a:4150", "b:4150"]``.
 Addresses = str | Iterable[str]
 
-#: Stores or counts a batch.
-Handle = Callable[["DataFrame", Batch], Written]
+#: Stores or counts a batch. With Spark Connect it runs in another process, so what it takes along and returns
+#: must be picklable.
+Handle = Callable[["DataFrame", Batch], Any]
+#: Takes what a ``Handle`` returned, in this process, and says what it was.
+Absorb = Callable[[Any], Written]
 
 # Seconds between checks of a query: one cannot wait for the JVM's query and a Python event together.
 _TICK = 1
@@ -78,7 +85,7 @@ def stream_options(
     if not wal and local_path(root) is None:
         raise ConfigError(
             f"wal is missing: {root} is not on this machine, where the log would be kept by default; "
-            "give a directory that all receivers can reach, or a URI of pyarrow.fs"
+            "give a directory that all receivers can reach, or an object store: s3://bucket/folder"
         )
     given = {"topic": topic, "channel": channel, "wal": wal or below(root, "_wal")}
     given |= {"nsqd": addresses(nsqd), "lookupd": addresses(lookupd)}
@@ -115,15 +122,23 @@ class Running:
             raise UsageError(f"every is {self.every!r}, but must be a number of seconds, 0 or more")
 
 
-def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
-    """Run a query: call ``handle`` with each batch, and add up the results."""
+def run(
+    frame: DataFrame, handle: Handle, running: Running, absorb: Absorb = lambda written: written
+) -> Totals:
+    """Run a query: call ``handle`` with each batch, ``absorb`` with what that returned, and add up the
+    results.
+    """
     from nsq.spark.listener import figures
 
     stop = running.stop or threading.Event()
-    batches = Batches(handle)
+    batches: Batches | ConnectBatches
+    if hasattr(frame.sparkSession, "sparkContext"):
+        batches = Batches(handle, absorb)
+    else:
+        batches = ConnectBatches(handle, absorb, running.checkpoint)
     if stop.is_set():
         return batches.totals()
-    writer = frame.writeStream.outputMode(running.mode).foreachBatch(batches)
+    writer = frame.writeStream.outputMode(running.mode).foreachBatch(batches.function)
     writer = writer.option("checkpointLocation", running.checkpoint)
     seconds = f"{running.every} seconds"
     trigger: Any = {"processingTime": seconds} if running.follow else {"availableNow": True}
@@ -153,8 +168,10 @@ def run(frame: DataFrame, handle: Handle, running: Running) -> Totals:
 class Batches:
     """The function that Spark calls with each batch, on its own thread, and the totals so far."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, absorb: Absorb = lambda written: written) -> None:
+        self.function: Callable[[DataFrame, int], None] = self
         self._handle = handle
+        self._absorb = absorb
         self._start = time.monotonic()
         self._totals = Totals()  # replaced, never mutated
         self._last = (self._start, 0)
@@ -171,17 +188,19 @@ class Batches:
                 query = part.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId")
                 if not query:
                     raise UsageError("Spark does not tell which query this batch belongs to")
-                done = self._handle(part, Batch(query, number))
+                self._add(self._absorb(self._handle(part, Batch(query, number))))
             except Exception as error:
                 self.error = error
                 raise
-            before = self._totals
-            self._totals = Totals(
-                before.rows + done.rows,
-                before.bytes + done.bytes,
-                before.batches + 1,
-                before.files + done.files,
-            )
+
+    def _add(self, done: Written) -> None:
+        before = self._totals
+        self._totals = Totals(
+            before.rows + done.rows,
+            before.bytes + done.bytes,
+            before.batches + 1,
+            before.files + done.files,
+        )
 
     def totals(self) -> Totals:
         return dataclasses.replace(self._totals, seconds=time.monotonic() - self._start)
@@ -201,3 +220,57 @@ class Batches:
         self._closed = True
         if in_time:
             self._busy.release()
+
+
+class ConnectBatches(Batches):
+    """The same with Spark Connect, whose server calls ``function`` in a process of its own. It leaves what a
+    batch returned in a file beside the checkpoint, and this process collects them. So both need the same file
+    system.
+    """
+
+    def __init__(self, handle: Handle, absorb: Absorb, checkpoint: str) -> None:
+        super().__init__(handle, absorb)
+        local = local_path(checkpoint)
+        if local is None:
+            raise ConfigError(
+                f"checkpoint is {checkpoint}: with Spark Connect it must be a directory that this process "
+                "and Spark's server both reach"
+            )
+        os.makedirs(local, exist_ok=True)
+        self._results = tempfile.mkdtemp(prefix="_results-", dir=local)
+        self.function = ConnectFunction(handle, local, self._results)
+
+    def progress(self, figures: Mapping[str, float]) -> Progress:
+        self._collect()
+        return super().progress(figures)
+
+    def _collect(self) -> None:
+        for name in sorted(os.listdir(self._results)):
+            if name.endswith(".pickle"):
+                path = os.path.join(self._results, name)
+                with open(path, "rb") as result:
+                    self._add(self._absorb(pickle.load(result)))
+                os.unlink(path)
+
+    def close(self, patience: float) -> None:
+        """Collect what is there. A batch that is under way is cut off: the next run repeats it."""
+        self._collect()
+        shutil.rmtree(self._results, ignore_errors=True)
+
+
+class ConnectFunction:
+    """What Spark Connect's server calls with each batch. Picklable, if ``handle`` is."""
+
+    def __init__(self, handle: Handle, checkpoint: str, results: str) -> None:
+        self._handle = handle
+        self._checkpoint = checkpoint
+        self._results = results
+
+    def __call__(self, part: DataFrame, number: int) -> None:
+        with open(os.path.join(self._checkpoint, "metadata"), encoding="utf-8") as file:
+            query = json.load(file)["id"]
+        done = self._handle(part, Batch(query, number))
+        path = os.path.join(self._results, f"{number:012d}")
+        with open(f"{path}.new", "wb") as new:
+            pickle.dump(done, new)
+        os.replace(f"{path}.new", f"{path}.pickle")

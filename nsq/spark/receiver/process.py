@@ -17,13 +17,13 @@ from contextlib import suppress
 from types import FrameType
 
 from nsq.collector import tune_gc
-from nsq.errors import ConfigError, NsqError, UsageError, WalForeign
+from nsq.errors import NsqError, UsageError, WalForeign
 from nsq.log import Logger
 from nsq.spark.receiver import protocol
 from nsq.spark.receiver.protocol import Begin, Event, Failed, Roll, Status, Stop, Stopped, unpacked
 from nsq.spark.receiver.receiving import Receiving
+from nsq.spark.receiver.standing import GRACE, WHOLE, Share, stand
 from nsq.spark.source.options import SourceOptions
-from nsq.spark.wal.names import Subject
 from nsq.spark.wal.store import open_wal
 from nsq.threads.signals import SignalWatch
 from nsq.threads.stop_signals import StopSignals
@@ -58,8 +58,6 @@ class SignalWakeup(SignalWatch):
 _SOONEST, _LATEST = 0.05, 1.0
 #: Seconds after which open rows are sealed even if the owner does not ask, for other queries on the log.
 _SEAL_AFTER = 1.0
-#: Seconds for a graceful stop. An owner may kill the process sooner.
-_GRACE = 30.0
 _CHUNK = 1 << 16
 
 ENDED, FAILED, REFUSED = 0, 1, 2
@@ -115,12 +113,14 @@ class ReceiverLoop:
         receiving = Receiving(options, wal, changed=self._changed)
         try:
             self._send(receiving.start())
-            while not self._ending and not self._refusal:
+            while not self._ending and not self._refusal and not receiving.broken:
                 self._serve(receiving)
         finally:
-            stopped = receiving.stop(_GRACE)
+            stopped = receiving.stop(GRACE)
         if self._refusal:
             return self._fail(Failed(f"nsqd refuses: {self._refusal}", settings=True), REFUSED)
+        if receiving.broken:  # the owner starts another one, under a new name
+            return self._fail(Failed(receiving.broken), FAILED)
         self._send(stopped)
         return ENDED
 
@@ -224,36 +224,36 @@ def main() -> int:
 # Without an owner
 
 
-def standalone(options: SourceOptions, *, progress: Callable[[str], None], interval: float = 1.0) -> Stopped:
+def standalone(
+    options: SourceOptions,
+    *,
+    progress: Callable[[str], None],
+    share: Share = WHOLE,
+    interval: float = 1.0,
+) -> Stopped:
     """Receive until SIGTERM or SIGINT, then stop gracefully; another signal, more than a second later, exits
     the process at once.
 
     For the main thread. Every ``interval`` seconds it seals the received rows, and passes a line of text to
-    ``progress``. Raises ConfigError, also when nsqd refuses the settings, and WalError.
+    ``progress``. Raises ConfigError, also when nsqd refuses the settings, and WalForeign.
     """
-    wal = open_wal(options.wal, fsync=options.fsync)
-    wal.prepare(Subject(options.subscription, options.channel))
     with SignalWakeup() as wakeup:
-        receiving = Receiving(options, wal, changed=lambda: None)
         received, since = 0, time.monotonic()
-        try:
-            receiving.start()
-            while not wakeup.signals:
-                wakeup.wait(interval)
-                receiving.roll(0)
-                status, now = receiving.status(), time.monotonic()
-                progress(progress_line(status, (status.received - received) / max(now - since, 0.001)))
-                received, since = status.received, now
-                refusal = receiving.refusal()
-                if refusal:
-                    raise ConfigError(f"nsqd refuses: {refusal}")
-        finally:
-            stopped = receiving.stop(_GRACE)
+
+        def ended(seconds: float) -> bool:
+            if not wakeup.signals:
+                wakeup.wait(seconds)
+            return wakeup.signals > 0
+
+        def report(status: Status) -> None:
+            nonlocal received, since
+            now = time.monotonic()
+            progress(progress_line(status, (status.received - received) / max(now - since, 0.001)))
+            received, since = status.received, now
+
+        stopped = stand(options, ended=ended, report=report, share=share, interval=interval)
         left = f", {stopped.in_flight} left in flight" if stopped.in_flight else ""
-        progress(
-            f"stopped: {receiving.status().received:,} messages received, {stopped.sealed:,} segments sealed"
-            f"{left}"
-        )
+        progress(f"stopped: {received:,} messages received, {stopped.sealed:,} segments sealed{left}")
         return stopped
 
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsq.config import Config
 from nsq.consumer.consumer import Consumer
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from nsq.producer.producer import Producer
+    from nsq.spark.receiver.shared_intake import SharedIntake
+    from nsq.spark.wal.directory import DirectoryLog
 
 log = Logger("nsq.spark.receiver")
 
-#: Seconds between two listings of the log.
-_MEASURE_EVERY = 1.0
+#: Seconds between two looks at how full the log is; of the second kind if it is less than half full.
+MEASURE_EVERY, MEASURE_SELDOM = 1.0, 10.0
 #: The longest between two searches for new topics: messages go to other channels until the topic is found.
 _SEARCH_EVERY = 5.0
 #: Receiving resumes when the log holds less than this fraction of walMaxBytes.
@@ -58,6 +60,9 @@ class Receiving:
         self._lock = threading.Lock()  # guards the topics
         self._topics: dict[str, TopicReceiver] = {}
         self._others = 0  # bytes in the log at the last look, less what this receiver had written
+        self._most = options.wal_max_bytes  # that the log may hold; in an object store, our share
+        self._measured = float("-inf")
+        self._measuring = threading.Lock()  # one look at the log at a time: the log remembers what it saw
         self._unlisted = ""  # why the log could not be listed at the last look
         self._watching = threading.Thread(target=self._watch, name="nsq-spark-limit", daemon=True)
         self._ending = threading.Event()
@@ -104,9 +109,10 @@ class Receiving:
         """Measure the whole log, including other receivers' files, and pause or resume receiving."""
         # Read this before listing: appends made meanwhile then count twice, rather than not at all.
         written = self._written
+        logs: list[Any] = [each.log for each in self._all()]
         try:
-            held = sum(file.size for file in self._wal.files())
-            held += sum(folder.open_bytes for folder in self._wal.receivers())
+            with self._measuring:
+                held, self._most = self._wal.measure(logs, self._options.wal_max_bytes)
         except (WalError, OSError) as error:
             if self._unlisted != str(error):
                 self._unlisted = str(error)
@@ -114,13 +120,14 @@ class Receiving:
             return
         self._unlisted = ""
         self._others = held - written
+        self._measured = time.monotonic()
         self._pause_at(held)
-        if held < _RESUME_AT * self._options.wal_max_bytes:
+        if held < _RESUME_AT * self._most:
             for each in self._all():
                 each.gate.open(_FULL)
 
     def _pause_at(self, held: int) -> None:
-        most = self._options.wal_max_bytes
+        most = self._most
         if held >= most:
             for each in self._all():
                 each.gate.shut(
@@ -129,8 +136,10 @@ class Receiving:
 
     def _watch(self) -> None:
         before = ""
-        while not self._ending.wait(_MEASURE_EVERY):
-            self._measure_log()
+        while not self._ending.wait(MEASURE_EVERY):
+            seldom = 2 * (self._others + self._written) < self._most
+            if time.monotonic() - self._measured >= (MEASURE_SELDOM if seldom else MEASURE_EVERY):
+                self._measure_log()
             why = self.status().paused
             if why != before:
                 before = why
@@ -173,6 +182,11 @@ class Receiving:
     def status(self) -> Status:
         return merge_statuses([Status(error=self._trouble), *(each.status() for each in self._all())])
 
+    @property
+    def broken(self) -> str:
+        """Why this receiver has to start again under new names; empty while it works."""
+        return "; ".join(filter(None, [each.broken for each in self._all()]))
+
     def refusal(self) -> str:
         """Why no topic can be received with these settings; empty while any topic may still connect."""
         found = [each.refusal() for each in self._all()]
@@ -210,7 +224,9 @@ class TopicReceiver:
         dead_letters: Producer | None,
         appended: Callable[[], None],
     ) -> None:
-        from nsq.spark.wal.records import stored_messages  # slow to load: pyarrow
+        from nsq.spark.receiver.shared_intake import SharedIntake
+        from nsq.spark.wal import records  # slow to load: pyarrow
+        from nsq.spark.wal.shared_log import SharedLog
 
         self.log = to
         self._ending = threading.Event()
@@ -224,18 +240,36 @@ class TopicReceiver:
             config=consumer_config(options),
         )
         self.gate = PauseGate(options.max_in_flight, self._consumer.set_max_in_flight)
-        self.intake = Intake(
-            to,
-            lambda messages: stored_messages(topic, messages),
-            self.gate,
-            options.segment_bytes,
-            changed=appended,
-            wait=self._ending.wait,
-            clock=time.monotonic,
-        )
+
+        def store(messages: list[Message]) -> pa.RecordBatch:
+            return records.stored_messages(topic, messages)
+
+        # The first conversion of a list takes pyarrow up to six seconds, in which messages would time out.
+        records.encode(records.stored(topic, [b"0" * 16], [0], [1], [""], [b""]))
+        self.intake: Intake | SharedIntake
+        wait = options.commit_interval
+        if isinstance(to, SharedLog):
+            self.intake = SharedIntake(to, store, changed=appended, clock=time.monotonic)
+            to.status = self.status
+            wait = 0.5 if wait is None else wait
+        else:
+            self.intake = Intake(
+                to,
+                store,
+                self.gate,
+                options.segment_bytes,
+                changed=appended,
+                wait=self._ending.wait,
+                clock=time.monotonic,
+            )
         self._consumer.add_batch_handler(
-            self.intake.take, size=max(1, options.max_in_flight // 2), wait=options.commit_interval
+            self.intake.take, size=max(1, options.max_in_flight // 2), wait=0.1 if wait is None else wait
         )
+
+    @property
+    def broken(self) -> str:
+        """Why its log is at its end; empty while it is not."""
+        return self.intake.broken
 
     def start(self) -> None:
         self._consumer.start()
@@ -362,15 +396,18 @@ class PauseGate:
 
 
 class Intake:
-    """Stores messages in the log. ``take`` is the consumer's batch handler; any thread may call the others.
+    """Stores messages in a directory's log. ``take`` is the consumer's batch handler; any thread may call the
+    others.
 
     ``changed`` is called when ``counts`` have changed, and must not block. ``wait`` sleeps, but returns True
     as soon as the receiver stops.
     """
 
+    broken = ""
+
     def __init__(
         self,
-        to: Log,
+        to: DirectoryLog,
         store: Store,
         gate: PauseGate,
         segment_bytes: int,
@@ -394,10 +431,10 @@ class Intake:
 
     def take(self, messages: list[Message]) -> None:
         """Store the messages: they are in the log on return. Raises Requeue for those that are not."""
-        portions = list(_portions(messages))
-        for portion in portions:
+        portioned = list(portions(messages))
+        for portion in portioned:
             self._keep(portion)
-            if len(portions) > 1:
+            if len(portioned) > 1:
                 finish_all(portion)  # now, because a later portion may fail
 
     def _keep(self, messages: list[Message]) -> None:
@@ -499,11 +536,11 @@ def _latest(message: Message) -> float:
     return message.expires_at - _RESERVE * (message.expires_at - message.received_at)
 
 
-def _portions(messages: list[Message], largest: int = LARGEST_APPEND) -> Iterator[list[Message]]:
+def portions(messages: list[Message], largest: int = LARGEST_APPEND) -> Iterator[list[Message]]:
     """Split messages into lists whose bodies fit into one append."""
     if len(messages) > 1 and sum(len(message.body) for message in messages) > largest:
         middle = len(messages) // 2
-        yield from _portions(messages[:middle], largest)
-        yield from _portions(messages[middle:], largest)
+        yield from portions(messages[:middle], largest)
+        yield from portions(messages[middle:], largest)
     else:
         yield messages

@@ -21,7 +21,7 @@ from nsq.spark.source.backlog import AvailableNowTarget, Backlog, Poller
 from nsq.spark.source.offsets import Amount, Limits, Offset, Slice, admitted, amount, between, tasks, unread
 from nsq.spark.source.options import COMMITTED, LATEST, SourceOptions
 from nsq.spark.wal import names
-from nsq.spark.wal.names import Position, Segment
+from nsq.spark.wal.names import Position, ReceiverFolder, Segment
 from nsq.spark.wal.readers import ReaderState, deletable
 from nsq.spark.wal.store import Claim, Wal, shown
 
@@ -39,6 +39,8 @@ LISTING = 1.0
 ROLLING = 5.0
 #: The longest that an AvailableNow run waits, before it begins, for the nsqds to report their depths.
 MEASURING = 60.0
+#: The shortest time between two deletions of committed segments, unless the log is full or keeps none.
+DELETING = 30.0
 #: The shortest wait for news of the receivers.
 _PAUSE = 0.05
 #: The pause before another attempt to make a batch of pending rows.
@@ -71,7 +73,9 @@ class Feed:
         self._compared = False  # whether _compare has compared the checkpoint with _state
         self._foreign = False  # whether we have warned that the checkpoint belongs to another log
         self._segments: list[Segment] = []
-        self._present: frozenset[str] = frozenset()  # receivers
+        self._folders: list[ReceiverFolder] = []
+        self._size = 0  # bytes of the log's files
+        self._deleted_at = float("-inf")
         self._listed = float("-inf")
         self._sealed = -1  # how many segments the receivers had sealed at the last listing
         self._starting = True
@@ -156,6 +160,7 @@ class Feed:
         self._read = last  # Spark may have got this offset before a restart
         slices, lost = between(first, last, self._segments)
         if lost:
+            self.claim.verify()  # a query that took our name over has deleted what it read
             files = ", ".join(f"{receiver}/{names.sealed_pattern(number)}" for receiver, number in lost)
             text = f"{shown(self.wal.location)} lacks files that this batch needs: {files}"
             if self.options.fail_on_data_loss:
@@ -177,21 +182,50 @@ class Feed:
         state = self.receivers.state()
         waiting = self._pending(state)
         known = self.backlog.last_answer() or Backlog()
+        received = self.received()
         sealed = dict(self._read.at)
         for segment in self._segments:
             at = Position(segment.number)
             sealed[segment.receiver] = max(sealed.get(segment.receiver, at), at)
         return {
             **Offset(self.identity, sealed).to_json(),
-            "lag": waiting.rows + known.unreceived(state.received) if known.asked else None,
-            "received": state.received,
+            "lag": waiting.rows + known.unreceived(received) if known.asked else None,
+            "received": received,
             "walRows": waiting.rows,
             "walBytes": waiting.bytes,
             "nsqdDepth": known.depth if known.asked else None,
             "nsqdInFlight": known.in_flight if known.asked else None,
             "oldestSeconds": self._age.last_answer(),
-            "paused": state.paused or None,
+            "paused": self._paused(state) or None,
+            "receivers": state.alive + sum(folder.alive for folder in self._elsewhere(state)),
         }
+
+    def received(self) -> int:
+        """The messages that our receivers took since the query started, and that those elsewhere took since
+        they started, as far as they tell it. Any thread may ask.
+        """
+        state = self.receivers.status()
+        return state.received + sum(
+            folder.status.received for folder in self._elsewhere(state) if folder.status is not None
+        )
+
+    def _elsewhere(self, state: PoolStatus) -> list[ReceiverFolder]:
+        """The receivers that this query has not started."""
+        own = {name for names in state.receivers for name in names.split(",")}
+        return [folder for folder in self._folders if folder.receiver not in own]
+
+    def _paused(self, state: PoolStatus) -> str:
+        """Why receiving is paused, here or elsewhere; empty when it is not."""
+        if state.paused:
+            return state.paused
+        if self._full:
+            return f"the log holds {self._size:,} bytes, of {self.options.wal_max_bytes:,} at most"
+        told = [folder.status.paused for folder in self._elsewhere(state) if folder.alive and folder.status]
+        return next(filter(None, told), "")
+
+    @property
+    def _full(self) -> bool:
+        return self._size >= self.options.wal_max_bytes
 
     def _check_driver(self) -> None:
         """Raise Closed when the JVM is gone: a process that waits does not notice that otherwise."""
@@ -229,13 +263,13 @@ class Feed:
         if target is not None:
             limits = limits.tightened(target.left)
             target.note_rows(now, pending.rows, state.ready)
-            if self._once and not state.paused:
+            if self._once and not self._paused(state):
                 # The only batch of this run waits until no more rows of the target will come.
                 arrived = target.left is not None and pending.rows >= target.left
                 if not arrived and not target.verdict(now, 0, self.backlog.last_answer() or Backlog()):
                     return None, _AGAIN
         if self._since is None:
-            full = state.paused and not self._once and now - self._last_empty_batch >= LISTING
+            full = self._paused(state) and not self._once and now - self._last_empty_batch >= LISTING
             if not full or not self._awaits_commit():
                 return None, None
             # The log is full of rows that Spark has read but not committed. Spark commits a batch when it
@@ -246,14 +280,17 @@ class Feed:
             return None, None
         if not limits.reached(pending):
             # A wait brings no more rows in an AvailableNow run, nor while the log is full.
-            few = target is None and not state.paused and pending.rows < options.min_messages_per_trigger
+            few = (
+                target is None and not self._paused(state) and pending.rows < options.min_messages_per_trigger
+            )
             due = (options.max_trigger_delay if few else options.linger) - (now - self._since)
             if due > 0:
                 return None, due
         if state.open_rows and not limits.reached(amount(unread(self._read, self._segments))):
             self.receivers.roll(ROLLING)
             self._list()
-        end, taken = admitted(self._read, self._segments, self._present, limits)
+        present = {folder.receiver for folder in self._folders}
+        end, taken = admitted(self._read, self._segments, present, limits)
         if not taken.rows:
             return None, _AGAIN
         self._since = now  # rows that come while Spark works on this batch count as pending since now
@@ -319,35 +356,43 @@ class Feed:
 
     # The log
 
-    def _list(self) -> None:
-        folders = self.wal.receivers()
-        if any(folder.open_bytes and not folder.alive for folder in folders):
+    def _list(self, after: Mapping[str, Position] | None = None) -> None:
+        """List what this reader has not committed, or what is ``after`` other positions."""
+        after = self._state.at if after is None else after
+        listing = self.wal.listing(after)
+        if any(not folder.alive and folder.needs_recovery for folder in listing.receivers):
             for segment in self.wal.recover():
                 log.info("receiver %s is dead; %d rows recovered", segment.receiver, segment.rows)
-            folders = self.wal.receivers()
-        self._present = frozenset(folder.receiver for folder in folders)
-        self._segments = self.wal.segments()
+            listing = self.wal.listing(after)
+        self._segments = [file.segment for file in listing.files]
+        self._folders, self._size = listing.receivers, listing.size
         self._listed = time.monotonic()
+        if self._full:
+            self._delete_committed()
 
     def _delete_committed(self) -> None:
         """Delete the segments that every reader has committed and that retention does not keep."""
-        options = self.options
+        options, now = self.options, time.monotonic()
+        if options.retention and not self._full and now - self._deleted_at < DELETING:
+            return
+        self._deleted_at = now
         deleted: list[Segment] = []
         try:
-            deleted = deletable(
-                self.wal.files(),
-                # Our own state from memory: saving it may have failed.
-                (self.wal.readers() | {options.reader: self._state}).values(),
-                now=time.time(),
-                retention=options.retention,
-                retention_bytes=min(options.retention_bytes, options.wal_max_bytes // 2),
+            deleted = self.wal.delete(
+                deletable(
+                    self.wal.files_of_readers(),
+                    # Our own state from memory: saving it may have failed.
+                    (self.wal.readers() | {options.reader: self._state}).values(),
+                    now=time.time(),
+                    most=options.wal_max_bytes // 2,
+                )
             )
-            self.wal.delete(deleted)
             self.wal.discard_empty()
         except WalError as error:
             # They only take space; the next commit tries again.
             log.warning("segments that were committed cannot be deleted: %s", error)
-        self._segments = sorted(set(self._segments) - set(deleted))
+        gone = set(deleted)
+        self._segments = [segment for segment in self._segments if segment not in gone]
 
     def _checked(self, given: Mapping[str, Any]) -> Offset:
         self.claim.check()
@@ -396,7 +441,13 @@ class Feed:
                 "its sink remembers batch numbers, as Parquet files do, and is not empty",
                 *(options.reader, shown(self.wal.location), options.starting),
             )
-        self._list()
+        else:
+            log.info(
+                "reader %r begins to read the log %s. Its sink must be new too: a folder of files that "
+                "remembers batches of another checkpoint would leave rows out (nsq-spark doctor --sink)",
+                *(options.reader, shown(self.wal.location)),
+            )
+        self._list({})
         at: dict[str, Position] = {}
         if options.starting_timestamp is not None:
             passed = set()
@@ -409,7 +460,7 @@ class Feed:
         elif options.starting_position == LATEST:
             at = {segment.receiver: Position(segment.number) for segment in self._segments}
         elif options.starting_position == COMMITTED:
-            there = {segment.receiver for segment in self._segments} | self._present
+            there = {folder.receiver for folder in self._folders}
             at = {receiver: position for receiver, position in state.at.items() if receiver in there}
         self._save(at, begun=False)
         return Offset(self.identity, at)
@@ -434,7 +485,7 @@ class Feed:
             if committed.at:
                 self._save(committed.at, begun=True)
             return
-        there = {segment.receiver for segment in self.wal.segments()}
+        there = {folder.receiver for folder in self.wal.receivers()}
         if any(at > reached.position(name) for name, at in state.at.items() if name in there):
             raise WalForeign(
                 f"the checkpoint is older than what reader {self.options.reader!r} of the log "
@@ -443,7 +494,10 @@ class Feed:
             )
 
     def _save(self, at: Mapping[str, Position], *, begun: bool) -> None:
-        self._state = ReaderState(dict(at), begun, self.options.starting, time.time())
+        options = self.options
+        self._state = ReaderState(
+            dict(at), begun, options.starting, time.time(), options.retention, options.retention_bytes
+        )
         self.wal.save_reader(self.options.reader, self._state)
 
     def _note_committed(self, committed: Offset) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from nsq.errors import ConfigError
+from nsq.options import SECONDS
 from nsq.spark.options import LASTING, MOMENT, Nsqds, count, names, octets, option, seconds, switch
 from nsq.spark.wal.readers import DEFAULT, check_reader
 from nsq.wire.names import check_channel, check_topic
@@ -71,7 +72,7 @@ class SourceOptions(Nsqds):
         "The channel to read from; its other consumers take a share of the messages.", check_channel
     )
     wal: str = option(
-        "The log, which keeps messages until Spark has committed them: a directory, or a URI of pyarrow.fs."
+        "The log, which keeps messages until Spark has committed them: a directory, or an object store: s3://bucket/folder."
     )
     nsqd_http: tuple[str, ...] = option(
         "The HTTP addresses of the nsqds of option nsqd, which are asked for the depth of the channel; by "
@@ -109,7 +110,13 @@ class SourceOptions(Nsqds):
 
     receivers: int = count(1, "Receiver processes.", low=0)
     max_in_flight: int = count(2500, "Messages in flight per receiver.")
-    commit_interval: float = seconds(0.1, "The longest a received message waits for its fsync.")
+    commit_interval: float | None = option(
+        "The longest that received messages are collected before they are stored; by default 100ms in a "
+        "directory, 500ms in an object store.",
+        SECONDS,
+        default=None,
+        low=0,
+    )
     segment_bytes: int = octets(32 * _MIB, "The size at which a segment is sealed, at the latest.")
     wal_max_bytes: int = octets(20 * _GIB, "The size of the log's files at which receiving pauses.")
     retention: float = option(

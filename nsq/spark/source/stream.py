@@ -175,23 +175,23 @@ def start_feed(options: SourceOptions) -> Feed:
     from nsq.spark.source.reading import newest, published
     from nsq.spark.wal import Subject, open_wal
 
-    _log_to_stderr()
+    log_to_stderr()
     wal = open_wal(options.wal, fsync=options.fsync)
     subject = Subject(options.subscription, options.channel)
     identity = wal.prepare(subject)
     claim = wal.own(options.reader, f"the query that reads {subject}", PATIENCE)
     try:
-        receivers = ReceiverPool(options, wal)
-        return Feed(
+        feed = Feed(
             options,
             wal,
             identity,
             claim,
-            receivers,
-            Poller("backlog", lambda: measure(options, receivers.status().received), _BACKLOG_EVERY),
+            ReceiverPool(options, wal),
+            Poller("backlog", lambda: measure(options, feed.received()), _BACKLOG_EVERY),
             functools.lru_cache(maxsize=64)(functools.partial(published, wal)),
             functools.partial(newest, wal),
         )
+        return feed
     except BaseException:
         claim.release()
         raise
@@ -205,7 +205,7 @@ def limits(options: SourceOptions, asked_for: ReadLimit) -> Limits:
     return ours.tightened(asked_for.max_rows) if isinstance(asked_for, ReadMaxRows) else ours
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
     """Log to stderr, which Spark passes on, unless logging is already configured."""
     ours = logging.getLogger("nsq")
     if logging.getLogger().handlers or ours.handlers:

@@ -17,7 +17,7 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -27,7 +27,7 @@ import pyarrow as pa
 from nsq.errors import SegmentLost, WalError
 from nsq.log import Logger
 from nsq.spark.wal import names, ownership, readers, records
-from nsq.spark.wal.names import ReceiverFolder, Segment, SegmentFile
+from nsq.spark.wal.names import Listing, Position, ReceiverFolder, Segment, SegmentFile
 from nsq.spark.wal.ownership import FileLock
 from nsq.spark.wal.readers import check_reader
 from nsq.spark.wal.store import BaseWal
@@ -169,6 +169,26 @@ class Directory:
 # The log
 
 
+class _Known:
+    """The sealed segments of a receiver, as last listed: there may be a hundred thousand, which never
+    change.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[str, SegmentFile] = {}
+        self.numbers: dict[int, SegmentFile] = {}
+        self.size = 0
+
+    def add(self, name: str, file: SegmentFile) -> None:
+        self.names[name] = self.numbers[file.segment.number] = file
+        self.size += file.size
+
+    def forget(self, name: str) -> None:
+        file = self.names.pop(name)
+        self.numbers.pop(file.segment.number, None)
+        self.size -= file.size
+
+
 class DirectoryWal(BaseWal):
     """A log that many processes may use at once; each reader name belongs to one process at a time.
 
@@ -189,11 +209,12 @@ class DirectoryWal(BaseWal):
         super().__init__(self._place, str(location))
         self._clock = clock
         self._nap = nap
+        self._known: dict[str, _Known] = {}  # by receiver
 
     def own(self, reader: str, description: str, patience: float) -> FileLock:
         """Lock a reader's name. Raises WalOwned, with the owner's description, when the owner does not leave
-        within ``patience`` seconds (30 s when the owner has announced that it is leaving). With leases, on an
-        object store, it may first take 30 s to find out whether the owner is alive.
+        within ``patience`` seconds (30 s when the owner has announced that it is leaving). In an object
+        store it may first take 20 s to find out whether the owner is alive.
         """
         path = self._root / readers.lock_of(check_reader(reader))
         self._place.make_folder(readers.FOLDER)
@@ -225,26 +246,67 @@ class DirectoryWal(BaseWal):
 
     def files(self) -> list[SegmentFile]:
         """All sealed segments, with the sizes and modification times of their files."""
-        found = []
-        for segment in self.segments():
-            with contextlib.suppress(FileNotFoundError):  # another reader has deleted it
-                there = self.path(segment).stat()
-                found.append(SegmentFile(segment, there.st_size, there.st_mtime))
-        return found
+        return self.listing().files
+
+    def listing(self, after: Mapping[str, Position] | None = None) -> Listing:
+        """List the log. Only segments ``after`` these positions are listed, but all are counted; without
+        positions, all are listed."""
+        folders, size = self._look()
+        files: list[SegmentFile] = []
+        for receiver, known in self._known.items():
+            low = (after or {}).get(receiver, Position()).segment
+            # From the newest down: a reader has usually committed most of them.
+            for number in sorted(known.numbers, reverse=True):
+                if number <= low:
+                    break
+                files.append(known.numbers[number])
+        return Listing(sorted(files), folders, size)
+
+    def _look(self) -> tuple[list[ReceiverFolder], int]:
+        """Look at what has changed. Returns the receivers, and the bytes of all files."""
+        folders = []
+        size = 0
+        looked: dict[str, _Known] = {}
+        for receiver in self._receivers():
+            known = looked[receiver] = self._known.get(receiver, _Known())
+            open_bytes = 0
+            there = set(self._place.names(receiver))
+            for name in known.names.keys() - there:
+                known.forget(name)
+            for name in there - known.names.keys():
+                with contextlib.suppress(FileNotFoundError):  # another reader has deleted it
+                    if (segment := names.read_sealed(receiver, name)) is not None:
+                        status = self.path(segment).stat()
+                        known.add(name, SegmentFile(segment, status.st_size, status.st_mtime))
+                    elif names.read_open(name) is not None:
+                        open_bytes += os.stat(self._root / receiver / name).st_size
+            with self._if_dead(receiver) as dead:
+                folders.append(ReceiverFolder(receiver, not dead, open_bytes, len(known.names)))
+            size += open_bytes + known.size
+        self._known = looked
+        return folders, size
+
+    def files_of_readers(self) -> list[SegmentFile]:
+        """The segments that readers delete: all."""
+        return self.files()
 
     def receivers(self) -> list[ReceiverFolder]:
-        found = []
-        for receiver in self._receivers():
-            sealed = size = 0
-            for name in self._place.names(receiver):
-                if names.read_sealed(receiver, name) is not None:
-                    sealed += 1
-                elif names.read_open(name) is not None:
-                    with contextlib.suppress(FileNotFoundError):
-                        size += os.stat(self._root / receiver / name).st_size
-            with self._if_dead(receiver) as dead:
-                found.append(ReceiverFolder(receiver, not dead, size, sealed))
-        return found
+        return self._look()[0]
+
+    def delete(self, segments: Iterable[Segment]) -> list[Segment]:
+        """Delete segments, and return them; missing ones are no error."""
+        gone = list(segments)
+        for segment in gone:
+            self._place.delete(names.path_of(segment))
+        return gone
+
+    def delete_orphans(self) -> int:
+        """Return 0: a directory has none."""
+        return 0
+
+    def measure(self, logs: Sequence[DirectoryLog], limit: int) -> tuple[int, int]:
+        """The bytes of all files, and the most that there may be; ``logs`` are those of this process."""
+        return self._look()[1], limit
 
     def recover(self) -> list[Segment]:
         """Seal the complete batches in the open files of dead receivers; return the new segments."""

@@ -1,4 +1,4 @@
-"""Inspects and cleans logs, for ``nsq-spark readers`` and ``nsq-spark wal ls``, ``verify`` and ``gc``.
+"""Inspects and cleans logs, for ``nsq-spark wal ls``, ``verify`` and ``gc``.
 
 These functions return data and print nothing. None of them disturbs a running query.
 """
@@ -16,6 +16,7 @@ from nsq.errors import SegmentLost, UsageError, WalError
 from nsq.spark.wal import records
 from nsq.spark.wal.names import Segment
 from nsq.spark.wal.readers import DEFAULT
+from nsq.spark.wal.shared import CONFIRMED
 from nsq.spark.wal.store import Wal, open_wal, shown
 
 
@@ -32,7 +33,7 @@ class ReceiverLine(NamedTuple):
 
 
 class ReaderLine(NamedTuple):
-    """A line of ``readers``. ``rows`` counts the rows that the reader has not committed; they are kept."""
+    """A reader in ``wal ls``. ``rows`` counts the rows that the reader has not committed; they are kept."""
 
     reader: str
     owner: str | None
@@ -60,6 +61,7 @@ class Tidied(NamedTuple):
     recovered: list[Segment]
     deleted: list[Segment]
     folders: list[str]
+    orphans: int = 0  # objects that no manifest names
 
 
 def ls(location: str, now: float | None = None) -> Overview:
@@ -105,7 +107,7 @@ def remove_reader(location: str, reader: str) -> None:
     if reader not in wal.readers():
         there = ", ".join(sorted(wal.readers())) or "none"
         raise UsageError(f"the log {shown(location)} has no reader {reader!r}; there are: {there}")
-    claim = wal.own(reader, "nsq-spark readers --remove", 0.0)
+    claim = wal.own(reader, "nsq-spark wal ls --remove", 0.0)
     try:
         wal.remove_reader(reader)
     finally:
@@ -140,6 +142,9 @@ def gc(location: str, force: bool = False) -> Tidied:
     """
     wal, _ = _existing(location)
     recovered = wal.recover()
+    if any(not folder.alive and folder.needs_recovery for folder in wal.receivers()):
+        time.sleep(CONFIRMED)  # in an object store, a receiver is found dead by two looks
+        recovered += wal.recover()
     deleted: list[Segment] = []
     if force:
         claims = []
@@ -154,7 +159,10 @@ def gc(location: str, force: bool = False) -> Tidied:
                 claim.release()
     before = {folder.receiver for folder in wal.receivers()}
     wal.discard_empty()
-    return Tidied(recovered, deleted, sorted(before - {folder.receiver for folder in wal.receivers()}))
+    orphans = wal.delete_orphans()
+    return Tidied(
+        recovered, deleted, sorted(before - {folder.receiver for folder in wal.receivers()}), orphans
+    )
 
 
 def _existing(location: str) -> tuple[Wal, str]:

@@ -18,9 +18,12 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from nsq.errors import WalForeign
+
+if TYPE_CHECKING:
+    from nsq.spark.receiver.protocol import Status
 
 
 class Position(NamedTuple):
@@ -51,9 +54,24 @@ class ReceiverFolder(NamedTuple):
     """The folder of one receiver, dead or alive."""
 
     receiver: str
-    alive: bool  # the receiver holds its lock
+    alive: bool  # the receiver holds its lock, or changes its manifest
     open_bytes: int  # size of the file that is not sealed yet
     segments: int
+    status: Status | None = None  # what it tells about itself; only in object stores
+    closed: bool = False  # it has said that it ends, or was found dead; only in object stores
+
+    @property
+    def needs_recovery(self) -> bool:
+        """Whether something must be done once it is dead."""
+        return bool(self.open_bytes) if self.status is None else not self.closed
+
+
+class Listing(NamedTuple):
+    """What is in a log: the segments that were asked for, the receivers, and the bytes of all files."""
+
+    files: list[SegmentFile]
+    receivers: list[ReceiverFolder]
+    size: int
 
 
 IDENTITY = "identity.json"
@@ -63,7 +81,7 @@ LOCK = "lock"
 _RECEIVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _SEALED = re.compile(r"([0-9]{6,12})-([0-9]{1,12})-([0-9]{1,15})\.arrow")
 _OPEN = re.compile(r"([0-9]{6,12})\.open")
-_RESERVED = {IDENTITY, SUBJECT, "owner", "owner.json", "readers"}
+_RESERVED = {IDENTITY, SUBJECT, "owner", "owner.json", "readers", "jobs"}
 
 
 def new_receiver(
@@ -168,15 +186,16 @@ class Subject(NamedTuple):
     def __str__(self) -> str:
         return f"{self.topic}/{self.channel}"
 
-    def extends(self, found: Subject | None) -> bool:
-        """Whether this has topics in addition to those of ``found``."""
+    def changes(self, found: Subject | None) -> bool:
+        """Whether this has topics in addition to those of ``found``, or lacks some of them."""
         if found is None or found.channel != self.channel:
             return False
-        return set(found.topic.split(",")) < set(self.topic.split(","))
+        ours, theirs = set(self.topic.split(",")), set(found.topic.split(","))
+        return ours < theirs or theirs < ours
 
     def check(self, found: Subject | None, location: str) -> None:
         """Raise WalForeign when the log at ``location`` has another subject, ``found``."""
-        if found is not None and found != self and not self.extends(found):
+        if found is not None and found != self and not self.changes(found):
             raise WalForeign(
                 f"{location} is the log of {found}, and this is to read {self}: every topic and channel "
                 "needs a log of its own, so give option wal another place"

@@ -26,7 +26,7 @@ from nsq.errors import WalOwned
 
 
 class Owner(NamedTuple):
-    """The process that owns a lock or lease, as described in the lock's file."""
+    """The process that owns a reader's name, as described in its file."""
 
     description: str
     leaving: bool
@@ -90,6 +90,8 @@ class FileLock:
 
     def check(self) -> None:
         """Do nothing: a file lock cannot be lost while this process lives."""
+
+    verify = check
 
 
 def acquire(path: Path, mode: int = 0o666) -> FileLock | None:

@@ -23,12 +23,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 class ReaderState(NamedTuple):
     """How far a reader is. ``at`` is what Spark has committed. ``begun``: a batch was planned, so a
     checkpoint holds an offset. ``starting`` is the option that chose the start; ``updated`` is Unix time.
+    ``retention``, in seconds, and ``retention_bytes`` are what this reader wants the log to keep.
     """
 
     at: Mapping[str, Position] = {}
     begun: bool = False
     starting: str = ""
     updated: float = 0.0
+    retention: float = 0.0
+    retention_bytes: int = 0
 
     def has_committed(self, segment: Segment) -> bool:
         """Whether the reader has committed all rows of a segment."""
@@ -59,17 +62,23 @@ def name_of(file: str) -> str | None:
     return name if name != file and _NAME.fullmatch(name) else None
 
 
-def encode(state: ReaderState) -> bytes:
+def encode(state: ReaderState, **more: object) -> bytes:
     at = {receiver: list(state.at[receiver]) for receiver in sorted(state.at)}
     updated = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(state.updated))
-    fields = {"at": at, "begun": state.begun, "starting": state.starting}
-    return names.encode({**fields, "updated": state.updated, "time": updated})
+    return names.encode({**state._asdict(), "at": at, "time": updated, **more})
 
 
 def decode(text: bytes, path: str) -> ReaderState:
     def read(found: dict[str, Any]) -> ReaderState:
         at = {str(name): Position(int(one), int(rows)) for name, (one, rows) in found["at"].items()}
-        return ReaderState(at, bool(found["begun"]), str(found["starting"]), float(found["updated"]))
+        return ReaderState(
+            at,
+            bool(found["begun"]),
+            str(found["starting"]),
+            float(found["updated"]),
+            float(found.get("retention", 0.0)),
+            int(found.get("retention_bytes", 0)),
+        )
 
     return names.decode(text, path, "is not the position of a reader", read)
 
@@ -79,13 +88,15 @@ def deletable(
     readers: Iterable[ReaderState],
     *,
     now: float,
-    retention: float,
-    retention_bytes: int,
+    most: int,
 ) -> list[Segment]:
-    """The segments that every reader has committed, except those that retention keeps: younger than
-    ``retention`` seconds and within the newest ``retention_bytes``. Without readers nothing may be deleted.
+    """The segments that every reader has committed, except those that retention keeps: younger than the
+    longest retention that any reader wants, and within the newest bytes that any wants, at most ``most``.
+    Without readers nothing may be deleted.
     """
     states = list(readers)
+    retention = max((state.retention for state in states), default=0.0)
+    retention_bytes = min(most, max((state.retention_bytes for state in states), default=0))
     done = [file for file in files if states and all(one.has_committed(file.segment) for one in states)]
     last: dict[str, int] = {}  # highest number to delete per receiver: its segments are deleted in order
     kept = 0  # bytes of the newest segments, which come first

@@ -1,5 +1,5 @@
 """The common part of all write-ahead logs, in a directory (``directory.py``) or an object store
-(``objects.py``), and ``open_wal``.
+(``shared.py``), and ``open_wal``.
 
     <wal>/identity.json             the log's unique id, which Spark's checkpoint remembers
     <wal>/subject.json              the log's topics and channel
@@ -17,36 +17,39 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from nsq.errors import ConfigError, WalError, WalForeign
 from nsq.spark.wal import names, readers
-from nsq.spark.wal.names import Segment, Subject
+from nsq.spark.wal.names import Subject
 from nsq.spark.wal.readers import ReaderState
 
 if TYPE_CHECKING:
     from nsq.spark.wal.directory import Directory, DirectoryLog, DirectoryWal
-    from nsq.spark.wal.objects import Bucket, HeldLease, ObjectLog, ObjectWal
     from nsq.spark.wal.ownership import FileLock
+    from nsq.spark.wal.shared import SharedClaim, SharedWal, _SmallFiles
+    from nsq.spark.wal.shared_log import SharedLog
 
 T = TypeVar("T")
 
 
-#: A write-ahead log. ``directory.py`` documents the methods that ``BaseWal`` lacks; ObjectWal has them too.
-Wal: TypeAlias = "DirectoryWal | ObjectWal"
-#: One receiver's part of a log; not thread-safe.
-Log: TypeAlias = "DirectoryLog | ObjectLog"
-#: A reader's lock or lease, which ends with its process.
-Claim: TypeAlias = "FileLock | HeldLease"
+#: A write-ahead log. ``directory.py`` documents the methods that ``BaseWal`` lacks; SharedWal has them too.
+Wal: TypeAlias = "DirectoryWal | SharedWal"
+#: One receiver's part of a log.
+Log: TypeAlias = "DirectoryLog | SharedLog"
+#: A reader's name, which ends with its process.
+Claim: TypeAlias = "FileLock | SharedClaim"
+
+JOBS = "jobs"
 
 
 class BaseWal:
     """The methods that directories and object stores share: identity, subject, readers, deletion."""
 
-    def __init__(self, place: Directory | Bucket, location: str) -> None:
+    def __init__(self, place: Directory | _SmallFiles, location: str) -> None:
         self.location = location
         self._place = place
 
@@ -56,8 +59,7 @@ class BaseWal:
         """
         place = self._place
         place.make_folder("")
-        new = self.identity() is None
-        if new:
+        if self.identity() is None:
             # If the folder is not empty, another process may just have created the log: look again.
             used = any(not name.startswith(".") for name in place.names(""))
             if used and self.identity() is None:
@@ -66,17 +68,10 @@ class BaseWal:
         if subject is not None:
             there = self.subject()
             subject.check(there, str(place.path("")))
-            if there is None or subject.extends(there):
+            if there is None or subject.changes(there):
                 place.put(names.SUBJECT, names.encode_subject(subject), once=there is None)
-                new = True
-        if new:
-            self._settle()
-        if subject is not None:
             subject.check(self.subject(), str(place.path("")))
         return self.identity() or ""
-
-    def _settle(self) -> None:
-        """Wait until it is certain which of several processes that prepare the log at once has won."""
 
     def identity(self) -> str | None:
         """The log's identity; None when there is no log yet."""
@@ -109,10 +104,18 @@ class BaseWal:
         """Forget a reader, so that it no longer prevents the deletion of segments."""
         self._place.delete(readers.file_of(reader))
 
-    def delete(self, segments: Iterable[Segment]) -> None:
-        """Delete segments; missing ones are no error."""
-        for segment in segments:
-            self._place.delete(names.path_of(segment))
+    # Receivers that run as a job of Spark: the driver cannot reach them, so it leaves a word in the log
+
+    def request_stop(self, job: str) -> None:
+        """Have the receivers of a job stop."""
+        self._place.make_folder(JOBS)
+        self._place.put(f"{JOBS}/{job}.json", names.encode({"stop": True}))
+
+    def stop_requested(self, job: str) -> bool:
+        return self._place.get(f"{JOBS}/{job}.json") is not None
+
+    def forget_job(self, job: str) -> None:
+        self._place.delete(f"{JOBS}/{job}.json")
 
     def _check_new(self, receiver: str) -> None:
         """Raise WalError when the name is invalid or taken, or when there is no log."""
@@ -155,12 +158,12 @@ def open_wal(location: str, *, fsync: bool = True) -> Wal:
     """Return the log at a location, which need not exist yet: ``prepare`` creates it. Only directories use
     ``fsync``."""
     if not location.strip():
-        raise ConfigError("wal is empty, but must be a directory or a URI of pyarrow.fs")
+        raise ConfigError("wal is empty, but must be a directory or an object store: s3://bucket/folder")
     directory = directory_of(location)
     if directory is not None:
         from nsq.spark.wal.directory import DirectoryWal
 
         return DirectoryWal(directory.absolute(), fsync=fsync)
-    from nsq.spark.wal.objects import ObjectWal
+    from nsq.spark.wal.shared import SharedWal
 
-    return ObjectWal.at(location)
+    return SharedWal.at(location)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from pyarrow import fs
-
 from nsq.http.nsqd import NsqdApi
 from nsq.spark.receiver.receiving import Receiving
 from nsq.spark.source.options import SourceOptions
 from nsq.spark.wal.directory import DirectoryWal
-from nsq.spark.wal.objects import ObjectWal
+from nsq.spark.wal.objects import Memory
 from nsq.spark.wal.records import stored
+from nsq.spark.wal.shared import SharedWal
 from nsq.testing import Nsqd
 from tests.integration.patience import eventually
 
@@ -34,7 +33,7 @@ def test_all_messages_become_objects_and_leave_nsqd(nsqd: Nsqd, tmp_path: Path) 
             "maxInFlight": "500",
         }
     )
-    wal = ObjectWal(fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem()), "wal")
+    wal = SharedWal(Memory(), "memory://log")
     wal.prepare()
 
     receiving = Receiving(options, wal, changed=lambda: None)

@@ -12,7 +12,6 @@ import pytest
 from nsq.errors import WalError
 from nsq.spark.receiver.receiving import Counts, PauseGate, Receiving
 from nsq.spark.source.options import SourceOptions
-from nsq.spark.wal.names import ReceiverFolder, Segment, SegmentFile
 from nsq.spark.wal.store import open_wal
 
 
@@ -22,6 +21,7 @@ class Topic:
     def __init__(self, windows: list[int]) -> None:
         self.gate = PauseGate(10, windows.append)
         self.intake = SimpleNamespace(counts=Counts())
+        self.log = None
 
 
 class Bench:
@@ -38,13 +38,10 @@ class Bench:
         self.receiving = Receiving(options, wal or self, changed=lambda: None)
         self.receiving._topics["t"] = self.topic
 
-    def files(self) -> list[SegmentFile]:
+    def measure(self, logs: object, limit: int) -> tuple[int, int]:
         if self.fault is not None:
             raise self.fault
-        return [SegmentFile(Segment("a", 1, 2, 1), self.held, 0.0)]
-
-    def receivers(self) -> list[ReceiverFolder]:
-        return [ReceiverFolder("a", True, 0, 1)]
+        return self.held, limit
 
     def look(self) -> None:
         self.receiving._measure_log()
@@ -99,16 +96,13 @@ def test_a_log_that_cannot_be_listed_changes_nothing() -> None:
     assert not bench.shut
 
 
-def test_sealed_and_open_bytes_of_everybody_count() -> None:
-    class Listing:
-        def files(self) -> list[SegmentFile]:
-            return [SegmentFile(Segment("a", 1, 2, 1), 30, 0.0), SegmentFile(Segment("b", 1, 2, 1), 400, 0.0)]
+def test_a_share_of_the_limit_counts_where_the_log_gives_one() -> None:
+    class Shared:
+        def measure(self, logs: object, limit: int) -> tuple[int, int]:
+            return 300, limit // 4
 
-        def receivers(self) -> list[ReceiverFolder]:
-            return [ReceiverFolder("a", True, 5000, 1), ReceiverFolder("b", False, 0, 1)]
-
-    for most, shut in ((5431, False), (5430, True)):
-        bench = Bench(Listing(), most)
+    for most, shut in ((1204, False), (1200, True)):
+        bench = Bench(Shared(), most)
         bench.look()
         assert bench.shut is shut
 

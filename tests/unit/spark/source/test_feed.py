@@ -3,19 +3,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import pytest
 
 from nsq.errors import Closed, ConnectionFailed, SegmentLost, WalError, WalForeign, WalOwned
 from nsq.spark.receiver.pool import PoolStatus
+from nsq.spark.receiver.protocol import Status
 from nsq.spark.source import feed
 from nsq.spark.source.backlog import Backlog
 from nsq.spark.source.feed import Feed
 from nsq.spark.source.offsets import Amount, Limits
 from nsq.spark.source.options import SourceOptions
-from nsq.spark.wal.names import Position, ReceiverFolder, Segment, SegmentFile
+from nsq.spark.wal.names import Listing, Position, ReceiverFolder, Segment, SegmentFile
 from nsq.spark.wal.readers import ReaderState
 
 BASE = SourceOptions(topic="orders", channel="spark", wal="/wal", nsqd=("a:4150",), retention=0.0)
@@ -55,8 +56,15 @@ class FakeLog:
         self.states: dict[str, ReaderState] = {}
         self.unnoted = False
 
-    def files(self) -> list[SegmentFile]:
+    def files_of_readers(self) -> list[SegmentFile]:
         return [SegmentFile(one, 10 * one.rows, float(one.number)) for one in self.segments()]
+
+    def listing(self, after: Mapping[str, Position]) -> Listing:
+        files = self.files_of_readers()
+        folders = self.receivers()
+        size = sum(file.size for file in files) + sum(folder.open_bytes for folder in folders)
+        wanted = [one for one in files if one.segment.number > after.get(one.segment.receiver, (0, 0))[0]]
+        return Listing(wanted, folders, size)
 
     def readers(self) -> dict[str, ReaderState]:
         return dict(self.states)
@@ -91,12 +99,14 @@ class FakeLog:
         self.sealed += found
         return found
 
-    def delete(self, segments: Iterable[Segment]) -> None:
+    def delete(self, segments: Iterable[Segment]) -> list[Segment]:
         if self.broken:
             raise WalError("/wal/x cannot be deleted")
-        for segment in segments:
+        gone = list(segments)
+        for segment in gone:
             self.sealed.remove(segment)
             self.deleted.append(segment)
+        return gone
 
     def discard_empty(self) -> None:
         self.present &= {segment.receiver for segment in self.sealed}
@@ -126,6 +136,8 @@ class FakeReceivers:
 
     def state(self) -> PoolStatus:
         return dataclasses.replace(self.now, open_rows=self.open.rows, open_bytes=self.open.bytes)
+
+    status = state
 
     def wait(self, seconds: float) -> None:
         self.waits.append(seconds)
@@ -173,6 +185,10 @@ class FakeClaim:
     def check(self) -> None:
         if self.taken:
             raise WalOwned("/wal has been taken")
+
+    def verify(self) -> None:
+        self.calls.append("verify")
+        self.check()
 
     def leaving(self) -> None:
         self.calls.append("leaving")
@@ -747,6 +763,7 @@ def test_a_report_tells_what_waits(scene: Scene) -> None:
         "nsqdInFlight": 2,
         "oldestSeconds": None,
         "paused": "the disk is full",
+        "receivers": 1,
     }
 
 
@@ -796,3 +813,77 @@ def test_the_log_is_given_up_whatever_happens(scene: Scene) -> None:
     with pytest.raises(RuntimeError):
         scene.feed.close()
     assert scene.claim.calls == ["leaving", "release"]
+
+
+# A full log, and receivers elsewhere
+
+
+def test_a_full_log_is_emptied_although_no_batch_awaits_a_commit() -> None:
+    """As after the removal of a reader that held everything up."""
+    scene = Scene(wal_max_bytes=100, retention=1000.0)
+    scene.log.seal("a", 6)
+    first = scene.latest()
+    scene.feed.plan(START, first)
+    scene.log.states["gone"] = ReaderState()
+    scene.log.seal("a", 6)
+    scene.clock.now += feed.LISTING
+    second = scene.latest(first)
+    scene.feed.plan(first, second)
+    scene.feed.commit(second)
+    assert scene.log.deleted == []
+    del scene.log.states["gone"]
+    scene.clock.now += feed.LISTING
+    scene.latest(second)
+    assert [segment.number for segment in scene.log.deleted] == [1, 2]
+
+
+def test_a_stream_without_receivers_says_that_the_log_is_full() -> None:
+    scene = Scene(wal_max_bytes=100, receivers=0)
+    scene.log.seal("a", 10)
+    scene.latest()
+    assert scene.feed.report()["paused"] == "the log holds 100 bytes, of 100 at most"
+    scene.feed.close()
+
+
+def test_committed_segments_are_deleted_now_and_then_while_retention_keeps_some() -> None:
+    scene = Scene(retention=1.0)
+    looked = []
+    original = scene.log.files_of_readers
+    scene.log.files_of_readers = lambda: looked.append(1) or original()  # type: ignore[func-returns-value, method-assign]
+    last = START
+    for _ in range(5):
+        scene.log.seal("a", 10)
+        end = scene.latest(last)
+        scene.feed.plan(last, end)
+        looked.clear()
+        scene.feed.commit(end)
+        last = end
+    assert looked == []  # not again so soon
+    scene.clock.now += feed.DELETING
+    scene.feed.commit(last)
+    assert looked == [1]
+
+
+def test_receivers_elsewhere_count() -> None:
+    scene = Scene(receivers=0)
+    status = Status(received=500, paused="the disk is full")
+    scene.log.receivers = lambda: [ReceiverFolder("a", True, 0, 0, status)]  # type: ignore[method-assign]
+    scene.latest()
+    told = scene.feed.report()
+    assert (told["received"], told["paused"], told["receivers"]) == (500, "the disk is full", 1)
+    assert scene.feed.received() == 500
+    scene.feed.close()
+
+
+def test_a_query_that_was_taken_over_does_not_report_data_loss() -> None:
+    scene = Scene()
+    scene.log.seal("a", 10)
+    end = scene.latest()
+    scene.log.delete(scene.log.segments())
+
+    def verify() -> None:
+        raise WalOwned("taken over by another query")
+
+    scene.claim.verify = verify  # type: ignore[method-assign]
+    with pytest.raises(WalOwned, match="taken over"):
+        scene.feed.plan(START, end)

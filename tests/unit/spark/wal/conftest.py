@@ -16,21 +16,21 @@ from nsq.spark.wal.directory import DirectoryWal, Disk
 Make = Callable[..., pa.RecordBatch]
 
 
+def made(count: int, start: int = 0, topic: str = "orders", size: int = 20) -> pa.RecordBatch:
+    numbers = range(start, start + count)
+    return records.stored(
+        topic,
+        [b"%016x" % number for number in numbers],
+        [1_700_000_000_000_000_000 + number for number in numbers],
+        [1] * count,
+        ["127.0.0.1:4150"] * count,
+        [b"%d" % number + b"." * size for number in numbers],
+    )
+
+
 @pytest.fixture
 def make() -> Make:
     """``make(3)``: three messages; ``make(2, start=3)``: the next two."""
-
-    def made(count: int, start: int = 0, topic: str = "orders", size: int = 20) -> pa.RecordBatch:
-        numbers = range(start, start + count)
-        return records.stored(
-            topic,
-            [b"%016x" % number for number in numbers],
-            [1_700_000_000_000_000_000 + number for number in numbers],
-            [1] * count,
-            ["127.0.0.1:4150"] * count,
-            [b"%d" % number + b"." * size for number in numbers],
-        )
-
     return made
 
 

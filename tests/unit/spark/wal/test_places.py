@@ -10,7 +10,7 @@ from nsq.errors import ConfigError
 from nsq.spark.wal import open_wal
 from nsq.spark.wal import store as places
 from nsq.spark.wal.directory import DirectoryWal
-from nsq.spark.wal.objects import ObjectWal
+from nsq.spark.wal.shared import SharedWal
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,15 @@ def test_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_another_uri_is_an_object_store() -> None:
-    wal = open_wal("mock:///bucket/wal")
-    assert isinstance(wal, ObjectWal)
-    assert wal.location == "mock:///bucket/wal"
+    wal = open_wal("s3://bucket/wal?region=eu-central-1")
+    assert isinstance(wal, SharedWal)
+    assert wal.location == "s3://bucket/wal?region=eu-central-1"
+
+
+@pytest.mark.parametrize("location", ["hdfs://host/wal", "mock:///bucket/wal"])
+def test_a_file_system_of_hadoop_is_refused(location: str) -> None:
+    with pytest.raises(ConfigError, match="must be a directory or begin with s3:"):
+        open_wal(location)
 
 
 @pytest.mark.parametrize("location", ["", "  ", "file://data/wal", "file:wal", "nosuch://bucket/wal"])
@@ -53,7 +59,7 @@ def test_no_place(location: str) -> None:
 
 def test_credentials_stay_out_of_errors() -> None:
     with pytest.raises(ConfigError) as caught:
-        open_wal("nosuch://key:secret@bucket/wal")
+        open_wal("s3://key:secret@bucket/wal")
     assert "secret" not in str(caught.value)
     assert caught.value.__cause__ is None
 

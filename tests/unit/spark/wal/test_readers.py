@@ -34,14 +34,23 @@ ALL = {"a": Position(2), "b": Position(1)}
 def test_what_is_deleted(
     states: list[ReaderState], retention: float, retention_bytes: int, deleted: list[str]
 ) -> None:
-    found = deletable(FILES, states, now=100.0, retention=retention, retention_bytes=retention_bytes)
+    wishes = [state._replace(retention=retention, retention_bytes=retention_bytes) for state in states]
+    found = deletable(FILES, wishes, now=100.0, most=10**12)
     assert [f"{segment.receiver}{segment.number}" for segment in found] == deleted
 
 
 def test_a_receiver_is_deleted_from_its_front_whatever_its_clock_says() -> None:
     newest_first = [FILES[0]._replace(modified=99.0), FILES[1]]
-    found = deletable(newest_first, [ReaderState(ALL)], now=100.0, retention=50.0, retention_bytes=10**9)
+    state = ReaderState(ALL, retention=50.0, retention_bytes=10**9)
+    found = deletable(newest_first, [state], now=100.0, most=10**12)
     assert [segment.number for segment in found] == [1, 2]
+
+
+def test_a_reader_that_keeps_nothing_deletes_nothing_that_another_keeps() -> None:
+    keeps = ReaderState(ALL, retention=1000.0, retention_bytes=250)
+    found = deletable(FILES, [keeps, ReaderState(ALL)], now=100.0, most=10**12)
+    assert [segment.receiver for segment in found] == ["a"]
+    assert len(deletable(FILES, [keeps], now=100.0, most=0)) == 3  # but never more than half of walMaxBytes
 
 
 def test_a_state_survives(wal: DirectoryWal) -> None:

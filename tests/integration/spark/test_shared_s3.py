@@ -1,0 +1,168 @@
+"""A shared log in S3: moto's, whose answers get lost."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from nsq.errors import ConfigError, WalError
+from nsq.spark import doctor
+from nsq.spark.wal import open_wal
+from nsq.spark.wal.objects import Bucket, Conflict, create, replace
+from nsq.spark.wal.records import stored
+from nsq.spark.wal.shared import SharedWal
+from tests.fakes import s3 as fake
+from tests.fakes.s3 import S3
+from tests.integration.patience import eventually
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    with fake.running() as server:
+        Bucket(server.uri("first")).list_after("")  # obstore keeps the descriptors of its first use
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def well_again(s3: S3) -> Iterator[None]:
+    yield
+    s3.control(delay=0, errors=0, lost=0, conflicts=0, ignore=0)
+
+
+def test_the_five_calls(s3: S3) -> None:
+    bucket = Bucket(s3.uri("calls"))
+    tag = bucket.put_new("a/1", b"one")
+    with pytest.raises(Conflict, match="a/1"):
+        bucket.put_new("a/1", b"two")
+    new = bucket.put_match("a/1", b"two", tag)
+    with pytest.raises(Conflict):
+        bucket.put_match("a/1", b"three", tag)
+    with pytest.raises(Conflict):
+        bucket.put_match("a/missing", b"three", tag)
+    assert bucket.get("a/1") == (b"two", new)
+    assert bucket.get("a/missing") is None
+    for number in range(2, 6):
+        bucket.put_new(f"a/{number}", b"x" * number)
+    bucket.put_new("b", b"")
+    assert [(entry.name, entry.size) for entry in bucket.list_after("a/", "a/3")] == [("a/4", 4), ("a/5", 5)]
+    assert next(entry.tag for entry in bucket.list_after("a/")) == new
+    bucket.delete_many([f"a/{number}" for number in range(1, 10)])
+    assert [entry.name for entry in bucket.list_after("")] == ["b"]
+
+
+def test_one_of_many_wins_a_conditional_put(s3: S3) -> None:
+    bucket = Bucket(s3.uri("races"))
+    s3.control(conflicts=0.2)
+    for number in range(5):
+        won: list[int] = []
+
+        def race(me: int, name: str = f"{number}", won: list[int] = won) -> None:
+            try:
+                create(bucket, name, b"%d" % me)
+                won.append(me)
+            except WalError:
+                pass
+
+        threads = [threading.Thread(target=race, args=(me,)) for me in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = bucket.get(f"{number}")
+        assert found is not None
+        assert won == [int(found.data)]
+
+
+def test_a_put_whose_answer_is_lost_is_recognized(s3: S3) -> None:
+    bucket = Bucket(s3.uri("lost"))
+    s3.control(lost=0.6)
+    for number in range(10):
+        data = b"%d" % number
+        for _ in range(20):
+            try:
+                tag = create(bucket, f"{number}", data)
+                break
+            except Conflict:
+                raise
+            except WalError:
+                continue
+        found = bucket.get(f"{number}")
+        assert found == (data, tag)
+
+
+def test_what_is_named_survives_errors_and_lost_answers(s3: S3) -> None:
+    wal = open_wal(s3.uri("unreliable"))
+    assert isinstance(wal, SharedWal)
+    wal.prepare()
+    log = wal.log("one")
+    s3.control(errors=0.15, lost=0.15, conflicts=0.1)
+    named: list[int] = []
+
+    def put(first: int) -> None:
+        for number in range(first, first + 10):
+            batch = stored("t", [b"%016d" % number], [number], [1], ["h:4150"], [b"%d" % number])
+            log.put(batch, lambda number=number: named.append(number))  # type: ignore[misc]
+
+    threads = [threading.Thread(target=put, args=(10 * number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    eventually(lambda: len(named), lambda count: count == 30, 120.0)
+    s3.control(errors=0, lost=0, conflicts=0)
+    log.close()
+    reader = open_wal(s3.uri("unreliable"))
+    bodies = [
+        body
+        for segment in reader.segments()
+        for batch in reader.read(segment)
+        for body in batch["body"].to_pylist()
+    ]
+    assert sorted(map(int, bodies)) == list(range(30)) == sorted(named)
+    assert [folder.alive for folder in reader.receivers()] == [False]
+
+
+def test_a_store_that_ignores_conditions_is_refused(s3: S3) -> None:
+    assert doctor.check_wal(s3.uri("ignoring")).state == doctor.OK
+    s3.control(ignore=1)
+    assert "ignores If-None-Match" in doctor.check_wal(s3.uri("ignoring")).text
+    with pytest.raises(WalError, match="ignores If-None-Match and If-Match"):
+        open_wal(s3.uri("ignoring")).prepare()
+
+
+def test_an_error_names_the_object_and_no_secret(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
+    bucket = Bucket("s3://nosuch/log?endpoint=" + s3.endpoint)
+    with pytest.raises(WalError) as caught:
+        bucket.put_new("a", b"")
+    assert str(caught.value).startswith("s3://nosuch/log/a cannot be written: ")
+    assert "hush" not in str(caught.value)
+    with pytest.raises(ConfigError) as refused:
+        Bucket("s3://key:hush-hush@bucket/log")
+    assert "hush" not in str(refused.value)
+
+
+def test_a_forked_child_is_refused_instead_of_hanging(s3: S3) -> None:
+    bucket = Bucket(s3.uri("forked"))
+    bucket.put_new("a", b"1")
+    child = os.fork()
+    if not child:
+        try:
+            bucket.get("a")
+        except WalError as error:
+            os._exit(7 if "was forked" in str(error) else 8)
+        os._exit(9)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert bucket.get("a") is not None
+
+
+def test_replace_needs_the_tag_of_the_object_that_is_there(s3: S3) -> None:
+    bucket = Bucket(s3.uri("tags"))
+    first = create(bucket, "a", b"1")
+    second = replace(bucket, "a", b"2", first)
+    assert replace(bucket, "a", b"2", first) == second
+    with pytest.raises(Conflict):
+        replace(bucket, "a", b"3", first)

@@ -1,0 +1,108 @@
+"""What ``nsq.spark.receivers`` refuses before it starts anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nsq.errors import ConfigError, UsageError
+
+pytest.importorskip("pyarrow", reason="pip install 'nsq[spark]'")
+
+from nsq.spark.receiver import job
+from nsq.spark.source.options import SourceOptions
+
+
+class Context:
+    def __init__(self, cores: list[int]) -> None:
+        self._cores = cores
+
+    @property
+    def defaultParallelism(self) -> int:  # noqa: N802
+        return self._cores.pop(0) if len(self._cores) > 1 else self._cores[0]
+
+
+class Spark:
+    """A classic session with so many cores, asked one after the other."""
+
+    def __init__(self, *cores: int, **settings: str) -> None:
+        self.sparkContext = Context(list(cores))
+        self.settings = {name.replace("_", "."): value for name, value in settings.items()}
+
+    @property
+    def conf(self) -> Any:
+        return self.settings
+
+
+def refuse(spark: Spark, n: int) -> None:
+    job.refuse_full_cluster(spark, n)  # type: ignore[arg-type]
+
+
+def test_receivers_must_leave_a_slot() -> None:
+    refuse(Spark(3, spark_master="local[3]"), 2)
+    with pytest.raises(UsageError, match="3 receivers would hold 3 of Spark's 3 slots"):
+        refuse(Spark(3, spark_master="local[3]"), 3)
+    with pytest.raises(UsageError, match="2 of Spark's 2 slots"):
+        refuse(Spark(4, spark_master="local[4]", spark_task_cpus="2"), 2)
+
+
+def test_a_cluster_gets_time_to_register_its_executors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job.time, "sleep", lambda _: None)
+    refuse(Spark(2, 2, 8, spark_master="spark://host:7077"), 4)
+    monkeypatch.setattr(job, "REGISTERING", 0.0)
+    with pytest.raises(UsageError, match="4 receivers would hold"):
+        refuse(Spark(2, spark_master="spark://host:7077"), 4)
+
+
+class Failing:
+    """A session whose jobs fail; it is stopped after the third."""
+
+    def __init__(self) -> None:
+        self.tags: list[str] = []
+        self.sparkContext = SimpleNamespace(
+            _jsc=self, setLocalProperty=lambda *_: None, setJobDescription=lambda _: None
+        )
+
+    def addTag(self, tag: str) -> None:  # noqa: N802
+        self.tags.append(tag)
+        if len(self.tags) == 3:
+            self.sparkContext._jsc = None
+        raise RuntimeError("Job aborted due to stage failure")
+
+
+def test_a_job_that_spark_gives_up_is_submitted_again_until_the_session_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "FIRST_PAUSE", 0.001)
+    given = {"topic": "t", "channel": "c", "wal": str(tmp_path / "wal"), "nsqd": "a:1"}
+    spark = Failing()
+    running = job.Receivers(spark, SourceOptions.of(given), 2)  # type: ignore[arg-type]
+    running.start()
+    running._thread.join(60.0)
+    assert len(spark.tags) == 3
+    with pytest.raises(RuntimeError, match="stage failure"):
+        running.check()
+    running.stop()
+
+
+def test_speculation_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"spark\.speculation is true"):
+        refuse(Spark(8, spark_speculation="true"), 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "n", "why"),
+    [
+        ({}, 0, "n is 0"),
+        ({"topic": None, "topicsPattern": "a.*"}, 2, "topicsPattern cannot be shared"),
+        ({"walll": "x"}, 1, "did you mean wal"),
+    ],
+)
+def test_mistakes_are_found_at_once(options: dict[str, Any], n: int, why: str) -> None:
+    given = {"topic": "t", "channel": "c", "wal": "/w", "nsqd": "a:1", **options}
+    given = {name: value for name, value in given.items() if value is not None}
+    with pytest.raises(ConfigError, match=why):
+        job.receivers(Spark(8), given, n)  # type: ignore[arg-type]
