@@ -30,6 +30,7 @@ ORDER = [
     ["consumer"],
     ["partitioned"],
     [PUBLIC],
+    ["work"],
     ["tools", "spark", "contrib", "daemons", "testing"],
     ["__main__"],
 ]

@@ -19,8 +19,17 @@ EXTRAS = {
     "spark": {"pyspark[sql]", "pyarrow", "pandas"},
     "chart": {"matplotlib"},
     "delta": {"nsq[spark]", "deltalake"},
-    "test": {"nsq[server]", "pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "trustme", "gevent"}
-    | {"eventlet"},
+    "django": {"Django"},
+    "test": {
+        "nsq[server,django]",
+        "pytest",
+        "pytest-timeout",
+        "pytest-xdist",
+        "hypothesis",
+        "trustme",
+        "gevent",
+    }
+    | {"eventlet", "psycopg[binary]", "gunicorn"},
     "spark-test": {"nsq[test,spark,chart,delta]"},
     "browser-test": {"nsq[test]", "playwright", "axe-playwright-python"},
     "dev": {"nsq[test]", "coverage", "ruff", "mypy"},

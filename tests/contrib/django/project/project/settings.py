@@ -1,0 +1,33 @@
+"""A small shop. The tests name its nsqd and its database in the environment."""
+
+from __future__ import annotations
+
+import os
+
+SECRET_KEY = "only for tests"
+DEBUG = False
+ALLOWED_HOSTS = ["*"]
+USE_TZ = True
+ROOT_URLCONF = "project.urls"
+WSGI_APPLICATION = "project.wsgi.application"
+DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
+INSTALLED_APPS = ["nsq.contrib.django", "shop"]
+
+NSQ = {"NSQD": os.environ.get("SHOP_NSQD", "127.0.0.1:1").split(",")}
+
+DATABASES = {
+    "default": {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": os.environ.get("SHOP_SQLITE", ":memory:"),
+        "OPTIONS": {"transaction_mode": "IMMEDIATE", "timeout": 20},
+        "CONN_MAX_AGE": 60,
+    }
+}
+if "SHOP_POSTGRES" in os.environ:
+    DATABASES["default"] = {
+        "ENGINE": "django.db.backends.postgresql",
+        "HOST": os.environ["SHOP_POSTGRES"],
+        "NAME": "postgres",
+        "USER": "postgres",
+        "CONN_MAX_AGE": 60,
+    }
