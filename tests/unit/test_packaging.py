@@ -29,7 +29,7 @@ EXTRAS = {
         "trustme",
         "gevent",
     }
-    | {"eventlet", "psycopg[binary]", "gunicorn"},
+    | {"eventlet", "psycopg[binary,pool]", "gunicorn"},
     "spark-test": {"nsq[test,spark,chart,delta]"},
     "browser-test": {"nsq[test]", "playwright", "axe-playwright-python"},
     "dev": {"nsq[test]", "coverage", "ruff", "mypy"},

@@ -23,15 +23,21 @@ except ModuleNotFoundError as error:
     ) from None
 
 if TYPE_CHECKING:
+    from nsq.contrib.django.handlers import consumer as consumer
+    from nsq.contrib.django.handlers import consumers as consumers
     from nsq.contrib.django.publishing import multi_publish as multi_publish
     from nsq.contrib.django.publishing import publish as publish
     from nsq.contrib.django.publishing import publish_on_commit as publish_on_commit
+    from nsq.contrib.django.work import setup as setup
 
 #: Where each public name is defined.
 _HOME = {
     "publish": "publishing",
     "multi_publish": "publishing",
     "publish_on_commit": "publishing",
+    "consumer": "handlers",
+    "consumers": "handlers",
+    "setup": "work",
 }
 
 __all__ = [*_HOME]

@@ -16,3 +16,4 @@ class NsqConfig(AppConfig):
         from nsq.contrib.django import checks
 
         register(checks.check_settings)
+        register(checks.check_consumers)

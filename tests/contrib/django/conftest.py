@@ -7,6 +7,7 @@ PostgreSQL.
 from __future__ import annotations
 
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -100,6 +101,27 @@ class Site:
             print(self.said())
             raise
         assert status is None or ended == status, self.said()
+
+    def add_app(self, name: str, handlers: str) -> None:
+        """Add an app with this text as its nsq_handlers.py, or change that."""
+        app = self.directory / name
+        if not app.exists():
+            app.mkdir()
+            (app / "__init__.py").touch()
+            self.environment["SHOP_APPS"] = name
+            self.environment["PYTHONPATH"] += f":{self.directory}"
+        (app / "nsq_handlers.py").write_text(handlers)
+
+    def query(self, sql: str) -> list[Any]:
+        """Return the rows of a query in the site's SQLite database."""
+        connection = sqlite3.connect(self.environment["SHOP_SQLITE"], timeout=30)
+        try:
+            return connection.execute(sql).fetchall()
+        finally:
+            connection.close()
+
+    def billed(self) -> list[str]:
+        return sorted(body for (body,) in self.query("select body from shop_billed"))
 
     def said(self) -> str:
         return self.log.read_text() if self.log.exists() else ""

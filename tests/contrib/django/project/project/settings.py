@@ -8,10 +8,11 @@ SECRET_KEY = "only for tests"
 DEBUG = False
 ALLOWED_HOSTS = ["*"]
 USE_TZ = True
+TIME_ZONE = "UTC"
 ROOT_URLCONF = "project.urls"
 WSGI_APPLICATION = "project.wsgi.application"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-INSTALLED_APPS = ["nsq.contrib.django", "shop"]
+INSTALLED_APPS = ["nsq.contrib.django", "shop", *os.environ.get("SHOP_APPS", "").split()]
 
 NSQ = {"NSQD": os.environ.get("SHOP_NSQD", "127.0.0.1:1").split(",")}
 
@@ -29,5 +30,6 @@ if "SHOP_POSTGRES" in os.environ:
         "HOST": os.environ["SHOP_POSTGRES"],
         "NAME": "postgres",
         "USER": "postgres",
-        "CONN_MAX_AGE": 60,
+        "CONN_MAX_AGE": 0 if "SHOP_POOL" in os.environ else 60,
+        "OPTIONS": {"pool": {"min_size": 1, "max_size": 4}} if "SHOP_POOL" in os.environ else {},
     }

@@ -13,5 +13,13 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(primary_key=True, serialize=False)),
                 ("item", models.CharField(max_length=100, unique=True)),
             ],
-        )
+        ),
+        migrations.CreateModel(
+            "Billed",
+            [
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("body", models.CharField(max_length=100)),
+                ("process", models.IntegerField()),
+            ],
+        ),
     ]

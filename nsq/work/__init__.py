@@ -1,0 +1,1 @@
+"""What the tools and the homes in ``nsq.contrib`` share."""
