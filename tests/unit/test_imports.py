@@ -60,6 +60,7 @@ ONLY_IN = {
     "matplotlib": ["spark/"],
     "deltalake": ["spark/"],
     "django": ["contrib/"],
+    "asgiref": ["contrib/django/"],
     "celery": ["contrib/"],
     "pytest": ["testing/"],
     "eventlet": ["waiting.py"],

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from nsq.contrib.django.publishing import multi_publish as multi_publish
     from nsq.contrib.django.publishing import publish as publish
     from nsq.contrib.django.publishing import publish_on_commit as publish_on_commit
+    from nsq.contrib.django.tasks import NsqBackend as NsqBackend
     from nsq.contrib.django.work import setup as setup
 
 #: Where each public name is defined.
@@ -38,6 +39,7 @@ _HOME = {
     "consumer": "handlers",
     "consumers": "handlers",
     "setup": "work",
+    "NsqBackend": "tasks",
 }
 
 __all__ = [*_HOME]

@@ -12,9 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
+import django
 from django.apps import apps
+from django.conf import settings
 from django.utils.module_loading import autodiscover_modules
 
 from nsq import Consumer, UsageError
@@ -34,10 +37,10 @@ class Declared:
     label: str
     name: str
     threads: int
-    #: None, or the size of a batch and the seconds to wait for it.
-    batch: tuple[int, float] | None
-    no_backoff: tuple[type[BaseException], ...]
     options: dict[str, Any]
+    #: None, or the size of a batch and the seconds to wait for it.
+    batch: tuple[int, float] | None = None
+    no_backoff: tuple[type[BaseException], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.label}.{self.name} ({self.topic}/{self.channel})"
@@ -89,9 +92,9 @@ def consumer(
                 label,
                 name,
                 threads,
+                options,
                 None if batch is None else (batch, wait),
                 no_backoff,
-                options,
             )
         )
         return handler
@@ -102,7 +105,31 @@ def consumer(
 def declared() -> list[Declared]:
     """Import the module ``nsq_handlers`` of every app that has one; return what they declare."""
     autodiscover_modules("nsq_handlers")
-    return list(_declared)
+    return [*_declared, *_tasks()]
+
+
+def _tasks() -> list[Declared]:
+    """Return a consumer for each queue of each NsqBackend in the setting TASKS."""
+    if not hasattr(settings, "TASKS") or django.VERSION < (6,):
+        return []
+    from django.tasks import task_backends
+
+    from nsq.contrib.django import tasks
+
+    return [
+        Declared(
+            topic=backend.topic_of(queue),
+            channel=backend.nsq.channel,
+            handler=partial(tasks.handle, backend.alias),
+            label="tasks",
+            name=queue,
+            threads=backend.nsq.threads,
+            options={"auto_touch": True, "dead_letters": backend.nsq.dead_letters},
+        )
+        for backend in task_backends.all()
+        if isinstance(backend, tasks.NsqBackend)
+        for queue in sorted(backend.queues)
+    ]
 
 
 def chosen(names: Iterable[str]) -> list[Declared]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import django
+
 SECRET_KEY = "only for tests"
 DEBUG = False
 ALLOWED_HOSTS = ["*"]
@@ -12,7 +14,23 @@ TIME_ZONE = "UTC"
 ROOT_URLCONF = "project.urls"
 WSGI_APPLICATION = "project.wsgi.application"
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-INSTALLED_APPS = ["nsq.contrib.django", "shop", *os.environ.get("SHOP_APPS", "").split()]
+TASKS = {
+    "default": {"BACKEND": "nsq.contrib.django.NsqBackend", "OPTIONS": {"THREADS": 2}},
+    "committed": {
+        "BACKEND": "nsq.contrib.django.NsqBackend",
+        "QUEUES": ["mails"],
+        "OPTIONS": {"ENQUEUE_ON_COMMIT": True},
+    },
+}
+if django.VERSION < (6,):
+    TASKS = {}
+
+INSTALLED_APPS = [
+    "nsq.contrib.django.results",
+    "nsq.contrib.django",
+    "shop",
+    *os.environ.get("SHOP_APPS", "").split(),
+]
 
 NSQ = {"NSQD": os.environ.get("SHOP_NSQD", "127.0.0.1:1").split(",")}
 
