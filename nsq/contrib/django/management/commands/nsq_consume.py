@@ -41,7 +41,7 @@ class Command(BaseCommand):
             )
 
     def handle(self, *_: Any, names: list[str], verbosity: int, **options: Any) -> None:
-        _log_to_stderr(verbosity)
+        log_to_stderr(verbosity)
         try:
             flags = WorkFlags(**{each.name: options[each.name] for each in fields(WorkFlags)})
             program = DjangoProgram(names)
@@ -55,7 +55,7 @@ class Command(BaseCommand):
             raise CommandError("not all workers ended cleanly", returncode=status)
 
 
-def _log_to_stderr(verbosity: int) -> None:
+def log_to_stderr(verbosity: int) -> None:
     """Show our log, unless the setting LOGGING does so."""
     logger = logging.getLogger("nsq")
     if not logger.hasHandlers():

@@ -26,13 +26,19 @@ if django.VERSION < (6,):
     TASKS = {}
 
 INSTALLED_APPS = [
-    "nsq.contrib.django.results",
     "nsq.contrib.django",
+    "nsq.contrib.django.results",
+    "nsq.contrib.django.outbox",
     "shop",
     *os.environ.get("SHOP_APPS", "").split(),
 ]
 
-NSQ = {"NSQD": os.environ.get("SHOP_NSQD", "127.0.0.1:1").split(",")}
+NSQ: dict[str, object] = {"NSQD": os.environ.get("SHOP_NSQD", "127.0.0.1:1").split(",")}
+
+if "SHOP_PUBLISH_TIMEOUT" in os.environ:
+    NSQ["OPTIONS"] = {"publish_timeout": float(os.environ["SHOP_PUBLISH_TIMEOUT"])}
+if "SHOP_BACKEND" in os.environ:
+    NSQ["BACKEND"] = os.environ["SHOP_BACKEND"]
 
 DATABASES = {
     "default": {
