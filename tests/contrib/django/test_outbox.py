@@ -14,6 +14,7 @@ from django.core.checks import run_checks
 from django.core.management import CommandError, call_command
 from django.db import connections, transaction
 from django.test import override_settings
+from django.utils import timezone
 from shop.models import Order
 
 import nsq
@@ -140,6 +141,23 @@ def test_a_message_that_nsqd_refuses_is_set_aside_and_the_others_go_on(
     assert bytes(left.body) == b"far too long"
     assert left.refused_at is not None
     assert "E_BAD_MESSAGE" in left.error
+
+
+def test_the_admin_lists_what_waits_and_why_and_sends_refused_messages_again(outbox: Any) -> None:
+    from django.contrib.auth.models import User
+    from django.test import Client
+
+    publish("orders", b"tea", key="ada")
+    OutboxMessage.objects.update(refused_at=timezone.now(), error="E_BAD_MESSAGE for a reason")
+    client = Client()
+    client.force_login(User.objects.create_superuser("root"))
+    page = "/admin/nsq_outbox/outboxmessage/"
+    assert "E_BAD_MESSAGE for a reason" in client.get(page).content.decode()
+    chosen = OutboxMessage.objects.get().pk
+    assert client.get(f"{page}{chosen}/change/").status_code == 200
+    client.post(page, {"action": "send_again", "_selected_action": [chosen]})
+    call_command("nsq_relay", "--once")
+    assert [each.body for each in outbox] == [b"tea"]
 
 
 def test_sqlite_without_immediate_transactions_is_refused(
