@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -169,11 +170,25 @@ def install_django_6() -> bool:
             if home.exists():
                 shutil.rmtree(home)
             pip = [home / "bin" / "python", "-m", "pip", "install", "--editable", ".[test]", "Django>=6,<7"]
-            if logged(python, "-m", "venv", home) and logged(*pip):
+            if logged(python, "-m", "venv", home) and logged(*pip) and install_django_tests(home):
                 return True
             raise SetupError(f"{log_tail()}\nDjango 6 could not be installed: see .venv/install.log")
     print("no Python 3.12 or newer was found: the tests with Django 6 are skipped", file=sys.stderr)
     return False
+
+
+def install_django_tests(home: Path) -> bool:
+    """Put Django's own tests, which only its sdist has, below ``home``."""
+    read = [home / "bin" / "python", "-c", "import django; print(django.__version__)"]
+    version = subprocess.run(read, capture_output=True, text=True, check=True).stdout.strip()
+    download = ["download", "--no-deps", "--no-binary", "django", "--dest", home, f"django=={version}"]
+    if not logged(home / "bin" / "python", "-m", "pip", *download):
+        return False
+    (sdist,) = home.glob("django-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        wanted = [each for each in archive if each.name.split("/")[1:3] == ["tests", "tasks"]]
+        archive.extractall(home / "sdist", wanted, filter="data")
+    return True
 
 
 def make_bare(home: Path) -> bool:

@@ -55,6 +55,7 @@ def run(options: WorkFlags, program: Program) -> int:
     worker = os.environ.pop(_WORKER, "")
     if worker:
         slot, count, descriptor, supervisor = map(int, worker.split())
+        os.set_inheritable(descriptor, False)
         return _work(options, program, Slots(count, descriptor), slot, supervisor)
     return Supervisor(options, program).run()
 
@@ -176,7 +177,11 @@ class Supervisor:
     def _work(self, slot: int) -> NoReturn:
         """Run a worker in the child process."""
         if self._stale:
-            self._execute_again(slot)
+            try:
+                self._execute_again(slot)
+            except OSError:
+                log.exception("the program cannot be executed again")
+                raise SystemExit(1) from None
         if self._page is not None:
             self._page.socket.close()
         # Also run the program's atexit functions.

@@ -196,9 +196,14 @@ class NsqBackend(BaseTaskBackend):
             name = f"{type(error).__module__}.{type(error).__qualname__}"
             text = "".join(format_exception(error))
             result.errors.append(TaskError(exception_class_path=name, traceback=text))
-            put(result, status=TaskResultStatus.FAILED, finished_at=timezone.now())
+            # Within this block: Django's receiver of the signal logs the exception.
+            self.finish(result, TaskResultStatus.FAILED)
         else:
-            put(result, status=TaskResultStatus.SUCCESSFUL, finished_at=timezone.now(), _return_value=value)
+            put(result, _return_value=value)
+            self.finish(result, TaskResultStatus.SUCCESSFUL)
+
+    def finish(self, result: Any, status: Any) -> None:
+        put(result, status=status, finished_at=timezone.now())
         self.save_result(result)
         task_finished.send(type(self), task_result=result)
 

@@ -26,8 +26,9 @@ from nsq.contrib.django.testing import handle
 from nsq.testing import Nsqd
 from tests.integration.consuming import until
 
-from .conftest import Site, bodies
+from .conftest import PROJECT, Site, bodies
 
+MANAGE = str(PROJECT / "manage.py")
 LOCMEM = {"BACKEND": "nsq.contrib.django.locmem"}
 
 
@@ -173,9 +174,7 @@ def test_a_script_that_has_published_ends_without_noise(site: Site, nsqd: Nsqd) 
 
 def test_gunicorn_forks_workers_after_a_publish_and_reloads_them(site: Site, nsqd: Nsqd) -> None:
     pytest.importorskip("gunicorn")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     site.environment |= {"SHOP_PUBLISH_EARLY": "1"}
     pids = set()
 
@@ -208,6 +207,26 @@ def test_gunicorn_forks_workers_after_a_publish_and_reloads_them(site: Site, nsq
     assert "Exception ignored" not in site.said()
 
 
+def test_runserver_loads_a_changed_program_again_without_noise(site: Site, nsqd: Nsqd) -> None:
+    site.environment |= {"SHOP_PUBLISH_EARLY": "1"}
+    site.add_app("notes", "")
+
+    def depth() -> int:
+        topics = nsqd.get("/stats?format=json&topic=orders").json()["topics"]
+        return int(topics[0]["message_count"]) if topics else 0
+
+    with site.running(MANAGE, "runserver", f"127.0.0.1:{free_port()}", status=None):
+        until("it has published", lambda: depth() == 1)
+        # The reloader notices a change after it has seen the file once.
+        changes = iter(range(1000))
+        until(
+            "it has published again",
+            lambda: depth() > 1 or site.add_app("notes", f"number = {next(changes)}\n"),
+        )
+    assert "Exception ignored" not in site.said()
+    assert "ResourceWarning" not in site.said()
+
+
 # For users' tests
 
 
@@ -236,3 +255,10 @@ def test_without_django_the_import_names_the_extra() -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
     )
     assert "needs Django: pip install 'nsq[django]'" in done.stderr
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port: int = found.getsockname()[1]
+        return port

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import django
@@ -21,6 +25,8 @@ from tests.integration.consuming import until
 from .conftest import PROJECT, Site
 
 needs_tasks = pytest.mark.skipif(django.VERSION < (6,), reason="not run: django.tasks needs Django 6")
+#: Django's own tests of tasks, which `make django` puts there.
+SUITE = next(iter(sorted(Path(sys.prefix).glob("sdist/django-*/tests/tasks"))), None)
 MANAGE = str(PROJECT / "manage.py")
 
 
@@ -213,3 +219,30 @@ tasks.mail.enqueue("ada")
         finished = "select count(*) from nsq_results_storedresult where status = 'SUCCESSFUL'"
         until("all results are there", lambda: site.query(finished) == [(21,)])
     assert "mail to ada" in site.billed()
+
+
+#: Three test what ImmediateBackend does not support, and this backend does. The fourth wants a
+#: KeyboardInterrupt to reach the caller of enqueue; here it is a result, as a worker has no such caller.
+OTHERWISE = {
+    "test_cannot_get_result",
+    "test_cannot_refresh_result",
+    "test_cannot_pass_run_after",
+    "test_throws_keyboard_interrupt",
+}
+
+
+@needs_tasks
+@pytest.mark.skipif(SUITE is None, reason="not run: `make django` installs Django's own tests")
+def test_django_own_tests_of_tasks_pass_but_for_a_listed_set(site: Site, tmp_path: Path) -> None:
+    assert SUITE is not None
+    suite = tmp_path / "suite"
+    shutil.copytree(SUITE, suite / "tasks")
+    for path in (suite / "tasks").glob("*.py"):
+        path.write_text(
+            re.sub(r"django\.tasks\.backends\.(dummy|immediate)", "suite_backends", path.read_text())
+        )
+    site.environment["PYTHONPATH"] += f":{suite}:{Path(__file__).parent}"
+    site.environment["SHOP_BACKEND"] = "nsq.contrib.django.locmem"
+    said = site.manage("test", "tasks", status=1)
+    assert set(re.findall(r"^(?:FAIL|ERROR): (\w+)", said, re.MULTILINE)) == OTHERWISE, said
+    assert int(re.findall(r"Ran (\d+) tests", said)[0]) > 80
