@@ -43,7 +43,7 @@ def check_consumers(**_: Any) -> list[CheckMessage]:
         found = declared()
     except Exception as error:
         text = "".join(traceback.format_exception(error)).rstrip()
-        return [Error(f"a module nsq_handlers cannot be imported:\n{text}", id="nsq.E003")]
+        return [Error(f"the project's consumers cannot be loaded:\n{text}", id="nsq.E003")]
     if current_settings().backend != NSQD_BACKEND:
         return []
     messages: list[CheckMessage] = []

@@ -5,7 +5,7 @@ transaction of its own, so that no lock is held while nsqd is slow. One relay at
 shard, and it publishes in the order of the ids; so messages of a key, which are of one shard, keep their
 order. A relay that is killed may have published a batch that it has not deleted: that is published again.
 
-A lease is compared with the clocks of the relays' machines, which must agree within ``_CLOCKS``.
+A lease is compared with the clocks of the relays' machines, which must agree within half of ``_CLOCKS``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = Logger("nsq.contrib.django")
 
 #: nsqd refuses these for what is in the message; another attempt cannot succeed.
 _FINAL = (BadBody, BadMessage, BadTopic, InvalidMessage, InvalidName)
-#: Seconds: by how much clocks may differ; the first and the longest pause after an error.
+#: Seconds: what a lease has beyond two publishes; the first and the longest pause after an error.
 _CLOCKS, _FIRST_PAUSE, _LONGEST_PAUSE = 20.0, 0.5, 30.0
 
 
