@@ -121,7 +121,7 @@ def _tasks() -> list[Declared]:
             topic=backend.topic_of(queue),
             channel=backend.nsq.channel,
             handler=partial(tasks.handle, backend.alias),
-            label="tasks",
+            label="django.tasks",  # no app can have this label
             name=queue,
             threads=backend.nsq.threads,
             options={"auto_touch": True, "dead_letters": backend.nsq.dead_letters},

@@ -132,9 +132,10 @@ class NsqBackend(BaseTaskBackend):
         if self.supports_get_result:
             from nsq.contrib.django.results.models import StoredResult
 
-            # A row that is missing belongs to a transaction that was rolled back, or was deleted.
-            rows = StoredResult.objects.using(self.nsq.database).filter(pk=result.id)
-            rows.update(**StoredResult.columns_of(result))
+            rows, columns = StoredResult.objects.using(self.nsq.database), StoredResult.columns_of(result)
+            if not rows.filter(pk=result.id).update(**columns):
+                # The row was rolled back, or its transaction has not ended: then this waits for its end.
+                rows.update_or_create(pk=result.id, defaults=columns)
 
     def get_result(self, result_id: str) -> Any:
         if not self.supports_get_result:
@@ -167,7 +168,7 @@ class NsqBackend(BaseTaskBackend):
             try:
                 stored = self.get_result(result.id)
             except TaskResultDoesNotExist:
-                log.warning("the task %s has no stored result; it runs, and its result is lost", result.id)
+                log.info("the task %s runs before its transaction commits, or after a rollback", result.id)
             else:
                 if stored.is_finished:
                     log.info("the task %s has run before: %s", result.id, stored.status)

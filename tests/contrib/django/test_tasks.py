@@ -20,9 +20,12 @@ from django.utils import timezone
 from nsq.contrib.django import locmem
 from nsq.contrib.django.testing import handle
 from nsq.testing import Nsqd
-from tests.integration.consuming import until
+from tests.integration.consuming import channel_of, until
 
 from .conftest import PROJECT, Site
+from .postgres import postgres
+
+__all__ = ["postgres"]
 
 needs_tasks = pytest.mark.skipif(django.VERSION < (6,), reason="not run: django.tasks needs Django 6")
 #: Django's own tests of tasks, which `make django` puts there.
@@ -214,11 +217,40 @@ asyncio.run(several())
 tasks.mail.enqueue("ada")
 """
     site.manage("shell", "--no-imports", "-c", program)
-    with site.running(MANAGE, "nsq_consume", "tasks", "--processes=2"):
+    with site.running(MANAGE, "nsq_consume", "django.tasks", "--processes=2"):
         until("all have run", lambda: len(site.billed()) == 21)
         finished = "select count(*) from nsq_results_storedresult where status = 'SUCCESSFUL'"
         until("all results are there", lambda: site.query(finished) == [(21,)])
     assert "mail to ada" in site.billed()
+
+
+@needs_tasks
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("rolled_back", [False, True], ids=["commit", "rollback"])
+def test_a_task_that_runs_before_its_transaction_ends_has_its_result_afterwards(
+    rolled_back: bool, database: str, site: Site, nsqd: Nsqd, request: pytest.FixtureRequest
+) -> None:
+    ask = site.query
+    if database == "postgresql":
+        server = request.getfixturevalue("postgres")
+        site.environment["SHOP_POSTGRES"], ask = str(server.directory), server.query
+        site.manage("migrate", "--verbosity=0")
+    program = f"""
+import time
+from django.db import transaction
+from shop import tasks
+with transaction.atomic():
+    tasks.multiply.enqueue(3, 4)
+    time.sleep(2)
+    transaction.set_rollback({rolled_back})
+"""
+    with site.running(MANAGE, "nsq_consume", "django.tasks.default", "--processes=1"):
+        until("the worker waits", lambda: channel_of(nsqd, "tasks.default", "workers").get("clients"))
+        site.manage("shell", "--no-imports", "-c", program)
+        until(
+            "the result is there",
+            lambda: ask("select status from nsq_results_storedresult") == [("SUCCESSFUL",)],
+        )
 
 
 #: Three test what ImmediateBackend does not support, and this backend does. The fourth wants a
