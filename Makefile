@@ -33,7 +33,7 @@ ifneq ($(usable),yes)
 anew := anew
 endif
 
-.PHONY: help run test lint types format docs bench chaos races soak clean anew
+.PHONY: help run test django lint types format docs bench chaos races soak clean anew
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,9 @@ run: .venv/installed-run $(if $(SPARK),.venv/installed-spark) ## a web shop on a
 
 test: .venv/installed-dev $(if $(SMOKE),,.venv/installed-spark .venv/installed-browser .venv/installed-interop) ## the tests (SMOKE=1: unit tests only; ARGS='-k name' goes to pytest)
 	@$(pytest) -m 'not chaos' -n $(jobs) --dist loadscope --no-loadscope-reorder $(if $(SMOKE),tests/unit) $(ARGS)
+
+django: .venv/installed-django6 ## the tests of nsq.contrib.django with Django 6, in a second environment
+	@if [ -x .venv/django6/bin/python ]; then .venv/django6/bin/python -m pytest tests/contrib/django $(ARGS); fi
 
 lint: .venv/installed-dev ## ruff: rules and format
 	@$(python) -m ruff check --quiet $(sources)
@@ -80,7 +83,7 @@ clean: ## remove .venv, caches and build products
 
 # Of .venv itself installed-dev takes care, and of two pips at once.
 .venv/installed-interop: .venv/installed-dev $(wildcard tests/interop/requirements/*.txt)
-.venv/installed-spark .venv/installed-browser: .venv/installed-dev
+.venv/installed-spark .venv/installed-browser .venv/installed-django6: .venv/installed-dev
 
 .venv/installed-%: $(inputs) $(anew)
 	@found=$$(PYTHON='$(PYTHON)' .ci/python) && "$$found" .ci/environment.py $*

@@ -1,6 +1,8 @@
 """Makes the repository's ``.venv`` and installs the project into it, with one of the ``EXTRAS``:
 ``environment.py dev``.
 
+``environment.py django6`` makes a second environment, ``.venv/django6``, for the tests with Django 6.
+
 ``environment.py interop`` installs other clients, which tests/interop drives. Each gets an environment of its
 own below ``.venv/interop``, because the module of one is called ``nsq`` too. If one cannot be installed, the
 others still are; its tests then fail with the stored error line.
@@ -18,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,6 +52,7 @@ CONTENTS = {
 # setuptools' usual import hook.
 EDITABLE = [PYTHON, "-m", "pip", "install", "--config-settings", "editable_mode=compat", "--editable"]
 INTEROP = "interop"
+DJANGO_6 = "django6"
 CLIENTS = VENV / INTEROP
 PINS = ROOT / "tests" / "interop" / "requirements"
 TAIL = 20
@@ -164,6 +168,40 @@ def install_client(pins: Path) -> bool:
     return False
 
 
+def install_django_6() -> bool:
+    """Make an environment with Django 6, of a Python 3.12 or newer if there is one; return whether all is
+    well. Without such a Python its tests are skipped.
+    """
+    found = subprocess.run(
+        [ROOT / ".ci" / "python", "--another"], capture_output=True, text=True, check=False
+    ).stdout.strip()
+    for python in filter(None, (found, str(PYTHON))):
+        if succeeds([python, "-c", "import sys; sys.exit(sys.version_info < (3, 12))"]):
+            home = VENV / DJANGO_6
+            if home.exists():
+                shutil.rmtree(home)
+            pip = [home / "bin" / "python", "-m", "pip", "install", "--editable", ".[test]", "Django>=6,<7"]
+            if logged(python, "-m", "venv", home) and logged(*pip) and install_django_tests(home):
+                return True
+            raise SetupError(f"{log_tail()}\nDjango 6 could not be installed: see .venv/install.log")
+    print("no Python 3.12 or newer was found: the tests with Django 6 are skipped", file=sys.stderr)
+    return False
+
+
+def install_django_tests(home: Path) -> bool:
+    """Put Django's own tests, which only its sdist has, below ``home``."""
+    read = [home / "bin" / "python", "-c", "import django; print(django.__version__)"]
+    version = subprocess.run(read, capture_output=True, text=True, check=True).stdout.strip()
+    download = ["download", "--no-deps", "--no-binary", "django", "--dest", home, f"django=={version}"]
+    if not logged(home / "bin" / "python", "-m", "pip", *download):
+        return False
+    (sdist,) = home.glob("django-*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        wanted = [each for each in archive if each.name.split("/")[1:3] == ["tests", "tasks"]]
+        archive.extractall(home / "sdist", wanted, filter="data")
+    return True
+
+
 def make_bare(home: Path) -> bool:
     """Make an environment without pip, which would take seconds to install."""
     if importlib.util.find_spec("venv"):
@@ -185,7 +223,10 @@ def set_up(kind: str) -> None:
         print(f"setting up .venv for '{kind}' with Python {version}; this is done once", flush=True)
         if not whole:
             make()
-        if kind == INTEROP:
+        if kind == DJANGO_6:
+            if not install_django_6():
+                return
+        elif kind == INTEROP:
             stamp.unlink(missing_ok=True)
             if not install_clients():
                 return
@@ -196,7 +237,7 @@ def set_up(kind: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    kinds = [*EXTRAS, INTEROP]
+    kinds = [*EXTRAS, INTEROP, DJANGO_6]
     if len(arguments) != 1 or arguments[0] not in kinds:
         print(f"usage: environment.py {'|'.join(kinds)}", file=sys.stderr)
         return 2

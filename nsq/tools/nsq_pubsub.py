@@ -23,10 +23,10 @@ from urllib.parse import parse_qs, urlsplit
 
 from nsq import Consumer, Message, NsqError, Producer, Requeue
 from nsq.errors import ConfigError, PublishFailed, UsageError
-from nsq.tools.listening import HttpServer, listen_address
 from nsq.tools.program import ConsumerFlags, ProducerFlags, SignalWatch, config_of, flag, log, run
 from nsq.transport.addresses import join
 from nsq.wire.names import check_channel, check_topic
+from nsq.work.listening import HttpServer, listen_address
 
 PROG = "nsq_pubsub"
 #: Largest body of a request, in bytes.

@@ -27,7 +27,6 @@ from nsq.errors import ConfigError
 from nsq.message import finish_all
 from nsq.tools.archive import Archive, ArchiveFlags, make_directory
 from nsq.tools.program import (
-    STOP_TIMEOUT,
     ConsumerFlags,
     HttpFlags,
     LogFlags,
@@ -39,6 +38,7 @@ from nsq.tools.program import (
     run,
     stop_all,
 )
+from nsq.work.stopping import STOP_TIMEOUT
 
 PROG = "nsq_to_file"
 #: Seconds allowed for closing a healthy file.

@@ -13,7 +13,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from nsq.log import Logger
 from nsq.threads.signals import SignalWatch
 from nsq.transport.base import Stream
 from nsq.transport.dialing import default_transport
+from nsq.work.stopping import stop_all
 
 __all__ = [
     "COMPATIBLE_VERSION",
@@ -58,7 +58,6 @@ log = Logger("nsq.tools")
 #: The version of Go's tools whose flags and output these have.
 COMPATIBLE_VERSION = "1.3.0"
 VERSION = f"v{COMPATIBLE_VERSION} (nsq for Python {__version__})"
-STOP_TIMEOUT = 30.0
 #: The status that a shell reports for a program whose reader has gone away.
 _BROKEN_PIPE = 128 + signal.SIGPIPE
 _INTERRUPTED = 128 + signal.SIGINT
@@ -370,31 +369,3 @@ def run_consumers(
             producer.close(0.0)
     if refusal is not None:
         raise refusal
-
-
-def stop_all(consumers: Sequence[Consumer], watch: SignalWatch, timeout: float = STOP_TIMEOUT) -> bool:
-    """Stop all consumers at once; return whether all stopped cleanly. A later signal cuts it short."""
-    reports: list[object] = []
-
-    def stop(consumer: Consumer) -> None:
-        report = None
-        try:
-            report = consumer.stop(timeout)
-        finally:
-            reports.append(report)
-            watch.wake()
-
-    threads = [
-        threading.Thread(target=stop, args=(consumer,), name=f"nsq-stop-{consumer.topic}", daemon=True)
-        for consumer in consumers
-    ]
-    for thread in threads:
-        thread.start()
-    while len(reports) < len(threads):
-        if watch.wait() is not None:
-            log.warning("a second signal: exiting at once")
-            for consumer in consumers:
-                consumer.stop(0.0)
-    for thread in threads:
-        thread.join()
-    return all(reports)

@@ -67,6 +67,7 @@ ONLY_IN = {
     "django": ["contrib/"],
     "celery": ["contrib/celery/"],
     "kombu": ["contrib/celery/"],
+    "asgiref": ["contrib/django/"],
     "pytest": ["testing/"],
     "eventlet": ["threads/waiters.py"],
 }

@@ -1,0 +1,52 @@
+"""``manage.py nsq_relay``: publishes the messages of the outbox until SIGTERM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+from django.db import router
+
+from nsq.contrib.django.management.commands.nsq_consume import log_to_stderr
+from nsq.contrib.django.outbox.models import OutboxMessage
+from nsq.contrib.django.outbox.relay import Relay
+from nsq.contrib.django.outbox.writing import check_databases
+from nsq.threads.signals import SignalWatch
+
+
+class Command(BaseCommand):
+    help = "Publishes the messages of the outbox. Several relays may run at once. SIGTERM ends it."
+
+    def add_arguments(self, parser: Any) -> None:
+        parser.add_argument("--database", help="the database of the outbox (default: as routed)")
+        parser.add_argument("--batch", type=int, default=500, help="messages read at a time (default: 500)")
+        parser.add_argument(
+            "--poll",
+            type=float,
+            default=1.0,
+            help="seconds to sleep when nothing waits (default: 1)",
+        )
+        parser.add_argument("--once", action="store_true", help="end when nothing more can be published")
+
+    def handle(self, *_: Any, verbosity: int, batch: int, poll: float, once: bool, **options: Any) -> None:
+        log_to_stderr(verbosity)
+        if batch < 1 or not poll > 0:
+            raise CommandError(f"--batch is {batch} and --poll {poll}; both must be above 0")
+        for problem in check_databases():
+            raise CommandError(f"{problem.msg}. {problem.hint}")
+        with SignalWatch() as watch:
+            stopped = False
+
+            def stop_requested() -> bool:
+                nonlocal stopped
+                stopped = stopped or watch.wait(0.0) is not None
+                return stopped
+
+            relay = Relay(options["database"] or router.db_for_write(OutboxMessage), batch, stop_requested)
+            while not stop_requested():
+                pause = relay.run_once()
+                if once and pause:
+                    raise CommandError("the outbox could not be published; the log says why")
+                if once and pause is None:
+                    return
+                stopped = stopped or watch.wait(poll if pause is None else pause) is not None

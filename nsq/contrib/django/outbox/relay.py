@@ -1,0 +1,170 @@
+"""The relay: publishes what the outbox has, shard by shard. Any number of relays may run.
+
+For each shard with messages: lease it, read its oldest messages, publish them, delete them. Each step is a
+transaction of its own, so that no lock is held while nsqd is slow. One relay at a time has the lease of a
+shard, and it publishes in the order of the ids; so messages of a key, which are of one shard, keep their
+order. A relay that is killed may have published a batch that it has not deleted: that is published again.
+
+A lease is compared with the clocks of the relays' machines, which must agree within half of ``_CLOCKS``.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from django.db import DatabaseError, InterfaceError
+from django.db.models import F
+from django.utils import timezone
+
+from nsq import NsqError
+from nsq.contrib.django.connections import close_old_connections
+from nsq.contrib.django.outbox.models import SHARDS, OutboxMessage, Shard
+from nsq.contrib.django.publishing import current_settings, cut, multi_publish
+from nsq.contrib.django.publishing import publish as publish_one
+from nsq.errors import BadBody, BadMessage, BadTopic, InvalidMessage, InvalidName
+from nsq.log import Logger
+
+log = Logger("nsq.contrib.django")
+
+#: nsqd refuses these for what is in the message; another attempt cannot succeed.
+_FINAL = (BadBody, BadMessage, BadTopic, InvalidMessage, InvalidName)
+#: Seconds: what a lease has beyond two publishes; the first and the longest pause after an error.
+_CLOCKS, _FIRST_PAUSE, _LONGEST_PAUSE = 20.0, 0.5, 30.0
+
+
+class LeaseLost(Exception):
+    """Another relay has the shard, because this one was too slow."""
+
+
+class Relay:
+    """``stopped`` is asked between batches."""
+
+    def __init__(self, using: str, batch: int, stopped: Callable[[], bool]) -> None:
+        self._batch = batch
+        self._stopped = stopped
+        self._owner = uuid.uuid4().hex
+        self._messages = OutboxMessage.objects.using(using)
+        self._shards = Shard.objects.using(using)
+        self._timeout = current_settings().config.publish_timeout
+        # Long enough for a publish that times out, and another one.
+        self._lease = 2 * self._timeout + _CLOCKS
+        self._lease_ends = 0.0  # of the current shard, on the monotonic clock
+        self._failures = 0
+        self._prepared = False
+
+    def run_once(self) -> float | None:
+        """Publish a batch of each shard; return the seconds to pause before the next call. None means that
+        nothing waits which this relay can take.
+        """
+        close_old_connections()
+        try:
+            if not self._prepared:
+                shards = [Shard(number=each) for each in range(SHARDS)]
+                self._shards.bulk_create(shards, ignore_conflicts=True)
+                self._prepared = True
+            done = self._publish_shards()
+        except (DatabaseError, InterfaceError) as error:
+            return self._pause(f"the database fails: {error}")
+        except NsqError as error:
+            return self._pause(f"cannot publish: {error}")
+        self._failures = 0
+        return 0.0 if done else None
+
+    def _pause(self, problem: str) -> float:
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._failures, 30))
+        self._failures += 1
+        log.error("%s; the next attempt is in %g s", problem, pause)
+        return pause
+
+    def _publish_shards(self) -> int:
+        """Publish one batch of every shard that can be leased; return the number of messages."""
+        waiting = self._messages.filter(refused_at=None).order_by().values_list("shard", flat=True)
+        shards = list(waiting.distinct())
+        random.shuffle(shards)
+        done = 0
+        for number in shards:
+            if self._stopped():
+                break
+            if self._take(number, time.time()):
+                try:
+                    done += self._publish_batch(number)
+                except LeaseLost:
+                    log.warning("another relay has taken over the shard %d", number)
+                finally:
+                    self._mine(number).update(leased_until=0.0)
+        return done
+
+    # Leases
+
+    def _take(self, number: int, now: float) -> bool:
+        """Lease a shard whose lease has ended. One statement, which the database runs for one relay at a
+        time.
+        """
+        before = time.monotonic()
+        free = self._shards.filter(number=number, leased_until__lt=now)
+        self._lease_ends = before + self._lease
+        return bool(free.update(owner=self._owner, leased_until=now + self._lease))
+
+    def _mine(self, number: int) -> Any:
+        return self._shards.filter(number=number, owner=self._owner)
+
+    def _keep(self, number: int) -> None:
+        """Renew the lease unless a publish that begins now surely ends within it."""
+        before = time.monotonic()
+        if self._lease_ends - before > self._timeout + _CLOCKS / 2:
+            return
+        now = time.time()
+        renewed = self._mine(number).filter(leased_until__gt=now).update(leased_until=now + self._lease)
+        if not renewed:
+            raise LeaseLost
+        self._lease_ends = before + self._lease
+
+    # Publishing
+
+    def _publish_batch(self, number: int) -> int:
+        rows = list(self._messages.filter(shard=number, refused_at=None).order_by("id")[: self._batch])
+        by_topic: dict[str, list[OutboxMessage]] = {}
+        for row in rows:
+            by_topic.setdefault(row.topic, []).append(row)
+        for topic, several in by_topic.items():
+            start = 0
+            for bodies in cut(bytes(row.body) for row in several):
+                self._keep(number)
+                part = several[start : start + len(bodies)]
+                start += len(bodies)
+                self._publish_part(number, topic, part, bodies)
+        return len(rows)
+
+    def _publish_part(self, number: int, topic: str, rows: list[OutboxMessage], bodies: list[bytes]) -> None:
+        try:
+            multi_publish(topic, bodies, timeout=self._timeout)
+        except _FINAL:
+            # Some of them are at fault: find out which.
+            for row, body in zip(rows, bodies, strict=True):
+                self._keep(number)
+                self._publish_alone(row, body)
+        except NsqError as error:
+            self._note(rows, error)
+            raise
+        else:
+            self._messages.filter(pk__in=[row.pk for row in rows]).delete()
+
+    def _publish_alone(self, row: OutboxMessage, body: bytes) -> None:
+        try:
+            publish_one(row.topic, body, timeout=self._timeout)
+        except _FINAL as error:
+            log.error("the message %s is set aside, as nsqd refuses it: %s", row, error)
+            self._note([row], error, refused_at=timezone.now())
+        except NsqError as error:
+            self._note([row], error)
+            raise
+        else:
+            self._messages.filter(pk=row.pk).delete()
+
+    def _note(self, rows: list[OutboxMessage], error: NsqError, **fields: object) -> None:
+        chosen = self._messages.filter(pk__in=[row.pk for row in rows])
+        chosen.update(attempts=F("attempts") + 1, error=str(error)[:500], **fields)

@@ -1,0 +1,1 @@
+"""An optional app: stores the results of tasks in the database."""

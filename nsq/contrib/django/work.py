@@ -1,0 +1,48 @@
+"""Running the consumers of a project in several processes, on the supervisor of ``nsq work``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterable
+
+import django
+
+from nsq import Consumer
+from nsq.contrib.django.connections import close_before_fork
+from nsq.contrib.django.handlers import chosen
+from nsq.work.supervisor import files_of
+
+
+def setup() -> None:
+    """Set Django up: ``DJANGO_SETTINGS_MODULE=shop.settings nsq work --setup nsq.contrib.django:setup …``."""
+    django.setup()
+    close_at_forks()
+
+
+def close_at_forks() -> None:
+    """Close database connections before every fork of this process's main thread, which the supervisor is."""
+    supervisor = os.getpid()
+
+    def close() -> None:
+        # Not in a worker, whose handlers may fork while other threads use the database.
+        if os.getpid() == supervisor and threading.current_thread() is threading.main_thread():
+            close_before_fork()
+
+    os.register_at_fork(before=close)
+
+
+class DjangoProgram:
+    """The chosen consumers of a project. Loading it imports the modules ``nsq_handlers``."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._chosen = chosen(names)
+
+    def consumers(self) -> list[Consumer]:
+        return [each.make() for each in self._chosen]
+
+    def files(self) -> dict[str, float]:
+        """Return the project's files, and when they were changed."""
+        modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] != "nsq"]
+        return files_of(modules)

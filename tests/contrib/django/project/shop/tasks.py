@@ -1,0 +1,45 @@
+"""Tasks; they need Django 6."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.tasks import TaskContext, task
+
+from shop.models import Billed
+
+
+@task
+def add(first: int, second: int) -> int:
+    Billed.objects.create(body=f"{first} + {second}", process=0)
+    return first + second
+
+
+@task
+async def multiply(first: int, second: int) -> int:
+    return first * second
+
+
+@task(takes_context=True)
+def attempts(context: TaskContext) -> int:
+    return context.attempt
+
+
+@task
+def fail() -> None:
+    raise ValueError("it fails")
+
+
+@task
+def leave() -> None:
+    raise SystemExit(3)
+
+
+@task
+def bad_result() -> Any:
+    return object()
+
+
+@task(backend="committed", queue_name="mails")
+def mail(to: str) -> None:
+    Billed.objects.create(body=f"mail to {to}", process=0)

@@ -1,0 +1,286 @@
+"""The outbox: written with the data, published by relays that may die at any time."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from django.core.checks import run_checks
+from django.core.management import CommandError, call_command
+from django.db import connections, transaction
+from django.test import override_settings
+from django.utils import timezone
+from shop.models import Order
+
+import nsq
+from nsq.contrib.django import locmem
+from nsq.contrib.django.outbox import publish
+from nsq.contrib.django.outbox.models import OutboxMessage, Shard
+from nsq.contrib.django.outbox.relay import Relay
+from nsq.testing import Nsqd
+from nsq.testing.plugin import Factory
+from tests.integration.consuming import until
+
+from .conftest import PROJECT, Site, bodies
+from .postgres import Postgres, postgres
+
+__all__ = ["postgres"]
+
+MANAGE = str(PROJECT / "manage.py")
+
+
+def waiting() -> list[str]:
+    rows = OutboxMessage.objects.order_by("id").values_list("body", flat=True)
+    return [bytes(body).decode() for body in rows]
+
+
+@pytest.fixture
+def outbox(database: None) -> Any:
+    with override_settings(NSQ={"BACKEND": "nsq.contrib.django.locmem"}):
+        locmem.outbox.clear()
+        yield locmem.outbox
+
+
+def test_a_message_is_stored_with_the_data_and_only_with_it(outbox: Any) -> None:
+    with transaction.atomic():
+        Order.objects.create(item="tea")
+        publish("orders", b"tea")
+    with pytest.raises(ValueError, match="no"), transaction.atomic():
+        publish("orders", b"cake")
+        raise ValueError("no")
+    publish("orders", b"outside")
+    assert waiting() == ["tea", "outside"]
+    with pytest.raises(nsq.InvalidName):
+        publish("no topic!", b"x")
+    assert outbox == []
+
+
+def test_a_relay_publishes_in_batches_by_topic_and_deletes(
+    outbox: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with transaction.atomic():
+        for number in range(10):
+            publish("orders", b"%d" % number, key="ada")
+            publish("invoices", b"%d" % number, key="ada")
+    batches = []
+
+    def note(topic: str, bodies: list[bytes], timeout: float) -> None:
+        batches.append((topic, bodies))
+
+    monkeypatch.setattr(locmem, "multi_publish", note)
+    call_command("nsq_relay", "--once")
+    numbers = [b"%d" % number for number in range(10)]
+    assert batches == [("orders", numbers), ("invoices", numbers)]
+    assert waiting() == []
+
+
+def test_a_relay_leaves_a_leased_shard_alone_until_the_lease_ends(outbox: Any) -> None:
+    first, second = (Relay("default", 500, lambda: False) for _ in range(2))
+    first.run_once()
+    publish("orders", b"1", key="ada")
+    number = OutboxMessage.objects.get().shard
+    assert first._take(number, time.time())
+    assert second.run_once() is None
+    assert outbox == []
+    Shard.objects.filter(number=number).update(leased_until=time.time() - 1)
+    assert second.run_once() == 0.0
+    assert [each.body for each in outbox] == [b"1"]
+
+
+def test_a_relay_that_has_lost_its_lease_publishes_nothing(outbox: Any) -> None:
+    relay, other = (Relay("default", 500, lambda: False) for _ in range(2))
+    relay.run_once()
+    publish("orders", b"1", key="ada")
+    number = OutboxMessage.objects.get().shard
+    take = relay._take
+
+    def take_and_sleep(number: int, now: float) -> bool:
+        taken = take(number, now)
+        Shard.objects.filter(number=number).update(leased_until=now - 1)
+        assert other._take(number, now)
+        relay._lease_ends = time.monotonic()
+        return taken
+
+    relay._take = take_and_sleep
+    relay.run_once()
+    assert outbox == []
+    assert Shard.objects.get(number=number).owner == other._owner
+
+
+def test_while_nsqd_is_down_messages_wait_with_the_reason(site: Site, nsqd: Nsqd) -> None:
+    site.manage("shell", "-c", "from nsq.contrib.django.outbox import publish; publish('orders', b'tea')")
+    site.environment["SHOP_NSQD"] = "127.0.0.1:1"
+    site.environment["SHOP_PUBLISH_TIMEOUT"] = "0.3"
+    said = site.manage("nsq_relay", "--once", status=1)
+    assert "cannot publish" in said
+    ((attempts, error),) = site.query("select attempts, error from nsq_outbox_outboxmessage")
+    assert attempts == 1
+    assert "Connection refused" in error
+    site.environment["SHOP_NSQD"] = nsqd.tcp_address
+    with site.running(MANAGE, "nsq_relay", "--poll=0.1"):
+        assert bodies(nsqd, "orders", 1) == [b"tea"]
+        until("deleted", lambda: site.query("select * from nsq_outbox_outboxmessage") == [])
+    assert "Traceback" not in site.said()
+
+
+def test_a_message_that_nsqd_refuses_is_set_aside_and_the_others_go_on(
+    database: None, nsqd_factory: Factory[Nsqd]
+) -> None:
+    nsqd = nsqd_factory(max_msg_size=10)
+    with override_settings(NSQ={"NSQD": nsqd.tcp_address}):
+        for body in (b"1", b"far too long", b"3"):
+            publish("orders", body, key="ada")
+        call_command("nsq_relay", "--once", verbosity=0)
+        assert bodies(nsqd, "orders", 2) == [b"1", b"3"]
+    (left,) = OutboxMessage.objects.all()
+    assert bytes(left.body) == b"far too long"
+    assert left.refused_at is not None
+    assert "E_BAD_MESSAGE" in left.error
+
+
+def test_the_admin_lists_what_waits_and_why_and_sends_refused_messages_again(outbox: Any) -> None:
+    from django.contrib.auth.models import User
+    from django.test import Client
+
+    publish("orders", b"tea", key="ada")
+    OutboxMessage.objects.update(refused_at=timezone.now(), error="E_BAD_MESSAGE for a reason")
+    client = Client()
+    client.force_login(User.objects.create_superuser("root"))
+    page = "/admin/nsq_outbox/outboxmessage/"
+    assert "E_BAD_MESSAGE for a reason" in client.get(page).content.decode()
+    chosen = OutboxMessage.objects.get().pk
+    assert client.get(f"{page}{chosen}/change/").status_code == 200
+    client.post(page, {"action": "send_again", "_selected_action": [chosen]})
+    call_command("nsq_relay", "--once")
+    assert [each.body for each in outbox] == [b"tea"]
+
+
+def test_sqlite_without_immediate_transactions_is_refused(
+    outbox: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connections.settings["default"], "OPTIONS", {})
+    assert "nsq.E006" in [each.id for each in run_checks()]
+    with pytest.raises(CommandError, match="transactions that begin as writers"):
+        call_command("nsq_relay", "--once")
+
+
+def test_a_transaction_waits_for_another_one_that_writes_the_same_key(site: Site, postgres: Postgres) -> None:
+    site.environment["SHOP_POSTGRES"] = str(postgres.directory)
+    site.manage("migrate", "--verbosity=0")
+    program = """
+import threading
+from django.db import connection, transaction
+from nsq.contrib.django.outbox import publish
+from nsq.contrib.django.outbox.models import OutboxMessage
+ended = []
+def write(key):
+    publish("orders", b"second", key=key)
+    ended.append(key)
+    connection.close()
+def begin(key):
+    thread = threading.Thread(target=write, args=(key,))
+    thread.start()
+    return thread
+with transaction.atomic():
+    publish("orders", b"first", key="ada")
+    same, other = begin("ada"), begin("bob")
+    other.join(60)
+    same.join(1)
+    print(ended)
+same.join(60)
+print(ended)
+"""
+    assert "['bob']\n['bob', 'ada']\n" in site.manage("shell", "-c", program)
+
+
+WRITER = """
+import random, sys
+from django.db import transaction
+from nsq.contrib.django.outbox import publish
+writer, count = int(sys.argv[1]), int(sys.argv[2])
+numbers = {}
+for _ in range(count):
+    with transaction.atomic():
+        key = f"{writer}-{random.randrange(5)}"
+        numbers[key] = numbers.get(key, 0) + 1
+        publish("orders", f"{key} {numbers[key]}".encode(), key=key)
+        if random.random() < 0.1:
+            transaction.set_rollback(True)
+            numbers[key] -= 1
+"""
+
+
+#: The lease of a relay that was killed ends after 6 s instead of 40.
+RELAY = """
+from django.core.management import call_command
+from nsq.contrib.django.outbox import relay
+relay._CLOCKS = 5.0
+call_command("nsq_relay", batch=7, poll=0.05)
+"""
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_relays_that_are_killed_lose_nothing_and_keep_the_order_of_each_key(
+    database: str, site: Site, request: pytest.FixtureRequest
+) -> None:
+    """The publishing order counts, so that a file stands for nsqd."""
+    if database == "postgresql":
+        site.environment["SHOP_POSTGRES"] = str(request.getfixturevalue("postgres").directory)
+        site.manage("migrate", "--verbosity=0")
+    site.environment |= {"SHOP_BACKEND": "shop.recording", "SHOP_PUBLISH_TIMEOUT": "0.5"}
+    published = site.directory / "published"
+    for name, text in (("relay.py", RELAY), ("writer.py", WRITER)):
+        (site.directory / name).write_text(f"import django\ndjango.setup()\n{text}")
+    count, kills, chance = 300, 6, random.Random(1)
+
+    def start(name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with site.log.open("ab") as log:
+            command = [sys.executable, str(site.directory / name), *arguments]
+            return subprocess.Popen(command, cwd=PROJECT, env=site.environment, stdout=log, stderr=log)
+
+    def lines() -> list[str]:
+        return published.read_text().splitlines() if published.exists() else []
+
+    sql = "select count(*) from nsq_outbox_outboxmessage"
+    ask = request.getfixturevalue("postgres").query if database == "postgresql" else site.query
+    relays: list[subprocess.Popen[bytes]] = []
+    writers = [start("writer.py", str(number), str(count)) for number in range(2)]
+    try:
+        until("there is something to compete for", lambda: ask(sql)[0][0] > count or ended(writers))
+        relays += [start("relay.py") for _ in range(3)]
+        for _ in range(kills):
+            enough = len(lines()) + 20
+            until("more are published", lambda enough=enough: len(lines()) > enough or ended(writers))
+            victim = relays.pop(chance.randrange(3))
+            victim.kill()
+            victim.wait()
+            relays.append(start("relay.py"))
+        for each in writers:
+            assert each.wait(200) == 0, site.said()
+        until("the outbox is empty", lambda: ask(sql)[0][0] == 0)
+    finally:
+        for each in (*relays, *writers):
+            each.terminate()
+        for each in (*relays, *writers):
+            each.wait(60)
+    found = lines()
+    first: dict[str, list[int]] = defaultdict(list)
+    for line in dict.fromkeys(found):
+        key, _, number = line.partition(" ")
+        first[key].append(int(number))
+    # Every committed number once, in order.
+    wrong = {key: numbers for key, numbers in first.items() if numbers != list(range(1, len(numbers) + 1))}
+    assert wrong == {}
+    assert sum(map(len, first.values())) > 2 * count * 0.8
+    # A kill repeats at most the batch under way.
+    assert len(found) - len(set(found)) <= kills * 7
+    assert "Traceback" not in site.said()
+
+
+def ended(processes: list[subprocess.Popen[bytes]]) -> bool:
+    return all(each.poll() is not None for each in processes)

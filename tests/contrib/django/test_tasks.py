@@ -1,0 +1,280 @@
+"""The backend for ``django.tasks``: Django 6 alone has it. Workers are real ones, run by ``nsq_consume``."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import django
+import pytest
+from django.db import transaction
+from django.test import override_settings
+from django.utils import timezone
+
+from nsq.contrib.django import locmem
+from nsq.contrib.django.testing import handle
+from nsq.testing import Nsqd
+from tests.integration.consuming import channel_of, until
+
+from .conftest import PROJECT, Site
+from .postgres import postgres
+
+__all__ = ["postgres"]
+
+needs_tasks = pytest.mark.skipif(django.VERSION < (6,), reason="not run: django.tasks needs Django 6")
+#: Django's own tests of tasks, which `make django` puts there.
+SUITE = next(iter(sorted(Path(sys.prefix).glob("sdist/django-*/tests/tasks"))), None)
+MANAGE = str(PROJECT / "manage.py")
+
+
+@pytest.mark.skipif(django.VERSION >= (6,), reason="not run: this Django has tasks")
+def test_the_backend_says_that_it_needs_django_6() -> None:
+    from nsq.contrib.django import publish
+
+    assert callable(publish)
+    with pytest.raises(ImportError, match=r"NsqBackend needs django\.tasks, which Django 6 has"):
+        from nsq.contrib.django import NsqBackend  # noqa: F401
+
+
+@pytest.fixture
+def outbox(database: None) -> Iterator[Any]:
+    with override_settings(NSQ={"BACKEND": "nsq.contrib.django.locmem"}):
+        locmem.outbox.clear()
+        yield locmem.outbox
+
+
+def deliver(body: bytes, attempts: int = 1, alias: str = "default") -> None:
+    """Give a body to the worker's handler."""
+    from nsq.contrib.django import tasks
+
+    handle(lambda message: tasks.handle(alias, message), body, attempts=attempts)
+
+
+@needs_tasks
+def test_enqueue_publishes_to_the_topic_of_the_queue_and_the_worker_stores_the_result(outbox: Any) -> None:
+    from shop import tasks
+
+    result = tasks.add.enqueue(1, second=2)
+    (published,) = outbox
+    assert (published.topic, published.defer) == ("tasks.default", None)
+    assert (result.status, tasks.add.get_result(result.id).status) == ("READY", "READY")
+    deliver(published.body)
+    result.refresh()
+    assert (result.status, result.return_value, result.attempts) == ("SUCCESSFUL", 3, 1)
+
+
+@needs_tasks
+@pytest.mark.parametrize(
+    ("name", "arguments", "status", "value"),
+    [
+        ("multiply", [3, 4], "SUCCESSFUL", 12),
+        ("attempts", [], "SUCCESSFUL", 1),
+        ("fail", [], "FAILED", "builtins.ValueError"),
+        ("leave", [], "FAILED", "builtins.SystemExit"),
+        ("bad_result", [], "FAILED", "builtins.TypeError"),
+        ("add", [1], "FAILED", "builtins.TypeError"),
+    ],
+)
+def test_how_a_task_ends(name: str, arguments: list[Any], status: str, value: Any, outbox: Any) -> None:
+    from shop import tasks
+
+    result = getattr(tasks, name).enqueue(*arguments)
+    deliver(outbox[0].body)
+    result.refresh()
+    said = result.return_value if status == "SUCCESSFUL" else result.errors[0].exception_class_path
+    assert (result.status, said, len(outbox)) == (status, value, 1)
+
+
+@needs_tasks
+def test_a_second_delivery_of_a_finished_task_does_not_run_it(outbox: Any) -> None:
+    from shop import tasks
+    from shop.models import Billed
+
+    tasks.add.enqueue(1, 2)
+    deliver(outbox[0].body)
+    deliver(outbox[0].body, attempts=2)
+    assert Billed.objects.count() == 1
+
+
+@needs_tasks
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"task": "shop.tasks.gone"}, "does not define a"),
+        ({"task": "shop.models.Order"}, "is no task"),
+        ({"queue": "unknown"}, "Queue 'unknown' is not valid"),
+        ({"args": None}, "args is None"),
+        ({"run_after": "soon"}, "Invalid isoformat"),
+        (None, "Expecting value"),
+    ],
+)
+def test_what_is_no_task_here_goes_to_the_dead_letters(
+    change: Any, said: str, outbox: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    from shop import tasks
+
+    tasks.add.enqueue(1, 2)
+    body = b"hello" if change is None else json.dumps(json.loads(outbox.pop().body) | change).encode()
+    outbox.clear()
+    deliver(body)
+    assert [(each.topic, each.body) for each in outbox] == [("tasks.dead", body)]
+    assert said in caplog.text
+
+
+@needs_tasks
+def test_run_after_is_reached_by_hops_of_what_nsqd_allows(outbox: Any) -> None:
+    from shop import tasks
+    from shop.models import Billed
+
+    soon, late = timezone.now() + timedelta(minutes=10), timezone.now() + timedelta(days=2)
+    tasks.add.using(run_after=soon).enqueue(1, 2)
+    tasks.add.using(run_after=late).enqueue(3, 4)
+    assert 590 < outbox[0].defer <= 600
+    assert outbox[1].defer == 3600
+    deliver(outbox[1].body)
+    assert (outbox[2].topic, outbox[2].body, outbox[2].defer) == ("tasks.default", outbox[1].body, 3600)
+    assert Billed.objects.count() == 0
+
+
+@needs_tasks
+def test_enqueue_on_commit_sends_nothing_after_a_rollback(outbox: Any) -> None:
+    from shop import tasks
+
+    with transaction.atomic():
+        tasks.mail.enqueue("ada")
+        assert outbox == []
+    with pytest.raises(ValueError, match="no"), transaction.atomic():
+        tasks.mail.enqueue("bob")
+        raise ValueError("no")
+    assert [each.topic for each in outbox] == ["tasks.mails"]
+
+
+@needs_tasks
+def test_priorities_and_unknown_queues_are_refused_and_arguments_are_json(outbox: Any) -> None:
+    from django.tasks.exceptions import InvalidTask
+    from shop import tasks
+
+    with pytest.raises(InvalidTask, match="priority"):
+        tasks.add.using(priority=5)
+    with pytest.raises(InvalidTask, match="Queue 'mails' is not valid"):
+        tasks.add.using(queue_name="mails")
+    with pytest.raises(TypeError, match="Unsupported type"):
+        tasks.add.enqueue(timezone.now(), 1)
+    assert outbox == []
+
+
+@needs_tasks
+def test_without_the_results_app_nothing_is_stored_and_attempts_are_nsqds(outbox: Any) -> None:
+    from django.conf import settings
+    from django.tasks import task_backends
+    from django.tasks.signals import task_finished
+    from shop import tasks
+
+    finished = []
+
+    def note(task_result: Any, **_: Any) -> None:
+        finished.append((task_result.return_value, len(task_result.worker_ids)))
+
+    task_finished.connect(note)
+    with override_settings(
+        INSTALLED_APPS=[each for each in settings.INSTALLED_APPS if "results" not in each]
+    ):
+        assert not task_backends["default"].supports_get_result
+        result = tasks.attempts.enqueue()
+        with pytest.raises(NotImplementedError):
+            result.refresh()
+        deliver(outbox[0].body, attempts=3)
+    task_finished.disconnect(note)
+    assert finished == [(3, 3)]
+
+
+@needs_tasks
+def test_a_wrong_option_is_named() -> None:
+    from django.core.exceptions import ImproperlyConfigured
+
+    from nsq.contrib.django import NsqBackend
+
+    with pytest.raises(ImproperlyConfigured, match="has 'TOPIC'; known are CHANNEL, DATABASE"):
+        NsqBackend("default", {"OPTIONS": {"TOPIC": "x"}})
+
+
+@needs_tasks
+def test_workers_run_tasks_that_other_processes_have_enqueued(site: Site, nsqd: Nsqd) -> None:
+    program = """
+import asyncio
+from shop import tasks
+for number in range(10):
+    tasks.add.enqueue(number, 1)
+async def several():
+    await asyncio.gather(*[tasks.add.aenqueue(number, 2) for number in range(10)])
+asyncio.run(several())
+tasks.mail.enqueue("ada")
+"""
+    site.manage("shell", "--no-imports", "-c", program)
+    with site.running(MANAGE, "nsq_consume", "django.tasks", "--processes=2"):
+        until("all have run", lambda: len(site.billed()) == 21)
+        finished = "select count(*) from nsq_results_storedresult where status = 'SUCCESSFUL'"
+        until("all results are there", lambda: site.query(finished) == [(21,)])
+    assert "mail to ada" in site.billed()
+
+
+@needs_tasks
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("rolled_back", [False, True], ids=["commit", "rollback"])
+def test_a_task_that_runs_before_its_transaction_ends_has_its_result_afterwards(
+    rolled_back: bool, database: str, site: Site, nsqd: Nsqd, request: pytest.FixtureRequest
+) -> None:
+    ask = site.query
+    if database == "postgresql":
+        server = request.getfixturevalue("postgres")
+        site.environment["SHOP_POSTGRES"], ask = str(server.directory), server.query
+        site.manage("migrate", "--verbosity=0")
+    program = f"""
+import time
+from django.db import transaction
+from shop import tasks
+with transaction.atomic():
+    tasks.multiply.enqueue(3, 4)
+    time.sleep(2)
+    transaction.set_rollback({rolled_back})
+"""
+    with site.running(MANAGE, "nsq_consume", "django.tasks.default", "--processes=1"):
+        until("the worker waits", lambda: channel_of(nsqd, "tasks.default", "workers").get("clients"))
+        site.manage("shell", "--no-imports", "-c", program)
+        until(
+            "the result is there",
+            lambda: ask("select status from nsq_results_storedresult") == [("SUCCESSFUL",)],
+        )
+
+
+#: Three test what ImmediateBackend does not support, and this backend does. The fourth wants a
+#: KeyboardInterrupt to reach the caller of enqueue; here it is a result, as a worker has no such caller.
+OTHERWISE = {
+    "test_cannot_get_result",
+    "test_cannot_refresh_result",
+    "test_cannot_pass_run_after",
+    "test_throws_keyboard_interrupt",
+}
+
+
+@needs_tasks
+@pytest.mark.skipif(SUITE is None, reason="not run: `make django` installs Django's own tests")
+def test_django_own_tests_of_tasks_pass_but_for_a_listed_set(site: Site, tmp_path: Path) -> None:
+    assert SUITE is not None
+    suite = tmp_path / "suite"
+    shutil.copytree(SUITE, suite / "tasks")
+    for path in (suite / "tasks").glob("*.py"):
+        path.write_text(
+            re.sub(r"django\.tasks\.backends\.(dummy|immediate)", "suite_backends", path.read_text())
+        )
+    site.environment["PYTHONPATH"] += f":{suite}:{Path(__file__).parent}"
+    site.environment["SHOP_BACKEND"] = "nsq.contrib.django.locmem"
+    said = site.manage("test", "tasks", status=1)
+    assert set(re.findall(r"^(?:FAIL|ERROR): (\w+)", said, re.MULTILINE)) == OTHERWISE, said
+    assert int(re.findall(r"Ran (\d+) tests", said)[0]) > 80
