@@ -29,8 +29,8 @@ ORDER = [
     ["producer"],
     ["consumer"],
     ["partitioned"],
-    ["work"],
     [PUBLIC],
+    ["work"],
     ["aio", "tools", "spark", "contrib", "daemons", "testing"],
     ["__main__"],
 ]
@@ -201,7 +201,6 @@ BROKEN = [
     ("daemons/httpd.py", "from .nsqd.topic import Topic"),
     ("tools/nsq_tail.py", "from nsq.spark import source"),
     ("tools/nsq_tail.py", "from nsq.contrib.celery import names"),
-    ("work/deferring.py", "from nsq import Producer"),
     ("work/deferring.py", "import kombu"),
     ("consumer/consumer.py", "from nsq import aio"),
     ("tools/nsq_tail.py", "from nsq.aio import Consumer"),
