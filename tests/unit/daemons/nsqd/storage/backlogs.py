@@ -10,8 +10,7 @@ from pathlib import Path
 from nsq.daemons.nsqd.core.backlog import Message
 from nsq.daemons.nsqd.disk.layout import HEAD_SIZE
 from nsq.daemons.nsqd.disk.queue import DiskQueue
-from nsq.daemons.nsqd.storage.dues import DueTimes
-from nsq.daemons.nsqd.storage.durable import DurableBacklog
+from nsq.daemons.nsqd.storage.durable import DueTimes, DurableBacklog
 from nsq.daemons.nsqd.storage.memory_first import MemoryFirstBacklog
 from nsq.daemons.nsqd.storage.storage import OnDisk, persist
 from tests.fakes.clock import FakeClock
@@ -44,7 +43,7 @@ def open_disk(directory: Path, *, log: Lines | None = None) -> DiskQueue:
 
 def close(backlog: OnDisk, taken: list[Message]) -> None:
     """As a stop does it."""
-    for fault in persist([(backlog, taken)], {}):
+    for fault in persist([(backlog, taken)]):
         raise fault
 
 
@@ -56,7 +55,6 @@ class Spilling(MemoryFirstBacklog):
         self.wrote: list[int] = []
         super().__init__(
             open_disk(directory),
-            DueTimes(directory, "t:c", FakeClock()),
             limit,
             failed=lambda error, size: self.faults.append(error),
             wrote=self.wrote.append,
