@@ -17,6 +17,7 @@ from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered, Usag
 from nsq.producer.futures import PublishFuture
 from nsq.producer.pool import Pool
 from nsq.producer.publishes import (
+    Defer,
     Publish,
     checked_timeout,
     new_multi_publish,
@@ -121,12 +122,13 @@ class Producer:
     # Publishing.
 
     def publish(
-        self, topic: str, body: bytes, *, defer: float | None = None, timeout: float | None = None
+        self, topic: str, body: bytes, *, defer: Defer | None = None, timeout: float | None = None
     ) -> None:
         """Return when an nsqd has stored the message.
 
-        nsqd delivers it after ``defer`` seconds. ``timeout`` (default: publish_timeout) covers everything:
-        waiting for room among the pending publishes, connecting, sending, nsqd's answer, further attempts.
+        nsqd delivers it after ``defer``: seconds, a timedelta, or an aware datetime. ``timeout`` (default:
+        publish_timeout) covers everything: waiting for room among the pending publishes, connecting, sending,
+        nsqd's answer, further attempts.
         """
         if self._around_publish is not None:
             with around(self._around_publish, topic, [body]) as (body,):
@@ -147,7 +149,7 @@ class Producer:
         topic: str,
         body: bytes,
         *,
-        defer: float | None = None,
+        defer: Defer | None = None,
         timeout: float | None = None,
         block: bool = True,
     ) -> PublishFuture:

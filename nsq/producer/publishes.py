@@ -13,8 +13,10 @@ from __future__ import annotations
 import _thread
 import copy
 import math
+import time
 from collections.abc import Iterable
 from contextlib import suppress
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
@@ -137,11 +139,14 @@ class Publish(Waiters):
 
 P = TypeVar("P", bound=Publish)
 
+#: Seconds or a timedelta from now, or an aware datetime.
+Defer = float | timedelta | datetime
+
 # Making a publish from a user's arguments.
 
 
-def new_publish(make: type[P], topic: str, body: object, defer: float | None, config: Config) -> P:
-    """Make a PUB, or a DPUB for a message that nsqd delivers after ``defer`` seconds."""
+def new_publish(make: type[P], topic: str, body: object, defer: Defer | None, config: Config) -> P:
+    """Make a PUB, or a DPUB for a message that nsqd delivers after ``defer``."""
     name = _checked_topic(topic) if type(topic) is str else check_topic(topic)
     # The usual case first: this runs for every message.
     if type(body) is not bytes or not 0 < len(body) <= config.max_msg_size:
@@ -222,10 +227,16 @@ def _checked_body(body: object, config: Config, what: str) -> bytes:
     return data
 
 
-def _checked_delay(defer: float, longest: float) -> int:
-    """Return the delay in milliseconds."""
+def _checked_delay(defer: Defer, longest: float) -> int:
+    """Return the delay in milliseconds; at least 0 for a datetime, which may have passed by now."""
+    if isinstance(defer, timedelta):
+        defer = defer.total_seconds()
+    elif isinstance(defer, datetime):
+        if defer.utcoffset() is None:
+            raise InvalidMessage(f"defer is {defer!r}, must have a time zone")
+        defer = max(0.0, defer.timestamp() - time.time())
     if isinstance(defer, bool) or not isinstance(defer, (int, float)) or not math.isfinite(defer):
-        raise InvalidMessage(f"defer is {defer!r}, must be a number of seconds")
+        raise InvalidMessage(f"defer is {defer!r}, must be seconds, a timedelta or an aware datetime")
     if not 0 <= defer <= longest:
         raise InvalidMessage(
             f"defer is {defer:g} s, must be 0 to {longest:g} s (max_defer, to be nsqd's --max-req-timeout)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import UTC, datetime, timedelta, timezone
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -83,12 +84,31 @@ class TestMade:
         assert (made.topic, made.messages, made.size, made.done()) == ("orders", 1, 4, False)
         assert repr(made) == "<Publish orders, 1 messages>"
 
+    def test_a_message_is_deferred_by_a_timedelta_or_until_a_datetime(self) -> None:
+        now = datetime.now(UTC)
+        for defer, milliseconds in (
+            (timedelta(seconds=1.5), 1500),
+            (now.astimezone(timezone(timedelta(hours=9))) + timedelta(seconds=600), 600_000),
+            (now - timedelta(days=1), 0),
+        ):
+            made = new_publish(Publish, "orders", b"body", defer, CONFIG)
+            delay = int(made.command.split(b"\n")[0].split()[2]) if made.command else 0
+            assert milliseconds - 60_000 < delay <= milliseconds
+        with pytest.raises(InvalidMessage, match="must have a time zone"):
+            new_publish(Publish, "orders", b"body", datetime(2030, 1, 1), CONFIG)
+
     @pytest.mark.parametrize(
         ("topic", "body", "defer", "error", "text"),
         [
             *[
-                ("orders", b"body", defer, InvalidMessage, r"^defer is .* must be a number of seconds")
-                for defer in (math.inf, math.nan, True, "30")
+                (
+                    "orders",
+                    b"body",
+                    defer,
+                    InvalidMessage,
+                    r"^defer is .* must be seconds, a timedelta or an aware datetime",
+                )
+                for defer in (math.inf, math.nan, True, "30", object())
             ],
             ("orders", b"body", -0.001, InvalidMessage, r"^defer is -0.001 s, must be 0 to 7200 s"),
             ("orders", b"body", 7201.0, InvalidMessage, r"^defer is 7201 s, must be 0 to 7200 s"),
