@@ -432,7 +432,7 @@ def test_publishes_that_wait_for_an_nsqd_on_an_event_loops_thread_are_warned_abo
     with producer(transport) as p:
         for _ in range(2):
             with pytest.raises(PublishFailed):
-                asyncio.run(publish_on_the_loop(p, timeout=0.01))
+                asyncio.run(publish_on_the_loop(p, timeout=0.5))
         (warning,) = warnings_of(p, caplog)
         assert "nsq.aio.Producer" in warning
 
