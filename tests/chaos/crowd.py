@@ -252,8 +252,10 @@ def drain(nsqd: Nsqd, ledger: Ledger, place: tuple[str, str], within: float = 10
     def empty() -> bool:
         assert time.monotonic() < deadline, f"{place} is not empty after {within} s"
         query = f"/stats?format=json&include_clients=false&topic={topic}&channel={channel}"
-        (found,) = nsqd.get(query).json()["topics"][0]["channels"]
-        return not found["depth"] + found["in_flight_count"] + found["deferred_count"]
+        (found,) = nsqd.get(query).json()["topics"]
+        (own,) = found["channels"]
+        # A busy nsqd has not yet passed all on from the topic to its channels.
+        return not found["depth"] + own["depth"] + own["in_flight_count"] + own["deferred_count"]
 
     with V2Client(nsqd.tcp_address) as client:
         client.send(commands.sub(topic, channel))
