@@ -95,8 +95,6 @@ class DiskQueue:
         self._log = log
         self._closed = False
         self._job: QueueSync | None = None
-        #: Whether files with uncommitted records were removed by another program.
-        self.lost_files = False
         self._named = -1  # the last file that existed when the directory was synced
         sizes = self._sizes = bounds(min_record, max_record)
         self._segments, self._committed, self._synced_meta = recover(
@@ -227,22 +225,8 @@ class DiskQueue:
     def flushed(self, job: QueueSync) -> None:
         """Note that ``job`` has succeeded. Raises OSError if records were lost all the same."""
         job.check()
-        self._check_missing(job)
         self._named = max(self._named, job.written.file)
         self._writer.synced(job.numbers, job.written)
-
-    def _check_missing(self, job: QueueSync) -> None:
-        """Raise OSError if another program has removed files that are needed; append to a new file then."""
-        files = {self._directory / self._layout.data(number): number for number in job.numbers}
-        gone = {path: files[path] for path in job.missing if files[path] in self._segments}
-        if not gone or self._closed:
-            return
-        if self._segments.last.number in gone.values():
-            self._writer.roll()
-        for number in gone.values():
-            self._writer.forget(number)
-        self.lost_files = True
-        raise OSError(errno.ENOENT, "another program has removed this file of messages", str(min(gone)))
 
     def begin_new_file(self) -> None:
         """Append to a new file from now on, because an fsync of this one has failed."""
@@ -278,7 +262,6 @@ class DiskQueue:
             return
         self._job = None
         job.check()
-        self._check_missing(job)
         self._synced_meta = job.content
         self._named = max(self._named, job.written.file)
         self._writer.synced(job.numbers, job.written)

@@ -245,14 +245,8 @@ class DurableBacklog:
         self._commit()
 
     def begin_new_file(self) -> None:
-        """Append to a new file from now on: an fsync has failed, or another program has removed files. If it
-        has, write the messages in memory again.
-        """
+        """Append to a new file from now on: an fsync has failed."""
         self.disk.begin_new_file()
-        if self.disk.lost_files:
-            self.disk.lost_files = False
-            self._try_to_rewrite(len(self._entries))
-            self._written()
 
     def _commit(self) -> None:
         if self._finished_to is not None:
