@@ -118,8 +118,7 @@ class Storage:
         self._found = self._directory.files()
         after = self.failed, self._round_succeeded
         self.committer = Committer(self._prepare, *after, begin_new_files=self._begin_new_files)
-        self._reserved = self._directory.read_last_tick()
-        broker.ids.start_after(self._reserved)
+        self._start_ids(broker)
         for topic in self._directory.read_roster():
             self._restore(broker, topic)
         self._broker = broker
@@ -162,7 +161,7 @@ class Storage:
         lists: list[SyncJob] = []
         if self._broker is not None:
             lists.append(self._directory.roster_job(self._roster(), COMPATIBLE_VERSION))
-            if self._broker.ids.tick != self._reserved:
+            if self._broker.ids.tick >= 0:
                 lists.append(self._directory.last_tick_job(self._broker.ids.tick))
         errors = await in_thread(lambda: self._persist(queues, lists), "nsqd-write-down")
         self._directory.unlock()
@@ -300,13 +299,28 @@ class Storage:
         self._add_positions(this)
         return this
 
+    def _start_ids(self, broker: Broker) -> None:
+        """Make only ids that no earlier run can have used, and reserve them before the first one is made.
+
+        A run that is killed may leave records with any of its reserved ids. A durable queue takes a second
+        record with the same id for a copy.
+        """
+        last = self._directory.read_last_tick()
+        broker.ids.start_after(last)
+        self._reserved = max(last, self._clock.time_ns() >> 20) + _IDS_AHEAD
+        try:
+            self._directory.last_tick_job(self._reserved)()
+        except OSError as error:
+            self._log.warning("%s cannot be written (%s): new ids may repeat old ones", _LAST_TICK, error)
+            self._reserved = last
+
     def _reserve_ids(self, this: Round) -> None:
         """Reserve the next ids on disk. A restart begins after them: ids do not repeat if the clock has been
         set back meanwhile.
         """
         used = self._broker.ids.tick if self._broker is not None else self._reserved
-        if used == self._reserved or used + _IDS_AHEAD // 2 <= self._reserved:
-            return  # no id was made in this run, or enough are reserved
+        if used + _IDS_AHEAD // 2 <= self._reserved:
+            return
 
         def reserved(_: SyncJob) -> None:
             self._reserved = used + _IDS_AHEAD

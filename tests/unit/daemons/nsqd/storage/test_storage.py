@@ -140,6 +140,21 @@ def test_a_damaged_list_of_ids_is_only_warned_about(tmp_path: Path, content: byt
     assert int((tmp_path / "nsqd.ids.dat").read_bytes()) == pytest.approx(time.time_ns() >> 20, rel=0.001)
 
 
+def test_ids_do_not_repeat_if_a_kill_leaves_records_but_not_the_list_of_ids(tmp_path: Path) -> None:
+    ids = tmp_path / "nsqd.ids.dat"
+    ids.write_bytes(b"%d\n" % ((time.time_ns() >> 20) + 10**6))  # the clock was set back
+
+    async def id_of_a_killed_run() -> bytes:
+        async with node(tmp_path, durable=True) as one:
+            at_the_kill = ids.read_bytes()
+            one.broker.publish("t", [b"a"])
+            (message,) = (await one.broker.topics["t"].peek(100, 0))[-1:]
+        ids.write_bytes(at_the_kill)
+        return message.id
+
+    assert asyncio.run(id_of_a_killed_run()) < asyncio.run(id_of_a_killed_run())
+
+
 @MODES
 def test_topics_channels_and_whether_they_are_paused(tmp_path: Path, durable: bool) -> None:
     data = tmp_path / "data"
