@@ -28,8 +28,10 @@ ROOT = Path(__file__).resolve().parents[3]
 PROJECT = Path(__file__).resolve().parent / "project"
 
 sys.path.insert(0, str(PROJECT))
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "project.settings")
-django.setup()
+# Read here and now: other tests of this process, and what they start, are no part of the project.
+with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("DJANGO_SETTINGS_MODULE", "project.settings")
+    django.setup()
 
 
 @pytest.fixture
