@@ -30,8 +30,8 @@ PUTS = 3
 LARGEST_SEGMENT = 64 << 20
 #: Seconds between two looks for messages whose timeout is near.
 _TOUCH_EVERY = 1.0
-#: The delay of a requeue in seconds. Without one, nsqd would send the message back here at once, over and over
-#: until this receiver has started again, and count each time as an attempt.
+#: The delay of a requeue in seconds. Without one, nsqd would send the message back here at once, over and
+#: over until this receiver has started again, and count each time as an attempt.
 _DELAY = 2.0
 #: Seconds for the last puts when a receiver stops.
 _LAST_PUTS = 5.0

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from nsq.errors import Closed, ConnectionFailed, NsqError, SegmentLost, WalError, WalForeign
+from nsq.errors import Closed, ConnectionFailed, NsqError, SegmentLost, WalError, WalForeign, WalOwned
 from nsq.log import Logger
 from nsq.spark.receiver.pool import PoolStatus, ReceiverPool
 from nsq.spark.source.backlog import AvailableNowTarget, Backlog, Poller
@@ -503,6 +503,8 @@ class Feed:
     def _note_committed(self, committed: Offset) -> None:
         try:
             self._save(committed.at, begun=True)
+        except WalOwned:
+            raise
         except WalError as error:
             # Spark's checkpoint has the position, and the next deletion may free the space that is missing.
             log.warning("the position of reader %s cannot be noted: %s", self.options.reader, error)

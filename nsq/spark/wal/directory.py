@@ -17,7 +17,7 @@ import errno
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -293,7 +293,7 @@ class DirectoryWal(BaseWal):
     def receivers(self) -> list[ReceiverFolder]:
         return self._look()[0]
 
-    def delete(self, segments: Iterable[Segment]) -> list[Segment]:
+    def delete(self, segments: Sequence[Segment]) -> list[Segment]:
         """Delete segments, and return them; missing ones are no error."""
         gone = list(segments)
         for segment in gone:

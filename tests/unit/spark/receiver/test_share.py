@@ -64,9 +64,7 @@ def test_no_nsqd_loses_its_receiver_while_an_nsqlookupd_is_away(
     found = [lookups.Place(address, "x") for address in answered]
     monkeypatch.setattr(lookups, "places", lambda *_: (found, [NsqError("no answer")]))
     before = [Share(index, 2).nsqds(NSQDS) for index in range(2)]
-    now = [
-        own_options(options(lookupd="l:4161"), Share(index, 2), before[index]).nsqd for index in range(2)
-    ]
+    now = [own_options(options(lookupd="l:4161"), Share(index, 2), before[index]).nsqd for index in range(2)]
     assert sorted({address for share in now for address in share}) == NSQDS
 
 

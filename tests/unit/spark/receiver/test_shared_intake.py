@@ -97,7 +97,7 @@ def test_what_the_log_cannot_name_goes_back_to_nsqd(store: FaultyStore, log: Sha
     other = SharedWal(store, "memory://log")
     other.receivers()
     known = other._known["one"]
-    assert other._rewrite(known, known.head, closed=True)  # another process takes this receiver for dead
+    assert other._close(known, known.head)  # another process takes this receiver for dead
     intake.take(messages(nsqd, b"1"))
     eventually(lambda: log.broken, bool, 60.0)
     intake.take(messages(nsqd, b"2"))

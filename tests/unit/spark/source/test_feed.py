@@ -54,7 +54,7 @@ class FakeLog:
         self.deleted: list[Segment] = []
         self.broken = False
         self.states: dict[str, ReaderState] = {}
-        self.unnoted = False
+        self.save_error: WalError | None = None
 
     def files_of_readers(self) -> list[SegmentFile]:
         return [SegmentFile(one, 10 * one.rows, float(one.number)) for one in self.segments()]
@@ -70,8 +70,8 @@ class FakeLog:
         return dict(self.states)
 
     def save_reader(self, reader: str, state: ReaderState) -> None:
-        if self.unnoted:
-            raise WalError("/wal/readers/default.json cannot be written: no space left")
+        if self.save_error is not None:
+            raise self.save_error
         self.states[reader] = state
 
     def seal(self, receiver: str, rows: int, size: int = 0) -> Segment:
@@ -412,10 +412,20 @@ def test_a_commit_that_cannot_be_noted_still_makes_room(
     read = scene.log.seal("a", 10)
     end = scene.latest()
     scene.feed.plan(START, end)
-    scene.log.unnoted = True
+    scene.log.save_error = WalError("/wal/readers/default.json cannot be written: no space left")
     scene.feed.commit(end)
     assert scene.log.deleted == [read]
     assert "no space left" in caplog.text
+
+
+def test_a_commit_that_finds_the_reader_taken_over_deletes_nothing(scene: Scene) -> None:
+    scene.log.seal("a", 10)
+    end = scene.latest()
+    scene.feed.plan(START, end)
+    scene.log.save_error = WalOwned("taken over by another query")
+    with pytest.raises(WalOwned, match="taken over"):
+        scene.feed.commit(end)
+    assert scene.log.deleted == []
 
 
 # Readers
