@@ -195,8 +195,8 @@ class ShareWatch:
 
 
 def ended_by(wal: Wal, job: str, every: float = 2.0) -> Callable[[float], bool]:
-    """A function for ``stand``: waits, and tells whether the log holds a word that this job is to stop. If
-    the log does not answer, it is not.
+    """Return a function for ``stand``, which waits, and returns whether the log asks this job to stop: False
+    while the log does not answer.
     """
     last_look = 0.0
     stop = False

@@ -169,7 +169,7 @@ class Directory:
 # The log
 
 
-class _Known:
+class _SealedFiles:
     """The sealed segments of a receiver, as last listed: there may be a hundred thousand, which never
     change.
     """
@@ -209,12 +209,11 @@ class DirectoryWal(BaseWal):
         super().__init__(self._place, str(location))
         self._clock = clock
         self._nap = nap
-        self._known: dict[str, _Known] = {}  # by receiver
+        self._known: dict[str, _SealedFiles] = {}  # by receiver
 
     def own(self, reader: str, description: str, patience: float) -> FileLock:
         """Lock a reader's name. Raises WalOwned, with the owner's description, when the owner does not leave
-        within ``patience`` seconds (30 s when the owner has announced that it is leaving). In an object
-        store it may first take 20 s to find out whether the owner is alive.
+        within ``patience`` seconds (30 s when the owner has announced that it is leaving).
         """
         path = self._root / readers.lock_of(check_reader(reader))
         self._place.make_folder(readers.FOLDER)
@@ -229,9 +228,11 @@ class DirectoryWal(BaseWal):
 
     def log(self, receiver: str) -> DirectoryLog:
         """Create a receiver's log. The name must be new: ``names.new_receiver`` makes one."""
-        self._check_new(receiver)
+        self._check_name(receiver)
         folder = self._root / receiver
         with named(folder, "cannot be made"):
+            if folder.exists():
+                raise WalError(f"{folder} is there already: a receiver's name must be new")
             return DirectoryLog(folder, self._enter(folder), self._disk, self._place.mode() & 0o666)
 
     def segments(self) -> list[Segment]:
@@ -266,9 +267,9 @@ class DirectoryWal(BaseWal):
         """Look at what has changed. Returns the receivers, and the bytes of all files."""
         folders = []
         size = 0
-        looked: dict[str, _Known] = {}
+        looked: dict[str, _SealedFiles] = {}
         for receiver in self._receivers():
-            known = looked[receiver] = self._known.get(receiver, _Known())
+            known = looked[receiver] = self._known.get(receiver, _SealedFiles())
             open_bytes = 0
             there = set(self._place.names(receiver))
             for name in known.names.keys() - there:

@@ -55,7 +55,7 @@ _NAP = 0.5
 _JOIN = 30.0
 
 
-class _Known(NamedTuple):
+class _KnownHead(NamedTuple):
     """A head as last read. ``since``: since when, on our clock, it has not changed. ``suspected``: when it
     seemed dead for the first time; None while it does not.
     """
@@ -83,7 +83,7 @@ class SharedWal(BaseWal):
         self._now = now
         self._clock = clock
         self._nap = nap
-        self._known: dict[str, _Known] = {}  # by receiver
+        self._known: dict[str, _KnownHead] = {}  # by receiver
         self._pages: dict[tuple[str, int], list[Row]] = {}
         self._claims: dict[str, SharedClaim] = {}
         self._states: dict[str, tuple[str, ReaderState]] = {}  # by reader, with the tag
@@ -100,10 +100,7 @@ class SharedWal(BaseWal):
         return super().prepare(subject)
 
     def log(self, receiver: str) -> SharedLog:
-        if not names.is_receiver(receiver):
-            raise WalError(f"{receiver!r} is no name for a receiver: take one from names.new_receiver()")
-        if self.identity() is None:
-            raise WalError(f"{self._store.path('')} is no log: it has to be prepared first")
+        self._check_name(receiver)  # ``SharedLog`` itself finds out whether the name is new
         return SharedLog(self._store, receiver, now=self._now)
 
     # Planning
@@ -147,7 +144,7 @@ class SharedWal(BaseWal):
                 known.pop(receiver, None)
             elif receiver not in known or known[receiver].tag != read[1]:
                 since = now if receiver in before else now - age[receiver]
-                known[receiver] = _Known(read[1], read[0], since)
+                known[receiver] = _KnownHead(read[1], read[0], since)
         for receiver, one in known.items():
             if one.suspected is None and now - one.since >= DEAD:
                 known[receiver] = one._replace(suspected=now)
@@ -233,7 +230,7 @@ class SharedWal(BaseWal):
                 self._close(known, known.head)
         return []
 
-    def _close(self, known: _Known, head: Head) -> bool:
+    def _close(self, known: _KnownHead, head: Head) -> bool:
         """Write the head of another process's manifest, closed; False when that process has changed it
         meanwhile."""
         new = dataclasses.replace(head, writer=uuid.uuid4().hex, closed=True, beat=head.beat + 1)
@@ -242,7 +239,7 @@ class SharedWal(BaseWal):
             tag = replace(self._store, name, manifest.encode_head(new), known.tag)
         except Conflict:
             return False
-        self._known[head.receiver] = _Known(tag, new, self._clock())
+        self._known[head.receiver] = _KnownHead(tag, new, self._clock())
         return True
 
     def delete(self, segments: Sequence[Segment]) -> list[Segment]:
@@ -500,10 +497,10 @@ class _SmallFiles:
         """Do nothing: an object store has no folders."""
 
     def names(self, folder: str) -> list[str]:
+        """The names directly in a folder, of its first thousand objects: enough to see if it is empty."""
         prefix = f"{folder}/" if folder else ""
-        return sorted(
-            {entry.name[len(prefix) :].partition("/")[0] for entry in self._store.list_after(prefix)}
-        )
+        listed = self._store.list_after(prefix, most=1000)
+        return sorted({entry.name[len(prefix) :].partition("/")[0] for entry in listed})
 
     def get(self, name: str) -> bytes | None:
         found = self._store.get(name)

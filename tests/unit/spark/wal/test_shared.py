@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -121,8 +120,9 @@ def test_a_segment_behind_a_missing_one_is_not_named(make: Make, clock: Clock) -
         with log._lock:
             log._next = 2  # as if another thread were still putting segment 1
         log.put(make(1), lambda: done.append("second"))
+        beat = log._head.beat
         log._wake.put(None)
-        time.sleep(0.05)
+        eventually(lambda: log._head.beat, lambda now: now > beat, 60.0)  # it has written the head again
         assert done == []
         assert wal.segments() == []
 
