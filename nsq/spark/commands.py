@@ -363,10 +363,12 @@ class Receivers(SparkCommand):
                         rate = max(0.0, (status.received - before) / (now - then))
                         before, then = status.received, now
                         alive = job.alive()
-                        # Receivers do not tell a directory what they do.
-                        told = any(folder.status for folder in alive)
+                        # Receivers report their status only to an object store.
+                        reported = any(folder.status for folder in alive)
                         kept = f"{sum(folder.segments for folder in alive):,} segments in the log"
-                        meter.show(f"{len(alive)} receivers, {progress_line(status, rate) if told else kept}")
+                        meter.show(
+                            f"{len(alive)} receivers, {progress_line(status, rate) if reported else kept}"
+                        )
                 meter.note("stopped")
             finally:
                 for spark in started:

@@ -40,7 +40,7 @@ log = Logger("nsq.spark.receiver")
 POOL = "nsq-receivers"
 #: Seconds to wait for the executors of a cluster that has just started.
 REGISTERING = 30.0
-#: Seconds to wait for the tasks after Spark was told to end them.
+#: Seconds to wait for the tasks after their interruption.
 _INTERRUPTED = 15.0
 #: Our errors that another attempt cannot mend, as they are spelt in one of Spark's.
 _HOPELESS = ("nsq.errors.ConfigError: ", "nsq.errors.WalForeign: ", "nsq.errors.UsageError: ")
@@ -139,7 +139,7 @@ class ReceiverJob:
         return [folder for folder in self._wal.receivers() if folder.alive]
 
     def status(self) -> Status:
-        """What the living receivers of the log tell about themselves; those of a directory tell nothing."""
+        """The reports of the living receivers of the log; those of a directory report nothing."""
         return merge_statuses(folder.status for folder in self.alive() if folder.status is not None)
 
     def stop(self, timeout: float = 2 * GRACE) -> None:
@@ -161,7 +161,7 @@ class ReceiverJob:
             try:
                 self._spark.interruptTag(self._tag)
             except Exception as error:  # the session may have ended
-                log.warning("Spark cannot be told to end the receivers: %s", error)
+                log.warning("Spark cannot interrupt the receivers: %s", error)
             self._thread.join(_INTERRUPTED)
         with contextlib.suppress(NsqError):
             self._wal.forget_job(self._job)
