@@ -303,7 +303,8 @@ def parse_command(
         options, words = _parse_mixed(options_class, list(argv), prog)
     except FlagExit as end:
         if not end.status:
-            end.text = end.text.replace(f"Usage of {prog}:", f"Usage: {prog} {line}\n\n{about}\n\nFlags:", 1)
+            usage = f"Usage: {prog} {line}".rstrip()
+            end.text = end.text.replace(f"Usage of {prog}:", f"{usage}\n\n{about}\n\nFlags:", 1)
         raise
     names = line.split()
     least = sum(not name.startswith("[") for name in names)

@@ -52,7 +52,7 @@ class Command:
     takes: ClassVar[str] = "PLACE"
     needs: ClassVar[tuple[str, ...]] = ()
 
-    debug: bool = flag(False, "show stack traces, and Spark's log from WARN up")
+    debug: bool = flag(False, "show stack traces, and Spark's log at WARN and above")
     argument: str = ""
     argv: tuple[str, ...] = ()
 
@@ -63,8 +63,8 @@ class Command:
 
 @dataclass(frozen=True, kw_only=True)
 class NsqCommand(Command):
-    nsqd: tuple[str, ...] = repeated(str, "HOST:PORT of an nsqd; repeatable")
-    lookupd: tuple[str, ...] = repeated(str, "HOST:PORT of an nsqlookupd that knows the nsqds; repeatable")
+    nsqd: tuple[str, ...] = repeated(str, "HOST:PORT (TCP) of an nsqd; repeatable")
+    lookupd: tuple[str, ...] = repeated(str, "HOST:PORT (HTTP) of an nsqlookupd; repeatable")
     option: tuple[tuple[str, str], ...] = repeated(
         pair, 'NAME=VALUE, also -o: an option of format("nsq") such as maxInFlight=5000; repeatable'
     )
@@ -81,11 +81,11 @@ class NsqCommand(Command):
 
 @dataclass(frozen=True, kw_only=True)
 class SparkCommand(NsqCommand):
-    quiet: bool = flag(False, "show no progress, only the result; also -q")
+    quiet: bool = flag(False, "do not show progress; also -q")
     master: str = flag("", "URL of Spark's master; default: local[*], this machine")
     conf: tuple[tuple[str, str], ...] = repeated(pair, "NAME=VALUE, a Spark setting; repeatable")
     print_submit: bool = flag(False, "print the spark-submit command for a cluster, and exit")
-    prometheus: str = flag("", "file for metrics, which Prometheus' textfile collector reads")
+    prometheus: str = flag("", "write metrics into this file, for Prometheus' textfile collector")
 
     @contextlib.contextmanager
     def done(self, pipeline: Callable[..., T]) -> Iterator[T]:
@@ -157,10 +157,10 @@ class SparkCommand(NsqCommand):
 class StreamCommand(SparkCommand):
     takes = "TOPIC"
 
-    channel: str = flag("", "the channel to read")
+    channel: str = flag("", "channel to read")
     follow: bool = flag(False, "run until Ctrl-C instead of exiting when the channel is drained")
-    wal: str = flag("", "the write-ahead log: a directory, or s3://bucket/folder")
-    checkpoint: str = flag("", "Spark's checkpoint folder")
+    wal: str = flag("", "location of the write-ahead log: a directory, or s3://bucket/folder")
+    checkpoint: str = flag("", "folder of Spark's checkpoint")
     chart: str = flag("", "image file for a chart of the result: .png, .svg or .pdf")
 
     @contextlib.contextmanager
@@ -224,11 +224,11 @@ class Archive(StreamCommand):
 
     needs = ("to",)
 
-    channel: str = flag("archive", "the channel to read")
-    every: float = duration(60.0, "with --follow: time between two batches")
+    channel: str = flag("archive", "channel to read")
+    every: float = duration(60.0, "time between two batches, with --follow")
     to: str = flag("", "folder for the files, or delta:DIR for a Delta table")
     body: str = flag("binary", "how bodies are stored: binary, string or json")
-    schema: str = flag("", "with --body=json: the fields, such as 'id bigint, total double'")
+    schema: str = flag("", "fields of JSON bodies, with --body=json, such as 'id bigint, total double'")
 
     def run(self) -> None:
         from nsq.spark.pipelines.archive import archive
@@ -250,12 +250,12 @@ class Archive(StreamCommand):
 class Metrics(StreamCommand):
     """Count messages, bytes, latency, attempts and the most frequent keys."""
 
-    channel: str = flag("metrics", "the channel to read")
-    every: float = duration(10.0, "with --follow: time between two batches")
-    window: str = flag("1 minute", "length of a window, as Spark spells it")
-    watermark: str = flag("1 minute", "with --to: how late a message may be")
+    channel: str = flag("metrics", "channel to read")
+    every: float = duration(10.0, "time between two batches, with --follow")
+    window: str = flag("1 minute", "length of a time window, in Spark's spelling")
+    watermark: str = flag("1 minute", "how late a message may be, with --to, in Spark's spelling")
     key: str = flag("", "list the most frequent values of $.field in JSON bodies, or of an SQL expression")
-    top: int = flag(10, "number of these values per window")
+    top: int = flag(10, "number of the most frequent values per window, with --key")
     to: str = flag("", "also write the windows into this folder, as Parquet")
 
     def run(self) -> None:
@@ -283,12 +283,14 @@ class Replay(SparkCommand):
     takes = "DIR"
     needs = ("topic",)
 
-    topic: str = flag("", "the topic to publish to")
+    topic: str = flag("", "topic to publish to")
     since: str = flag("", "publish only messages from this time on: 2026-03-01 or 2026-03-01T07:30:00, UTC")
     until: str = flag("", "publish only messages before this time")
     rate: float | None = flag(None, "maximum messages per second")
     dry_run: bool = flag(False, "count what would be published, and publish nothing")
-    state: str = flag("", "file that records the progress, to resume after an interruption")
+    state: str = flag(
+        "", "file that records the progress, so that another run can resume (default: below DIR)"
+    )
 
     def run(self) -> int:
         from nsq.spark.pipelines.replay import replay
@@ -314,10 +316,13 @@ class Receive(NsqCommand):
     takes = "TOPIC"
     needs = ("channel", "wal")
 
-    quiet: bool = flag(False, "show no progress, only the result; also -q")
-    channel: str = flag("", "the channel to read")
-    wal: str = flag("", "the log, which Spark must be able to reach")
-    share: str = flag("1/1", "which part of the nsqds to take: 3/40 is the third of 40 receivers")
+    quiet: bool = flag(False, "do not show progress; also -q")
+    channel: str = flag("", "channel to read")
+    wal: str = flag(
+        "",
+        "location of the write-ahead log, which Spark must be able to reach: a directory, or s3://bucket/folder",
+    )
+    share: str = flag("1/1", "which part of the nsqds to receive from: 3/40 for the third of 40 receivers")
 
     def run(self) -> None:
         from nsq.spark.receiver.process import prepare_process, standalone
@@ -337,9 +342,9 @@ class Receivers(SparkCommand):
     takes = "TOPIC"
     needs = ("channel", "wal")
 
-    channel: str = flag("", "the channel to read")
-    wal: str = flag("", "the log, which all executors must be able to reach")
-    n: int = flag(2, "receivers; each holds one of the cluster's slots; also -n")
+    channel: str = flag("", "channel to read")
+    wal: str = flag("", "location of the write-ahead log, which all executors must be able to reach")
+    n: int = flag(2, "number of receivers, each of which holds one of the cluster's slots; also -n")
 
     def run(self) -> None:
         from nsq.spark.receiver.job import receivers
@@ -387,11 +392,11 @@ class Simulate(Command):
 
     takes = ""
 
-    receivers: int = flag(80, "receivers on the cluster")
+    receivers: int = flag(80, "number of receivers")
     rate: int = flag(25_000, "messages per second of each receiver")
-    size: int = flag(200, "bytes of a message")
-    interval: float = duration(1.0, "time between two segments of a receiver (commitInterval)")
-    delay: float = duration(0.05, "time that one request takes")
+    size: int = flag(200, "size of a message body in bytes")
+    interval: float = duration(1.0, "time between two segments of a receiver (option commitInterval)")
+    delay: float = duration(0.05, "time that one request to the store takes")
     retention: float = duration(0.0, "how long the log keeps committed segments")
 
     def run(self) -> None:
@@ -414,7 +419,7 @@ class WalLs(Command):
 
     remove: str = flag(
         "",
-        "forget this reader, which holds up deletion; what it has not read is deleted once others have",
+        "forget this reader: segments that only it has not read are then deleted",
     )
 
     def run(self) -> None:
@@ -456,7 +461,7 @@ class WalVerify(Command):
 class WalGc(Command):
     """Seal what dead receivers left in a log, and remove their empty folders."""
 
-    force: bool = flag(False, "also delete what dead receivers left unread: these messages are lost")
+    force: bool = flag(False, "also delete unread segments of dead receivers: their messages are lost")
 
     def run(self) -> None:
         from nsq.spark.wal.inspect import gc
@@ -474,9 +479,11 @@ class Doctor(NsqCommand):
 
     takes = ""
 
-    wal: str = flag("", "write-ahead log to check, by writing there")
-    sink: str = flag("", "folder of files that a stream writes: check that --checkpoint belongs to it")
-    checkpoint: str = flag("", "the checkpoint of that stream")
+    wal: str = flag("", "write-ahead log to check, by writing files there")
+    sink: str = flag(
+        "", "folder of files written by a stream: check that it and --checkpoint belong together"
+    )
+    checkpoint: str = flag("", "checkpoint of the stream that writes --sink")
 
     def run(self) -> int:
         from nsq.spark.doctor import SKIPPED, WRONG, examine

@@ -45,13 +45,13 @@ class ClusterFlags(HttpFlags):
         f"{_ENVIRONMENT} of the environment, else the first that answers of {' and '.join(_USUAL)})",
     )
     lookupd_http_address: tuple[str, ...] = repeated(
-        str, "like --address, for nsqlookupds alone (may be given multiple times)"
+        str, "HTTP address of an nsqlookupd (may be given multiple times)"
     )
     nsqd_http_address: tuple[str, ...] = repeated(
-        str, "like --address, for nsqds alone (may be given multiple times)"
+        str, "HTTP address of an nsqd (may be given multiple times)"
     )
     http_client_tls_root_ca_file: str = flag(
-        "", "authorities that may sign the certificates of HTTPS servers (default: the public ones)"
+        "", "path of the CA certificates for verifying HTTPS servers (default: the public CAs)"
     )
     json: bool = flag(False, "write JSON")
 

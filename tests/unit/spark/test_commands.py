@@ -87,7 +87,7 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     for name, command in COMMANDS.items():
         assert cli.main([*name.split(), "--help"]) == 0
         shown = capsys.readouterr().out
-        assert f"Usage: nsq-spark {name} {command.takes}" in shown
+        assert f"Usage: nsq-spark {name} {command.takes}".strip() in shown
         assert all(f"\n  -{needed} " in shown for needed in command.needs)
         assert command.__doc__
         assert command.__doc__ in overview
