@@ -198,7 +198,7 @@ BROKEN = [
     ("daemons/nsqd/daemon.py", "from nsq.testing import leaks"),
     ("daemons/nsqadmin/api.py", "import nsq"),
     ("daemons/nsqadmin/live.py", "from nsq.consumer import consumer"),
-    ("daemons/httpd.py", "from .nsqd.topic import Topic"),
+    ("daemons/serve/httpd.py", "from ..nsqd.core.topic import Topic"),
     ("tools/nsq_tail.py", "from nsq.spark import source"),
     ("tools/nsq_tail.py", "from nsq.contrib.celery import names"),
     ("work/deferring.py", "import kombu"),
@@ -214,7 +214,7 @@ KEPT = [
         "wire/frames.py",
         "from nsq.errors import NsqError\nfrom . import names\nfrom nsq import __version__",
     ),
-    ("daemons/http_client.py", "import asyncio\nfrom nsq.http.message import Url"),
+    ("daemons/serve/http_client.py", "import asyncio\nfrom nsq.http.message import Url"),
     ("consumer/consumer.py", "from nsq.connection.conn import Conn\nfrom .flow import Flow"),
     (
         "daemons/nsqd/daemon.py",

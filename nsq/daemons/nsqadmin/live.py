@@ -20,8 +20,8 @@ from nsq.daemons.nsqadmin.aggregate import Json
 from nsq.daemons.nsqadmin.cluster import Cluster
 from nsq.daemons.nsqadmin.guard import reply_with
 from nsq.daemons.nsqadmin.options import NsqadminOptions
-from nsq.daemons.routes import HttpError, Reply, Request
-from nsq.daemons.worker_thread import in_thread
+from nsq.daemons.serve.routes import HttpError, Reply, Request
+from nsq.daemons.serve.worker_thread import in_thread
 
 #: The messages that a tail keeps for the page, and the bytes kept of each body.
 _KEPT, _BODY_BYTES = 50, 64 * 1024

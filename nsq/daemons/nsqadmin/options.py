@@ -6,8 +6,8 @@ import ipaddress
 import re
 from dataclasses import dataclass
 
-from nsq.daemons.listen import address_of
-from nsq.daemons.logs import FORMATS, TEXT, checked_level
+from nsq.daemons.serve.listen import address_of
+from nsq.daemons.serve.logs import FORMATS, TEXT, checked_level
 from nsq.errors import ConfigError, UsageError
 from nsq.flags import check, duration, flag, repeated
 from nsq.http.message import parse_url

@@ -11,8 +11,8 @@ import socket
 import zlib
 from dataclasses import dataclass
 
-from nsq.daemons.listen import address_of, peer_address_of
-from nsq.daemons.logs import FORMATS, TEXT, checked_level
+from nsq.daemons.serve.listen import address_of, peer_address_of
+from nsq.daemons.serve.logs import FORMATS, TEXT, checked_level
 from nsq.errors import ConfigError
 from nsq.flags import check, duration, flag, repeated
 

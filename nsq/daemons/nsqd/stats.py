@@ -23,7 +23,7 @@ from nsq.daemons.nsqd.core.channel import ANYWHERE, REGION_LOCAL, ZONE_LOCAL, Ch
 from nsq.daemons.nsqd.core.latency import MeasuredChannel, quantiles
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.session.session import Session
-from nsq.daemons.routes import go_json
+from nsq.daemons.serve.routes import go_json
 from nsq.literals import format_duration
 
 Json = dict[str, Any]

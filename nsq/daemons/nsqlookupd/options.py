@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from nsq.daemons.listen import address_of
-from nsq.daemons.logs import FORMATS, TEXT, checked_level
+from nsq.daemons.serve.listen import address_of
+from nsq.daemons.serve.logs import FORMATS, TEXT, checked_level
 from nsq.flags import check, duration, flag
 
 

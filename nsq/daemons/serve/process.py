@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from nsq.collector import tune_gc
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.logs import DaemonLog, LogOptions
+from nsq.daemons.serve.logs import DaemonLog, LogOptions
 from nsq.errors import NsqError
 from nsq.flags import parse_or_exit
 from nsq.threads.stop_signals import DAEMON_SIGNALS, StopSignals

@@ -22,10 +22,10 @@ from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
-from nsq.daemons.bodies import PendingBodies
-from nsq.daemons.listen import Address, Listener, TcpAddress, listen
-from nsq.daemons.logs import INFO, DaemonLog
-from nsq.daemons.routes import HttpError, Reply, Request, Route, Router
+from nsq.daemons.serve.bodies import PendingBodies
+from nsq.daemons.serve.listen import Address, Listener, TcpAddress, listen
+from nsq.daemons.serve.logs import INFO, DaemonLog
+from nsq.daemons.serve.routes import HttpError, Reply, Request, Route, Router
 
 # The time for a request's head to arrive, and for an idle connection to be used again. Longer than clients
 # keep idle connections (Go 90 s), so that the client closes first: it knows whether it is about to send.
