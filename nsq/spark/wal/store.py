@@ -28,7 +28,8 @@ from nsq.spark.wal.names import Subject
 from nsq.spark.wal.readers import ReaderState
 
 if TYPE_CHECKING:
-    from nsq.spark.wal.directory import Directory, DirectoryLog, DirectoryWal
+    from nsq.spark.wal.directory import DirectoryLog, DirectoryWal
+    from nsq.spark.wal.disk import Directory
     from nsq.spark.wal.ownership import FileLock
     from nsq.spark.wal.shared import SharedClaim, SharedWal, _SmallFiles
     from nsq.spark.wal.shared_log import SharedLog
