@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from nsq.errors import ConfigError, NsqError, UsageError
-from nsq.literals import quote
-from nsq.options import METADATA, NUMBER, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, closest, declare
+from nsq.options import METADATA, NUMBER, SECONDS, TEXT, WHOLE, YES_NO, Kind, Option, closest, declare, quote
 
 OptionsT = TypeVar("OptionsT")
 

@@ -16,8 +16,8 @@ PACKAGE = ROOT / "nsq"
 # is there for everybody, its other names only for the parts below it.
 PUBLIC = "nsq"
 ORDER = [
-    ["errors", "collector", "other_clients"],
-    ["literals", "log", "tables"],
+    ["errors", "gc_settings", "other_clients"],
+    ["log", "tables"],
     ["options"],
     ["config", "message"],
     ["wire"],
@@ -36,7 +36,7 @@ ORDER = [
 ]
 
 # Narrower or wider than the order above.
-MAY_IMPORT_ONLY = {"daemons": {"errors", "collector", "threads", "literals", "wire", "http", "flags"}}
+MAY_IMPORT_ONLY = {"daemons": {"errors", "gc_settings", "threads", "options", "wire", "http", "flags"}}
 MAY_IMPORT_ANYTHING = {"testing"}
 #: The one module of the daemons that uses the client, and its redrive.
 MAY_IMPORT_THE_CLIENT = {"daemons/nsqadmin/live.py"}

@@ -24,7 +24,7 @@ from nsq.daemons.nsqd.core.latency import MeasuredChannel, quantiles
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.session.session import Session
 from nsq.daemons.serve.routes import go_json
-from nsq.literals import format_duration
+from nsq.options import format_duration
 
 Json = dict[str, Any]
 #: A channel's figures and those of its clients, which are None if the request excludes clients.
