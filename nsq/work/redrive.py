@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from nsq import Message, Producer, Requeue
 
-#: The delay of a message that is not moved, in seconds: it must not come back before the consumer stops.
+#: The delay of a message that is not needed unless the publish of another one fails, in seconds.
 _DELAY = 1.0
 
 
@@ -35,8 +35,8 @@ class Mover:
 
     def __call__(self, message: Message) -> None:
         with self._lock:
-            if self.over.is_set() or self._claimed >= self._limit:
-                raise Requeue(_DELAY, backoff=False)
+            if self._claimed >= self._limit or self.over.is_set():
+                raise Requeue(0.0 if self.over.is_set() else _DELAY, backoff=False)
             self._claimed += 1
         try:
             self._producer.publish(self._topic, message.body)
