@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from nsq.daemons.nsqadmin.aggregate import Json
 from nsq.daemons.nsqadmin.cluster import Cluster, Found, get
 from nsq.daemons.nsqadmin.guard import reply_with
-from nsq.daemons.routes import HttpError, Reply, Request
+from nsq.daemons.serve.routes import HttpError, Reply, Request
 from nsq.errors import ApiRefused
 from nsq.http.calls import json_value
 from nsq.http.cluster import Node, rows, value
