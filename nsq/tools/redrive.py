@@ -1,7 +1,8 @@
 """``nsq redrive``: moves messages of one topic to another, such as dead letters back to their topic.
 
 It moves as many messages as wait at its start, then exits; messages that fail again and return meanwhile are
-left for the next run. A message is finished when it is stored in the other topic.
+left for the next run. A message is finished when it is stored in the other topic. A dead letter with a reason
+gets there without it, as the message that it was.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from nsq.tools.program import (
     run_consumers,
 )
 from nsq.tools.to_nsq import Throttle
+from nsq.wire.envelope import without_reason
 from nsq.wire.names import check_channel, check_topic
 
 #: Seconds between two checks whether messages are left.
@@ -158,7 +160,7 @@ class Mover:
         while not self._throttle.take(1, time.monotonic()):
             if self.over.wait(self._throttle.pause()):
                 raise Requeue(0.0, backoff=False)
-        self._producer.publish(self._topic, message.body)
+        self._producer.publish(self._topic, without_reason(message.body))
         self.moved += 1
         if self.moved == self._wanted:
             self.end()

@@ -7,7 +7,6 @@ so it runs in threads.
 from __future__ import annotations
 
 import asyncio
-import base64
 import functools
 import secrets
 import threading
@@ -20,8 +19,10 @@ from nsq.daemons.nsqadmin.aggregate import Json
 from nsq.daemons.nsqadmin.cluster import Cluster
 from nsq.daemons.nsqadmin.guard import reply_with
 from nsq.daemons.nsqadmin.options import NsqadminOptions
+from nsq.daemons.nsqadmin.peek import opened_letter, text_or_base64
 from nsq.daemons.routes import HttpError, Reply, Request
 from nsq.daemons.worker_thread import in_thread
+from nsq.wire.envelope import without_reason
 
 #: The messages that a tail keeps for the page, and the bytes kept of each body.
 _KEPT, _BODY_BYTES = 50, 64 * 1024
@@ -233,7 +234,7 @@ def redrive(
                     raise nsq.Requeue(1.0, backoff=False)  # the limit is reached
                 claimed += 1
             try:
-                producer.publish(to, message.body)
+                producer.publish(to, without_reason(message.body))
             except BaseException as error:
                 with lock:
                     claimed -= 1
@@ -267,10 +268,7 @@ def redrive(
 
 def _shown(message: nsq.Message) -> Json:
     body = message.body[:_BODY_BYTES]
-    try:
-        told = {"encoding": "utf-8", "body": body.decode()}
-    except UnicodeDecodeError:
-        told = {"encoding": "base64", "body": base64.b64encode(body).decode()}
+    told = opened_letter(body) or text_or_base64(body)
     return {
         "node": message.nsqd_address,
         "id": message.id.decode("latin-1"),
