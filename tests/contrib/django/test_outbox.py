@@ -198,6 +198,20 @@ def test_the_admin_lists_what_waits_and_why_and_sends_refused_messages_again(out
     assert [each.body for each in outbox] == [b"tea"]
 
 
+def test_a_purge_deletes_what_was_refused_long_ago_and_nothing_else(
+    outbox: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for body, days in ((b"old", 31), (b"new", 29), (b"waits", None)):
+        publish("orders", body)
+        refused_at = None if days is None else timezone.now() - timedelta(days=days)
+        OutboxMessage.objects.filter(body=body).update(refused_at=refused_at)
+    call_command("nsq_relay", "--purge=30")
+    assert waiting() == ["new", "waits"]
+    assert capsys.readouterr().out == "1 messages deleted\n"
+    with pytest.raises(CommandError, match="--purge is -1"):
+        call_command("nsq_relay", "--purge=-1")
+
+
 def test_sqlite_without_immediate_transactions_is_refused(
     outbox: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
