@@ -25,7 +25,7 @@ jobs := $(or $(JOBS),$(if $(ARGS),0,$(shell expr $$(getconf _NPROCESSORS_ONLN) +
 inputs := setup.cfg setup.py Makefile .ci/environment.py .ci/python
 # What is linted and typed: of examples and benchmarks, what there is.
 typed := nsq $(patsubst %/,%,$(sort $(dir $(wildcard examples/*.py benchmarks/*.py))))
-sources := $(typed) tests .ci .ci/packaging setup.py nsq_command.py $(wildcard pyspark_*.py)
+sources := $(typed) tests docs .ci .ci/packaging setup.py nsq_command.py $(wildcard pyspark_*.py)
 
 # A .venv that was made for another directory (a copied tree), or whose Python is gone, is made anew.
 usable := $(shell test "$$(cat .venv/made-for 2>/dev/null)" = "$$(pwd -P)" && $(python) -I -c '' 2>/dev/null && echo yes)
@@ -59,7 +59,7 @@ format: .venv/installed-dev ## put the code into ruff's format
 	@$(python) -m ruff format $(sources)
 
 docs: .venv/installed-docs ## the pages of docs/ and the reference, as HTML in build/docs
-	@$(python) -m mkdocs --quiet build --strict --clean $(ARGS)
+	@$(python) -m sphinx -q -W --keep-going -b html $(ARGS) docs build/docs
 	@echo build/docs/index.html
 
 bench: .venv/installed-dev .venv/installed-spark .venv/installed-interop ## the benchmarks (OLD=DIRECTORY: only beside the package in that older checkout)

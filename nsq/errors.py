@@ -4,7 +4,7 @@
     ├── UsageError (ValueError)   ConfigError, InvalidName, InvalidMessage
     ├── WireError                 FrameError (NotNsqd), LayerError
     ├── ConnectionFailed          DialFailed, HandshakeFailed, ConnectionLost, Unanswered
-    ├── ServerError               one class per E_ code
+    ├── ServerError               one class per ``E_`` code
     ├── PublishFailed             QueueFull
     ├── PublishUncertain
     ├── AlreadyResponded
@@ -83,7 +83,7 @@ class Unanswered(ConnectionFailed):
 
 
 class ServerError(NsqError):
-    """nsqd refused a command. ``code`` is its E_ code, ``text`` its explanation."""
+    """nsqd refused a command. ``code`` is its ``E_`` code, ``text`` its explanation."""
 
     code = ""
     fatal = True  # nsqd closes the connection after it

@@ -83,7 +83,7 @@ def test_the_walkthrough(
         == names["did"].rows
         > 0
     )
-    assert (ROOT / "docs" / "visits.png").read_bytes().startswith(PNG)
+    assert (ROOT / "docs" / "images" / "visits.png").read_bytes().startswith(PNG)
 
 
 def test_the_readme(java: None, tmp_path: Path) -> None:

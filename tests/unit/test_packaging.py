@@ -42,7 +42,13 @@ EXTRAS = {
     "spark-test": {"nsq[test,spark,s3,chart,delta]", "moto[server,s3]", "pyspark[connect]"},
     "browser-test": {"nsq[test]", "playwright", "axe-playwright-python"},
     "dev": {"nsq[test]", "coverage", "ruff", "mypy"},
-    "docs": {"mkdocs", "mkdocstrings[python]", "pygments", "ruff"},
+    "docs": {
+        "nsq[server,django,prometheus,opentelemetry,msgspec,pydantic]",
+        "sphinx",
+        "myst-parser",
+        "furo",
+        "sphinx-copybutton",
+    },
 }
 SCRIPTS = {
     "nsqd": "nsq.daemons.nsqd.__main__:main",
