@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import configparser
 import re
+import runpy
 import tomllib
 from pathlib import Path
 
@@ -55,6 +56,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert aim.exists(), f"{page.name} leads to {target}"
         if anchor:
             assert anchor in anchors(aim), f"{page.name} leads to {target}#{anchor}"
+
+
+def test_the_pictures_are_as_the_code_draws_them() -> None:
+    pictures = runpy.run_path(str(DOCS / "pictures.py"))["PICTURES"]
+    assert len(pictures) == 5
+    for name, draw in pictures.items():
+        assert (DOCS / "images" / f"{name}.svg").read_text("utf-8") == str(draw()), "run docs/pictures.py"
 
 
 def test_every_page_is_in_one_group_of_the_navigation() -> None:
