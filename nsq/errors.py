@@ -4,7 +4,7 @@
     ├── UsageError (ValueError)   ConfigError, InvalidName, InvalidMessage
     ├── WireError                 FrameError (NotNsqd), LayerError
     ├── ConnectionFailed          DialFailed, HandshakeFailed, ConnectionLost, Unanswered
-    ├── ServerError               one class per ``E_`` code
+    ├── ServerError               one class per E_ code
     ├── PublishFailed             QueueFull
     ├── PublishUncertain
     ├── AlreadyResponded
@@ -17,6 +17,16 @@ error may be stored nevertheless. This module imports nothing of the package.
 """
 
 from __future__ import annotations
+
+import os
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def how_to_install(extra: str) -> str:
+    """Return the command that installs an extra, in a clone or for the released package."""
+    package = "-e '." if os.path.isfile(os.path.join(_ROOT, "setup.cfg")) else "'nsq"
+    return f"pip install {package}[{extra}]'"
 
 
 class NsqError(Exception):

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar, TextIO, TypeVar
 
 from nsq import __version__, flags
 from nsq.config import Config
-from nsq.errors import ConfigError, NsqError, UsageError
+from nsq.errors import ConfigError, NsqError, UsageError, how_to_install
 from nsq.flags import FlagExit, duration, flag, repeated
 from nsq.spark.options import Options
 from nsq.tables import table
@@ -209,7 +209,7 @@ def check_chart(path: str) -> None:
     if not path.lower().endswith((".png", ".svg", ".pdf")):
         raise ConfigError(f"--chart is {path!r}, but must end in .png, .svg or .pdf")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--chart needs matplotlib: pip install 'nsq[chart]'")
+        raise ConfigError(f"--chart needs matplotlib: {how_to_install('chart')}")
 
 
 def require_address(command: NsqCommand) -> None:
@@ -613,7 +613,7 @@ def in_a_line(error: Exception) -> str:
         kind, reason = causes[-1]
         return f"{kind.rpartition('.')[2]}: {reason or 'no reason given'} (--debug shows where)"
     if isinstance(error, ImportError):
-        return f"{first}: pip install 'nsq[spark]'"
+        return f"{first}: {how_to_install('spark')}"
     return f"{type(error).__name__}: {first} (--debug shows where)"
 
 

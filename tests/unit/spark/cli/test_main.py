@@ -27,7 +27,7 @@ def test_a_fault_of_ours_is_told_as_it_is() -> None:
 
 def test_what_is_missing_comes_with_its_extra() -> None:
     fault = ModuleNotFoundError("No module named 'pyarrow'")
-    assert in_a_line(fault) == "No module named 'pyarrow': pip install 'nsq[spark]'"
+    assert in_a_line(fault) == "No module named 'pyarrow': pip install -e '.[spark]'"
 
 
 def test_of_long_stories_the_first_line() -> None:
