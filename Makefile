@@ -33,7 +33,7 @@ ifneq ($(usable),yes)
 anew := anew
 endif
 
-.PHONY: help run test django lint types format packages docs bench chaos races soak clean anew
+.PHONY: help run test django lint types format coverage packages docs bench chaos races soak clean anew
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -53,12 +53,18 @@ lint: .venv/installed-dev ## ruff: rules and format; the schemas of .github
 	@$(python) -m check_jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	@$(python) -m check_jsonschema -q --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/[!c]*.yml
 
-types: .venv/installed-dev .venv/installed-spark ## mypy --strict
-	@$(python) -m mypy --strict $(typed)
+types: .venv/installed-dev .venv/installed-spark ## mypy --strict, and less strictly over the tests
+	@$(python) -m mypy --strict $(typed) tests
 
 format: .venv/installed-dev ## put the code into ruff's format
 	@$(python) -m ruff check --quiet --fix-only $(sources)
 	@$(python) -m ruff format $(sources)
+
+coverage: .venv/installed-dev .venv/installed-spark ## the branches that the unit tests take, file by file
+	@$(python) -m coverage erase
+	@$(python) -m coverage run -m pytest -q tests/unit $(ARGS)
+	@$(python) -m coverage combine -q
+	@$(python) -m coverage report
 
 packages: .venv/installed-dev ## the sdist and the wheel, checked and installed into empty environments, in dist
 	@rm -rf dist && $(python) .ci/packaging dist
