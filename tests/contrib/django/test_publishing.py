@@ -254,7 +254,7 @@ def test_without_django_the_import_names_the_extra() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False
     )
-    assert "needs Django: pip install 'nsq[django]'" in done.stderr
+    assert "needs Django: pip install -e '.[django]'" in done.stderr
 
 
 def free_port() -> int:

@@ -76,7 +76,7 @@ def test_workers_run_this_python(
 
 def test_without_pyspark_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
-    with pytest.raises(ConfigError, match=r"pip install 'nsq\[spark\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '.\[spark\]'"):
         local_session()
 
 

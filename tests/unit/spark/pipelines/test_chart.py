@@ -77,5 +77,5 @@ def test_nothing_cannot_be_drawn(tmp_path: Path) -> None:
 
 def test_without_matplotlib_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ConfigError, match=r"pip install 'nsq\[chart\]'"):
+    with pytest.raises(ConfigError, match=r"pip install -e '.\[chart\]'"):
         metrics_chart([window(0)], tmp_path / "chart.png")
