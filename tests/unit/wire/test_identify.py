@@ -93,4 +93,4 @@ def test_what_is_no_json_object(body: bytes) -> None:
 @given(st.binary(max_size=100))
 def test_random_bytes_raise_nothing_else(body: bytes) -> None:
     with suppress(BadJson):
-        IdentifyRequest.decode(body)
+        assert isinstance(IdentifyRequest.decode(body), IdentifyRequest)

@@ -90,15 +90,23 @@ def test_a_wrong_format_loses_no_line() -> None:
     assert "'%d apples' with ('three',)" in stream.getvalue()
 
 
-def test_a_broken_stream_does_no_harm() -> None:
+def test_a_line_for_a_broken_stream_is_dropped() -> None:
     class Broken(io.StringIO):
-        def write(self, text: str) -> int:
-            raise BrokenPipeError(32, "Broken pipe")
+        broken = True
 
-    closed = io.StringIO()
-    closed.close()
-    for stream in (Broken(), closed):
-        DaemonLog(stream=stream).error("nobody reads this")
+        def write(self, text: str) -> int:
+            if self.broken:
+                raise BrokenPipeError(32, "Broken pipe")
+            return super().write(text)
+
+    stream = Broken()
+    log = DaemonLog(stream=stream)
+    log.error("dropped")
+    stream.broken = False
+    log.error("written")
+    assert stream.getvalue().count("ERROR") == 1
+    stream.close()
+    log.error("dropped too")
 
 
 def test_without_a_stream_it_is_the_stderr_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,7 @@ def test_without_arrow_it_says_where_to_put_it(monkeypatch: pytest.MonkeyPatch) 
 def test_making_a_reader_does_nothing_even_if_it_is_wrong() -> None:
     reader = NsqDataSource({}).streamReader(BODY)
     reader.stop()
+    assert reader._running is None
 
 
 def test_the_first_question_tells_what_is_wrong_in_one_line() -> None:
