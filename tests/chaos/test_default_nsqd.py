@@ -118,12 +118,12 @@ def start(nsqd_factory: Factory[Nsqd]) -> Nsqd:
     )
 
 
-def test_a_few_kills_lose_what_they_may(nsqd_factory: Factory[Nsqd], tell: Tell) -> None:
+def test_a_few_kills_lose_only_messages_in_memory(nsqd_factory: Factory[Nsqd], tell: Tell) -> None:
     run(start(nsqd_factory), "a few", 3, tell)
 
 
 @pytest.mark.chaos
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", os.environ.get("NSQ_CHAOS_SEED", "1 2 3").split())
-def test_many_kills_lose_what_they_may(nsqd_factory: Factory[Nsqd], seed: str, tell: Tell) -> None:
+def test_many_kills_lose_only_messages_in_memory(nsqd_factory: Factory[Nsqd], seed: str, tell: Tell) -> None:
     run(start(nsqd_factory), seed, int(os.environ.get("NSQ_CHAOS_KILLS", "40")), tell)

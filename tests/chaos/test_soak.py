@@ -164,7 +164,7 @@ class Load:
 @pytest.mark.chaos
 @pytest.mark.skipif(not os.environ.get("SOAK"), reason="SOAK=seconds asks for it")
 @pytest.mark.timeout(int(os.environ.get("SOAK") or 0) + 300)
-def test_nothing_grows(nsqd_factory: Factory[Nsqd], tell: Tell) -> None:
+def test_memory_descriptors_and_threads_do_not_grow(nsqd_factory: Factory[Nsqd], tell: Tell) -> None:
     seconds = int(os.environ["SOAK"])
     nsqd = nsqd_factory(process=True, msg_timeout=5.0, log_level="warn")
     chance, samples = random.Random(os.environ.get("NSQ_CHAOS_SEED", "soak")), Samples()

@@ -80,7 +80,7 @@ def test_the_python_driver(stage: Stage, told: Told) -> None:
     judge(told("Python driver", scene.drain()), 0)
 
 
-def test_the_jvm(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_the_jvm_is_killed(stage: Stage, told: Told) -> None:
     scene = stage()
     with in_the_middle(scene):
         scene.kill(JVM)
@@ -90,7 +90,7 @@ def test_the_jvm(stage: Stage, told: Told) -> None:
     judge(told("JVM", scene.drain()), 0)
 
 
-def test_a_receiver(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_a_receiver_is_killed(stage: Stage, told: Told) -> None:
     scene = stage(**_SOON)
     with in_the_middle(scene):
         victim = scene.kill_one(RECEIVER)
@@ -105,7 +105,7 @@ def test_a_receiver(stage: Stage, told: Told) -> None:
     judge(told("a receiver", scene.drain()), WINDOW)
 
 
-def test_an_executor(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_an_executor_is_killed(stage: Stage, told: Told) -> None:
     scene = stage()
     with in_the_middle(scene, "local-cluster[2,1,1024]"):
         (batch,) = scene.pending()
@@ -144,7 +144,7 @@ def test_an_executor_that_receives_into_an_object_store(stage: Stage, told: Told
     judge(told("an executor that receives into S3", scene.drain()), 4 * WINDOW)
 
 
-def test_everybody_at_once(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_all_processes_are_killed_at_once(stage: Stage, told: Told) -> None:
     scene = stage(**_SOON)
     with in_the_middle(scene):
         receivers = len(scene.processes(RECEIVER))
@@ -155,7 +155,7 @@ def test_everybody_at_once(stage: Stage, told: Told) -> None:
     judge(told("driver, JVM, runner and receivers", scene.drain()), receivers * WINDOW)
 
 
-def test_everybody_one_after_the_other(stage: Stage, told: Told) -> None:
+def test_no_message_is_lost_when_all_processes_are_killed_in_turn(stage: Stage, told: Told) -> None:
     """The same checkpoint and log survive them all."""
     scene, bound = stage(**_SOON), 0
     everybody = (DRIVER, JVM, RUNNER, RECEIVER)

@@ -53,7 +53,7 @@ def answers() -> Iterator[web.Answers]:
     range(len(EXCHANGES)),
     ids=[f"{i:02d} {web.request_name(each)}" for i, each in enumerate(EXCHANGES)],
 )
-def test_recorded_exchange(number: int, answers: web.Answers) -> None:
+def test_nsqlookupd_answers_http_requests_as_gos_did(number: int, answers: web.Answers) -> None:
     web.check(answers[number], EXCHANGES[number], VOLATILE, _in_order)
 
 

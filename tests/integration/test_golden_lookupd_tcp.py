@@ -24,7 +24,7 @@ def nsqlookupd() -> Iterator[Nsqlookupd]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["case"])
-def test_recorded_conversation(case: dict[str, Any], nsqlookupd: Nsqlookupd) -> None:
+def test_nsqlookupd_answers_nsqds_as_gos_did(case: dict[str, Any], nsqlookupd: Nsqlookupd) -> None:
     magic, *steps = case["steps"]
     with V1Client(nsqlookupd.tcp_address, magic=as_bytes(magic["send"])) as client:
         for step in steps:

@@ -78,7 +78,7 @@ def exchanges(cluster: tuple[Nsqadmin, dict[str, str]]) -> list[tuple[Any, Reply
     range(len(EXCHANGES)),
     ids=[f"{i:02d} {web.request_name(each)}" for i, each in enumerate(EXCHANGES)],
 )
-def test_recorded_exchange(number: int, exchanges: list[tuple[Any, Reply]]) -> None:
+def test_nsqadmin_answers_http_requests_as_gos_did(number: int, exchanges: list[tuple[Any, Reply]]) -> None:
     exchange, reply = exchanges[number]
     web.check(reply, exchange, VOLATILE, _comparable)
 

@@ -46,7 +46,7 @@ def _issue(authority: trustme.CA, directory: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["case"])
-def test_recorded_upgrade(case: dict[str, Any], nsqd: Nsqd, authority: trustme.CA) -> None:
+def test_nsqd_negotiates_layers_as_gos_did(case: dict[str, Any], nsqd: Nsqd, authority: trustme.CA) -> None:
     context = ssl.create_default_context()
     authority.configure_trust(context)
     magic, identify, granted, *rest = case["steps"]

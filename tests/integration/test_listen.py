@@ -13,7 +13,7 @@ from tests.integration.patience import PATIENCE
 
 
 @pytest.mark.parametrize("rounds", range(5))
-def test_no_connection_is_lost_between_accepting_it_and_closing(rounds: int) -> None:
+def test_closing_a_listener_loses_no_accepted_connection(rounds: int) -> None:
     """At whatever step of asyncio's the listener closes."""
 
     async def scenario() -> None:

@@ -59,7 +59,7 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_gevent(order: str) -> None:
+def test_consumers_and_producers_work_under_gevent(order: str) -> None:
     with Nsqd(process=True) as nsqd:
         program = UNDER_GEVENT.format(imports=ORDERS[order])
         done = run(program, nsqd.tcp_address)

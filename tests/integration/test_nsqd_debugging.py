@@ -59,7 +59,7 @@ def test_a_profile_for_flame_graphs(nsqd: Nsqd) -> None:
     assert all(re.fullmatch(r"[^; ]+(;[^;]+)* \d+", line) for line in text.splitlines())
 
 
-def test_allocations(nsqd: Nsqd) -> None:
+def test_a_trace_shows_allocations(nsqd: Nsqd) -> None:
 
     def lines() -> list[str]:
         """What messages take that come meanwhile; how many do is up to the machine."""
@@ -75,7 +75,7 @@ def test_allocations(nsqd: Nsqd) -> None:
     eventually(lines, lambda told: len(told) == 4 and int(told[0].split()[0]) > 10_000)
 
 
-def test_one_looks_at_a_time(nsqd: Nsqd) -> None:
+def test_only_one_profile_runs_at_a_time(nsqd: Nsqd) -> None:
     names = lambda: [thread.name for thread in threading.enumerate()]  # noqa: E731
 
     def second() -> Reply:
@@ -123,7 +123,7 @@ def test_the_index_and_what_go_calls_it(nsqd: Nsqd) -> None:
     assert nsqd.request("PUT", "/debug/setblockrate?rate=x").status == 400
 
 
-def test_over_a_unix_socket(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
+def test_debug_pages_are_served_over_a_unix_socket(nsqd_factory: Factory[Nsqd], tmp_path: Path) -> None:
     nsqd = nsqd_factory(http_address=str(tmp_path / "http"))
     assert nsqd.get("/debug/threads").status == 200
 
@@ -139,20 +139,20 @@ def test_memory_figures_follow_the_process(nsqd: Nsqd) -> None:
 
 
 class TestWorkerThread:
-    def test_an_answer(self) -> None:
+    def test_a_worker_thread_returns_its_result(self) -> None:
         async def ask() -> str:
             return await in_thread(lambda: threading.current_thread().name, "aside")
 
         assert asyncio.run(ask()) == "aside"
 
-    def test_a_fault(self) -> None:
+    def test_a_worker_thread_raises_its_error(self) -> None:
         async def ask() -> None:
             await in_thread(lambda: 1 // 0, "aside")
 
         with pytest.raises(ZeroDivisionError):
             asyncio.run(ask())
 
-    def test_one_that_nobody_waits_for_holds_up_neither_the_loop_nor_its_end(self) -> None:
+    def test_an_abandoned_worker_thread_delays_neither_the_loop_nor_its_end(self) -> None:
         go = threading.Event()
 
         async def ask() -> None:

@@ -48,7 +48,7 @@ def test_each_page_is_tested() -> None:
     assert {page.name for page in SPARK_PAGES} == {"spark.md", "spark-walkthrough.md"}
 
 
-def test_the_guide(
+def test_the_blocks_of_the_guide_run(
     spark: SparkSession,
     listeners: dict[str, Any],
     nsqlookupd: Nsqlookupd,
@@ -71,7 +71,7 @@ def test_the_guide(
     assert api.stats("greetings")["topics"][0]["message_count"] == 2
 
 
-def test_the_walkthrough(
+def test_the_blocks_of_the_walkthrough_run(
     spark: SparkSession, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], place: Path
 ) -> None:
     nsqd = with_neighbouring_ports(nsqd_factory)
@@ -86,7 +86,7 @@ def test_the_walkthrough(
     assert (ROOT / "docs" / "visits.png").read_bytes().startswith(PNG)
 
 
-def test_the_readme(java: None, tmp_path: Path) -> None:
+def test_the_spark_blocks_of_the_readme_run(java: None, tmp_path: Path) -> None:
     """Its commands for Spark, in the shell in which nsqd was started."""
     environment = {
         name: value for name, value in os.environ.items() if name.startswith(("JAVA", "SPARK", "MPL"))

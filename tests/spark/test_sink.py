@@ -96,7 +96,7 @@ def test_a_task_that_is_tried_again_publishes_again(spark: SparkSession, nsqd: N
         (["'x' AS body"], {"mode": "overwrite"}, 'cannot be overwritten: .mode("append")'),
     ],
 )
-def test_what_cannot_be_published_is_told_before_anything_is(
+def test_a_frame_that_cannot_be_published_fails_before_anything_is_sent(
     spark: SparkSession, nsqd: Nsqd, columns: list[str], options: dict[str, str], words: str
 ) -> None:
     from pyspark.errors import AnalysisException

@@ -84,7 +84,7 @@ def test_a_stop_under_load_loses_and_repeats_nothing(
     assert difference(written(tmp_path), published()) == EXACT
 
 
-def test_a_lost_segment_is_an_error_unless_told_otherwise(
+def test_a_lost_segment_is_an_error_unless_failondataloss_is_false(
     spark: SparkSession, queue: Nsqd, tmp_path: Path
 ) -> None:
     sink = Sink()

@@ -51,7 +51,7 @@ def test_a_writer_publishes_where_it_was_sent_to(nsqd: Nsqd, told: pytest.LogCap
     assert "the write: 2 messages, 8 bytes published by 1 tasks" in told.text
 
 
-def test_what_spark_adds_to_the_options_is_ignored(nsqd: Nsqd) -> None:
+def test_options_that_spark_adds_are_ignored(nsqd: Nsqd) -> None:
     options = {
         "nsqd": nsqd.tcp_address,
         "topic": "orders",

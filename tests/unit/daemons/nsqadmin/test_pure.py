@@ -275,7 +275,7 @@ def test_an_nsqd_that_is_gone_is_marked_and_its_messages_count_no_more() -> None
         ({"statsd_gauge_format": "g.%s.v"}, False, "", "sumSeries(g.nsq.*.topic.t.depth.v)"),
     ],
 )
-def test_formulas(options: dict[str, Any], counts: bool, node: str, formula: str) -> None:
+def test_graphite_formulas_are_as_gos(options: dict[str, Any], counts: bool, node: str, formula: str) -> None:
     charts = Charts(NsqadminOptions(**ADDRESSES, **options))
     assert charts.target("topic.t.depth", counts=counts, node=node) == formula
 

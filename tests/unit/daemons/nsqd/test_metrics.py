@@ -93,7 +93,7 @@ def test_series_are_bounded_and_the_rest_is_counted() -> None:
     assert (found["nsqd_topics"], found["nsqd_channels"], found["nsqd_series_left_out"]) == (3, 3, 28)
 
 
-def test_it_can_be_switched_off() -> None:
+def test_metrics_can_be_switched_off() -> None:
     assert Api(metrics=False).router.find("GET", "/metrics") == (None, {})
 
 

@@ -109,7 +109,7 @@ def test_a_line_for_a_broken_stream_is_dropped() -> None:
     log.error("dropped too")
 
 
-def test_without_a_stream_it_is_the_stderr_of_the_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_without_a_stream_writes_to_the_current_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
     log = DaemonLog()
     later = io.StringIO()
     monkeypatch.setattr(sys, "stderr", later)
@@ -130,7 +130,7 @@ def test_several_logs_do_not_meet_nor_touch_the_registry() -> None:
     assert set(logging.root.manager.loggerDict) == known
 
 
-def test_json() -> None:
+def test_a_json_log_has_an_object_per_line() -> None:
     stream = io.StringIO()
     log = DaemonLog("[nsqd] ", "info", stream, form="json")
     log.info("TOPIC(%s): created\n", "t\udcff")

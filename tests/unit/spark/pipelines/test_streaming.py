@@ -16,7 +16,7 @@ def options(topic: str = "orders", root: str = "/data/orders", **changed: Any) -
     return stream_options(root, topic, "archive", **given | changed)
 
 
-def test_what_is_read_is_checked_before_a_jvm_starts() -> None:
+def test_source_options_are_checked_before_spark_starts() -> None:
     given = {"retention": "0", "tls": True, "maxInFlight": 9, "Retention": "1d"}
     assert options(nsqd=["a:4150", "b:4150"], wal="/w", options=given) == {
         "topic": "orders",

@@ -44,7 +44,7 @@ def _bodies(messages: list[Message]) -> Any:
     return [message.body for message in messages]
 
 
-def test_what_is_taken_is_in_the_log_when_take_returns() -> None:
+def test_messages_are_in_the_log_when_take_returns() -> None:
     bench = Bench()
     bench.intake.take(Nsqd().messages(b"one", b"two"))
     assert bench.log.open == [b"one", b"two"]
@@ -116,7 +116,7 @@ def test_pauses_grow_to_a_limit() -> None:
     assert bench.log.open == [b"one"]
 
 
-def test_before_its_time_is_up_a_batch_is_requeued_and_one_message_tests_the_log() -> None:
+def test_a_batch_is_requeued_before_its_timeout_and_one_message_tests_the_log() -> None:
     bench = Bench()
     bench.log.faults = [disk_full()] * 1000
     with pytest.raises(Requeue) as raised:
@@ -163,7 +163,7 @@ def test_an_append_that_hangs_until_the_messages_have_expired_leaves_the_flow_op
     assert bench.windows == [0, 1]
 
 
-def test_other_faults_are_not_taken_for_a_full_disk() -> None:
+def test_an_unexpected_error_of_the_log_is_raised() -> None:
     bench = Bench()
     bench.log.faults = [ZeroDivisionError()]
     with pytest.raises(ZeroDivisionError):
@@ -190,7 +190,7 @@ def test_a_roll_that_fails_says_why() -> None:
     assert "No space left" in bench.intake.roll()
 
 
-def test_what_is_too_large_for_one_append_goes_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_too_large_for_one_append_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
     bench, nsqd = Bench(), Nsqd()
     sizes: list[int] = []
 

@@ -56,7 +56,7 @@ class Bench:
 
 
 @pytest.mark.parametrize(("held", "shut"), [(0, False), (999, False), (1000, True), (5000, True)])
-def test_it_shuts_at_the_limit(held: int, shut: bool) -> None:
+def test_receiving_pauses_at_the_limit(held: int, shut: bool) -> None:
     bench = Bench()
     bench.held = held
     bench.look()
@@ -64,7 +64,7 @@ def test_it_shuts_at_the_limit(held: int, shut: bool) -> None:
     assert ("1,000 at most" in bench.topic.gate.why) is shut
 
 
-def test_it_opens_again_only_well_below() -> None:
+def test_receiving_resumes_well_below_the_limit() -> None:
     bench = Bench()
     states = []
     for bench.held in (1000, 950, 900, 899, 950, 1000):
@@ -73,7 +73,7 @@ def test_it_opens_again_only_well_below() -> None:
     assert states == [True, True, True, False, False, True]
 
 
-def test_between_two_looks_its_own_appends_count() -> None:
+def test_own_appends_count_between_two_measurements() -> None:
     bench = Bench()
     bench.appended(300)
     bench.held = 500

@@ -13,7 +13,7 @@ from nsq.spark.wal import ownership as locks
 from nsq.spark.wal.directory import DirectoryWal
 
 
-def test_prepared_once(tmp_path: Path) -> None:
+def test_a_log_gets_its_identity_once(tmp_path: Path) -> None:
     place = tmp_path / "not" / "there" / "yet"
     identity = DirectoryWal(place).prepare()
     assert DirectoryWal(place).prepare() == identity == DirectoryWal(place).identity()
@@ -68,7 +68,7 @@ def test_a_log_that_does_not_say_is_adopted(wal: DirectoryWal, make: Any) -> Non
     assert len(wal.segments()) == 1
 
 
-def test_of_two_who_adopt_a_log_at_once_one_gets_it(wal: DirectoryWal, monkeypatch: Any) -> None:
+def test_only_one_of_two_processes_sets_the_subject_of_a_log(wal: DirectoryWal, monkeypatch: Any) -> None:
     link = os.link
 
     def late(*paths: Any) -> None:
@@ -104,7 +104,7 @@ def test_a_name_is_used_once(wal: DirectoryWal) -> None:
     assert sorted(os.listdir(wal.location)) == ["identity.json", "r"]
 
 
-def test_what_receivers_left(wal: DirectoryWal, make: Any) -> None:
+def test_receivers_are_listed_with_their_open_bytes_and_segments(wal: DirectoryWal, make: Any) -> None:
     wal.log("a").close()
     with wal.log("b") as log:
         log.append(make(1))
@@ -135,7 +135,7 @@ def test_deleted_once_or_twice(wal: DirectoryWal, make: Any) -> None:
     assert wal.segments() == []
 
 
-def test_what_is_read_stays_readable_when_it_is_deleted(wal: DirectoryWal, make: Any) -> None:
+def test_a_segment_stays_readable_while_it_is_deleted(wal: DirectoryWal, make: Any) -> None:
     with wal.log("r") as log:
         log.append(make(3))
         log.append(make(2))
@@ -222,7 +222,7 @@ def test_a_start_that_is_always_disturbed_is_an_error(
         wal.log("r")
 
 
-def test_one_owner(wal: DirectoryWal) -> None:
+def test_a_readers_name_has_one_owner(wal: DirectoryWal) -> None:
     hours = itertools.count(0.0, 10.0)
     wal = DirectoryWal(wal.location, clock=lambda: next(hours), nap=lambda seconds: None)
     assert wal.owner("default") is None

@@ -8,7 +8,7 @@ from nsq.errors import WalForeign
 from nsq.spark.wal import names as identity
 
 
-def test_read_back() -> None:
+def test_an_identity_is_read_back() -> None:
     made = "5f0c"
     text = identity.encode_identity(made, 1_700_000_000)
     assert identity.decode_identity(text, "p") == made
@@ -19,7 +19,7 @@ def test_read_back() -> None:
     "text",
     [b"", b"[]", b"{}", b"\xff\xfe", b'{"format": "1", "identity": "x"}', b'{"format": 1, "identity": ""}'],
 )
-def test_something_else(text: bytes) -> None:
+def test_a_file_that_is_no_identity_is_refused(text: bytes) -> None:
     with pytest.raises(WalForeign, match="p is not the identity of a log"):
         identity.decode_identity(text, "p")
 

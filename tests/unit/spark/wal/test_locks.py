@@ -14,7 +14,7 @@ def is_held(path: Path) -> bool:
         return not free
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_a_lock_has_one_holder(tmp_path: Path) -> None:
     first = locks.acquire(tmp_path / "lock")
     assert first is not None
     assert locks.acquire(tmp_path / "lock") is None
@@ -27,12 +27,12 @@ def test_one_at_a_time(tmp_path: Path) -> None:
     second.release()
 
 
-def test_no_file_no_holder(tmp_path: Path) -> None:
+def test_a_missing_lock_file_is_free(tmp_path: Path) -> None:
     assert not is_held(tmp_path / "lock")
     assert os.listdir(tmp_path) == []
 
 
-def test_many_may_look_and_nobody_can_take_it_meanwhile(tmp_path: Path) -> None:
+def test_a_lock_cannot_be_taken_while_others_probe_it(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     with locks.lock_probe(tmp_path / "lock") as one, locks.lock_probe(tmp_path / "lock") as two:
         assert one
@@ -40,7 +40,7 @@ def test_many_may_look_and_nobody_can_take_it_meanwhile(tmp_path: Path) -> None:
         assert locks.acquire(tmp_path / "lock") is None
 
 
-def test_what_this_process_holds_is_never_opened_again(
+def test_a_lock_file_held_by_this_process_is_not_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On NFS closing it would unlock it."""

@@ -28,7 +28,7 @@ def test_any_host_name_will_do(host: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", ".new-1", "a/b", "owner", "owner.json", "identity.json", "subject.json", "x" * 201, "a b"]
 )
-def test_no_receiver(name: str) -> None:
+def test_invalid_names_are_no_receivers(name: str) -> None:
     assert not names.is_receiver(name)
 
 

@@ -31,7 +31,7 @@ def claim(path: Path, hours: Hours, patience: float, name: str = "other") -> own
     return ownership.claim(path, name, patience, 0o600, hours.clock, hours.nap)
 
 
-def test_patience_ends(tmp_path: Path) -> None:
+def test_waiting_for_an_owner_ends_with_an_error(tmp_path: Path) -> None:
     hours = Hours()
     held = claim(tmp_path / "owner", hours, 0, "first")
     for patience, least in ((0.0, 0.25), (5.0, 5.0)):
@@ -42,7 +42,7 @@ def test_patience_ends(tmp_path: Path) -> None:
     held.release()
 
 
-def test_who_is_leaving_is_waited_for(tmp_path: Path) -> None:
+def test_a_leaving_owner_is_waited_for_longer(tmp_path: Path) -> None:
     hours = Hours()
     held = claim(tmp_path / "owner", hours, 0, "first")
     held.leaving()
@@ -52,7 +52,7 @@ def test_who_is_leaving_is_waited_for(tmp_path: Path) -> None:
     second.release()
 
 
-def test_who_never_leaves_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+def test_a_leaving_owner_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     hours = Hours()
     held = claim(tmp_path / "owner", hours, 0, "first")
     held.leaving()
@@ -61,7 +61,7 @@ def test_who_never_leaves_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     held.release()
 
 
-def test_saying_so_while_somebody_waits_already(tmp_path: Path) -> None:
+def test_an_owner_may_announce_its_leave_while_another_waits(tmp_path: Path) -> None:
     hours = Hours()
     held = claim(tmp_path / "owner", hours, 0, "first")
     hours.events[100.5] = held.leaving

@@ -61,7 +61,7 @@ def test_columns_come_in_the_order_that_is_asked_for(make: Any, columns: list[st
     assert found.num_rows == 3
 
 
-def test_without_columns_there_are_still_rows(make: Any) -> None:
+def test_rows_without_columns_keep_their_number(make: Any) -> None:
     assert records.rows(make(3), "orders", []).num_rows == 3
 
 

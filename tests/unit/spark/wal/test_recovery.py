@@ -62,7 +62,7 @@ def test_a_closed_stream_that_was_not_renamed(wal: DirectoryWal, disk: Any, make
     assert ids(wal) == [0, 1, 2]
 
 
-def test_it_follows_the_segments_that_are_there(wal: DirectoryWal, make: Any, ids: Any) -> None:
+def test_a_recovered_segment_follows_the_sealed_ones(wal: DirectoryWal, make: Any, ids: Any) -> None:
     log = wal.log("r")
     log.append(make(1))
     log.roll()
@@ -104,7 +104,7 @@ def test_a_recovery_that_failed_can_be_repeated(
     assert ids(wal) == [0, 1, 2]
 
 
-def test_another_process_may_be_faster(
+def test_a_file_that_another_process_has_recovered_is_skipped(
     wal: DirectoryWal, make: Any, ids: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     killed(wal, "r", make(3))

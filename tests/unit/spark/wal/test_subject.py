@@ -7,7 +7,7 @@ from nsq.spark.wal import Subject
 from nsq.spark.wal import names as subject
 
 
-def test_read_back() -> None:
+def test_a_subject_is_read_back() -> None:
     orders = Subject("orders", "spark")
     assert subject.decode_subject(subject.encode_subject(orders), "p") == orders
     assert str(orders) == "orders/spark"
@@ -36,7 +36,7 @@ def test_topics_may_be_added_or_removed_but_not_exchanged() -> None:
         b'{"format": 1, "topic": 7, "channel": "b"}', b'{"format": 1, "topic": "a"}',
     ],
 )  # fmt: skip
-def test_something_else(text: bytes) -> None:
+def test_a_file_that_is_no_subject_is_refused(text: bytes) -> None:
     with pytest.raises(WalForeign, match="p does not say what a log is for"):
         subject.decode_subject(text, "p")
 

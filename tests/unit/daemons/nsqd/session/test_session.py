@@ -40,7 +40,7 @@ def test_a_wrong_magic_is_refused_and_ends_it() -> None:
     assert client.refused(b"  V3") == b"E_BAD_PROTOCOL"
 
 
-def test_one_byte_at_a_time() -> None:
+def test_commands_may_arrive_byte_by_byte() -> None:
     world = World()
     client = world.client(chunk=1)
     client.send(commands.identify(b"{}"), commands.sub("t", "c"), commands.rdy(1), commands.pub("t", b"body"))
@@ -116,7 +116,7 @@ def test_a_large_mpub_in_small_chunks() -> None:
     assert [message.body for message in world.broker.topic("t").backlog.take(1000)] == bodies
 
 
-def test_many_messages_are_published_in_parts_between_which_others_have_their_turn() -> None:
+def test_a_large_mpub_is_published_in_parts_between_other_work() -> None:
     world = World()
     client, other = world.client(), world.client()
     bodies = [b"%d" % number for number in range(2 * AT_ONCE + 1)]
@@ -321,7 +321,7 @@ def test_a_consumer_may_publish_too() -> None:
     assert isinstance(message, RawMessage)
 
 
-def test_what_a_lost_client_held_goes_to_another_at_once() -> None:
+def test_messages_of_a_lost_client_go_to_another_at_once() -> None:
     world = World()
     first, second = consumer(world, 1), consumer(world)
     world.broker.publish("t", [b"a"])
@@ -340,7 +340,7 @@ def test_the_limit_of_consumers() -> None:
     assert world.client().refused(commands.sub("t", "c")) == reason
 
 
-def test_without_heartbeats_there_is_no_sub() -> None:
+def test_sub_is_refused_without_heartbeats() -> None:
     client = World().client()
     client.identify(heartbeat_interval=-1)
     assert client.refused(commands.sub("t", "c")) == b"E_INVALID cannot SUB with heartbeats disabled"
@@ -426,7 +426,7 @@ def test_half_a_command_is_silence_too() -> None:
     assert client.link.finished
 
 
-def test_who_says_nothing_at_all_is_told_nothing_and_dropped() -> None:
+def test_a_client_that_sends_nothing_is_dropped() -> None:
     world = World()
     client = world.client(magic=b"")
     world.clock.advance(60.0)
@@ -435,7 +435,7 @@ def test_who_says_nothing_at_all_is_told_nothing_and_dropped() -> None:
     assert world.clock.idle
 
 
-def test_who_takes_its_time_before_the_magic_is_served() -> None:
+def test_a_client_may_be_slow_to_send_the_magic() -> None:
     world = World()
     client = world.client(magic=b"  V")
     world.clock.advance(59.0)
@@ -443,7 +443,7 @@ def test_who_takes_its_time_before_the_magic_is_served() -> None:
     assert client.frames() == [OK]
 
 
-def test_without_heartbeats_silence_is_allowed() -> None:
+def test_a_client_without_heartbeats_may_be_silent() -> None:
     world = World()
     client = world.client()
     client.identify(heartbeat_interval=-1)
@@ -485,7 +485,7 @@ def test_a_congested_link_gets_no_messages_until_it_is_writable() -> None:
     assert len(slow.messages()) == held + 600
 
 
-def test_who_does_not_read_its_answers_is_not_listened_to() -> None:
+def test_commands_of_a_client_that_does_not_read_are_not_read() -> None:
     """Otherwise one compressed chunk of failing commands would pile up answers without a bound."""
     world = World()
     client = world.client(capacity=2_000)

@@ -52,7 +52,7 @@ def test_auth_asks_with_what_is_known_and_answers_with_what_is_granted() -> None
     assert client.frames() == [Response(b'{"identity":"worker","identity_url":"","permission_count":1}')]
 
 
-def test_over_tls_the_clients_certificate_is_known() -> None:
+def test_the_auth_server_gets_the_common_name_of_the_certificate() -> None:
     setup = Setup(tls=True)
     client = setup.client()
     client.upgrade(["tls_v1"])
@@ -154,7 +154,7 @@ def test_a_refused_auth_ends_it(verdict: Grant | AuthError, answer: bytes) -> No
     assert "secret" not in setup.world.log.getvalue()
 
 
-def test_auth_twice() -> None:
+def test_a_second_auth_is_refused() -> None:
     assert Setup().authenticated().refused(commands.auth(b"secret")) == b"E_INVALID AUTH already set"
 
 
@@ -177,7 +177,7 @@ def test_auth_twice_in_one_chunk() -> None:
         (commands.sub("mine", "no"), b'SUB on "mine" "no"'),
     ],
 )
-def test_what_is_not_granted_is_refused(wire: bytes, what: bytes) -> None:
+def test_a_command_that_is_not_granted_is_refused(wire: bytes, what: bytes) -> None:
     setup = Setup()
     client = setup.client()
     client.send(commands.auth(b"secret"))
@@ -238,7 +238,7 @@ def test_a_grant_that_is_not_renewed(verdict: Grant | AuthError) -> None:
     assert setup.world.broker.topics == {}
 
 
-def test_an_answer_that_comes_after_the_end_is_nobodys() -> None:
+def test_a_late_reply_of_the_auth_server_is_ignored() -> None:
     for end in (Client.drop, lambda client: client.session.close()):
         setup = Setup()
         client = setup.client()
@@ -250,7 +250,7 @@ def test_an_answer_that_comes_after_the_end_is_nobodys() -> None:
         assert setup.world.clock.idle
 
 
-def test_what_waits_for_a_renewed_grant_ends_with_its_client() -> None:
+def test_commands_that_wait_for_a_grant_end_with_their_client() -> None:
     setup = Setup()
     client = setup.authenticated(ttl=10)
     setup.world.clock.advance(10.0)
