@@ -1,4 +1,4 @@
-"""An operator's walks through nsqadmin's page, in Chromium, over our daemons."""
+"""Tests of nsqadmin's page as an operator uses it: in Chromium, over our daemons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that work against an nsqd which dies again and again, and remember what they were promised.
+"""Clients that work with an nsqd which is killed again and again, and record what it confirmed.
 
 What is random comes from a seed, so a seed that fails fails again, as far as time itself is not what decided.
 """

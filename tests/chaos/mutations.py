@@ -1,4 +1,4 @@
-"""Recorded conversations, spoiled: every mutation comes from a ``Random``, so a seed names a conversation."""
+"""Mutations of recorded conversations. They come from a ``Random``, so a seed names a conversation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A program that forks while it publishes, as servers of the prefork kind do: children are killed, replaced.
+"""A program that forks while it publishes, like a prefork server: its children are killed and replaced.
 
     python -m tests.chaos.prefork '{"nsqd": …, "directory": …, "seed": …, "kills": …, "children": 8}'
 

@@ -1,4 +1,4 @@
-"""A program that publishes in every way there is until its input ends or asks it to close.
+"""A program that publishes in every possible way until its input ends or asks it to close.
 
     python -m tests.chaos.publisher '{"name": …}'
 

@@ -1,5 +1,4 @@
-"""The processes that one Spark driver brings forth, wherever they went: all have its mark in their
-environment.
+"""Finds the processes that a Spark driver has started: their environment has its mark.
 
 Linux only: /proc is asked.
 """

@@ -1,4 +1,5 @@
-"""A topic that somebody publishes to, a stream that writes it to Parquet, a kill, and what is left then.
+"""A scene of a Spark test: messages are published, a stream writes them to Parquet, processes are killed,
+and the rows are counted.
 
 scene.publishing(): …            on and on, in a thread here
     scene.follow("local[2]")     Spark, in processes of its own

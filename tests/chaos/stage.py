@@ -1,5 +1,6 @@
-"""Where the chaos of clients plays: two nsqds, an nsqlookupd, publishers and subscribers in processes of
-their own, a network between them all, and everything that can go wrong."""
+"""The stage of the chaos tests of clients: two nsqds, an nsqlookupd, publishers and subscribers in
+processes of their own, a network between them, and all faults.
+"""
 
 from __future__ import annotations
 

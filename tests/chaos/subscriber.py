@@ -1,4 +1,4 @@
-"""A program that consumes until its input ends or asks it to stop, with handlers that are not always good.
+"""A program that consumes until its input ends or asks it to stop, with handlers that sometimes fail.
 
     python -m tests.chaos.subscriber '{"name": …}'
 

@@ -1,4 +1,6 @@
-"""Long tests say at once what came of them, whatever pytest captures; the sum of all seeds at the end."""
+"""Prints the results of long tests at once, although pytest captures output, and the sum of all seeds at
+the end.
+"""
 
 from __future__ import annotations
 

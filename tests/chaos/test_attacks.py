@@ -1,5 +1,5 @@
-"""One anonymous client attacks a daemon while another one uses it: the other one hardly notices, and the
-daemon's memory stays small.
+"""One client attacks a daemon while another uses it: the other is hardly slower, and the daemon's memory
+stays small.
 """
 
 from __future__ import annotations

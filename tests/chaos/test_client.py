@@ -1,4 +1,4 @@
-"""Whatever happens to clients, daemons and the network between them: what was confirmed is handled.
+"""No confirmed message stays unhandled, whatever happens to clients, daemons and the network.
 
 make chaos ARGS=tests/chaos/test_client.py                     # these alone
 NSQ_CHAOS_SEED=7 make chaos ARGS=tests/chaos/test_client.py    # one seed, or several with spaces between

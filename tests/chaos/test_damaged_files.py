@@ -1,4 +1,4 @@
-"""Files in the data path are flipped, cut, replaced by garbage or gone: nsqd starts and works.
+"""nsqd starts and works although files in its data path are changed, cut, replaced or missing.
 
 NSQ_CHAOS_DAMAGES=500 make chaos ARGS='-k damaged'
 """

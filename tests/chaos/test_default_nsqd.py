@@ -1,4 +1,4 @@
-"""An nsqd without --durable is killed: it loses what was in memory, in flight or deferred, and no more.
+"""A killed nsqd without --durable loses only messages in memory, in flight or deferred.
 
 NSQ_CHAOS_SEED=7 NSQ_CHAOS_KILLS=100 make chaos ARGS='-k default_nsqd'
 """

@@ -1,4 +1,4 @@
-"""A storm of forks: children of a publishing program are killed at random; nobody else notices."""
+"""Children of a publishing program are killed at random while it forks: the others are not affected."""
 
 from __future__ import annotations
 

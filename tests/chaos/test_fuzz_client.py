@@ -1,4 +1,4 @@
-"""An nsqd that says anything at all, over every layer: the client stays whole and raises its own errors.
+"""An nsqd that sends anything, over every layer: the client raises only its own errors, and keeps working.
 
 make chaos ARGS='-k fuzz_client'                 # a million frames, and their rate
 NSQ_FUZZ_SEED=7 NSQ_FUZZ_FRAMES=100000 make chaos ARGS='-k fuzz_client'

@@ -1,4 +1,4 @@
-"""Recorded conversations, spoiled at random: no client harms nsqd, nor another client.
+"""Randomly changed conversations: no client harms nsqd or another client.
 
 make chaos ARGS='-k fuzz'                # a million, and their rate
 NSQ_FUZZ_SEED=7 NSQ_FUZZ_INPUTS=100000 make chaos ARGS='-k fuzz'

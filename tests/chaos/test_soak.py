@@ -1,4 +1,5 @@
-"""A steady load for a long time, connections cut now and then: memory, threads and descriptors stay the same.
+"""A steady load for a long time, with connections that are cut: memory, threads and descriptors do not
+grow.
 
 make soak SOAK=600       # seconds; half an hour without it
 """

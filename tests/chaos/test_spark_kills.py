@@ -1,5 +1,5 @@
-"""Whoever has a part in a stream is killed while its batch is half done: no message is lost, and none is
-there twice but those that nsqd has delivered twice.
+"""Each process of a stream is killed in the middle of a batch: no message is lost, and only those that
+nsqd has delivered twice are there twice.
 
 make chaos ARGS='-k spark'              # tells what happened
 """

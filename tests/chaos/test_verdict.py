@@ -1,4 +1,6 @@
-"""The judge of the chaos is judged: what is lost, inexplicable or not recovered from must not escape it."""
+"""Tests of the verdict of the chaos tests: it must report lost and inexplicable messages, and a missing
+recovery.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""What the records of a play say: what was promised, what was handled, what came twice and why, and how long
-it took to recover."""
+"""Evaluates the records of a chaos test: confirmed and handled messages, duplicates and their reasons, and
+how long the recovery took.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replaying a recorded TCP conversation step by step, comparing every byte that is not chance.
+"""Replays a recorded TCP conversation step by step, and compares every byte that is not random.
 
 What is chance is named here: message ids and timestamps. An id received stands for the recorded one in
 whatever is sent and expected later.

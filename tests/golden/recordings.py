@@ -1,4 +1,4 @@
-"""The recorded answers beside this file, with our deviations applied unless another program is judged."""
+"""The recordings beside this file, with our deviations applied unless another program is tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Replaying recorded HTTP exchanges in their order, comparing status, headers and body, key order included.
+"""Replays recorded HTTP exchanges in their order, and compares status, headers and body, also the order of
+keys.
 
 What is chance (ports, times, memory) is masked on both sides by the names of the fields, never by position.
 """

@@ -1,4 +1,4 @@
-"""README.md and then the tutorial, as a reader follows them: every block, in order, in one shell."""
+"""README.md and then the tutorial: every block, in order, in one shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nsqlookupd's HTTP API against nsqlookupd_http.json, with the two nsqds registered that the recording had.
+"""nsqlookupd's HTTP API against nsqlookupd_http.json, with the two nsqds of the recording.
 
 The recorded daemon keeps topics and producers in maps and answers in any order: there, order is not compared.
 """

@@ -1,4 +1,4 @@
-"""nsqd's HTTP API against nsqd_http.json: one session in its order, each exchange reported for itself."""
+"""nsqd's HTTP API against nsqd_http.json: one session in its order; each exchange is a test."""
 
 from __future__ import annotations
 

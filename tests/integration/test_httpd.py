@@ -1,4 +1,4 @@
-"""The HTTP server of the daemons over real sockets, against clients good and bad."""
+"""The HTTP server of the daemons over real sockets, with correct and misbehaving clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Listening, at the moment it ends."""
+"""A listener that is closed while connections arrive."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Under gevent's monkey patching all works, with its deadlines; under eventlet's it is refused in plain
-words.
+"""Everything works under gevent's monkey patching, with its deadlines; eventlet's is refused with a clear
+error.
 """
 
 from __future__ import annotations

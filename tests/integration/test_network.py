@@ -1,4 +1,4 @@
-"""The network of ``nsq.testing``, between plain sockets: what each end sees of every fault."""
+"""The network of ``nsq.testing`` between plain sockets: the effect of every fault on both ends."""
 
 from __future__ import annotations
 

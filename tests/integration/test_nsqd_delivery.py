@@ -1,4 +1,4 @@
-"""What nsqd does with messages between their publication and their FIN, over real connections."""
+"""Delivery of messages by nsqd from publication to FIN, over real connections."""
 
 from __future__ import annotations
 

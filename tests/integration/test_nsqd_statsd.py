@@ -1,4 +1,4 @@
-"""What an nsqd pushes to statsd, over a real socket."""
+"""Packets that nsqd pushes to statsd, over a real socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""process.run seen from outside: signals, failures, and messages to systemd."""
+"""``serve.process.run`` seen from outside: signals, errors, and messages to systemd."""
 
 from __future__ import annotations
 

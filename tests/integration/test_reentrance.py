@@ -1,5 +1,5 @@
-"""A producer is called where no other code could be: in signal handlers, ``__del__``, callbacks, at the end
-of a program; it is dropped, and closed at any moment. Nothing waits for itself, and every publish ends.
+"""A producer is called, dropped and closed at unusual moments: in signal handlers, ``__del__`` and
+callbacks, and at the end of a program. No call waits for itself, and every publish ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``nsq up``: all daemons on one machine, with one command."""
+"""``nsq up`` runs all daemons on one machine."""
 
 from __future__ import annotations
 

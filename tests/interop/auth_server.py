@@ -1,4 +1,4 @@
-"""An auth server for nsqd that knows one secret, and what that may."""
+"""An auth server for nsqd with one secret and its permissions."""
 
 from __future__ import annotations
 

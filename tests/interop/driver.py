@@ -1,4 +1,4 @@
-"""The test's end of a driver: a child process in which one foreign client produces and consumes.
+"""The test's side of a driver: a child process in which another client produces and consumes.
 
     with driver.producer(nsqd.tcp_address) as producer:
         producer.publish("orders", [b"one"])

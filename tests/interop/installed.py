@@ -1,4 +1,4 @@
-"""Where other people's clients are installed, and why a test that needs one cannot run.
+"""Finds the environments of other clients, or says why a test cannot run.
 
 They are put there by .ci/environment.py, one environment each: pynsq's module is called ``nsq`` like ours.
 """

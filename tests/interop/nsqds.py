@@ -1,4 +1,4 @@
-"""What nsqd itself tells about a topic and its clients, and waiting for it.
+"""nsqd's statistics of a topic and its clients, and waiting for them.
 
 Nothing here asks a client: the point is that both sides agree.
 """

@@ -1,4 +1,4 @@
-"""Other people's clients against an nsqd that wants AUTH."""
+"""Other clients with an nsqd that requires AUTH."""
 
 from __future__ import annotations
 

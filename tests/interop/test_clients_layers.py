@@ -1,4 +1,4 @@
-"""Other people's clients over TLS, snappy and deflate, as far as each of them really can."""
+"""Other clients over TLS, snappy and deflate, as far as each supports them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Other people's clients publish to nsqd and consume from it: every command, body and window of theirs.
+"""Other clients publish to nsqd and consume from it, with all their commands, bodies and windows.
 
 What a client cannot do is listed where it would be tested, with the reason; nothing is skipped.
 """

@@ -1,4 +1,4 @@
-"""Streams under test: where they read from, where their rows end up, and waiting for what they do."""
+"""Streams under test: their source, their sink, and waiting for their progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark Connect: source, sink, receivers, archive, metrics and the listener, in a program of its own."""
+"""Spark Connect, in a program of its own: source, sink, receivers, archive, metrics and the listener."""
 
 from __future__ import annotations
 

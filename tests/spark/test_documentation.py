@@ -1,4 +1,4 @@
-"""The Python of the Spark pages, and the README's commands for Spark, run in order, in one session."""
+"""Python blocks of the Spark pages, and the README's commands for Spark, run in order in one session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The pipelines on streams of files with the columns of the source: shapes, and what faults make of them."""
+"""The pipelines on streams of files with the columns of the source: results, and repeated or failed
+batches.
+"""
 
 from __future__ import annotations
 

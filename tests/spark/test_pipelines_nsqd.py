@@ -1,4 +1,4 @@
-"""The pipelines from nsqd to nsqd, with everything in between."""
+"""The pipelines from nsqd to nsqd, with all parts in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sink under Spark: every row a message, once more after what Spark does again, and plain errors."""
+"""The sink under Spark: every row becomes a message, rows of repeated tasks come twice, errors are plain."""
 
 from __future__ import annotations
 

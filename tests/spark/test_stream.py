@@ -1,4 +1,4 @@
-"""The source under Spark: rows in, exactly those rows out."""
+"""The source under Spark: every published message becomes one row."""
 
 from __future__ import annotations
 

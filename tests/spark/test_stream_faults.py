@@ -1,4 +1,4 @@
-"""What goes wrong under a stream, and what becomes of its rows."""
+"""Faults of a stream and their effect on its rows."""
 
 from __future__ import annotations
 

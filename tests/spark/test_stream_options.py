@@ -1,4 +1,4 @@
-"""How a stream is asked for, what it says to those who ask wrongly, and what is done with its rows next."""
+"""Options of a stream, errors for wrong ones, and further processing of its rows."""
 
 from __future__ import annotations
 

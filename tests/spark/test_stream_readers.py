@@ -1,4 +1,4 @@
-"""Readers of one log under Spark: none of them skips a row, whatever becomes of checkpoints and triggers."""
+"""Several readers of one log under Spark: none skips a row, with any checkpoint and trigger."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pages say can be looked up: links, flags, options, files, tests and folders that they name."""
+"""Links, flags, options, files, tests and folders that the pages name exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags, durations and config files: every rule a user of Go's nsqd command line can meet."""
+"""Flags, durations and config files follow the rules of Go's nsqd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Declared options on their own: what they accept, refuse and say of themselves."""
+"""Declared options: accepted and refused values, and their descriptions."""
 
 from __future__ import annotations
 

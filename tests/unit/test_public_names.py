@@ -1,4 +1,4 @@
-"""What ``import nsq`` offers, and what it says of the names that other clients have."""
+"""Public names of ``import nsq``, and hints for the names of other clients."""
 
 from __future__ import annotations
 

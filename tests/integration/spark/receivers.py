@@ -1,4 +1,4 @@
-"""What tests of receivers share: a log, a pool around it, and what is in the one because of the other."""
+"""Helpers for tests of receivers: a log, a pool of receivers, and messages in both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A shared log in S3: moto's, whose answers get lost."""
+"""A shared log in moto's S3, which loses replies."""
 
 from __future__ import annotations
 

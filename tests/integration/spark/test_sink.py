@@ -1,4 +1,4 @@
-"""What a task of the sink publishes, as nsqd sees it."""
+"""Messages that a task of the sink publishes, as nsqd gets them."""
 
 from __future__ import annotations
 

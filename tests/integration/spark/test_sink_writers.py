@@ -1,4 +1,6 @@
-"""The sink's writers as Spark uses them, without a JVM: created, pickled, run, and told of the end."""
+"""The sink's writers, called as Spark calls them, without a JVM: created, pickled, run, committed and
+aborted.
+"""
 
 from __future__ import annotations
 

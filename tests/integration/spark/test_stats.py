@@ -1,4 +1,4 @@
-"""nsq_stats, read as Spark reads it, without a JVM."""
+"""Format nsq_stats, read as Spark reads it, without a JVM."""
 
 from __future__ import annotations
 

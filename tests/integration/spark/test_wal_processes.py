@@ -1,4 +1,4 @@
-"""A log shared by processes: locks whose holder is killed, and which process gets them."""
+"""A log that several processes share: locks end with their process, and another process gets them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drives gnsq. Patched the way its users do it; orders come in on a greenlet of their own."""
+"""Drives gnsq, patched as its users do it; orders arrive on a greenlet of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every driver does with its orders: JSON lines in on stdin, one JSON line out for each.
+"""The protocol of every driver: JSON lines on stdin, and a JSON line on stdout for each.
 
     {"order": "publish", "name": "p1", ...}  ->  {"value": ...} or {"error": "SendError: ..."}
 

@@ -1,4 +1,4 @@
-"""What needs no server; the rest is in tests/integration/test_api.py."""
+"""Parts of sending that need no server; the others are in tests/integration/test_api.py."""
 
 from __future__ import annotations
 

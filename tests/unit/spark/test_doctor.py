@@ -1,4 +1,4 @@
-"""What the doctor makes of what it finds; the programs it asks are scripts of the test."""
+"""Findings of the doctor; the programs that it runs are scripts of the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the listener takes out of Spark's reports, and how it tells it; reports are given as Spark's JSON."""
+"""Figures that the listener takes from Spark's reports, given as JSON, and how it writes them."""
 
 from __future__ import annotations
 

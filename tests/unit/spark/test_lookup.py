@@ -1,4 +1,4 @@
-"""Spark's search for formats in a Python that lacks something, as PySpark's ``lookup_data_sources`` goes."""
+"""Spark finds the formats in a Python that lacks a package, as PySpark's ``lookup_data_sources`` searches."""
 
 from __future__ import annotations
 

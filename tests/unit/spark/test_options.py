@@ -1,4 +1,4 @@
-"""Options as text under names whose case does not count."""
+"""Options as text, with names in any case."""
 
 from __future__ import annotations
 

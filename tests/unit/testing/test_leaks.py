@@ -1,4 +1,6 @@
-"""nsq.testing.leaks against real leaks, each cleaned up by its test; and the fixture in tests/conftest.py."""
+"""``nsq.testing.leaks`` finds real leaks, each cleaned up by its test; and the fixture in
+tests/conftest.py.
+"""
 
 from __future__ import annotations
 

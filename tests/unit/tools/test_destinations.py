@@ -1,4 +1,4 @@
-"""Which destination comes next, and the lines about how long they take."""
+"""The choice of the next destination, and the status lines about their times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every flag of Go's tools is there, with its default."""
+"""Every flag of Go's tools exists, with its default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nsq_to_nsq makes of JSON, and nsq_to_http of addresses, headers and redirects."""
+"""JSON that nsq_to_nsq forwards, and addresses, headers and redirects of nsq_to_http."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One topic's files: their names, when the next one begins, and what a kill or a full disk leaves."""
+"""Files of one topic: their names, rotation, and recovery after a kill or a full disk."""
 
 from __future__ import annotations
 

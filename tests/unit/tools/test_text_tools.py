@@ -1,4 +1,4 @@
-"""What nsq_tail, nsq_stat and to_nsq make of bytes and numbers."""
+"""Bytes and numbers as nsq_tail, nsq_stat and to_nsq show and read them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nsq top makes of what nsqds say."""
+"""The screen that nsq top makes of statistics."""
 
 from __future__ import annotations
 

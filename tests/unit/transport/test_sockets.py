@@ -1,4 +1,6 @@
-"""Only what needs no socket; the rest is tests/integration/test_transport.py."""
+"""Parts of the socket transports that need no socket; the others are in
+tests/integration/test_transport.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What nsqadmin asks of whom, in which order, and what it says when some of them fail."""
+"""Requests of nsqadmin to nsqds and nsqlookupds, their order, and its replies when some of them fail."""
 
 from __future__ import annotations
 

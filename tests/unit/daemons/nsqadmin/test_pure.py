@@ -1,4 +1,4 @@
-"""Adding up, judging, guarding and drawing: what needs no upstream."""
+"""The pure parts of nsqadmin: sums, health, access rights and formulas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the pipelines refuse before they start anything, and what they make of what they are given."""
+"""Arguments of the pipelines: wrong ones are refused before anything starts."""
 
 from __future__ import annotations
 

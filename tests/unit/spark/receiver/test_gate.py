@@ -1,4 +1,4 @@
-"""The window: every reason has to be gone before it opens again."""
+"""The window of a paused consumer opens when all reasons for the pause are gone."""
 
 from __future__ import annotations
 

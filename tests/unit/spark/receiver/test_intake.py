@@ -1,4 +1,4 @@
-"""From messages into the log: what is finished when, and what happens while the log refuses."""
+"""Messages are finished when they are in the log; while it cannot be written, they wait or are requeued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pool says before any process is started."""
+"""A pool of receivers before any process is started."""
 
 from __future__ import annotations
 

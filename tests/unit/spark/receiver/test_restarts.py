@@ -1,4 +1,4 @@
-"""How long it takes until a receiver is started again, and when never."""
+"""Pauses before a receiver is restarted, and when it is given up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options on their way to another process."""
+"""Options are sent to another process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How receivers divide the nsqds, and start again when that changes or their log ends."""
+"""Receivers divide the nsqds, and start again when their share changes or their log ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How full the log is, and the two lines at which receiving stops and goes on."""
+"""Receiving stops when the log is full, and goes on below a lower limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a query is told of its receivers, and when it need not wait for them."""
+"""The status of receivers, and when a query does not wait for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches to put into logs, and disks that fail when they are told to."""
+"""Batches for logs, and disks that fail on request."""
 
 from __future__ import annotations
 

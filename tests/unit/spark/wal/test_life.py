@@ -1,4 +1,4 @@
-"""Receivers that append, fail, die and start again in any order, and an owner that reads and deletes.
+"""Receivers append, fail, die and start again in any order, and an owner reads and deletes.
 
 Whatever was appended is read, once; what is sealed never changes; nothing turns up that nobody has tried to
 append.

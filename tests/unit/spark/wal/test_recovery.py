@@ -1,4 +1,4 @@
-"""What a receiver that was killed leaves behind, wherever it was killed."""
+"""Recovery of a log whose receiver was killed at any point."""
 
 from __future__ import annotations
 

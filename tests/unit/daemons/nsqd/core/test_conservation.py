@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, no message is lost, doubled, early or forgotten."""
+"""Random events lose, double, hasten and forget no message."""
 
 from __future__ import annotations
 

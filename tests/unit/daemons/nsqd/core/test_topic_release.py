@@ -1,4 +1,4 @@
-"""Thousands of messages that wait for a channel: handed over in portions, with everybody else in between."""
+"""A topic hands thousands of waiting messages to a channel in portions, between which other work runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""nsqd's HTTP API without a network: requests go from the table of routes straight to the handlers."""
+"""nsqd's HTTP API without a network: requests go straight from the table of routes to the handlers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AUTH: the session stands still while an auth server is asked, and loses nothing meanwhile."""
+"""AUTH: the session pauses while an auth server is asked, and loses nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an OK means that the message is on disk to stay: what waits for that, and what does not."""
+"""A session of a durable nsqd: which replies wait until their messages are synced, and which do not."""
 
 from __future__ import annotations
 
