@@ -38,7 +38,7 @@ def order(number: int) -> bytes:
 
 
 class Shop:
-    """What is published and consumed while the pictures are taken."""
+    """Publishes and consumes while the pictures are taken."""
 
     def __init__(self, nsqds: list[Nsqd], lookupd: Nsqlookupd, stack: ExitStack) -> None:
         self._nsqds = nsqds

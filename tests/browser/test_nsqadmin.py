@@ -378,7 +378,7 @@ new MutationObserver((records) => {
 def test_a_large_cluster_is_shown_at_once_and_only_visible_rows_are_updated(
     browser: Any,
 ) -> None:
-    """How long it takes is a matter of the machine; how much is done at a stroke is not."""
+    """The test counts the work, because the time depends on the machine."""
     with ExitStack() as stack:
         nsqds = [stack.enter_context(CannedNsqd(number)) for number in range(NODES)]
         answers = [json.dumps(big_cluster.stats(look)).encode() for look in range(2)]

@@ -50,7 +50,7 @@ class Publisher:
             thread.start()
 
     def close(self, timeout: float) -> dict[str, Any]:
-        """In the middle of it all: the threads learn of it by the errors they get."""
+        """Close the producer while its threads publish: they get errors."""
         self.stopping.set()
         began = time.monotonic()
         left = self.producer.close(timeout).unanswered

@@ -32,7 +32,7 @@ Act = Literal["follow", "drain"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What a driver is told. ``folder`` holds everything: checkpoint, sink, the log, Spark's own files."""
+    """A driver's parameters. ``folder`` holds everything: checkpoint, sink, the log, Spark's own files."""
 
     folder: str
     act: Act

@@ -17,7 +17,7 @@ VERDICTS = pytest.StashKey[list[Verdict]]()
 
 @pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Tell:
-    """Of a short test only the failures interest: what it says is captured as usual."""
+    """Print a result at once; in short tests pytest captures it as usual."""
     if request.node.get_closest_marker("chaos") is None:
         return print
     capture = request.config.pluginmanager.getplugin("capturemanager")
@@ -36,7 +36,7 @@ def tell(request: pytest.FixtureRequest) -> Tell:
 
 @pytest.fixture
 def verdicts(request: pytest.FixtureRequest) -> list[Verdict]:
-    """To be summed up at the end."""
+    """The verdicts that are summed up at the end."""
     return request.config.stash.setdefault(VERDICTS, [])
 
 

@@ -43,7 +43,7 @@ class Play:
         self.began = time.monotonic()
 
     def run(self, faults: int, messages: int, longest: float = 1.5) -> None:
-        """At least so many of both; no fault lasts longer than that."""
+        """Publish and consume at least this many messages; no fault lasts longer than that."""
         stage = self.stage
         stage.wait(1.0)
         for strike in Schedule(stage.seed, kinds=stage.kinds, pause=(0.02, 0.5), seconds=(0.05, longest)):

@@ -25,7 +25,7 @@ MEMORY = 20
 
 
 class Life:
-    """What one life of an nsqd was given and has finished, and what a kill may take from it."""
+    """The messages that one life of an nsqd got and finished, and those that a kill may lose."""
 
     def __init__(self, nsqd: Nsqd) -> None:
         self.nsqd = nsqd
@@ -99,7 +99,7 @@ def waiting_or_in_flight(nsqd: Nsqd) -> int:
 
 
 def drain(nsqd: Nsqd) -> list[bytes]:
-    """All that is there, finished."""
+    """Consume and finish all messages."""
     with consumer(nsqd, "t", rdy=100) as client:
         found = []
         for _ in range(waiting_or_in_flight(nsqd)):

@@ -178,7 +178,7 @@ class Fuzz:
 
     @property
     def frames(self) -> int:
-        """Those that were understood, and those that ended a connection: what followed them was not read."""
+        """Count valid frames, and those that ended a connection, behind which nothing was read."""
         return sum(self.seen[what] for what in ("messages", "responses", "errors", "heartbeats", "ends"))
 
     def _converse(self) -> None:
@@ -267,7 +267,7 @@ def _resident() -> int:
 
 
 class Meter(Witness):
-    """Keeps the highest water mark, and nothing of what it is told."""
+    """A log handler that only measures the longest line."""
 
     def __init__(self, chance: random.Random) -> None:
         super().__init__(chance)

@@ -53,7 +53,7 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
 
 
 def flat(values: Sequence[float], slack: float) -> bool:
-    """Whether the last quarter is on average no higher than the first, but for ``slack``."""
+    """Whether the average of the last quarter is at most that of the first plus ``slack``."""
     quarter = max(1, len(values) // 4)
     return sum(values[-quarter:]) / quarter <= sum(values[:quarter]) / quarter + slack
 
@@ -81,7 +81,7 @@ class Samples:
         self.handled.append(handled)
 
     def settled(self) -> Samples:
-        """Without the warm-up, and without the last second, in which things end."""
+        """The figures without the warm-up and the last second."""
         begin = int(min(60, len(self.memory) * _WARM_UP))
         return Samples(*(values[begin:-1] for values in vars(self).values()))
 

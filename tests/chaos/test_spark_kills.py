@@ -130,7 +130,7 @@ def test_an_executor_that_receives(stage: Stage, told: Told) -> None:
 
 
 def test_an_executor_that_receives_into_an_object_store(stage: Stage, told: Told, s3: S3) -> None:
-    """Its answers are slow and get lost, and it stalls for longer than a message's timeout."""
+    """The store is slow, loses replies, and stalls for longer than a message's timeout."""
     scene = stage(**_SOON, wal=s3.uri("orders"))
     s3.control(delay=0.05, errors=0.03, lost=0.03, conflicts=0.03)
     with in_the_middle(scene, "local-cluster[2,2,1024]", on_executors=2):

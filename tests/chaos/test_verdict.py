@@ -95,7 +95,7 @@ def test_every_reason_is_in_the_report(
 
 
 def test_a_message_published_again_after_an_uncertain_publish_has_two_copies(written: Written) -> None:
-    """And each may come more than once, if there is a reason for that."""
+    """Each copy may also be delivered more than once, for a reason."""
     written.life("publisher", 1, published(DOUBTED, 1))
     copies = handled(1, 5.0, attempts=2), handled(1, 5.0, attempts=2, copy=8)
     written.life("consumer", 2, *copies)

@@ -166,7 +166,7 @@ class _Duplicates:
 
 
 def _copies(handlings: list[Handling]) -> list[list[Handling]]:
-    """Of each what became of it, in order; the one that came first is the first."""
+    """The history of each copy of a message; the one that came first is the first."""
     found: dict[tuple[int, int], list[Handling]] = {}
     for each in sorted(handlings, key=lambda each: each.record.since):
         found.setdefault((each.record.nsqd, each.record.copy), []).append(each)
@@ -189,8 +189,9 @@ def _all(actors: Iterable[Actor]) -> Iterator[tuple[Life, Record]]:
 
 
 def _measure(actors: list[Actor], injuries: list[Injury], verdict: Verdict) -> None:
-    """From the end of a fault until the subscriber has a message of that nsqd again, unless another fault
-    came in between: then that one's recovery is both's."""
+    """The time from the end of a fault until the subscriber gets a message of that nsqd again. If another
+    fault comes in between, its recovery counts for both.
+    """
     came: dict[tuple[str, int], list[float]] = defaultdict(list)
     for life, record in _all(actors):
         if record.kind == records.HANDLED:

@@ -28,7 +28,7 @@ def load(file: str) -> Any:
 
 
 def others_are_judged() -> bool:
-    """Whether the daemons under test are somebody else's binaries."""
+    """Whether the daemons under test are other binaries than ours."""
     return bool(os.environ.get(BIN_DIR))
 
 

@@ -292,7 +292,7 @@ def test_a_server_that_goes_bad(
 
 
 def grown(call: Callable[[], None]) -> int:
-    """By how much, at most, Python's memory grew meanwhile."""
+    """The maximum growth of Python's memory inside the block."""
     gc.collect()
     tracemalloc.start()
     try:

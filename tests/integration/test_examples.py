@@ -66,7 +66,7 @@ class Example:
         return found
 
     def addresses(self) -> list[str]:
-        """Those that it has told so far, of daemons."""
+        """The addresses of daemons in the output so far."""
         told = [line for line in list(self.lines) if line.startswith("nsq")]
         return re.findall(r"(?:tcp|http) (\S+)", "\n".join(told))
 
@@ -87,7 +87,7 @@ class Example:
 
 
 def program(name: str) -> list[str]:
-    """How Python is told to run it: a file, or a folder with a ``__main__.py``."""
+    """The arguments of Python that run an example: a file, or a folder with a ``__main__.py``."""
     path = EXAMPLES / name
     return [str(path)] if path.is_file() else ["-m", f"examples.{name}"]
 
@@ -236,7 +236,7 @@ def test_the_custom_transport_example_runs(example: Start, nsqd: Nsqd) -> None:
 
 
 def test_the_demo_runs(example: Start, tmp_path: Path) -> None:
-    """It brings its own daemons, survives the kill of one of them, and leaves a file."""
+    """The demo starts its own daemons, survives the kill of one, and leaves a file."""
     script = example("demo", "--orders", "500", TMPDIR=str(tmp_path))
     assert script.end() == 0, script.lines
     assert_nothing_is_lost(script, tmp_path)

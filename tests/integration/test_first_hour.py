@@ -37,7 +37,7 @@ TUTORIAL = [
 
 
 def installs(command: str) -> bool:
-    """Other tests set up environments and run the demonstration; tests/spark runs the lines for Spark."""
+    """Whether a line belongs to other tests: these set up environments and run the demonstration."""
     words = ("make ", "pip ", ".venv/bin/pip ", "python3 -m venv", "nsq-spark ")
     return command.startswith(words) or "clicks" in command
 

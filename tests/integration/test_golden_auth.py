@@ -65,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  the base class names it so
-        """Not on stderr: what was asked is kept in ``asked``."""
+        """Log nothing to stderr: ``asked`` has the requests."""
 
 
 @contextmanager

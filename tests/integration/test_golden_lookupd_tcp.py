@@ -45,5 +45,5 @@ def _check(answer: bytes, recorded: dict[str, Any]) -> None:
 
 
 def _masked(reply: dict[str, Any]) -> list[tuple[str, object]]:
-    """In order; chance keeps its place and type and loses its value."""
+    """The replies in order, with random values replaced by their type."""
     return [(key, type(value) if key in VOLATILE else value) for key, value in reply.items()]

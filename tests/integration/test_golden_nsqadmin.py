@@ -29,7 +29,7 @@ G1 = {"hostname": "g1", "broadcast_address": "g1.invalid", "tcp_port": 4150, "ht
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[tuple[Nsqadmin, dict[str, str]]]:
-    """And what stands in the recording for the addresses that were really used."""
+    """The daemons, and what the recording has in place of their addresses."""
     with ExitStack() as stack:
         make_lookupd = stack.enter_context(factory(Nsqlookupd))
         lookupds = [make_lookupd(tombstone_lifetime=3600.0) for _ in LOOKUPDS]

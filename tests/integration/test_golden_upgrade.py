@@ -78,7 +78,7 @@ def _start_compression(client: V2Client, features: dict[str, Any]) -> None:
     ids=lambda case: case["case"],
 )
 def test_the_recorded_bytes_are_the_ok_we_expect_in_that_layer(case: dict[str, Any]) -> None:
-    """What the replay above waits for is what was recorded, of which some cases hold only the first bytes."""
+    """Checks the recording itself, which in some cases holds only the first bytes."""
     steps = case["steps"]
     raw = next(bytes.fromhex(step["recv_raw_hex"]) for step in steps if "recv_raw_hex" in step)
     features = next(step["recv"]["json"] for step in steps if "json" in step.get("recv", {}))

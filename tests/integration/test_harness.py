@@ -168,7 +168,7 @@ class TestFailures:
             assert next(unlucky, None) is None
 
     def test_a_port_that_is_taken_for_a_moment_is_tried_again(self, tmp_path: Path) -> None:
-        """Gone when it is looked at, so nobody but the program can tell."""
+        """The port is free again when it is checked, so only the program can know."""
         tried = tmp_path / "tried"
         unlucky = f'[ -e "{tried}" ] || {{ touch "{tried}"; echo "bind: address already in use"; exit 1; }}'
         program = f'exec "{sys.executable}" -m nsq.daemons.nsqlookupd "$@"'

@@ -508,7 +508,7 @@ def test_a_server_listens_on_a_unix_socket_and_on_ipv6(tmp_path: Path) -> None:
 
 
 def certified() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """For a server, and for clients that trust its authority alone."""
+    """Contexts for a server, and for clients that trust only its authority."""
     authority = trustme.CA()
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("localhost").configure_cert(server_side)

@@ -14,7 +14,7 @@ from tests.integration.patience import PATIENCE
 
 @pytest.mark.parametrize("rounds", range(5))
 def test_closing_a_listener_loses_no_accepted_connection(rounds: int) -> None:
-    """At whatever step of asyncio's the listener closes."""
+    """The listener closes at any step of asyncio's."""
 
     async def scenario() -> None:
         made: list[asyncio.BaseTransport] = []

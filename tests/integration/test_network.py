@@ -72,7 +72,7 @@ def exactly(sock: socket.socket, size: int) -> bytes:
 
 
 def ended(sock: socket.socket) -> str:
-    """How: what came before is thrown away."""
+    """Return how the connection ends; bytes before that are dropped."""
     try:
         while sock.recv(65536):
             pass

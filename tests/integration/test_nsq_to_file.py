@@ -28,7 +28,7 @@ ARGUMENTS = ["--topic=orders", "--channel=billing"]
 
 
 def lines(directory: Path) -> list[bytes]:
-    """Of all files there, decompressed."""
+    """The lines of all files there, decompressed."""
     found: list[bytes] = []
     for path in sorted(directory.iterdir()):
         data = path.read_bytes()

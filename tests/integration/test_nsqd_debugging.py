@@ -38,7 +38,7 @@ def test_a_profile_of_the_event_loop_while_it_serves(nsqd: Nsqd) -> None:
         nsqd.post(f"/channel/create?topic=busy&channel=c{number}" if number else "/topic/create?topic=busy")
 
     def profile() -> str:
-        """Of a loop that serves meanwhile; how much is seen of that is up to the machine."""
+        """Profile a loop that serves meanwhile; how much of that shows depends on the machine."""
         told: list[str] = []
         asking = threading.Thread(target=lambda: told.append(nsqd.get("/debug/profile?seconds=0.7").text))
         asking.start()
@@ -62,7 +62,7 @@ def test_a_profile_for_flame_graphs(nsqd: Nsqd) -> None:
 def test_a_trace_shows_allocations(nsqd: Nsqd) -> None:
 
     def lines() -> list[str]:
-        """What messages take that come meanwhile; how many do is up to the machine."""
+        """Trace allocations of messages that arrive meanwhile; their number depends on the machine."""
         found: list[str] = []
         target = "/debug/tracemalloc?seconds=0.7&limit=3"
         asking = threading.Thread(target=lambda: found.append(nsqd.get(target).text))
@@ -79,7 +79,7 @@ def test_only_one_profile_runs_at_a_time(nsqd: Nsqd) -> None:
     names = lambda: [thread.name for thread in threading.enumerate()]  # noqa: E731
 
     def second() -> Reply:
-        """Who asks while somebody else looks, unless that is over by then."""
+        """The reply to a request during another one, unless that has ended by then."""
         asking = threading.Thread(target=nsqd.get, args=("/debug/profile?seconds=0.5",))
         asking.start()
         eventually(lambda: "debug-profile" in names() or not asking.is_alive())

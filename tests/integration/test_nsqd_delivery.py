@@ -42,21 +42,21 @@ NOBODYS = b"f" * 16
 
 @pytest.fixture(scope="module")
 def nsqd() -> Iterator[Nsqd]:
-    """As it is without any option; every test has a topic of its own."""
+    """An nsqd without options; every test has a topic of its own."""
     with factory(Nsqd) as make:
         yield make()
 
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Nsqd]:
-    """With timeouts that a test can wait for."""
+    """An nsqd with timeouts that a test can wait for."""
     with factory(Nsqd) as make:
         yield make(msg_timeout=1.0, max_msg_timeout=3.0, max_req_timeout=1.5)
 
 
 @pytest.fixture(scope="module")
 def program() -> Iterator[Nsqd]:
-    """As a program: it shares no interpreter with its clients."""
+    """An nsqd as a program, which shares no interpreter with its clients."""
     with factory(Nsqd) as make:
         yield make(process=True)
 
@@ -68,7 +68,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def server(authority: Authority) -> Iterator[Nsqd]:
-    """With a certificate."""
+    """An nsqd with a certificate."""
     with factory(Nsqd) as make:
         yield make(**authority.server_options)
 
@@ -491,7 +491,7 @@ class TestConsumers:
 
 
 def read_all(nsqd: Nsqd, topic: str, client: V2Client, client_id: str) -> int:
-    """Finish what the client is given until nothing waits for anybody; how many that were."""
+    """Finish the client's messages until none waits for any client; return their number."""
     read, deadline = 0, time.monotonic() + 100
     while time.monotonic() < deadline:
         channel = channel_stats(nsqd, topic)
@@ -514,7 +514,7 @@ LAYERS: dict[str, dict[str, bool]] = {
 
 
 class TestBodies:
-    """From the smallest to the largest, through every layer there is."""
+    """Bodies from the smallest to the largest, through every layer."""
 
     SIZES = (1, 2, 100, 4095, 4096, 65535, 65536, 65537, 300_000, 1024 * 1024)
 

@@ -24,7 +24,7 @@ MANY = 60_000
 
 
 def loaded(nsqd_factory: Factory[Nsqd], durable: bool, count: int) -> Nsqd:
-    """With so many messages in a topic that has no channel."""
+    """An nsqd with this many messages in a topic without channels."""
     nsqd = nsqd_factory(
         process=True, mem_queue_size=500, stop_timeout=60, **({"durable": True} if durable else {})
     )

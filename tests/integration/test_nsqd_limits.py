@@ -48,7 +48,7 @@ def raw(nsqd: Nsqd, timeout: float = 60.0) -> socket.socket:
 
 
 def swallow(client: socket.socket, data: bytes) -> int:
-    """How much nsqd takes of it before it stops to, or hangs up."""
+    """The number of bytes that nsqd reads before it stops or hangs up."""
     client.settimeout(1.0)
     view, sent = memoryview(data), 0
     with contextlib.suppress(TimeoutError, ConnectionError):
@@ -58,7 +58,7 @@ def swallow(client: socket.socket, data: bytes) -> int:
 
 
 def ends(client: socket.socket, within: float = 60.0) -> bytes:
-    """What it is told before the connection ends, which must be soon."""
+    """The bytes that arrive before the connection ends, which must be soon."""
     client.settimeout(within)
     said = b""
     with contextlib.suppress(ConnectionError):
@@ -68,7 +68,7 @@ def ends(client: socket.socket, within: float = 60.0) -> bytes:
 
 
 def expect_the_end(client: V2Client) -> None:
-    """Whatever else it is told before."""
+    """Read until the connection ends."""
     with contextlib.suppress(PeerClosed):
         while client.frame(timeout=60):
             pass
@@ -145,7 +145,7 @@ def begin_body(nsqd: Nsqd, way: str) -> socket.socket:
 class TestBodiesThatDoNotCome:
     @pytest.mark.parametrize("way", ["http", "tcp"])
     def test_a_body_that_was_cut_off_leaves_no_memory(self, nsqd_factory: Factory[Nsqd], way: str) -> None:
-        """Without a collector: it may come late, and the next body before it."""
+        """The garbage collector is off: it might run only after the next body."""
         nsqd = nsqd_factory(log_level="fatal")  # in this process, whose collector is switched off
         begin_body(nsqd, way).close()
         gc.collect()
@@ -163,7 +163,7 @@ class TestBodiesThatDoNotCome:
         lines = (b"x" * 999 + b"\n") * 2000
 
         def beside_another() -> int:
-            """Of the two the one is refused for which there is no room: usually the later one."""
+            """Of the two bodies, the one for which there is no room is refused: usually the later one."""
             with begin_body(nsqd, "http"):
                 status = nsqd.post("/mpub?topic=t", lines).status
                 assert nsqd.post("/pub?topic=t", b"small").status == 200
@@ -280,7 +280,7 @@ class TestWhatExplodes:
 
 @contextlib.contextmanager
 def crowd(nsqd: Nsqd, count: int) -> Iterator[list[socket.socket]]:
-    """So many consumers, of a channel each of a hundred."""
+    """This many consumers of a hundred channels."""
     made: list[socket.socket] = []
     try:
         for number in range(count):

@@ -260,14 +260,14 @@ def read_until_closed(client: V2Client) -> None:
 
 
 def status(nsqd: Nsqd) -> int:
-    """The exit status of one that was told to end, within the deadline of its stop."""
+    """The exit status of a process that was asked to stop, within its deadline."""
     eventually(lambda: not nsqd.running)
     return nsqd.terminate()
 
 
 @contextlib.contextmanager
 def publishing(nsqd: Nsqd, topic: str) -> Iterator[None]:
-    """Somebody publishes without a pause until nsqd hangs up."""
+    """Publish without a pause until nsqd hangs up."""
 
     def publish() -> None:
         with V2Client(nsqd.tcp_address) as client, contextlib.suppress(PeerClosed):
@@ -308,7 +308,7 @@ class TestWithoutTheServerExtra:
 
 
 def run_without_aiohttp(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """With the standard library and nsq alone to import from."""
+    """Run with only the standard library and nsq to import from."""
     return subprocess.run(
         [sys.executable, "-S", "-m", "nsq.daemons.nsqd", *arguments],
         cwd=directory,
@@ -321,7 +321,7 @@ def run_without_aiohttp(directory: Path, *arguments: str) -> subprocess.Complete
 
 
 class TestQuickStart:
-    """What somebody does who reads about NSQ for the first time."""
+    """The first steps of a new user."""
 
     @pytest.mark.parametrize(
         "path",

@@ -31,14 +31,14 @@ UNTIL_REGISTERED_AGAIN = 100.0
 
 
 def nodes(lookupd: Nsqlookupd, topic: str) -> set[str]:
-    """Where the topic is to be had, as its consumers are told."""
+    """The topic's nsqds, as its consumers find them."""
     reply = lookupd.get(f"/lookup?topic={topic.replace('#', '%23')}")
     producers = reply.json()["producers"] if reply.status == 200 else []
     return {f"{each['broadcast_address']}:{each['tcp_port']}" for each in producers}
 
 
 def registered(lookupd: Nsqlookupd) -> set[str]:
-    """What somebody has registered right now: ``topic:orders:``, ``channel:orders:archive``."""
+    """The current registrations: ``topic:orders:``, ``channel:orders:archive``."""
     return {key for key in lookupd.get("/debug").json() if not key.startswith("client:")}
 
 
@@ -252,7 +252,7 @@ class TestChannelsOfOthers:
 
     @pytest.fixture
     def newcomer(self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd]) -> Nsqd:
-        """Registered next to an nsqd that has the topic orders, and has been told where to ask."""
+        """An nsqd that registers next to one with the topic orders."""
         veteran, newcomer = (nsqd_factory(lookupd=[nsqlookupd]) for _ in range(2))
         create(veteran, "orders", "archive", "billing")
         create(newcomer, "known")
@@ -301,7 +301,7 @@ class TestChannelsOfOthers:
     def test_a_new_topic_waits_until_every_nsqlookupd_was_asked(
         self, nsqlookupd: Nsqlookupd, nsqd_factory: Factory[Nsqd], mute: Mute, over: str
     ) -> None:
-        """For its publishers and for /topic/create. Publishes to other topics do not wait."""
+        """Its publishers and /topic/create wait; publishes to other topics do not."""
         create(nsqd_factory(lookupd=[nsqlookupd]), "orders", "archive")
         newcomer = self.knowing_both(nsqd_factory, nsqlookupd, mute, patience=120.0)
 

@@ -94,7 +94,7 @@ def test_a_stop_waits_for_a_hanging_disk_in_spite_of_signals(
 
 
 def wait_for_both(process: subprocess.Popen[str], texts: list[str]) -> None:
-    """In whichever order."""
+    """Wait for both, in any order."""
     assert process.stdout is not None
     left = set(texts)
     for line in process.stdout:

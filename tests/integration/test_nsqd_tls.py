@@ -40,20 +40,20 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """An authority nobody here trusts."""
+    """A certificate authority that is not trusted."""
     return Authority(tmp_path_factory.mktemp("stranger"))
 
 
 @pytest.fixture(scope="module")
 def nsqd(authority: Authority) -> Iterator[Nsqd]:
-    """With a certificate, and content with clients that do not care."""
+    """An nsqd with a certificate that does not require TLS."""
     with factory(Nsqd) as make:
         yield make(**authority.server_options)
 
 
 @pytest.fixture(scope="module")
 def demanding(authority: Authority) -> Iterator[dict[str, Nsqd]]:
-    """By what --tls-required says."""
+    """An nsqd with --tls-required."""
     with factory(Nsqd) as make:
         yield {
             required: make(**authority.server_options, tls_required=required)
@@ -63,7 +63,7 @@ def demanding(authority: Authority) -> Iterator[dict[str, Nsqd]]:
 
 @pytest.fixture(scope="module")
 def strict(authority: Authority) -> Iterator[dict[str, Nsqd]]:
-    """By what --tls-client-auth-policy says."""
+    """An nsqd with --tls-client-auth-policy."""
     with factory(Nsqd) as make:
         yield {
             policy: make(
@@ -351,7 +351,7 @@ def address(text: str) -> tuple[str, int]:
 
 
 def serial_number(nsqd: Nsqd, trusted: Authority) -> object:
-    """Of the certificate that HTTPS clients are shown; TCP clients trust theirs by the same authority."""
+    """The serial number of the certificate for HTTPS clients."""
     context = trusted.client_context()
     assert nsqd.https_address is not None
     host, _, port = nsqd.https_address.rpartition(":")

@@ -321,7 +321,7 @@ def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def listening(process: subprocess.Popen[str]) -> list[str]:
-    """The TCP and the HTTP address, once both are told."""
+    """The TCP and the HTTP address, once both are in the log."""
     assert process.stderr is not None
     addresses: list[str] = []
     for line in process.stderr:
@@ -402,7 +402,7 @@ def test_a_vanished_stderr_does_not_stop_it() -> None:
 
 
 def run_without_aiohttp(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """With the standard library and nsq alone to import from."""
+    """Run with only the standard library and nsq to import from."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, "-S", "-m", "nsq.daemons.nsqlookupd", *arguments],

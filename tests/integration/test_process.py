@@ -264,7 +264,7 @@ def systemd(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[so
 
 
 def heard(sock: socket.socket, wanted: str) -> None:
-    """Wait for this message; what the watchdog is told may come in between."""
+    """Wait for this message; those for the watchdog may come in between."""
     while (message := sock.recv(4096).decode()) != wanted:
         assert message == "WATCHDOG=1"
 

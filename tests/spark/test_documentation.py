@@ -37,7 +37,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def listeners(spark: SparkSession) -> Iterator[dict[str, Any]]:
-    """What a page leaves in the session is taken out of it again."""
+    """Remove the listeners that a page leaves in the session."""
     names: dict[str, Any] = {}
     yield names
     if "listener" in names:
@@ -87,7 +87,7 @@ def test_the_blocks_of_the_walkthrough_run(
 
 
 def test_the_spark_blocks_of_the_readme_run(java: None, tmp_path: Path) -> None:
-    """Its commands for Spark, in the shell in which nsqd was started."""
+    """The commands for Spark run in the shell in which nsqd was started."""
     environment = {
         name: value for name, value in os.environ.items() if name.startswith(("JAVA", "SPARK", "MPL"))
     }
@@ -111,7 +111,7 @@ def test_the_spark_blocks_of_the_readme_run(java: None, tmp_path: Path) -> None:
 def run_page(
     name: str, place: Path, nsqd: Nsqd, nsqlookupd: Nsqlookupd, names: dict[str, Any]
 ) -> dict[str, Any]:
-    """What the blocks have called by a name."""
+    """Run the blocks of a page; return their variables."""
     stands_for = {
         "127.0.0.1:4150": nsqd.tcp_address,
         "127.0.0.1:4151": nsqd.http_address,

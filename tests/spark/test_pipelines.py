@@ -171,7 +171,7 @@ def test_a_batch_that_failed_is_stored_once_however_it_is_cut_the_next_time(
 
 @pytest.fixture(scope="session")
 def deltalake(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """At its first use it starts threads that stay."""
+    """Use deltalake once, because it starts threads that stay."""
     found = pytest.importorskip("deltalake")
     import pyarrow as pa
 

@@ -40,7 +40,7 @@ def queue(nsqd: Nsqd) -> Nsqd:
 
 
 class Sink:
-    """Collects ids by batch; refuses one when told to, after having seen it. Spark's first may be empty."""
+    """Collects ids by batch; on request it fails after it has seen one. Spark's first batch may be empty."""
 
     def __init__(self) -> None:
         self.refusing = False

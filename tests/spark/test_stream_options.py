@@ -96,6 +96,6 @@ def test_json_puts_aside_what_is_none(spark: SparkSession) -> None:
 
 
 def test_spark_finds_the_formats_from_any_directory() -> None:
-    """As ``make`` builds it: the tree is installed in a way that lists its modules."""
+    """``make`` installs the tree so that its modules are listed."""
     found = doctor.check_formats()
     assert found.state == doctor.OK, found

@@ -39,7 +39,7 @@ def flags(options: type) -> dict[str, str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub and MkDocs make them of the headings; code is no heading."""
+    """The anchors that GitHub makes of headings; code has none."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {

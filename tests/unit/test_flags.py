@@ -77,7 +77,7 @@ def exit_of(*argv: str, options_class: type[Any] = Options, **settings: Any) -> 
 
 
 def misuse(*argv: str) -> str:
-    """What is wrong, in a line; also checks that it is one, on stderr, with status 2."""
+    """The error of a wrong command line; checks that it is one line on stderr with status 2."""
     end = exit_of(*argv)
     line, _, rest = end.text.partition("\n")
     assert (end.status, end.stream) == (2, "stderr")

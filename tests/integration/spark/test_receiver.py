@@ -180,7 +180,7 @@ def _processes_of(pool: ReceiverPool) -> list[Path]:
 
 
 def _try(nsqd: Nsqd, times: int) -> None:
-    """Have somebody fail at the one message that is there."""
+    """Let a client fail at the only message."""
     with consumer(nsqd, TOPIC, CHANNEL) as client:
         for left in reversed(range(times)):
             client.send(commands.rdy(min(left, 1)) + commands.req(client.expect_message().id, 0))

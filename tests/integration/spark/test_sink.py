@@ -44,7 +44,7 @@ def depth(nsqd: Nsqd, topic: str = "orders") -> int:
 
 
 def drain(nsqd: Nsqd, topic: str = "orders") -> Counter[bytes]:
-    """All that the topic holds; no channel may have had it before."""
+    """Return all messages of the topic, which must have no channel yet."""
     count = depth(nsqd, topic)
     with V2Client(nsqd.tcp_address) as client:
         client.identify(output_buffer_timeout=25)

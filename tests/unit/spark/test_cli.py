@@ -172,7 +172,7 @@ def test_a_signal_stops_a_pipeline_in_order_and_its_result_is_shown(
 
 
 def handlers_of_signals() -> list[Any]:
-    """Those of SIGINT and SIGTERM. For a second after a stop another one may stand for Python's own."""
+    """The handlers of SIGINT and SIGTERM. For a second after a stop, another one may replace Python's."""
     found = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     return [getattr(each, "handler", each) for each in found]
 

@@ -40,7 +40,7 @@ def test_the_master_of_spark_submit_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Builder:
-    """What a session is built with."""
+    """Records the settings of a session."""
 
     def __init__(self) -> None:
         self.settings: dict[str, str] = {}

@@ -212,7 +212,7 @@ class NappingClock:
 
 
 def leftovers_of(sightings: list[leaks.Snapshot], clock: NappingClock) -> leaks.Snapshot:
-    """Of something seen as in ``sightings``, the last of which stays."""
+    """The leftovers of something that is seen as in ``sightings``, the last of which stays."""
     seen = iter(sightings)
     return leaks.leftovers(
         leaks.Snapshot(), lambda: next(seen, sightings[-1]), grace=1.0, now=clock.now, nap=clock.nap

@@ -35,7 +35,7 @@ def options(tmp_path: Path, **given: Any) -> ToFileOptions:
 
 
 def written(archive: Archive, *bodies: bytes) -> Archive:
-    """As the writer does it."""
+    """Write lines as the writer does."""
     for body in bodies:
         if archive.due:
             archive.rotate()
@@ -45,12 +45,12 @@ def written(archive: Archive, *bodies: bytes) -> Archive:
 
 
 def killed(archive: Archive) -> None:
-    """What a kill leaves: the descriptor, and with it the lock, is gone."""
+    """End a writer as a kill does: its descriptor and lock are gone."""
     os.close(archive._descriptor)
 
 
 def files(tmp_path: Path, folder: str = "out") -> dict[str, bytes]:
-    """By name, decompressed."""
+    """The files by name, decompressed."""
     found = {}
     for path in sorted((tmp_path / folder).rglob("*")):
         if path.is_file():

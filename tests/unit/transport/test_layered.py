@@ -60,7 +60,7 @@ class Secured:
             self.peer.send(greeting or self.server.pending())
 
     def take(self) -> bytes:
-        """What the client has written since the last time, in plain."""
+        """The client's new bytes, decoded."""
         new = self.peer.received[self._seen :]
         self._seen += len(new)
         return self.server.unwrap(new)
@@ -161,7 +161,7 @@ def test_compression_over_tls() -> None:
 
 
 def test_bytes_that_follow_the_servers_handshake_are_not_lost() -> None:
-    """In TLS 1.2 the server has the last word of the handshake; what follows may come with it."""
+    """In TLS 1.2 the server ends the handshake; its first bytes may come with that."""
     tls = Secured(newest=ssl.TLSVersion.TLSv1_2)
     tls.greeting = b"OK"
     tls.shaken()
@@ -249,7 +249,7 @@ def test_a_blocked_read_is_woken_under_layers() -> None:
 
 
 class WokenWhileItWaits(WrappedStream):
-    """Its reader is woken in the middle of each read."""
+    """A stream whose reader is woken in the middle of each read."""
 
     outer: LayeredStream
 
@@ -346,7 +346,7 @@ def test_close_sends_nothing_after_half_a_record() -> None:
 
 
 class Locked(Snappy):
-    """As a forked child finds it when a thread of the parent was inside at the fork."""
+    """A lock as a forked child finds it when a thread of the parent held it."""
 
     def close(self) -> bytes:
         raise AssertionError("this would wait for ever")

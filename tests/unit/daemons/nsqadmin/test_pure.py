@@ -189,7 +189,7 @@ def test_an_nsqd_of_an_old_version_says_less_of_its_channels() -> None:
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """How many functions it calls: unlike its time, that is the same on a busy machine."""
+    """The number of functions that a call runs: the same on a busy machine, unlike its time."""
     calls = 0
 
     def count(frame: FrameType, event: str, argument: object) -> None:

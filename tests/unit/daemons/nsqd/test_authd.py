@@ -23,7 +23,7 @@ GRANTED = HttpReply(200, {}, b'{"ttl": 5, "identity": "worker"}')
 
 
 class Network:
-    """Answers each host as it was told to, and remembers what it was asked."""
+    """Answers each host as scripted, and records the requests."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: HttpReply | Exception) -> None:
         self._answers = answers

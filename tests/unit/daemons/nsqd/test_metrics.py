@@ -15,7 +15,7 @@ DASHBOARD = Path(__file__).parents[4] / "examples/grafana/nsqd.json"
 
 
 def samples(api: Api) -> dict[str, float]:
-    """By name and labels. What is not the format is not accepted."""
+    """The samples by name and labels. Raises for lines that do not fit the format."""
     reply = api.ask("GET", "/metrics")
     assert reply.content_type == "text/plain; version=0.0.4; charset=utf-8"
     found: dict[str, float] = {}

@@ -19,7 +19,7 @@ from tests.fakes.clock import FakeClock
 
 
 class Peer:
-    """A connected nsqlookupd as far as the broker's observer knows it: told commands, asked over HTTP."""
+    """A connected nsqlookupd as the broker's observer uses it: gets commands, answers over HTTP."""
 
     def __init__(self, host: str) -> None:
         self.http = (host, 4161)

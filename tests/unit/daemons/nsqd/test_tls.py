@@ -18,7 +18,7 @@ from nsq.errors import ConfigError
 
 
 def context_of(**options: str) -> tuple[ssl.SSLContext | None, str]:
-    """And what was logged."""
+    """A context, and the lines that were logged."""
     log = io.StringIO()
     return server_context(NsqdOptions(**options), DaemonLog("", "info", log)), log.getvalue()  # type: ignore[arg-type]
 

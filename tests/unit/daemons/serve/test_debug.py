@@ -33,7 +33,7 @@ ROUTES = Debugging().routes()
 
 
 def ask(request: Request) -> Reply:
-    """For what waits for nothing."""
+    """Ask a handler that answers without waiting."""
     route, _ = Router(ROUTES).find(request.method, request.path)
     assert route is not None
     answer = route.handler(request)

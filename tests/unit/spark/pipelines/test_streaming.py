@@ -45,7 +45,7 @@ def test_the_log_is_kept_below_the_output_unless_that_is_elsewhere() -> None:
 
 
 class Part:
-    """What is asked of a batch: which query it belongs to."""
+    """A batch that knows its query."""
 
     def __init__(self) -> None:
         self.sparkSession = SimpleNamespace(sparkContext=SimpleNamespace(getLocalProperty=lambda _: "0c2e"))

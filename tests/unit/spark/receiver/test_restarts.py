@@ -9,7 +9,7 @@ from nsq.spark.receiver.protocol import Failed
 
 
 class Lives:
-    """Of one receiver after the other in the same place; no process runs."""
+    """One receiver after the other in a slot; no process runs."""
 
     def __init__(self) -> None:
         self.slot = Slot("place", b"", threading.Condition(), [])

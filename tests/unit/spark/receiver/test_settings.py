@@ -50,7 +50,7 @@ def test_messages_are_given_up_with_a_dead_letter_topic() -> None:
 
 
 class OneSearch:
-    """In the place of the event that ends a search: ends it after the first wait."""
+    """An event that ends a search after the first wait."""
 
     def __init__(self) -> None:
         self.waits: list[float] = []

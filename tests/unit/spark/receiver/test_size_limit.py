@@ -16,7 +16,7 @@ from nsq.spark.wal.store import open_wal
 
 
 class Topic:
-    """What counts of a topic here."""
+    """The parts of a topic that matter for the limit."""
 
     def __init__(self, windows: list[int]) -> None:
         self.gate = PauseGate(10, windows.append)
@@ -25,7 +25,7 @@ class Topic:
 
 
 class Bench:
-    """Receives nothing; the log holds what it is told."""
+    """A receiver without messages, on a log of a given size."""
 
     def __init__(self, wal: Any = None, most: int = 1000) -> None:
         self.held = 0

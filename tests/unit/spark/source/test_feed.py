@@ -27,7 +27,7 @@ START: dict[str, Any] = NEW | {"turn": 1}
 
 
 class Clock:
-    """In the place of ``time``."""
+    """A replacement of ``time``."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -115,7 +115,7 @@ class FakeLog:
 
 
 class FakeReceivers:
-    """Time passes while somebody waits; ``plan`` says what happens when."""
+    """Receivers with a clock: time passes during waits; ``plan`` says what happens when."""
 
     def __init__(self, log: FakeLog, clock: Clock) -> None:
         self.log = log
@@ -200,7 +200,7 @@ class FakeClaim:
 
 
 class Scene:
-    """With the log of ``before``, it is the next run of a query on that log."""
+    """A feed with fakes around it. With the log of ``before``, it is the next run of a query on that log."""
 
     def __init__(self, before: Scene | None = None, **options: Any) -> None:
         self.clock = before.clock if before else Clock()
@@ -848,7 +848,7 @@ def test_the_name_is_released_even_if_a_close_fails(scene: Scene) -> None:
 
 
 def test_a_full_log_is_emptied_although_no_batch_awaits_a_commit() -> None:
-    """As after the removal of a reader that held everything up."""
+    """The log is as after the removal of a reader that held up deletion."""
     scene = Scene(wal_max_bytes=100, retention=1000.0)
     scene.log.seal("a", 6)
     first = scene.latest()

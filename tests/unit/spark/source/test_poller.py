@@ -12,7 +12,7 @@ LONG = 60.0
 
 
 class Source:
-    """What a gauge asks; answers when it is let."""
+    """A function for a poller; it answers on request."""
 
     def __init__(self) -> None:
         self.asked = threading.Semaphore(0)

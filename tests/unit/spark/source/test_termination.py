@@ -13,7 +13,7 @@ from nsq.spark.source.stream import Termination
 
 @pytest.fixture
 def before() -> Iterator[list[str]]:
-    """What was called at SIGTERM before anything of ours came along; restored afterwards."""
+    """The calls of the SIGTERM handler that was there before; restored afterwards."""
     called: list[str] = []
 
     def theirs(number: int, frame: FrameType | None) -> None:

@@ -102,7 +102,7 @@ def disk() -> FailingDisk:
 
 @pytest.fixture
 def wal(tmp_path: Path, disk: FailingDisk) -> DirectoryWal:
-    """On that disk, and prepared."""
+    """A prepared log on that disk."""
     made = DirectoryWal(tmp_path / "wal", disk=disk)
     made.prepare()
     disk.calls.clear()

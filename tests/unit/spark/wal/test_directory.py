@@ -198,7 +198,7 @@ def test_a_receiver_that_is_only_just_starting_is_invisible(
 
 
 def test_a_start_that_is_disturbed_is_repeated(wal: DirectoryWal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody looks at the lock, or sweeps the folder away, before it is locked."""
+    """Another process probes the lock, or removes the folder, before it is locked."""
     acquire, disturbances = locks.acquire, [0, 1]
 
     def disturbed(path: Path, mode: int) -> locks.FileLock | None:

@@ -127,7 +127,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 3))
     def delete(self, count: int) -> None:
-        """In order, as a query does."""
+        """Delete segments in order, as a query does."""
         gone = self.wal.segments()[:count]
         self.gone.update(gone)
         self.deleted += [number for segment in gone for number in self._numbers(segment)]

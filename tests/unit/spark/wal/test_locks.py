@@ -43,7 +43,7 @@ def test_a_lock_cannot_be_taken_while_others_probe_it(tmp_path: Path) -> None:
 def test_a_lock_file_held_by_this_process_is_not_opened_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On NFS closing it would unlock it."""
+    """On NFS, closing it would release the lock."""
     path = tmp_path / "lock"
     held = locks.acquire(path)
     assert held is not None

@@ -15,7 +15,7 @@ from nsq.spark.wal.directory import DirectoryWal
 
 
 def killed(wal: DirectoryWal, receiver: str, *batches: Any) -> list[int]:
-    """As if the process had died after these appends; how long the file was after each."""
+    """A log whose process died after these appends; returns the file's length after each."""
     log = wal.log(receiver)
     sizes = []
     for batch in batches:

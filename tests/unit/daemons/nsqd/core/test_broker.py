@@ -11,7 +11,7 @@ from tests.unit.daemons.nsqd.core.consumer import Consumer
 
 
 class Witness:
-    """An observer that remembers, and starts topics only when told to."""
+    """An observer that records, and starts topics only on request."""
 
     def __init__(self, *, starts: bool = True) -> None:
         self.events: list[str] = []

@@ -361,7 +361,7 @@ def test_a_touch_cut_short_expires_before_an_earlier_one_that_was_not() -> None:
 
 
 def test_a_touch_that_shortens_is_kept_too() -> None:
-    """Only with a --msg-timeout above --max-msg-timeout."""
+    """This happens only with a --msg-timeout above --max-msg-timeout."""
     setup = Setup()
     consumer = setup.consumer(1, msg_timeout=60.0, max_msg_timeout=10.0)
     setup.put(b"a")
@@ -601,7 +601,7 @@ class Near:
             self.channel: Channel = self.broker.subscribe("t", "c", consumer.subscriber)
 
     def publish(self, count: int) -> list[int]:
-        """How many each consumer has been given so far."""
+        """Publish; return how many messages each consumer has got so far."""
         self.broker.publish("t", [b"%d" % number for number in range(count)])
         self.clock.settle()
         return [len(consumer.delivered) for consumer in self.consumers]

@@ -452,7 +452,7 @@ def test_peek_is_answered_only_for_allowed_callers(
     ],
 )
 def test_a_web_page_of_another_site_sees_no_message(headers: dict[str, str], status: int) -> None:
-    """With DNS rebinding the page's own host name leads to this machine."""
+    """With DNS rebinding the host name of such a page leads to this machine."""
     api = Api(broadcast_address="nsqd1.shop.example")
     api.world.broker.topic("t").channel("c")
     for target in ("/topic/peek?topic=t", "/channel/peek?topic=t&channel=c"):

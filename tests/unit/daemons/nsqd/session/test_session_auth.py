@@ -82,7 +82,7 @@ def test_nothing_goes_before_auth(wire: bytes, verb: bytes) -> None:
 
 
 def test_commands_behind_auth_wait_for_the_answer() -> None:
-    """In the same chunk, in one that had been read already, and in those the socket still holds."""
+    """They may be in the same chunk, in one that was read before, or still in the socket."""
     setup = Setup()
     client = setup.client()
     client.send(commands.auth(b"secret"), commands.pub("t", b"a"), commands.pub("t", b"b") + b"PUB t\n\0")
@@ -127,7 +127,7 @@ def test_an_identify_with_a_layer_behind_auth() -> None:
 
 
 def test_a_layer_that_breaks_in_what_waited_ends_the_session() -> None:
-    """It used to raise into the auth server's task and leave the client hanging."""
+    """The error must end the session instead of the auth server's task."""
     setup = Setup()
     client = setup.client()
     body = b'{"feature_negotiation":true,"snappy":true}'

@@ -73,7 +73,7 @@ def test_the_ok_waits_for_the_disk(command: bytes) -> None:
 
 @pytest.mark.parametrize("command", PUBLICATIONS, ids=lambda command: str(command[:6]))
 def test_a_failing_disk_ends_the_connection_and_refuses_a_sub(command: bytes) -> None:
-    """Of a publish neither OK nor an error would be true: the message may be there."""
+    """A publish gets no reply: neither OK nor an error would be true."""
     world = Durable()
     client = world.client()
     client.send(command)
