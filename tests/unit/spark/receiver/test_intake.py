@@ -9,7 +9,7 @@ import pytest
 from nsq.consumer.handlers import Requeue
 from nsq.errors import WalError
 from nsq.message import Message
-from nsq.spark.receiver import receiving as module
+from nsq.spark.receiver import receiving
 from nsq.spark.receiver.receiving import FIRST_PAUSE, LONGEST_PAUSE, Intake, PauseGate
 
 from .scripted_log import Nsqd, ScriptedLog, Time, disk_full
@@ -199,7 +199,7 @@ def test_a_batch_too_large_for_one_append_is_divided(monkeypatch: pytest.MonkeyP
         return _bodies(messages)
 
     monkeypatch.setattr(bench.intake, "_store", store)
-    monkeypatch.setattr(module, "portions", _by_pairs)
+    monkeypatch.setattr(receiving, "portions", _by_pairs)
     bench.log.faults = [None, disk_full()]
     bench.time.stopping = True
     with pytest.raises(Requeue):
@@ -216,9 +216,9 @@ def _by_pairs(messages: list[Message]) -> list[list[Message]]:
 def test_portions_keep_the_order_and_end_with_single_messages() -> None:
     nsqd = Nsqd()
     messages = nsqd.messages(b"1234", b"5", b"67", b"89012345")
-    cut = [[m.body for m in portion] for portion in module.portions(messages, largest=5)]
+    cut = [[m.body for m in portion] for portion in receiving.portions(messages, largest=5)]
     assert cut == [[b"1234", b"5"], [b"67"], [b"89012345"]]
-    assert list(module.portions(messages, largest=100)) == [messages]
+    assert list(receiving.portions(messages, largest=100)) == [messages]
 
 
 def test_close_seals_and_leaves_the_log() -> None:

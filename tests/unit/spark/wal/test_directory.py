@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from nsq.errors import SegmentLost, WalError, WalForeign, WalOwned
-from nsq.spark.wal import ReceiverFolder, Segment, Subject
-from nsq.spark.wal import ownership as locks
+from nsq.spark.wal import ReceiverFolder, Segment, Subject, ownership
 from nsq.spark.wal.directory import DirectoryWal
 
 
@@ -199,9 +198,9 @@ def test_a_receiver_that_is_only_just_starting_is_invisible(
 
 def test_a_start_that_is_disturbed_is_repeated(wal: DirectoryWal, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process probes the lock, or removes the folder, before it is locked."""
-    acquire, disturbances = locks.acquire, [0, 1]
+    acquire, disturbances = ownership.acquire, [0, 1]
 
-    def disturbed(path: Path, mode: int) -> locks.FileLock | None:
+    def disturbed(path: Path, mode: int) -> ownership.FileLock | None:
         if not disturbances:
             return acquire(path, mode)
         if disturbances.pop():
@@ -209,7 +208,7 @@ def test_a_start_that_is_disturbed_is_repeated(wal: DirectoryWal, monkeypatch: p
         wal.discard_empty()
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(locks, "acquire", disturbed)
+    monkeypatch.setattr(ownership, "acquire", disturbed)
     wal.log("r").close()
     assert [folder.receiver for folder in wal.receivers()] == ["r"]
 
@@ -217,7 +216,7 @@ def test_a_start_that_is_disturbed_is_repeated(wal: DirectoryWal, monkeypatch: p
 def test_a_start_that_is_always_disturbed_is_an_error(
     wal: DirectoryWal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(locks, "acquire", lambda path, mode: None)
+    monkeypatch.setattr(ownership, "acquire", lambda path, mode: None)
     with pytest.raises(WalError, match="r cannot be made: its folder was"):
         wal.log("r")
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsq.errors import ConfigError
-from nsq.spark.wal import open_wal
-from nsq.spark.wal import store as places
+from nsq.spark.wal import open_wal, store
 from nsq.spark.wal.directory import DirectoryWal
 from nsq.spark.wal.shared import SharedWal
 
@@ -24,7 +23,7 @@ from nsq.spark.wal.shared import SharedWal
     ],
 )
 def test_a_path_or_file_uri_is_a_directory(location: str, directory: str) -> None:
-    assert places.directory_of(location) == Path(directory)
+    assert store.directory_of(location) == Path(directory)
 
 
 def test_a_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,7 +35,7 @@ def test_a_path_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_a_tilde_is_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    assert places.directory_of("~/wal") == Path("/home/me/wal")
+    assert store.directory_of("~/wal") == Path("/home/me/wal")
 
 
 def test_another_uri_is_an_object_store() -> None:
@@ -73,7 +72,7 @@ def test_credentials_stay_out_of_errors() -> None:
     ],
 )
 def test_a_shown_location_has_no_credentials(location: str, shown: str) -> None:
-    assert places.shown(location) == shown
+    assert store.shown(location) == shown
 
 
 def test_importing_it_loads_no_pyarrow() -> None:
