@@ -1,4 +1,4 @@
-"""Which part of nsq may import what, read from the syntax trees; lazy imports count too."""
+"""The order of imports between the parts of nsq, read from the syntax trees, with lazy imports."""
 
 from __future__ import annotations
 

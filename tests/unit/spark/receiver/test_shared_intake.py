@@ -92,7 +92,7 @@ def test_messages_are_finished_once_their_segment_is_named(store: FaultyStore, l
     assert nsqd.requeued == []
 
 
-def test_what_the_log_cannot_name_goes_back_to_nsqd(store: FaultyStore, log: SharedLog) -> None:
+def test_messages_that_the_log_cannot_name_go_back_to_nsqd(store: FaultyStore, log: SharedLog) -> None:
     nsqd, intake = Delegate(), intake_of(log)
     other = SharedWal(store, "memory://log")
     other.receivers()

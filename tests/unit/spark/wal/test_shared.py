@@ -257,7 +257,7 @@ def test_retention_is_the_longest_that_any_reader_wants(make: Make, clock: Clock
         claim.release()
 
 
-def test_what_a_dead_receiver_left_is_deleted_with_its_manifest(make: Make, clock: Clock) -> None:
+def test_segments_of_a_dead_receiver_are_deleted_with_its_manifest(make: Make, clock: Clock) -> None:
     store = Memory()
     wal = opened(store, clock)
     with log_of(wal) as log:
