@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 
 from celery import Celery
+from celery.exceptions import Reject
 
 app = Celery("tests", broker=os.environ["BROKER"], backend=os.environ.get("BACKEND", "rpc://"))
 app.conf.update(
@@ -80,3 +81,13 @@ def sum_up(numbers: list[int], number: int) -> int:
 def kill_its_process(number: int) -> None:
     note("die", number)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(acks_late=True, reject_on_worker_lost=True)
+def ask_back(number: int, runs: int) -> int:
+    """Ask to be put back until the task has run so many times."""
+    note("back", number)
+    with open(os.environ["RUNS"], encoding="utf-8") as file:
+        if file.read().count(f"back {number}\n") < runs:
+            raise Reject("not yet", requeue=True)
+    return number
