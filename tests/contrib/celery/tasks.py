@@ -8,7 +8,9 @@ import time
 from contextlib import suppress
 
 from celery import Celery
-from celery.exceptions import Reject
+from celery.exceptions import Reject, SoftTimeLimitExceeded
+
+import nsq
 
 app = Celery("tests", broker=os.environ["BROKER"], backend=os.environ.get("BACKEND", "rpc://"))
 app.conf.update(
@@ -20,6 +22,10 @@ app.conf.update(
     task_time_limit=float(os.environ.get("TIME_LIMIT", "0")) or None,
     task_reject_on_worker_lost="LATE" in os.environ,
 )
+
+
+# Made before the pool forks: each process goes on with connections of its own.
+producer = nsq.Producer(os.environ.get("TARGET", "127.0.0.1:1"), publish_timeout=20.0)
 
 
 def note(name: str, argument: object) -> None:
@@ -91,3 +97,23 @@ def ask_back(number: int, runs: int) -> int:
         if file.read().count(f"back {number}\n") < runs:
             raise Reject("not yet", requeue=True)
     return number
+
+
+@app.task
+def publish(topic: str, number: int) -> int:
+    producer.publish(topic, b"%d" % number)
+    return number
+
+
+@app.task
+def publish_until_the_limit(topic: str, number: int) -> None:
+    """Publish without a pause, until a time limit interrupts it, and note what was confirmed."""
+    with suppress(SoftTimeLimitExceeded):
+        for count in range(100_000):
+            producer.publish(topic, b"%d-%d" % (number, count))
+            note("sent", f"{number}-{count}")
+
+
+@app.task
+def count_order(body: dict[str, int]) -> None:
+    note("order", body["order"])
