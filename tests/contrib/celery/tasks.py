@@ -64,6 +64,23 @@ def fail_once(self, number: int):  # type: ignore[no-untyped-def]
     return number
 
 
+@app.task(bind=True, max_retries=None, acks_on_failure_or_timeout=False)
+def hang_at_first(self, number: int, seconds: float):  # type: ignore[no-untyped-def]
+    """Sleep at the first run until a time limit ends it. A hard one puts it back, a soft one retries it."""
+    with open(os.environ["RUNS"], encoding="utf-8") as file:
+        hangs = f"hang {number}\n" not in file.read()
+    if hangs:
+        note("hang", number)
+        try:
+            time.sleep(seconds)
+            note("slept", number)  # threads know no time limits
+        except SoftTimeLimitExceeded:
+            note("limited", number)
+            raise self.retry(countdown=0) from None
+    note("done", number)
+    return number
+
+
 @app.task
 def connections_to(port: int) -> int:
     """Count the connections of this process to a port."""
