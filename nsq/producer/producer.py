@@ -361,14 +361,18 @@ class Producer:
 
 # The hook around a publish.
 
+_BODY = (bytes, bytearray, memoryview)
+
 
 def begin(
     hook: PublishHook, topic: str, bodies: Iterable[bytes]
 ) -> tuple[list[bytes], Callable[[BaseException | None], object]]:
     """Call the hook, unless the bodies are none: then the checks of a publish say so."""
-    if isinstance(bodies, (bytes, bytearray, memoryview, str)) or not isinstance(bodies, Iterable):
+    if isinstance(bodies, (*_BODY, str)) or not isinstance(bodies, Iterable):
         return bodies, lambda _: None  # type: ignore[return-value]
     given = list(bodies)
+    if not all(isinstance(body, _BODY) for body in given):
+        return given, lambda _: None
     several, ended = hook(topic, given)
     if len(several) != len(given):
         raise UsageError(f"around_publish returned {len(several)} bodies for {len(given)}")
