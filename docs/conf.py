@@ -56,6 +56,9 @@ maximum_signature_line_length = 80
 settings.configure(INSTALLED_APPS=["nsq.contrib.django", "nsq.contrib.django.outbox"])
 django.setup()
 
+# The page has a table of the options; signatures need not repeat it.
+del nsq.Consumer.__signature__, nsq.Producer.__signature__
+
 OPTIONS = re.compile(r"<!-- options(?:: ([\w.]+))? -->")
 
 

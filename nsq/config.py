@@ -11,12 +11,13 @@ and certifi are loaded only when TLS is used.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from nsq import options
 from nsq.errors import ConfigError
@@ -391,6 +392,84 @@ class Config:
 
 _FIELDS = {field.name: field for field in dataclasses.fields(Config)}
 _OPTIONS: dict[str, Option] = {name: field.metadata[METADATA] for name, field in _FIELDS.items()}
+
+
+class Options(TypedDict, total=False):
+    """The options as keyword arguments of a client, for type checkers and editors."""
+
+    dial_timeout: float
+    handshake_timeout: float
+    read_timeout: float
+    write_timeout: float
+    local_address: str | None
+    heartbeat_interval: float
+    reconnect_initial: float
+    reconnect_max: float
+    max_frame_size: int
+    client_id: str
+    hostname: str
+    user_agent: str
+    topology_region: str
+    topology_zone: str
+    msg_timeout: float
+    sample_rate: int
+    output_buffer_size: int | None
+    output_buffer_timeout: float
+    low_latency: bool
+    tls: bool | ssl.SSLContext
+    tls_ca_file: str | None
+    tls_cert_file: str | None
+    tls_key_file: str | None
+    tls_server_name: str | None
+    tls_min_version: str
+    tls_verify: bool
+    deflate: bool
+    deflate_level: int
+    snappy: bool
+    auth_secret: str
+    lookupd_authorization: str
+    lookupd_poll_interval: float
+    lookupd_poll_jitter: float
+    lookupd_poll_timeout: float
+    prune: bool
+    max_in_flight: int | None
+    max_attempts: int
+    default_requeue_delay: float
+    max_requeue_delay: float
+    requeue_jitter: float
+    auto_touch: bool
+    backoff_strategy: str | BackoffStrategy
+    backoff_multiplier: float
+    max_backoff_duration: float
+    low_rdy_idle_timeout: float
+    low_rdy_timeout: float
+    rdy_redistribute_interval: float
+    publish_timeout: float
+    publish_connections: int
+    max_pending: int
+    max_pending_bytes: int
+    coalesce: bool
+    max_msg_size: int
+    max_body_size: int
+    max_defer: float
+    retry_uncertain: bool
+
+
+class SignatureWithOptions:
+    """The ``__signature__`` of a client: notebooks and help() show every option in place of ``**options``."""
+
+    def __get__(self, _: object, client: type[Any]) -> inspect.Signature:
+        shown = inspect.signature(client.__init__)
+        own = list(shown.parameters.values())[1:]
+        if not own or own[-1].kind is not inspect.Parameter.VAR_KEYWORD:
+            return shown.replace(parameters=own)
+        defaults = Config()
+        every = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=getattr(defaults, name))
+            for name in _FIELDS
+            if name not in shown.parameters
+        ]
+        return shown.replace(parameters=[*own[:-1], *every])
 
 
 def _default_of(name: str) -> Any:

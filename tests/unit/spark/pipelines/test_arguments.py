@@ -47,4 +47,4 @@ def test_mistakes_are_told_at_once(tmp_path: Path, call: Callable[[Path], Any], 
 def test_a_replay_repeats_rather_than_ends() -> None:
     with _producer([NSQD, "b:4150"], (), Config(publish_timeout=7.0)) as producer:
         assert (producer._config.retry_uncertain, producer._config.publish_timeout) == (True, 7.0)
-        assert repr(producer) == f"<Producer {NSQD} b:4150>"
+        assert repr(producer) == f"<Producer {NSQD} b:4150 not connected>"
