@@ -43,7 +43,7 @@ EXTRAS = {
 }
 CONTENTS = {
     "run": "what the daemons need",
-    "dev": "what tests and checks need, about 200 MB",
+    "dev": "what tests and checks need, about 350 MB",
     "spark": "pyspark, pyarrow and deltalake, about 1 GB: this takes minutes",
     "browser": "playwright and sphinx, about 200 MB",
     "docs": "sphinx, and what the reference describes",

@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from nsq import options
 from nsq.errors import ConfigError
-from nsq.literals import parse_boolean
-from nsq.options import METADATA, Option, OptionHelp
+from nsq.options import METADATA, Option, OptionHelp, parse_boolean
 from nsq.other_clients import option_here
 
 if TYPE_CHECKING:

@@ -53,7 +53,8 @@ class Consumer:
 
     After more than ``max_attempts`` attempts the consumer gives a message up: it is logged and finished, and
     so lost. With ``dead_letters="orders.dead"`` it is published to that topic before, on one of the nsqds
-    that the consumer knows; ``give_up`` is a function that gets it instead.
+    that the consumer knows; ``give_up`` is a function that gets it instead. ``dead_letter_reasons=True`` puts
+    dead letters into an envelope that says why, and gives a message up right when its last attempt fails.
 
     ``around_handler`` gets each handler when it is added, and returns the function to call instead, on the
     handler's threads. ``at_thread_end`` is called by every handler thread before it ends.
@@ -70,6 +71,7 @@ class Consumer:
         nsqlookupd: Addresses = (),
         threads: int = 1,
         dead_letters: str | None = None,
+        dead_letter_reasons: bool = False,
         give_up: Callable[[Message], None] | None = None,
         hooks: ConsumerHooks | None = None,
         around_handler: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
@@ -102,6 +104,7 @@ class Consumer:
             hooks,
             checked_callable("give_up", give_up),
             self._checked_dead_letters(dead_letters, give_up),
+            self._checked_reasons(dead_letter_reasons, dead_letters),
         )
         self._engine.pool.threads = checked_whole("threads", threads)
         self._engine.pool.at_thread_end = checked_callable("at_thread_end", at_thread_end)
@@ -132,6 +135,14 @@ class Consumer:
         if not self.config.max_attempts:
             raise ConfigError("dead_letters needs max_attempts above 0: with 0 no message is ever given up")
         return topic
+
+    @staticmethod
+    def _checked_reasons(reasons: bool, dead_letters: str | None) -> bool:
+        if not isinstance(reasons, bool):
+            raise ConfigError(f"dead_letter_reasons is {reasons!r}; it must be True or False")
+        if reasons and dead_letters is None:
+            raise ConfigError("dead_letter_reasons needs dead_letters: give the topic for them")
+        return reasons
 
     def __repr__(self) -> str:
         return f"<Consumer {self.topic}/{self.channel} {self._state}>"

@@ -183,6 +183,21 @@ def test_topics_and_channels_are_added_up(cluster: Cluster) -> None:
     assert cluster("channels", "nope") == (1, "", "WARNING: no nsqd has the topic 'nope'\n")
 
 
+@pytest.mark.parametrize("target", ["nope", "nope/audit", "orders/nope"])
+def test_nothing_to_delete_is_an_error_and_asks_for_nothing(cluster: Cluster, target: str) -> None:
+    cluster("create", "orders/audit")
+    said = f"delete {target}: nothing: no nsqlookupd and no nsqd has {target}\n"
+    assert cluster("delete", target) == (1, "", said)
+
+
+def test_stat_names_what_is_missing(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    cluster("create", "orders/audit")
+    assert cluster("stat", "nope/audit", "--count=1")[0] == 1
+    assert "no nsqd has topic nope" in caplog.text
+    assert cluster("stat", "orders/nope", "--count=1")[0] == 1
+    assert "topic orders has no channel nope; it has audit" in caplog.text
+
+
 def test_a_channel_is_created_paused_emptied_and_deleted_everywhere(cluster: Cluster) -> None:
     lookupd, nsqds = cluster.lookupd, cluster.nsqds
 

@@ -16,11 +16,11 @@ from unittest.mock import Mock
 import pytest
 import trustme
 
-from nsq.daemons import httpd
-from nsq.daemons.httpd import HttpServer
-from nsq.daemons.listen import Address, ListenError, TcpAddress, parse_address
-from nsq.daemons.logs import DaemonLog
-from nsq.daemons.routes import EMPTY, OK, HttpError, Reply, Request, Route, read_body
+from nsq.daemons.serve import httpd
+from nsq.daemons.serve.httpd import HttpServer
+from nsq.daemons.serve.listen import Address, ListenError, TcpAddress, parse_address
+from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.routes import EMPTY, OK, HttpError, Reply, Request, Route, read_body
 
 LIMIT = 300_000
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from nsq.daemons.listen import TcpAddress, listen, parse_address
+from nsq.daemons.serve.listen import TcpAddress, listen, parse_address
 from tests.integration.patience import PATIENCE
 
 

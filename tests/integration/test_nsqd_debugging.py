@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq.daemons.worker_thread import in_thread
+from nsq.daemons.serve.worker_thread import in_thread
 from nsq.testing import Nsqd, Nsqlookupd
 from nsq.testing.daemons.http import Reply
 from nsq.testing.plugin import Factory

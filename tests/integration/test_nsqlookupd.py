@@ -21,12 +21,12 @@ from pathlib import Path
 
 import pytest
 
-from nsq.collector import tune_gc
-from nsq.daemons.listen import ListenError
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqlookupd import tcp
 from nsq.daemons.nsqlookupd.daemon import Nsqlookupd
 from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
+from nsq.daemons.serve.listen import ListenError
+from nsq.daemons.serve.logs import DaemonLog
+from nsq.gc_settings import tune_gc
 from nsq.wire import lookup
 from nsq.wire.lookup import PeerInfo, ReplyParser
 

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import asyncio, contextlib, sys
 sys.modules.update(dict.fromkeys({hidden!r}.split()))  # their import then fails
-from nsq.daemons.logs import DaemonLog
-from nsq.daemons.process import run
+from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.process import run
 
 class Daemon:
     async def start(self):

@@ -14,7 +14,7 @@ from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqlookupd.options import NsqlookupdOptions
 from nsq.flags import FlagExit, parse
-from nsq.spark.cli import Receive
+from nsq.spark.commands import Receive
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

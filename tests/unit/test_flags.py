@@ -23,7 +23,7 @@ from nsq.flags import (
     parse_or_exit,
     repeated,
 )
-from nsq.literals import format_duration, parse_duration
+from nsq.options import format_duration, parse_duration
 
 
 def tls_policy(text: str) -> str:

@@ -204,7 +204,7 @@ class Daemon:
     def _thread_run(self) -> ThreadRun:
         if importlib.util.find_spec("aiohttp") is None:
             raise DaemonFailed(f"{self.program} needs aiohttp: {how_to_install('server')}")
-        from nsq.daemons.logs import DaemonLog
+        from nsq.daemons.serve.logs import DaemonLog
 
         arguments = to_arguments(self._options_class(), self._all_options())
         options = read_arguments(self._options_class(), [*arguments, *self._flags], self.program)

@@ -87,6 +87,20 @@ class TestAnswer:
         assert (refused.status, refused.code) == (status, code)
         assert str(refused) == f"http://nsq.example:4151/x answered {text}"
 
+    @pytest.mark.parametrize(
+        ("path", "hint"),
+        [
+            ("/nodes", "only an nsqlookupd has /nodes: its HTTP port is usually 4161"),
+            ("/stats", "only an nsqd has /stats: its HTTP port is usually 4151"),
+        ],
+    )
+    def test_the_address_of_the_other_daemon_is_recognized(self, path: str, hint: str) -> None:
+        call = Call(HttpRequest(endpoint(parse_url("h:4151"), path, {"topic": "t"})), json_value)
+        with pytest.raises(ApiRefused) as caught:
+            call.answer(reply(404, {"message": "NOT_FOUND"}))
+        assert str(caught.value) == f"http://h:4151{path} answered 404 NOT_FOUND ({hint})"
+        assert caught.value.code == "NOT_FOUND"
+
     def test_an_error_page_that_repeats_the_query_is_not_shown(self) -> None:
         page = reply(404, b"<p>no /x?access_token=hunter2</p>", {"content-type": "text/html; charset=utf-8"})
         assert str(refusal(page)).endswith("404 a body of type text/html")

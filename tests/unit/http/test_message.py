@@ -51,6 +51,8 @@ def test_addresses(text: str, url: Url, authority: str) -> None:
     [
         ("ftp://h/", "scheme 'ftp'"),
         ("", "names no host"),
+        ("4161", "'4161' is a port without a host: give HOST:PORT, such as 127.0.0.1:4161"),
+        ("4161/nodes", "is a port without a host"),
         ("http:///x", "names no host"),
         ("h:99999", "is not a URL"),
         ("h:port", "is not a URL"),

@@ -19,7 +19,7 @@ from nsq.daemons.nsqadmin.guard import Guard, finished
 from nsq.daemons.nsqadmin.health import BAD, FINE, NOTICE, ChannelState, Health
 from nsq.daemons.nsqadmin.options import NsqadminOptions
 from nsq.daemons.nsqadmin.overview import History, NodePoll, describe
-from nsq.daemons.routes import HttpError, Reply, Request
+from nsq.daemons.serve.routes import HttpError, Reply, Request
 from nsq.errors import ConfigError
 from nsq.http.calls import Misshapen
 from nsq.http.cluster import Node, summarize

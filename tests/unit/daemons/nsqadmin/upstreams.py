@@ -9,12 +9,12 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqadmin.api import Api
 from nsq.daemons.nsqadmin.cluster import Cluster
 from nsq.daemons.nsqadmin.notifications import Notifications
 from nsq.daemons.nsqadmin.options import NsqadminOptions
-from nsq.daemons.routes import HttpError, Reply, Request, Router
+from nsq.daemons.serve.logs import DaemonLog
+from nsq.daemons.serve.routes import HttpError, Reply, Request, Router
 from nsq.errors import ApiError
 from nsq.http.message import HttpReply, HttpRequest
 

@@ -226,7 +226,7 @@ def test_percentiles_are_listed_or_repeated_and_shown_largest_first() -> None:
 @pytest.mark.parametrize("flag", ["queue-scan-worker-pool-max", "queue-scan-selection-count"])
 def test_flags_without_a_meaning_here_are_taken_with_a_warning(flag: str) -> None:
     (warning,) = parse(NsqdOptions, [f"--{flag}=9"], prog="nsqd").warnings
-    assert warning == f"--{flag} is deprecated: nothing is scanned here"
+    assert warning == f"--{flag} is deprecated: this nsqd does not scan its queues"
 
 
 def test_more_keys_of_a_config_file(tmp_path: Path) -> None:

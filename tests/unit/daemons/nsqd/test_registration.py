@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd import registration
 from nsq.daemons.nsqd.core.broker import Broker
 from nsq.daemons.nsqd.core.topic import TopicStarting
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.registration import Registration
+from nsq.daemons.serve.logs import DaemonLog
 from nsq.errors import ApiError, ConfigError
 from nsq.http.message import HttpReply, HttpRequest
 from tests.fakes.clock import FakeClock

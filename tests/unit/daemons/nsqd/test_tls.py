@@ -11,9 +11,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqd.options import NsqdOptions
 from nsq.daemons.nsqd.tls import client_context, server_context
+from nsq.daemons.serve.logs import DaemonLog
 from nsq.errors import ConfigError
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from nsq.daemons.nsqlookupd.http import routes
 from nsq.daemons.nsqlookupd.registry import Peer, Registry
-from nsq.daemons.routes import HttpError, Reply, Request, Router
-from nsq.daemons.slices import Slices
+from nsq.daemons.serve.routes import HttpError, Reply, Request, Router
+from nsq.daemons.serve.slices import Slices
 from nsq.wire.lookup import PeerInfo
 
 PEER = {

@@ -6,9 +6,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from nsq.daemons.logs import DaemonLog
 from nsq.daemons.nsqlookupd.registry import Registry
 from nsq.daemons.nsqlookupd.tcp import LookupSession
+from nsq.daemons.serve.logs import DaemonLog
 from nsq.wire import lookup
 from nsq.wire.lookup import PeerInfo, ReplyParser
 

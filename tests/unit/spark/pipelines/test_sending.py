@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsq.spark.pipelines import replay
-from nsq.spark.pipelines.replay import ArchivePosition, Entry, Mark, ReplayResult, remaining, send
+from nsq.spark.pipelines.replay import ArchivedMessage, ArchivePosition, Mark, ReplayResult, remaining, send
 
 
 class Stop(threading.Event):
@@ -26,8 +26,8 @@ class Stop(threading.Event):
         return self._left == 0
 
 
-def entry(number: int, body: bytes = b"x") -> Entry:
-    return Entry(ArchivePosition(number, "n", "id"), body)
+def entry(number: int, body: bytes = b"x") -> ArchivedMessage:
+    return ArchivedMessage(ArchivePosition(number, "n", "id"), body)
 
 
 @pytest.mark.parametrize(("rate", "seconds"), [(50.0, 95 / 50), (None, 0.0)])

@@ -79,7 +79,7 @@ def test_a_job_that_spark_gives_up_is_submitted_again_until_the_session_ends(
     monkeypatch.setattr(job, "FIRST_PAUSE", 0.001)
     given = {"topic": "t", "channel": "c", "wal": str(tmp_path / "wal"), "nsqd": "a:1"}
     spark = Failing()
-    running = job.Receivers(spark, SourceOptions.of(given), 2)  # type: ignore[arg-type]
+    running = job.ReceiverJob(spark, SourceOptions.of(given), 2)  # type: ignore[arg-type]
     running.start()
     running._thread.join(60.0)
     assert len(spark.tags) == 3

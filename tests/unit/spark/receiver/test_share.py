@@ -57,6 +57,17 @@ def test_a_share_asks_nsqlookupd_once_and_connects_to_its_own_nsqds(monkeypatch:
         own_options(given, Share(1, 3))
 
 
+@pytest.mark.parametrize("answered", [(), ("h0:4150", "h1:4150", "h3:4150")])
+def test_no_nsqd_loses_its_receiver_while_an_nsqlookupd_is_away(
+    answered: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [lookups.Place(address, "x") for address in answered]
+    monkeypatch.setattr(lookups, "places", lambda *_: (found, [NsqError("no answer")]))
+    before = [Share(index, 2).nsqds(NSQDS) for index in range(2)]
+    now = [own_options(options(lookupd="l:4161"), Share(index, 2), before[index]).nsqd for index in range(2)]
+    assert sorted({address for share in now for address in share}) == NSQDS
+
+
 def test_a_share_changes_only_if_two_looks_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = [["a:1", "b:1"], ["a:1"], ["b:1"], ["b:1"], ["b:1"]]
     monkeypatch.setattr(standing, "LOOK_EVERY", 0.001)

@@ -11,11 +11,12 @@ import pytest
 from nsq.errors import Closed, ConnectionFailed, SegmentLost, WalError, WalForeign, WalOwned
 from nsq.spark.receiver.pool import PoolStatus
 from nsq.spark.receiver.protocol import Status
-from nsq.spark.source import feed
+from nsq.spark.source import feed, reader
 from nsq.spark.source.backlog import Backlog
 from nsq.spark.source.feed import Feed
 from nsq.spark.source.offsets import Amount, Limits
 from nsq.spark.source.options import SourceOptions
+from nsq.spark.source.reader import Reader
 from nsq.spark.wal.names import Listing, Position, ReceiverFolder, Segment, SegmentFile
 from nsq.spark.wal.readers import ReaderState
 
@@ -42,6 +43,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put the real one back at the end: each scene brings its own."""
     monkeypatch.setattr(feed, "time", Clock())
+    monkeypatch.setattr(reader, "time", Clock())
 
 
 class FakeLog:
@@ -54,7 +56,7 @@ class FakeLog:
         self.deleted: list[Segment] = []
         self.broken = False
         self.states: dict[str, ReaderState] = {}
-        self.unnoted = False
+        self.save_error: WalError | None = None
 
     def files_of_readers(self) -> list[SegmentFile]:
         return [SegmentFile(one, 10 * one.rows, float(one.number)) for one in self.segments()]
@@ -70,8 +72,8 @@ class FakeLog:
         return dict(self.states)
 
     def save_reader(self, reader: str, state: ReaderState) -> None:
-        if self.unnoted:
-            raise WalError("/wal/readers/default.json cannot be written: no space left")
+        if self.save_error is not None:
+            raise self.save_error
         self.states[reader] = state
 
     def seal(self, receiver: str, rows: int, size: int = 0) -> Segment:
@@ -202,20 +204,25 @@ class Scene:
 
     def __init__(self, before: Scene | None = None, **options: Any) -> None:
         self.clock = before.clock if before else Clock()
-        feed.time = self.clock  # type: ignore[assignment]
+        feed.time = reader.time = self.clock  # type: ignore[assignment]
         self.log = before.log if before else FakeLog()
         self.receivers = FakeReceivers(self.log, self.clock)
         self.backlog = FakePoller(self.clock)
         self.claim = FakeClaim()
+        chosen = dataclasses.replace(BASE, **options)
         self.feed = Feed(
-            dataclasses.replace(BASE, **options),
+            chosen,
             self.log,  # type: ignore[arg-type]
-            "w",
-            self.claim,
+            Reader(
+                chosen,
+                self.log,  # type: ignore[arg-type]
+                "w",
+                self.claim,
+                lambda segment: 1000 * segment.number,
+            ),
             self.receivers,  # type: ignore[arg-type]
             self.backlog,  # type: ignore[arg-type]
             lambda piece: None,
-            lambda segment: 1000 * segment.number,
         )
 
     def latest(self, start: Any = None, limits: Limits | None = None) -> Any:
@@ -412,10 +419,20 @@ def test_a_commit_that_cannot_be_noted_still_makes_room(
     read = scene.log.seal("a", 10)
     end = scene.latest()
     scene.feed.plan(START, end)
-    scene.log.unnoted = True
+    scene.log.save_error = WalError("/wal/readers/default.json cannot be written: no space left")
     scene.feed.commit(end)
     assert scene.log.deleted == [read]
     assert "no space left" in caplog.text
+
+
+def test_a_commit_that_finds_the_reader_taken_over_deletes_nothing(scene: Scene) -> None:
+    scene.log.seal("a", 10)
+    end = scene.latest()
+    scene.feed.plan(START, end)
+    scene.log.save_error = WalOwned("taken over by another query")
+    with pytest.raises(WalOwned, match="taken over"):
+        scene.feed.commit(end)
+    assert scene.log.deleted == []
 
 
 # Readers

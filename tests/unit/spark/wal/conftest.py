@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from nsq.spark.wal import records
-from nsq.spark.wal.directory import DirectoryWal, Disk
+from nsq.spark.wal.directory import DirectoryWal
+from nsq.spark.wal.disk import Disk
 
 Make = Callable[..., pa.RecordBatch]
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from nsq.daemons.nsqd.http import Context, routes
 from nsq.daemons.nsqd.registration import Registration
 from nsq.daemons.nsqd.stats import Memory
-from nsq.daemons.routes import HttpError, Reply, Request, Router
+from nsq.daemons.serve.routes import HttpError, Reply, Request, Router
 from nsq.errors import ConfigError
 from tests.fakes.session import Client, World
 

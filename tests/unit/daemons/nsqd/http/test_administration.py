@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nsq.daemons.nsqd.core.backlog import InMemory, StorageFailed
-from nsq.daemons.routes import EMPTY
+from nsq.daemons.serve.routes import EMPTY
 from nsq.wire import commands
 from tests.unit.daemons.nsqd.http.api import Api
 

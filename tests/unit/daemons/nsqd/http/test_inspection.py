@@ -10,7 +10,7 @@ import pytest
 from nsq.daemons import COMPATIBLE_VERSION
 from nsq.daemons.nsqd.http import tls_gate
 from nsq.daemons.nsqd.options import TOPOLOGY_AWARE
-from nsq.daemons.routes import OK, HttpError, Reply, Request
+from nsq.daemons.serve.routes import OK, HttpError, Reply, Request
 from nsq.wire import commands
 from nsq.wire.frames import RawMessage
 from tests.unit.daemons.nsqd.http.api import Api

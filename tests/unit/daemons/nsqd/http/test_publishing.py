@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.daemons.routes import OK
+from nsq.daemons.serve.routes import OK
 from nsq.wire.commands import pack_bodies
 from tests.unit.daemons.nsqd.http.api import Api
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsq.daemons.bodies import STALL_SECONDS
 from nsq.daemons.nsqd.core.broker import AT_ONCE, Unobserved
 from nsq.daemons.nsqd.core.topic import Topic
 from nsq.daemons.nsqd.session.subscription import CLOSING, SUBSCRIBED
+from nsq.daemons.serve.bodies import STALL_SECONDS
 from nsq.wire import commands
 from nsq.wire.frames import ErrorReply, RawMessage, Response, encode_response
 from nsq.wire.layers import Deflate

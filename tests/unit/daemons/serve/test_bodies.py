@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.daemons.bodies import CHUNK_BYTES, PROGRESS_BYTES, STALL_SECONDS, PendingBodies
+from nsq.daemons.serve.bodies import CHUNK_BYTES, PROGRESS_BYTES, STALL_SECONDS, PendingBodies
 
 LIMIT = 1000
 

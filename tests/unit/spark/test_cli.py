@@ -1,4 +1,4 @@
-"""How a failure is told."""
+"""``nsq-spark`` reports errors in a line, stops at signals, and passes its flags to the pipelines."""
 
 from __future__ import annotations
 
@@ -13,40 +13,42 @@ import pytest
 
 from nsq.config import Config
 from nsq.errors import UsageError, WalError
-from nsq.spark import cli, session
-from nsq.spark.cli import WalLs, in_a_line, main
+from nsq.spark import commands, session
+from nsq.spark.cli import in_a_line, main
+from nsq.spark.commands import WalLs
 from nsq.spark.pipelines import replay as replaying
 from nsq.spark.pipelines.archive import ArchiveResult
 from nsq.spark.pipelines.replay import ReplayResult
+from nsq.spark.terminal import stop_signals as signals_stop
 from nsq.threads import stop_signals
 
 
-def test_a_fault_of_ours_is_told_as_it_is() -> None:
+def test_our_own_error_is_shown_as_it_is() -> None:
     assert in_a_line(WalError("there is no log at /x")) == "there is no log at /x"
 
 
-def test_what_is_missing_comes_with_its_extra() -> None:
-    fault = ModuleNotFoundError("No module named 'pyarrow'")
-    assert in_a_line(fault) == "No module named 'pyarrow': pip install -e '.[spark]'"
+def test_a_missing_package_is_named_with_its_extra() -> None:
+    error = ModuleNotFoundError("No module named 'pyarrow'")
+    assert in_a_line(error) == "No module named 'pyarrow': pip install -e '.[spark]'"
 
 
-def test_of_long_stories_the_first_line() -> None:
+def test_a_long_error_is_cut_after_its_first_line() -> None:
     assert (
         in_a_line(RuntimeError("job aborted\n\tat java.lang"))
         == "RuntimeError: job aborted (--debug shows where)"
     )
 
 
-def test_of_sparks_stories_the_reason_if_it_is_ours() -> None:
-    story = (
+def test_our_error_inside_one_of_sparks_is_shown_alone() -> None:
+    text = (
         "[STREAM_FAILED] Query terminated with exception: Traceback (most recent call last):\n"
-        '  File "/x/stream.py", line 64, in plain\n    raise fault\n'
+        '  File "/x/stream.py", line 64, in plain\n    raise error\n'
         "nsq.errors.WalOwned: /data/wal is owned by the query that reads orders/spark\n SQLSTATE: 38000"
     )
-    assert in_a_line(RuntimeError(story)) == "/data/wal is owned by the query that reads orders/spark"
+    assert in_a_line(RuntimeError(text)) == "/data/wal is owned by the query that reads orders/spark"
 
 
-def test_of_an_error_of_java_the_innermost_cause_is_shown() -> None:
+def test_the_innermost_cause_of_a_java_error_is_shown() -> None:
     error = (
         "An error occurred while calling o91.parquet.\n: org.apache.spark.SparkException: Job aborted.\n"
         "\tat org.apache.spark.sql.X.y(X.scala:1)\nCaused by: java.io.IOException: No space left on device\n"
@@ -57,7 +59,9 @@ def test_of_an_error_of_java_the_innermost_cause_is_shown() -> None:
     assert in_a_line(RuntimeError(error)) == "ParentNotDirectory: /x (--debug shows where)"
 
 
-def test_a_failed_command(tmp_path: object, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_that_fails_exits_with_1_and_one_line(
+    tmp_path: object, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["wal", "ls", f"{tmp_path}/absent"]) == 1
     assert capsys.readouterr().err == f"nsq-spark: there is no log at {tmp_path}/absent\n"
     with pytest.raises(WalError):
@@ -79,7 +83,7 @@ def test_a_failed_command(tmp_path: object, capsys: pytest.CaptureFixture[str]) 
         ("replay /x --topic again --nsqd a:4150 --since soon", "'soon' is no point in time"),
     ],
 )
-def test_a_mistake_is_told_before_spark_starts(
+def test_a_mistake_is_reported_before_spark_starts(
     words: str, error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("nsq.spark.session.local_session", lambda **_: pytest.fail("Spark was started"))
@@ -97,7 +101,7 @@ def test_an_archive_without_anything_to_draw_is_no_failure(
     monkeypatch.setattr("nsq.spark.session.local_session", lambda **_: SimpleNamespace(stop=lambda: None))
     monkeypatch.setattr("nsq.spark.pipelines.archive.archive", lambda *_, **__: result)
     monkeypatch.setattr("nsq.spark.pipelines.metrics.archive_chart", chart)
-    monkeypatch.setattr(cli, "check_chart", lambda path: None)
+    monkeypatch.setattr(commands, "check_chart", lambda path: None)
     words = ["archive", "orders", "--nsqd", "a:4150", "--to", "/x", "--chart", "x.png"]
     assert main(words) == 0
     assert "not drawn: /x holds no Parquet file" in capsys.readouterr().out
@@ -114,7 +118,7 @@ def test_an_archive_without_anything_to_draw_is_no_failure(
         ("--conf a=b --conf=c=d -q", "--master spark://HOST:7077 --conf a=b --conf c=d", " -q"),
     ],
 )
-def test_the_line_for_a_cluster_starts_no_spark_and_says_nothing_twice(
+def test_print_submit_shows_a_command_line_and_starts_no_spark(
     words: str, before: str, behind: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["archive", "orders", "--to", "s3://my orders", "--print-submit", *words.split()]) == 0
@@ -123,7 +127,9 @@ def test_the_line_for_a_cluster_starts_no_spark_and_says_nothing_twice(
     assert line.endswith(f"/nsq/spark/__main__.py archive orders --to 's3://my orders'{behind}\n")
 
 
-def test_an_interrupted_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupted_command_exits_with_130_and_says_how_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def interrupted(options: object) -> int:
         raise KeyboardInterrupt
 
@@ -175,7 +181,7 @@ def test_a_later_signal_ends_the_process_at_once(monkeypatch: pytest.MonkeyPatch
     ends: queue.Queue[int] = queue.Queue()
     monkeypatch.setattr(os, "_exit", ends.put)
     monkeypatch.setattr(stop_signals, "SAME_REQUEST_SECONDS", -1.0)
-    with cli.stop_signals(lambda text: None) as signals:
+    with signals_stop(lambda text: None) as signals:
         os.kill(os.getpid(), signal.SIGTERM)
         assert signals.stop.wait(200)
         os.kill(os.getpid(), signal.SIGINT)

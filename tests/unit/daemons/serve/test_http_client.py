@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nsq.daemons.http_client import send
+from nsq.daemons.serve.http_client import send
 from nsq.errors import ApiError
 from nsq.http.message import HttpReply, HttpRequest, parse_url
 

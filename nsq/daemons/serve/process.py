@@ -1,6 +1,6 @@
 """Runs a daemon as a program: its flags, the event loop, signals, systemd, exit statuses.
 
-Imports only errors, flags, the collector and the daemons' log of this package, and never aiohttp:
+Imports only errors, flags, gc_settings and the daemons' log of this package, and never aiohttp:
 ``--version`` works without it.
 """
 
@@ -18,11 +18,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from nsq.collector import tune_gc
 from nsq.daemons import COMPATIBLE_VERSION
-from nsq.daemons.logs import DaemonLog, LogOptions
+from nsq.daemons.serve.logs import DaemonLog, LogOptions
 from nsq.errors import NsqError, how_to_install
 from nsq.flags import parse_or_exit
+from nsq.gc_settings import tune_gc
 from nsq.threads.stop_signals import DAEMON_SIGNALS, StopSignals
 
 OptionsT = TypeVar("OptionsT", bound=LogOptions)

@@ -11,7 +11,7 @@ import ipaddress
 import socket
 from collections.abc import Collection
 
-from nsq.daemons.routes import HttpError, Request
+from nsq.daemons.serve.routes import HttpError, Request
 
 #: Top-level domains whose names cannot be registered in public DNS.
 _PRIVATE = ("localhost", "local", "internal", "test", "home.arpa")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from nsq.daemons.routes import (
+from nsq.daemons.serve.routes import (
     EMPTY,
     HttpError,
     Reply,

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from nsq.daemons import slices
-from nsq.daemons.slices import Slices
+from nsq.daemons.serve import slices
+from nsq.daemons.serve.slices import Slices
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nsq.daemons.logs import DaemonLog, parse_level
+from nsq.daemons.serve.logs import DaemonLog, parse_level
 from nsq.errors import ConfigError
 
 

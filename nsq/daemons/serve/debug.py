@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, TypeVar
 
-from nsq.daemons.routes import HttpError, Reply, Request, Route
-from nsq.daemons.sites import on_this_machine, own_names, refuse_other_sites, unknown_name
-from nsq.daemons.worker_thread import in_thread
+from nsq.daemons.serve.routes import HttpError, Reply, Request, Route
+from nsq.daemons.serve.sites import on_this_machine, own_names, refuse_other_sites, unknown_name
+from nsq.daemons.serve.worker_thread import in_thread
 
 LONGEST = 60.0
 _DEFAULT_SECONDS = 10.0

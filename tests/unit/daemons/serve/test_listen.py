@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsq.daemons.listen import Address, TcpAddress, UnixAddress, parse_address
+from nsq.daemons.serve.listen import Address, TcpAddress, UnixAddress, parse_address
 from nsq.errors import ConfigError
 
 

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from nsq.daemons.debug import Debugging, Profile, sample, trace
-from nsq.daemons.routes import HttpError, Reply, Request, Router
+from nsq.daemons.serve.debug import Debugging, Profile, sample, trace
+from nsq.daemons.serve.routes import HttpError, Reply, Request, Router
 
 # Who may ask for what
 
@@ -156,7 +156,7 @@ def test_a_thread_is_looked_at_until_there_is_enough() -> None:
     assert profile.stacks[names] == 7
     here = "test_a_thread_is_looked_at_until_there_is_enough"
     assert f"{__name__}:{here}" in names
-    assert names[-1] == "nsq.daemons.debug:_sample"
+    assert names[-1] == "nsq.daemons.serve.debug:_sample"
 
 
 @pytest.fixture
