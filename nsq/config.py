@@ -175,7 +175,8 @@ class Config:
         5.0, 0.1, 300.0, "Time for one round of asking all nsqlookupds. go-nsq: 60 s for each."
     )
     prune: bool = options.switch(
-        "Disconnect from an nsqd that three complete rounds in a row did not list; failed lookups do not count."
+        "Disconnect from an nsqd that three complete rounds in a row did not list; a round with a failed "
+        "lookup is not complete."
     )
 
     # Consuming
