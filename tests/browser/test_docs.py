@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_MS = 60_000
 TELEPHONE = {"width": 360, "height": 740}
 #: What a page has, in the browser's words: links, places to link to, broken pictures, width.
-LOOK = """() => ({
+CONTENT = """() => ({
     links: [...document.querySelectorAll("a[href]")].map(a => a.href),
     places: [...document.querySelectorAll("[id]")].map(e => e.id),
     broken: [...document.images].filter(i => i.complete && !i.naturalWidth).map(i => i.src),
@@ -74,15 +74,15 @@ def test_every_page_fits_a_telephone_and_every_link_leads_somewhere(site: Site) 
     for path in sorted(site.directory.rglob("*.html")):
         name = path.relative_to(site.directory).as_posix()
         page = site.open(name)
-        seen[path.as_uri()] = page.evaluate(LOOK)
+        seen[path.as_uri()] = page.evaluate(CONTENT)
         page.close()
     assert len(seen) > 30
-    assert {page: look["width"] for page, look in seen.items() if look["width"] > TELEPHONE["width"]} == {}
-    assert {page: look["broken"] for page, look in seen.items() if look["broken"]} == {}
+    assert {page: has["width"] for page, has in seen.items() if has["width"] > TELEPHONE["width"]} == {}
+    assert {page: has["broken"] for page, has in seen.items() if has["broken"]} == {}
     dead = [
         f"{page} leads to {link}"
-        for page, look in seen.items()
-        for link in look["links"]
+        for page, has in seen.items()
+        for link in has["links"]
         if link.startswith("file:") and not leads_somewhere(link, seen)
     ]
     assert dead == []
