@@ -56,6 +56,10 @@ maximum_signature_line_length = 80
 settings.configure(INSTALLED_APPS=["nsq.contrib.django", "nsq.contrib.django.outbox"])
 django.setup()
 
+# The page has a table of the options; signatures need not repeat it.
+del nsq.Consumer.__signature__, nsq.Producer.__signature__
+
+FINAL_UNDERSCORE = re.compile(r"(?<![\w`])(\w+)_(?![\w`])")
 OPTIONS = re.compile(r"<!-- options(?:: ([\w.]+))? -->")
 
 
@@ -77,8 +81,8 @@ def table_of(path: str) -> str:
     return "\n".join(["| option | default | range | |", "|---|---|---|---|", *rows])
 
 
-def mark_code(_app: Sphinx, *of_object: object) -> None:
-    """Put reStructuredText's ``::`` before blocks that are indented by four spaces."""
+def as_restructured_text(_app: Sphinx, *of_object: object) -> None:
+    """Put ``::`` before a docstring's blocks that are indented by four spaces; escape a word's last _."""
     lines = cast(list[str], of_object[-1])
     marked: list[str] = []
     for line in lines:
@@ -86,7 +90,7 @@ def mark_code(_app: Sphinx, *of_object: object) -> None:
         before = next((each for each in reversed(marked) if each), "")
         if starts and not before.startswith("    "):
             marked += ["::", ""]
-        marked.append(line)
+        marked.append(line if line.startswith("    ") else FINAL_UNDERSCORE.sub(r"\1\\_", line))
     lines[:] = marked
 
 
@@ -99,5 +103,5 @@ def unlink_builtins(_app: Sphinx, doctree: document) -> None:
 
 def setup(app: Sphinx) -> None:
     app.connect("source-read", insert_options)
-    app.connect("autodoc-process-docstring", mark_code)
+    app.connect("autodoc-process-docstring", as_restructured_text)
     app.connect("doctree-read", unlink_builtins)

@@ -89,8 +89,9 @@ class Message:
 
     def __repr__(self) -> str:
         begin = f"{self.body[:_SHOWN]!r}{'…' if len(self.body) > _SHOWN else ''}"
+        state = "" if self._delegate.holds(self) else ", no longer in flight"
         return (
-            f"<Message {self.id.decode('latin-1')} of {self.topic}, attempt {self.attempts}, "
+            f"<Message {self.id.decode('latin-1')} of {self.topic}{state}, attempt {self.attempts}, "
             f"{len(self.body)} bytes: {begin}>"
         )
 

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, Unpack, cast, overload
 
-from nsq.config import Config
+from nsq.config import Config, Options, SignatureWithOptions
 from nsq.consumer.engine import Engine
 from nsq.consumer.handlers import BatchHandler, Handler, check_handler
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport
@@ -60,6 +60,8 @@ class Consumer:
     handler's threads. ``at_thread_end`` is called by every handler thread before it ends.
     """
 
+    __signature__ = SignatureWithOptions()
+
     def __init__(
         self,
         topic: str,
@@ -78,7 +80,7 @@ class Consumer:
         accept_addresses: Callable[[list[str]], Iterable[str]] | None = None,
         transport: Transport | None = None,
         config: Config | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
         refuse_eventlet()
         #: The topic of the messages.

@@ -9,9 +9,9 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import NoReturn, Self, Unpack
 
-from nsq.config import Config
+from nsq.config import Config, Options, SignatureWithOptions
 from nsq.connection.handshake import describe, dial
 from nsq.errors import ConfigError, ConnectionFailed, NsqError, Unanswered, UsageError
 from nsq.producer.futures import PublishFuture
@@ -63,6 +63,8 @@ class Producer:
     ``timeout``. If an exception out of a signal handler interrupts a publish, the message may be stored.
     """
 
+    __signature__ = SignatureWithOptions()
+
     def __init__(
         self,
         *addresses: str,
@@ -73,7 +75,7 @@ class Producer:
         on_acknowledged: Callable[[Acknowledged], None] | None = None,
         on_failed: Callable[[Failed], None] | None = None,
         around_publish: PublishHook | None = None,
-        **options: Any,
+        **options: Unpack[Options],
     ) -> None:
         """``nsqd`` and ``nsqlookupd`` take one address or several. ``on_acknowledged`` is called for every
         publish that was stored, ``on_failed`` for every other, on the thread that runs futures' callbacks.
@@ -116,8 +118,11 @@ class Producer:
         )
 
     def __repr__(self) -> str:
-        closed = " closed" * self._pool.closed
-        return f"<Producer {' '.join(self._addresses or self._lookupds)}{closed}>"
+        pool = self._pool
+        state = f"connected to {len(pool.usable)}" if pool.usable else "not connected"
+        pending = f", {len(pool.pending)} pending" if pool.pending else ""
+        shown = "closed" if pool.closed else state + pending
+        return f"<Producer {' '.join(self._addresses or self._lookupds)} {shown}>"
 
     # Publishing.
 
