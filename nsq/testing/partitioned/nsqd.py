@@ -32,9 +32,7 @@ _PUBLISHED = struct.Struct(">2sQQQI")
 _INTERNAL_ID = struct.Struct(">Q")
 _FINS = re.compile(rb"(?:FIN [\s\S]{16}\n)+")
 _FIN_STEP = 21
-_BAD_KEY = (
-    b"""cannot parse JSON: cannot parse object: cannot find opening '"" for object key; unparsed tail: """
-)
+_BAD_KEY = b"""cannot parse JSON: cannot parse object: cannot find opening '"" for object key"""
 
 
 class Refused(Exception):
