@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
-from nsq.testing import V2Client
+from nsq.testing import PartitionedCluster, Reply, V2Client
+from nsq.testing.daemons.http import ask
 from tests.golden.partitioned_replay import (
     NAMES,
     STANDALONE,
@@ -189,3 +193,100 @@ def test_every_recording_is_replayed_to_its_end_unless_a_reason_is_given() -> No
     }
     assert sorted(last) == NAMES
     assert {(name, stop) for name, stop in last.items() if stop is not None} == set(BEYOND)
+
+
+# HTTP
+
+EXCHANGES = {row["name"]: row for row in load("http_lookupd")}
+
+#: Exchanges that the double does not follow, and why.
+NOT_FOLLOWED = {
+    "lookup_w_meta_multipart": "topics with several partitions on a node that are not ordered: not made here",
+    "nsqd_http_stats": "the double has a few of these fields only",
+}
+
+
+def number_nodes(value: object, ports: Mapping[str, int]) -> object:
+    """Replace what differs from cluster to cluster, or comes in any order."""
+    if isinstance(value, list):
+        numbered = [number_nodes(each, ports) for each in value]
+        return sorted((each for each in numbered if each != "multipart2"), key=str)
+    if not isinstance(value, dict):
+        return value
+    found = {key: number_nodes(each, ports) for key, each in value.items() if key not in CHANCE}
+    for key in {"tcp_port", "http_port", "HttpPort"} & found.keys():
+        found[key] = ports[str(value[key])]
+    if "tombstones" in value:
+        found["tombstones"] = value["tombstones"].count(True)
+    if value.get("topic_name") == "multipart2":
+        return "multipart2"
+    return found
+
+
+#: Ids that differ from run to run, channels that other recordings have made, a topic that is not followed.
+CHANCE = {"id", "remote_address", "hostname", "distributed_id", "ID", "RpcPort", "TcpPort"}
+CHANCE |= {"channels", "queue_offset", "multipart2"}
+RECORDED_PORTS = {f"242{kind}{number}": number - 1 for kind in (0, 1) for number in (1, 2, 3)}
+RECORDED_LOOKUPS = {"24171": 0, "24172": 1, "24175": 0}
+
+
+def exchange(recorded: Mapping[str, Any], cluster: PartitionedCluster) -> tuple[Reply, Mapping[str, int]]:
+    """Send a recorded request to the same node or nsqlookupd of the cluster; return its ports, too."""
+    found = urlsplit(recorded["request"]["url"])
+    port = str(found.port)
+    if port in RECORDED_LOOKUPS:
+        address = cluster.lookups[RECORDED_LOOKUPS[port]].http_address
+    else:
+        address = cluster.nodes[RECORDED_PORTS[port]].http_address
+    target = f"{found.path}?{found.query}"
+    for number, node in enumerate(cluster.nodes, start=1):
+        target = target.replace(f"127.0.0.1:2421{number}", node.http_address)
+    for number, lookup in enumerate(cluster.lookups, start=1):
+        lookup_port = lookup.http_address.rpartition(":")[2]
+        target = target.replace(f":2418{number}:2416{number}:", f":{lookup_port}:{lookup_port}:")
+    accept = recorded["request"]["accept"]
+    body = bytes(14) if recorded["request"]["method"] == "POST" else None
+    reply = ask(
+        address, recorded["request"]["method"], target, body, {"Accept": accept} if accept else {}, timeout=20
+    )
+    ports = {
+        each.rpartition(":")[2]: node.index
+        for node in cluster.nodes
+        for each in (node.tcp_address, node.http_address)
+    }
+    return reply, ports | {each.http_address.rpartition(":")[2]: each.index for each in cluster.lookups}
+
+
+@pytest.fixture(scope="module")
+def http_outcomes() -> Iterator[Mapping[str, AssertionError | None]]:
+    found: dict[str, AssertionError | None] = {}
+    with make_cluster() as cluster, make_cluster(standalone=True) as standalone:
+        create_topics(cluster, except_for=["ordered6", "ordered2r2"])
+        for name, recorded in EXCHANGES.items():
+            if name in NOT_FOLLOWED:
+                continue
+            there = standalone if ":24175" in recorded["request"]["url"] else cluster
+            try:
+                compare(name, recorded["response"], *exchange(recorded, there))
+            except AssertionError as error:
+                found[name] = error
+        yield found
+
+
+def compare(name: str, expected: Mapping[str, Any], reply: Reply, ports: Mapping[str, int]) -> None:
+    assert reply.status == expected["http_status"]
+    for header in ("Content-Type", "X-Nsq-Content-Type"):
+        assert reply.headers.get(header) == expected["headers"].get(header), header
+    if expected["body_json"] is None:
+        assert reply.body.decode() == expected["body_text"]
+        return
+    recorded_ports = RECORDED_PORTS | RECORDED_LOOKUPS
+    got = number_nodes(json.loads(reply.body), ports)
+    assert got == number_nodes(expected["body_json"], recorded_ports)
+
+
+@pytest.mark.parametrize("name", [name for name in EXCHANGES if name not in NOT_FOLLOWED])
+def test_recorded_http_exchange(name: str, http_outcomes: Mapping[str, AssertionError | None]) -> None:
+    failure = http_outcomes.get(name)
+    if failure is not None:
+        raise failure

@@ -1,7 +1,7 @@
 """The HTTP side of the double: nsqlookupd's answers, and those of nsqd that clients and tools ask for.
 
-Bytes in, bytes out. With ``Accept: application/vnd.nsq; version=1.0`` an answer is bare JSON with its true
-status; without it, JSON in an envelope, and every error is a 500.
+Bytes in, bytes out. With ``Accept: application/vnd.nsq; version=1.0``, and to a POST, an answer is bare JSON
+with its true status; else JSON in an envelope, and every error is a 500.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class HttpConnection:
         url = urlsplit(target)
         args = dict(parse_qsl(url.query, keep_blank_values=True))
         status, body = self._handle(method, url.path, args, rest[:length])
-        self.out.append(_encode(status, body, plain=headers.get("accept") == _PLAIN_ACCEPT))
+        plain = method == "POST" or headers.get("accept") == _PLAIN_ACCEPT
+        self.out.append(_encode(status, body, plain=plain))
         connection = headers.get("connection", "").lower()
         self.closing = connection == "close" or (version == "HTTP/1.0" and connection != "keep-alive")
         return True
@@ -204,7 +205,7 @@ class LookupPages:
             each for each in (topic.partitions if topic else ()) if not only or str(each.number) == only
         ]
         answer: dict[str, Any] = {"channels": _channel_names(partitions)}
-        if args.get("metainfo") and self._cluster.coordinator:
+        if (write or args.get("metainfo")) and self._cluster.coordinator:
             answer["meta"] = {
                 "disable_channel_auto_create": topic is not None and topic.registered_channels_only,
                 "extend_support": topic is not None and topic.extended,
