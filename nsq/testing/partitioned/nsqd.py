@@ -25,6 +25,7 @@ MAX_MESSAGE = 1024 * 1024
 MAX_BODY = 5 * 1024 * 1024
 MAX_READY = 2500
 MAX_UINT64 = 2**64 - 1
+_SMALLEST = 8  # a message with less may lack what its command demands
 _MAX_LINE = 16 * 1024
 _SIZE = struct.Struct(">i")
 _TRACE_ID = struct.Struct(">Q")
@@ -377,19 +378,20 @@ class NsqdConnection:
         assert partition is not None
         if partition.writable_at != node.index or node.write_disabled or node.refusals:
             return position
-        line, unpack, end, count = self._pub_line, _SIZE.unpack_from, len(data), 0
-        head, timestamp, append = len(line) + 4, time.time_ns(), partition.append
+        line, unpack, end = self._pub_line, _SIZE.unpack_from, len(data)
+        head, bodies = len(line) + 4, list[bytes]()
         while (start := position + head) <= end and data.startswith(line, position):
             (size,) = unpack(data, start - 4)
             stop = start + size
             if stop > end or not 0 < size <= MAX_MESSAGE:
                 break
-            append(data[start:stop], timestamp)
-            count, position = count + 1, stop
-        if count:
-            node.received["PUB"] += count
+            bodies.append(data[start:stop])
+            position = stop
+        if bodies:
+            partition.extend(bodies, time.time_ns())
+            node.received["PUB"] += len(bodies)
             self._stored(partition)
-            self._answer(OK_FRAME * count)
+            self._answer(OK_FRAME * len(bodies))
         return position
 
     def _mpub(self, params: list[bytes], data: bytes, position: int, now: float) -> int:
@@ -409,8 +411,9 @@ class NsqdConnection:
         after, position = position + 4 + size, position + 8
         messages: list[tuple[bytes, int, bytes]] = []
         for index in range(count):
-            (size,) = _SIZE.unpack_from(data, position) if position + 4 <= after else (0,)
-            _check_size(size, kind, b"MPUB invalid message(%d) body size %d" % (index, size), batch=True)
+            size = _SIZE.unpack_from(data, position)[0] if position + 4 <= after else 0
+            if not _SMALLEST < size <= MAX_MESSAGE:
+                _check_size(size, kind, b"MPUB invalid message(%d) body size %d" % (index, size), batch=True)
             start, position = position + 4, position + 4 + size
             if position > after:
                 raise Refused(b"E_BAD_BODY MPUB messages exceed the declared body size")
@@ -431,12 +434,15 @@ class NsqdConnection:
                 raise
             self._refuse(refused)
             return after
-        timestamp = time.time_ns()
-        first = partition.append(messages[0][0], timestamp, *messages[0][1:])
-        for body, trace_id, ext in messages[1:]:
-            partition.append(body, timestamp, trace_id, ext)
+        timestamp, first = time.time_ns(), len(partition.log)
+        if kind:
+            for body, trace_id, ext in messages:
+                partition.append(body, timestamp, trace_id, ext)
+        else:
+            partition.extend([body for body, _, _ in messages], timestamp)
         self._stored(partition)
-        self._answer(_published(first, 0, partition.end - first.offset) if traced else OK_FRAME)
+        stored = partition.log[first]
+        self._answer(_published(stored, 0, partition.end - stored.offset) if traced else OK_FRAME)
         return after
 
     def _number_to_publish(self, params: list[bytes]) -> int:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple, Protocol
 
+from nsq.collector import tune_gc
+
 from .http import Answer, HttpConnection, LookupPages, LookupState, NsqdPages
 from .nsqd import NsqdConnection, headers_of
 from .state import ClusterState, NodeState, Partition, Refusal
@@ -69,6 +71,7 @@ class Peer:
         self._place = place
         self._server = server
         self._unsent = b""
+        self._waits_to_send = False
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
@@ -100,7 +103,6 @@ class Peer:
             self._unsent += b"".join(conversation.out)
             conversation.out.clear()
         if self._unsent and not self._place.stalled:
-            waited = len(self._unsent)
             try:
                 self._unsent = self._unsent[self._sock.send(self._unsent) :]
             except BlockingIOError:
@@ -108,12 +110,13 @@ class Peer:
             except OSError:
                 self.close()
                 return
-            if self._unsent or waited != len(self._unsent):
+            if bool(self._unsent) != self._waits_to_send:
                 self.watch()
         if conversation.closing and not self._unsent and not self._place.stalled:
             self.close()
 
     def watch(self) -> None:
+        self._waits_to_send = bool(self._unsent)
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         self._server.watch(self._sock, 0 if self._place.stalled else events, self.ready)
 
@@ -447,5 +450,6 @@ def _shown(address: tuple[str, int]) -> str:
 def main(descriptor: int) -> None:
     """Serve in a process of its own, controlled through the inherited descriptor."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the test decides when this ends
+    tune_gc()
     control = Connection(descriptor)
     Server(control, **control.recv()).run()

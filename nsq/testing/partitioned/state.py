@@ -92,6 +92,17 @@ class Partition:
         self.writable_at = self.replicas[0]
         self._next_id = (number << _COUNTER_BITS) + first_id
 
+    def extend(self, bodies: list[bytes], timestamp: int) -> None:
+        """Append many plain messages."""
+        ext = b"\0" if self.topic.extended else b""
+        overhead, pack, offset, next_id = STORED_OVERHEAD + len(ext), _ID.pack, self.end, self._next_id
+        add = self.log.append
+        for body in bodies:
+            size = overhead + len(body)
+            add(Stored(pack(next_id, 0), timestamp, ext, body, offset, size))
+            offset, next_id = offset + size, next_id + 1
+        self.end, self._next_id = offset, next_id
+
     def append(self, body: bytes, timestamp: int, trace_id: int = 0, ext: bytes = b"") -> Stored:
         if not ext and self.topic.extended:
             ext = b"\0"
@@ -159,6 +170,9 @@ class ClusterState:
             raise UsageError(f"the topic {name!r} exists already")
         if not 0 < replicas <= len(self.nodes):
             raise UsageError(f"replicas={replicas}: the cluster has {len(self.nodes)} nodes")
+        for node in (each for nodes in placement or () for each in nodes):
+            if not 0 <= node < len(self.nodes):
+                raise UsageError(f"placement: there is no node {node}, only 0 to {len(self.nodes) - 1}")
         topic = Topic(
             name,
             replicas=replicas,
@@ -166,22 +180,25 @@ class ClusterState:
             extended=extended,
             registered_channels_only=registered_channels_only,
         )
+        self._expand(topic, self._in_turn(topic, partitions) if placement is None else placement)
         self.topics[name] = topic
-        if placement is None:
-            self.add_partitions(name, partitions)
-        for number, nodes in enumerate(placement or ()):
-            self._add(Partition(topic, number, nodes, self._first_id))
         for channel in channels:
             self.create_channel(name, channel)
 
     def add_partitions(self, name: str, count: int) -> None:
         topic = self.topic(name)
+        self._expand(topic, self._in_turn(topic, count))
+
+    def _in_turn(self, topic: Topic, count: int) -> list[list[int]]:
+        """Choose the nodes of new partitions: each is led by the next node."""
         if not 0 < count <= MAX_PARTITIONS - len(topic.partitions):
             raise UsageError(f"partitions={count}: a topic has 1 to {MAX_PARTITIONS}")
-        for _ in range(count):
-            first, number = next(self._first_leader), len(topic.partitions)
-            replicas = [(first + step) % len(self.nodes) for step in range(topic.replicas)]
-            self._add(Partition(topic, number, replicas, self._first_id))
+        firsts = [next(self._first_leader) for _ in range(count)]
+        return [[(first + step) % len(self.nodes) for step in range(topic.replicas)] for first in firsts]
+
+    def _expand(self, topic: Topic, placement: Iterable[Sequence[int]]) -> None:
+        for nodes in placement:
+            self._add(Partition(topic, len(topic.partitions), nodes, self._first_id))
 
     def add_standalone(self, name: str, number: int, node: int, *, extended: bool) -> None:
         """Add a partition on a node that has no coordinator, as INTERNAL_CREATE_TOPIC does."""
