@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from nsq.config import Config
 from nsq.connection.handshake import describe
-from nsq.discovery.directory import Answer, Directory, Lookupd, LookupSchedule, Nsqd, Pauses
+from nsq.discovery.directory import SPACING, Answer, Directory, Lookupd, LookupSchedule, Nsqd, Pauses
 from nsq.errors import Closed, NsqError, UsageError
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
 from nsq.log import Logger
@@ -235,9 +235,9 @@ class Discovery:
             "add another one first, or stop the consumer"
         )
 
-    def ask_soon(self) -> None:
-        """Have the nsqlookupds asked ahead of time, at most once a second."""
-        self._owner.ask(lambda: self._schedule.request(self._clock()))
+    def ask_soon(self, spacing: float = SPACING) -> None:
+        """Have the nsqlookupds asked ahead of time, at most once in ``spacing`` seconds."""
+        self._owner.ask(lambda: self._schedule.request(self._clock(), spacing))
 
     def lost(self, address: str, lived: float, cause: NsqError | None) -> None:
         """Note that a connection has ended, as ordered or not, after ``lived`` seconds. Called once for each

@@ -184,6 +184,10 @@ class Lookups(Asker):
         self._topics[topic] = None
         return True
 
+    def forget(self, topic: str) -> None:
+        """Look this topic up no more."""
+        self._topics.pop(topic, None)
+
     @property
     def topics(self) -> tuple[str, ...]:
         return tuple(self._topics.copy())

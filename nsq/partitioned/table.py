@@ -114,7 +114,10 @@ class Cluster:
         self.kind: Kind | None = pinned
         """The kind of the cluster; None until an nsqlookupd has told."""
         self.tables: dict[str, TopicTable] = {}
+        self.version = 0
+        """Counts the facts: while it stays the same, so do the tables."""
         self._pinned = pinned
+        self._asked_at: dict[str, float] = {}  # by topic: when the latest question began that was answered
         self._said: dict[str, _Said] = {}  # by nsqlookupd: its latest answer
         self._failed: set[str] = set()  # the nsqlookupds that have failed since their answer
         self._refused: dict[str, dict[tuple[int, str], float]] = {}  # by topic: partition, node; and when
@@ -125,6 +128,8 @@ class Cluster:
         """Note the answer of an nsqlookupd to a question that began at ``asked_at``."""
         self._said[lookupd] = _Said(answer, asked_at)
         self._failed.discard(lookupd)
+        for topic in answer.topics:
+            self._asked_at[topic] = max(asked_at, self.asked_at(topic))
         self._merge(answer.topics)
 
     def failed(self, lookupd: str) -> None:
@@ -162,6 +167,10 @@ class Cluster:
     def table(self, topic: str) -> TopicTable:
         return self.tables.get(topic) or TopicTable(topic)
 
+    def asked_at(self, topic: str) -> float:
+        """Return when the latest question about a topic began that has been answered."""
+        return self._asked_at.get(topic, -math.inf)
+
     def _heeded(self) -> list[_Said]:
         """The answers to go by: of those that have not failed since, or of all if each has."""
         return [said for lookupd, said in self._said.items() if lookupd not in self._failed] or list(
@@ -169,6 +178,7 @@ class Cluster:
         )
 
     def _merge(self, topics: Iterable[str]) -> None:
+        self.version += 1
         heeded = self._heeded()
         kinds = {said.answer.kind for said in heeded}
         if self._pinned is None and kinds:
@@ -176,7 +186,9 @@ class Cluster:
         named = Counter(said.answer.leader for said in heeded if said.answer.leader)
         leading = self._said.get(max(named, key=lambda each: (named[each], each))) if named else None
         for topic in topics:
-            self.tables[topic] = self._merged(topic, heeded, leading)
+            table = self._merged(topic, heeded, leading)
+            if table != self.tables.get(topic):  # else keep the same object
+                self.tables[topic] = table
 
     def _merged(self, topic: str, heeded: list[_Said], leading: _Said | None) -> TopicTable:
         before = self.table(topic)

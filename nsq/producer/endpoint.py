@@ -34,7 +34,7 @@ from nsq.errors import (
 from nsq.log import Logger
 from nsq.message import Message
 from nsq.producer.own import OwnConns
-from nsq.producer.publishes import Publish, Verdict, command_of, join, lost, refused
+from nsq.producer.publishes import PLAIN, Publish, Verdict, command_of, join
 from nsq.producer.reports import ConnectionState, ConnectionStats
 
 if TYPE_CHECKING:
@@ -292,17 +292,28 @@ class Endpoint(ConnDelegate):
         self._pool.complete(answered, None)
 
     def on_response(self, conn: Conn, data: bytes) -> None:
-        self._desynchronized(repr(data[:80]))
+        if isinstance(self._error, WireError):
+            return
+        batch = self._sent[0] if self._sent else []
+        if batch and batch[0].rules.accepts(batch[0], data):
+            self.on_ok(conn, 1)
+        else:
+            self._desynchronized(repr(data[:80]))
 
     def on_error(self, conn: Conn, error: ServerError) -> None:
         if isinstance(self._error, WireError):
             return
         batch = self._sent.popleft() if self._sent else []
-        verdicts = refused(batch, error, self.address, self._config.retry_uncertain)
+        now = self._clock()
+        took, self._asked_at = now - self._asked_at, now
+        rules = batch[0].rules if batch else PLAIN
+        verdicts = rules.refused(
+            batch, error, self.address, retry_uncertain=self._config.retry_uncertain, took=took
+        )
         if isinstance(error, MpubFailed):
             self._largest = 0  # no joining: nsqd can refuse each publish, which then goes elsewhere
         if error.fatal:  # nsqd closes too, and executes no more commands
-            self._server_stopped, self._caller_error = True, bool(batch) and not error.retry
+            self._server_stopped, self._caller_error = True, bool(batch) and rules.is_nsqd_well(error)
             self._break(error)
         self.failed += sum(not (each.again and each.publish.no_batching) for each in verdicts)
         self._carry_out(verdicts)
@@ -327,8 +338,9 @@ class Endpoint(ConnDelegate):
         self.own.drop_idle()
         verdicts: list[Verdict] = []
         while self._sent:
-            verdicts += lost(
-                self._sent.popleft(),
+            batch = self._sent.popleft()
+            verdicts += batch[0].rules.lost(
+                batch,
                 cause,
                 self.address,
                 executed=not self._server_stopped,
@@ -379,6 +391,12 @@ class Endpoint(ConnDelegate):
         """Count the publishes that wait here or have no answer, also those whose caller has given up."""
         waiting = len(self.conn.waiting) if self.conn is not None else 0
         return waiting + sum(map(len, self._sent.copy()))
+
+    @property
+    def load(self) -> int:
+        """Roughly how many answers it owes; cheaper to count than ``pending``."""
+        waiting = len(self.conn.waiting) if self.conn is not None else 0
+        return waiting + len(self._sent) + self.own.busy
 
     def cannot_succeed(self, since: float) -> bool:
         """Whether the last dial, made after ``since`` or a moment ago, failed for a reason that stays."""

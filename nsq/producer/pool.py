@@ -25,14 +25,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from nsq.config import Config
 from nsq.connection.conn import Conn
-from nsq.discovery.lookups import Discovery
+from nsq.discovery.lookups import Asker, Discovery
 from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, UsageError
 from nsq.log import Logger
 from nsq.producer.endpoint import Endpoint
@@ -41,8 +41,8 @@ from nsq.producer.publishes import (
     Publish,
     Verdict,
     checked_timeout,
-    lost,
-    refused,
+    new_multi_publish,
+    new_publish,
     unanswered,
     unsent,
 )
@@ -76,6 +76,41 @@ _LEAST_TO_CLOSE = 0.1
 _EXIT_TIMEOUT = 5.0
 
 Hook = Callable[[Any], None] | None
+Takers = tuple[tuple[Endpoint, Conn], ...]
+
+
+class AddressBook:
+    """Knows which nsqds take a publish: any of them, with the original NSQ. Belongs to one pool.
+
+    A book for another NSQ makes its own publishes, and gives each to its nsqd. Callers read ``new_publish``
+    and ``new_multi_publish``; the pool's thread calls the other methods.
+    """
+
+    asker: Asker | None = None
+    """Asks nsqlookupds; None: as for the original NSQ."""
+    due_at = math.inf
+    """When to assign again, unless something happens before."""
+    urgent = False
+    """Whether a publish waits for a connection to a particular nsqd."""
+    new_publish: Any = staticmethod(new_publish)
+    new_multi_publish: Any = staticmethod(new_multi_publish)
+
+    def begin(self, pool: Pool) -> None:
+        """Note the pool."""
+
+    def assign(self, takers: Takers) -> bool:
+        """Give the pool's waiting publishes to these connections, and set its ``lanes``. False: any
+        connection may take any publish.
+        """
+        return False
+
+    def reason(self, publish: Publish) -> str:
+        """Return why the publish has not found its nsqd; empty if any would do."""
+        return ""
+
+    def problems(self) -> dict[str, str]:
+        """Return what is wrong, by name, for ``Producer.health``."""
+        return {}
 
 
 class Pool:
@@ -91,6 +126,7 @@ class Pool:
         on_acknowledged: Hook = None,
         on_failed: Hook = None,
         *,
+        book: AddressBook | None = None,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
     ) -> None:
@@ -103,7 +139,10 @@ class Pool:
         self.futures: set[Publish] = set()
         """Those of them that came from ``publish_async``."""
         self.waiting: deque[Publish] = deque()  # publishes for which no connection is open
-        self.usable: tuple[tuple[Endpoint, Conn], ...] = ()
+        self.usable: Takers = ()
+        """The connections that take a publish of any lane that ``lanes`` does not name."""
+        self.lanes: Mapping[str, Takers] = {}
+        """By lane: the connections that take its publishes. Replaced, never changed."""
         self.closed = False
         """Whether new publishes are refused."""
         self.exiting = False
@@ -111,8 +150,15 @@ class Pool:
         self.report: CloseReport | None = None  # once it is closed
         self.callbacks = Callbacks(f"{NAME}-callbacks", log)
         self.own_threads: dict[int, threading.Thread] = {}  # by ident, without the callbacks' thread
+        self.book = book or AddressBook()
         self.discovery = Discovery(
-            None, config, found=self.set_addresses, name=NAME, nsqds=addresses, nsqlookupds=lookupds
+            None,
+            config,
+            found=self.set_addresses,
+            name=NAME,
+            nsqds=addresses,
+            nsqlookupds=lookupds,
+            asker=self.book.asker,
         )
         self._addresses = tuple(addresses)
         self._config, self._clock, self._chance = config, clock, chance
@@ -142,6 +188,7 @@ class Pool:
         self._counts_gone = [0, 0]  # published and failed, of endpoints that are gone
         # Its threads run already, for an nsqd that discovery finds when no more threads can be started.
         self._spare: Endpoint | None = None
+        self.book.begin(self)
 
     # Publishing: any of the user's threads.
 
@@ -155,7 +202,7 @@ class Pool:
         try:
             self.pending.add(publish)
             self._bytes_left -= publish.size
-            usable, turn = self.usable, next(self._turn)
+            usable, turn = self.lanes.get(publish.lane, self.usable), next(self._turn)
             if usable and publish.started < usable[turn % len(usable)][0].own.rests_until:
                 turn += 1
             # Keep order: stay behind unanswered futures, and behind what waits for a connection.
@@ -189,8 +236,8 @@ class Pool:
             publish.sent = publish.handed_over = True
             publish.claim.acquire(False)  # no other thread sends it now
             try:
-                command = publish.command or commands.pub(publish.topic, publish.body)
-                error = own.round_trip(command, publish.deadline, self._clock)
+                command = publish.command or commands.pub(publish.lane, publish.body)
+                error = own.round_trip(command, publish.deadline, self._clock, publish)
             except NsqError as cause:
                 own.failed += 1
                 endpoint.own.drop(own, publish)
@@ -201,6 +248,14 @@ class Pool:
                 own.published += publish.messages
             else:
                 own.failed += 1
+                verdicts = publish.rules.refused(
+                    [publish],
+                    error,
+                    endpoint.address,
+                    retry_uncertain=self._config.retry_uncertain,
+                    took=self._clock() - publish.started,
+                )
+                own.in_step = not error.fatal
             endpoint.own.put_back(own)
         except BaseException:
             endpoint.own.drop(own, publish)
@@ -208,7 +263,7 @@ class Pool:
         if error is None:
             self.complete([publish], None)
             return True
-        self._carry_out(refused([publish], error, endpoint.address, self._config.retry_uncertain))
+        self._carry_out(verdicts)
         return False
 
     def _end_unanswered(self, publish: Publish, address: str, cause: NsqError) -> None:
@@ -216,7 +271,7 @@ class Pool:
             self.complete([publish], unanswered(publish, address, "no answer in time", cause))
             return
         retry = self._config.retry_uncertain
-        self._carry_out(lost([publish], cause, address, executed=True, retry_uncertain=retry))
+        self._carry_out(publish.rules.lost([publish], cause, address, executed=True, retry_uncertain=retry))
 
     def _carry_out(self, verdicts: list[Verdict]) -> None:
         for publish, error, again in verdicts:
@@ -254,7 +309,7 @@ class Pool:
 
     def _queue(self, publish: Publish, turn: int) -> None:
         """Put a publish into a connection's queue, or among those that wait for a connection."""
-        usable = self.usable
+        usable = self.lanes.get(publish.lane, self.usable)
         # Keep order: queue behind publishes that wait for a connection.
         if usable and not self.waiting:
             publish.endpoint, conn = usable[turn % len(usable)]
@@ -301,7 +356,7 @@ class Pool:
             address = "an nsqd" if publish.endpoint is None else publish.endpoint.address
             self.complete([publish], unanswered(publish, address, "the call was interrupted"))
         elif publish.claim.acquire(False):
-            self._forget(publish)
+            self.forget(publish)
             publish.end(unsent(publish, "the call was interrupted"))
             if self.closed:
                 self.owner.wake()
@@ -315,7 +370,7 @@ class Pool:
         if publish.claim.acquire(False) or not publish.sent:
             if not reason and endpoint is not None:
                 reason = f"{endpoint.address} did not take it in time"
-            self.complete([publish], unsent(publish, reason or self._reasons()))
+            self.complete([publish], unsent(publish, reason or self.book.reason(publish) or self._reasons()))
             publish.body, publish.command = b"", None  # it may stay queued for long
         else:
             # It keeps its place on the connection: its answer must not be taken for that of the next.
@@ -443,7 +498,7 @@ class Pool:
         self._expire()
         if self._close_by < math.inf:
             self._close_when_done()
-        return None if self._gone else min(self._wakes_at, self._close_by, self._sweeps_at)
+        return None if self._gone else min(self._wakes_at, self._close_by, self._sweeps_at, self.book.due_at)
 
     def _choose(self) -> None:
         """Choose the connections to use from now on. Waiting publishes go first."""
@@ -459,8 +514,10 @@ class Pool:
                 self._counts_gone[1] += gone.failed
             self._note_own_threads()
         # Pairs: an endpoint's next connection is used only after this one's rest has been taken back.
-        takers = [(each, conn) for each in self._endpoints if (conn := each.open) is not None]
-        usable = tuple(each for each in takers if not each[0].overdue) or tuple(takers)
+        takers = tuple((each, conn) for each in self._endpoints if (conn := each.open) is not None)
+        if self.book.assign(takers):
+            return
+        usable = tuple(each for each in takers if not each[0].overdue) or takers
         if usable:
             self._redial_requested = False
             self._hand_out(usable)
@@ -478,19 +535,23 @@ class Pool:
             self._redial_requested = True
             if self.discovery.asks:
                 self.discovery.ask_soon()
-            for endpoint in self._endpoints:
-                endpoint.wake()  # its pause is shorter now
+            self.redial()
+
+    def redial(self) -> None:
+        """Have nsqds that cannot be reached dialed soon: their pauses are shorter now."""
+        for endpoint in self._endpoints:
+            endpoint.wake()
 
     @property
     def urgent(self) -> bool:
         """Whether a publish waits for any connection."""
-        return bool(self.waiting) and not self.usable
+        return self.book.urgent or (bool(self.waiting) and not self.usable)
 
     def _hand_out(self, usable: tuple[tuple[Endpoint, Conn], ...]) -> None:
         while self.waiting:
             publish = self.waiting[0]
             if publish.done():
-                self._forget(publish)
+                self.forget(publish)
             else:
                 publish.endpoint, conn = usable[next(self._turn) % len(usable)]
                 conn.put(publish)
@@ -498,7 +559,7 @@ class Pool:
                     self.take_back(conn.waiting)
             self.waiting.popleft()  # last: while ``waiting`` is empty, newer publishes overtake
 
-    def _forget(self, publish: Publish) -> None:
+    def forget(self, publish: Publish) -> None:
         """Forget a publish that ended while it waited to be sent again."""
         self.pending.discard(publish)
         self.futures.discard(publish)
@@ -507,11 +568,11 @@ class Pool:
     def _forget_ended(self) -> None:
         """Forget ended publishes in ``waiting``: they must not pile up while no nsqd can be reached."""
         while self.waiting and self.waiting[0].done():
-            self._forget(self.waiting.popleft())
+            self.forget(self.waiting.popleft())
         if len(self.waiting) > 2 * len(self.pending):  # most have ended, after one with a long timeout
             for publish in self.waiting.copy():
                 if publish.done():
-                    self._forget(publish)
+                    self.forget(publish)
                     with suppress(ValueError):
                         self.waiting.remove(publish)
 
@@ -559,7 +620,7 @@ class Pool:
         for publish in self.pending.copy():
             if publish.done():
                 if not publish.sent or publish.caller:  # its caller was interrupted while it gave up
-                    self._forget(publish)
+                    self.forget(publish)
                 continue
             if publish.deadline <= now:
                 self.give_up(publish)
@@ -749,6 +810,10 @@ class Pool:
     @property
     def unended(self) -> int:
         return sum([not publish.done() for publish in self.pending.copy()])
+
+    @property
+    def endpoints(self) -> tuple[Endpoint, ...]:
+        return self._endpoints
 
     @property
     def addresses(self) -> tuple[str, ...]:

@@ -57,9 +57,9 @@ class RawMessage(NamedTuple):
 
 
 class Published(NamedTuple):
-    """The result of a publish, which is always true. A partitioned NSQ tells where it stored a traced message:
-    ``internal_id``, ``offset`` and ``size`` in the partition, and the ``trace_id``; of a batch these are the
-    first message's, and the size of all. None means unknown.
+    """The result of a publish, which is always true. Of a traced message a partitioned NSQ tells where it is
+    stored: ``internal_id``, ``offset`` and ``size`` in the partition, and the ``trace_id``; of a batch these
+    are the first message's, and the size of all. None means unknown.
     """
 
     internal_id: int | None = None
