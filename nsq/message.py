@@ -84,11 +84,11 @@ class Message:
         self.auto_response = True
 
     def __repr__(self) -> str:
+        return f"<Message {self.id.decode('latin-1')} of {self.topic}, {self._shown()}>"
+
+    def _shown(self) -> str:
         begin = f"{self.body[:_SHOWN]!r}{'…' if len(self.body) > _SHOWN else ''}"
-        return (
-            f"<Message {self.id.decode('latin-1')} of {self.topic}, attempt {self.attempts}, "
-            f"{len(self.body)} bytes: {begin}>"
-        )
+        return f"attempt {self.attempts}, {len(self.body)} bytes: {begin}"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Message cannot be pickled, as its connection cannot: pass its body on")
