@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nsq.partitioned.wire import Header, parse_header, partition_of, payload, split_id
-
 from nsq.message import Message, MessageDelegate
+from nsq.partitioned.wire import Header, parse_header, partition_of, payload, split_id
 
 
 class PartitionedMessage(Message):
