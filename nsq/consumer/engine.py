@@ -95,7 +95,6 @@ class Engine(ConnDelegate):
             self.name,
             max_attempts=config.max_attempts,
             give_up=self._gives_up,
-            expired=self._expired,
             starved=lambda: self.starved,
             requeue_delay=self.requeue_delay,
         )
@@ -373,7 +372,7 @@ class Engine(ConnDelegate):
     def _handlers_are_late(self) -> None:
         """Lower the handlers' limit: a message has timed out before its handler was done."""
         now, timeout, most = time.monotonic(), self._handling_time(), self.windows.max_in_flight
-        if self.windows.handling.expired(now, timeout, most, len(self.pool)):
+        if self.windows.handled_late(now, timeout, len(self.pool)):
             limit = self.windows.allowed
             log.log(
                 logging.INFO if self._shrunk else logging.WARNING,
@@ -609,12 +608,6 @@ class Engine(ConnDelegate):
         with self._counting:
             self._given_up += 1
         self._tell(self._hooks.given_up, message)
-
-    def _expired(self, message: Message) -> None:
-        """Time out a message that no handler has begun."""
-        conn = self._conns.get(message.nsqd_address)
-        if conn is not None:
-            conn.time_out(message)
 
     # State and reports: any thread.
 

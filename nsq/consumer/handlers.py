@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from nsq.config import Config
 from nsq.errors import AlreadyResponded, Closed, ConfigError, InvalidMessage, NsqError, UsageError
 from nsq.log import Logger
-from nsq.message import Message, finish_all
+from nsq.message import Message, finish_all, time_out
 from nsq.threads.waiters import join_threads
 from nsq.transport.base import Transport
 from nsq.wire.names import check_topic
@@ -54,9 +54,8 @@ class HandlerPool:
     """Threads in groups, one group for each handler; all of them take from one inbox.
 
     ``give_up`` is called with a message that has failed too often: the message is finished if it returns,
-    requeued if it raises. ``expired`` is called with a message that timed out before it was handled, and
-    ``starved`` says whether nsqds send nothing more until a message here is answered. ``requeue_delay`` maps
-    a message's attempts to the seconds after which it comes again.
+    requeued if it raises. ``starved`` says whether nsqds send nothing more until a message here is answered.
+    ``requeue_delay`` maps a message's attempts to the seconds after which it comes again.
     """
 
     def __init__(
@@ -65,7 +64,6 @@ class HandlerPool:
         *,
         max_attempts: int,
         give_up: Callable[[Message], None],
-        expired: Callable[[Message], None],
         starved: Callable[[], bool],
         requeue_delay: Callable[[int], float],
     ) -> None:
@@ -78,7 +76,6 @@ class HandlerPool:
         self._name = name
         self._max_attempts = max_attempts or float("inf")
         self._give_up = give_up
-        self._expired = expired
         self._starved = starved
         self._requeue_delay = requeue_delay
         self.threads = 1
@@ -197,7 +194,7 @@ class HandlerPool:
             self.timed_out_unhandled[key] = self.timed_out_unhandled.pop(key, 0) + 1
             if len(self.timed_out_unhandled) > _MAX_TIMED_OUT_UNHANDLED:
                 del self.timed_out_unhandled[next(iter(self.timed_out_unhandled))]
-        self._expired(message)
+        time_out(message)
 
     def _handled_attempts(self, message: Message) -> int:
         """Return the attempts without those that timed out before a handler saw them."""

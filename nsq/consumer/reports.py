@@ -35,6 +35,25 @@ class ConnectionHealth:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PartitionHealth:
+    """One partition of a topic whose messages are handled in order. If its message has failed, the partition
+    is stuck: ``stuck_at`` shows the message, ``stuck_seconds`` the time since its first failure.
+    """
+
+    partition: int
+    stopped: bool = False
+    attempts: int = 0
+    stuck_seconds: float = 0.0
+    stuck_at: str = ""
+    error: str = ""
+    order_errors: int = 0
+
+    @property
+    def stuck(self) -> bool:
+        return bool(self.stuck_at)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ConsumerHealth:
     """A consumer's health: ``ok`` tells whether messages can arrive; ``summary`` puts it in a sentence."""
 
@@ -99,6 +118,14 @@ class ConsumerHooks:
         """Called for an error frame, such as E_FIN_FAILED; also for one that refuses the subscription, such
         as E_UNAUTHORIZED.
         """
+
+    def stuck(self, message: Message) -> None:
+        """Called when a message of an ordered consumer has failed ``stuck_after`` times, and again after as
+        many more: its partition waits for it.
+        """
+
+    def out_of_order(self, message: Message) -> None:
+        """Called when nsqd delivers a message that comes before the one that was finished last."""
 
     def backing_off(self, level: int) -> None:
         """Called when delivery stops for a while; ``level`` is 0 when it is back to normal."""

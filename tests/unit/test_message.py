@@ -36,6 +36,15 @@ def test_its_repr_shows_the_topic_and_the_beginning_of_the_body(body: bytes, sho
     assert repr(message) == f"<Message 0000000000000007 of orders, attempt 3, {shown}>"
 
 
+@pytest.mark.parametrize("name", ["partition", "internal_id", "trace_id", "offset", "size", "headers", "tag"])
+def test_a_plain_message_has_none_of_what_a_partitioned_nsq_tells(name: str) -> None:
+    assert getattr(made(), name) is None
+
+
+def test_a_plain_message_stores_nothing_of_what_a_partitioned_nsq_tells() -> None:
+    assert len(Message.__slots__) == 8
+
+
 @pytest.mark.parametrize(
     ("call", "note"),
     [
