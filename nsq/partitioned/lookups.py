@@ -10,6 +10,7 @@ thread that owns ``Lookups.cluster``, which merges it.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache, partial
@@ -27,6 +28,10 @@ from nsq.partitioned.wire import MAX_PARTITIONS, Meta
 from nsq.transport.addresses import join, split
 
 log = Logger("nsq.discovery")
+
+#: Seconds. A node that refuses again sooner says nothing new: the nsqlookupds are asked with growing pauses.
+_NEWS = 5.0
+_MOST_REFUSED = 10_000
 
 Access = Literal["r", "w"]
 
@@ -160,6 +165,7 @@ class Lookups(Asker):
         self._refresh = Refresh(config.lookupd_poll_interval)
         self._configured: frozenset[str] = frozenset()
         self._added: dict[str, str] = {}  # nsqlookupds that the cluster lists: how they are asked
+        self._refused: dict[tuple[str, int, str], float] = {}  # when nodes last refused to be leaders
         self._rounds: Rounds | None = None
         self._tell: Callable[[Callable[[], object]], object] = lambda request: request()
         self._changed: Callable[[], object] = lambda: None
@@ -272,6 +278,16 @@ class Lookups(Asker):
             if text:
                 rounds.remove_nsqlookupd(text)
         self.cluster.keep_only(self._configured | self._added.keys())
+
+    def refuse(self, topic: str, partition: int, address: str, now: float) -> None:
+        """Note that a node does not lead a partition, and ask the nsqlookupds soon."""
+        key = topic, partition, address
+        if now - self._refused.get(key, -math.inf) > _NEWS:
+            self._refresh.hurry()
+        self._refused[key] = now
+        if len(self._refused) > _MOST_REFUSED:
+            self._refused.clear()
+        self.cluster.refuse(topic, partition, address, now)
 
     def refresh(self, now: float, *, urgent: bool, incomplete: bool) -> float:
         """Ask ahead of the regular rounds if that is due; return when it is due next."""

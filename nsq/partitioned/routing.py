@@ -1,9 +1,8 @@
-"""The producer's side of a partitioned cluster: a publish's partition, its nsqd, and what answers mean.
+"""The producer's side of a partitioned cluster: which nsqd takes which publish.
 
     a user's thread     makes a publish: checks the options, picks a partition from the latest snapshot
     the pool's thread   ``assign`` gives waiting publishes to the leaders of their partitions, and parks those
                         whose leader is away; it merges the nsqlookupds' answers and has them asked again
-    the endpoints       decide with ``PartitionRules`` whether a refused publish is tried again
 
 A publish with a key never goes to another partition: it is parked until its own has a leader, in order, or
 until its deadline. A publish without one goes to any partition whose leader is connected.
@@ -11,7 +10,6 @@ until its deadline. A publish without one goes to any partition whose leader is 
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import random
@@ -20,13 +18,10 @@ from bisect import insort
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from nsq.config import Config
-from nsq.connection.conn import Conn
 from nsq.errors import (
-    BadBody,
-    BadMessage,
     ConfigError,
     ExtNotSupported,
     InvalidMessage,
@@ -37,23 +32,19 @@ from nsq.errors import (
 )
 from nsq.log import Logger
 from nsq.partitioned import wire
-from nsq.partitioned.keys import Hash, Key, checked_key, partition_for
+from nsq.partitioned.keys import Hash, checked_key
 from nsq.partitioned.lookups import Lookups
-from nsq.partitioned.table import Kind, TopicTable, retry_pause, rule_of
-from nsq.producer.endpoint import Endpoint
+from nsq.partitioned.rules import NO_TRIES, Particular, PartitionRules, Taker, Topic, Tries
+from nsq.partitioned.table import Kind, TopicTable
+from nsq.partitioned.tracing import Tracing, log_publish
 from nsq.producer.pool import AddressBook, Pool, Takers
 from nsq.producer.publishes import (
-    PLAIN,
     P,
     Publish,
-    Rules,
-    Verdict,
     checked_bodies,
     new_multi_publish,
     new_publish,
-    refused,
     refused_option,
-    unanswered,
     unsent,
 )
 from nsq.wire import commands
@@ -62,214 +53,13 @@ from nsq.wire.names import check_topic
 
 log = Logger("nsq.producer")
 
-Taker = tuple[Endpoint, Conn]
 #: A topic, and a partition; None: the publishes that wait for any partition, or for their topic's table.
 Place = tuple[str, int | None]
 
 #: Stands for a partition while publishes go to nsqds that the user named.
 _NAMED = -1
-#: So many sends without an answer make a publish look its partition up again.
-_LOSSES_BEFORE_LOOKUP = 2
 _DPUB = b"DPUB "
 _started = attrgetter("started")
-
-
-class Topic(NamedTuple):
-    """A snapshot of a topic for callers."""
-
-    table: TopicTable
-    modulus: int | None
-    """The number by which keys are divided."""
-    live: tuple[int, ...]
-    """The partitions that take publishes without a key."""
-    takers: Mapping[int, Taker]
-    turn: itertools.count[int]
-
-
-class PartitionRules(Rules):
-    """The rules of a publish without options, to any partition. State that a single publish needs when it is
-    tried again is kept in the publish: ``tries``, ``losses``, ``not_before`` and ``lookup_after``.
-    """
-
-    key: Key | None = None
-    partition: int | None = None
-
-    def __init__(self, router: Router) -> None:
-        self.router = router
-
-    # Where it goes.
-
-    def choose(self, topic: Topic) -> int | None:
-        """Return the partition; None: any. Raises UsageError if there is no such partition."""
-        return None
-
-    def place(self, publish: Publish, topic: Topic, partition: int) -> None:
-        """Set what the publish sends."""
-        publish.lane = f"{publish.topic} {partition}"
-
-    def place_plainly(self, publish: Publish) -> None:
-        """Make it one for the original NSQ, or raise UsageError."""
-        publish.rules, publish.lane = PLAIN, publish.topic
-
-    # What an answer means.
-
-    @property
-    def mpub_ext(self) -> bool:
-        return False
-
-    def refused(
-        self, batch: list[Publish], error: ServerError, address: str, *, retry_uncertain: bool, took: float
-    ) -> list[Verdict]:
-        rule = rule_of(error, took, mpub_ext=self.mpub_ext)
-        error.fatal = rule.closes
-        if len(batch) > 1 and isinstance(error, (BadMessage, BadBody)):
-            return refused(batch, error, address, retry_uncertain)  # one is at fault: each alone
-        if rule.look_up:
-            self.router.note_refusal(batch[0], error, address)
-        return [self._verdict(publish, error, address, rule.tries, rule.maybe_stored) for publish in batch]
-
-    def _verdict(
-        self, publish: Publish, error: ServerError, address: str, tries: float, maybe_stored: bool
-    ) -> Verdict:
-        more: Any = publish
-        if maybe_stored:
-            publish.uncertain_at += (address,)
-        more.tries = tried = getattr(publish, "tries", 0) + 1
-        again = tried <= tries
-        if again:
-            self._pause(publish, tried)
-            more.last_error = error
-            if isinstance(error, (ExtNotSupported, TopicNotExist)):
-                more.lookup_after = self.router.now()
-        if publish.uncertain_at:
-            return Verdict(publish, unanswered(publish, address, str(error), error), again)
-        return Verdict(publish, copy.copy(error), again)
-
-    def lost(
-        self,
-        batch: list[Publish],
-        cause: NsqError,
-        address: str,
-        *,
-        executed: bool,
-        retry_uncertain: bool,
-    ) -> list[Verdict]:
-        verdicts = []
-        for publish in batch:
-            error = cause
-            if executed:
-                more: Any = publish
-                publish.uncertain_at += (address,)
-                more.losses = losses = getattr(publish, "losses", 0) + 1
-                if losses >= _LOSSES_BEFORE_LOOKUP:
-                    more.lookup_after = self.router.now()
-                error = unanswered(publish, address, str(cause), cause)
-                self._pause(publish, losses)
-            verdicts.append(Verdict(publish, error, again=True))
-        return verdicts
-
-    def _pause(self, publish: Publish, tried: int) -> None:
-        """Have the pool's thread place the publish anew, after a pause."""
-        more: Any = publish
-        publish.lane = publish.topic
-        more.not_before = self.router.now() + retry_pause(tried, self.router.chance)
-
-    def is_nsqd_well(self, error: ServerError) -> bool:
-        return rule_of(error).look_up or not error.retry
-
-
-class Particular(PartitionRules):
-    """The rules of one publish with options, or with several messages."""
-
-    def __init__(
-        self,
-        router: Router,
-        bodies: list[bytes],
-        *,
-        several: bool,
-        key: Key | None = None,
-        partition: int | None = None,
-        traces: list[int] | None = None,
-        headers: list[bytes] | None = None,
-        given: Mapping[str, object] | None = None,
-        packed: bytes | None = None,
-    ) -> None:
-        super().__init__(router)
-        self.key, self.partition = key, partition
-        self.trace_id = traces[0] if traces else None
-        self._bodies, self._several = bodies, several
-        self._traces, self._headers = traces, headers
-        self._given = given or {}
-        self._packed = {} if packed is None else {"MPUB": packed}  # by verb: the data of the command
-
-    def choose(self, topic: Topic) -> int | None:
-        if self.partition is not None:
-            meta = topic.table.meta
-            if meta is not None and self.partition >= meta.partition_num:
-                raise UsageError(
-                    f"partition {self.partition} of {topic.table.topic!r} does not exist: "
-                    f"the topic has {meta.partition_num}"
-                )
-            return self.partition
-        if self.key is None:
-            return None
-        if topic.modulus is None:
-            raise UsageError(
-                f"key= needs the number of partitions of {topic.table.topic!r}, which these nsqlookupds do "
-                "not tell: give it in key_partitions"
-            )
-        return partition_for(self.key, topic.modulus, self.router.key_hash)
-
-    def place(self, publish: Publish, topic: Topic, partition: int) -> None:
-        super().place(publish, topic, partition)
-        meta = topic.table.meta
-        verb = self._verb(extended=meta is not None and meta.extended)
-        if verb != "PUB":
-            publish.command = wire.sized(verb, publish.topic, partition, self._data(verb))
-
-    def _verb(self, *, extended: bool) -> str:
-        kind = ""
-        if self._headers is not None or (self._traces is not None and extended):
-            kind = "_EXT"
-        elif self._traces is not None:
-            kind = "_TRACE"
-        return f"{'M' if self._several else ''}PUB{kind}"
-
-    def _data(self, verb: str) -> bytes:
-        if verb not in self._packed:
-            messages = self._bodies
-            if verb.endswith("_EXT"):
-                headers = self._headers or [wire.checked_header(None, trace) for trace in self._traces or ()]
-                messages = list(map(wire.extended, headers, messages))
-            elif verb.endswith("_TRACE"):
-                messages = list(map(wire.traced, self._traces or (), messages))
-            self._packed = {verb: commands.pack_bodies(messages) if self._several else messages[0]}
-        return self._packed[verb]
-
-    def place_plainly(self, publish: Publish) -> None:
-        if self._given:
-            raise refused_option(**self._given)
-        super().place_plainly(publish)
-        if self._several:
-            packed = self._data("MPUB")
-            publish.command = b"MPUB %s\n%s%s" % (
-                publish.topic.encode(),
-                len(packed).to_bytes(4, "big"),
-                packed,
-            )
-        else:
-            publish.command = None
-
-    @property
-    def mpub_ext(self) -> bool:
-        return self._several and self._headers is not None
-
-    def accepts(self, publish: Publish, data: bytes) -> bool:
-        found = wire.published(data)
-        if found is None:
-            return False
-        publish.published = found if not self._several else found._replace(trace_id=self.trace_id)
-        return True
 
 
 class Router(AddressBook):
@@ -283,6 +73,7 @@ class Router(AddressBook):
         key_hash: Hash | None = None,
         key_partitions: Mapping[str, int] | None = None,
         least_pending: bool = False,
+        tracing: Tracing | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
         chance: Callable[[], float] = random.random,
@@ -292,6 +83,7 @@ class Router(AddressBook):
         self.asker = self.lookups
         self.kind: Kind | None = None
         self.key_hash = key_hash
+        self.tracing = tracing or Tracing()
         self.now, self.chance = clock, chance
         self.topics: Mapping[str, Topic] = {}
         """Snapshots for callers. Replaced, never changed."""
@@ -344,7 +136,7 @@ class Router(AddressBook):
             publish.rules, publish.lane = self._anywhere, publish.topic
             self.lookups.learn(publish.topic)
             return publish
-        if key is partition is trace is headers is tag is None and not self._traces(publish.topic):
+        if key is partition is trace is headers is tag is None and publish.topic not in self.tracing:
             publish.rules = self._anywhere
         else:
             bodies = [publish.body]
@@ -395,7 +187,7 @@ class Router(AddressBook):
         traces = None
         if trace is not None:
             traces = [wire.checked_trace(trace)] * len(bodies)
-        elif self._traces(publish.topic):
+        elif publish.topic in self.tracing:
             traces = [random.getrandbits(63) for _ in bodies]
         headers, overhead = None, 8 if traces else 0
         if given["headers"] is not None or tag is not None:
@@ -424,9 +216,11 @@ class Router(AddressBook):
             given={name: value for name, value in given.items() if value is not None},
         )
 
-    def _traces(self, topic: str) -> bool:
-        """Whether each publish to the topic is traced."""
-        return False
+    def trace(self, topic: str, on: bool) -> None:
+        """Switch tracing of a topic on or off. Any thread may call this."""
+        if self.kind == "original":
+            raise refused_option(trace=on)
+        self.tracing.switch(check_topic(topic), on)
 
     def _place_now(self, publish: Publish) -> None:
         """Place a publish if its topic is known; else the pool's thread will."""
@@ -459,8 +253,24 @@ class Router(AddressBook):
         if not isinstance(error, ExtNotSupported) and partition.isdigit():
             self._pool.owner.ask(partial(self._refuse, publish.topic, int(partition), address, self.now()))
 
+    def log_publish(self, publish: Publish, given: Mapping[str, Any]) -> None:
+        """Log an answered publish, if its topic is traced. The pool's thread does it: logging takes locks."""
+        if publish.topic in self.tracing and publish.endpoint is not None:
+            _, _, partition = publish.lane.rpartition(" ")
+            self._pool.owner.ask(
+                partial(
+                    log_publish,
+                    publish.topic,
+                    int(partition),
+                    publish.endpoint.address,
+                    publish.published,
+                    tag=given.get("tag"),
+                    headers=given.get("headers"),
+                )
+            )
+
     def _refuse(self, topic: str, partition: int, address: str, now: float) -> None:
-        self.lookups.cluster.refuse(topic, partition, address, now)
+        self.lookups.refuse(topic, partition, address, now)
 
     # The pool's thread.
 
@@ -548,9 +358,10 @@ class Router(AddressBook):
         if publish.command is not None and publish.command.startswith(_DPUB):
             return self._fail(publish, _no_deferring())
         rules, name = cast("PartitionRules", publish.rules), publish.topic
+        tried: Tries = publish.memory or NO_TRIES
         self.lookups.learn(name)
         table, asked_at = self.lookups.cluster.table(name), self.lookups.cluster.asked_at(name)
-        if table.known is None or asked_at < getattr(publish, "lookup_after", -math.inf):
+        if table.known is None or asked_at < tried.lookup_after:
             return (name, None), None
         if not table.known:
             if asked_at < publish.started:
@@ -562,14 +373,20 @@ class Router(AddressBook):
             chosen = rules.choose(topic)
         except UsageError as error:
             return self._fail(publish, error)
-        paused = getattr(publish, "not_before", -math.inf) > now
+        # The pause is for the nsqd that has refused it: another one is tried at once.
+        resting = tried.address if tried.not_before > now else ""
         if chosen is None:
-            live = tuple(each for each in topic.live if (name, each) not in self._parked)
-            if not live or paused:
+            live = tuple(
+                each
+                for each in topic.live
+                if (name, each) not in self._parked and topic.table.leaders[each] != resting
+            )
+            if not live:
                 return (name, None), None
             chosen = self._pick(topic, live)
         rules.place(publish, topic, chosen)
-        return (name, chosen), None if paused else topic.takers.get(chosen)
+        waits = topic.table.leaders.get(chosen) == resting
+        return (name, chosen), None if waits else topic.takers.get(chosen)
 
     def _find_given(self, publish: Publish) -> tuple[Place | None, Taker | None]:
         """While the kind of the cluster is not known, plain publishes may go to nsqds that the user named."""
@@ -628,7 +445,7 @@ class Router(AddressBook):
             self._blocked.pop(place, None)
             if kept:
                 self._parked[place] = sorted([*kept, *self._parked.get(place, ())], key=_started)
-                retries = [getattr(each, "not_before", math.inf) for each in kept]
+                retries = [each.memory.not_before for each in kept if each.memory is not None]
                 retry_at = min((each for each in retries if each > now), default=math.inf)
                 self._blocked[place] = version, retry_at
 
@@ -706,8 +523,8 @@ class Router(AddressBook):
         topic = self._current.get(name)
         if topic is None or (not topic.live if partition is None else partition not in topic.takers):
             return True
-        after = getattr(self._parked[place][0], "lookup_after", -math.inf)
-        return bool(after > self.lookups.cluster.asked_at(name))
+        tried: Tries = self._parked[place][0].memory or NO_TRIES
+        return bool(tried.lookup_after > self.lookups.cluster.asked_at(name))
 
     def _absent_leaders(self) -> Iterable[str]:
         """Yield the leaders that parked publishes wait for and that are not connected."""
@@ -728,8 +545,8 @@ class Router(AddressBook):
         if not isinstance(rules, PartitionRules):
             return ""
         table = self.lookups.cluster.table(name)
-        last = getattr(publish, "last_error", None)
-        said = f"; nsqd said last: {last}" if last is not None else ""
+        tried: Tries = publish.memory or NO_TRIES
+        said = f"; nsqd said last: {tried.error}" if tried.error is not None else ""
         if not table.known:
             return f"no nsqlookupd has told who leads its partitions: {absence}{said}"
         try:
@@ -779,8 +596,8 @@ def _no_deferring() -> UsageError:
 
 
 def _unknown_topic(table: TopicTable, publish: Publish) -> TopicNotExist:
-    refused = getattr(publish, "last_error", None)
-    said = f"; nsqd said: {refused}" if refused is not None else ""
+    tried: Tries = publish.memory or NO_TRIES
+    said = f"; nsqd said: {tried.error}" if tried.error is not None else ""
     return TopicNotExist(
         f"{TopicNotExist.code} no nsqlookupd has a partition of the topic {table.topic!r} to publish to "
         f"({table.reason}{said}). Publishing creates no topic in a partitioned NSQ: its administrators do, "

@@ -270,6 +270,10 @@ class Refresh:
         self._asked_at = now
         self._asked += 1
 
+    def hurry(self) -> None:
+        """Let the pauses begin anew: something has changed in the cluster."""
+        self._asked = min(self._asked, 1)
+
     def due_at(self, *, urgent: bool, incomplete: bool) -> float:
         """Return when to ask; infinity if the regular rounds will do."""
         if not urgent and not incomplete:

@@ -43,6 +43,7 @@ from nsq.producer.publishes import (
     checked_timeout,
     new_multi_publish,
     new_publish,
+    refused_option,
     unanswered,
     unsent,
 )
@@ -103,6 +104,10 @@ class AddressBook:
         connection may take any publish.
         """
         return False
+
+    def trace(self, topic: str, on: bool) -> None:
+        """Switch tracing of a topic on or off."""
+        raise refused_option(trace=on)
 
     def reason(self, publish: Publish) -> str:
         """Return why the publish has not found its nsqd; empty if any would do."""

@@ -107,6 +107,7 @@ class Producer:
         self._around_publish = around_publish
         if key_hash is not None and not callable(key_hash):
             raise ConfigError(f"key_hash is {key_hash!r}, must be a function from a key to an int")
+        self._tracing: Any = None
         self._routing = key_hash, dict(key_partitions or {}), least_pending
         self._pool = self._new_pool()
         abandon_in_children(self)
@@ -127,7 +128,9 @@ class Producer:
             return AddressBook()
         from nsq.partitioned.routing import Router
 
-        return Router(self._config, self._addresses, self._lookupds, *self._routing)
+        router = Router(self._config, self._addresses, self._lookupds, *self._routing, self._tracing)
+        self._tracing = router.tracing  # a forked child goes on with it
+        return router
 
     def __repr__(self) -> str:
         closed = " closed" * self._pool.closed
@@ -267,6 +270,12 @@ class Producer:
         publish.callbacks = pool.callbacks
         pool.publish(publish, timeout, block)
         return publish
+
+    def trace(self, topic: str, on: bool = True) -> None:
+        """Trace every publish to a topic from now on, or no longer: partitioned NSQ tells where it stored a
+        traced message, and the logger ``nsq.trace`` gets a line for it.
+        """
+        self._current().book.trace(topic, on)
 
     def _send_around(
         self,

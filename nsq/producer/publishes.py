@@ -81,6 +81,8 @@ class Publish(Waiters):
     messages = 1
     no_batching = False  # nsqd refused it together with others: do not join it again
     uncertain_at: tuple[str, ...] = ()  # the nsqds that may have stored it
+    memory: Any = None
+    """What its rules remember between tries."""
     published: Published = PUBLISHED
     """What nsqd has told about it."""
 
