@@ -34,7 +34,7 @@ from nsq.log import Logger
 from nsq.partitioned import wire
 from nsq.partitioned.keys import Hash, checked_key
 from nsq.partitioned.lookups import Lookups
-from nsq.partitioned.rules import NO_TRIES, Particular, PartitionRules, Taker, Topic, Tries
+from nsq.partitioned.rules import NO_TRIES, PATIENCE, Particular, PartitionRules, Taker, Topic, Tries
 from nsq.partitioned.table import Kind, TopicTable
 from nsq.partitioned.tracing import Tracing, log_publish
 from nsq.producer.pool import AddressBook, Pool, Takers
@@ -104,6 +104,7 @@ class Router(AddressBook):
         self._open: dict[str, Taker] = {}  # by address
         self._current: dict[str, Topic] = {}
         self._lanes: dict[str, Takers] = {}
+        self._owing = False  # an nsqd owes an answer
         self._wanted: frozenset[str] = frozenset()  # leaders that are not connected, and publishes wait for
         self._seen: object = None  # what the snapshots were made of
         self._shown: object = None  # the places that callers do not see
@@ -296,6 +297,7 @@ class Router(AddressBook):
             if not waiting:  # else a publish came before callers could see the snapshots
                 break
         self._look_ahead(now)
+        self._watch(takers, now)
         return True
 
     def _switch(self, kind: Kind | None) -> None:
@@ -518,6 +520,20 @@ class Router(AddressBook):
         due = self.lookups.refresh(now, urgent=waits, incomplete=incomplete)
         self.due_at = min([due, *(retry_at for _, retry_at in self._blocked.values())])
 
+    def _watch(self, takers: Takers, now: float) -> None:
+        """Give up connections whose nsqd does not answer. While any owes an answer, look again soon."""
+        owing = False
+        for endpoint, conn in takers:
+            since = endpoint.silent_since
+            owing = owing or since < math.inf or bool(conn.waiting)
+            if now - since > PATIENCE:
+                endpoint.give_up()
+        if owing:
+            self.due_at = min(self.due_at, now + PATIENCE / 4)
+        elif self._owing:
+            self._pool.expect_publishes()
+        self._owing = owing
+
     def _needs_lookup(self, place: Place) -> bool:
         name, partition = place
         topic = self._current.get(name)
@@ -541,7 +557,8 @@ class Router(AddressBook):
         rules, name = publish.rules, publish.topic
         absence = self._pool.discovery.absence
         if self.kind is None:
-            return f"no nsqlookupd has told which NSQ this is: {absence}" if not self._nsqds else ""
+            routed = isinstance(rules, PartitionRules)
+            return f"no nsqlookupd has told which NSQ this is: {absence}" if routed else ""
         if not isinstance(rules, PartitionRules):
             return ""
         table = self.lookups.cluster.table(name)

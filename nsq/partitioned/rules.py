@@ -25,6 +25,7 @@ from nsq.errors import (
     NsqError,
     ServerError,
     TopicNotExist,
+    Unanswered,
     UsageError,
 )
 from nsq.partitioned import wire
@@ -36,6 +37,8 @@ from nsq.wire import commands
 
 Taker = tuple[Endpoint, Conn]
 
+#: Seconds without an answer after which a node counts as stalled: what it owes is looked up and sent again.
+PATIENCE = 3.0
 #: So many sends without an answer make a publish look its partition up again.
 _LOSSES_BEFORE_LOOKUP = 2
 
@@ -84,6 +87,7 @@ class Host(Protocol):
 class PartitionRules(Rules):
     """The rules of a publish without options, to any partition."""
 
+    patience = PATIENCE
     key: Key | None = None
     partition: int | None = None
 
@@ -154,7 +158,7 @@ class PartitionRules(Rules):
                 publish.uncertain_at += (address,)
                 tried = _tries(publish)
                 tried.losses += 1
-                if tried.losses >= _LOSSES_BEFORE_LOOKUP:
+                if tried.losses >= _LOSSES_BEFORE_LOOKUP or isinstance(cause, Unanswered):
                     tried.lookup_after = self.router.now()
                 error = unanswered(publish, address, str(cause), cause)
                 self._pause(publish, tried.losses, address)

@@ -393,6 +393,17 @@ class Endpoint(ConnDelegate):
         return waiting + sum(map(len, self._sent.copy()))
 
     @property
+    def silent_since(self) -> float:
+        """When nsqd last answered a publish, or got the oldest that it has not answered; infinity: it owes
+        nothing.
+        """
+        return self._asked_at if self._sent else math.inf
+
+    def give_up(self) -> None:
+        """End the connection because nsqd has not answered for long. Any thread may call this."""
+        self._break(Unanswered(f"{self.address} has not answered for {self._clock() - self._asked_at:.1f} s"))
+
+    @property
     def load(self) -> int:
         """Roughly how many answers it owes; cheaper to count than ``pending``."""
         waiting = len(self.conn.waiting) if self.conn is not None else 0

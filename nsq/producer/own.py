@@ -94,7 +94,8 @@ class OwnConn:
         """
         for start in range(0, len(command), _PIECE):
             self._stream.write(command[start : start + _PIECE], self._config.write_timeout)
-        wait = min(deadline - clock(), self._config.read_timeout)
+        patience = self._config.read_timeout if publish is None else publish.rules.patience
+        wait = min(deadline - clock(), self._config.read_timeout, patience)
         if abs(wait - self._wait) > _CLOSE_ENOUGH:
             self._set_wait(wait)
         data = self._stream.read()
@@ -117,7 +118,8 @@ class OwnConn:
         while data or not replies:
             found = split_reply(data)
             if found is None:
-                self._set_wait(min(deadline - clock(), self._config.read_timeout))
+                patience = self._config.read_timeout if publish is None else publish.rules.patience
+                self._set_wait(min(deadline - clock(), self._config.read_timeout, patience))
                 more = self._stream.read()
                 if not more:
                     raise ConnectionLost(f"{self.address} closed the connection")

@@ -612,6 +612,10 @@ class Pool:
             if publish.claim.acquire(False):
                 self.complete([publish], error)
 
+    def expect_publishes(self) -> None:
+        """Have the next publish that goes through the loops wake the pool's thread."""
+        self._look_at_deadlines()
+
     def _look_at_deadlines(self) -> None:
         self._wakes_at = -math.inf
 

@@ -401,6 +401,9 @@ def unsent(publish: Publish, reason: str) -> NsqError:
 class Rules:
     """What nsqd's answers to publishes mean: here those of the original NSQ."""
 
+    patience = math.inf
+    """Seconds after which a connection without an answer is given up, if nothing else limits the wait."""
+
     def accepts(self, publish: Publish, data: bytes) -> bool:
         """Whether an answer other than OK says that nsqd has stored the publish."""
         return False
