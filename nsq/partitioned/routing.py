@@ -514,7 +514,9 @@ class Router(AddressBook):
         self._wanted = frozenset(absent)
         self.urgent = waits
         incomplete = any(
-            topic.table.incomplete or len(topic.takers) < len(topic.table.leaders)
+            topic.table.incomplete
+            or len(topic.takers) < len(topic.table.leaders)
+            or any(endpoint.overdue for endpoint, _ in topic.takers.values())  # another node may lead by now
             for topic in self._current.values()
         )
         due = self.lookups.refresh(now, urgent=waits, incomplete=incomplete)
