@@ -40,6 +40,9 @@ class MessageDelegate(Protocol):
 
     def touch(self, message: Message) -> None: ...
 
+    def time_out(self, message: Message) -> bool:
+        """Drop the message without an answer, because nsqd has it again; return whether it was in flight."""
+
     def holds(self, message: Message) -> bool:
         """Whether the message is in flight: neither answered nor, as far as we know, timed out."""
 
@@ -165,6 +168,11 @@ class Message:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
         self.__exit__(kind, error, traceback)  # answers do not block
+
+
+def time_out(message: Message) -> None:
+    """Drop a message that no handler has begun in time."""
+    message._delegate.time_out(message)
 
 
 def finish_all(messages: Iterable[Message]) -> None:

@@ -87,10 +87,7 @@ def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_java")
-def test_without_java_it_says_so_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Other tests of this process may have a session.
-    no_session = SimpleNamespace(getActiveSession=lambda: None)
-    monkeypatch.setattr(session, "_session_class", lambda: no_session)
+def test_without_java_it_says_so_in_a_line() -> None:
     with pytest.raises(ConfigError, match=r"^java: .*/java does not say its version: .*; install Java 17"):
         local_session()
 
