@@ -37,7 +37,7 @@ from nsq.partitioned.lookups import Lookups
 from nsq.partitioned.rules import NO_TRIES, PATIENCE, Particular, PartitionRules, Taker, Topic, Tries
 from nsq.partitioned.table import Kind, TopicTable
 from nsq.partitioned.tracing import Tracing, log_publish
-from nsq.producer.endpoint import Endpoint
+from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.pool import AddressBook, Pool, Takers
 from nsq.producer.publishes import (
     P,
@@ -107,7 +107,7 @@ class Router(AddressBook):
         self._open: dict[str, Taker] = {}  # by address
         self._current: dict[str, Topic] = {}
         self._lanes: dict[str, Takers] = {}
-        self._last: dict[tuple[str, int], Endpoint] = {}  # the leader that got the latest publish
+        self._last: dict[tuple[str, int], PublishingEndpoint] = {}  # the leader that got the latest publish
         self._held: dict[tuple[str, int], float] = {}  # while a former leader owes an answer: since when
         self._owing = False  # an nsqd owes an answer
         self._wanted: frozenset[str] = frozenset()  # leaders that are not connected, and publishes wait for
@@ -549,11 +549,11 @@ class Router(AddressBook):
     def _look_ahead(self, now: float) -> None:
         """Have nsqlookupds asked and leaders dialed that publishes wait for; set when to assign next."""
         absent = set(self._absent_leaders())
-        if absent - self._wanted:
-            self._pool.redial()
         waits = bool(absent) or any(self._needs_lookup(place) for place in self._parked)
-        self._wanted = frozenset(absent)
         self.urgent = waits
+        if absent - self._wanted:
+            self._pool.endpoints.hurry()  # their pauses are shorter now
+        self._wanted = frozenset(absent)
         incomplete = any(
             topic.table.incomplete
             or len(topic.takers) < len(topic.table.leaders)
@@ -628,7 +628,9 @@ class Router(AddressBook):
         return Topic(table, count, (), {}, itertools.count())
 
     def _away(self) -> str:
-        return "; ".join(each.reason for each in self._pool.endpoints if not each.open) or "it is connected"
+        return (
+            "; ".join(each.reason for each in self._pool.endpoints.all if not each.open) or "it is connected"
+        )
 
     def problems(self) -> dict[str, str]:
         problems = dict(self._moved)

@@ -325,7 +325,7 @@ class OwnConns:
 
     def serves(self, lane: str) -> bool:
         """Whether a publish of this lane has a connection now."""
-        holders = [conn.holder for conn in self.everyone]
+        holders = [conn.holder for conn in self.everyone if not conn.closed]
         return any(holder is not None and holder.lane == lane and not holder.done() for holder in holders)
 
     @property

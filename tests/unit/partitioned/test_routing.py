@@ -37,7 +37,7 @@ class Scene:
         self.stored: dict[int, list[bytes]] = {}
         for address in NODES:
             self.pool.add(address)
-        self.endpoints = {endpoint.address: endpoint for endpoint in self.pool._endpoints}
+        self.endpoints = {endpoint.address: endpoint for endpoint in self.pool.endpoints.all}
         if known:
             self.router.lookups.learn("orders")
             self.look_up()
