@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, cast, overload
 
 from nsq.config import Config
+from nsq.connection.subscription import Subscription
 from nsq.consumer.engine import Engine
 from nsq.consumer.handlers import BatchHandler, Handler, check_handler
 from nsq.consumer.reports import ConsumerHealth, ConsumerHooks, ConsumerStats, StopReport
@@ -89,10 +90,20 @@ class Consumer:
             raise ConfigError(f"hooks is {hooks!r}; it must be an instance of a subclass of ConsumerHooks")
         self._follow_handlers = self.config.max_in_flight is None
         self._warned_of_zero = False
-        self._engine = Engine(
-            self.topic,
-            self.channel,
+        subscription = Subscription(self.topic, self.channel)
+        discover = partial(
+            Discovery,
+            subscription,
             self.config,
+            nsqds=nsqds,
+            nsqlookupds=nsqlookupds,
+            rewrite=checked_callable("rewrite_address", rewrite_address),
+            accept=checked_callable("accept_addresses", accept_addresses),
+        )
+        self._engine = Engine(
+            subscription,
+            self.config,
+            discover,
             transport,
             hooks,
             checked_callable("give_up", give_up),
@@ -101,16 +112,6 @@ class Consumer:
         self._engine.pool.threads = checked_whole("threads", threads)
         self._engine.pool.at_thread_end = checked_callable("at_thread_end", at_thread_end)
         self._around_handler = checked_callable("around_handler", around_handler)
-        self._engine.discovery = Discovery(  # made here, so that a wrong address raises here
-            self.topic,
-            self.config,
-            self._engine,
-            name=self._engine.name,
-            nsqds=nsqds,
-            nsqlookupds=nsqlookupds,
-            rewrite=checked_callable("rewrite_address", rewrite_address),
-            accept=checked_callable("accept_addresses", accept_addresses),
-        )
         self._pid = os.getpid()
 
     def _checked_dead_letters(self, dead_letters: str | None, give_up: object) -> str | None:

@@ -3,7 +3,8 @@
     a user's thread   makes a request for start, stop, pause …, and waits until it is carried out
     read loops        put messages into the inbox; a connection's end is a request
     handler threads   answer; an answer that changes the backoff is a request, and the owner sends it
-    discovery         dials on threads of its own; a new connection is a request
+    endpoints         dial on their read threads; a new connection is a request, and so is a failure
+    discovery         finds the nsqds to connect to; each change is a request
     the owner         (NAME-rdy) carries out the requests, one after the other, and looks at the clock
 
 Connections, windows and the stop belong to the owner alone, so they need no lock, and a signal may interrupt
@@ -23,8 +24,11 @@ from dataclasses import replace
 from functools import partial
 
 from nsq.config import Config
+from nsq.connection.backoff import Pauses
 from nsq.connection.conn import Conn, ConnDelegate
+from nsq.connection.endpoint import Endpoint, Endpoints, Key, Status, Wanted
 from nsq.connection.handshake import describe
+from nsq.connection.subscription import Subscription
 from nsq.consumer.handlers import DeadLetters, HandlerPool, requeue_delay
 from nsq.consumer.rdy import Backoff, Outcome, RdyWindows, Strategy, exponential
 from nsq.consumer.reports import (
@@ -60,25 +64,61 @@ _STEP = 0.05
 _STARVED_AT = 0.85
 #: Seconds that a caller waits for the owner to carry out a request such as ``pause``.
 _PATIENCE = 5.0
+#: Seconds. If a connection lived at least so long, and longer than the longest pause before the next dial, it
+#: was a good one: pauses begin anew. An nsqd that accepts and then hangs up never gets there.
+_STEADY = 10.0
+
+
+class ConsumingEndpoint(Endpoint):
+    """One nsqd of a consumer, for one subscription."""
+
+    def __init__(self, engine: Engine, config: Config, pauses: Pauses) -> None:
+        super().__init__(engine, config, time.monotonic, pauses.draw)
+        self._engine, self._pauses = engine, pauses
+
+    def make_conn(self) -> Conn:
+        return Conn(
+            self.address,
+            self._config,
+            self._engine,
+            transport=self._engine.transport,
+            context=self._engine.context,
+            subscription=self.subscription,
+        )
+
+    def connected(self, conn: Conn) -> None:
+        self._engine.adopt(self, conn)
+
+    def refused(self, error: NsqError, news: bool) -> None:
+        self._engine.refused(self, error, news)
+
+    def ended(self, conn: Conn, cause: NsqError | None) -> None:
+        now = self._clock()
+        if cause is None:  # as we ordered; it may be wanted again meanwhile
+            self.backoff.lost(None, now)
+            return
+        if now - conn.connected_at >= max(_STEADY, self._pauses.ceiling(self.backoff.failures)):
+            self.backoff.failures = 0
+        self.backoff.failed(cause, now)
+        self._engine.discovery.ask_soon()
 
 
 class Engine(ConnDelegate):
-    """The owner and its state; also discovery's host. ``discovery`` is set before the start."""
+    """The owner and its state. ``discover`` makes the discovery, given ``found`` and ``dropped``."""
 
     def __init__(
         self,
-        topic: str,
-        channel: str,
+        subscription: Subscription,
         config: Config,
-        transport: Transport | None,
-        hooks: ConsumerHooks | None,
-        give_up: Callable[[Message], None] | None,
+        discover: Callable[..., Discovery],
+        transport: Transport | None = None,
+        hooks: ConsumerHooks | None = None,
+        give_up: Callable[[Message], None] | None = None,
         dead_letters: str | None = None,
     ) -> None:
-        self.topic = topic
-        self.channel = channel
-        self.name = f"nsq-{topic}/{channel}"
-        self.discovery: Discovery
+        self.topic = subscription.topic
+        self.channel = subscription.channel
+        self.name = f"nsq-{self.topic}/{self.channel}"
         self.windows = RdyWindows(
             config.max_in_flight or 0,
             Backoff(_strategy(config), config.max_backoff_duration),
@@ -102,8 +142,8 @@ class Engine(ConnDelegate):
         """Whether auto_touch also touches messages that the program answers after their handler's end."""
         self._config = config
         self._own_transport = SocketTransport(config.local_address)
-        self._transport = transport or self._own_transport
-        self._context = context_of(config)
+        self.transport = transport or self._own_transport
+        self.context = context_of(config)
         self._hooks = hooks or ConsumerHooks()
         self._hooked = hooks is not None  # without hooks, events cost nothing
         self._callbacks = Callbacks(f"{self.name}-hooks", log)
@@ -112,10 +152,14 @@ class Engine(ConnDelegate):
         )
         self._give_up = self._dead_letters or give_up
         self._decision_due = False  # the windows may have to change
-        # The connections by address, and the totals of ended ones: received, finished, requeued, timed out.
-        self._conns_and_totals: tuple[dict[str, Conn], list[int]] = {}, [0, 0, 0, 0]
-        self._dialing: set[Conn] = set()
-        self._refusals: dict[str, ServerError] = {}  # by address
+        # The connections, and the totals of ended ones: received, finished, requeued, timed out.
+        self._conns_and_totals: tuple[dict[Key, Conn], list[int]] = {}, [0, 0, 0, 0]
+        pauses = Pauses(config.reconnect_initial, config.reconnect_max, random.random)
+        self.endpoints: Endpoints[ConsumingEndpoint] = Endpoints(
+            lambda: ConsumingEndpoint(self, config, pauses),
+            time.monotonic,
+            search=lambda: self.discovery.ask_soon(),
+        )
         self._given_up = 0
         self._counting = threading.Lock()  # guards the line above; taken by handler threads alone
         self._ticked_at = 0.0
@@ -127,6 +171,7 @@ class Engine(ConnDelegate):
         self._closing: list[Conn] | None = None  # during a stop: the connections that got CLS
         self._left: StopReport | None = None  # for a ``stop`` whose time is up before the threads have ended
         self._stop_by = self._handlers_by = self._join_by = math.inf
+        self.discovery = discover(found=self._found, dropped=self._dropped, name=self.name)
 
     # Requests: any thread.
 
@@ -210,8 +255,7 @@ class Engine(ConnDelegate):
         self.pool.abandon()
         self.discovery.abandon()
         self._own_transport.abandon()
-        for conn in [*self._conns.values(), *self._dialing.copy()]:
-            conn.abandon()
+        self.endpoints.abandon()
         self._conns_and_totals = {}, self._conns_and_totals[1]
         self._inherited = True
         watch, self.watch = self.watch, None
@@ -235,17 +279,17 @@ class Engine(ConnDelegate):
 
     def _turn(self) -> float | None:
         self._tick()
+        if self._closing is None:
+            self._see_to_endpoints()
         if self._decision_due:
             self._decision_due = False
             self._decide()
-        if self._refusals:
-            self._see_whether_all_refuse()
         if self._closing is not None:
-            self._stop_when_done(self._closing)
+            self._stop_when_done()
         if self.report is not None:
             self._wake_run()
             return None
-        return min(self._next_tick(), self._stop_by)
+        return min(self._next_tick(), self._stop_by, self.endpoints.next_due())
 
     # The stop: the owner.
 
@@ -263,16 +307,15 @@ class Engine(ConnDelegate):
         self._closing = conns = list(self._conns.values())
         self.owner.changed.wake()
         self.discovery.stop()
+        self.endpoints.stop()
         self._own_transport.interrupt()
-        for conn in self._dialing.copy():
-            conn.close()
         # Close all before deciding: one's RDY must not go to another that is about to close.
         for conn in conns:
             conn.send_cls()
             self.windows.closing(conn)
         self._decide()
 
-    def _stop_when_done(self, closing: list[Conn]) -> None:
+    def _stop_when_done(self) -> None:
         if self._conns and time.monotonic() < self._stop_by:
             return
         left = list(self._conns.values())
@@ -284,17 +327,16 @@ class Engine(ConnDelegate):
         answered = all(conn.session.answered for conn in left)
         for conn in left:
             conn.close()
-        # Join also those that have ended by themselves: their loops report events until their end.
-        conns = {*closing, *left}
-        self._join(
-            lambda by: [] if all(conn.join(by) for conn in conns) else ["connections"], lambda: self._join_by
-        )
+        # Their loops report events until their end. Those that still dial are joined later.
+        ending = set(Status) - {Status.DIALING}
+        self._join(lambda by: self.endpoints.join(by, ending), lambda: self._join_by)
         if self._dead_letters is not None:
             # First, as handlers may wait for it: those of messages that are not ours any more.
             seconds = max(0.0, (self._handlers_by - time.monotonic()) / 2)
             threads = [*self._left.unfinished_threads, *self._dead_letters.close(seconds)]
             self._left = replace(self._left, unfinished_threads=threads)
         self._join(self.pool.stop, lambda: self._handlers_by)
+        self._join(self.endpoints.join, lambda: self._join_by)
         self._join(self.discovery.join, lambda: self._join_by)
         self.owner.run_requests()
         for conn in list(self._conns.values()):  # cut off, but its threads have not ended yet
@@ -317,7 +359,8 @@ class Engine(ConnDelegate):
         before = self._left
         step = 0.0  # the first join does not wait: it fills in ``_left``
         while left := join(min(by(), time.monotonic() + step)):
-            self._left = replace(before, unfinished_threads=[*before.unfinished_threads, *left])
+            names = dict.fromkeys([*before.unfinished_threads, *left])
+            self._left = replace(before, unfinished_threads=list(names))
             self.owner.run_requests()
             if time.monotonic() >= by():
                 return
@@ -404,11 +447,6 @@ class Engine(ConnDelegate):
             assert isinstance(conn, Conn)
             conn.send_rdy(rdy)
 
-    def expect(self, connections: int) -> None:
-        """Note how many connections there will be shortly. Called by discovery."""
-        self.windows.expected = connections
-        self.request_decision()
-
     def _outcome(self, outcome: Outcome, conn: Conn, answer: Message | tuple[Message, int]) -> None:
         """Note an outcome, and send the answer after the RDY: the answer makes room for another message."""
         backoff, now = self.windows.backoff, time.monotonic()
@@ -435,56 +473,58 @@ class Engine(ConnDelegate):
         if self._hooked:
             self._callbacks.tell(hook, *args)
 
-    # Connections come and go.
+    # Connections come and go. Requests of discovery and of endpoints, and the owner.
 
     @property
-    def _conns(self) -> dict[str, Conn]:
+    def _conns(self) -> dict[Key, Conn]:
         return self._conns_and_totals[0]
 
-    def dial(self, address: str) -> None:
-        """Dial an nsqd, on a thread of discovery."""
-        conn = Conn(
-            address,
-            self._config,
-            self,
-            transport=self._transport,
-            context=self._context,
-            topic=self.topic,
-            channel=self.channel,
-            name=self.name,
-        )
-        self._dialing.add(conn)
-        try:
-            if self._stop_requested:  # after ``add``: ``_begin_to_stop`` sees the connection, or we see that
-                raise Closed("the consumer is stopping")
-            conn.connect(time.monotonic() + self._config.handshake_timeout)
-            self._do(partial(self._adopt, conn), math.inf)
-        finally:
-            self._dialing.discard(conn)
-            if not conn.started:
-                conn.close()
+    def _found(self, wanted: dict[Key, Wanted]) -> None:
+        self.owner.ask(partial(self.endpoints.want, wanted))
 
-    def _adopt(self, conn: Conn) -> None:
-        if self._stop_requested or conn.address in self._conns:
+    def _dropped(self, key: Key) -> None:
+        self.owner.ask(partial(self._drop, key))
+
+    def _drop(self, key: Key) -> None:
+        """Close a connection that is not wanted any more."""
+        conn = self._conns.get(key)
+        if conn is not None:
+            conn.send_cls()
+            self.windows.closing(conn)
+            self._decide()
+
+    def _see_to_endpoints(self) -> None:
+        if self.endpoints.changed:
+            self.endpoints.changed = False
+            # Before the dials, so that RDY is shared among all connections to come, not among the first.
+            expected = self.endpoints.expected()
+            if expected != self.windows.expected:
+                self.windows.expected = expected
+                self._decision_due = True
+            self._see_whether_all_refuse()
+        self.endpoints.dial_due()
+
+    def adopt(self, endpoint: ConsumingEndpoint, conn: Conn) -> None:
+        """Have the owner accept a new connection. Raises Closed if it is not needed any more."""
+        self._do(partial(self._adopt, endpoint, conn), math.inf)
+
+    def _adopt(self, endpoint: ConsumingEndpoint, conn: Conn) -> None:
+        if self._stop_requested or endpoint.wanted is None:
             raise Closed(f"the connection to {conn.address} is not needed any more")
-        self._refusals.pop(conn.address, None)
-        conns, gone = self._conns_and_totals
-        self._conns_and_totals = {**conns, conn.address: conn}, gone
-        self._dialing.discard(conn)  # here: a stop from now on must not cut it off
-        # Before the loops run: hooks must hear of a connection's beginning before its end.
+        endpoint.status = Status.CONNECTED  # here: a stop from now on must not cut it off
+        endpoint.backoff.reason, endpoint.backoff.final = None, False
         self.windows.connected(conn, conn.session.max_rdy, time.monotonic())
         self._decide()
+        # When it has its share: ``wait_until_connected`` counts it from now on.
+        conns, gone = self._conns_and_totals
+        self._conns_and_totals = {**conns, conn.key: conn}, gone
+        # Before the loops run: hooks must hear of a connection's beginning before its end.
         self._tell(self._hooks.connected, conn.address)
         log.info("%s: connected to nsqd %s", self.name, conn.address, extra=self._fields(conn.address))
-        try:
-            conn.start()
-        except NsqError as error:
-            self._forget(conn, error)
-            raise
 
     def _forget(self, conn: Conn, cause: NsqError | None) -> None:
         self._conns_and_totals = (
-            {address: each for address, each in self._conns.items() if each is not conn},
+            {key: each for key, each in self._conns.items() if each is not conn},
             _added(self._conns_and_totals[1], [conn]),
         )
         self.windows.disconnected(conn)
@@ -496,34 +536,23 @@ class Engine(ConnDelegate):
             log.warning("%s: connection lost: %s", self.name, describe(conn.address, cause), extra=fields)
         self._tell(self._hooks.disconnected, conn.address, cause)
 
-    def drop(self, address: str) -> None:
-        """Close a connection that is not wanted any more. Called by discovery."""
-        self.owner.ask(partial(self._drop, address))
-
-    def _drop(self, address: str) -> None:
-        conn = self._conns.get(address)
-        if conn is not None:
-            conn.send_cls()
-            self.windows.closing(conn)
-            self._decide()
-
-    def refused(self, address: str, error: NsqError) -> None:
-        """Note that a dial has failed. Called by discovery."""
-        self.owner.ask(partial(self._refused, address, error))
-
-    def _refused(self, address: str, error: NsqError) -> None:
-        if not isinstance(error, ServerError) or error.retry:
-            self._refusals.pop(address, None)  # the nsqd no longer refuses us for good
+    def refused(self, endpoint: ConsumingEndpoint, error: NsqError, news: bool) -> None:
+        """Log and report that a dial has failed, unless it failed so before."""
+        if not news or isinstance(error, Closed):
             return
-        if str(self._refusals.get(address)) != str(error):
-            self._tell(self._hooks.server_error, address, error)
-        self._refusals[address] = error
+        reason, fields = describe(endpoint.address, error), self._fields(endpoint.address)
+        log.warning("no connection to an nsqd, trying again: %s", reason, extra=fields)
+        if isinstance(error, ServerError) and not error.retry:
+            self._tell(self._hooks.server_error, endpoint.address, error)
 
     def _see_whether_all_refuse(self) -> None:
-        """End ``run`` if every known nsqd has refused the subscription and none is connected."""
-        known = {nsqd.address for nsqd in self.discovery.state.nsqds}
-        if self.refusal is None and not self._conns and known and known <= self._refusals.keys():
-            self.refusal = next(iter(self._refusals.values()))
+        """End ``run`` if every known nsqd has refused the subscription for good."""
+        if self.refusal is not None or self._conns:
+            return
+        reasons = [each.backoff.reason for each in self.endpoints.all]
+        refusals = [each for each in reasons if isinstance(each, ServerError) and not each.retry]
+        if refusals and len(refusals) == len(reasons):
+            self.refusal = refusals[0]
             self._wake_run()
 
     # The connections' delegate, called by their loops and by threads that answer.
@@ -549,7 +578,6 @@ class Engine(ConnDelegate):
 
     def on_close(self, conn: Conn, cause: NsqError | None) -> None:
         self.owner.ask(partial(self._forget, conn, cause))
-        self.discovery.lost(conn.address, time.monotonic() - conn.connected_at, cause)
 
     def wants_answers(self) -> bool:
         return self._hooked or self.windows.backoff.level > 0 or self.windows.below_target
@@ -589,7 +617,7 @@ class Engine(ConnDelegate):
     # The handlers' threads.
 
     def _known_nsqds(self) -> set[str]:
-        return {nsqd.address for nsqd in self.discovery.state.nsqds}
+        return {endpoint.address for endpoint in self.endpoints.all}
 
     @property
     def starved(self) -> bool:
@@ -612,12 +640,8 @@ class Engine(ConnDelegate):
     # State and reports: any thread.
 
     def wait_until_connected(self, connections: int, deadline: float) -> bool:
-        self.owner.changed.wait_for(lambda: self._started >= connections or self._stop_requested, deadline)
-        return self._started >= connections
-
-    @property
-    def _started(self) -> int:
-        return sum([conn.started for conn in self._conns.values()])
+        self.owner.changed.wait_for(lambda: len(self._conns) >= connections or self._stop_requested, deadline)
+        return len(self._conns) >= connections
 
     def stats(self) -> ConsumerStats:
         conns, gone = self._conns_and_totals
@@ -656,16 +680,15 @@ class Engine(ConnDelegate):
             starved=self.starved,
             backoff_level=self.windows.backoff.level,
             connections=connections,
-            discovery=self.discovery.health() if self.running else [],
+            discovery=self._discovery_health(now) if self.running else [],
         )
 
     def _summary(self, connections: list[ConnectionHealth]) -> str:
         if self.state != "running":
             return self.state
         if not connections:
-            found = [describe(*refusal) for refusal in self._refusals.copy().items()]
-            found += [nsqd.error for nsqd in self.discovery.state.nsqds if nsqd.error]
-            reasons = dict.fromkeys(found)  # a refusal is in both, but not at the same moment
+            endpoints = sorted(self.endpoints.all, key=lambda endpoint: endpoint.label)
+            reasons = dict.fromkeys(each.reason for each in endpoints if each.backoff.reason is not None)
             return "; ".join(["no connection to any nsqd", *itertools.islice(reasons, 3)])
         stuck = [connection for connection in connections if not connection.rdy]
         many, open_ones = len(connections), len(connections) - len(stuck)
@@ -674,6 +697,10 @@ class Engine(ConnDelegate):
         if many == 1:
             return "1 connection, which may send"
         return f"{many} connections, {open_ones if stuck else 'all'} of which may send"
+
+    def _discovery_health(self, now: float) -> list[str]:
+        endpoints = sorted(self.endpoints.all, key=lambda endpoint: endpoint.label)
+        return self.discovery.health() + [endpoint.words(now) for endpoint in endpoints]
 
     def _fields(self, address: str) -> dict[str, str]:
         """Return the fields of a structured log line."""
