@@ -170,6 +170,11 @@ class Config:
     lookupd_poll_timeout: float = options.seconds(
         5.0, 0.1, 300.0, "Time for one whole round of asking all of them. go-nsq: 60 s for each."
     )
+    cluster: str = options.choice(
+        "detect",
+        ("detect", "original", "partitioned"),
+        "Which NSQ the nsqlookupds belong to; detect asks them, and follows a change.",
+    )
     prune: bool = options.switch(
         "Leave an nsqd that three complete rounds in a row do not list any more; failed lookups never count."
     )

@@ -312,6 +312,7 @@ class Endpoints(Generic[E]):
                 self._schedule(endpoint)
                 continue
             before, endpoint.wanted = endpoint.wanted, want
+            endpoint.subscription = want.subscription  # for the next dial
             if endpoint.status is not Status.WAITING or not want.dial:
                 continue
             if before is None or not before.dial or want.given > before.given:  # found again, or just given

@@ -175,10 +175,10 @@ class LookupSchedule:
         self._retries = retries
         self._searches = Pauses(min(SEARCH_PAUSE, interval), interval, retries.chance)
 
-    def request(self, now: float) -> None:
-        """Ask each ahead of time, but at most once a second. Several requests count as one."""
+    def request(self, now: float, spacing: float = SPACING) -> None:
+        """Ask each ahead of time, but at most once in ``spacing`` seconds. Several requests count as one."""
         for lookupd in self.lookupds.values():
-            lookupd.ask_at = min(lookupd.ask_at, max(now, lookupd.asked_at + SPACING))
+            lookupd.ask_at = min(lookupd.ask_at, max(now, lookupd.asked_at + spacing))
 
     def due(self, now: float) -> list[Lookupd]:
         """Return the nsqlookupds to ask now; report each result to ``answered`` or ``failed``."""

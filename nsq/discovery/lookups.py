@@ -19,7 +19,7 @@ from nsq.config import Config
 from nsq.connection.backoff import Pauses
 from nsq.connection.endpoint import Key, Wanted
 from nsq.connection.subscription import Subscription
-from nsq.discovery.directory import Answer, Directory, Lookupd, LookupSchedule, Nsqd
+from nsq.discovery.directory import SPACING, Answer, Directory, Lookupd, LookupSchedule, Nsqd
 from nsq.errors import NsqError, UsageError
 from nsq.http.nsqlookupd import NsqdNode, NsqlookupdApi, nsqlookupd_address
 from nsq.log import Logger
@@ -210,11 +210,29 @@ class Discovery:
             "add another one first, or stop the consumer"
         )
 
-    def ask_soon(self) -> None:
-        """Have the nsqlookupds asked ahead of time, at most once a second."""
-        self._owner.ask(lambda: self._schedule.request(self._clock()))
+    def ask_soon(self, spacing: float = SPACING) -> None:
+        """Have the nsqlookupds asked ahead of time, at most once in ``spacing`` seconds."""
+        self._owner.ask(lambda: self._schedule.request(self._clock(), spacing))
+
+    # What becomes of the connections: any thread. For subclasses.
+
+    def connected(self, key: Key) -> None: ...
+
+    def disconnected(self, key: Key, cause: NsqError | None) -> None: ...
+
+    def refused(self, key: Key, error: NsqError) -> bool:
+        """Note that a dial or a subscription has failed; return whether that is expected to pass soon."""
+        return False
+
+    def stop_partition(self, partition: int) -> None:
+        """Leave a partition for good."""
 
     # State and reports.
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The partitions of the topic that no nsqd has at the moment."""
+        return ()
 
     def health(self) -> list[str]:
         """Return a line of text for each nsqlookupd."""
