@@ -31,11 +31,11 @@ from nsq.errors import (
 from nsq.partitioned import wire
 from nsq.partitioned.keys import Hash, Key, partition_for
 from nsq.partitioned.table import TopicTable, retry_pause, rule_of
-from nsq.producer.endpoint import Endpoint
+from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.publishes import PLAIN, Publish, Rules, Verdict, refused, refused_option, unanswered
 from nsq.wire import commands
 
-Taker = tuple[Endpoint, Conn]
+Taker = tuple[PublishingEndpoint, Conn]
 
 #: Seconds without an answer after which a node counts as stalled: what it owes is looked up and sent again.
 PATIENCE = 3.0

@@ -32,10 +32,11 @@ from typing import Any
 
 from nsq.config import Config
 from nsq.connection.conn import Conn
+from nsq.connection.endpoint import DIALS, Endpoints, Key, Wanted
 from nsq.discovery.lookups import Asker, Discovery
 from nsq.errors import Closed, Forked, NsqError, PublishFailed, QueueFull, UsageError
 from nsq.log import Logger
-from nsq.producer.endpoint import Endpoint
+from nsq.producer.endpoint import PublishingEndpoint
 from nsq.producer.own import OwnConn
 from nsq.producer.publishes import (
     Publish,
@@ -77,7 +78,7 @@ _LEAST_TO_CLOSE = 0.1
 _EXIT_TIMEOUT = 5.0
 
 Hook = Callable[[Any], None] | None
-Takers = tuple[tuple[Endpoint, Conn], ...]
+Takers = tuple[tuple[PublishingEndpoint, Conn], ...]
 
 
 class AddressBook:
@@ -159,11 +160,15 @@ class Pool:
         self.discovery = Discovery(
             None,
             config,
-            found=self.set_addresses,
+            found=self._found,
             name=NAME,
             nsqds=addresses,
             nsqlookupds=lookupds,
             asker=self.book.asker,
+        )
+        self.name = NAME
+        self.endpoints: Endpoints[PublishingEndpoint] = Endpoints(
+            self._make_endpoint, clock, removed=self._add_counts, urgent=lambda: self.urgent
         )
         self._addresses = tuple(addresses)
         self._config, self._clock, self._chance = config, clock, chance
@@ -174,7 +179,7 @@ class Pool:
         self._wakes_at = math.inf  # when the pool's thread looks at deadlines next
         self._sweep_interval = (config.heartbeat_interval if config.heartbeat_interval > 0 else 30.0) / 2
         self._sweeps_at = math.inf  # when it looks at the idle connections next
-        self._dials: queue.SimpleQueue[Endpoint | None] = queue.SimpleQueue()
+        self._dials: queue.SimpleQueue[PublishingEndpoint | None] = queue.SimpleQueue()
         self._dialer: threading.Thread | None = None
         self._closers: set[int] = set()  # threads that have called ``close``
         self.owner = Owner(
@@ -189,10 +194,9 @@ class Pool:
         self._gone = False  # the owner ends: it carries out no more requests
         self._warned_of_loop = False
         self._redial_requested = False  # endpoints know that a publish waits
-        self._endpoints: tuple[Endpoint, ...] = ()
         self._counts_gone = [0, 0]  # published and failed, of endpoints that are gone
         # Its threads run already, for an nsqd that discovery finds when no more threads can be started.
-        self._spare: Endpoint | None = None
+        self._spare: PublishingEndpoint | None = None
         self.book.begin(self)
 
     # Publishing: any of the user's threads.
@@ -232,7 +236,7 @@ class Pool:
         if error is not None:
             raise error
 
-    def _round_trip(self, publish: Publish, endpoint: Endpoint, own: OwnConn) -> bool:
+    def _round_trip(self, publish: Publish, endpoint: PublishingEndpoint, own: OwnConn) -> bool:
         """Send a publish over a connection of its own; return whether nsqd has stored it. If not, it has
         ended with an error, or can be sent again.
         """
@@ -459,14 +463,16 @@ class Pool:
             raise Closed("the producer is closed")
         # Threads that an earlier attempt has started still run.
         self.callbacks.start()
-        for address in self._addresses[len(self._endpoints) :]:
-            self._add_endpoint(self._started(), address)
+        self.endpoints.want(_given(self._addresses))
+        for endpoint in self.endpoints.all[:DIALS]:
+            endpoint.start()
         self._keep_spare()
         if self._config.publish_connections and self._dialer is None:
             dialer = threading.Thread(target=self._dial_own, name=f"{NAME}-dial", daemon=True)
             dialer.start()
             self._dialer = dialer
-        self.discovery.start()
+        if self.discovery.asks:
+            self.discovery.start()
         _flush_at_exit(self)
         self._note_own_threads()
         self.owner.ask(self._note_own_threads)  # once more later, for discovery's threads
@@ -475,23 +481,29 @@ class Pool:
         if self.closed:
             self._close_unstarted()
 
-    def _started(self) -> Endpoint:
-        endpoint = Endpoint(self, self._config, self._clock, self._chance)
-        endpoint.start()
-        return endpoint
+    def _make_endpoint(self) -> PublishingEndpoint:
+        endpoint, self._spare = self._spare, None
+        return endpoint or self._new_endpoint()
 
-    def _add_endpoint(self, endpoint: Endpoint, address: str) -> None:
-        endpoint.assign(address)
-        self._endpoints += (endpoint,)
+    def _new_endpoint(self) -> PublishingEndpoint:
+        return PublishingEndpoint(self, self._config, self._clock, self._chance)
 
     def _keep_spare(self) -> None:
-        """Start an endpoint for the next nsqd that discovery finds, if threads can be started."""
+        """Start the threads for the next nsqd that discovery finds, if threads can be started."""
         if self.discovery.asks and self._spare is None:
             with suppress(RuntimeError):
-                self._spare = self._started()
+                spare = self._new_endpoint()
+                spare.start()
+                self._spare = spare
+
+    def _add_counts(self, gone: PublishingEndpoint) -> None:
+        """Keep the counts of an endpoint that is removed."""
+        counts = gone.stats()
+        self._counts_gone[0] += counts.published
+        self._counts_gone[1] += counts.failed
 
     def _note_own_threads(self) -> None:
-        threads = [thread for each in self._endpoints for thread in each.threads]
+        threads = [thread for each in self.endpoints.all for thread in each.threads]
         own = [self.owner.thread, self._dialer, *threads, *self.discovery.threads]
         self.own_threads = {each.ident: each for each in own if each is not None and each.ident is not None}
 
@@ -499,27 +511,21 @@ class Pool:
 
     def _take_turn(self) -> float | None:
         self._choose()
+        if self.endpoints.dial_due():
+            self._note_own_threads()
         self._sweep()
         self._expire()
         if self._close_by < math.inf:
             self._close_when_done()
-        return None if self._gone else min(self._wakes_at, self._close_by, self._sweeps_at, self.book.due_at)
+        if self._gone:
+            return None
+        next_dial = self.endpoints.next_due()
+        return min(self._wakes_at, self._close_by, self._sweeps_at, self.book.due_at, next_dial)
 
     def _choose(self) -> None:
         """Choose the connections to use from now on. Waiting publishes go first."""
-        unwanted = [
-            each for each in self._endpoints if not each.wanted and not each.open and not each.dialing
-        ]
-        if unwanted:
-            self._endpoints = tuple(each for each in self._endpoints if each not in unwanted)
-            for endpoint in unwanted:
-                endpoint.stop()
-                gone = endpoint.stats()
-                self._counts_gone[0] += gone.published
-                self._counts_gone[1] += gone.failed
-            self._note_own_threads()
         # Pairs: an endpoint's next connection is used only after this one's rest has been taken back.
-        takers = tuple((each, conn) for each in self._endpoints if (conn := each.open) is not None)
+        takers = tuple((each, conn) for each in self.endpoints.all if (conn := each.open) is not None)
         if self.book.assign(takers):
             return
         usable = tuple(each for each in takers if not each[0].overdue) or takers
@@ -544,15 +550,14 @@ class Pool:
 
     def redial(self) -> None:
         """Have nsqds that cannot be reached dialed soon: their pauses are shorter now."""
-        for endpoint in self._endpoints:
-            endpoint.wake()
+        self.endpoints.hurry()
 
     @property
     def urgent(self) -> bool:
         """Whether a publish waits for any connection."""
         return self.book.urgent or (bool(self.waiting) and not self.usable)
 
-    def _hand_out(self, usable: tuple[tuple[Endpoint, Conn], ...]) -> None:
+    def _hand_out(self, usable: tuple[tuple[PublishingEndpoint, Conn], ...]) -> None:
         while self.waiting:
             publish = self.waiting[0]
             if publish.done():
@@ -596,7 +601,7 @@ class Pool:
         self.waiting.extendleft(reversed(older + publishes))
 
     def _raise_if_none_can_succeed(self) -> None:
-        endpoints = self._endpoints
+        endpoints = self.endpoints.all
         if not all(each.backoff.final for each in endpoints):
             return
         for publish in self.waiting.copy():
@@ -637,7 +642,7 @@ class Pool:
                 earliest = min(earliest, publish.deadline)
         self._wakes_at = earliest
 
-    def _suspect(self, endpoint: Endpoint) -> None:
+    def _suspect(self, endpoint: PublishingEndpoint) -> None:
         """Mark an nsqd that left a publish unanswered: other nsqds come first until it answers."""
         # First: the answer may come this moment, and the read thread clears only an ``overdue`` that it sees.
         endpoint.overdue = True
@@ -646,7 +651,7 @@ class Pool:
 
     # Connections for round trips: the pool's thread, and one that dials.
 
-    def _grow(self, endpoint: Endpoint) -> None:
+    def _grow(self, endpoint: PublishingEndpoint) -> None:
         """Have one more connection dialed for the round trips of blocking publishes."""
         if endpoint.own.may_grow:
             self._dials.put(endpoint)
@@ -663,7 +668,7 @@ class Pool:
             if conn is not None:
                 self.owner.ask(partial(self._adopt, endpoint, conn))
 
-    def _adopt(self, endpoint: Endpoint, conn: OwnConn) -> None:
+    def _adopt(self, endpoint: PublishingEndpoint, conn: OwnConn) -> None:
         endpoint.own.adopt(conn)
         self._sweeps_at = min(self._sweeps_at, self._clock() + self._sweep_interval)
 
@@ -672,31 +677,25 @@ class Pool:
         if now < self._sweeps_at:
             return
         self._look_at_deadlines()
-        for endpoint in self._endpoints:
+        for endpoint in self.endpoints.all:
             endpoint.own.sweep()
-        some = any(endpoint.own.everyone for endpoint in self._endpoints)
+        some = any(endpoint.own.everyone for endpoint in self.endpoints.all)
         self._sweeps_at = now + self._sweep_interval if some else math.inf
 
-    # Addresses from discovery: its thread.
+    # The nsqds to publish to: any thread.
 
     def set_addresses(self, addresses: Iterable[str]) -> None:
-        """Replace the discovered addresses. An nsqd no longer listed is kept while its connection lasts."""
-        self.owner.ask(partial(self._set_addresses, set(addresses)))
+        """Replace the nsqds. One that is left out is kept while its connection lasts."""
+        self.owner.ask(partial(self._set_wanted, _given(addresses)))
 
-    def _set_addresses(self, wanted: set[str]) -> None:
-        known = {endpoint.address: endpoint for endpoint in self._endpoints}
-        for address, endpoint in known.items():
-            endpoint.wanted = address in wanted
-            endpoint.wake()
-        for address in sorted(wanted - known.keys()):
-            try:
-                endpoint = self._spare or self._started()
-            except RuntimeError as error:
-                log.warning("%s is not dialed: no thread can be started: %s", address, error)
-                continue
-            self._spare = None
-            self._add_endpoint(endpoint, address)
-            self._keep_spare()
+    def _found(self, nsqds: dict[Key, Wanted]) -> None:
+        # Without those that no nsqlookupd lists any more: others are there to publish to.
+        wanted = {key: each for key, each in nsqds.items() if each.dial}
+        self.owner.ask(partial(self._set_wanted, wanted))
+
+    def _set_wanted(self, wanted: dict[Key, Wanted]) -> None:
+        self.endpoints.want(wanted)
+        self._keep_spare()
         self._note_own_threads()
 
     # The end.
@@ -762,14 +761,13 @@ class Pool:
         for publish in left:
             self.give_up(publish, "the producer was closed")
         self._stop_all()
-        threads = [thread for endpoint in self._endpoints for thread in endpoint.threads]
         if not self.pending:  # else a connection still owes an answer: cut it off
-            join_threads(threads, min(self._join_by - self._clock(), _FAREWELL_SECONDS) / 2 + self._clock())
-        for endpoint in self._endpoints:
+            self.endpoints.join(min(self._join_by - self._clock(), _FAREWELL_SECONDS) / 2 + self._clock())
+        for endpoint in self.endpoints.all:
             endpoint.cut_off(self._closers)
-        if self._dialer is not None:
-            threads.append(self._dialer)
-        unfinished = join_threads(threads, self._join_by)
+        spare = () if self._spare is None else self._spare.threads
+        unfinished = self.endpoints.join(self._join_by)
+        unfinished += join_threads([*spare, *filter(None, [self._dialer])], self._join_by)
         unfinished += self.discovery.join(self._join_by)
         self._gone = True
         self.owner.run_requests()
@@ -788,10 +786,8 @@ class Pool:
     def _stop_all(self) -> None:
         self.discovery.stop()
         if self._spare is not None:
-            self._endpoints += (self._spare,)
-            self._spare = None
-        for endpoint in self._endpoints:
-            endpoint.stop()
+            self._spare.stop()
+        self.endpoints.stop()
         self._dials.put(None)
         self._own_transport.interrupt()
 
@@ -809,7 +805,7 @@ class Pool:
         _running.discard(self)
         self.discovery.abandon()
         self._own_transport.abandon()
-        for endpoint in self._endpoints:
+        for endpoint in self.endpoints.all:
             endpoint.abandon()
         for publish in self.pending.copy():
             publish.end(Forked("it was published by the parent process, which sees to it"))
@@ -821,15 +817,11 @@ class Pool:
         return sum([not publish.done() for publish in self.pending.copy()])
 
     @property
-    def endpoints(self) -> tuple[Endpoint, ...]:
-        return self._endpoints
-
-    @property
     def addresses(self) -> tuple[str, ...]:
-        return tuple(endpoint.address for endpoint in self._endpoints) or self._addresses
+        return tuple(endpoint.address for endpoint in self.endpoints.all) or self._addresses
 
     def stats(self) -> ProducerStats:
-        connections = tuple(endpoint.stats() for endpoint in self._endpoints)
+        connections = tuple(endpoint.stats() for endpoint in self.endpoints.all)
         if not connections:
             connections = tuple(ConnectionStats(address=address) for address in self._addresses)
         return ProducerStats(
@@ -841,10 +833,14 @@ class Pool:
 
     def _reasons(self) -> str:
         """Return for each address why its nsqd could not be reached."""
-        if not self._endpoints:
+        if not self.endpoints.all:
             return f"no nsqd is known: {self.discovery.absence}"
-        reasons = (endpoint.reason for endpoint in self._endpoints)
+        reasons = (endpoint.reason for endpoint in self.endpoints.all)
         return f"no nsqd could be reached in time: {'; '.join(reasons)}"
+
+
+def _given(addresses: Iterable[str]) -> dict[Key, Wanted]:
+    return {(each := Wanted(address, given=True)).key: each for address in addresses}
 
 
 # At the end of a program, producers that were not closed send the publishes that are pending.

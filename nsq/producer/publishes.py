@@ -38,7 +38,7 @@ from nsq.wire.frames import PUBLISHED, Published
 from nsq.wire.names import check_topic
 
 if TYPE_CHECKING:
-    from nsq.producer.endpoint import Endpoint
+    from nsq.producer.endpoint import PublishingEndpoint
 
 log = Logger("nsq.producer")
 
@@ -98,7 +98,7 @@ class Publish(Waiters):
         # The pool sets these before another thread sees the publish.
         self.started: float
         self.deadline: float
-        self.endpoint: Endpoint | None  # the nsqd where it waits or was sent
+        self.endpoint: PublishingEndpoint | None  # the nsqd where it waits or was sent
         self.caller: int  # the thread whose own connection it takes; 0: it goes through the loops
         self.handed_over: bool  # its caller has put it into a queue, or sends it
         self.sent: bool  # a connection has tried to claim it

@@ -305,7 +305,6 @@ def test_when_none_can_be_reached_each_says_why(transport: MemoryTransport) -> N
             published.result(PATIENCE)
 
 
-@pytest.mark.xfail(strict=True, reason="all are dialed at once: thousands that refuse outlast the timeout")
 def test_of_many_nsqds_not_all_are_dialed_at_once() -> None:
     addresses = [f"nsqd-{number}:4150" for number in range(100)]
     transport = HeldTransport(*addresses)
@@ -551,7 +550,7 @@ def test_a_close_after_a_start_that_found_no_thread_is_quick(
     start = threading.Thread.start
 
     def refuse(thread: threading.Thread) -> None:
-        if thread.name == "nsq-producer-read":
+        if thread.name.startswith("nsq-producer-read"):
             raise RuntimeError("can't start new thread")
         start(thread)
 
